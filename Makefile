@@ -1,0 +1,55 @@
+# One short verb each; every verb does its own set-up.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check bench proto format clean
+
+help: ## this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+$(STAMP): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "kvroute needs Python 3.11 or newer; name one: make PYTHON=python3.12 ..." >&2; exit 1; }
+	@echo "setting up $(VENV) (once, a minute or two)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/pip install --quiet --disable-pip-version-check --upgrade pip
+	@$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+# The generator is pinned, and lives apart: the code it makes runs on its own release and every later
+# one, so that a client program need not have the newest grpcio.
+PROTOC := $(VENV)/protoc
+$(PROTOC)/.installed: proto/generator.txt
+	@$(PYTHON) -m venv $(PROTOC)
+	@$(PROTOC)/bin/pip install --quiet --disable-pip-version-check -r proto/generator.txt
+	@touch $@
+
+setup: $(STAMP) ## virtual environment and dependencies
+
+demo: $(STAMP) ## eight stand-in engines, real NATS, real relays, the router: watch it route
+	@$(BIN)/kvroute demo $(ARGS)
+
+test: $(STAMP) ## the test suite
+	@$(BIN)/python -m pytest -q $(ARGS)
+
+check: $(STAMP) $(PROTOC)/.installed ## ruff, mypy --strict, import contracts, buf lint, generated code fresh
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-cache
+	@PATH="$(abspath $(PROTOC)/bin):$(abspath $(BIN)):$$PATH" python proto/generate.py --check
+
+bench: $(STAMP) ## benchmarks of the hot paths
+	@$(BIN)/python -m tests.bench $(ARGS)
+
+proto: $(PROTOC)/.installed ## generate kvroute.v1 from the .proto files
+	@PATH="$(abspath $(PROTOC)/bin):$(abspath $(BIN)):$$PATH" python proto/generate.py
+
+format: $(STAMP) ## ruff format and safe fixes
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+clean: ## remove what the verbs made
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,119 @@
+"""Turns tokens into BlockHashes, and BlockHashes into PrefixHashes.
+
+    BlockHash  = XXH3-64(little-endian u32 token ids of the block, seed)
+    PrefixHash = BlockHash for the first block,
+                 else XXH3-64(LE u64 parent PrefixHash ++ LE u64 BlockHash, seed 1337)
+
+Law: only full blocks have a hash, and a PrefixHash names the whole prompt up to the block's end.
+
+The scheme is the field's common one: NVIDIA Dynamo's `lib/kv-router` (release 1.6.1 verified against
+the known answers in tests/indexer/test_hashing.py) and the Mooncake indexer RFC #1527 use it too.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from xxhash import xxh3_64_intdigest
+
+from indexer.identity import BlockHash, PrefixHash
+
+HASH_SEED = 1337
+U64_MASK = (1 << 64) - 1
+
+HashArray = npt.NDArray[np.uint64]
+"""Hashes as a one-dimensional array of little-endian u64: the form in which they travel."""
+
+
+class MultimodalItem(NamedTuple):
+    """An image, a sound or the like: its content hash and the tokens it covers."""
+
+    content_hash: int
+    first_token: int
+    token_count: int
+
+
+def hash_seed(lora_name: str = "", cache_salt: str = "") -> int:
+    """The BlockHash seed: 1337, plus a term for each of LoRA and salt that is not empty, mod 2^64."""
+    seed = HASH_SEED
+    if lora_name:
+        seed += int(xxh3_64_intdigest(lora_name.encode(), 0))
+    if cache_salt:
+        seed += int(xxh3_64_intdigest(cache_salt.encode(), 1))
+    return seed & U64_MASK
+
+
+def multimodal_hash(item_id: str) -> int:
+    """64-bit content hash of an item id: 64 hex digits count as their first 16, else XXH3-64."""
+    if len(item_id) == 64:
+        try:
+            return int.from_bytes(bytes.fromhex(item_id)[:8], "big")
+        except ValueError:
+            pass  # 64 characters, but no hex digest
+    return int(xxh3_64_intdigest(item_id.encode(), 0))
+
+
+def pack_tokens(token_ids: Sequence[int] | npt.NDArray[np.uint32]) -> bytes:
+    """Little-endian u32 form of token ids; raises OverflowError for an id outside [0, 2^32)."""
+    return np.asarray(token_ids, dtype="<u4").tobytes()
+
+
+def block_hashes(
+    token_bytes: bytes | bytearray | memoryview,
+    block_size: int,
+    seed: int = HASH_SEED,
+    items: Iterable[MultimodalItem] = (),
+) -> HashArray:
+    """BlockHashes of the full blocks of little-endian u32 tokens; shape (tokens // block_size,).
+
+    An item adds its content hash to every block that it covers a token of.
+    """
+    tokens = memoryview(token_bytes).cast("B")
+    block_bytes = 4 * block_size
+    count = len(tokens) // block_bytes
+    suffixes = _suffixes(items, block_size, count)
+    hashes = np.empty(count, np.uint64)
+    for i in range(count):
+        block = tokens[i * block_bytes : (i + 1) * block_bytes]
+        if suffix := suffixes.get(i):
+            hashes[i] = xxh3_64_intdigest(bytes(block) + suffix, seed)
+        else:
+            hashes[i] = xxh3_64_intdigest(block, seed)
+    return hashes
+
+
+def prefix_hashes(blocks: HashArray, parent: PrefixHash | None = None) -> HashArray:
+    """PrefixHashes of a chain of BlockHashes that goes on after `parent`, if there is one."""
+    chain = np.empty(len(blocks), np.uint64)
+    previous = parent
+    for i, block in enumerate(blocks.tolist()):
+        previous = extend_prefix(previous, block)
+        chain[i] = previous
+    return chain
+
+
+def extend_prefix(parent: PrefixHash | None, block: BlockHash) -> PrefixHash:
+    """PrefixHash of one block after `parent`; of a first block when parent is None."""
+    if parent is None:
+        return PrefixHash(block)
+    pair = parent.to_bytes(8, "little") + block.to_bytes(8, "little")
+    return PrefixHash(xxh3_64_intdigest(pair, HASH_SEED))
+
+
+def _suffixes(
+    items: Iterable[MultimodalItem], block_size: int, block_count: int
+) -> dict[int, bytes]:
+    """Block index -> what its items add to its bytes: their hashes as LE u64, ascending."""
+    covered: dict[int, list[int]] = {}
+    for item in items:
+        if item.token_count < 1:
+            continue
+        first = item.first_token // block_size
+        last = (item.first_token + item.token_count - 1) // block_size
+        for i in range(first, min(last + 1, block_count)):
+            covered.setdefault(i, []).append(item.content_hash & U64_MASK)
+    return {
+        i: b"".join(value.to_bytes(8, "little") for value in sorted(hashes))
+        for i, hashes in covered.items()
+    }

@@ -1,0 +1,31 @@
+"""The names of things that every station shares: blocks, tiers, workers."""
+
+from enum import IntEnum
+from typing import NamedTuple, NewType
+
+BlockHash = NewType("BlockHash", int)
+"""XXH3-64 of one block's content, an unsigned 64-bit number."""
+
+PrefixHash = NewType("PrefixHash", int)
+"""A block and all that stands before it, an unsigned 64-bit number. What the index is keyed by."""
+
+EngineHash = int | bytes
+"""An engine's own name for a block: opaque, and only meaningful inside one (worker, rank)."""
+
+
+class Tier(IntEnum):
+    """Where a worker keeps a block; lower is faster."""
+
+    DEVICE = 0
+    HOST = 1
+    DISK = 2
+
+
+class WorkerKey(NamedTuple):
+    """One schedulable target. An engine with data parallelism is several workers, one a rank."""
+
+    worker_id: str
+    dp_rank: int
+
+    def __str__(self) -> str:
+        return f"{self.worker_id}/{self.dp_rank}"

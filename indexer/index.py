@@ -1,0 +1,92 @@
+"""The interface of the overlap index: who holds which prefix, on which tier.
+
+The index is a set of placements (worker, tier, PrefixHash). A PrefixHash names its whole chain, so
+the index needs no tree: a prompt is matched block by block from the root until nobody is left.
+
+Laws:
+- storing what is there, and removing what is not, changes nothing;
+- a match is the longest run of leading blocks, on any tier, and never crosses a hole;
+- forgetting or clearing a worker leaves no trace of it.
+
+Workers are dense slots (small integers) here, so that answers can be arrays; who owns which slot is
+the caller's business.
+"""
+
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from indexer.hashing import HashArray
+from indexer.identity import Tier
+
+U64_MASK = (1 << 64) - 1
+_DIGEST_ROTATION = 21
+
+
+class Match(NamedTuple):
+    """How much of a prompt each slot holds, in blocks."""
+
+    blocks: npt.NDArray[np.int32]
+    """Shape (len(Tier), slots): blocks of the run by the fastest tier that holds each."""
+
+    def run(self) -> npt.NDArray[np.int32]:
+        """Shape (slots,): length of the run, over all tiers."""
+        return self.blocks.sum(axis=0, dtype=np.int32)
+
+
+class IndexStats(NamedTuple):
+    """Sizes of an index."""
+
+    blocks: int
+    """distinct PrefixHashes"""
+    placements: int
+    """(worker, tier, PrefixHash) entries"""
+    bytes: int
+    """estimated memory"""
+
+
+class BlockIndex(Protocol):
+    """What every implementation answers alike; tests/indexer/test_index.py holds them to it."""
+
+    def open_slot(self) -> int:
+        """A slot that no worker has; reuses forgotten ones."""
+
+    def forget(self, slot: int) -> int:
+        """Drops all that a slot holds and gives the slot back. Returns the placements dropped."""
+
+    def store(self, slot: int, tier: Tier, hashes: HashArray) -> int:
+        """Adds placements. Returns how many are new."""
+
+    def remove(self, slot: int, tier: Tier, hashes: HashArray) -> int:
+        """Drops placements. Returns how many were there."""
+
+    def clear(self, slot: int, tier: Tier | None = None) -> int:
+        """Drops all placements of a slot, on one tier or on all. Returns how many were there."""
+
+    def match(self, hashes: HashArray) -> Match:
+        """Longest run of leading blocks a slot holds, for every slot. Reads only."""
+
+    def count(self, slot: int, tier: Tier | None = None) -> int:
+        """Placements of a slot, on one tier or on all."""
+
+    def digest(self, slot: int) -> int:
+        """Order-free summary of a slot's placements: see `mix_digest`."""
+
+    def stats(self) -> IndexStats:
+        """Sizes."""
+
+
+def mix_digest(device: int, host: int, disk: int) -> int:
+    """Digest of a worker's placements, from the xor of its PrefixHashes on each tier.
+
+    digest = device ^ rotl64(host, 21) ^ rotl64(disk, 42): the xor over all placements of a value
+    that depends on block and tier, so that relay and router can both keep it up to date in one
+    operation a fact, and a block that moved between tiers shows. An empty worker has 0.
+    """
+    host_turned = _rotate_left(host, _DIGEST_ROTATION)
+    return device ^ host_turned ^ _rotate_left(disk, 2 * _DIGEST_ROTATION)
+
+
+def _rotate_left(value: int, bits: int) -> int:
+    return ((value << bits) | (value >> (64 - bits))) & U64_MASK
