@@ -1,0 +1,85 @@
+"""What an operator says about the broker and about engines: the parts of the configuration that the
+relay and the router share. router/config.py reads them from file, environment and flags."""
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+Seconds = Annotated[float, Meta(gt=0)]
+BlockSize = Annotated[int, Meta(ge=1, le=65536)]
+Count = Annotated[int, Meta(ge=1)]
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A section of the configuration: frozen, and strict about its keys."""
+
+
+class NatsSettings(Settings):
+    """How to reach the broker."""
+
+    url: Annotated[
+        str | None,
+        Meta(description="NATS server; without one, serve runs its own on loopback"),
+    ] = None
+    credentials_file: Annotated[str | None, Meta(description="NATS .creds file (JWT and key)")] = (
+        None
+    )
+    nkey_seed_file: Annotated[str | None, Meta(description="file with an NKey seed")] = None
+    user: Annotated[str | None, Meta(description="user name")] = None
+    password: Annotated[
+        str | None, Meta(description="password", extra_json_schema={"secret": True})
+    ] = None
+    tls_ca_file: Annotated[str | None, Meta(description="CA bundle; setting it turns TLS on")] = (
+        None
+    )
+    tls_certificate_file: Annotated[str | None, Meta(description="client certificate")] = None
+    tls_key_file: Annotated[str | None, Meta(description="key of the client certificate")] = None
+
+
+class EngineSettings(Settings):
+    """One engine to run a relay for."""
+
+    id: Annotated[
+        str, Meta(min_length=1, max_length=256, description="worker id, unique in the fleet")
+    ]
+    engine: Annotated[Literal["vllm", "sglang"], Meta(description="which engine it is")]
+    address: Annotated[str, Meta(min_length=1, description="where clients send their requests")]
+    events: Annotated[
+        str, Meta(description="the event publisher's ZMQ endpoint; rank r is at port + r")
+    ]
+    events_bind: Annotated[
+        bool, Meta(description="bind the endpoint, for engines whose publisher connects")
+    ] = False
+    replay: Annotated[
+        str | None, Meta(description="the replay socket's ZMQ endpoint; rank r is at port + r")
+    ] = None
+    topic: Annotated[str, Meta(description="ZMQ topic prefix")] = ""
+    metrics: Annotated[
+        str | None, Meta(description="the engine's HTTP base; default: the address")
+    ] = None
+    load: Annotated[
+        str | None, Meta(description="SGLang's LoadStat feed (ZMQ); default: poll HTTP")
+    ] = None
+    ranks: Annotated[int, Meta(ge=1, le=1024, description="data-parallel ranks")] = 1
+    model: Annotated[str | None, Meta(description="model name; default: what /v1/models says")] = (
+        None
+    )
+    model_aliases: Annotated[tuple[str, ...], Meta(description="other names of the model")] = ()
+    block_size: Annotated[
+        BlockSize | None,
+        Meta(
+            description="canonical block size; default: the engine's own, pages under 16 merged to 16"
+        ),
+    ] = None
+    role: Literal["both", "prefill", "decode"] = "both"
+    labels: Annotated[dict[str, str], Meta(description="free labels, for required_labels")] = {}
+    priority_scheduling: Annotated[
+        bool, Meta(description="the engine schedules by priority, so answers carry one")
+    ] = False
+    slots: Annotated[
+        Count | None,
+        Meta(
+            description="requests that run at once (vLLM's --max-num-seqs), where the engine doesn't tell"
+        ),
+    ] = None

@@ -1,0 +1,294 @@
+"""The configuration: frozen sections, from file, environment and flags, in rising precedence.
+
+Every scalar key has three names: `section.key` in the YAML file, `KVROUTE_SECTION_KEY` in the
+environment, `--section-key` on the command line. An unknown key is refused with its name.
+"""
+
+import types
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import msgspec
+import yaml
+from msgspec import Meta
+
+from events.settings import BlockSize, EngineSettings, NatsSettings, Seconds, Settings
+
+ENVIRONMENT_PREFIX = "KVROUTE_"
+
+
+class ConfigError(ValueError):
+    """The operator's mistake: one sentence that names the key and where it stands."""
+
+
+class GrpcSettings(Settings):
+    """The gRPC server."""
+
+    listen: Annotated[str, Meta(description="host:port; port 0 picks a free one")] = (
+        "127.0.0.1:50051"
+    )
+    unix_socket: Annotated[str | None, Meta(description="path of a unix socket to serve too")] = (
+        None
+    )
+    max_message_mib: Annotated[int, Meta(ge=1, le=64, description="largest message")] = 64
+    reflection: Annotated[bool, Meta(description="answer grpc.reflection")] = True
+
+
+class MetricsSettings(Settings):
+    """The Prometheus endpoint."""
+
+    listen: Annotated[str, Meta(description="host:port; port 0 picks a free one, empty: none")] = (
+        "127.0.0.1:9464"
+    )
+
+
+class LogSettings(Settings):
+    """Logs, on standard error."""
+
+    format: Annotated[
+        Literal["auto", "plain", "json"], Meta(description="auto: plain on a terminal, else json")
+    ] = "auto"
+    level: Annotated[Literal["debug", "info", "warning", "error"], Meta(description="least")] = (
+        "info"
+    )
+
+
+class RoutingSettings(Settings):
+    """How picks are made and kept."""
+
+    policy: Annotated[str, Meta(description="see `kvroute policies`")] = "dynamo-adaptive"
+    policy_per_request: Annotated[bool, Meta(description="let requests name a policy")] = True
+    expected_output_tokens: Annotated[
+        int, Meta(ge=0, le=4096, description="reserved for a request that doesn't say")
+    ] = 256
+    prompt_tokens_max: Annotated[int, Meta(ge=1, description="longest prompt taken")] = 1 << 20
+    alternatives: Annotated[int, Meta(ge=0, le=16, description="next best workers in answers")] = 2
+    lease_s: Annotated[Seconds, Meta(description="life of a reservation without a Report")] = 120.0
+    memory_window_s: Annotated[
+        Seconds, Meta(description="how long a request id is remembered after its end")
+    ] = 60.0
+    reservations_max: Annotated[
+        int, Meta(ge=1, description="open and remembered reservations; over it requests are shed")
+    ] = 200_000
+    seed: Annotated[int | None, Meta(description="of the tie-breaking; default: random")] = None
+
+
+class FleetSettings(Settings):
+    """When workers count as there."""
+
+    name: Annotated[
+        str,
+        Meta(pattern=r"^[A-Za-z0-9_-]{1,64}$", description="the workers one router serves"),
+    ] = "default"
+    beat_timeout_s: Annotated[
+        Seconds, Meta(description="silence after which a worker gets no requests")
+    ] = 3.0
+    forget_s: Annotated[Seconds, Meta(description="silence after which it is forgotten")] = 30.0
+    model_memory_s: Annotated[
+        Seconds, Meta(description="how long a model without workers is UNAVAILABLE, not NOT_FOUND")
+    ] = 300.0
+    tombstone_s: Annotated[
+        Seconds, Meta(description="how long a removed worker's beats are ignored")
+    ] = 60.0
+    workers_max: Annotated[int, Meta(ge=1, description="workers known at once")] = 4096
+
+
+class ModelSettings(Settings):
+    """A model that clients may ask for before any worker serves it."""
+
+    name: str
+    aliases: tuple[str, ...] = ()
+    block_size: Annotated[
+        BlockSize | None,
+        Meta(description="canonical block size that embedded relays publish in"),
+    ] = None
+
+
+class ServeConfig(Settings):
+    """What `kvroute serve` reads."""
+
+    fleet: FleetSettings = FleetSettings()
+    grpc: GrpcSettings = GrpcSettings()
+    metrics: MetricsSettings = MetricsSettings()
+    nats: NatsSettings = NatsSettings()
+    log: LogSettings = LogSettings()
+    routing: RoutingSettings = RoutingSettings()
+    ready_timeout_s: Annotated[
+        Seconds, Meta(description="ready after this even when some stream is not trusted yet")
+    ] = 30.0
+    drain_timeout_s: Annotated[
+        Seconds, Meta(description="longest wait for calls in flight at SIGTERM")
+    ] = 30.0
+    models: Annotated[tuple[ModelSettings, ...], Meta(description="models known in advance")] = ()
+    workers: Annotated[
+        tuple[EngineSettings, ...], Meta(description="engines to run relays for, in this process")
+    ] = ()
+
+
+class RelayConfig(Settings):
+    """What `kvroute relay` reads."""
+
+    fleet: Annotated[
+        str, Meta(pattern=r"^[A-Za-z0-9_-]{1,64}$", description="the routers' fleet.name")
+    ] = "default"
+    nats: NatsSettings = NatsSettings()
+    metrics: MetricsSettings = MetricsSettings(listen="127.0.0.1:9465")
+    log: LogSettings = LogSettings()
+    workers: Annotated[tuple[EngineSettings, ...], Meta(description="engines to relay")] = ()
+
+
+Config = TypeVar("Config", bound=Settings)
+
+
+@dataclass(frozen=True)
+class Key:
+    """One scalar key of a configuration."""
+
+    path: tuple[str, ...]
+    type: Any
+    default: object
+    description: str
+    secret: bool
+
+    @property
+    def dotted(self) -> str:
+        return ".".join(self.path)
+
+    @property
+    def variable(self) -> str:
+        return ENVIRONMENT_PREFIX + "_".join(self.path).upper()
+
+    @property
+    def flag(self) -> str:
+        return "--" + "-".join(self.path).replace("_", "-")
+
+
+def keys(config: type[Settings], prefix: tuple[str, ...] = ()) -> Iterator[Key]:
+    """All keys of a configuration but those of its lists, in order."""
+    hints = get_type_hints(config, include_extras=True)
+    for field in msgspec.structs.fields(config):
+        hint = hints[field.name]
+        meta = Meta()
+        while get_origin(hint) is Annotated:
+            hint, *extras = get_args(hint)
+            for extra in extras:
+                if isinstance(extra, Meta) and (extra.description or extra.extra_json_schema):
+                    meta = extra
+        if isinstance(hint, type) and issubclass(hint, Settings):
+            yield from keys(hint, (*prefix, field.name))
+            continue
+        secret = bool((meta.extra_json_schema or {}).get("secret"))
+        path = (*prefix, field.name)
+        yield Key(path, hint, field.default, meta.description or "", secret)
+
+
+def load(
+    config: type[Config],
+    file: Path | None,
+    environment: Mapping[str, str],
+    flags: Mapping[tuple[str, ...], object],
+) -> Config:
+    """The configuration of all three sources; raises ConfigError.
+
+    flags maps a key's path to its value. Variables with the prefix that name no key are refused too.
+    """
+    tree = _read(file) if file else {}
+    where = f"{file}: " if file else ""
+    _convert(tree, config, where)  # blames the file for what the file says
+    known = {key.variable: key for key in keys(config)}
+    for variable, text in environment.items():
+        if not variable.startswith(ENVIRONMENT_PREFIX) or variable in _OTHER_VARIABLES:
+            continue
+        key = known.get(variable)
+        if key is None:
+            raise ConfigError(f"environment: {variable} names no key of the configuration")
+        _put(tree, key.path, text if _takes_text(key.type) else yaml.safe_load(text))
+        _convert(tree, config, f"environment: {variable}: ")
+    for path, value in flags.items():
+        _put(tree, path, value)
+    return _convert(tree, config, "flags: " if flags else where)
+
+
+def render(config: Settings) -> str:
+    """The configuration as YAML, secrets masked; what `serve` prints at its start."""
+    tree = msgspec.to_builtins(config)
+    for key in keys(type(config)):
+        if key.secret and _get(tree, key.path) is not None:
+            _put(tree, key.path, "***")
+    url = _get(tree, ("nats", "url"))
+    if isinstance(url, str) and "@" in url:
+        scheme, _, rest = url.rpartition("://")
+        _put(tree, ("nats", "url"), f"{scheme}://***@{rest.rpartition('@')[2]}")
+    return yaml.safe_dump(tree, sort_keys=False, default_flow_style=False)
+
+
+_OTHER_VARIABLES = frozenset({"KVROUTE_CONFIG", "KVROUTE_TARGET"})
+"""Variables of the command line that are no keys of a configuration."""
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        tree = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{file}: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file}: {' '.join(str(error).split())}") from error
+    if tree is None:
+        return {}
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{file}: expected a mapping of sections, found {type(tree).__name__}")
+    return tree
+
+
+def _convert(tree: dict[str, Any], config: type[Config], where: str) -> Config:
+    try:
+        value = msgspec.convert(tree, config)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{where}{error}") from error
+    _check(value, where)
+    return value
+
+
+def _check(config: Settings, where: str) -> None:
+    """What types alone can't say; raises ConfigError."""
+    workers = getattr(config, "workers", ())
+    seen: set[str] = set()
+    for i, worker in enumerate(workers):
+        if worker.id in seen:
+            raise ConfigError(f"{where}the id {worker.id!r} is used twice - at `$.workers[{i}].id`")
+        seen.add(worker.id)
+    if isinstance(config, ServeConfig):
+        if config.fleet.forget_s < config.fleet.beat_timeout_s:
+            raise ConfigError(
+                f"{where}a worker can't be forgotten before it counts as silent"
+                " - at `$.fleet.forget_s`"
+            )
+        names: set[str] = set()
+        for i, model in enumerate(config.models):
+            for name in (model.name, *model.aliases):
+                if name in names:
+                    raise ConfigError(
+                        f"{where}the name {name!r} is used twice - at `$.models[{i}]`"
+                    )
+                names.add(name)
+
+
+def _takes_text(hint: Any) -> bool:
+    options = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+    return str in options or any(get_origin(option) is Literal for option in options)
+
+
+def _put(tree: dict[str, Any], path: tuple[str, ...], value: object) -> None:
+    for name in path[:-1]:
+        tree = tree.setdefault(name, {})
+    tree[path[-1]] = value
+
+
+def _get(tree: Any, path: tuple[str, ...]) -> object:
+    for name in path:
+        if not isinstance(tree, dict) or name not in tree:
+            return None
+        tree = tree[name]
+    return tree
