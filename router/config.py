@@ -4,6 +4,7 @@ Every scalar key has three names: `section.key` in the YAML file, `KVROUTE_SECTI
 environment, `--section-key` on the command line. An unknown key is refused with its name.
 """
 
+import re
 import types
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -199,7 +200,7 @@ def load(
     _convert(tree, config, where)  # blames the file for what the file says
     known = {key.variable: key for key in keys(config)}
     for variable, text in environment.items():
-        if not variable.startswith(ENVIRONMENT_PREFIX) or variable in _OTHER_VARIABLES:
+        if not variable.startswith(ENVIRONMENT_PREFIX) or _is_no_key(variable, text):
             continue
         key = known.get(variable)
         if key is None:
@@ -226,6 +227,20 @@ def render(config: Settings) -> str:
 
 _OTHER_VARIABLES = frozenset({"KVROUTE_CONFIG", "KVROUTE_TARGET"})
 """Variables of the command line that are no keys of a configuration."""
+
+
+_SERVICE_LINK = re.compile(r"_SERVICE_(HOST|PORT(_\w+)?)$|_PORT(_\d+_(TCP|UDP)(_\w+)?)?$")
+
+
+def _is_no_key(variable: str, text: str) -> bool:
+    """Whether it is a variable of the command line, or one that Kubernetes sets for a Service.
+
+    A Service called `kvroute` gives every pod beside it KVROUTE_PORT=tcp://... and its like.
+    """
+    if variable in _OTHER_VARIABLES:
+        return True
+    link = _SERVICE_LINK.search(variable)
+    return bool(link) and (variable[link.start() :] != "_PORT" or "://" in text)
 
 
 def _read(file: Path) -> dict[str, Any]:
