@@ -1,1 +1,4 @@
-"""How facts travel: engine bytes -> ordered, typed facts. Engine side: the relay. Router side: the feed."""
+"""How facts travel: from engine bytes to ordered, typed facts.
+
+The relay stands on the engine's side, the feed on the router's.
+"""

@@ -15,7 +15,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """A section of the configuration: frozen, and strict about its keys."""
 
 
-class NatsSettings(Settings):
+class NatsSettings(Settings, frozen=True):
     """How to reach the broker."""
 
     url: Annotated[
@@ -37,7 +37,7 @@ class NatsSettings(Settings):
     tls_key_file: Annotated[str | None, Meta(description="key of the client certificate")] = None
 
 
-class EngineSettings(Settings):
+class EngineSettings(Settings, frozen=True):
     """One engine to run a relay for."""
 
     id: Annotated[
@@ -68,9 +68,7 @@ class EngineSettings(Settings):
     model_aliases: Annotated[tuple[str, ...], Meta(description="other names of the model")] = ()
     block_size: Annotated[
         BlockSize | None,
-        Meta(
-            description="canonical block size; default: the engine's own, pages under 16 merged to 16"
-        ),
+        Meta(description="canonical block size; default: the engine's own, at least 16"),
     ] = None
     role: Literal["both", "prefill", "decode"] = "both"
     labels: Annotated[dict[str, str], Meta(description="free labels, for required_labels")] = {}
@@ -79,7 +77,5 @@ class EngineSettings(Settings):
     ] = False
     slots: Annotated[
         Count | None,
-        Meta(
-            description="requests that run at once (vLLM's --max-num-seqs), where the engine doesn't tell"
-        ),
+        Meta(description="requests that run at once, if the engine doesn't tell"),
     ] = None

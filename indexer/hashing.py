@@ -6,7 +6,7 @@
 
 Law: only full blocks have a hash, and a PrefixHash names the whole prompt up to the block's end.
 
-The scheme is the field's common one: NVIDIA Dynamo's `lib/kv-router` (release 1.6.1 verified against
+The scheme is the field's common one: NVIDIA Dynamo's `lib/kv-router` (release 1.6.1, verified by
 the known answers in tests/indexer/test_hashing.py) and the Mooncake indexer RFC #1527 use it too.
 """
 
@@ -35,7 +35,7 @@ class MultimodalItem(NamedTuple):
 
 
 def hash_seed(lora_name: str = "", cache_salt: str = "") -> int:
-    """The BlockHash seed: 1337, plus a term for each of LoRA and salt that is not empty, mod 2^64."""
+    """The BlockHash seed: 1337, plus a term for each of LoRA and salt if not empty, mod 2^64."""
     seed = HASH_SEED
     if lora_name:
         seed += int(xxh3_64_intdigest(lora_name.encode(), 0))

@@ -3,6 +3,8 @@
 from enum import IntEnum
 from typing import NamedTuple, NewType
 
+from typing_extensions import override
+
 BlockHash = NewType("BlockHash", int)
 """XXH3-64 of one block's content, an unsigned 64-bit number."""
 
@@ -27,5 +29,6 @@ class WorkerKey(NamedTuple):
     worker_id: str
     dp_rank: int
 
+    @override
     def __str__(self) -> str:
         return f"{self.worker_id}/{self.dp_rank}"

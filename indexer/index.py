@@ -32,7 +32,8 @@ class Match(NamedTuple):
 
     def run(self) -> npt.NDArray[np.int32]:
         """Shape (slots,): length of the run, over all tiers."""
-        return self.blocks.sum(axis=0, dtype=np.int32)
+        total: npt.NDArray[np.int32] = self.blocks.sum(axis=0, dtype=np.int32)
+        return total
 
 
 class IndexStats(NamedTuple):

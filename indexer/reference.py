@@ -7,12 +7,14 @@ from collections import defaultdict
 
 import numpy as np
 
+from typing_extensions import override
+
 from indexer.hashing import HashArray
 from indexer.identity import PrefixHash, Tier
 from indexer.index import IndexStats, Match, mix_digest
 
 _PLACEMENT_BYTES = 200
-"""Measured share of the dicts and ints of one placement; the budget of a reference, not of a product."""
+"""Share of the dicts, sets and ints in one placement, measured with tracemalloc."""
 
 
 class ReferenceIndex:
@@ -27,6 +29,7 @@ class ReferenceIndex:
         """slot -> tier -> xor of what it holds"""
         self._free: list[int] = []
 
+    @override
     def __repr__(self) -> str:
         stats = self.stats()
         slots = len(self._held) - len(self._free)

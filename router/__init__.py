@@ -1,1 +1,1 @@
-"""Which worker gets the request: the decision core (pure), and the gRPC, metrics and CLI shells around it."""
+"""Which worker gets the request: a pure decision core, with gRPC, metrics and CLI shells."""

@@ -24,7 +24,7 @@ class ConfigError(ValueError):
     """The operator's mistake: one sentence that names the key and where it stands."""
 
 
-class GrpcSettings(Settings):
+class GrpcSettings(Settings, frozen=True):
     """The gRPC server."""
 
     listen: Annotated[str, Meta(description="host:port; port 0 picks a free one")] = (
@@ -37,7 +37,7 @@ class GrpcSettings(Settings):
     reflection: Annotated[bool, Meta(description="answer grpc.reflection")] = True
 
 
-class MetricsSettings(Settings):
+class MetricsSettings(Settings, frozen=True):
     """The Prometheus endpoint."""
 
     listen: Annotated[str, Meta(description="host:port; port 0 picks a free one, empty: none")] = (
@@ -45,7 +45,7 @@ class MetricsSettings(Settings):
     )
 
 
-class LogSettings(Settings):
+class LogSettings(Settings, frozen=True):
     """Logs, on standard error."""
 
     format: Annotated[
@@ -56,7 +56,7 @@ class LogSettings(Settings):
     )
 
 
-class RoutingSettings(Settings):
+class RoutingSettings(Settings, frozen=True):
     """How picks are made and kept."""
 
     policy: Annotated[str, Meta(description="see `kvroute policies`")] = "dynamo-adaptive"
@@ -76,7 +76,7 @@ class RoutingSettings(Settings):
     seed: Annotated[int | None, Meta(description="of the tie-breaking; default: random")] = None
 
 
-class FleetSettings(Settings):
+class FleetSettings(Settings, frozen=True):
     """When workers count as there."""
 
     name: Annotated[
@@ -96,7 +96,7 @@ class FleetSettings(Settings):
     workers_max: Annotated[int, Meta(ge=1, description="workers known at once")] = 4096
 
 
-class ModelSettings(Settings):
+class ModelSettings(Settings, frozen=True):
     """A model that clients may ask for before any worker serves it."""
 
     name: str
@@ -107,7 +107,7 @@ class ModelSettings(Settings):
     ] = None
 
 
-class ServeConfig(Settings):
+class ServeConfig(Settings, frozen=True):
     """What `kvroute serve` reads."""
 
     fleet: FleetSettings = FleetSettings()
@@ -128,7 +128,7 @@ class ServeConfig(Settings):
     ] = ()
 
 
-class RelayConfig(Settings):
+class RelayConfig(Settings, frozen=True):
     """What `kvroute relay` reads."""
 
     fleet: Annotated[
@@ -193,7 +193,7 @@ def load(
 ) -> Config:
     """The configuration of all three sources; raises ConfigError.
 
-    flags maps a key's path to its value. Variables with the prefix that name no key are refused too.
+    flags maps a key's path to its value. Variables with the prefix must name a key too.
     """
     tree = _read(file) if file else {}
     where = f"{file}: " if file else ""
@@ -240,7 +240,7 @@ def _is_no_key(variable: str, text: str) -> bool:
     if variable in _OTHER_VARIABLES:
         return True
     link = _SERVICE_LINK.search(variable)
-    return bool(link) and (variable[link.start() :] != "_PORT" or "://" in text)
+    return link is not None and (link[0] != "_PORT" or "://" in text)
 
 
 def _read(file: Path) -> dict[str, Any]:

@@ -1,0 +1,291 @@
+"""The messages of the event plane, as they travel over NATS.
+
+MessagePack maps with a version field (contract: events/README.md). Unknown fields are ignored; an
+unknown kind of message or fact is an outcome with a counter. Hashes travel as one byte string of
+little-endian u64s, so that neither side makes an object a block.
+
+Law: a facts message is sets only. Applying it twice changes nothing more than applying it once.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from indexer.hashing import HashArray
+from indexer.identity import Tier
+
+VERSION = 1
+
+TIER_NAMES = {Tier.DEVICE: "device", Tier.HOST: "host", Tier.DISK: "disk"}
+TIERS = {name: tier for tier, name in TIER_NAMES.items()}
+
+
+class Epoch(NamedTuple):
+    """One life of a relay and its engine; later lives compare higher."""
+
+    start_ns: int
+    nonce: int
+
+
+class Stored(msgspec.Struct, frozen=True, tag="stored", tag_field="kind", omit_defaults=True):
+    """Blocks that arrived on a tier; a chain after `parent`, or after nothing."""
+
+    hashes: bytes
+    tier: str
+    parent: int | None = None
+
+
+class Removed(msgspec.Struct, frozen=True, tag="removed", tag_field="kind"):
+    """Blocks that are gone from a tier."""
+
+    hashes: bytes
+    tier: str
+
+
+class Cleared(msgspec.Struct, frozen=True, tag="cleared", tag_field="kind", omit_defaults=True):
+    """Everything is gone from a tier, or from all."""
+
+    tier: str | None = None
+
+
+Fact = Stored | Removed | Cleared
+
+
+class FactsMessage(msgspec.Struct, frozen=True, tag="facts", tag_field="kind"):
+    """Facts in order. seq counts these messages from 1 in each epoch."""
+
+    v: int
+    epoch: Epoch
+    seq: int
+    facts: list[Fact]
+    time_s: float
+    """Unix time at which the relay read the first of them."""
+
+
+class Beat(msgspec.Struct, frozen=True, tag="beat", tag_field="kind"):
+    """What a stream's state is after message `seq`: shows a lost tail and a silent drift."""
+
+    v: int
+    epoch: Epoch
+    seq: int
+    blocks: int
+    """placements: (tier, PrefixHash) pairs"""
+    digest: int
+    """see indexer.index.mix_digest"""
+    complete: bool
+    """False: the relay itself may have missed blocks, so its stream is a subset."""
+    time_s: float
+
+
+class Heartbeat(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """One worker's identity and load. None or 0: the engine doesn't tell."""
+
+    v: int = VERSION
+    epoch: Epoch
+    address: str
+    engine: str
+    engine_version: str = ""
+    model: str = ""
+    model_aliases: tuple[str, ...] = ()
+    lora_names: tuple[str, ...] = ()
+    max_model_len: int = 0
+    block_size: int = 0
+    """Canonical: what the facts are in."""
+    engine_block_size: int = 0
+    role: str = "both"
+    labels: dict[str, str] = {}
+    multi_rank: bool = False
+    """The engine has several ranks, so a request must name one."""
+    priority_scheduling: str = ""
+    """"lower" or "higher" is sooner; empty: the engine doesn't schedule by priority."""
+    healthy: bool = True
+    """False: the engine's health or metrics stopped answering."""
+    running: int = 0
+    waiting: int = 0
+    used_blocks: float | None = None
+    """Canonical blocks held by requests."""
+    total_blocks: int | None = None
+    """Canonical blocks."""
+    total_slots: int | None = None
+    token_budget: int | None = None
+    preemptions: int = 0
+    sampled_at_s: float | None = None
+    """Unix time of the load sample; None: no sample yet."""
+    sent_at_s: float
+    warnings: tuple[str, ...] = ()
+
+
+class SnapshotRequest(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Asks for one chunk of a stream's whole state, or (from_seq) for messages of its ring.
+
+    A first request has no epoch; the next ones repeat what the first answer was stamped with.
+    """
+
+    v: int = VERSION
+    chunk: int = 0
+    epoch: Epoch | None = None
+    as_of: int | None = None
+    from_seq: int | None = None
+
+
+class SnapshotChunk(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One chunk: placements as they were after message `as_of`, or messages of the ring."""
+
+    v: int
+    epoch: Epoch
+    as_of: int
+    chunk: int
+    chunks: int
+    facts: list[Stored] = []
+    messages: list[bytes] = []
+    """Ring replay: FactsMessages as they were sent."""
+    complete: bool = True
+    expired: bool = False
+    """The snapshot or the ring part that was asked for is gone: start again."""
+
+
+class Hello(msgspec.Struct, frozen=True):
+    """A router asks who is there."""
+
+    v: int
+    replica: str
+
+
+class Control(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A fleet command, to every replica. id makes it idempotent."""
+
+    v: int
+    id: str
+    action: str
+    """drain, undrain, remove or resync"""
+    worker_id: str
+    tombstone_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """A message that was dropped, and why; reason is a short word fit for a metric label."""
+
+    reason: str
+    detail: str
+
+
+_stream_decoder = msgspec.msgpack.Decoder(FactsMessage | Beat)
+_heartbeat_decoder = msgspec.msgpack.Decoder(Heartbeat)
+_encoder = msgspec.msgpack.Encoder()
+
+
+class _LooseFacts(msgspec.Struct, frozen=True):
+    """A stream message whose facts are not looked into yet."""
+
+    kind: str
+    v: int = VERSION
+    epoch: Epoch | None = None
+    seq: int = 0
+    facts: list[msgspec.Raw] = []
+    time_s: float = 0.0
+
+
+class _FactKind(msgspec.Struct, frozen=True):
+    kind: str
+
+
+_loose_decoder = msgspec.msgpack.Decoder(_LooseFacts)
+_fact_decoder = msgspec.msgpack.Decoder(Fact)
+_kind_decoder = msgspec.msgpack.Decoder(_FactKind)
+
+HASHES_MAX = 1 << 17
+"""Hashes in one fact: a relay's messages stay far below, a hostile publisher's get no further."""
+
+Message = FactsMessage | Beat | Heartbeat | SnapshotRequest | SnapshotChunk | Hello | Control
+
+
+def encode(message: Message) -> bytes:
+    """A message's bytes."""
+    return _encoder.encode(message)
+
+
+def decode_stream(payload: bytes) -> tuple[FactsMessage | Beat | None, tuple[Unreadable, ...]]:
+    """A message of the facts subject, and what of it was dropped. Never raises.
+
+    Facts of an unknown kind are left out of the message, so that older routers can read what newer
+    relays send; what is left is still in order. A broken fact takes its message with it: the hole
+    in the sequence then makes the stream recover.
+    """
+    try:
+        message = _stream_decoder.decode(payload)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        return _decode_loosely(payload, error)
+    if isinstance(message, FactsMessage) and (bad := _implausible(message.facts)):
+        return None, (Unreadable("malformed", bad),)
+    return message, ()
+
+
+def decode_heartbeat(payload: bytes) -> Heartbeat | Unreadable:
+    """A message of the load subject. Never raises."""
+    try:
+        return _heartbeat_decoder.decode(payload)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        return Unreadable("malformed", str(error))
+
+
+def pack_hashes(hashes: Sequence[int] | HashArray) -> bytes:
+    """Hashes as they travel; raises OverflowError outside [0, 2^64)."""
+    return np.asarray(hashes, dtype="<u8").tobytes()
+
+
+def unpack_hashes(packed: bytes) -> HashArray:
+    """The hashes of a fact, without a copy; raises ValueError when bytes are left over."""
+    return np.frombuffer(packed, dtype="<u8")
+
+
+def _decode_loosely(
+    payload: bytes, error: Exception
+) -> tuple[FactsMessage | None, tuple[Unreadable, ...]]:
+    try:
+        loose = _loose_decoder.decode(payload)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None, (Unreadable("malformed", str(error)),)
+    if loose.kind not in ("facts", "beat"):
+        return None, (Unreadable("unknown_kind", loose.kind[:64]),)
+    if loose.kind == "beat" or loose.epoch is None:
+        return None, (Unreadable("malformed", str(error)),)
+    facts: list[Fact] = []
+    unknown: list[Unreadable] = []
+    for raw in loose.facts:
+        try:
+            facts.append(_fact_decoder.decode(raw))
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as broken:
+            kind = _kind_of(raw)
+            if kind is None or kind in ("stored", "removed", "cleared"):
+                return None, (Unreadable("malformed", str(broken)),)
+            unknown.append(Unreadable("unknown_kind", kind[:64]))
+    if not unknown:  # the facts are fine, so something else is not
+        return None, (Unreadable("malformed", str(error)),)
+    if bad := _implausible(facts):
+        return None, (Unreadable("malformed", bad),)
+    return FactsMessage(loose.v, loose.epoch, loose.seq, facts, loose.time_s), tuple(unknown)
+
+
+def _kind_of(raw: msgspec.Raw) -> str | None:
+    try:
+        return _kind_decoder.decode(raw).kind
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def _implausible(facts: list[Fact]) -> str:
+    """Why these facts can't be applied; empty when they can."""
+    for fact in facts:
+        if fact.tier is not None and fact.tier not in TIERS:
+            return f"unknown tier {fact.tier[:64]!r}"
+        if isinstance(fact, Cleared):
+            continue
+        if len(fact.hashes) % 8:
+            return f"{len(fact.hashes)} bytes of hashes are no multiple of 8"
+        if len(fact.hashes) > 8 * HASHES_MAX:
+            return f"{len(fact.hashes) // 8} hashes in one fact, more than {HASHES_MAX}"
+    return ""

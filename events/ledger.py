@@ -1,0 +1,472 @@
+"""What one engine rank holds: counts physical copies, says when a block comes or goes for good.
+
+An engine announces every copy of a block under its own hash. The ledger recomputes PrefixHashes
+from the token ids, in the pool's canonical block size, and reports only the first copy's arrival
+and the last one's departure of each (PrefixHash, tier). Pure: no clock, no sockets.
+
+Laws:
+- what was reported placed and not yet gone is exactly `placements()`;
+- an engine hash is known as long as any tier holds a copy of it (or of a page that goes on where it
+  ends, inside one canonical block), and no longer;
+- nothing is guessed: a block whose content or place in a chain can't be known is left out, counted.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from typing_extensions import override
+from xxhash import xxh3_64_intdigest
+
+from events.engine_events import BlocksCleared, BlocksRemoved, BlocksStored, EngineEvent
+from indexer.hashing import extend_prefix, hash_seed, multimodal_hash, pack_tokens
+from indexer.identity import BlockHash, EngineHash, PrefixHash, Tier
+from indexer.index import mix_digest
+
+COPIES_MAX = 16
+"""Copies of a block counted on one tier and group. vLLM's report mode announces blocks without a
+new copy, so counts can run ahead of the truth; the cap bounds how far."""
+
+MEDIUM_TIERS = {
+    "GPU": Tier.DEVICE,
+    "CPU": Tier.HOST,
+    "CPU_PINNED": Tier.HOST,
+    "STORAGE": Tier.DISK,
+    "DISK": Tier.DISK,
+}
+SHARED_MEDIUMS = frozenset({"EXTERNAL"})
+_GROUPS_MAX = 16
+_COUNT_BITS = 8
+_COUNT_MASK = (1 << _COUNT_BITS) - 1
+_SMALLEST_CANONICAL = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """Blocks that a tier holds from now on: a chain after `parent`."""
+
+    tier: Tier
+    parent: PrefixHash | None
+    hashes: list[PrefixHash]
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """Blocks that a tier holds no more."""
+
+    tier: Tier
+    hashes: list[PrefixHash]
+
+
+@dataclass(frozen=True, slots=True)
+class Wiped:
+    """Nothing is held any more, on any tier."""
+
+
+Change = Placed | Gone | Wiped
+
+
+def canonical_block_size(engine_block_size: int, wanted: int | None) -> int | None:
+    """Tokens a canonical block; None when the engine's can be neither split nor merged to it.
+
+    Without a wish: the engine's own size, or where that is under 16 tokens its smallest multiple
+    that is not.
+    """
+    if wanted is None:
+        if engine_block_size >= _SMALLEST_CANONICAL:
+            return engine_block_size
+        return -(-_SMALLEST_CANONICAL // engine_block_size) * engine_block_size
+    if wanted % engine_block_size and engine_block_size % wanted:
+        return None
+    return wanted
+
+
+class _Block:
+    """An engine block that some tier holds."""
+
+    __slots__ = ("copies", "end", "prefixes", "seed")
+
+    def __init__(self, seed: int, end: PrefixHash | None, prefixes: tuple[PrefixHash, ...]) -> None:
+        self.seed = seed
+        self.end = end
+        """PrefixHash of the last canonical block that ends in or before this one."""
+        self.prefixes = prefixes
+        """Canonical blocks inside this one: one, or several where it is split."""
+        self.copies = 0
+        """A count of 8 bits for each (group, tier): most blocks have one, and cost no object."""
+
+
+class _Page(_Block):
+    """An engine block smaller than a canonical one."""
+
+    __slots__ = ("children", "chunks", "engine_hash", "own_chunk", "parent", "pending")
+
+    def __init__(
+        self,
+        seed: int,
+        end: PrefixHash | None,
+        engine_hash: EngineHash,
+        pending: bytes,
+        parent: "_Page | None",
+    ) -> None:
+        super().__init__(seed, end, ())
+        self.engine_hash = engine_hash
+        self.pending = pending
+        """Token bytes since the last canonical block's end; empty when this page ends one."""
+        self.parent = parent
+        """The page before, inside the same canonical block."""
+        self.children = 0
+        """Known pages that have this one as their parent; they keep it in the map."""
+        self.chunks: list[_Chunk] = []
+        """Canonical blocks that this page is part of: several where chains branch inside one."""
+        self.own_chunk: _Chunk | None = None
+        """The canonical block that ends with this page."""
+
+
+class _Chunk:
+    """A canonical block made of pages: a tier holds it while it holds all of them."""
+
+    __slots__ = ("before", "missing", "pages", "prefix")
+
+    def __init__(
+        self, prefix: PrefixHash, before: PrefixHash | None, pages: tuple[_Page, ...]
+    ) -> None:
+        self.prefix = prefix
+        self.before = before
+        self.pages = pages
+        self.missing = [len(pages) for _ in Tier]
+
+
+class Ledger:
+    """The copies that one engine rank holds."""
+
+    def __init__(self, wanted_block_size: int | None = None, blocks_max: int = 1 << 22) -> None:
+        """wanted_block_size: canonical tokens a block; None: see `canonical_block_size`.
+
+        blocks_max bounds the map; stores beyond it are counted as `map_full`.
+        """
+        self._wanted = wanted_block_size
+        self._blocks_max = blocks_max
+        self.engine_block_size: int | None = None
+        self.block_size: int | None = None
+        """Canonical; known from the first store on."""
+        self.dropped: Counter[str] = Counter()
+        """Reason -> events (or blocks) left out."""
+        self._blocks: dict[EngineHash, _Block] = {}
+        self._held: tuple[dict[PrefixHash, int], ...] = tuple({} for _ in Tier)
+        """tier -> PrefixHash -> engine blocks or chunks that give it"""
+        self._xor = [0 for _ in Tier]
+        self._groups: dict[int | None, int] = {None: 0}
+        """KV cache group -> its place in `_Block.copies`"""
+        self._other_groups: set[int | None] = set()
+        """Groups that are no full attention, learned from stores: removals don't say."""
+        self._placed: list[tuple[Tier, PrefixHash | None, PrefixHash]] = []
+        self._gone: list[tuple[Tier, PrefixHash]] = []
+
+    @override
+    def __repr__(self) -> str:
+        held = "+".join(str(len(one)) for one in self._held)
+        return f"<Ledger {len(self._blocks)} engine blocks, {held} placements>"
+
+    def __len__(self) -> int:
+        """Engine blocks in the map."""
+        return len(self._blocks)
+
+    def apply(self, event: EngineEvent) -> list[Change]:
+        """What changes with an event, in order. Never raises for what an engine says."""
+        match event:
+            case BlocksStored():
+                self._store(event)
+            case BlocksRemoved():
+                self._remove(event)
+            case BlocksCleared():
+                return self.wipe()
+        return self._take_changes()
+
+    def wipe(self) -> list[Change]:
+        """Forgets all copies."""
+        had_any = any(self._held)
+        self._blocks.clear()
+        for held in self._held:
+            held.clear()
+        self._xor = [0 for _ in Tier]
+        return [Wiped()] if had_any else []
+
+    def count(self) -> int:
+        """Placements: (tier, PrefixHash) pairs."""
+        return sum(map(len, self._held))
+
+    def digest(self) -> int:
+        """Same as the digest of an index that holds the same placements."""
+        return mix_digest(*self._xor)
+
+    def placements(self) -> Iterator[tuple[Tier, list[PrefixHash]]]:
+        """All that is held, a copy by tier."""
+        for tier in Tier:
+            yield tier, list(self._held[tier])
+
+    def _store(self, event: BlocksStored) -> None:
+        tier = self._tier(event.medium, event.remote)
+        if tier is None:
+            return
+        if not event.full_attention:
+            self._other_groups.add(event.group)
+            self.dropped["other_group"] += 1
+            return
+        field = self._field(event.group, tier)
+        if field is None:
+            return
+        if not event.token_ids:
+            self._store_known(event, tier, field)
+            return
+        if not self._accept_block_size(event.block_size):
+            return
+        if reason := _unhashable(event, self.block_size):
+            self.dropped[reason] += len(event.hashes)
+            return
+        parent: _Block | None = None
+        if event.parent is not None:
+            parent = self._blocks.get(event.parent)
+            if parent is None:
+                self.dropped["unknown_parent"] += len(event.hashes)
+                return
+            seed = parent.seed
+        else:
+            seed = hash_seed(event.lora_name or "", event.cache_salt or "")
+        self._store_chain(event, tier, field, parent, seed)
+
+    def _store_chain(
+        self, event: BlocksStored, tier: Tier, field: int, parent: _Block | None, seed: int
+    ) -> None:
+        tokens = memoryview(pack_tokens(event.token_ids))
+        size = 4 * event.block_size
+        canonical = 4 * (self.block_size or event.block_size)
+        for i, engine_hash in enumerate(event.hashes):
+            block = self._blocks.get(engine_hash)
+            if block is None:
+                if len(self._blocks) >= self._blocks_max:
+                    self.dropped["map_full"] += len(event.hashes) - i
+                    return
+                items = event.item_ids[i] if event.item_ids else ()
+                content = bytes(tokens[i * size : (i + 1) * size])
+                block = self._make(engine_hash, content, items, parent, seed, canonical)
+                self._blocks[engine_hash] = block
+            self._add_copy(block, tier, field, parent.end if parent else None)
+            parent = block
+
+    def _store_known(self, event: BlocksStored, tier: Tier, field: int) -> None:
+        """A store without tokens, as offload connectors send: another copy of blocks we know."""
+        for engine_hash in event.hashes:
+            block = self._blocks.get(engine_hash)
+            if block is None:
+                self.dropped["unresolved"] += 1
+            else:
+                self._add_copy(block, tier, field, None)
+
+    def _remove(self, event: BlocksRemoved) -> None:
+        tier = self._tier(event.medium, event.remote)
+        if tier is None:
+            return
+        if event.group in self._other_groups:
+            self.dropped["other_group"] += 1
+            return
+        field = self._field(event.group, tier)
+        if field is None:
+            return
+        for engine_hash in event.hashes:
+            block = self._blocks.get(engine_hash)
+            if block is None or not block.copies >> field & _COUNT_MASK:
+                self.dropped["unknown_removal"] += 1
+                continue
+            block.copies -= 1 << field
+            if not block.copies & self._tier_mask(tier):
+                self._leave(block, tier)
+                if not block.copies:
+                    self._drop(engine_hash, block)
+
+    def _make(
+        self,
+        engine_hash: EngineHash,
+        content: bytes,
+        items: tuple[str, ...],
+        parent: _Block | None,
+        seed: int,
+        canonical: int,
+    ) -> _Block:
+        """A new block after `parent`; canonical: bytes a canonical block."""
+        if len(content) < canonical:
+            return self._make_page(engine_hash, content, parent, seed, canonical)
+        suffix = b"".join(
+            value.to_bytes(8, "little") for value in sorted(map(multimodal_hash, items))
+        )
+        end = parent.end if parent else None
+        prefixes = []
+        for at in range(0, len(content), canonical):
+            end = extend_prefix(end, _hash(content[at : at + canonical] + suffix, seed))
+            prefixes.append(end)
+        return _Block(seed, end, tuple(prefixes))
+
+    def _make_page(
+        self,
+        engine_hash: EngineHash,
+        content: bytes,
+        parent: _Block | None,
+        seed: int,
+        canonical: int,
+    ) -> _Page:
+        before = parent if isinstance(parent, _Page) else None
+        end = before.end if before else None
+        inside = before if before and before.pending else None
+        pending = (inside.pending if inside else b"") + content
+        full = len(pending) == canonical
+        if inside:
+            inside.children += 1
+        if not full:
+            return _Page(seed, end, engine_hash, pending, inside)
+        prefix = extend_prefix(end, _hash(pending, seed))
+        page = _Page(seed, prefix, engine_hash, b"", inside)
+        pages = [page]
+        while pages[-1].parent is not None:
+            pages.append(pages[-1].parent)
+        page.own_chunk = chunk = _Chunk(prefix, end, tuple(pages))
+        for one in pages:
+            one.chunks.append(chunk)
+            for tier in Tier:
+                if one.copies & self._tier_mask(tier):
+                    chunk.missing[tier] -= 1
+        return page
+
+    def _add_copy(self, block: _Block, tier: Tier, field: int, parent: PrefixHash | None) -> None:
+        first = not block.copies & self._tier_mask(tier)
+        if block.copies >> field & _COUNT_MASK < COPIES_MAX:
+            block.copies += 1 << field
+        else:
+            self.dropped["copies_capped"] += 1
+        if first:
+            self._arrive(block, tier, parent)
+
+    def _arrive(self, block: _Block, tier: Tier, parent: PrefixHash | None) -> None:
+        for prefix in block.prefixes:
+            self._hold(tier, parent, prefix)
+            parent = prefix
+        if isinstance(block, _Page):
+            for chunk in block.chunks:
+                chunk.missing[tier] -= 1
+                if not chunk.missing[tier]:
+                    self._hold(tier, chunk.before, chunk.prefix)
+
+    def _leave(self, block: _Block, tier: Tier) -> None:
+        for prefix in reversed(block.prefixes):
+            self._release(tier, prefix)
+        if isinstance(block, _Page):
+            for chunk in block.chunks:
+                if not chunk.missing[tier]:
+                    self._release(tier, chunk.prefix)
+                chunk.missing[tier] += 1
+
+    def _hold(self, tier: Tier, parent: PrefixHash | None, prefix: PrefixHash) -> None:
+        held = self._held[tier]
+        givers = held.get(prefix, 0)
+        held[prefix] = givers + 1
+        if not givers:
+            self._xor[tier] ^= prefix
+            self._placed.append((tier, parent, prefix))
+
+    def _release(self, tier: Tier, prefix: PrefixHash) -> None:
+        held = self._held[tier]
+        givers = held[prefix] - 1
+        if givers:
+            held[prefix] = givers
+            return
+        del held[prefix]
+        self._xor[tier] ^= prefix
+        self._gone.append((tier, prefix))
+
+    def _drop(self, engine_hash: EngineHash, block: _Block) -> None:
+        """Forgets a block without copies, unless pages after it still count on its coming back."""
+        if not isinstance(block, _Page):
+            del self._blocks[engine_hash]
+            return
+        page: _Page | None = block
+        while page is not None and not page.copies and not page.children:
+            if page.own_chunk is not None:
+                for one in page.own_chunk.pages:
+                    one.chunks.remove(page.own_chunk)
+            del self._blocks[page.engine_hash]
+            page = page.parent
+            if page is not None:
+                page.children -= 1
+
+    def _accept_block_size(self, engine_block_size: int) -> bool:
+        if self.engine_block_size is None:
+            self.engine_block_size = engine_block_size
+            self.block_size = canonical_block_size(engine_block_size, self._wanted)
+        if self.block_size is None:
+            self.dropped["block_size_unsuitable"] += 1
+            return False
+        if engine_block_size != self.engine_block_size:
+            self.dropped["block_size_changed"] += 1
+            return False
+        return True
+
+    def _tier(self, medium: str | None, remote: bool) -> Tier | None:
+        if remote or medium in SHARED_MEDIUMS:
+            self.dropped["shared"] += 1
+            return None
+        tier = MEDIUM_TIERS.get(medium or "GPU")
+        if tier is None:
+            self.dropped["unknown_medium"] += 1
+        return tier
+
+    def _field(self, group: int | None, tier: Tier) -> int | None:
+        """Where in `_Block.copies` the count of a group and tier stands."""
+        place = self._groups.get(group)
+        if place is None:
+            if len(self._groups) >= _GROUPS_MAX:
+                self.dropped["too_many_groups"] += 1
+                return None
+            place = self._groups[group] = len(self._groups)
+        return _COUNT_BITS * (place * len(Tier) + tier)
+
+    def _tier_mask(self, tier: Tier) -> int:
+        """The bits of `_Block.copies` that count a tier's copies, over all groups."""
+        return _TIER_MASKS[tier]
+
+    def _take_changes(self) -> list[Change]:
+        changes: list[Change] = []
+        for tier, parent, prefix in self._placed:
+            last = changes[-1] if changes else None
+            if isinstance(last, Placed) and last.tier == tier and last.hashes[-1] == parent:
+                last.hashes.append(prefix)
+            else:
+                changes.append(Placed(tier, parent, [prefix]))
+        for tier, prefix in self._gone:
+            last = changes[-1] if changes else None
+            if isinstance(last, Gone) and last.tier == tier:
+                last.hashes.append(prefix)
+            else:
+                changes.append(Gone(tier, [prefix]))
+        self._placed.clear()
+        self._gone.clear()
+        return changes
+
+
+_TIER_MASKS = tuple(
+    sum(_COUNT_MASK << _COUNT_BITS * (place * len(Tier) + tier) for place in range(_GROUPS_MAX))
+    for tier in Tier
+)
+
+
+def _hash(content: bytes, seed: int) -> BlockHash:
+    return BlockHash(xxh3_64_intdigest(content, seed))
+
+
+def _unhashable(event: BlocksStored, block_size: int | None) -> str:
+    """Why the blocks of an event can't be named by their content; empty when they can."""
+    if event.unnamed_lora:
+        return "unnamed_lora"
+    if event.unhashable:
+        return "unhashable"
+    if event.item_ids and block_size != event.block_size and any(event.item_ids):
+        return "item_place_unknown"  # which part of a block an item covers isn't told
+    return ""

@@ -1,0 +1,291 @@
+"""Orders one worker's stream of facts, and knows how far it can be trusted. Pure: no clock, no I/O.
+
+    live        it beats, and what it said is in the index
+    recovering  something was missed; the relay's ring or a snapshot is on its way
+    suspect     our own connection to the broker is down: nobody can tell
+    silent      no beat for longer than the timeout
+
+and, apart from that, complete or partial: a partial stream holds less than its engine does, since
+blocks were stored before anybody listened.
+
+Laws:
+- a sequence number is applied at most once, and never before the one ahead of it;
+- a gap is reported before anything after it is applied;
+- what a lower epoch says changes nothing.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from typing_extensions import override
+
+from events.facts import Beat, Epoch, Fact, FactsMessage, Stored
+
+BUFFER_MESSAGES_MAX = 4096
+BUFFER_BYTES_MAX = 32 * 1024 * 1024
+_TWO_RELAYS_MESSAGES = 3
+_TWO_RELAYS_WINDOW_S = 10.0
+
+
+class StreamState(StrEnum):
+    LIVE = "live"
+    RECOVERING = "recovering"
+    SUSPECT = "suspect"
+    SILENT = "silent"
+
+
+@dataclass(frozen=True, slots=True)
+class Apply:
+    """These facts are next."""
+
+    facts: list[Fact]
+
+
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """Drop all that this worker holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recover:
+    """Ask the relay: for its ring from from_seq on if that is given, for a snapshot otherwise."""
+
+    reason: str
+    from_seq: int | None
+
+
+Effect = Apply | Forget | Recover
+
+
+class Stream:
+    """What one (worker, rank) has told us.
+
+    The state is derived from three facts: are we connected, does it beat, is the index in step with
+    it. Effects must be performed in order, and before the next call.
+    """
+
+    def __init__(self, beat_timeout_s: float, now_s: float) -> None:
+        self.epoch: Epoch | None = None
+        self.seq = 0
+        """Of the last message that is in the index."""
+        self.complete = False
+        self.state = StreamState.RECOVERING
+        self.reason = "new"
+        self.changed_at_s = now_s
+        self.last_beat_s = now_s
+        self.lag_s = 0.0
+        """Of the last message: from the relay's reading of the engine to our applying it."""
+        self.duplicates = 0
+        self.gaps = 0
+        self.drifts = 0
+        self.lower_epochs = 0
+        self.buffer_overflows = 0
+        self._beat_timeout_s = beat_timeout_s
+        self._connected = True
+        self._in_step = False
+        self._asked = False
+        """A Recover is out and not answered yet."""
+        self._from_ring = False
+        """The index is right up to `seq`, so that the relay's ring could fill the gap."""
+        self._lower_at_s = 0.0
+        self._lower_lately = 0
+        self._buffer: list[FactsMessage] = []
+        self._buffer_bytes = 0
+
+    @override
+    def __repr__(self) -> str:
+        kind = "complete" if self.complete else "partial"
+        return f"<Stream {self.state} {kind} at {self.seq}, {len(self._buffer)} waiting>"
+
+    @property
+    def trusted(self) -> bool:
+        """Whether the index says no more about this worker than is true."""
+        return self.state is StreamState.LIVE
+
+    def on_facts(self, message: FactsMessage, size: int, now_s: float) -> list[Effect]:
+        """The next facts message. size: its bytes, for the bound of the buffer."""
+        effects = self._meet(message.epoch, now_s)
+        if effects is None:
+            return []
+        if message.seq <= self.seq:
+            self.duplicates += 1
+            return effects
+        if not self._in_step and self.seq == 0 and message.seq == 1:
+            self._in_step = True  # we hear this life from its first word on
+            self._asked = False
+            self.complete = True
+        if self._in_step and message.seq == self.seq + 1:
+            self.seq = message.seq
+            self.lag_s = max(0.0, now_s - message.time_s)
+            self._derive("in step", now_s)
+            return [*effects, Apply(message.facts)]
+        self._keep(message, size)
+        if self._in_step:
+            self.gaps += 1
+            effects += self._lose(f"gap: {self.seq} then {message.seq}", True, now_s)
+        elif not self._asked:
+            effects += self._ask("not heard from the start", now_s)
+        return effects
+
+    def on_beat(self, beat: Beat, blocks: int, digest: int, now_s: float) -> list[Effect]:
+        """A beat. blocks, digest: what the index holds of this worker now."""
+        effects = self._meet(beat.epoch, now_s)
+        if effects is None:
+            return []
+        self.last_beat_s = now_s
+        if self._in_step or beat.seq == 0:
+            self.complete = beat.complete
+        if not self._in_step and beat.seq == 0 and beat.blocks == 0 and self.seq == 0:
+            self._in_step = True  # there is nothing to know yet
+            self._asked = False
+        if not self._in_step:
+            effects += [] if self._asked else self._ask(self.reason, now_s)
+        elif beat.seq > self.seq:
+            self.gaps += 1
+            effects += self._lose(f"lost tail: {self.seq} of {beat.seq}", True, now_s)
+        elif beat.seq == self.seq and (beat.blocks, beat.digest) != (blocks, digest):
+            self.drifts += 1
+            effects += self._lose("digest differs", False, now_s)
+        else:
+            self._derive("in step", now_s)
+        return effects
+
+    def on_ring(self, epoch: Epoch, messages: list[FactsMessage], now_s: float) -> list[Effect]:
+        """The relay's answer to a Recover with from_seq."""
+        self._asked = False
+        if self._in_step or epoch != self.epoch:
+            return []  # answered by the stream itself meanwhile; or its next word asks again
+        effects: list[Effect] = []
+        for message in messages:
+            if message.seq == self.seq + 1 and message.epoch == epoch:
+                self.seq = message.seq
+                effects.append(Apply(message.facts))
+        return effects + self._splice("ring replayed", now_s)
+
+    def on_snapshot(
+        self, epoch: Epoch, as_of: int, facts: list[Stored], complete: bool, now_s: float
+    ) -> list[Effect]:
+        """The relay's answer to a Recover without from_seq: all that it held after message as_of."""
+        self._asked = False
+        if self.epoch is not None and epoch < self.epoch:
+            return []
+        if epoch == self.epoch and (self._in_step or as_of < self.seq):
+            return []
+        if epoch != self.epoch:
+            self._buffer = [one for one in self._buffer if one.epoch == epoch]
+        self.epoch = epoch
+        self.seq = as_of
+        self.complete = complete
+        return [Forget(), Apply(list(facts)), *self._splice("snapshot applied", now_s)]
+
+    def on_recovery_failed(self, reason: str, from_ring: bool, now_s: float) -> list[Effect]:
+        """No answer. A failed ring replay asks for a snapshot at once; a snapshot, with the next beat."""
+        self._asked = False
+        if self._in_step:
+            return []
+        self._from_ring = False
+        if from_ring:
+            return self._ask(reason, now_s)
+        self._derive(reason, now_s)
+        return []
+
+    def resync(self, now_s: float) -> list[Effect]:
+        """An operator, or a broken prediction, wants this stream read anew."""
+        return self._lose("resync asked for", False, now_s)
+
+    def on_connection(self, connected: bool, now_s: float) -> None:
+        """Our own connection to the broker came or went. Whatever was sent meanwhile is lost."""
+        self._connected = connected
+        if connected:
+            self.last_beat_s = now_s  # its timer starts again
+        self._derive("connected again" if connected else "our connection is down", now_s)
+
+    def on_tick(self, now_s: float) -> None:
+        """Time went by."""
+        self._derive(f"no beat for {self._beat_timeout_s:g} s", now_s)
+
+    def silent_for_s(self, now_s: float) -> float:
+        """Seconds since the last beat, 0 while our own connection is down."""
+        return now_s - self.last_beat_s if self._connected else 0.0
+
+    def two_relays(self, now_s: float) -> bool:
+        """Whether another relay, with a lower epoch, speaks for this worker too."""
+        lately = now_s - self._lower_at_s < _TWO_RELAYS_WINDOW_S
+        return lately and self._lower_lately >= _TWO_RELAYS_MESSAGES
+
+    def _meet(self, epoch: Epoch, now_s: float) -> list[Effect] | None:
+        """What a message's epoch means; None: the message belongs to an earlier life."""
+        if self.epoch is not None and epoch < self.epoch:
+            self.lower_epochs += 1
+            if now_s - self._lower_at_s >= _TWO_RELAYS_WINDOW_S:
+                self._lower_lately = 0
+            self._lower_at_s = now_s
+            self._lower_lately += 1
+            return None
+        if epoch == self.epoch:
+            return []
+        first = self.epoch is None
+        self.epoch = epoch
+        self.seq = 0
+        self.complete = False
+        self._in_step = False
+        self._asked = False
+        self._from_ring = False
+        self._buffer.clear()
+        self._buffer_bytes = 0
+        self._derive("new" if first else "new epoch", now_s)
+        return [Forget()]
+
+    def _keep(self, message: FactsMessage, size: int) -> None:
+        """Holds a message until what is before it has come; over the bound the oldest go."""
+        self._buffer.append(message)
+        self._buffer_bytes += size
+        too_many = len(self._buffer) > BUFFER_MESSAGES_MAX
+        if too_many or self._buffer_bytes > BUFFER_BYTES_MAX:
+            # The snapshot that is on its way may be older than this hole; then the next one is not.
+            self.buffer_overflows += 1
+            self._buffer.clear()
+            self._buffer_bytes = 0
+
+    def _lose(self, reason: str, from_ring: bool, now_s: float) -> list[Effect]:
+        self._in_step = False
+        self._from_ring = from_ring
+        return self._ask(reason, now_s)
+
+    def _ask(self, reason: str, now_s: float) -> list[Effect]:
+        self._asked = True
+        self._derive(reason, now_s)
+        return [Recover(reason, self.seq + 1 if self._from_ring else None)]
+
+    def _splice(self, reason: str, now_s: float) -> list[Effect]:
+        """Puts the live tail after what was recovered."""
+        effects: list[Effect] = []
+        waiting, self._buffer, self._buffer_bytes = self._buffer, [], 0
+        for i, message in enumerate(waiting):
+            if message.seq <= self.seq:
+                continue
+            if message.seq > self.seq + 1:
+                self._buffer = waiting[i:]
+                return effects + self._lose(f"gap: {self.seq} then {message.seq}", True, now_s)
+            self.seq = message.seq
+            effects.append(Apply(message.facts))
+        self._in_step = True
+        self._from_ring = False
+        self._derive(reason, now_s)
+        return effects
+
+    def _derive(self, reason: str, now_s: float) -> None:
+        if not self._connected:
+            state = StreamState.SUSPECT
+        elif now_s - self.last_beat_s >= self._beat_timeout_s:
+            state = StreamState.SILENT
+        elif not self._in_step:
+            state = StreamState.RECOVERING
+        else:
+            state = StreamState.LIVE
+        if state is not self.state:
+            self.state = state
+            self.reason = reason
+            self.changed_at_s = now_s
+        elif state is StreamState.RECOVERING:
+            self.reason = reason

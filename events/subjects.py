@@ -1,0 +1,59 @@
+"""NATS subjects: kvroute.v1.<fleet>.<plane>[.<worker>.<rank>], ids percent-encoded."""
+
+import re
+from urllib.parse import unquote
+
+from indexer.identity import WorkerKey
+
+_PREFIX = "kvroute.v1"
+_UNSAFE = re.compile(rb"[^A-Za-z0-9_-]")
+
+
+def escape(worker_id: str) -> str:
+    """A worker id as one subject token: bytes of UTF-8 outside [A-Za-z0-9_-] percent-encoded."""
+    return _UNSAFE.sub(lambda found: b"%%%02X" % found[0][0], worker_id.encode()).decode()
+
+
+def facts(fleet: str, worker: WorkerKey) -> str:
+    return _of_worker(fleet, "facts", worker)
+
+
+def load(fleet: str, worker: WorkerKey) -> str:
+    return _of_worker(fleet, "load", worker)
+
+
+def snapshot(fleet: str, worker: WorkerKey) -> str:
+    return _of_worker(fleet, "snapshot", worker)
+
+
+def all_of(fleet: str, plane: str) -> str:
+    """What a router subscribes to: one plane of all workers."""
+    return f"{_PREFIX}.{fleet}.{plane}.*.*"
+
+
+def hello(fleet: str) -> str:
+    return f"{_PREFIX}.{fleet}.hello"
+
+
+def control(fleet: str) -> str:
+    return f"{_PREFIX}.{fleet}.control"
+
+
+def worker_of(subject: str) -> WorkerKey | None:
+    """The worker that a subject names; None when it names none."""
+    tokens = subject.split(".")
+    if len(tokens) != 6 or not tokens[5].isascii() or not tokens[5].isdigit():
+        return None
+    try:
+        worker_id = unquote(tokens[4], errors="strict")
+    except UnicodeDecodeError:
+        return None
+    rank = int(tokens[5])
+    # An id has one spelling, or two subjects could speak for one worker.
+    if not worker_id or escape(worker_id) != tokens[4] or str(rank) != tokens[5]:
+        return None
+    return WorkerKey(worker_id, rank)
+
+
+def _of_worker(fleet: str, plane: str, worker: WorkerKey) -> str:
+    return f"{_PREFIX}.{fleet}.{plane}.{escape(worker.worker_id)}.{worker.dp_rank}"
