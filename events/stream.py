@@ -82,6 +82,8 @@ class Stream:
         self.buffer_overflows = 0
         self._beat_timeout_s = beat_timeout_s
         self._connected = True
+        self._confirmed = True
+        """False from a loss of connection until the next beat: nobody can tell what was lost."""
         self._in_step = False
         self._asked = False
         """A Recover is out and not answered yet."""
@@ -89,7 +91,8 @@ class Stream:
         """The index is right up to `seq`, so that the relay's ring could fill the gap."""
         self._lower_at_s = 0.0
         self._lower_lately = 0
-        self._buffer: list[FactsMessage] = []
+        self._buffer: list[tuple[FactsMessage, int]] = []
+        """Messages that wait for what is before them, with their sizes."""
         self._buffer_bytes = 0
 
     @override
@@ -133,6 +136,7 @@ class Stream:
         if effects is None:
             return []
         self.last_beat_s = now_s
+        self._confirmed = True
         if self._in_step or beat.seq == 0:
             self.complete = beat.complete
         if not self._in_step and beat.seq == 0 and beat.blocks == 0 and self.seq == 0:
@@ -165,21 +169,21 @@ class Stream:
     def on_snapshot(
         self, epoch: Epoch, as_of: int, facts: list[Stored], complete: bool, now_s: float
     ) -> list[Effect]:
-        """The relay's answer to a Recover without from_seq: all that it held after message as_of."""
+        """The relay's answer to a Recover without from_seq: all it held after message as_of."""
         self._asked = False
         if self.epoch is not None and epoch < self.epoch:
             return []
         if epoch == self.epoch and (self._in_step or as_of < self.seq):
             return []
         if epoch != self.epoch:
-            self._buffer = [one for one in self._buffer if one.epoch == epoch]
+            self._buffer = [one for one in self._buffer if one[0].epoch == epoch]
         self.epoch = epoch
         self.seq = as_of
         self.complete = complete
         return [Forget(), Apply(list(facts)), *self._splice("snapshot applied", now_s)]
 
     def on_recovery_failed(self, reason: str, from_ring: bool, now_s: float) -> list[Effect]:
-        """No answer. A failed ring replay asks for a snapshot at once; a snapshot, with the next beat."""
+        """No answer. A failed ring replay asks for a snapshot at once, a snapshot with a beat."""
         self._asked = False
         if self._in_step:
             return []
@@ -196,6 +200,7 @@ class Stream:
     def on_connection(self, connected: bool, now_s: float) -> None:
         """Our own connection to the broker came or went. Whatever was sent meanwhile is lost."""
         self._connected = connected
+        self._confirmed = False
         if connected:
             self.last_beat_s = now_s  # its timer starts again
         self._derive("connected again" if connected else "our connection is down", now_s)
@@ -238,7 +243,7 @@ class Stream:
 
     def _keep(self, message: FactsMessage, size: int) -> None:
         """Holds a message until what is before it has come; over the bound the oldest go."""
-        self._buffer.append(message)
+        self._buffer.append((message, size))
         self._buffer_bytes += size
         too_many = len(self._buffer) > BUFFER_MESSAGES_MAX
         if too_many or self._buffer_bytes > BUFFER_BYTES_MAX:
@@ -261,11 +266,12 @@ class Stream:
         """Puts the live tail after what was recovered."""
         effects: list[Effect] = []
         waiting, self._buffer, self._buffer_bytes = self._buffer, [], 0
-        for i, message in enumerate(waiting):
+        for i, (message, _) in enumerate(waiting):
             if message.seq <= self.seq:
                 continue
             if message.seq > self.seq + 1:
                 self._buffer = waiting[i:]
+                self._buffer_bytes = sum(size for _, size in self._buffer)
                 return effects + self._lose(f"gap: {self.seq} then {message.seq}", True, now_s)
             self.seq = message.seq
             effects.append(Apply(message.facts))
@@ -281,6 +287,8 @@ class Stream:
             state = StreamState.SILENT
         elif not self._in_step:
             state = StreamState.RECOVERING
+        elif not self._confirmed:
+            state = StreamState.SUSPECT
         else:
             state = StreamState.LIVE
         if state is not self.state:

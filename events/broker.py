@@ -1,0 +1,166 @@
+"""The connection to NATS: reconnects for ever, says when it is gone, counts what is not sent."""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from ssl import SSLContext, create_default_context
+
+import nats.errors
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+
+from events.settings import NatsSettings
+
+PENDING_MESSAGES_MAX = 256 * 1024
+PENDING_BYTES_MAX = 256 * 1024 * 1024
+_RECONNECT_WAIT_S = 1
+
+log = logging.getLogger("kvroute.broker")
+
+OnConnection = Callable[[bool], None]
+OnMessage = Callable[[Msg], Awaitable[None]]
+
+
+class Broker:
+    """One NATS connection."""
+
+    def __init__(self, settings: NatsSettings, url: str, name: str) -> None:
+        self.counts: Counter[str] = Counter()
+        """What went wrong: not_connected, slow_consumer, error"""
+        self._settings = settings
+        self._url = url
+        self._name = name
+        self._client = Client()
+        self._listeners: list[OnConnection] = []
+        self._complained = ""
+
+    @property
+    def connected(self) -> bool:
+        return self._client.is_connected
+
+    def on_connection(self, listener: OnConnection) -> None:
+        """Calls the listener with every change of the connection, False also for lost messages."""
+        self._listeners.append(listener)
+
+    async def connect(self) -> None:
+        """Returns with the first connection; waits for a broker as long as it takes.
+
+        Raises OSError (or ValueError) for credentials or certificates that can't be read.
+        """
+        self._check_files()
+        settings = self._settings
+        await self._client.connect(
+            servers=[self._url],
+            name=self._name,
+            allow_reconnect=True,
+            max_reconnect_attempts=-1,
+            reconnect_time_wait=_RECONNECT_WAIT_S,
+            connect_timeout=2,
+            ping_interval=5,
+            max_outstanding_pings=2,
+            error_cb=self._on_error,
+            disconnected_cb=self._on_disconnected,
+            reconnected_cb=self._on_reconnected,
+            user=settings.user,
+            password=settings.password,
+            user_credentials=settings.credentials_file,
+            nkeys_seed=settings.nkey_seed_file,
+            tls=self._tls(),
+        )
+        self._complained = ""
+        log.info("connected to NATS")
+        self._tell(True)
+
+    async def publish(self, subject: str, payload: bytes) -> bool:
+        """Sends, or counts and returns False; never waits for a broker that isn't there."""
+        if not self._client.is_connected:
+            self.counts["not_connected"] += 1
+            return False
+        try:
+            await self._client.publish(subject, payload)
+        except (nats.errors.Error, OSError) as error:
+            self.counts["error"] += 1
+            log.warning("could not publish on %s: %r", subject, error)
+            return False
+        return True
+
+    async def subscribe(self, subject: str, listener: OnMessage) -> Subscription:
+        """A plain subscription: every replica hears everything."""
+        return await self._client.subscribe(
+            subject,
+            cb=listener,
+            pending_msgs_limit=PENDING_MESSAGES_MAX,
+            pending_bytes_limit=PENDING_BYTES_MAX,
+        )
+
+    async def request(self, subject: str, payload: bytes, timeout_s: float) -> bytes | None:
+        """The answer; None when nobody answers in time."""
+        try:
+            return (await self._client.request(subject, payload, timeout=timeout_s)).data
+        except (nats.errors.Error, TimeoutError, OSError):
+            return None
+
+    async def close(self) -> None:
+        if not self._client.is_closed:
+            await self._client.close()
+
+    def _check_files(self) -> None:
+        """Reads what nats-py would fail on later, and less clearly; raises OSError."""
+        for file in (self._settings.credentials_file, self._settings.nkey_seed_file):
+            if file:
+                Path(file).read_bytes()
+
+    def _tls(self) -> SSLContext | None:
+        settings = self._settings
+        if not settings.tls_ca_file and not settings.tls_certificate_file:
+            return None
+        context = create_default_context(cafile=settings.tls_ca_file)
+        if settings.tls_certificate_file:
+            context.load_cert_chain(settings.tls_certificate_file, settings.tls_key_file)
+        return context
+
+    async def _on_error(self, error: Exception) -> None:
+        if isinstance(error, nats.errors.SlowConsumerError):
+            # The client has dropped messages and goes on; only this says so. What is lost can't be
+            # known, so it counts as a loss of the connection.
+            self.counts["slow_consumer"] += 1
+            log.error("messages came faster than they were read, some are lost: resync")
+            self._tell(False)
+            self._tell(True)
+            return
+        self.counts["error"] += 1
+        told = f"{type(error).__name__}: {error}".strip(": ")
+        if told != self._complained:  # a broker that is away says the same every second
+            self._complained = told
+            log.warning("NATS at %s: %s", _without_secret(self._url), told)
+
+    async def _on_disconnected(self) -> None:
+        log.warning("connection to NATS lost; reconnecting for ever")
+        self._tell(False)
+
+    async def _on_reconnected(self) -> None:
+        self._complained = ""
+        log.info("connected to NATS again")
+        self._tell(True)
+
+    def _tell(self, connected: bool) -> None:
+        for listener in self._listeners:
+            listener(connected)
+
+
+def _without_secret(url: str) -> str:
+    scheme, separator, rest = url.partition("://")
+    return f"{scheme}{separator}{rest.rpartition('@')[2]}" if separator else url.rpartition("@")[2]
+
+
+async def cancel(*tasks: asyncio.Task[None]) -> None:
+    """Cancels tasks and waits until they are gone; raises what they raised before."""
+    for task in tasks:
+        task.cancel()
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    for result in results:
+        if isinstance(result, Exception):
+            raise result

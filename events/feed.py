@@ -1,0 +1,206 @@
+"""The router's ear: NATS subscriptions into the fleet view, and recoveries out of it.
+
+    facts, load, control ──> FleetView ──> Pull ──> ring or snapshot, chunk by chunk ──> FleetView
+
+The shell around events/view.py: it awaits, then calls. All state changes happen on the event loop.
+"""
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable
+from functools import partial
+
+import msgspec
+from nats.aio.msg import Msg
+
+from events import subjects
+from events.broker import Broker, cancel
+from events.facts import (
+    VERSION,
+    Control,
+    Epoch,
+    Hello,
+    SnapshotChunk,
+    SnapshotRequest,
+    Stored,
+    encode,
+)
+from events.view import FleetView, Pull
+from indexer.identity import WorkerKey
+
+RECOVERIES_AT_ONCE = 16
+_JITTER_S = 0.2
+_ANSWER_TIMEOUT_S = 2.0
+_CHUNKS_MAX = 4096
+_TICK_S = 0.25
+
+log = logging.getLogger("kvroute.feed")
+
+_chunk_decoder = msgspec.msgpack.Decoder(SnapshotChunk)
+_control_decoder = msgspec.msgpack.Decoder(Control)
+
+
+class Feed:
+    """Keeps a fleet view up to date."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        view: FleetView,
+        *,
+        fleet: str,
+        replica: str,
+        clock: Callable[[], float],
+        on_heartbeat: Callable[[WorkerKey], None],
+        on_forgotten: Callable[[list[WorkerKey]], None],
+        on_control: Callable[[Control], None],
+        rng: random.Random,
+    ) -> None:
+        self._broker = broker
+        self._view = view
+        self._fleet = fleet
+        self._replica = replica
+        self._clock = clock
+        self._on_heartbeat = on_heartbeat
+        self._on_forgotten = on_forgotten
+        self._on_control = on_control
+        self._rng = rng
+        self._recoveries: dict[WorkerKey, asyncio.Task[None]] = {}
+        self._at_once = asyncio.Semaphore(RECOVERIES_AT_ONCE)
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        """Subscribes, and asks who is there. The broker must be connected."""
+        self._broker.on_connection(self._connection_changed)
+        plane = subjects.all_of
+        await self._broker.subscribe(plane(self._fleet, "facts"), self._facts_came)
+        await self._broker.subscribe(plane(self._fleet, "load"), self._load_came)
+        await self._broker.subscribe(subjects.control(self._fleet), self._control_came)
+        self._tasks.append(asyncio.create_task(self._tick()))
+        await self._say_hello()
+
+    async def stop(self) -> None:
+        await cancel(*self._tasks, *self._recoveries.values())
+
+    async def send_control(self, control: Control) -> bool:
+        """Tells every replica; False when there is no connection."""
+        return await self._broker.publish(subjects.control(self._fleet), encode(control))
+
+    def recover(self, pulls: list[Pull]) -> None:
+        """Starts what the view asks for; one recovery a worker at a time."""
+        for pull in pulls:
+            running = self._recoveries.get(pull.worker)
+            if running is not None and not running.done():
+                running.cancel()
+            task = asyncio.create_task(self._recover(pull))
+            self._recoveries[pull.worker] = task
+            task.add_done_callback(partial(self._recovered, pull))
+
+    def _recovered(self, pull: Pull, task: asyncio.Task[None]) -> None:
+        if self._recoveries.get(pull.worker) is task:
+            del self._recoveries[pull.worker]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("recovery of %s broke", pull.worker, exc_info=error)
+            self._view.on_pull_failed(pull, "broke", self._clock())
+
+    async def _facts_came(self, message: Msg) -> None:
+        key = subjects.worker_of(message.subject)
+        if key is None:
+            self._view.dropped["bad_subject"] += 1
+            return
+        pulls = self._view.on_stream(key, message.data, self._clock())
+        if pulls:
+            self.recover(pulls)
+
+    async def _load_came(self, message: Msg) -> None:
+        key = subjects.worker_of(message.subject)
+        if key is None:
+            self._view.dropped["bad_subject"] += 1
+            return
+        if self._view.on_heartbeat(key, message.data, self._clock()) is not None:
+            self._on_heartbeat(key)
+
+    async def _control_came(self, message: Msg) -> None:
+        try:
+            control = _control_decoder.decode(message.data)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            self._view.dropped["malformed"] += 1
+            return
+        self._on_control(control)
+
+    def _connection_changed(self, connected: bool) -> None:
+        self._view.on_connection(connected, self._clock())
+        if connected:
+            task = asyncio.create_task(self._say_hello())
+            self._tasks.append(task)
+            task.add_done_callback(self._tasks.remove)
+
+    async def _say_hello(self) -> None:
+        hello = encode(Hello(VERSION, self._replica))
+        await self._broker.publish(subjects.hello(self._fleet), hello)
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(_TICK_S)
+            forgotten = self._view.tick(self._clock())
+            for worker in forgotten:
+                log.warning("worker %s forgotten: no beat for too long", worker)
+                if (task := self._recoveries.get(worker)) is not None:
+                    task.cancel()
+            if forgotten:
+                self._on_forgotten(forgotten)
+
+    async def _recover(self, pull: Pull) -> None:
+        """Performs one pull, a little later than others that were asked for at the same time."""
+        await asyncio.sleep(self._rng.uniform(0, _JITTER_S))
+        async with self._at_once:
+            log.info("%s: %s, asking its relay", pull.worker, pull.reason)
+            if pull.from_seq is not None:
+                again = await self._pull_ring(pull, pull.from_seq)
+            else:
+                again = await self._pull_snapshot(pull)
+        if again:
+            # Not from inside this task: recover() would cancel it as the worker's running one.
+            asyncio.get_running_loop().call_soon(self.recover, again)
+
+    async def _pull_ring(self, pull: Pull, from_seq: int) -> list[Pull]:
+        messages: list[bytes] = []
+        while True:
+            request = SnapshotRequest(from_seq=from_seq + len(messages))
+            chunk = await self._ask(pull.worker, request)
+            if chunk is None or chunk.expired:
+                reason = "no answer" if chunk is None else "ring too short"
+                return self._view.on_pull_failed(pull, reason, self._clock())
+            messages += chunk.messages
+            if chunk.chunks < 2 or not chunk.messages:
+                return self._view.on_ring(pull.worker, chunk.epoch, messages, self._clock())
+
+    async def _pull_snapshot(self, pull: Pull) -> list[Pull]:
+        facts: list[Stored] = []
+        epoch: Epoch | None = None
+        as_of: int | None = None
+        i = 0
+        while True:
+            chunk = await self._ask(pull.worker, SnapshotRequest(chunk=i, epoch=epoch, as_of=as_of))
+            if chunk is None or chunk.expired or chunk.chunks > _CHUNKS_MAX:
+                reason = "no answer" if chunk is None else "snapshot expired"
+                return self._view.on_pull_failed(pull, reason, self._clock())
+            epoch, as_of = chunk.epoch, chunk.as_of
+            facts += chunk.facts
+            i += 1
+            if i >= chunk.chunks:
+                return self._view.on_snapshot(
+                    pull.worker, epoch, as_of, facts, chunk.complete, self._clock()
+                )
+
+    async def _ask(self, worker: WorkerKey, request: SnapshotRequest) -> SnapshotChunk | None:
+        subject = subjects.snapshot(self._fleet, worker)
+        answer = await self._broker.request(subject, encode(request), _ANSWER_TIMEOUT_S)
+        if answer is None:
+            return None
+        try:
+            return _chunk_decoder.decode(answer)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            self._view.dropped["malformed"] += 1
+            return None

@@ -1,0 +1,288 @@
+"""The router's picture of its fleet: every worker's stream, heartbeat and place in the index.
+
+Pure: bytes and `now_s` in, pulls to perform out. The feed (events/feed.py) awaits and calls.
+
+Law: a worker's blocks are in the index only while the worker is known; what is forgotten leaves no
+trace, and what is removed by command stays away until its tombstone ends.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from typing_extensions import override
+
+from events.facts import (
+    TIERS,
+    Beat,
+    Cleared,
+    Epoch,
+    FactsMessage,
+    Heartbeat,
+    Removed,
+    Stored,
+    Unreadable,
+    decode_heartbeat,
+    decode_stream,
+    unpack_hashes,
+)
+from events.stream import Apply, Effect, Forget, Recover, Stream, StreamState
+from indexer.identity import WorkerKey
+from indexer.index import BlockIndex
+
+MASS_SILENCE_WORKERS = 4
+"""With fewer workers than this, silence is theirs and not the broker's."""
+_MASS_SILENCE_PATIENCE = 10
+"""Even when nearly all went silent at once, nobody is kept longer than this many times forget_s."""
+
+
+class Pull(NamedTuple):
+    """A recovery to perform: ask this worker's relay."""
+
+    worker: WorkerKey
+    reason: str
+    from_seq: int | None
+
+
+@dataclass(slots=True)
+class Source:
+    """One worker, as its relay tells."""
+
+    key: WorkerKey
+    slot: int
+    stream: Stream
+    heartbeat: Heartbeat | None = None
+    heartbeat_at_s: float = 0.0
+    clock_skew_s: float = 0.0
+    """Our clock less the relay's when its last heartbeat came; delays make it larger."""
+
+
+class FleetView:
+    """All workers that tell us anything."""
+
+    def __init__(
+        self, index: BlockIndex, *, beat_timeout_s: float, forget_s: float, workers_max: int
+    ) -> None:
+        self.index = index
+        self.sources: dict[WorkerKey, Source] = {}
+        self.facts: Counter[str] = Counter()
+        """Kind -> facts applied"""
+        self.dropped: Counter[str] = Counter()
+        """Reason -> messages or facts dropped"""
+        self.forgotten: Counter[str] = Counter()
+        """Reason -> placements forgotten"""
+        self.recoveries: Counter[tuple[str, str]] = Counter()
+        """(how, result) -> recoveries"""
+        self.gaps = 0
+        self.drifts = 0
+        self.mass_silence = False
+        self._beat_timeout_s = beat_timeout_s
+        self._forget_s = forget_s
+        self._workers_max = workers_max
+        self._tombstones: dict[str, float] = {}
+        """Worker id -> when its messages count again"""
+        self._connected = True
+
+    @override
+    def __repr__(self) -> str:
+        states = Counter(source.stream.state.value for source in self.sources.values())
+        told = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
+        return f"<FleetView {len(self.sources)} workers: {told or 'none'}>"
+
+    def on_stream(self, key: WorkerKey, payload: bytes, now_s: float) -> list[Pull]:
+        """A message of the facts subject."""
+        message, dropped = decode_stream(payload)
+        self._count_dropped(dropped)
+        if message is None:
+            return []
+        source = self._source(key, now_s)
+        if source is None:
+            return []
+        stream = source.stream
+        before = (stream.gaps, stream.drifts)
+        if isinstance(message, Beat):
+            slot = source.slot
+            effects = stream.on_beat(
+                message, self.index.count(slot), self.index.digest(slot), now_s
+            )
+        else:
+            duplicates = stream.duplicates
+            effects = stream.on_facts(message, len(payload), now_s)
+            self.dropped["duplicate"] += stream.duplicates - duplicates
+        self.gaps += stream.gaps - before[0]
+        self.drifts += stream.drifts - before[1]
+        return self._perform(source, effects)
+
+    def on_heartbeat(self, key: WorkerKey, payload: bytes, now_s: float) -> Source | None:
+        """A message of the load subject; the source it changed, or None when it was dropped."""
+        message = decode_heartbeat(payload)
+        if isinstance(message, Unreadable):
+            self._count_dropped((message,))
+            return None
+        source = self._source(key, now_s)
+        if source is None:
+            return None
+        if source.heartbeat is not None and message.epoch < source.heartbeat.epoch:
+            self.dropped["lower_epoch"] += 1
+            return None
+        source.heartbeat = message
+        source.heartbeat_at_s = now_s
+        source.clock_skew_s = now_s - message.sent_at_s
+        return source
+
+    def on_ring(
+        self, key: WorkerKey, epoch: Epoch, messages: Iterable[bytes], now_s: float
+    ) -> list[Pull]:
+        """What a relay's ring still had."""
+        source = self.sources.get(key)
+        if source is None:
+            return []
+        decoded: list[FactsMessage] = []
+        for payload in messages:
+            message, dropped = decode_stream(payload)
+            self._count_dropped(dropped)
+            if isinstance(message, FactsMessage):
+                decoded.append(message)
+        self.recoveries["ring", "ok"] += 1
+        return self._perform(source, source.stream.on_ring(epoch, decoded, now_s))
+
+    def on_snapshot(
+        self,
+        key: WorkerKey,
+        epoch: Epoch,
+        as_of: int,
+        facts: list[Stored],
+        complete: bool,
+        now_s: float,
+    ) -> list[Pull]:
+        """A whole snapshot, all its chunks."""
+        source = self.sources.get(key)
+        if source is None:
+            return []
+        self.recoveries["snapshot", "ok"] += 1
+        effects = source.stream.on_snapshot(epoch, as_of, facts, complete, now_s)
+        return self._perform(source, effects)
+
+    def on_pull_failed(self, pull: Pull, reason: str, now_s: float) -> list[Pull]:
+        """A recovery got no usable answer."""
+        from_ring = pull.from_seq is not None
+        self.recoveries["ring" if from_ring else "snapshot", "failed"] += 1
+        source = self.sources.get(pull.worker)
+        if source is None:
+            return []
+        effects = source.stream.on_recovery_failed(reason, from_ring, now_s)
+        return self._perform(source, effects)
+
+    def on_connection(self, connected: bool, now_s: float) -> None:
+        """Our own connection to the broker came or went."""
+        self._connected = connected
+        for source in self.sources.values():
+            source.stream.on_connection(connected, now_s)
+
+    def resync(self, worker_id: str, now_s: float) -> list[Pull]:
+        """Reads a worker's streams anew; nothing for a worker that is not known."""
+        return [
+            pull
+            for source in self.ranks(worker_id)
+            for pull in self._perform(source, source.stream.resync(now_s))
+        ]
+
+    def remove(self, worker_id: str, until_s: float) -> list[WorkerKey]:
+        """Forgets a worker and ignores what it says until then."""
+        self._tombstones[worker_id] = until_s
+        return [self._forget(source, "removed").key for source in list(self.ranks(worker_id))]
+
+    def tick(self, now_s: float) -> list[WorkerKey]:
+        """Time went by. Returns the workers forgotten."""
+        self._tombstones = {
+            worker: until for worker, until in self._tombstones.items() if until > now_s
+        }
+        self.mass_silence = self._silent_at_once(now_s)
+        forgotten = []
+        for source in list(self.sources.values()):
+            silent_s = source.stream.silent_for_s(now_s)
+            patience = _MASS_SILENCE_PATIENCE if self.mass_silence else 1
+            if silent_s >= self._forget_s * patience:
+                forgotten.append(self._forget(source, "silent").key)
+            else:
+                source.stream.on_tick(now_s)
+        return forgotten
+
+    def ranks(self, worker_id: str) -> list[Source]:
+        """The sources of one engine."""
+        return [source for key, source in self.sources.items() if key.worker_id == worker_id]
+
+    def _source(self, key: WorkerKey, now_s: float) -> Source | None:
+        """The source of a message; None when it must not become one."""
+        source = self.sources.get(key)
+        if source is not None:
+            return source
+        if self._tombstones.get(key.worker_id, 0.0) > now_s:
+            self.dropped["tombstone"] += 1
+            return None
+        if len(self.sources) >= self._workers_max:
+            self.dropped["too_many_workers"] += 1
+            return None
+        stream = Stream(self._beat_timeout_s, now_s)
+        source = self.sources[key] = Source(key, self.index.open_slot(), stream)
+        return source
+
+    def _forget(self, source: Source, reason: str) -> Source:
+        del self.sources[source.key]
+        self.forgotten[reason] += self.index.forget(source.slot)
+        return source
+
+    def _perform(self, source: Source, effects: Sequence[Effect]) -> list[Pull]:
+        """Brings the index up to date; returns what has to be asked for."""
+        pulls = []
+        for effect in effects:
+            match effect:
+                case Apply(facts):
+                    for fact in facts:
+                        self._apply(source.slot, fact)
+                case Forget():
+                    self.index.clear(source.slot)
+                case Recover(reason, from_seq):
+                    pulls.append(Pull(source.key, reason, from_seq))
+        return pulls
+
+    def _apply(self, slot: int, fact: Stored | Removed | Cleared) -> None:
+        match fact:
+            case Stored():
+                self.index.store(slot, TIERS[fact.tier], unpack_hashes(fact.hashes))
+                self.facts["stored"] += 1
+            case Removed():
+                self.index.remove(slot, TIERS[fact.tier], unpack_hashes(fact.hashes))
+                self.facts["removed"] += 1
+            case Cleared():
+                self.index.clear(slot, TIERS[fact.tier] if fact.tier is not None else None)
+                self.facts["cleared"] += 1
+
+    def _silent_at_once(self, now_s: float) -> bool:
+        """Whether most workers stopped beating together, which is the broker's doing or our own."""
+        silent = [
+            source.stream.last_beat_s
+            for source in self.sources.values()
+            if source.stream.silent_for_s(now_s) >= self._beat_timeout_s
+        ]
+        return (
+            len(self.sources) >= MASS_SILENCE_WORKERS
+            and 2 * len(silent) > len(self.sources)
+            and max(silent) - min(silent) <= self._beat_timeout_s
+        )
+
+    def _count_dropped(self, dropped: Iterable[Unreadable]) -> None:
+        for one in dropped:
+            self.dropped[one.reason] += 1
+
+
+def schedulable(source: Source, mass_silence: bool) -> str:
+    """Why a worker gets no requests, as far as its relay can tell; empty when it may."""
+    if source.heartbeat is None:
+        return "no heartbeat yet"
+    if not source.heartbeat.healthy:
+        return "engine not answering"
+    if source.stream.state is StreamState.SILENT and not mass_silence:
+        return "silent"
+    return ""
