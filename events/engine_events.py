@@ -1,7 +1,7 @@
 """What engines tell about their KV caches, in one form for all engines and versions.
 
-A decoder (events/decoding.py) makes these from an engine's bytes; the ledger (events/ledger.py) makes
-facts of them. Nothing here is hashed or counted yet: engine hashes are the engine's own.
+A decoder (events/decoding.py) makes these from an engine's bytes; the ledger (events/ledger.py)
+makes facts of them. Nothing here is hashed or counted yet: engine hashes are the engine's own.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,10 @@ class BlocksStored:
     hashes: tuple[EngineHash, ...]
     parent: EngineHash | None
     token_ids: Sequence[int]
-    """Tokens of these blocks only; empty when the engine tells none (an offload to another tier)."""
+    """Tokens of these blocks only; empty when the engine tells none (an offload to another tier).
+
+    Decoders make it an array('I'), which NumPy takes as it is.
+    """
     block_size: int
     """Tokens a block, in this engine; 0 when it tells none."""
     medium: str | None = None
@@ -34,7 +37,10 @@ class BlocksStored:
     group: int | None = None
     """KV cache group of a hybrid model."""
     full_attention: bool = True
-    """Whether the group is one that decides prefix hits; absent in older versions, where all are."""
+    """Whether the group decides prefix hits; older versions don't say, and all do.
+
+    When it does not, the block's tokens are left out.
+    """
     remote: bool = False
     """In a pool that all workers share: nobody's residency."""
 
@@ -67,9 +73,10 @@ class EngineBatch:
     """None: the engine didn't say."""
     events: tuple[EngineEvent, ...]
     unknown_kinds: tuple[str, ...] = ()
-    """Kinds of event that this version of kvroute doesn't know, once each time they came; cut to 64 characters."""
+    """Kinds of event that this version of kvroute doesn't know, once each time they came; cut to 64
+    characters."""
     malformed: tuple[str, ...] = ()
-    """Why events (or the whole batch) were dropped, one sentence each."""
+    """Why events were dropped, or the whole batch, or its time or rank; one sentence each."""
 
 
 @dataclass(slots=True)
