@@ -1,0 +1,91 @@
+"""Reads and writes the ZMQ multiparts of an engine's event publisher and its replay socket. Pure.
+
+    live     [topic, sequence, payload]
+    ask      [b"", first sequence wanted]
+    replay   [b"", sequence, payload] ...          vLLM up to 0.25, SGLang up to 0.5.21
+             [b"", topic, sequence, payload] ...   since then
+             ... and at last the same with sequence -1 and no payload
+
+Sequences are 8 bytes, big-endian; one publisher is one rank, and counts from 0 with each life of
+its process. The end marker comes last or not at all: the socket drops silently for a slow reader.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+SEQUENCE_BYTES = 8
+SEQUENCE_LIMIT = 1 << 63
+"""Sequences are below it, so that the end marker's -1 can't be one."""
+
+
+class LiveMessage(NamedTuple):
+    """One batch as it was published."""
+
+    topic: str
+    sequence: int
+    payload: bytes
+
+
+class ReplayPart(NamedTuple):
+    """One batch, published earlier."""
+
+    sequence: int
+    payload: bytes
+
+
+class ReplayEnd(NamedTuple):
+    """All that the engine still had has been sent."""
+
+
+class Malformed(NamedTuple):
+    """Not what the socket is for; the reason is a sentence."""
+
+    reason: str
+
+
+def parse_live(parts: Sequence[bytes]) -> LiveMessage | Malformed:
+    """A multipart from the PUB socket."""
+    if len(parts) != 3:
+        return Malformed(f"a live message of {len(parts)} parts, where 3 are expected")
+    sequence = _sequence(parts[1])
+    if sequence is None or sequence < 0:
+        return Malformed(f"the sequence {_shown(parts[1])} is none")
+    # The topic did its work in the subscription; a strange one is no reason to lose the batch.
+    return LiveMessage(parts[0].decode("utf-8", "replace"), sequence, parts[2])
+
+
+def replay_request(first_sequence: int) -> list[bytes]:
+    """What a DEALER sends to get every kept batch from `first_sequence` on, that one included.
+
+    The empty part stands for the one that a REQ socket would add. Raises ValueError outside
+    [0, 2^63). An engine that no longer keeps `first_sequence` answers from the oldest it has,
+    without a word.
+    """
+    if not 0 <= first_sequence < SEQUENCE_LIMIT:
+        raise ValueError(f"no sequence to replay from: {first_sequence}")
+    return [b"", first_sequence.to_bytes(SEQUENCE_BYTES, "big")]
+
+
+def parse_replay(parts: Sequence[bytes]) -> ReplayPart | ReplayEnd | Malformed:
+    """One message from the replay socket, read from its end so that both framings fit."""
+    if not 2 <= len(parts) <= 4:
+        return Malformed(f"a replay message of {len(parts)} parts, where 3 or 4 are expected")
+    sequence = _sequence(parts[-2])
+    payload = parts[-1]
+    if sequence is None or sequence < -1:
+        return Malformed(f"the sequence {_shown(parts[-2])} is none")
+    if sequence >= 0:
+        return ReplayPart(sequence, payload)
+    if payload:
+        return Malformed(f"an end marker with {len(payload)} bytes of payload")
+    return ReplayEnd()
+
+
+def _sequence(part: bytes) -> int | None:
+    if len(part) != SEQUENCE_BYTES:
+        return None
+    return int.from_bytes(part, "big", signed=True)
+
+
+def _shown(part: bytes) -> str:
+    return f"0x{part[:16].hex()} ({len(part)} bytes)"
