@@ -62,8 +62,8 @@ class RoutingSettings(Settings, frozen=True):
     policy: Annotated[str, Meta(description="see `kvroute policies`")] = "dynamo-adaptive"
     policy_per_request: Annotated[bool, Meta(description="let requests name a policy")] = True
     expected_output_tokens: Annotated[
-        int, Meta(ge=0, le=4096, description="reserved for a request that doesn't say")
-    ] = 256
+        int, Meta(ge=0, le=4096, description="room for output, if the request names none")
+    ] = 1
     prompt_tokens_max: Annotated[int, Meta(ge=1, description="longest prompt taken")] = 1 << 20
     alternatives: Annotated[int, Meta(ge=0, le=16, description="next best workers in answers")] = 2
     lease_s: Annotated[Seconds, Meta(description="life of a reservation without a Report")] = 120.0

@@ -1,0 +1,116 @@
+"""The load of workers: what engines report, fused with what we have sent them.
+
+    external = max(0, reported - ours at the time of the sample)
+    load     = external + ours now
+
+so that nothing is counted twice, work that others send shows, and our own shows at once. `ours` is
+always the sum over the reservations that are open (law; tests/router/test_load.py).
+"""
+
+from bisect import bisect_right
+from collections import deque
+from dataclasses import dataclass, field
+
+from indexer.hashing import HashArray
+
+HISTORY_MAX = 8192
+"""Changes of `ours` kept a worker, to look back to the time of a sample that is a second old."""
+
+
+@dataclass(slots=True)
+class WorkerLoad:
+    """One worker's load."""
+
+    requests: int = 0
+    """Ours: open reservations."""
+    prefill_tokens: int = 0
+    """Ours: prompt tokens not computed yet."""
+    running: int = 0
+    waiting: int = 0
+    external_requests: float = 0.0
+    external_blocks: float = 0.0
+    sampled_at_s: float | None = None
+    last_picked: int = 0
+    _blocks: dict[int, int] = field(default_factory=dict)
+    """PrefixHash -> our open reservations that use it"""
+    _tails: int = 0
+    """Blocks of ours that no other request can share: the prompts' last, partial ones."""
+    _history: deque[tuple[float, int, int]] = field(default_factory=deque)
+    """(when, our requests, our blocks) after each change"""
+
+    @property
+    def blocks(self) -> int:
+        """Ours: distinct prompt blocks of open reservations."""
+        return len(self._blocks) + self._tails
+
+    def blocks_not_active(self, prefixes: HashArray) -> int:
+        """Blocks a prompt would add: those that no open reservation of ours uses here yet."""
+        if not self._blocks:
+            return len(prefixes)
+        # A prefix in use has all its ancestors in use: find the end of the shared run by bisection.
+        names = prefixes.tolist()
+        return len(names) - bisect_right(names, False, key=lambda name: name not in self._blocks)
+
+    def open(self, prefixes: HashArray, has_tail: bool, new_tokens: int, now_s: float) -> None:
+        """A reservation begins."""
+        blocks = self._blocks
+        for prefix in prefixes.tolist():
+            blocks[prefix] = blocks.get(prefix, 0) + 1
+        self._tails += has_tail
+        self.requests += 1
+        self.prefill_tokens += new_tokens
+        self._remember(now_s)
+
+    def prefill_done(self, new_tokens: int) -> None:
+        """A reservation's prompt is computed."""
+        self.prefill_tokens -= new_tokens
+
+    def close(self, prefixes: HashArray, has_tail: bool, now_s: float) -> None:
+        """A reservation ends; its prefill must be done, or told done, before."""
+        blocks = self._blocks
+        for prefix in prefixes.tolist():
+            users = blocks[prefix] - 1
+            if users:
+                blocks[prefix] = users
+            else:
+                del blocks[prefix]
+        self._tails -= has_tail
+        self.requests -= 1
+        self._remember(now_s)
+
+    def sample(
+        self, running: int, waiting: int, used_blocks: float | None, sampled_at_s: float
+    ) -> None:
+        """The engine reported: as of then, on our clock."""
+        self.running = running
+        self.waiting = waiting
+        requests, blocks = self._ours_at(sampled_at_s)
+        self.external_requests = max(0.0, running + waiting - requests)
+        self.external_blocks = max(0.0, (used_blocks or 0.0) - blocks)
+        self.sampled_at_s = sampled_at_s
+
+    def active_requests(self) -> float:
+        """Running, waiting, and under way."""
+        return self.external_requests + self.requests
+
+    def active_blocks(self) -> float:
+        """Canonical blocks that requests hold, or will."""
+        return self.external_blocks + self.blocks
+
+    def reserved(self) -> float:
+        """Ours that the engine's sample did not count; less those that ended since then."""
+        return self.active_requests() - self.running - self.waiting
+
+    def _remember(self, now_s: float) -> None:
+        if len(self._history) >= HISTORY_MAX:
+            self._history.popleft()
+        self._history.append((now_s, self.requests, self.blocks))
+
+    def _ours_at(self, time_s: float) -> tuple[int, int]:
+        """Our requests and blocks at a time; forgets what was before it."""
+        history = self._history
+        while len(history) > 1 and history[1][0] <= time_s:
+            history.popleft()
+        if not history or history[0][0] > time_s:
+            return 0, 0
+        return history[0][1], history[0][2]

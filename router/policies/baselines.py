@@ -1,0 +1,43 @@
+"""What a router without a view of caches does: the yardsticks."""
+
+import numpy as np
+
+from router.candidates import Candidates
+from router.policies.policy import Policy, Scores
+
+
+def least_loaded(rows: Candidates) -> Scores:
+    """cost = active_slots + load / (1 + load): fewest requests, then the smallest load."""
+    slots = rows.active_slots()
+    load = rows.load()
+    return Scores(slots + load / (1 + load), {"active_slots": slots, "load": load})
+
+
+def round_robin(rows: Candidates) -> Scores:
+    """cost = ordinal of the worker's last pick: whose turn is longest ago is next.
+
+    Works without a list to keep in step: workers come and go, and the turns go on.
+    """
+    return Scores(rows.last_picked, {"last_picked": rows.last_picked})
+
+
+def random(rows: Candidates) -> Scores:
+    """cost = 0: all tie, and ties are broken at random."""
+    return Scores(np.zeros(len(rows)))
+
+
+LEAST_LOADED = Policy(
+    "least-loaded",
+    "fewest requests running, waiting or under way; blind to caches",
+    "active_slots + load / (1 + load)",
+    {},
+    least_loaded,
+)
+ROUND_ROBIN = Policy(
+    "round-robin",
+    "the worker whose turn is longest ago; blind to caches and load",
+    "last_picked",
+    {},
+    round_robin,
+)
+RANDOM = Policy("random", "any worker; blind to caches and load", "0", {}, random)

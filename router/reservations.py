@@ -1,0 +1,143 @@
+"""Open reservations, and the memory of ended ones that makes requests idempotent.
+
+Laws:
+- a reservation is open from its pick until a Report, its lease or its worker ends it: exactly once;
+- the sum over open reservations is what WorkerLoad counts as ours;
+- open and remembered together never exceed the bound: the oldest memories go first.
+"""
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from typing_extensions import override
+
+from indexer.hashing import HashArray
+from indexer.identity import WorkerKey
+
+
+class Ending(StrEnum):
+    """How a reservation ended; the metric label."""
+
+    FINISHED = "finished"
+    FAILED_WORKER = "failed_worker"
+    FAILED_TIMEOUT = "failed_timeout"
+    FAILED_CLIENT = "failed_client"
+    FAILED_CANCELLED = "failed_cancelled"
+    FAILED_UNKNOWN = "failed_unknown"
+    EXPIRED = "expired"
+    WORKER_LOST = "worker_lost"
+
+
+_MAY_BE_ROUTED_AGAIN = frozenset({Ending.FAILED_WORKER, Ending.FAILED_TIMEOUT, Ending.WORKER_LOST})
+
+
+@dataclass(slots=True)
+class Reservation:
+    """One request's hold on one worker."""
+
+    id: str
+    request_id: str
+    worker: WorkerKey
+    fingerprint: int
+    prefixes: HashArray
+    has_tail: bool
+    prompt_tokens: int
+    predicted_tokens: int
+    """Usable overlap at the pick."""
+    new_tokens: int
+    opened_at_s: float
+    lease_ends_s: float
+    answer: Any
+    """What Route answered, for a repeated request id."""
+    output_tokens: int = 0
+    cached_tokens: int | None = None
+    prefill_done: bool = False
+    running: bool = False
+    ended: Ending | None = None
+
+
+class Reservations:
+    """All reservations of this replica."""
+
+    def __init__(self, memory_window_s: float, entries_max: int) -> None:
+        self._memory_window_s = memory_window_s
+        self._entries_max = entries_max
+        self._open: OrderedDict[str, Reservation] = OrderedDict()
+        """By id, the lease that ends first in front."""
+        self._ended: OrderedDict[str, tuple[float, Reservation]] = OrderedDict()
+        """By id, with when it ended."""
+        self._by_request: dict[str, Reservation] = {}
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    @override
+    def __repr__(self) -> str:
+        return f"<Reservations {len(self._open)} open, {len(self._ended)} remembered>"
+
+    def full(self) -> bool:
+        """Whether there is no room for another open one."""
+        return len(self._open) >= self._entries_max
+
+    def add(self, reservation: Reservation) -> None:
+        """Opens one; its request id must be free."""
+        while len(self._open) + len(self._ended) >= self._entries_max and self._ended:
+            self._forget_oldest()
+        self._open[reservation.id] = reservation
+        self._by_request[reservation.request_id] = reservation
+
+    def of_request(self, request_id: str) -> Reservation | None:
+        """Open or remembered."""
+        return self._by_request.get(request_id)
+
+    def get(self, reservation_id: str) -> Reservation | None:
+        """Open or remembered."""
+        found = self._open.get(reservation_id)
+        if found is None and reservation_id in self._ended:
+            found = self._ended[reservation_id][1]
+        return found
+
+    def renew(self, reservation: Reservation, lease_ends_s: float) -> None:
+        """Moves a lease's end; leases are all equally long, so the last renewed ends last."""
+        reservation.lease_ends_s = lease_ends_s
+        self._open.move_to_end(reservation.id)
+
+    def end(self, reservation: Reservation, ending: Ending, now_s: float) -> None:
+        """Closes one, and remembers it for a while. One whose worker failed it is forgotten, so
+        that the same request may be routed again."""
+        del self._open[reservation.id]
+        reservation.ended = ending
+        if ending in _MAY_BE_ROUTED_AGAIN:
+            self._forget_request(reservation)
+        self._ended[reservation.id] = (now_s, reservation)
+
+    def expired(self, now_s: float) -> list[Reservation]:
+        """Open ones whose lease has ended, oldest first."""
+        found = []
+        for reservation in self._open.values():
+            if reservation.lease_ends_s > now_s:
+                break
+            found.append(reservation)
+        return found
+
+    def on_worker(self, worker: WorkerKey) -> list[Reservation]:
+        """Open ones of a worker."""
+        return [one for one in self._open.values() if one.worker == worker]
+
+    def forget_old(self, now_s: float) -> None:
+        """Drops memories that are older than the window."""
+        while self._ended:
+            ended_at_s, _ = next(iter(self._ended.values()))
+            if now_s - ended_at_s < self._memory_window_s:
+                return
+            self._forget_oldest()
+
+    def _forget_oldest(self) -> None:
+        _, (_, reservation) = self._ended.popitem(last=False)
+        self._forget_request(reservation)
+
+    def _forget_request(self, reservation: Reservation) -> None:
+        if self._by_request.get(reservation.request_id) is reservation:
+            del self._by_request[reservation.request_id]
