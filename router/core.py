@@ -216,8 +216,7 @@ class RouterCore:
         decision = self.decide(request, now_s, mark)
         if not decision.order:
             raise self._refuse(decision)
-        pick = Pick(self._reserve(request, decision, now_s), decision)
-        return pick
+        return Pick(self._reserve(request, decision, now_s), decision)
 
     def decide(
         self, request: Request, now_s: float, mark: Callable[[str], None] = _no_mark

@@ -67,7 +67,9 @@ class Prompt:
         )
 
     @classmethod
-    def from_hashes(cls, hashes: HashArray, block_size: int, prompt_tokens: int) -> "Prompt":
+    def from_hashes(
+        cls, hashes: HashArray, block_size: int, prompt_tokens: int, *, lora_name: str = ""
+    ) -> "Prompt":
         """A prompt of BlockHashes, salts included; raises Refusal when the numbers don't fit."""
         if block_size < 1:
             raise Refusal(Reason.MALFORMED_PROMPT, "block_hashes needs its block_size, in tokens")
@@ -81,7 +83,9 @@ class Prompt:
                 f"{prompt_tokens} tokens have {prompt_tokens // block_size} full blocks of"
                 f" {block_size}, but block_hashes holds {len(hashes)}",
             )
-        return cls(prompt_tokens, hashes=hashes, hashes_block_size=block_size)
+        return cls(
+            prompt_tokens, hashes=hashes, hashes_block_size=block_size, lora_name=lora_name
+        )
 
     def prefixes(self, block_size: int) -> HashArray:
         """PrefixHashes of the full blocks; none for a size of 0, or one that the
