@@ -1,6 +1,5 @@
 """The connection to NATS: reconnects for ever, says when it is gone, counts what is not sent."""
 
-import asyncio
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -154,13 +153,3 @@ class Broker:
 def _without_secret(url: str) -> str:
     scheme, separator, rest = url.partition("://")
     return f"{scheme}{separator}{rest.rpartition('@')[2]}" if separator else url.rpartition("@")[2]
-
-
-async def cancel(*tasks: asyncio.Task[None]) -> None:
-    """Cancels tasks and waits until they are gone; raises what they raised before."""
-    for task in tasks:
-        task.cancel()
-    results = await asyncio.gather(*tasks, return_exceptions=True)
-    for result in results:
-        if isinstance(result, Exception):
-            raise result

@@ -15,7 +15,7 @@ import msgspec
 from nats.aio.msg import Msg
 
 from events import subjects
-from events.broker import Broker, cancel
+from events.broker import Broker
 from events.facts import (
     VERSION,
     Control,
@@ -26,6 +26,7 @@ from events.facts import (
     Stored,
     encode,
 )
+from events.tasks import OnFailure, Tasks
 from events.view import FleetView, Pull
 from indexer.identity import WorkerKey
 
@@ -55,6 +56,7 @@ class Feed:
         on_heartbeat: Callable[[WorkerKey], None],
         on_forgotten: Callable[[list[WorkerKey]], None],
         on_control: Callable[[Control], None],
+        on_failure: OnFailure,
         rng: random.Random,
     ) -> None:
         self._broker = broker
@@ -68,7 +70,7 @@ class Feed:
         self._rng = rng
         self._recoveries: dict[WorkerKey, asyncio.Task[None]] = {}
         self._at_once = asyncio.Semaphore(RECOVERIES_AT_ONCE)
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks = Tasks(on_failure)
 
     async def start(self) -> None:
         """Subscribes, and asks who is there. The broker must be connected."""
@@ -77,11 +79,11 @@ class Feed:
         await self._broker.subscribe(plane(self._fleet, "facts"), self._facts_came)
         await self._broker.subscribe(plane(self._fleet, "load"), self._load_came)
         await self._broker.subscribe(subjects.control(self._fleet), self._control_came)
-        self._tasks.append(asyncio.create_task(self._tick()))
+        self._tasks.spawn(self._tick(), "feed clock")
         await self._say_hello()
 
     async def stop(self) -> None:
-        await cancel(*self._tasks, *self._recoveries.values())
+        await self._tasks.close()
 
     async def send_control(self, control: Control) -> bool:
         """Tells every replica; False when there is no connection."""
@@ -93,16 +95,13 @@ class Feed:
             running = self._recoveries.get(pull.worker)
             if running is not None and not running.done():
                 running.cancel()
-            task = asyncio.create_task(self._recover(pull))
+            task = self._tasks.spawn(self._recover(pull), f"recovery of {pull.worker}")
             self._recoveries[pull.worker] = task
             task.add_done_callback(partial(self._recovered, pull))
 
     def _recovered(self, pull: Pull, task: asyncio.Task[None]) -> None:
         if self._recoveries.get(pull.worker) is task:
             del self._recoveries[pull.worker]
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("recovery of %s broke", pull.worker, exc_info=error)
-            self._view.on_pull_failed(pull, "broke", self._clock())
 
     async def _facts_came(self, message: Msg) -> None:
         key = subjects.worker_of(message.subject)
@@ -132,9 +131,7 @@ class Feed:
     def _connection_changed(self, connected: bool) -> None:
         self._view.on_connection(connected, self._clock())
         if connected:
-            task = asyncio.create_task(self._say_hello())
-            self._tasks.append(task)
-            task.add_done_callback(self._tasks.remove)
+            self._tasks.spawn(self._say_hello(), "hello")
 
     async def _say_hello(self) -> None:
         hello = encode(Hello(VERSION, self._replica))

@@ -140,7 +140,12 @@ class _Chunk:
 class Ledger:
     """The copies that one engine rank holds."""
 
-    def __init__(self, wanted_block_size: int | None = None, blocks_max: int = 1 << 22) -> None:
+    def __init__(
+        self,
+        wanted_block_size: int | None = None,
+        blocks_max: int = 1 << 22,
+        dropped: Counter[str] | None = None,
+    ) -> None:
         """wanted_block_size: canonical tokens a block; None: see `canonical_block_size`.
 
         blocks_max bounds the map; stores beyond it are counted as `map_full`.
@@ -150,7 +155,7 @@ class Ledger:
         self.engine_block_size: int | None = None
         self.block_size: int | None = None
         """Canonical; known from the first store on."""
-        self.dropped: Counter[str] = Counter()
+        self.dropped: Counter[str] = Counter() if dropped is None else dropped
         """Reason -> events (or blocks) left out."""
         self._blocks: dict[EngineHash, _Block] = {}
         self._held: tuple[dict[PrefixHash, int], ...] = tuple({} for _ in Tier)

@@ -1,0 +1,251 @@
+"""One engine rank, from its published bytes to the messages of its stream.
+
+Puts the engine's own sequence in order (its numbering starts at 0 with each life, and a replay
+socket repeats the last messages), decodes, keeps the ledger, fills the outbox. Pure: bytes and
+`now_s` in, bytes to publish out; the relay (events/relay.py) owns sockets and timers.
+
+Laws:
+- an engine message is applied at most once and in order;
+- a sequence that goes back is another life of the engine: a new epoch, an empty ledger;
+- a hole that the replay socket can't close empties the ledger, since removals may be in it: what is
+  then told is true but partial, until the engine clears its cache.
+"""
+
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from typing_extensions import override
+from xxhash import xxh3_64_intdigest
+
+from events.decoding import DECODERS
+from events.engine_events import BlocksCleared
+from events.facts import Epoch, SnapshotChunk, SnapshotRequest
+from events.ledger import Ledger
+from events.outbox import Outbox
+from events.snapshot import SnapshotDesk
+
+HELD_MESSAGES_MAX = 20_000
+HELD_BYTES_MAX = 128 * 1024 * 1024
+
+
+class EngineState(Enum):
+    """How we stand with the engine's own sequence."""
+
+    STARTING = auto()
+    """Nothing heard yet."""
+    HEALING = auto()
+    """A replay is on its way; live messages wait."""
+    FOLLOWING = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """Ask the engine's replay socket for its messages from this number on."""
+
+    from_seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """Messages for the facts subject, in order."""
+
+    messages: list[bytes]
+
+
+RankEffect = Replay | Publish
+
+
+class Rank:
+    """One (engine, rank) as its relay follows it."""
+
+    def __init__(
+        self,
+        engine: str,
+        epoch: Epoch,
+        *,
+        has_replay: bool,
+        wanted_block_size: int | None = None,
+    ) -> None:
+        """engine: a name of events.decoding.DECODERS. Raises KeyError for another."""
+        self.state = EngineState.STARTING
+        self.complete = False
+        """Whether the ledger missed nothing of this life."""
+        self.counts: Counter[str] = Counter()
+        """Kind of event, and what went wrong, of the whole life of this object."""
+        self.engine_gaps = 0
+        self.engine_restarts = 0
+        self.last_event_s: float | None = None
+        self.outbox = Outbox(epoch)
+        self._decode = DECODERS[engine]
+        self._wanted_block_size = wanted_block_size
+        self._has_replay = has_replay
+        self.ledger = Ledger(wanted_block_size, dropped=self.counts)
+        self._desk = SnapshotDesk(self.ledger, self.outbox)
+        self._next_seq = 0
+        """The engine's next number, while following."""
+        self._last_digest: int | None = None
+        """Of the last payload applied: tells one life's messages from another's."""
+        self._held: deque[tuple[int, bytes]] = deque()
+        self._held_bytes = 0
+
+    @override
+    def __repr__(self) -> str:
+        kind = "complete" if self.complete else "partial"
+        return f"<Rank {self.state.name.lower()} {kind} at {self._next_seq}, {self.ledger!r}>"
+
+    def start(self) -> list[RankEffect]:
+        """Call once the subscription to the engine's publisher is up: live first, then replay."""
+        return self._heal_from(0) if self._has_replay else []
+
+    def on_message(self, seq: int, payload: bytes, now_s: float) -> list[RankEffect]:
+        """The engine published a batch. New epochs, where needed, are made of now_s."""
+        match self.state:
+            case EngineState.HEALING:
+                return self._hold(seq, payload, now_s)
+            case EngineState.STARTING:
+                # A late subscriber has missed the beginning, unless this is it.
+                self.state = EngineState.FOLLOWING
+                self.complete = seq == 0
+                self._next_seq = seq
+                return self._apply(seq, payload, now_s)
+            case EngineState.FOLLOWING:
+                if seq < self._next_seq:
+                    return self._restart(seq, payload, now_s)
+                if seq > self._next_seq:
+                    self.engine_gaps += 1
+                    if self._has_replay:
+                        # From the last one on that we have: its bytes show whose life this is.
+                        effects = self._heal_from(self._next_seq - 1)
+                        return effects + self._hold(seq, payload, now_s)
+                    return self._lose(now_s) + self._apply(seq, payload, now_s)
+                return self._apply(seq, payload, now_s)
+
+    def on_replay(
+        self, messages: Sequence[tuple[int, bytes]], ended: bool, now_s: float
+    ) -> list[RankEffect]:
+        """What the replay socket answered. ended: the end marker came, so that nothing is cut off.
+
+        Every hole that stays, up to the live messages that waited, empties the ledger.
+        """
+        if self.state is not EngineState.HEALING:
+            return []
+        self.state = EngineState.FOLLOWING
+        effects: list[RankEffect] = []
+        if not ended:
+            self.counts["replay_cut_off"] += 1
+        if self._last_digest is None:
+            # From the start: complete only if we get the whole life of the engine.
+            self.complete = ended and (not messages or messages[0][0] == 0)
+            self._next_seq = messages[0][0] if messages else 0
+        elif not messages or messages[0][0] != self._next_seq - 1:
+            self.counts["replay_too_short"] += 1
+            effects += self._lose(now_s)
+        elif xxh3_64_intdigest(messages[0][1]) != self._last_digest:
+            # Same number, other bytes: this is not the engine's life that we were following.
+            effects += self._new_life(now_s)
+            return effects + self._heal_from(0)
+        held, self._held, self._held_bytes = self._held, deque(), 0
+        for seq, payload in (*messages, *held):
+            if seq < self._next_seq:
+                continue
+            if seq > self._next_seq:
+                effects += self._lose(now_s)
+            effects += self._apply(seq, payload, now_s)
+        return effects
+
+    def flush(self) -> list[RankEffect]:
+        """Sends what is gathered; the relay calls it a moment after events came."""
+        return _publish(self.outbox.flush())
+
+    def beat(self, now_s: float) -> list[RankEffect]:
+        """What every second brings: what is gathered, then the state after it."""
+        messages = self.outbox.flush()
+        ledger = self.ledger
+        messages.append(self.outbox.beat(ledger.count(), ledger.digest(), self.complete, now_s))
+        return [Publish(messages)]
+
+    def answer(
+        self, request: SnapshotRequest, now_s: float
+    ) -> tuple[list[RankEffect], SnapshotChunk]:
+        """A router's question; what is gathered goes out before the answer."""
+        effects = self.flush()
+        return effects, self._desk.answer(request, self.complete, now_s)
+
+    def on_process_start(self, started_s: float, now_s: float) -> list[RankEffect]:
+        """The engine's process started then (Unix time). A later start than our epoch's is another
+        life, though its sequence hasn't shown it yet."""
+        if started_s <= self.outbox.epoch.start_ns / 1e9:
+            return []
+        effects = self._new_life(now_s)
+        self.state = EngineState.STARTING
+        return effects + self.start()
+
+    def _heal_from(self, seq: int) -> list[RankEffect]:
+        self.state = EngineState.HEALING
+        return [Replay(seq)]
+
+    def _hold(self, seq: int, payload: bytes, now_s: float) -> list[RankEffect]:
+        if self._held and seq <= self._held[-1][0]:
+            # The engine restarted while we waited: what is held belongs to its last life.
+            return self._restart(seq, payload, now_s)
+        self._held.append((seq, payload))
+        self._held_bytes += len(payload)
+        while len(self._held) > HELD_MESSAGES_MAX or self._held_bytes > HELD_BYTES_MAX:
+            self.counts["held_overflow"] += 1
+            self._held_bytes -= len(self._held.popleft()[1])
+        return []
+
+    def _restart(self, seq: int, payload: bytes, now_s: float) -> list[RankEffect]:
+        """The engine's sequence went back: another life of it."""
+        effects = self._new_life(now_s)
+        if seq > 0 and self._has_replay:
+            return effects + self._heal_from(0) + self._hold(seq, payload, now_s)
+        self.state = EngineState.FOLLOWING
+        self.complete = seq == 0
+        return effects + self._apply(seq, payload, now_s)
+
+    def _new_life(self, now_s: float) -> list[RankEffect]:
+        self.engine_restarts += 1
+        self._held.clear()
+        self._held_bytes = 0
+        self.complete = False
+        self._next_seq = 0
+        self._last_digest = None
+        self.ledger = Ledger(self._wanted_block_size, dropped=self.counts)
+        epoch = Epoch(
+            max(int(now_s * 1e9), self.outbox.epoch.start_ns + 1), self.outbox.epoch.nonce
+        )
+        self.outbox.start_over(epoch)
+        self._desk.start_over(self.ledger)
+        return [*self.beat(now_s)]
+
+    def _lose(self, now_s: float) -> list[RankEffect]:
+        """A hole stays open: removals may be lost in it, so nothing held is certain any more."""
+        self.complete = False
+        return _publish(self.outbox.add(self.ledger.wipe(), now_s))
+
+    def _apply(self, seq: int, payload: bytes, now_s: float) -> list[RankEffect]:
+        self._next_seq = seq + 1
+        self._last_digest = xxh3_64_intdigest(payload)
+        self.last_event_s = now_s
+        batch = self._decode(payload)
+        full: list[bytes] = []
+        for event in batch.events:
+            self.counts[type(event).__name__] += 1
+            full += self.outbox.add(self.ledger.apply(event), now_s)
+            if isinstance(event, BlocksCleared):
+                self.complete = True  # whatever was missed is gone now
+        self.counts["unknown"] += len(batch.unknown_kinds)
+        self.counts["malformed"] += len(batch.malformed)
+        if batch.malformed:
+            # A store that can't be read is a block less; a removal that can't be read would leave
+            # one too many, so the stream starts again from nothing.
+            full += self.outbox.add(self.ledger.wipe(), now_s)
+            self.complete = False
+        return _publish(full)
+
+
+def _publish(messages: list[bytes]) -> list[RankEffect]:
+    return [Publish(messages)] if messages else []

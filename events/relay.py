@@ -1,0 +1,381 @@
+"""The relay: beside an engine, turns what it publishes into facts on NATS.
+
+    engine ──ZMQ──> Rank (order, decode, count copies, number) ──NATS──> every router
+    engine ──HTTP─> Probe ──> heartbeats
+
+The shell around events/rank.py: sockets, timers, and nothing decided. It never pushes back on the
+engine: what can't be sent is dropped and counted, and the stream's numbers show it.
+"""
+
+import asyncio
+import logging
+import random
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import aiohttp
+import msgspec
+import zmq
+import zmq.asyncio
+from nats.aio.msg import Msg
+
+from events import subjects
+from events.broker import Broker
+from events.engine_events import LoadSample
+from events.engine_load import EngineIdentity, LoadUnreadable, sglang_load_stat
+from events.facts import Epoch, Heartbeat, SnapshotRequest, encode
+from events.ledger import canonical_block_size
+from events.probe import Probe
+from events.rank import Publish, Rank, RankEffect, Replay
+from events.settings import EngineSettings
+from events.tasks import OnFailure, Tasks
+from events.zmq_framing import (
+    LiveMessage,
+    ReplayEnd,
+    ReplayPart,
+    parse_live,
+    parse_replay,
+    replay_request,
+)
+from indexer.identity import WorkerKey
+
+COALESCE_S = 0.002
+BEAT_S = 1.0
+PROBE_S = 0.5
+IDENTITY_S = 30.0
+HEALTH_S = 3.0
+RECEIVE_QUEUE_MESSAGES = 100_000
+_HELLO_JITTER_S = 0.2
+_REPLAY_QUIET_S = 2.0
+_REPLAY_MESSAGES_MAX = 100_000
+_SUBSCRIBED_S = 0.1
+"""Until a subscription stands at the engine; what slips through shows as a gap, and heals."""
+
+log = logging.getLogger("kvroute.relay")
+
+_request_decoder = msgspec.msgpack.Decoder(SnapshotRequest)
+
+
+class _RankShell:
+    """One rank's sockets and queues."""
+
+    def __init__(self, key: WorkerKey, rank: Rank, events: str, replay: str | None) -> None:
+        self.key = key
+        self.rank = rank
+        self.events = events
+        self.replay = replay
+        self.out: deque[bytes] = deque()
+        self.wake = asyncio.Event()
+        self.load: LoadSample | None = None
+        self.sampled_at_s: float | None = None
+        self.replaying: asyncio.Task[None] | None = None
+
+
+class Relay:
+    """The relay of one engine, all its ranks."""
+
+    def __init__(
+        self,
+        settings: EngineSettings,
+        broker: Broker,
+        *,
+        fleet: str,
+        clock: Callable[[], float],
+        on_failure: OnFailure,
+        rng: random.Random,
+    ) -> None:
+        """clock: Unix time in seconds that never goes back."""
+        self.settings = settings
+        self.counts: Counter[str] = Counter()
+        """What went wrong at the sockets."""
+        self._broker = broker
+        self._fleet = fleet
+        self._clock = clock
+        self._rng = rng
+        self._answered_at_s = -HEALTH_S
+        self._probe: Probe | None = None
+        self._session: aiohttp.ClientSession | None = None
+        self._context = zmq.asyncio.Context()
+        self._tasks = Tasks(on_failure)
+        epoch = Epoch(int(clock() * 1e9), rng.getrandbits(32))
+        self._shells = [
+            _RankShell(
+                WorkerKey(settings.id, number),
+                Rank(
+                    settings.engine,
+                    epoch,
+                    has_replay=settings.replay is not None,
+                    wanted_block_size=settings.block_size,
+                ),
+                rank_endpoint(settings.events, number),
+                rank_endpoint(settings.replay, number) if settings.replay else None,
+            )
+            for number in range(settings.ranks)
+        ]
+
+    @property
+    def ranks(self) -> list[tuple[WorkerKey, Rank]]:
+        return [(shell.key, shell.rank) for shell in self._shells]
+
+    async def start(self) -> None:
+        """Subscribes to the engine and answers routers. The broker must be connected."""
+        for shell in self._shells:
+            await self._broker.subscribe(
+                subjects.snapshot(self._fleet, shell.key), partial(self._snapshot_asked, shell)
+            )
+            self._tasks.spawn(self._follow(shell), f"events of {shell.key}")
+            self._tasks.spawn(self._send(shell), f"facts of {shell.key}")
+            if self.settings.load:
+                self._tasks.spawn(self._follow_load(shell), f"load of {shell.key}")
+        await self._broker.subscribe(subjects.hello(self._fleet), self._hello_came)
+        base = self.settings.metrics or self.settings.address
+        if base.startswith(("http://", "https://")):
+            self._session = aiohttp.ClientSession()
+            self._probe = Probe(self._session, self.settings.engine, base)
+            self._tasks.spawn(self._ask_engine(self._probe), f"probe of {self.settings.id}")
+        self._tasks.spawn(self._beat(), f"beats of {self.settings.id}")
+        log.info("relay for %s: %s at %s", self.settings.id, self.settings.engine, base)
+
+    async def stop(self) -> None:
+        await self._tasks.close()
+        if self._session is not None:
+            await self._session.close()
+        self._context.destroy(linger=0)
+
+    def _perform(self, shell: _RankShell, effects: Sequence[RankEffect]) -> None:
+        for effect in effects:
+            match effect:
+                case Publish(messages):
+                    shell.out.extend(messages)
+                case Replay(from_seq):
+                    if shell.replaying is not None:
+                        shell.replaying.cancel()
+                    shell.replaying = self._tasks.spawn(
+                        self._fetch_replay(shell, from_seq), f"replay of {shell.key}"
+                    )
+        shell.wake.set()
+
+    async def _send(self, shell: _RankShell) -> None:
+        """Publishes what the rank has, a moment after it came, so that small events share one."""
+        subject = subjects.facts(self._fleet, shell.key)
+        while True:
+            await shell.wake.wait()
+            await asyncio.sleep(COALESCE_S)
+            shell.wake.clear()
+            for effect in shell.rank.flush():
+                if isinstance(effect, Publish):
+                    shell.out.extend(effect.messages)
+            while shell.out:
+                await self._broker.publish(subject, shell.out.popleft())
+
+    async def _follow(self, shell: _RankShell) -> None:
+        """Reads the engine's publisher for ever."""
+        socket = self._context.socket(zmq.SUB)
+        socket.setsockopt(zmq.RCVHWM, RECEIVE_QUEUE_MESSAGES)
+        socket.setsockopt_string(zmq.SUBSCRIBE, self.settings.topic)
+        if self.settings.events_bind:
+            socket.bind(shell.events)
+        else:
+            socket.connect(shell.events)
+        await asyncio.sleep(_SUBSCRIBED_S)
+        self._perform(shell, shell.rank.start())
+        while True:
+            message = parse_live(await socket.recv_multipart())
+            if not isinstance(message, LiveMessage):
+                self.counts["malformed_frame"] += 1
+                log.warning("%s: %s", shell.key, message.reason)
+                continue
+            effects = shell.rank.on_message(message.sequence, message.payload, self._clock())
+            self._perform(shell, effects)
+
+    async def _fetch_replay(self, shell: _RankShell, from_seq: int) -> None:
+        """Asks the replay socket. It drops for a slow reader, so the queue is bounded here alone."""
+        if shell.replay is None:
+            return
+        socket = self._context.socket(zmq.DEALER)
+        socket.setsockopt(zmq.RCVHWM, 0)
+        socket.setsockopt(zmq.LINGER, 0)
+        parts: list[tuple[int, bytes]] = []
+        ended = False
+        try:
+            socket.connect(shell.replay)
+            await socket.send_multipart(replay_request(from_seq))
+            while not ended and len(parts) < _REPLAY_MESSAGES_MAX:
+                async with asyncio.timeout(_REPLAY_QUIET_S):
+                    part = parse_replay(await socket.recv_multipart())
+                match part:
+                    case ReplayPart(sequence, payload):
+                        parts.append((sequence, payload))
+                    case ReplayEnd():
+                        ended = True
+                    case _:
+                        self.counts["malformed_frame"] += 1
+        except TimeoutError:
+            self.counts["replay_timeout"] += 1
+            log.warning("%s: the replay socket %s fell silent", shell.key, shell.replay)
+        finally:
+            socket.close()
+        shell.replaying = None
+        self._perform(shell, shell.rank.on_replay(parts, ended, self._clock()))
+        log.info("%s: %d batches replayed, %r", shell.key, len(parts), shell.rank)
+
+    async def _follow_load(self, shell: _RankShell) -> None:
+        """Reads SGLang's LoadStat feed for ever."""
+        socket = self._context.socket(zmq.SUB)
+        socket.setsockopt(zmq.RCVHWM, 100)
+        socket.setsockopt_string(zmq.SUBSCRIBE, "")
+        socket.connect(rank_endpoint(self.settings.load or "", shell.key.dp_rank))
+        while True:
+            message = parse_live(await socket.recv_multipart())
+            if not isinstance(message, LiveMessage):
+                self.counts["malformed_frame"] += 1
+                continue
+            try:
+                _, shell.load = sglang_load_stat(
+                    message.payload, self._engine_block_size(shell) or 1
+                )
+            except LoadUnreadable:
+                self.counts["malformed_load"] += 1
+                continue
+            shell.sampled_at_s = self._clock()
+
+    async def _ask_engine(self, probe: Probe) -> None:
+        """Asks for load, and now and then for identity, for ever."""
+        identity_at_s = 0.0
+        while True:
+            now_s = self._clock()
+            due = probe.identity is None or now_s - identity_at_s >= IDENTITY_S
+            if due and await probe.ask_identity():
+                identity_at_s = now_s
+            if probe.identity is not None and await probe.ask_load():
+                self._loads_came(probe)
+            elif probe.trouble:
+                self.counts["engine_silent"] += 1
+            await asyncio.sleep(PROBE_S)
+
+    def _loads_came(self, probe: Probe) -> None:
+        now_s = self._clock()
+        if now_s - self._answered_at_s >= HEALTH_S:
+            log.info("%s answers", self.settings.id)
+        self._answered_at_s = now_s
+        for shell in self._shells:
+            load = probe.loads.get(shell.key.dp_rank)
+            if load is None:
+                continue
+            if not self.settings.load:
+                shell.load = load
+                shell.sampled_at_s = now_s
+            if load.process_start_s is not None:
+                effects = shell.rank.on_process_start(load.process_start_s, now_s)
+                if effects:
+                    log.warning("%s: the engine has restarted", shell.key)
+                    self._perform(shell, effects)
+
+    async def _beat(self) -> None:
+        while True:
+            for shell in self._shells:
+                await self._tell(shell)
+            await asyncio.sleep(BEAT_S)
+
+    async def _tell(self, shell: _RankShell) -> None:
+        """A heartbeat, and a beat after all that is gathered."""
+        now_s = self._clock()
+        heartbeat = encode(self._heartbeat(shell, now_s))
+        await self._broker.publish(subjects.load(self._fleet, shell.key), heartbeat)
+        self._perform(shell, shell.rank.beat(now_s))
+
+    async def _hello_came(self, _message: Msg) -> None:
+        await asyncio.sleep(self._rng.uniform(0, _HELLO_JITTER_S))
+        for shell in self._shells:
+            await self._tell(shell)
+
+    async def _snapshot_asked(self, shell: _RankShell, message: Msg) -> None:
+        try:
+            request = _request_decoder.decode(message.data)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            self.counts["malformed_request"] += 1
+            return
+        effects, chunk = shell.rank.answer(request, self._clock())
+        self._perform(shell, effects)
+        if message.reply:
+            await self._broker.publish(message.reply, encode(chunk))
+
+    def _engine_block_size(self, shell: _RankShell) -> int | None:
+        """Tokens a block of the engine; None as long as nothing has told."""
+        told = shell.rank.ledger.engine_block_size
+        if told is None and shell.load is not None:
+            told = shell.load.block_size
+        if told is None and self._probe is not None and self._probe.identity is not None:
+            told = self._probe.identity.block_size
+        return told
+
+    def _heartbeat(self, shell: _RankShell, now_s: float) -> Heartbeat:
+        settings = self.settings
+        who = (self._probe.identity if self._probe else None) or EngineIdentity()
+        load = shell.load or LoadSample()
+        engine_size = self._engine_block_size(shell)
+        size = canonical_block_size(engine_size, settings.block_size) if engine_size else None
+        scale = engine_size / size if engine_size and size else 0.0
+        total = load.total_blocks or who.total_blocks
+        priority = settings.priority_scheduling or bool(who.priority_scheduling)
+        lower_first = settings.engine == "vllm" or bool(who.low_priority_first)
+        healthy = self._probe is None or now_s - self._answered_at_s < HEALTH_S
+        return Heartbeat(
+            epoch=shell.rank.outbox.epoch,
+            address=settings.address,
+            engine=settings.engine,
+            engine_version=who.version or "",
+            model=settings.model or load.model or who.model or "",
+            model_aliases=tuple(dict.fromkeys((*settings.model_aliases, *who.aliases))),
+            lora_names=who.lora_names,
+            max_model_len=who.max_model_len or 0,
+            block_size=size or 0,
+            engine_block_size=engine_size or 0,
+            role=settings.role,
+            labels=settings.labels,
+            multi_rank=settings.ranks > 1,
+            priority_scheduling=("lower" if lower_first else "higher") if priority else "",
+            healthy=healthy,
+            running=load.running,
+            waiting=load.waiting,
+            used_blocks=None if load.used_blocks is None else load.used_blocks * scale,
+            total_blocks=int(total * scale) if total and scale else None,
+            total_slots=settings.slots or load.total_slots or who.total_slots,
+            preemptions=load.preemptions,
+            sampled_at_s=shell.sampled_at_s,
+            sent_at_s=now_s,
+            warnings=tuple(self._warnings(shell, engine_size)),
+        )
+
+    def _warnings(self, shell: _RankShell, engine_size: int | None) -> list[str]:
+        """What an operator should mend, a sentence each."""
+        told = []
+        dropped = shell.rank.counts
+        if dropped["block_size_unsuitable"]:
+            told.append(
+                f"blocks of {engine_size} tokens can be neither split nor merged to"
+                f" {self.settings.block_size}: nothing of this worker is indexed"
+            )
+        if dropped["unnamed_lora"]:
+            told.append("the engine names LoRAs by number only: their blocks are not indexed")
+        if dropped["unknown_medium"]:
+            told.append("the engine names a medium that kvroute doesn't know")
+        if dropped["malformed"]:
+            told.append("the engine sends events that kvroute can't read")
+        if self._probe is not None and self._probe.trouble:
+            told.append(f"the engine's HTTP: {self._probe.trouble}")
+        return told
+
+
+def rank_endpoint(endpoint: str, rank: int) -> str:
+    """A rank's endpoint: TCP port + rank, as vLLM and SGLang publish. Rank 0's is the base itself.
+
+    Raises ValueError for a rank above 0 of an endpoint without a port.
+    """
+    if not rank:
+        return endpoint
+    base, separator, port = endpoint.rpartition(":")
+    if not endpoint.startswith("tcp://") or not separator or not port.isdigit():
+        raise ValueError(f"{endpoint}: only tcp endpoints with a port have one for each rank")
+    return f"{base}:{int(port) + rank}"

@@ -1,0 +1,38 @@
+"""Background tasks that can't die unseen: one that breaks is logged, and its owner is told."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+log = logging.getLogger("kvroute.tasks")
+
+OnFailure = Callable[[BaseException], None]
+
+
+class Tasks:
+    """The background tasks of one owner."""
+
+    def __init__(self, on_failure: OnFailure) -> None:
+        self._on_failure = on_failure
+        self._running: set[asyncio.Task[None]] = set()
+
+    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        """Runs work in the background."""
+        task = asyncio.create_task(work, name=name)
+        self._running.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    async def close(self) -> None:
+        """Cancels all and waits until they are gone."""
+        running = list(self._running)
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._running.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.critical("%s broke", task.get_name(), exc_info=error)
+            self._on_failure(error)
