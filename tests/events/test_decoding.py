@@ -158,13 +158,15 @@ def shown_tokens(token_ids: Any) -> str:
 
 def shown_event(event: EngineEvent) -> dict[str, Any]:
     """An event without what is absent or ordinary; the ordinary medium is GPU."""
+    shown: dict[str, Any]
+    told: dict[str, Any]
     match event:
         case BlocksCleared():
             return {"cleared": True}
         case BlocksRemoved():
-            shown: dict[str, Any] = {"removed": [shown_hash(h) for h in event.hashes]}
-            told: dict[str, Any] = {"group": event.group, "remote": event.remote}
-        case BlocksStored():
+            shown = {"removed": [shown_hash(h) for h in event.hashes]}
+            told = {"group": event.group, "remote": event.remote}
+        case _:
             shown = {
                 "stored": [shown_hash(h) for h in event.hashes],
                 "parent": shown_hash(event.parent),
