@@ -95,7 +95,7 @@ class Feed:
             running = self._recoveries.get(pull.worker)
             if running is not None and not running.done():
                 running.cancel()
-            task = self._tasks.spawn(self._recover(pull), f"recovery of {pull.worker}")
+            task = self._tasks.spawn_task(self._recover(pull), f"recovery of {pull.worker}")
             self._recoveries[pull.worker] = task
             task.add_done_callback(partial(self._recovered, pull))
 

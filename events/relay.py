@@ -151,7 +151,7 @@ class Relay:
                 case Replay(from_seq):
                     if shell.replaying is not None:
                         shell.replaying.cancel()
-                    shell.replaying = self._tasks.spawn(
+                    shell.replaying = self._tasks.spawn_task(
                         self._fetch_replay(shell, from_seq), f"replay of {shell.key}"
                     )
         shell.wake.set()
@@ -190,7 +190,7 @@ class Relay:
             self._perform(shell, effects)
 
     async def _fetch_replay(self, shell: _RankShell, from_seq: int) -> None:
-        """Asks the replay socket. It drops for a slow reader, so the queue is bounded here alone."""
+        """Asks the replay socket. It drops for slow readers, so the bound is on what we keep."""
         if shell.replay is None:
             return
         socket = self._context.socket(zmq.DEALER)

@@ -17,8 +17,12 @@ class Tasks:
         self._on_failure = on_failure
         self._running: set[asyncio.Task[None]] = set()
 
-    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
         """Runs work in the background."""
+        _ = self.spawn_task(work, name)
+
+    def spawn_task(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        """Runs work in the background, for an owner that may cancel it."""
         task = asyncio.create_task(work, name=name)
         self._running.add(task)
         task.add_done_callback(self._done)
