@@ -1,0 +1,194 @@
+{{/* Names and labels. */}}
+
+{{- define "kvroute.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" }}
+{{- end }}
+
+{{/* At most 46 characters: the longest thing appended, -example-engine, stays within a DNS label. */}}
+{{- define "kvroute.fullname" -}}
+{{- if .Values.fullnameOverride }}
+{{- .Values.fullnameOverride | trunc 46 | trimSuffix "-" }}
+{{- else }}
+{{- $name := include "kvroute.name" . }}
+{{- if contains $name .Release.Name }}
+{{- .Release.Name | trunc 46 | trimSuffix "-" }}
+{{- else }}
+{{- printf "%s-%s" .Release.Name $name | trunc 46 | trimSuffix "-" }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- define "kvroute.serviceAccountName" -}}
+{{- if .Values.serviceAccount.create }}
+{{- default (include "kvroute.fullname" .) .Values.serviceAccount.name }}
+{{- else }}
+{{- default "default" .Values.serviceAccount.name }}
+{{- end }}
+{{- end }}
+
+{{/* What a selector may rest on: nothing that a new release or value changes. */}}
+{{- define "kvroute.selectorLabels" -}}
+app.kubernetes.io/name: {{ include "kvroute.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/component: router
+{{- end }}
+
+{{- define "kvroute.engineSelectorLabels" -}}
+app.kubernetes.io/name: {{ include "kvroute.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/component: example-engine
+{{- end }}
+
+{{- define "kvroute.commonLabels" -}}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+app.kubernetes.io/part-of: kvroute
+{{- with .Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{- define "kvroute.labels" -}}
+{{ include "kvroute.selectorLabels" . }}
+{{ include "kvroute.commonLabels" . }}
+{{- end }}
+
+{{- define "kvroute.engineLabels" -}}
+{{ include "kvroute.engineSelectorLabels" . }}
+{{ include "kvroute.commonLabels" . }}
+{{- end }}
+
+{{/* repository@digest, else repository:tag. Takes {image, tag}: tag is the one of an image without. */}}
+{{- define "kvroute.imageOf" -}}
+{{- if .image.digest }}
+{{- printf "%s@%s" .image.repository .image.digest }}
+{{- else }}
+{{- printf "%s:%s" .image.repository (default .tag .image.tag) }}
+{{- end }}
+{{- end }}
+
+{{- define "kvroute.image" -}}
+{{ include "kvroute.imageOf" (dict "image" .Values.image "tag" .Chart.AppVersion) }}
+{{- end }}
+
+{{/* Ports follow the addresses in the configuration, so that they are said once. */}}
+{{- define "kvroute.grpcPort" -}}
+{{ regexFind "[0-9]+$" .Values.config.grpc.listen }}
+{{- end }}
+
+{{/* Empty without an endpoint. */}}
+{{- define "kvroute.metricsPort" -}}
+{{ regexFind "[0-9]+$" .Values.config.metrics.listen }}
+{{- end }}
+
+{{/* config.yaml: the values, and the paths of the files that Secrets bring. */}}
+{{- define "kvroute.config" -}}
+{{- $config := deepCopy .Values.config }}
+{{- $nats := default dict $config.nats }}
+{{- if .Values.nats.credentialsSecret.name }}
+{{- $_ := set $nats "credentials_file" (include "kvroute.natsCredentialsFile" .) }}
+{{- end }}
+{{- with .Values.nats.tlsSecret }}
+{{- if .name }}
+{{- $_ := set $nats "tls_ca_file" (printf "/etc/kvroute-nats/tls/%s" .caKey) }}
+{{- if .clientCertificate }}
+{{- $_ := set $nats "tls_certificate_file" "/etc/kvroute-nats/tls/tls.crt" }}
+{{- $_ := set $nats "tls_key_file" "/etc/kvroute-nats/tls/tls.key" }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- $_ := set $config "nats" $nats }}
+{{- toYaml $config }}
+{{- end }}
+
+{{- define "kvroute.natsCredentialsFile" -}}
+/etc/kvroute-nats/credentials/{{ .Values.nats.credentialsSecret.key }}
+{{- end }}
+
+{{/* User and password never touch a ConfigMap. */}}
+{{- define "kvroute.natsUserEnv" -}}
+{{- with .Values.nats.userSecret }}
+{{- if .name }}
+- name: KVROUTE_NATS_USER
+  valueFrom:
+    secretKeyRef: {name: {{ .name }}, key: {{ .userKey }}}
+- name: KVROUTE_NATS_PASSWORD
+  valueFrom:
+    secretKeyRef: {name: {{ .name }}, key: {{ .passwordKey }}}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- define "kvroute.natsVolumeMounts" -}}
+{{- if .Values.nats.credentialsSecret.name }}
+- {name: nats-credentials, mountPath: /etc/kvroute-nats/credentials, readOnly: true}
+{{- end }}
+{{- if .Values.nats.tlsSecret.name }}
+- {name: nats-tls, mountPath: /etc/kvroute-nats/tls, readOnly: true}
+{{- end }}
+{{- end }}
+
+{{- define "kvroute.natsVolumes" -}}
+{{- with .Values.nats.credentialsSecret }}
+{{- if .name }}
+- name: nats-credentials
+  secret:
+    secretName: {{ .name }}
+    defaultMode: 0440
+    items:
+      - {key: {{ .key }}, path: {{ .key }}}
+{{- end }}
+{{- end }}
+{{- with .Values.nats.tlsSecret }}
+{{- if .name }}
+- name: nats-tls
+  secret:
+    secretName: {{ .name }}
+    defaultMode: 0440
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/* SIGKILL comes after preStop, the drain, and a margin to leave in. */}}
+{{- define "kvroute.terminationGracePeriodSeconds" -}}
+{{- $needed := addf (default 30 .Values.config.drain_timeout_s) .Values.preStopSleepSeconds }}
+{{- if kindIs "invalid" .Values.terminationGracePeriodSeconds }}
+{{- addf (ceil $needed) 10 | int }}
+{{- else if le (float64 .Values.terminationGracePeriodSeconds) $needed }}
+{{- fail (printf "terminationGracePeriodSeconds (%v) must be longer than preStopSleepSeconds and config.drain_timeout_s together (%v)" .Values.terminationGracePeriodSeconds $needed) }}
+{{- else }}
+{{- int .Values.terminationGracePeriodSeconds }}
+{{- end }}
+{{- end }}
+
+{{/* What a schema can't say: values that contradict one another. The Deployment asks first. */}}
+{{- define "kvroute.validate" -}}
+{{- $url := (default dict .Values.config.nats).url }}
+{{- if contains "@" (default "" $url) }}
+{{- fail "config.nats.url carries a user or a password, and would stand in a ConfigMap: use nats.userSecret." }}
+{{- end }}
+{{- if not $url }}
+{{- if gt (int .Values.replicaCount) 1 }}
+{{- fail "replicaCount is over 1 and config.nats.url is empty: replicas can't share the NATS server that a router embeds. Set config.nats.url." }}
+{{- end }}
+{{- if .Values.exampleEngine.enabled }}
+{{- fail "exampleEngine.enabled needs config.nats.url: the NATS server that a router embeds listens on loopback, where no relay of another pod reaches it." }}
+{{- end }}
+{{- if not .Values.nats.embedded }}
+{{- fail "config.nats.url is empty and nats.embedded is false: name a NATS server." }}
+{{- end }}
+{{- end }}
+{{- $startup := mul .Values.probes.startup.periodSeconds .Values.probes.startup.failureThreshold }}
+{{- if le (float64 $startup) (float64 (default 30 .Values.config.ready_timeout_s)) }}
+{{- fail (printf "probes.startup allows %d s, no longer than config.ready_timeout_s: the kubelet would restart routers that wait for their index." $startup) }}
+{{- end }}
+{{- with .Values.networkPolicy }}
+{{- if and .enabled $.Values.config.workers (not .extraEgress) }}
+{{- fail "networkPolicy.enabled with config.workers needs networkPolicy.extraEgress: the router connects to those engines." }}
+{{- end }}
+{{- end }}
+{{- if and .Values.serviceMonitor.enabled (not (include "kvroute.metricsPort" .)) }}
+{{- fail "serviceMonitor.enabled needs config.metrics.listen." }}
+{{- end }}
+{{- end }}
