@@ -40,6 +40,7 @@ METRICS = (
     "kvroute_worker_prefill_tokens_active",
     "kvroute_worker_up",
     "kvroute_stream_state",
+    "kvroute_stream_complete",
     "kvroute_stream_lag_seconds",
     "kvroute_facts_total",
     "kvroute_facts_dropped_total",
