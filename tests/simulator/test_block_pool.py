@@ -1,0 +1,180 @@
+"""Laws of the block pool, and the behaviours that a naive model gets wrong."""
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from simulator.block_pool import BlockId, BlockPool, Cleared, PoolEvent, Removed, Stored
+
+SIZE = 4
+
+
+def stored(hashes: list[int], parent: int | None = None) -> Stored:
+    return Stored(tuple(hashes), parent, (0,) * SIZE * len(hashes), (None,) * len(hashes))
+
+
+def fill(pool: BlockPool, hashes: list[int]) -> list[BlockId]:
+    """A sequence that fills as many blocks as it has hashes, reusing what is there."""
+    reused = pool.find_prefix(hashes, SIZE * len(hashes) + 1)
+    fresh = pool.take(reused, len(hashes) - len(reused))
+    assert fresh is not None
+    if fresh:
+        new = hashes[len(reused) :]
+        pool.store(fresh, stored(new, hashes[len(reused) - 1] if reused else None))
+    return [*reused, *fresh]
+
+
+def removed(events: list[PoolEvent]) -> list[int]:
+    return [event.block_hash for event in events if isinstance(event, Removed)]
+
+
+def test_a_fully_cached_prompt_leaves_one_token_to_compute() -> None:
+    pool = BlockPool(8, SIZE)
+    pool.release(fill(pool, [1, 2, 3]))
+    assert len(pool.find_prefix([1, 2, 3], 3 * SIZE)) == 2
+    assert len(pool.find_prefix([1, 2, 3], 3 * SIZE + 1)) == 3
+    assert pool.find_prefix([], 0) == []
+
+
+def test_each_copy_of_a_block_is_stored_and_removed_by_itself() -> None:
+    pool = BlockPool(4, SIZE)
+    first = fill(pool, [1, 2])
+    copy = pool.take(first[:1], 1)
+    assert copy is not None
+    pool.store(copy, stored([2], 1))
+    pool.release(first)
+    pool.release([first[0], *copy])
+    assert pool.copies(2) == 2
+    pool.take_events()
+    assert pool.take((), 2) is not None  # one was free
+    assert removed(pool.take_events()) == [2]
+    assert pool.copies(2) == 1
+    assert pool.take((), 1) is not None
+    assert removed(pool.take_events()) == [2]
+    assert pool.copies(2) == 0
+
+
+def test_nothing_is_found_across_a_hole() -> None:
+    pool = BlockPool(8, SIZE)
+    pool.release(fill(pool, [1, 2, 3]))
+    assert len(pool.find_prefix([1, 9, 3], 100)) == 1
+    assert pool.find_prefix([9, 2, 3], 100) == []
+
+
+def test_the_longest_unused_chain_goes_first_and_from_its_tail() -> None:
+    pool = BlockPool(4, SIZE)
+    old, new = fill(pool, [1, 2]), fill(pool, [3, 4])
+    pool.release(old)
+    pool.release(new)
+    pool.take_events()
+    pool.take((), 3)
+    assert removed(pool.take_events()) == [2, 1, 4]
+
+
+def test_blocks_without_content_are_taken_before_anything_is_evicted() -> None:
+    pool = BlockPool(4, SIZE)
+    pool.release(fill(pool, [1, 2]))
+    half_filled = pool.take((), 2)
+    assert half_filled is not None
+    pool.release(half_filled)
+    pool.take_events()
+    assert pool.take((), 2) is not None
+    assert pool.take_events() == []
+
+
+def test_too_few_blocks_change_nothing() -> None:
+    pool = BlockPool(3, SIZE)
+    pool.release(fill(pool, [1, 2]))
+    pool.take_events()
+    reused = pool.find_prefix([1, 2], 100)
+    assert pool.take(reused, 2) is None
+    assert (pool.in_use_count, pool.cached_count, pool.free_count) == (0, 2, 1)
+    assert pool.take_events() == []
+
+
+def test_a_reset_waits_for_nobody_and_is_told_with_the_next_events() -> None:
+    pool = BlockPool(4, SIZE)
+    blocks = fill(pool, [1])
+    assert not pool.reset()
+    pool.release(blocks)
+    pool.take_events()
+    assert pool.reset()
+    assert pool.find_prefix([1], 100) == []
+    pool.release(fill(pool, [5]))
+    assert [type(event) for event in pool.take_events()] == [Cleared, Stored]
+
+
+def test_mistakes_of_the_caller_are_refused() -> None:
+    with pytest.raises(ValueError, match="at least 1"):
+        BlockPool(0, SIZE)
+    pool = BlockPool(2, SIZE)
+    blocks = fill(pool, [1])
+    with pytest.raises(ValueError, match="content already"):
+        pool.store(blocks, stored([2]))
+    pool.release(blocks)
+    with pytest.raises(ValueError, match="no user"):
+        pool.release(blocks)
+
+
+class PoolLaws(RuleBasedStateMachine):
+    """Any life of a small pool, beside a subscriber that counts copies from the events alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool = BlockPool(10, SIZE)
+        self.live: list[list[BlockId]] = []
+        self.heard: Counter[int] = Counter()
+
+    @rule(branch=st.integers(0, 2), length=st.integers(1, 6), exact=st.booleans())
+    def start(self, branch: int, length: int, exact: bool) -> None:
+        hashes = [10 * branch + i if i > 1 else i for i in range(length)]
+        reused = self.pool.find_prefix(hashes, SIZE * length + (not exact))
+        fresh = self.pool.take(reused, length - len(reused))
+        if fresh is None:
+            return
+        if fresh:
+            parent = hashes[len(reused) - 1] if reused else None
+            self.pool.store(fresh, stored(hashes[len(reused) :], parent))
+        self.live.append([*reused, *fresh])
+
+    @rule(count=st.integers(1, 3))
+    def take_half_filled(self, count: int) -> None:
+        if fresh := self.pool.take((), count):
+            self.live.append(fresh)
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data())
+    def end(self, data: Any) -> None:
+        index = data.draw(st.integers(0, len(self.live) - 1))
+        self.pool.release(self.live.pop(index))
+
+    @rule()
+    def reset(self) -> None:
+        assert self.pool.reset() == (not self.live)
+
+    @invariant()
+    def free_and_cached_and_in_use_are_all(self) -> None:
+        pool = self.pool
+        assert pool.free_count + pool.cached_count + pool.in_use_count == pool.block_count
+        assert pool.in_use_count == len({block for blocks in self.live for block in blocks})
+
+    @invariant()
+    def the_events_tell_every_copy(self) -> None:
+        for event in self.pool.take_events():
+            match event:
+                case Stored():
+                    self.heard.update(event.hashes)
+                case Removed():
+                    self.heard[event.block_hash] -= 1
+                case Cleared():
+                    self.heard.clear()
+        for block_hash in range(40):
+            assert self.pool.copies(block_hash) == self.heard[block_hash]
+
+
+PoolLaws.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestPoolLaws = PoolLaws.TestCase

@@ -1,0 +1,289 @@
+"""The scheduler: order, budgets, waiting, preemption, joined steps, and that nothing gets lost."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simulator.block_pool import Cleared, Removed, Stored
+from simulator.scheduler import (
+    RequestRefused,
+    Scheduler,
+    SchedulerConfig,
+    Sequence,
+    TokenArray,
+)
+
+
+def prompt(token_count: int, first: int = 0) -> TokenArray:
+    return np.arange(first, first + token_count, dtype=np.uint32)
+
+
+def make(**limits: Any) -> Scheduler:
+    return Scheduler(SchedulerConfig(**({"block_count": 64, "block_size": 4} | limits)))
+
+
+def finish(scheduler: Scheduler, now_s: float = 0.0) -> tuple[list[Any], float]:
+    """Runs until idle; returns all events and the time."""
+    events: list[Any] = []
+    while step := scheduler.begin_step(now_s):
+        now_s = step.end_s
+        events += scheduler.end_step(now_s).events
+    return events, now_s
+
+
+def stored_hashes(events: list[Any]) -> list[int]:
+    return [one for event in events if isinstance(event, Stored) for one in event.hashes]
+
+
+def test_an_answer_fills_blocks_too_but_its_last_token_is_never_computed() -> None:
+    scheduler = make()
+    scheduler.add(prompt(6), 6, 0.0)  # 12 tokens known in the end, 11 computed
+    events, _ = finish(scheduler)
+    assert len(stored_hashes(events)) == 2
+    scheduler.add(prompt(6, first=100), 7, 0.0)
+    events, _ = finish(scheduler)
+    assert len(stored_hashes(events)) == 3
+
+
+def test_the_second_request_reuses_the_first_ones_blocks_and_is_told_so() -> None:
+    scheduler = make()
+    scheduler.add(prompt(16), 1, 0.0)
+    first, _ = finish(scheduler)
+    again = scheduler.add(prompt(16), 1, 0.0)
+    second, _ = finish(scheduler)
+    assert again.cached_tokens == 12
+    assert stored_hashes(second) == stored_hashes(first)[3:]
+    assert scheduler.load().prefix_hit_tokens == 12
+    assert scheduler.load().prefix_queried_tokens == 32
+
+
+def test_the_first_chunk_announces_only_what_it_fills() -> None:
+    scheduler = make(step_tokens_max=10)
+    scheduler.add(prompt(16), 1, 0.0)
+    step = scheduler.begin_step(0.0)
+    assert step is not None
+    result = scheduler.end_step(step.end_s)
+    assert len(stored_hashes(result.events)) == 2
+    assert result.outputs == []
+    step = scheduler.begin_step(step.end_s)
+    assert step is not None
+    result = scheduler.end_step(step.end_s)
+    assert len(stored_hashes(result.events)) == 2
+    assert [output.finished for output in result.outputs] == [True]
+
+
+def test_running_requests_come_before_waiting_ones_and_slots_are_kept() -> None:
+    scheduler = make(max_num_seqs=2)
+    sequences = [scheduler.add(prompt(4, first=10 * i), 3, 0.0) for i in range(3)]
+    scheduler.begin_step(0.0)
+    assert (scheduler.load().running, scheduler.load().waiting) == (2, 1)
+    scheduler.end_step(1.0)
+    finish(scheduler, 1.0)
+    assert sequences[2].first_token_s is not None
+    assert sequences[0].first_token_s == sequences[1].first_token_s == 1.0
+    assert sequences[2].first_token_s > 1.0
+
+
+def test_a_prompt_waits_until_it_fits_whole() -> None:
+    scheduler = make(block_count=8)
+    scheduler.add(prompt(20), 8, 0.0)
+    big = scheduler.add(prompt(16, first=100), 1, 0.0)
+    scheduler.begin_step(0.0)
+    assert scheduler.load().waiting == 1
+    scheduler.end_step(0.1)
+    finish(scheduler, 0.1)
+    assert big.finished
+
+
+def test_the_last_to_come_gives_way_when_a_running_one_cannot_grow() -> None:
+    scheduler = make(block_count=6, max_model_len=24)
+    first = scheduler.add(prompt(8), 16, 0.0)
+    second = scheduler.add(prompt(8, first=50), 16, 0.0)
+    finish(scheduler)
+    assert first.finished
+    assert second.finished
+    assert first.preemptions == 0
+    assert second.preemptions >= 1
+    assert scheduler.load().preemptions == second.preemptions
+    assert second.cached_tokens == 0  # as it was at its first admission
+
+
+def test_engine_hashes_depend_on_seed_salt_and_lora_and_keys_are_told_like_vllms() -> None:
+    def told(seed: int = 0, salt: str = "", lora: str = "") -> Stored:
+        scheduler = make(hash_seed=seed, lora_names=("x", "ad"))
+        scheduler.add(prompt(8), 1, 0.0, cache_salt=salt, lora_name=lora)
+        events, _ = finish(scheduler)
+        return events[0]  # type: ignore[no-any-return]
+
+    variants = [told(), told(seed=1), told(salt="s"), told(lora="ad"), told(salt="s", lora="ad")]
+    assert len({one for event in variants for one in event.hashes}) == 10
+    assert all(0 <= one < 1 << 64 for event in variants for one in event.hashes)
+    assert told().hashes == told().hashes
+    assert told(salt="s").extra_keys == (("s",), None)
+    assert told(lora="ad", salt="s").extra_keys == (("ad", "s"), ("ad",))
+    assert (told(lora="ad").lora_name, told(lora="ad").lora_id) == ("ad", 2)
+
+
+def test_the_same_prompt_gets_the_same_answer_on_every_engine() -> None:
+    one, other = make(hash_seed=1), make(hash_seed=2)
+    answers = [each.add(prompt(9), 5, 0.0).token_ids.tolist() for each in (one, other)]
+    assert answers[0] == answers[1]
+
+
+def test_a_reset_is_told_with_the_next_steps_events() -> None:
+    scheduler = make()
+    scheduler.add(prompt(8), 1, 0.0)
+    scheduler.begin_step(0.0)
+    assert not scheduler.reset_prefix_cache()
+    scheduler.end_step(0.1)
+    assert scheduler.reset_prefix_cache()
+    assert scheduler.begin_step(1.0) is None
+    scheduler.add(prompt(8), 1, 1.0)
+    events, _ = finish(scheduler, 1.0)
+    assert [type(event) for event in events] == [Cleared, Stored]
+
+
+def test_aborted_requests_give_their_blocks_back_wherever_they_stand() -> None:
+    scheduler = make(max_num_seqs=1)
+    running = scheduler.add(prompt(8), 5, 0.0)
+    waiting = scheduler.add(prompt(8), 5, 0.0)
+    scheduler.begin_step(0.0)
+    assert scheduler.abort(waiting)
+    assert scheduler.abort(running)
+    assert not scheduler.abort(running)
+    assert scheduler.end_step(0.1).outputs == []
+    assert scheduler.pool.in_use_count == 0
+    assert scheduler.load().aborted == 2
+    assert scheduler.begin_step(0.2) is None
+
+
+@pytest.mark.parametrize(
+    ("tokens", "max_tokens", "lora", "message"),
+    [
+        (0, 1, "", "empty"),
+        (4, 0, "", "max_tokens"),
+        (250, 7, "", "maximum length is 256"),
+        (4, 1, "nobody", "no such LoRA"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_in_a_sentence(
+    tokens: int, max_tokens: int, lora: str, message: str
+) -> None:
+    with pytest.raises(RequestRefused, match=message):
+        make().add(prompt(tokens), max_tokens, 0.0, lora_name=lora)
+
+
+def test_a_model_longer_than_the_pool_is_refused_at_the_start() -> None:
+    with pytest.raises(ValueError, match="exceeds the pool"):
+        SchedulerConfig(block_count=2, block_size=16, max_model_len=33)
+
+
+def test_steps_out_of_order_are_our_own_mistake() -> None:
+    scheduler = make()
+    with pytest.raises(RuntimeError, match="no step"):
+        scheduler.end_step(0.0)
+    scheduler.add(prompt(4), 1, 0.0)
+    scheduler.begin_step(0.0)
+    with pytest.raises(RuntimeError, match="going on"):
+        scheduler.begin_step(0.0)
+
+
+def test_joined_steps_give_the_same_tokens_blocks_and_times_as_single_ones() -> None:
+    ends = []
+    for joined in (1, 16):
+        scheduler = make(joined_steps_max=joined)
+        scheduler.add(prompt(10), 40, 0.0)
+        scheduler.add(prompt(7, first=100), 25, 0.0)
+        events, now_s = finish(scheduler)
+        ends.append((sorted(stored_hashes(events)), round(now_s, 9), scheduler.load()))
+    assert ends[0] == ends[1]
+
+
+def test_a_newcomer_cuts_joined_steps_at_the_end_of_the_one_going_on() -> None:
+    scheduler = make(joined_steps_max=16)
+    sequence = scheduler.add(prompt(4), 30, 0.0)
+    first = scheduler.begin_step(0.0)
+    assert first is not None
+    scheduler.end_step(first.end_s)
+    run = scheduler.begin_step(first.end_s)
+    assert run is not None
+    assert run.count == 16
+    cut = scheduler.cut_step(run.start_s + 2.5 * run.single_s)
+    assert cut is not None
+    assert cut.count == 3
+    assert cut.end_s == pytest.approx(run.start_s + 3 * run.single_s)
+    scheduler.end_step(cut.end_s)
+    assert sequence.output_tokens == 4
+
+
+class _Life:
+    """Random requests and aborts on a tight pool, by turns with steps."""
+
+    def __init__(self, joined: int) -> None:
+        self.scheduler = make(
+            block_count=12, max_num_seqs=3, step_tokens_max=9, joined_steps_max=joined
+        )
+        self.sequences: list[Sequence] = []
+        self.now_s = 0.0
+        self.copies: dict[int, int] = {}
+
+    def step(self) -> bool:
+        step = self.scheduler.begin_step(self.now_s)
+        if step is None:
+            return False
+        self.now_s = step.end_s
+        self.listen(self.scheduler.end_step(self.now_s).events)
+        return True
+
+    def listen(self, events: list[Any]) -> None:
+        for event in events:
+            match event:
+                case Stored():
+                    for one in event.hashes:
+                        self.copies[one] = self.copies.get(one, 0) + 1
+                case Removed():
+                    self.copies[event.block_hash] -= 1
+                case _:
+                    raise AssertionError(event)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    joined=st.sampled_from([1, 8]),
+    acts=st.lists(
+        st.one_of(
+            st.tuples(st.integers(1, 30), st.integers(1, 18), st.integers(0, 2)),
+            st.just("step"),
+            st.integers(0, 20),
+        ),
+        max_size=40,
+    ),
+)
+def test_every_request_ends_and_every_block_comes_back(joined: int, acts: list[Any]) -> None:
+    life = _Life(joined)
+    for act in acts:
+        match act:
+            case (tokens, max_tokens, family):
+                life.sequences.append(
+                    life.scheduler.add(prompt(tokens, 1000 * family), max_tokens, life.now_s)
+                )
+            case "step":
+                life.step()
+            case int() as index:
+                for sequence in life.sequences[index : index + 1]:
+                    life.scheduler.abort(sequence)
+            case _:
+                raise AssertionError(act)
+    for _ in range(10_000):
+        if not life.step():
+            break
+    load = life.scheduler.load()
+    assert (load.running, load.waiting, load.used_blocks) == (0, 0, 0)
+    assert load.finished + load.aborted == len(life.sequences)
+    pool = life.scheduler.pool
+    assert pool.free_count + pool.cached_count == pool.block_count
+    assert sum(life.copies.values()) == pool.cached_count
+    assert all(pool.copies(one) == count for one, count in life.copies.items())
