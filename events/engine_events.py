@@ -75,6 +75,8 @@ class EngineBatch:
     unknown_kinds: tuple[str, ...] = ()
     """Kinds of event that this version of kvroute doesn't know, once each time they came; cut to 64
     characters."""
+    removals_lost: bool = False
+    """What could not be read may have been a removal."""
     malformed: tuple[str, ...] = ()
     """Why events were dropped, or the whole batch, or its time or rank; one sentence each."""
 

@@ -125,6 +125,7 @@ def decode_batch(payload: bytes, schema: Schema[Any]) -> EngineBatch:
     events: list[EngineEvent] = []
     unknown_kinds: list[str] = []
     malformed: list[str] = []
+    removals_lost = False
     time_s = _time_s(batch.ts, malformed)
     dp_rank = _dp_rank(batch, malformed)
     for i, raw in enumerate(batch.events):
@@ -138,7 +139,15 @@ def decode_batch(payload: bytes, schema: Schema[Any]) -> EngineBatch:
                 unknown_kinds.append(kind[:UNKNOWN_KIND_CHARS])
             else:
                 malformed.append(f"event {i} ({kind or 'no kind'}): {_because(error)}")
-    return EngineBatch(time_s, dp_rank, tuple(events), tuple(unknown_kinds), tuple(malformed))
+                removals_lost |= kind != "BlockStored"
+    return EngineBatch(
+        time_s,
+        dp_rank,
+        tuple(events),
+        tuple(unknown_kinds),
+        removals_lost=removals_lost,
+        malformed=tuple(malformed),
+    )
 
 
 def read_hash(value: int | bytes) -> EngineHash:
@@ -249,7 +258,7 @@ def _dp_rank(batch: _ArrayBatch | _MapBatch, malformed: list[str]) -> int | None
 
 
 def _unreadable(reason: str) -> EngineBatch:
-    return EngineBatch(0.0, None, (), malformed=(f"the batch: {reason}",))
+    return EngineBatch(0.0, None, (), removals_lost=True, malformed=(f"the batch: {reason}",))
 
 
 def _because(error: Exception) -> str:

@@ -240,10 +240,10 @@ class Rank:
         self.counts["unknown"] += len(batch.unknown_kinds)
         self.counts["malformed"] += len(batch.malformed)
         if batch.malformed:
-            # A store that can't be read is a block less; a removal that can't be read would leave
-            # one too many, so the stream starts again from nothing.
+            self.complete = False  # a store that can't be read is a block less
+        if batch.removals_lost:
+            # A removal that can't be read would leave a block too many: start from nothing.
             full += self.outbox.add(self.ledger.wipe(), now_s)
-            self.complete = False
         return _publish(full)
 
 

@@ -25,7 +25,9 @@ class Candidates:
     block_size: Column
     """Canonical, tokens."""
     overlap_tokens: Column
-    """Usable: what the engine will reuse of the prompt, less what is not trusted."""
+    """Usable: what the engine will reuse of the prompt, times trust."""
+    trust: Column
+    """Share of the usable overlap that overlap_tokens counts, by the state of the stream."""
     new_tokens: Column
     """prompt_tokens - overlap_tokens"""
     active_blocks: Column

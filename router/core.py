@@ -38,6 +38,8 @@ MODELS_MAX = 10_000
 DRAINED_MAX = 10_000
 OUTPUT_TOKENS_MAX = 4096
 """What a request is believed when it says how much output it expects."""
+CLOCK_SKEW_S = 5.0
+"""Difference of clocks that is worth a warning."""
 FULL_RETRY_S = 0.5
 """What RetryInfo says when all are full: about the time until something ends."""
 _RECOVERING_TRUST = 0.5
@@ -215,7 +217,7 @@ class RouterCore:
             )
         decision = self.decide(request, now_s, mark)
         if not decision.order:
-            raise self._refuse(decision)
+            raise self.refuse(decision)
         return Pick(self._reserve(request, decision, now_s), decision)
 
     def decide(
@@ -334,6 +336,18 @@ class RouterCore:
                 return model
         return ""
 
+    def warnings(self, source: Source, now_s: float) -> list[str]:
+        """What an operator should mend about a worker, a sentence each."""
+        told = list(source.heartbeat.warnings) if source.heartbeat is not None else []
+        if source.stream.two_relays(now_s):
+            told.append("two relays speak for this worker: the older one is ignored")
+        if abs(source.clock_skew_s) > CLOCK_SKEW_S:
+            told.append(f"its relay's clock differs from ours by {source.clock_skew_s:.1f} s")
+        picked = self.load_of(source.key).last_picked
+        if picked and not source.stream.seq and source.stream.state is StreamState.LIVE:
+            told.append("it gets requests, but its engine has published no KV event yet")
+        return told
+
     def load_of(self, key: WorkerKey) -> WorkerLoad:
         """A worker's load; an idle one for a worker that nothing is known of."""
         return self.loads.get(key) or WorkerLoad()
@@ -422,15 +436,14 @@ class RouterCore:
         prompt_tokens = request.prompt.token_count
         heartbeats = [heartbeat_of(source) for source in live]
         loads = [self._load(source.key) for source in live]
-        overlap = np.array(
-            [one.usable * self._trust(source) for one, source in zip(overlaps, live, strict=True)],
-            dtype=np.float64,
-        )
+        trust = _column([self._trust(source) for source in live])
+        overlap = trust * _column([one.usable for one in overlaps])
         return Candidates(
             workers=tuple(source.key for source in live),
             prompt_tokens=prompt_tokens,
             block_size=_column([one.block_size for one in heartbeats]),
             overlap_tokens=overlap,
+            trust=trust,
             new_tokens=prompt_tokens - overlap,
             active_blocks=_column([load.active_blocks() for load in loads]),
             total_blocks=_column([one.total_blocks or nan for one in heartbeats]),
@@ -497,7 +510,7 @@ class RouterCore:
         cheapest = rows[np.argsort(open_costs, kind="stable")[: wanted + 1]].tolist()
         return [first, *[row for row in cheapest if row != first][:wanted]], len(tied)
 
-    def _refuse(self, decision: Decision) -> Refusal:
+    def refuse(self, decision: Decision) -> Refusal:
         """Why nobody in a pool with live workers can be picked."""
         reasons = decision.exclusions()
         told = ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items()))

@@ -83,9 +83,7 @@ class Prompt:
                 f"{prompt_tokens} tokens have {prompt_tokens // block_size} full blocks of"
                 f" {block_size}, but block_hashes holds {len(hashes)}",
             )
-        return cls(
-            prompt_tokens, hashes=hashes, hashes_block_size=block_size, lora_name=lora_name
-        )
+        return cls(prompt_tokens, hashes=hashes, hashes_block_size=block_size, lora_name=lora_name)
 
     def prefixes(self, block_size: int) -> HashArray:
         """PrefixHashes of the full blocks; none for a size of 0, or one that the

@@ -534,17 +534,19 @@ class CandidateRow(google.protobuf.message.Message):
     COST_FIELD_NUMBER: builtins.int
     TERMS_FIELD_NUMBER: builtins.int
     EXCLUDED_FIELD_NUMBER: builtins.int
+    TRUST_FIELD_NUMBER: builtins.int
     worker_id: builtins.str
     dp_rank: builtins.int
-    new_tokens: builtins.int
+    new_tokens: builtins.float
+    """prompt_tokens - trust * usable overlap"""
     active_blocks: builtins.float
     total_blocks: builtins.int
     """absent: the engine does not tell"""
     running: builtins.int
     """as the engine reported"""
     waiting: builtins.int
-    reserved: builtins.int
-    """requests that we sent and the engine's sample did not yet count"""
+    reserved: builtins.float
+    """requests sent that the engine's sample did not count, less those ended since"""
     total_slots: builtins.int
     prefill_tokens_active: builtins.int
     stream_state: builtins.str
@@ -556,6 +558,8 @@ class CandidateRow(google.protobuf.message.Message):
     """lower is better; absent from the choice when excluded"""
     excluded: builtins.str
     """why this worker could not be picked; empty when it could"""
+    trust: builtins.float
+    """share of the usable overlap that counts: 1 while the stream is live"""
     @property
     def overlap_tokens(self) -> Global___OverlapTokens: ...
     @property
@@ -568,12 +572,12 @@ class CandidateRow(google.protobuf.message.Message):
         worker_id: builtins.str = ...,
         dp_rank: builtins.int = ...,
         overlap_tokens: Global___OverlapTokens | None = ...,
-        new_tokens: builtins.int = ...,
+        new_tokens: builtins.float = ...,
         active_blocks: builtins.float = ...,
         total_blocks: builtins.int | None = ...,
         running: builtins.int = ...,
         waiting: builtins.int = ...,
-        reserved: builtins.int = ...,
+        reserved: builtins.float = ...,
         total_slots: builtins.int | None = ...,
         prefill_tokens_active: builtins.int = ...,
         stream_state: builtins.str = ...,
@@ -582,9 +586,10 @@ class CandidateRow(google.protobuf.message.Message):
         cost: builtins.float = ...,
         terms: collections.abc.Mapping[builtins.str, builtins.float] | None = ...,
         excluded: builtins.str = ...,
+        trust: builtins.float = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_total_blocks", b"_total_blocks", "_total_slots", b"_total_slots", "overlap_tokens", b"overlap_tokens", "total_blocks", b"total_blocks", "total_slots", b"total_slots"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_total_blocks", b"_total_blocks", "_total_slots", b"_total_slots", "active_blocks", b"active_blocks", "cost", b"cost", "dp_rank", b"dp_rank", "excluded", b"excluded", "new_tokens", b"new_tokens", "overlap_tokens", b"overlap_tokens", "prefill_tokens_active", b"prefill_tokens_active", "reserved", b"reserved", "running", b"running", "sample_age_s", b"sample_age_s", "stream_complete", b"stream_complete", "stream_state", b"stream_state", "terms", b"terms", "total_blocks", b"total_blocks", "total_slots", b"total_slots", "waiting", b"waiting", "worker_id", b"worker_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_total_blocks", b"_total_blocks", "_total_slots", b"_total_slots", "active_blocks", b"active_blocks", "cost", b"cost", "dp_rank", b"dp_rank", "excluded", b"excluded", "new_tokens", b"new_tokens", "overlap_tokens", b"overlap_tokens", "prefill_tokens_active", b"prefill_tokens_active", "reserved", b"reserved", "running", b"running", "sample_age_s", b"sample_age_s", "stream_complete", b"stream_complete", "stream_state", b"stream_state", "terms", b"terms", "total_blocks", b"total_blocks", "total_slots", b"total_slots", "trust", b"trust", "waiting", b"waiting", "worker_id", b"worker_id"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_total_blocks", b"_total_blocks"]) -> typing.Literal["total_blocks"] | None: ...
     @typing.overload

@@ -1,0 +1,397 @@
+"""Between the wire's messages and our own types. Reads what clients send with suspicion."""
+
+import uuid
+from collections.abc import Iterable
+
+import msgspec
+import numpy as np
+from google.protobuf.any_pb2 import Any as AnyMessage
+from google.protobuf.duration_pb2 import Duration
+from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
+from google.rpc.status_pb2 import Status
+
+from events.settings import EngineSettings
+from events.view import Source
+from indexer.hashing import MultimodalItem, multimodal_hash, pack_tokens
+from indexer.identity import Tier
+from kvroute.v1 import fleet_pb2, router_pb2
+from router.config import ConfigError
+from router.core import (
+    Decision,
+    Overlap,
+    Pick,
+    Progress,
+    ProgressResult,
+    ProgressState,
+    Request,
+    Role,
+    RouterCore,
+    heartbeat_of,
+)
+from router.prompt import Prompt
+from router.refusals import STATUS, Reason, Refusal
+from router.reservations import Ending
+
+DOMAIN = "kvroute"
+TEXT_MAX = 1024
+"""Characters in a request's id, model, tenant and the like."""
+ENTRIES_MAX = 4096
+"""Entries in a request's lists and maps."""
+
+_TEXTS = ("request_id", "model", "lora_name", "cache_salt", "tenant", "session_id", "policy")
+_LISTS = ("required_labels", "allowed_worker_ids", "excluded_worker_ids", "multimodal_items")
+_ROLES = {
+    router_pb2.PHASE_UNSPECIFIED: Role.BOTH,
+    router_pb2.PHASE_AGGREGATED: Role.BOTH,
+    router_pb2.PHASE_PREFILL: Role.PREFILL,
+    router_pb2.PHASE_DECODE: Role.DECODE,
+}
+_STATES = {
+    router_pb2.PROGRESS_STATE_PREFILL_DONE: ProgressState.PREFILL_DONE,
+    router_pb2.PROGRESS_STATE_RUNNING: ProgressState.RUNNING,
+    router_pb2.PROGRESS_STATE_FINISHED: ProgressState.FINISHED,
+    router_pb2.PROGRESS_STATE_FAILED: ProgressState.FAILED,
+}
+_FAILURES = {
+    router_pb2.FAILURE_REASON_UNSPECIFIED: Ending.FAILED_UNKNOWN,
+    router_pb2.FAILURE_REASON_WORKER: Ending.FAILED_WORKER,
+    router_pb2.FAILURE_REASON_TIMEOUT: Ending.FAILED_TIMEOUT,
+    router_pb2.FAILURE_REASON_CLIENT: Ending.FAILED_CLIENT,
+    router_pb2.FAILURE_REASON_CANCELLED: Ending.FAILED_CANCELLED,
+}
+_RESULTS = {
+    ProgressResult.APPLIED: router_pb2.PROGRESS_RESULT_APPLIED,
+    ProgressResult.UNCHANGED: router_pb2.PROGRESS_RESULT_UNCHANGED,
+    ProgressResult.UNKNOWN: router_pb2.PROGRESS_RESULT_UNKNOWN,
+}
+
+
+def read_request(message: router_pb2.RouteRequest, core: RouterCore) -> Request:
+    """A request, checked; raises Refusal."""
+    _check_sizes(message)
+    role = _ROLES.get(message.phase)
+    if role is None:
+        if message.phase == router_pb2.PHASE_PREFILL_DECODE:
+            raise Refusal(
+                Reason.PHASE_NOT_SUPPORTED,
+                "pairs of prefill and decode workers are not supported yet;"
+                " ask for PREFILL and for DECODE",
+            )
+        raise Refusal(Reason.INVALID_FIELD, f"unknown phase {message.phase}")
+    if role is Role.DECODE and message.WhichOneof("prompt") is None:
+        raise Refusal(
+            Reason.UNKNOWN_SESSION,
+            f"nobody is known to hold session {message.session_id!r}, and there is no prompt",
+        )
+    return Request(
+        request_id=message.request_id or uuid.uuid4().hex,
+        prompt=_read_prompt(message, core),
+        model=message.model,
+        role=role,
+        expected_output_tokens=(
+            message.expected_output_tokens if message.HasField("expected_output_tokens") else None
+        ),
+        policy=message.policy,
+        required_labels=dict(message.required_labels),
+        allowed_workers=frozenset(message.allowed_worker_ids),
+        excluded_workers=frozenset(message.excluded_worker_ids),
+    )
+
+
+def read_progress(message: router_pb2.Progress) -> Progress | str:
+    """A step, or why it can't be one."""
+    state = _STATES.get(message.state)
+    if state is None:
+        return f"unknown state {message.state}"
+    failure = _FAILURES.get(message.failure_reason)
+    if failure is None:
+        return f"unknown failure_reason {message.failure_reason}"
+    return Progress(
+        reservation_id=message.reservation_id,
+        state=state,
+        output_tokens=message.output_tokens,
+        cached_tokens=message.cached_tokens if message.HasField("cached_tokens") else None,
+        failure=failure,
+    )
+
+
+def progress_result(result: ProgressResult) -> router_pb2.ProgressResult.ValueType:
+    return _RESULTS[result]
+
+
+def write_pick(pick: Pick, core: RouterCore, priority: int) -> router_pb2.RouteResponse:
+    """The answer to Route."""
+    decision = pick.decision
+    row = decision.order[0]
+    source = decision.sources[row]
+    heartbeat = heartbeat_of(source)
+    overlap = decision.overlaps[row]
+    response = router_pb2.RouteResponse(
+        reservation_id=pick.reservation.id,
+        worker_id=source.key.worker_id,
+        address=heartbeat.address,
+        labels=heartbeat.labels,
+        alternatives=[
+            _alternative(decision, other)
+            for other in decision.order[1 : core.routing.alternatives + 1]
+        ],
+        overlap_tokens=_overlap(overlap),
+        new_tokens=decision.rows.prompt_tokens - overlap.usable,
+        lease_s=core.routing.lease_s,
+        receipt=write_receipt(decision, core),
+    )
+    if heartbeat.multi_rank:
+        response.dp_rank = source.key.dp_rank
+    if heartbeat.priority_scheduling:
+        higher_first = heartbeat.priority_scheduling == "higher"
+        response.engine_priority = priority if higher_first else -priority
+    return response
+
+
+def write_receipt(decision: Decision, core: RouterCore) -> router_pb2.Receipt:
+    """The record of a decision, whether or not somebody could be picked."""
+    rows = decision.rows
+    receipt = router_pb2.Receipt(
+        policy=decision.policy.name,
+        formula=decision.policy.formula,
+        parameters=decision.policy.parameters,
+        terms=decision.scores.shared_terms,
+        prompt_tokens=rows.prompt_tokens,
+        candidates=len(rows) + len(decision.not_live),
+        excluded=decision.exclusions(),
+        tied=decision.tied,
+        decided_at_s=decision.decided_at_s,
+        best_overlap_tokens=max(overlap.usable for overlap in decision.overlaps),
+        replica=core.replica,
+    )
+    if decision.order:
+        picked = decision.order[0]
+        receipt.block_size = int(rows.block_size[picked])
+        receipt.picked.CopyFrom(_row(decision, core, picked))
+        if len(decision.order) > 1:
+            receipt.runner_up.CopyFrom(_row(decision, core, decision.order[1]))
+    return receipt
+
+
+def write_explanation(
+    decision: Decision, refusal: Refusal | None, core: RouterCore
+) -> router_pb2.Explanation:
+    """Every candidate of a decision that was not made."""
+    costs = decision.scores.costs
+    order = sorted(
+        range(len(decision.rows)), key=lambda row: (bool(decision.excluded(row)), costs[row])
+    )
+    explanation = router_pb2.Explanation(
+        candidates=[
+            *(_row(decision, core, row) for row in order),
+            *(
+                router_pb2.CandidateRow(
+                    worker_id=source.key.worker_id,
+                    dp_rank=source.key.dp_rank,
+                    stream_state=source.stream.state,
+                    stream_complete=source.stream.complete,
+                    excluded=reason,
+                )
+                for source, reason in decision.not_live
+            ),
+        ],
+        receipt=write_receipt(decision, core),
+    )
+    if refusal is not None:
+        explanation.refusal.CopyFrom(write_status(refusal))
+    else:
+        source = decision.sources[decision.order[0]]
+        explanation.worker_id = source.key.worker_id
+        if heartbeat_of(source).multi_rank:
+            explanation.dp_rank = source.key.dp_rank
+    return explanation
+
+
+def write_status(refusal: Refusal) -> Status:
+    """A refusal with its details: ErrorInfo always, RetryInfo where another try makes sense."""
+    details: list[AnyMessage] = []
+    info = AnyMessage()
+    info.Pack(ErrorInfo(reason=refusal.reason, domain=DOMAIN, metadata=refusal.metadata))
+    details.append(info)
+    if refusal.retry_after_s is not None:
+        retry = AnyMessage()
+        delay = Duration()
+        delay.FromMilliseconds(round(refusal.retry_after_s * 1000))
+        retry.Pack(RetryInfo(retry_delay=delay))
+        details.append(retry)
+    code, _ = STATUS[refusal.reason].value
+    return Status(code=code, message=refusal.message, details=details)
+
+
+def write_worker(source: Source, core: RouterCore, now_s: float) -> fleet_pb2.WorkerStatus:
+    """One worker for ListWorkers."""
+    stream = source.stream
+    load = core.load_of(source.key)
+    excluded = core.excluded(source)
+    report = core.cache_reports.get(source.key)
+    index = core.view.index
+    status = fleet_pb2.WorkerStatus(
+        worker_id=source.key.worker_id,
+        dp_rank=source.key.dp_rank,
+        schedulable=not excluded,
+        unschedulable_reason=excluded,
+        drained=source.key.worker_id in core.drained,
+        stream_state=stream.state,
+        stream_complete=stream.complete,
+        stream_reason=stream.reason,
+        blocks_device=index.count(source.slot, Tier.DEVICE),
+        blocks_host=index.count(source.slot, Tier.HOST),
+        blocks_disk=index.count(source.slot, Tier.DISK),
+        running=load.running,
+        waiting=load.waiting,
+        reserved=load.requests,
+        active_blocks=load.active_blocks(),
+        prefill_tokens_active=load.prefill_tokens,
+        beat_age_s=max(0.0, now_s - stream.last_beat_s),
+        hit_ratio=report.reported / report.predicted if report and report.predicted else 0.0,
+        warnings=core.warnings(source, now_s),
+    )
+    status.stream_changed_at.FromNanoseconds(int(stream.changed_at_s * 1e9))
+    if load.sampled_at_s is not None:
+        status.sample_age_s = max(0.0, now_s - load.sampled_at_s)
+    heartbeat = source.heartbeat
+    if heartbeat is not None:
+        status.address = heartbeat.address
+        status.engine = heartbeat.engine
+        status.engine_version = heartbeat.engine_version
+        status.model = heartbeat.model
+        status.model_aliases.extend(heartbeat.model_aliases)
+        status.lora_names.extend(heartbeat.lora_names)
+        status.max_model_len = heartbeat.max_model_len
+        status.block_size = heartbeat.block_size
+        status.engine_block_size = heartbeat.engine_block_size
+        status.role = heartbeat.role
+        status.labels.update(heartbeat.labels)
+        if heartbeat.total_blocks is not None:
+            status.total_blocks = heartbeat.total_blocks
+        if heartbeat.total_slots is not None:
+            status.total_slots = heartbeat.total_slots
+    return status
+
+
+def read_engine(message: fleet_pb2.RegisterWorkerRequest) -> EngineSettings:
+    """An engine to run a relay for; raises ConfigError."""
+    fields: dict[str, object] = {
+        "id": message.worker_id,
+        "engine": message.engine,
+        "address": message.address,
+        "events": message.events,
+        "labels": dict(message.labels),
+    }
+    if message.replay:
+        fields["replay"] = message.replay
+    if message.metrics:
+        fields["metrics"] = message.metrics
+    try:
+        return msgspec.convert(fields, EngineSettings)
+    except msgspec.ValidationError as error:
+        raise ConfigError(str(error)) from error
+
+
+def _read_prompt(message: router_pb2.RouteRequest, core: RouterCore) -> Prompt:
+    lora_name = message.lora_name or core.lora_of(message.model)
+    match message.WhichOneof("prompt"):
+        case "token_ids":
+            token_bytes = pack_tokens(np.array(message.token_ids.ids, np.uint32))
+        case "token_bytes":
+            token_bytes = message.token_bytes
+        case "block_hashes":
+            hashed = message.block_hashes
+            return Prompt.from_hashes(
+                np.array(hashed.hashes, np.uint64),
+                hashed.block_size,
+                hashed.prompt_tokens,
+                lora_name=lora_name,
+            )
+        case _:
+            raise Refusal(
+                Reason.EMPTY_PROMPT,
+                "the request has no prompt: set token_ids, token_bytes or block_hashes",
+            )
+    return Prompt.from_tokens(
+        token_bytes,
+        lora_name=lora_name,
+        cache_salt=message.cache_salt,
+        items=_read_items(message.multimodal_items),
+    )
+
+
+def _read_items(items: Iterable[router_pb2.MultimodalItem]) -> list[MultimodalItem]:
+    read = []
+    for i, item in enumerate(items):
+        which = item.WhichOneof("content")
+        if which is None:
+            raise Refusal(
+                Reason.INVALID_FIELD, f"multimodal_items[{i}] has neither a hash nor an id"
+            )
+        content_hash = item.hash if which == "hash" else multimodal_hash(item.id)
+        read.append(MultimodalItem(content_hash, item.first_token, item.token_count))
+    return read
+
+
+def _check_sizes(message: router_pb2.RouteRequest) -> None:
+    """Refuses what would cost memory or log space without use."""
+    for name in _TEXTS:
+        if len(getattr(message, name)) > TEXT_MAX:
+            raise Refusal(Reason.INVALID_FIELD, f"{name} is longer than {TEXT_MAX} characters")
+    for name in _LISTS:
+        if len(getattr(message, name)) > ENTRIES_MAX:
+            raise Refusal(Reason.INVALID_FIELD, f"{name} has more than {ENTRIES_MAX} entries")
+
+
+def _overlap(overlap: Overlap) -> router_pb2.OverlapTokens:
+    return router_pb2.OverlapTokens(
+        raw=overlap.raw,
+        usable=overlap.usable,
+        device=overlap.device,
+        host=overlap.host,
+        disk=overlap.disk,
+    )
+
+
+def _alternative(decision: Decision, row: int) -> router_pb2.Alternative:
+    source = decision.sources[row]
+    alternative = router_pb2.Alternative(
+        worker_id=source.key.worker_id,
+        address=heartbeat_of(source).address,
+        cost=decision.scores.costs[row],
+    )
+    if heartbeat_of(source).multi_rank:
+        alternative.dp_rank = source.key.dp_rank
+    return alternative
+
+
+def _row(decision: Decision, core: RouterCore, row: int) -> router_pb2.CandidateRow:
+    rows = decision.rows
+    source = decision.sources[row]
+    heartbeat = heartbeat_of(source)
+    sampled_at_s = core.load_of(source.key).sampled_at_s
+    message = router_pb2.CandidateRow(
+        worker_id=source.key.worker_id,
+        dp_rank=source.key.dp_rank,
+        overlap_tokens=_overlap(decision.overlaps[row]),
+        new_tokens=rows.new_tokens[row],
+        active_blocks=rows.active_blocks[row],
+        running=int(rows.running[row]),
+        waiting=int(rows.waiting[row]),
+        reserved=rows.reserved[row],
+        prefill_tokens_active=int(rows.prefill_tokens_active[row]),
+        stream_state=source.stream.state,
+        stream_complete=source.stream.complete,
+        cost=decision.scores.costs[row],
+        terms={name: column[row] for name, column in decision.scores.row_terms.items()},
+        excluded=decision.excluded(row),
+        trust=rows.trust[row],
+    )
+    if sampled_at_s is not None:
+        message.sample_age_s = max(0.0, decision.decided_at_s - sampled_at_s)
+    if heartbeat.total_blocks is not None:
+        message.total_blocks = heartbeat.total_blocks
+    if heartbeat.total_slots is not None:
+        message.total_slots = heartbeat.total_slots
+    return message

@@ -1,0 +1,327 @@
+"""What Prometheus sees (contract: DESIGN's metric names, listed in router/README.md).
+
+Counters and histograms are kept here as things happen; gauges of workers and streams are read from
+the core at scrape time, so a worker's series vanish with the worker.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from importlib.metadata import version
+from time import perf_counter
+
+import numpy as np
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    generate_latest,
+)
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+from typing_extensions import override
+
+from events.broker import Broker
+from events.facts import TIER_NAMES
+from events.relay import Relay
+from events.stream import StreamState
+from router.core import Decision, RouterCore
+from router.refusals import Reason
+
+_LATENCY_BUCKETS = (
+    0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1,
+)  # fmt: skip
+_RATIO_DECISIONS = 1000
+"""Decisions that kvroute_kv_hit_ratio looks back on."""
+STAGES = ("hash", "match", "cost", "total")
+OUTCOMES = ("picked", "repeated", "refused", "explained")
+
+
+class Metrics:
+    """Everything a router exports."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.registry = registry
+        self.requests = Counter(
+            "kvroute_requests",
+            "Requests by outcome; reason is empty unless refused.",
+            ["outcome", "reason"],
+            registry=registry,
+        )
+        self.decision = Histogram(
+            "kvroute_decision_seconds",
+            "Time a decision takes, by stage.",
+            ["stage"],
+            buckets=_LATENCY_BUCKETS,
+            registry=registry,
+        )
+        self.prompt_tokens = Counter(
+            "kvroute_prompt_tokens", "Prompt tokens of picks.", registry=registry
+        )
+        self.overlap_tokens = Counter(
+            "kvroute_overlap_tokens",
+            "Usable overlap on the picked worker, by the fastest tier that holds it.",
+            ["tier"],
+            registry=registry,
+        )
+        self.reachable_tokens = Counter(
+            "kvroute_overlap_reachable_tokens",
+            "Usable overlap on the worker that held most; less what was taken: what balance cost.",
+            registry=registry,
+        )
+        self.cached_tokens = Counter(
+            "kvroute_cached_tokens_reported",
+            "Cached tokens that engines reported for routed requests.",
+            registry=registry,
+        )
+        self.reservations_expired = Counter(
+            "kvroute_reservations_expired", "Reservations ended by their lease.", registry=registry
+        )
+        self.config_reloads = Counter(
+            "kvroute_config_reloads", "Configurations read.", ["result"], registry=registry
+        )
+        build = Gauge("kvroute_build_info", "Always 1.", ["version"], registry=registry)
+        build.labels(version("kvroute")).set(1)
+        self._recent: deque[tuple[int, int]] = deque(maxlen=_RATIO_DECISIONS)
+        Gauge(
+            "kvroute_kv_hit_ratio",
+            f"Usable overlap / prompt tokens over the last {_RATIO_DECISIONS} picks.",
+            registry=registry,
+        ).set_function(self._hit_ratio)
+        for stage in STAGES:
+            self.decision.labels(stage)
+        for tier in TIER_NAMES.values():
+            self.overlap_tokens.labels(tier)
+        for outcome in OUTCOMES:
+            if outcome != "refused":
+                self.requests.labels(outcome, "")
+        for reason in Reason:
+            self.requests.labels("refused", reason)
+        ProcessCollector(registry=registry)
+
+    def picked(self, decision: Decision) -> None:
+        """A pick was made."""
+        overlap = decision.overlaps[decision.order[0]]
+        self.requests.labels("picked", "").inc()
+        self.prompt_tokens.inc(decision.rows.prompt_tokens)
+        self.overlap_tokens.labels("device").inc(overlap.device)
+        self.overlap_tokens.labels("host").inc(overlap.host)
+        self.overlap_tokens.labels("disk").inc(overlap.disk)
+        self.reachable_tokens.inc(max(one.usable for one in decision.overlaps))
+        self._recent.append((overlap.usable, decision.rows.prompt_tokens))
+
+    def stage_clock(self) -> "StageClock":
+        """A clock for one decision."""
+        return StageClock(self.decision)
+
+    def _hit_ratio(self) -> float:
+        prompt_tokens = sum(prompt for _, prompt in self._recent)
+        return sum(usable for usable, _ in self._recent) / prompt_tokens if prompt_tokens else 0.0
+
+
+class StageClock:
+    """Measures the stages of one decision: `core.route` calls it at the end of each."""
+
+    def __init__(self, histogram: Histogram) -> None:
+        self._histogram = histogram
+        self._started = self._last = perf_counter()
+
+    def __call__(self, stage: str) -> None:
+        now = perf_counter()
+        self._histogram.labels(stage).observe(now - self._last)
+        self._last = now
+
+    def total(self) -> float:
+        """Ends the measurement; seconds since it began."""
+        seconds = perf_counter() - self._started
+        self._histogram.labels("total").observe(seconds)
+        return seconds
+
+
+class RouterCollector(Collector):
+    """Reads the core at scrape time."""
+
+    def __init__(self, core: RouterCore, clock: Callable[[], float], broker: Broker) -> None:
+        self._core = core
+        self._clock = clock
+        self._broker = broker
+
+    @override
+    def collect(self) -> Iterator[Metric]:
+        yield from self._workers()
+        yield from self._streams()
+        core = self._core
+        view = core.view
+        stats = view.index.stats()
+        yield _gauge("kvroute_index_blocks", "Distinct prefixes in the index.", stats.blocks)
+        yield _gauge("kvroute_index_bytes", "Estimated memory of the index.", stats.bytes)
+        yield _gauge("kvroute_reservations", "Open reservations.", len(core.reservations))
+        yield _counter(
+            "kvroute_facts", "Facts applied.", "kind", view.facts, ("stored", "removed", "cleared")
+        )
+        yield _counter(
+            "kvroute_facts_dropped",
+            "Messages or facts that were not applied.",
+            "reason",
+            view.dropped,
+            ("malformed", "unknown_kind", "duplicate", "bad_subject", "too_many_workers"),
+        )
+        yield _counter(
+            "kvroute_index_forgotten",
+            "Placements dropped with their workers.",
+            "reason",
+            view.forgotten,
+            ("silent", "removed"),
+        )
+        yield _counter(
+            "kvroute_broker_errors",
+            "What went wrong with NATS.",
+            "kind",
+            self._broker.counts,
+            ("not_connected", "slow_consumer", "error"),
+        )
+        yield CounterMetricFamily(
+            "kvroute_gaps", "Holes found in streams of facts.", value=view.gaps
+        )
+        yield CounterMetricFamily(
+            "kvroute_digest_mismatches",
+            "Beats whose digest differed from the index.",
+            value=view.drifts,
+        )
+        recoveries = CounterMetricFamily(
+            "kvroute_recoveries", "Recoveries of streams.", labels=["how", "result"]
+        )
+        for how in ("ring", "snapshot"):
+            for result in ("ok", "failed"):
+                recoveries.add_metric([how, result], view.recoveries[how, result])
+        yield recoveries
+
+    def _workers(self) -> Iterator[Metric]:
+        core = self._core
+        labels = ["worker", "rank"]
+
+        def gauge(name: str, told: str) -> GaugeMetricFamily:
+            return GaugeMetricFamily(f"kvroute_worker_{name}", told, labels=labels)
+
+        up = gauge("up", "1 if the worker may get requests.")
+        active = gauge("blocks_active", "KV blocks held by requests, reserved ones included.")
+        total = gauge("blocks_total", "KV blocks the worker has.")
+        running = gauge("requests_running", "Running requests, as reported.")
+        waiting = gauge("requests_waiting", "Waiting requests, as reported.")
+        reserved = gauge("reserved_requests", "Open reservations of this router.")
+        prefill = gauge("prefill_tokens_active", "Prompt tokens sent there, not computed yet.")
+        shares = []
+        for key, source in core.view.sources.items():
+            names = [key.worker_id, str(key.dp_rank)]
+            load = core.load_of(key)
+            is_up = not core.excluded(source)
+            up.add_metric(names, is_up)
+            active.add_metric(names, load.active_blocks())
+            running.add_metric(names, load.running)
+            waiting.add_metric(names, load.waiting)
+            reserved.add_metric(names, load.requests)
+            prefill.add_metric(names, load.prefill_tokens)
+            if source.heartbeat is not None and source.heartbeat.total_blocks:
+                total.add_metric(names, source.heartbeat.total_blocks)
+                if is_up:
+                    shares.append(load.active_blocks() / source.heartbeat.total_blocks)
+        yield from (up, active, total, running, waiting, reserved, prefill)
+        mean = float(np.mean(shares)) if shares else 0.0
+        yield _gauge(
+            "kvroute_load_balance_score",
+            "Standard deviation / mean of the load of workers that are up; 0 is even.",
+            float(np.std(shares)) / mean if mean else 0.0,
+        )
+
+    def _streams(self) -> Iterator[Metric]:
+        state = GaugeMetricFamily(
+            "kvroute_stream_state",
+            "1 for the state a stream is in.",
+            labels=["worker", "rank", "state"],
+        )
+        complete = GaugeMetricFamily(
+            "kvroute_stream_complete",
+            "0 if blocks may exist that the stream never told of.",
+            labels=["worker", "rank"],
+        )
+        lag = GaugeMetricFamily(
+            "kvroute_stream_lag_seconds",
+            "Age of the last fact when it was applied.",
+            labels=["worker", "rank"],
+        )
+        for key, source in self._core.view.sources.items():
+            names = [key.worker_id, str(key.dp_rank)]
+            for one in StreamState:
+                state.add_metric([*names, one.value], source.stream.state is one)
+            complete.add_metric(names, source.stream.complete)
+            lag.add_metric(names, source.stream.lag_s)
+        yield from (state, complete, lag)
+
+
+class RelayCollector(Collector):
+    """Reads the relays of this process at scrape time."""
+
+    def __init__(self, relays: Callable[[], Iterable[Relay]]) -> None:
+        self._relays = relays
+
+    @override
+    def collect(self) -> Iterator[Metric]:
+        labels = ["worker", "rank"]
+        events = CounterMetricFamily(
+            "kvroute_relay_events",
+            "Engine events by kind, and by reason what of them was left out.",
+            labels=[*labels, "kind"],
+        )
+        gaps = CounterMetricFamily(
+            "kvroute_relay_engine_gaps", "Holes found in an engine's own sequence.", labels=labels
+        )
+        restarts = CounterMetricFamily(
+            "kvroute_relay_engine_restarts", "New lives of an engine.", labels=labels
+        )
+        entries = GaugeMetricFamily(
+            "kvroute_relay_map_entries", "Engine blocks in the relay's map.", labels=labels
+        )
+        socket_errors = CounterMetricFamily(
+            "kvroute_relay_socket_errors",
+            "What went wrong at a relay's sockets.",
+            labels=["worker", "kind"],
+        )
+        for relay in self._relays():
+            for key, rank in relay.ranks:
+                names = [key.worker_id, str(key.dp_rank)]
+                for kind, count in sorted(rank.counts.items()):
+                    events.add_metric([*names, kind], count)
+                gaps.add_metric(names, rank.engine_gaps)
+                restarts.add_metric(names, rank.engine_restarts)
+                entries.add_metric(names, len(rank.ledger))
+            for kind, count in sorted(relay.counts.items()):
+                socket_errors.add_metric([relay.settings.id, kind], count)
+        yield from (events, gaps, restarts, entries, socket_errors)
+
+
+class Scrape:
+    """What a registry said at one moment, to be written out of the way of the event loop."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._families = list(registry.collect())
+
+    def collect(self) -> list[Metric]:
+        return self._families
+
+    def text(self) -> bytes:
+        return generate_latest(self)
+
+
+def _gauge(name: str, told: str, value: float) -> GaugeMetricFamily:
+    return GaugeMetricFamily(name, told, value=value)
+
+
+def _counter(
+    name: str, told: str, label: str, counts: dict[str, int], known: tuple[str, ...]
+) -> CounterMetricFamily:
+    """A counter of one label, known values from 0 on, so that alerts work before the first."""
+    family = CounterMetricFamily(name, told, labels=[label])
+    for value in dict.fromkeys((*known, *sorted(counts))):
+        family.add_metric([value], counts.get(value, 0))
+    return family

@@ -1,0 +1,389 @@
+"""The gRPC face: reads requests, asks the core, writes answers. Decides nothing."""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, NoReturn, TypeAlias
+
+import grpc
+import grpc.aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+from grpc_status import rpc_status
+from typing_extensions import override
+
+from events.facts import VERSION, Control
+from events.settings import EngineSettings
+from events.view import Source
+from indexer.identity import WorkerKey
+from kvroute.v1 import fleet_pb2, fleet_pb2_grpc, router_pb2, router_pb2_grpc
+from router import codec
+from router.config import ConfigError, GrpcSettings
+from router.core import Repeated, RouterCore
+from router.metrics import Metrics
+from router.refusals import Reason, Refusal
+
+BATCH_ITEMS_MAX = 4096
+PROGRESS_MAX = 65_536
+WATCH_S = 0.5
+_YIELD_EVERY = 16
+"""Items of a batch decided before other calls get a turn."""
+
+log = logging.getLogger("kvroute.grpc")
+
+SERVICES = (
+    router_pb2.DESCRIPTOR.services_by_name["Router"].full_name,
+    fleet_pb2.DESCRIPTOR.services_by_name["Fleet"].full_name,
+)
+Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
+
+
+class RouterService(router_pb2_grpc.RouterServicer):
+    """kvroute.v1.Router."""
+
+    def __init__(self, core: RouterCore, metrics: Metrics, clock: Callable[[], float]) -> None:
+        self._core = core
+        self._metrics = metrics
+        self._clock = clock
+
+    @override
+    async def Route(
+        self, request: router_pb2.RouteRequest, context: Context
+    ) -> router_pb2.RouteResponse:
+        try:
+            return self._route(request)
+        except Refusal as refusal:
+            await abort(context, refusal)
+
+    @override
+    async def RouteStream(
+        self, request_iterator: AsyncIterator[router_pb2.RouteBatch], context: Context
+    ) -> AsyncIterator[router_pb2.RouteResults]:
+        async for batch in request_iterator:
+            if len(batch.items) > BATCH_ITEMS_MAX:
+                await abort(
+                    context,
+                    Refusal(
+                        Reason.INVALID_FIELD,
+                        f"a batch of {len(batch.items)} items; {BATCH_ITEMS_MAX} is the most",
+                    ),
+                )
+            results: list[router_pb2.RouteResult] = []
+            for i, item in enumerate(batch.items):
+                if item.WhichOneof("action") != "request":
+                    continue  # every item is answered at once, so there is nothing to cancel
+                results.append(self._route_item(item))
+                if i % _YIELD_EVERY == _YIELD_EVERY - 1:
+                    await asyncio.sleep(0)
+            yield router_pb2.RouteResults(results=results)
+
+    @override
+    async def Report(
+        self, request: router_pb2.ReportRequest, context: Context
+    ) -> router_pb2.ReportResponse:
+        if len(request.progress) > PROGRESS_MAX:
+            await abort(
+                context,
+                Refusal(
+                    Reason.INVALID_FIELD,
+                    f"{len(request.progress)} steps in one call; {PROGRESS_MAX} is the most",
+                ),
+            )
+        return router_pb2.ReportResponse(outcomes=[self._report(one) for one in request.progress])
+
+    @override
+    async def Explain(
+        self, request: router_pb2.RouteRequest, context: Context
+    ) -> router_pb2.Explanation:
+        try:
+            asked = codec.read_request(request, self._core)
+            decision = self._core.decide(asked, self._clock())
+        except Refusal as refusal:
+            await abort(context, refusal)
+        self._metrics.requests.labels("explained", "").inc()
+        refusal_instead = None if decision.order else self._core.refuse(decision)
+        return codec.write_explanation(decision, refusal_instead, self._core)
+
+    def _route(self, request: router_pb2.RouteRequest) -> router_pb2.RouteResponse:
+        """One request, answered; raises Refusal, counted."""
+        mark = self._metrics.stage_clock()
+        try:
+            asked = codec.read_request(request, self._core)
+            outcome = self._core.route(asked, self._clock(), mark)
+        except Refusal as refusal:
+            self._metrics.requests.labels("refused", refusal.reason).inc()
+            raise
+        if isinstance(outcome, Repeated):
+            self._metrics.requests.labels("repeated", "").inc()
+            answer: router_pb2.RouteResponse = outcome.reservation.answer
+            return answer
+        answer = codec.write_pick(outcome, self._core, request.priority)
+        outcome.reservation.answer = answer
+        self._metrics.picked(outcome.decision)
+        mark.total()
+        return answer
+
+    def _route_item(self, item: router_pb2.RouteItem) -> router_pb2.RouteResult:
+        try:
+            return router_pb2.RouteResult(index=item.index, response=self._route(item.request))
+        except Refusal as refusal:
+            return router_pb2.RouteResult(index=item.index, status=codec.write_status(refusal))
+
+    def _report(self, message: router_pb2.Progress) -> router_pb2.ProgressOutcome:
+        progress = codec.read_progress(message)
+        if isinstance(progress, str):
+            return router_pb2.ProgressOutcome(
+                reservation_id=message.reservation_id,
+                result=router_pb2.PROGRESS_RESULT_INVALID,
+                message=progress,
+            )
+        reservation = self._core.reservations.get(progress.reservation_id)
+        unknown_before = reservation is None or reservation.cached_tokens is None
+        result = self._core.report(progress, self._clock())
+        if reservation is not None and unknown_before and reservation.cached_tokens is not None:
+            self._metrics.cached_tokens.inc(reservation.cached_tokens)
+        return router_pb2.ProgressOutcome(
+            reservation_id=message.reservation_id, result=codec.progress_result(result)
+        )
+
+
+class FleetService(fleet_pb2_grpc.FleetServicer):
+    """kvroute.v1.Fleet."""
+
+    def __init__(
+        self,
+        core: RouterCore,
+        clock: Callable[[], float],
+        send_control: Callable[[Control], Awaitable[bool]],
+        apply_control: Callable[[Control], int],
+        register: Callable[[EngineSettings], Awaitable[None]],
+    ) -> None:
+        self._core = core
+        self._clock = clock
+        self._send_control = send_control
+        self._apply_control = apply_control
+        self._register = register
+        self._commands = 0
+
+    @override
+    async def ListWorkers(
+        self, request: fleet_pb2.ListWorkersRequest, context: Context
+    ) -> fleet_pb2.ListWorkersResponse:
+        return fleet_pb2.ListWorkersResponse(workers=self._workers(request.model).values())
+
+    @override
+    async def WatchWorkers(
+        self, request: fleet_pb2.WatchWorkersRequest, context: Context
+    ) -> AsyncIterator[fleet_pb2.WatchWorkersResponse]:
+        known: dict[WorkerKey, fleet_pb2.WorkerStatus] = {}
+        first = True
+        while True:
+            current = self._workers(request.model)
+            changed = [
+                status
+                for key, status in current.items()
+                if key not in known or _settled(status) != _settled(known[key])
+            ]
+            removed = [key for key in known if key not in current]
+            if first or changed or removed:
+                yield fleet_pb2.WatchWorkersResponse(
+                    changed=changed,
+                    removed=[
+                        fleet_pb2.WorkerRef(worker_id=key.worker_id, dp_rank=key.dp_rank)
+                        for key in removed
+                    ],
+                )
+            known, first = current, False
+            await asyncio.sleep(WATCH_S)
+
+    @override
+    async def RegisterWorker(
+        self, request: fleet_pb2.RegisterWorkerRequest, context: Context
+    ) -> fleet_pb2.RegisterWorkerResponse:
+        try:
+            settings = codec.read_engine(request)
+            await self._register(settings)
+        except ConfigError as error:
+            await abort(context, Refusal(Reason.INVALID_FIELD, str(error)))
+        except Refusal as refusal:
+            await abort(context, refusal)
+        return fleet_pb2.RegisterWorkerResponse()
+
+    @override
+    async def DrainWorker(
+        self, request: fleet_pb2.DrainWorkerRequest, context: Context
+    ) -> fleet_pb2.DrainWorkerResponse:
+        action = "undrain" if request.undrain else "drain"
+        ranks = await self._command(context, action, request.worker_id)
+        return fleet_pb2.DrainWorkerResponse(ranks=ranks)
+
+    @override
+    async def RemoveWorker(
+        self, request: fleet_pb2.RemoveWorkerRequest, context: Context
+    ) -> fleet_pb2.RemoveWorkerResponse:
+        if request.tombstone_s < 0:
+            refusal = Refusal(Reason.INVALID_FIELD, "tombstone_s is negative")
+            await abort(context, refusal)
+        ranks = await self._command(context, "remove", request.worker_id, request.tombstone_s)
+        return fleet_pb2.RemoveWorkerResponse(ranks=ranks)
+
+    @override
+    async def ResyncWorker(
+        self, request: fleet_pb2.ResyncWorkerRequest, context: Context
+    ) -> fleet_pb2.ResyncWorkerResponse:
+        ranks = await self._command(context, "resync", request.worker_id)
+        return fleet_pb2.ResyncWorkerResponse(ranks=ranks)
+
+    @override
+    async def GetIndexStats(
+        self, request: fleet_pb2.GetIndexStatsRequest, context: Context
+    ) -> fleet_pb2.GetIndexStatsResponse:
+        stats = self._core.view.index.stats()
+        return fleet_pb2.GetIndexStatsResponse(
+            blocks=stats.blocks,
+            placements=stats.placements,
+            bytes=stats.bytes,
+            workers=len(self._core.view.sources),
+            facts_applied=sum(self._core.view.facts.values()),
+        )
+
+    def _workers(self, model: str) -> dict[WorkerKey, fleet_pb2.WorkerStatus]:
+        now_s = self._clock()
+        return {
+            key: codec.write_worker(source, self._core, now_s)
+            for key, source in sorted(self._core.view.sources.items())
+            if not model or _serves(source, model)
+        }
+
+    async def _command(
+        self, context: Context, action: str, worker_id: str, tombstone_s: float = 0.0
+    ) -> int:
+        """Does it here at once, and tells every replica; returns the ranks it reached here."""
+        known = worker_id in self._core.drained or self._core.view.ranks(worker_id)
+        if not known:
+            await abort(
+                context, Refusal(Reason.UNKNOWN_WORKER, f"no worker {worker_id!r} is known here")
+            )
+        self._commands += 1
+        name = f"{self._core.replica}-{self._commands}"
+        control = Control(VERSION, name, action, worker_id, tombstone_s)
+        ranks = self._apply_control(control)
+        if not await self._send_control(control):
+            await abort(
+                context,
+                Refusal(
+                    Reason.NO_BROKER,
+                    f"{action} took effect here, but NATS is away: other replicas don't know",
+                ),
+            )
+        return ranks
+
+
+class ControlDesk:
+    """Applies fleet commands, each one once: our own come back to us over NATS."""
+
+    _IDS_MAX = 1024
+
+    def __init__(self, core: RouterCore, clock: Callable[[], float]) -> None:
+        self._core = core
+        self._clock = clock
+        self._ids: deque[str] = deque(maxlen=self._IDS_MAX)
+        self.on_resync: Callable[[str], None] = lambda _worker_id: None
+
+    def apply(self, control: Control) -> int:
+        """Returns the ranks reached; 0 for a command that was applied before or isn't known."""
+        if control.id in self._ids:
+            return 0
+        self._ids.append(control.id)
+        log.info("%s worker %s (command %s)", control.action, control.worker_id, control.id)
+        match control.action:
+            case "drain":
+                return self._core.drain(control.worker_id)
+            case "undrain":
+                return self._core.undrain(control.worker_id)
+            case "remove":
+                return self._core.remove(control.worker_id, control.tombstone_s, self._clock())
+            case "resync":
+                self.on_resync(control.worker_id)
+                return len(self._core.view.ranks(control.worker_id))
+            case _:
+                self._core.view.dropped["unknown_kind"] += 1
+                return 0
+
+
+class GrpcServer:
+    """The server with its services, health and reflection."""
+
+    def __init__(self, settings: GrpcSettings, router: RouterService, fleet: FleetService) -> None:
+        size = settings.max_message_mib * 1024 * 1024
+        self._server = grpc.aio.server(
+            options=[
+                ("grpc.so_reuseport", 0),  # a second server on the port fails, and loudly
+                ("grpc.max_receive_message_length", size),
+                ("grpc.max_send_message_length", size),
+                ("grpc.keepalive_permit_without_calls", 1),
+                ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+            ]
+        )
+        self._settings = settings
+        self._health = health.aio.HealthServicer()
+        self.port = 0
+        router_pb2_grpc.add_RouterServicer_to_server(router, self._server)
+        fleet_pb2_grpc.add_FleetServicer_to_server(fleet, self._server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        if settings.reflection:
+            names = (*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME)
+            reflection.enable_server_reflection(names, self._server)
+
+    async def start(self) -> None:
+        """Listens; raises ConfigError when an address can't be had."""
+        self.port = self._listen(self._settings.listen)
+        if self._settings.unix_socket:
+            self._listen(f"unix:{self._settings.unix_socket}")
+        await self.set_serving(ready=False)
+        await self._server.start()
+
+    async def set_serving(self, *, ready: bool) -> None:
+        """Liveness is always SERVING while we run; all else follows readiness."""
+        serving = health_pb2.HealthCheckResponse.SERVING
+        state = serving if ready else health_pb2.HealthCheckResponse.NOT_SERVING
+        await self._health.set("liveness", serving)
+        for name in ("", "readiness", *SERVICES):
+            await self._health.set(name, state)
+
+    async def drain(self, grace_s: float) -> None:
+        """Says NOT_SERVING, finishes what is in flight, then stops."""
+        await self.set_serving(ready=False)
+        await self._server.stop(grace_s)
+
+    def _listen(self, address: str) -> int:
+        try:
+            return self._server.add_insecure_port(address)
+        except RuntimeError as error:
+            raise ConfigError(f"can't listen on {address}: is something else there?") from error
+
+
+async def abort(context: Context, refusal: Refusal) -> NoReturn:
+    """Ends a call with a refusal's status and details."""
+    status = rpc_status.to_status(codec.write_status(refusal))
+    await context.abort(status.code, status.details, status.trailing_metadata)
+    raise AssertionError("abort() ends the call")
+
+
+def _serves(source: Source, model: str) -> bool:
+    heartbeat = source.heartbeat
+    return heartbeat is not None and model in (
+        heartbeat.model,
+        *heartbeat.model_aliases,
+        *heartbeat.lora_names,
+    )
+
+
+def _settled(status: fleet_pb2.WorkerStatus) -> bytes:
+    """A worker's status without the ages, which change with every look."""
+    copy = fleet_pb2.WorkerStatus()
+    copy.CopyFrom(status)
+    copy.ClearField("beat_age_s")
+    copy.ClearField("sample_age_s")
+    return copy.SerializeToString(deterministic=True)
