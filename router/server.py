@@ -42,10 +42,18 @@ Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 class RouterService(router_pb2_grpc.RouterServicer):
     """kvroute.v1.Router."""
 
-    def __init__(self, core: RouterCore, metrics: Metrics, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        core: RouterCore,
+        metrics: Metrics,
+        clock: Callable[[], float],
+        stopping: asyncio.Event,
+    ) -> None:
+        """stopping: set when the server drains, so that open streams end."""
         self._core = core
         self._metrics = metrics
         self._clock = clock
+        self._stopping = stopping
 
     @override
     async def Route(
@@ -60,7 +68,7 @@ class RouterService(router_pb2_grpc.RouterServicer):
     async def RouteStream(
         self, request_iterator: AsyncIterator[router_pb2.RouteBatch], context: Context
     ) -> AsyncIterator[router_pb2.RouteResults]:
-        async for batch in request_iterator:
+        async for batch in _until(request_iterator, self._stopping):
             if len(batch.items) > BATCH_ITEMS_MAX:
                 await abort(
                     context,
@@ -155,12 +163,15 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         self,
         core: RouterCore,
         clock: Callable[[], float],
+        stopping: asyncio.Event,
+        *,
         send_control: Callable[[Control], Awaitable[bool]],
         apply_control: Callable[[Control], int],
         register: Callable[[EngineSettings], Awaitable[None]],
     ) -> None:
         self._core = core
         self._clock = clock
+        self._stopping = stopping
         self._send_control = send_control
         self._apply_control = apply_control
         self._register = register
@@ -178,7 +189,7 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
     ) -> AsyncIterator[fleet_pb2.WatchWorkersResponse]:
         known: dict[WorkerKey, fleet_pb2.WorkerStatus] = {}
         first = True
-        while True:
+        while not self._stopping.is_set():
             current = self._workers(request.model)
             changed = [
                 status
@@ -362,6 +373,26 @@ class GrpcServer:
             return self._server.add_insecure_port(address)
         except RuntimeError as error:
             raise ConfigError(f"can't listen on {address}: is something else there?") from error
+
+
+async def _until(
+    batches: AsyncIterator[router_pb2.RouteBatch], stopping: asyncio.Event
+) -> AsyncIterator[router_pb2.RouteBatch]:
+    """Batches until the client or we have had enough."""
+    stopped = asyncio.create_task(stopping.wait())
+    try:
+        while True:
+            following = asyncio.ensure_future(anext(batches, None))
+            await asyncio.wait((following, stopped), return_when=asyncio.FIRST_COMPLETED)
+            if not following.done():
+                following.cancel()
+                return
+            batch = following.result()
+            if batch is None:
+                return
+            yield batch
+    finally:
+        stopped.cancel()
 
 
 async def abort(context: Context, refusal: Refusal) -> NoReturn:

@@ -1,0 +1,298 @@
+"""`kvroute serve`: puts the parts together, starts and stops them in order.
+
+NATS (ours or theirs) -> broker -> feed -> view -> core <- gRPC
+                            relays in this process, for configured workers
+"""
+
+import asyncio
+import logging
+import random
+import secrets
+import signal
+import socket
+from collections.abc import Callable
+
+import msgspec
+from prometheus_client import CollectorRegistry
+
+from events.broker import Broker
+from events.clock import unix_now
+from events.facts import Control
+from events.feed import Feed
+from events.relay import Relay, rank_endpoint
+from events.settings import EngineSettings
+from events.stream import StreamState
+from events.tasks import Tasks
+from events.view import FleetView
+from indexer.identity import WorkerKey
+from indexer.reference import ReferenceIndex
+from router.config import ConfigError, ServeConfig, render
+from router.core import RouterCore
+from router.http import MetricsServer
+from router.metrics import BrokerCollector, Metrics, RelayCollector, RouterCollector
+from router.nats_child import NatsChild, NatsChildError
+from router.policies import POLICIES
+from router.refusals import Reason, Refusal
+from router.server import ControlDesk, FleetService, GrpcServer, RouterService
+
+TICK_S = 0.25
+HELLO_GRACE_S = 1.0
+"""After the first connection, how long relays have to say that they are there."""
+RELAYS_MAX = 256
+"""Relays in one router process; larger fleets run them beside their engines."""
+
+log = logging.getLogger("kvroute")
+
+
+class RouterApp:
+    """One router process."""
+
+    def __init__(self, config: ServeConfig, *, clock: Callable[[], float] = unix_now) -> None:
+        """Raises ConfigError for what only this process can find wrong."""
+        if config.routing.policy not in POLICIES:
+            raise ConfigError(
+                f"unknown policy {config.routing.policy!r} at `$.routing.policy`;"
+                f" there are {', '.join(POLICIES)}"
+            )
+        for worker in config.workers:
+            check_engine(worker)
+        self.config = config
+        self.clock = clock
+        self.replica = f"{socket.gethostname()[:40]}-{secrets.token_hex(4)}"
+        seed = config.routing.seed
+        self._rng = random.Random(seed if seed is not None else secrets.randbits(64))
+        self.view = FleetView(
+            ReferenceIndex(),
+            beat_timeout_s=config.fleet.beat_timeout_s,
+            forget_s=config.fleet.forget_s,
+            workers_max=config.fleet.workers_max,
+        )
+        self.core = RouterCore(
+            self.view,
+            config.routing,
+            models=config.models,
+            model_memory_s=config.fleet.model_memory_s,
+            tombstone_s=config.fleet.tombstone_s,
+            replica=self.replica,
+            rng=self._rng,
+        )
+        self.registry = CollectorRegistry()
+        self.metrics = Metrics(self.registry)
+        self.relays: dict[str, Relay] = {}
+        self.failed: BaseException | None = None
+        self.ready = False
+        self._stop = asyncio.Event()
+        self._stopping = asyncio.Event()
+        self._tasks = Tasks(self._broke)
+        self._nats: NatsChild | None = None
+        self.broker: Broker | None = None
+        self.feed: Feed | None = None
+        self._grpc: GrpcServer | None = None
+        self._http: MetricsServer | None = None
+        self._started_at_s = clock()
+        self._connected_at_s: float | None = None
+
+    @property
+    def grpc_port(self) -> int:
+        return self._grpc.port if self._grpc is not None else 0
+
+    @property
+    def metrics_port(self) -> int:
+        return self._http.port if self._http is not None else 0
+
+    async def start(self) -> None:
+        """Starts everything; raises ConfigError when an address or the broker can't be had.
+
+        Returns without waiting for a broker that is not ours: requests are answered meanwhile, with
+        UNAVAILABLE as long as no worker is known.
+        """
+        config = self.config
+        log.info("configuration:\n%s", render(config).rstrip())
+        url = config.nats.url
+        if url is None:
+            self._nats = NatsChild()
+            try:
+                await self._nats.start()
+            except NatsChildError as error:
+                raise ConfigError(str(error)) from error
+            url = self._nats.url
+            self._tasks.spawn(self._keep_nats(self._nats), "embedded NATS")
+        self.broker = broker = Broker(config.nats, url, f"kvroute router {self.replica}")
+        desk = ControlDesk(self.core, self.clock)
+        self.feed = feed = Feed(
+            broker,
+            self.view,
+            fleet=config.fleet.name,
+            replica=self.replica,
+            clock=self.clock,
+            on_heartbeat=self._on_heartbeat,
+            on_forgotten=self._on_forgotten,
+            on_control=desk.apply,
+            on_failure=self._broke,
+            rng=self._rng,
+        )
+        desk.on_resync = lambda worker: feed.recover(self.view.resync(worker, self.clock()))
+        self.registry.register(RouterCollector(self.core))
+        self.registry.register(BrokerCollector(broker))
+        self.registry.register(RelayCollector(self.relays.values))
+        self._grpc = GrpcServer(
+            config.grpc,
+            RouterService(self.core, self.metrics, self.clock, self._stopping),
+            FleetService(
+                self.core,
+                self.clock,
+                self._stopping,
+                send_control=self._send_control,
+                apply_control=desk.apply,
+                register=self.register,
+            ),
+        )
+        await self._grpc.start()
+        log.info("gRPC on %s (port %d)", config.grpc.listen, self._grpc.port)
+        if config.metrics.listen:
+            self._http = MetricsServer(self.registry, config.metrics.listen)
+            await self._http.start()
+            log.info("metrics on %s (port %d)", config.metrics.listen, self._http.port)
+        self._tasks.spawn(self._connect(broker, feed), "connection to NATS")
+        self._tasks.spawn(self._tick(), "router clock")
+
+    async def run(self) -> int:
+        """Serves until SIGTERM or SIGINT; returns the exit code. A second one ends it at once."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal)
+        try:
+            await self.start()
+            await self._stop.wait()
+        finally:
+            await self.stop()
+        return 1 if self.failed is not None else 0
+
+    async def stop(self) -> None:
+        """Drains, then stops everything. Safe after a start that failed half way."""
+        log.info("draining")
+        self._stopping.set()
+        if self._grpc is not None:
+            await self._grpc.drain(self.config.drain_timeout_s)
+        for relay in self.relays.values():
+            await relay.stop()
+        if self.feed is not None:
+            await self.feed.stop()
+        await self._tasks.close()
+        if self._http is not None:
+            await self._http.stop()
+        if self.broker is not None:
+            await self.broker.close()
+        if self._nats is not None:
+            await self._nats.stop()
+        log.info("stopped")
+
+    async def register(self, settings: EngineSettings) -> None:
+        """Runs a relay for an engine that has none; raises Refusal or ConfigError."""
+        check_engine(settings)
+        if settings.id in self.relays:
+            raise Refusal(
+                Reason.WORKER_EXISTS, f"a relay for worker {settings.id!r} runs here already"
+            )
+        if len(self.relays) >= RELAYS_MAX:
+            raise Refusal(
+                Reason.INVALID_FIELD,
+                f"{RELAYS_MAX} relays run in this router; run `kvroute relay` beside the engine",
+            )
+        if self.broker is None or not self.broker.connected:
+            raise Refusal(Reason.NO_BROKER, "NATS is away", retry_after_s=1.0)
+        await self._start_relay(settings, self.broker)
+
+    async def _start_relay(self, settings: EngineSettings, broker: Broker) -> None:
+        relay = Relay(
+            settings,
+            broker,
+            fleet=self.config.fleet.name,
+            clock=self.clock,
+            on_failure=self._broke,
+            rng=self._rng,
+        )
+        self.relays[settings.id] = relay
+        await relay.start()
+
+    async def _connect(self, broker: Broker, feed: Feed) -> None:
+        try:
+            await broker.connect()
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"nats: {error}") from error
+        await feed.start()
+        self._connected_at_s = self.clock()
+        for settings in self.config.workers:
+            await self._start_relay(self._with_block_size(settings), broker)
+
+    def _with_block_size(self, settings: EngineSettings) -> EngineSettings:
+        """An engine's settings with its model's canonical block size, where it has none itself."""
+        if settings.block_size is not None:
+            return settings
+        for model in self.config.models:
+            if settings.model in (model.name, *model.aliases) and model.block_size is not None:
+                return msgspec.structs.replace(settings, block_size=model.block_size)
+        return settings
+
+    async def _keep_nats(self, child: NatsChild) -> None:
+        """Starts our NATS server again where it was, when somebody kills it."""
+        while True:
+            code = await child.wait()
+            log.error("the embedded NATS server left with code %d; starting it again", code)
+            port = int(child.url.rpartition(":")[2])
+            await child.start(port)
+
+    async def _tick(self) -> None:
+        while True:
+            now_s = self.clock()
+            if expired := self.core.tick(now_s):
+                self.metrics.reservations_expired.inc(expired)
+                log.warning("%d reservations expired: no Report came in time", expired)
+            if not self.ready and self._is_ready(now_s) and self._grpc is not None:
+                self.ready = True
+                await self._grpc.set_serving(ready=True)
+            await asyncio.sleep(TICK_S)
+
+    def _is_ready(self, now_s: float) -> bool:
+        """Whether the index can be trusted, or we have waited long enough for it."""
+        sources = self.view.sources.values()
+        streams = [source.stream for source in sources]
+        heard = self._connected_at_s is not None and (now_s - self._connected_at_s >= HELLO_GRACE_S)
+        if heard and streams and all(one.state is StreamState.LIVE for one in streams):
+            log.info("ready: %r", self.view)
+            return True
+        if now_s - self._started_at_s >= self.config.ready_timeout_s:
+            log.warning(
+                "ready after ready_timeout_s, though not every stream is trusted: %r", self.view
+            )
+            return True
+        return False
+
+    async def _send_control(self, control: Control) -> bool:
+        return self.feed is not None and await self.feed.send_control(control)
+
+    def _on_heartbeat(self, key: WorkerKey) -> None:
+        self.core.on_heartbeat(key, self.clock())
+
+    def _on_forgotten(self, workers: list[WorkerKey]) -> None:
+        self.core.on_forgotten(workers, self.clock())
+
+    def _on_signal(self) -> None:
+        if self._stop.is_set():
+            log.warning("second signal: leaving at once")
+            raise SystemExit(130)
+        self._stop.set()
+
+    def _broke(self, error: BaseException) -> None:
+        self.failed = error
+        self._stop.set()
+
+
+def check_engine(settings: EngineSettings) -> None:
+    """Raises ConfigError when a rank has no endpoint of its own."""
+    try:
+        rank_endpoint(settings.events, settings.ranks - 1)
+        if settings.replay:
+            rank_endpoint(settings.replay, settings.ranks - 1)
+    except ValueError as error:
+        raise ConfigError(f"worker {settings.id!r}: {error}") from error

@@ -1,0 +1,327 @@
+"""The `kvroute` command."""
+
+import asyncio
+import os
+import sys
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any, Literal, TypeVar, get_args, get_origin
+
+import click
+import msgspec
+import uvloop
+
+from events.settings import EngineSettings, Settings
+from router.config import (
+    Config,
+    ConfigError,
+    Key,
+    LogSettings,
+    RelayConfig,
+    ServeConfig,
+    keys,
+    load,
+    render,
+)
+from router.logs import set_up
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+_ENGINE = "engine_"
+"""Prefix of the parameters that describe a relay's one engine."""
+
+
+def main() -> None:
+    """Runs the command line; mistakes of the operator end with one line and exit code 2."""
+    try:
+        cli(standalone_mode=False)
+    except click.exceptions.Exit as left:
+        sys.exit(left.exit_code)
+    except click.Abort:
+        sys.exit(130)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except ConfigError as error:
+        click.echo(f"kvroute: {error}", err=True)
+        sys.exit(2)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(package_name="kvroute")
+def cli() -> None:
+    """A KV-cache-aware router for vLLM and SGLang fleets."""
+
+
+def _settings_options(config: type[Settings]) -> Callable[[Command], Command]:
+    """One flag for each scalar key of a configuration, and --config."""
+
+    def decorate(command: Command) -> Command:
+        for key in reversed([one for one in keys(config) if _is_scalar(one.type)]):
+            command = _option(key)(command)
+        return click.option(
+            "--config",
+            "-c",
+            "config_file",
+            type=click.Path(path_type=Path),
+            envvar="KVROUTE_CONFIG",
+            help="YAML file.",
+        )(command)
+
+    return decorate
+
+
+def _option(key: Key) -> Callable[[Command], Command]:
+    names = [key.flag]
+    if key.path == ("nats", "url"):
+        names.append("--nats")
+    if key.path == ("fleet", "name"):
+        names.append("--fleet")
+    shown = f"{key.default}" if key.default is not None else "none"
+    told = key.description[:1].upper() + key.description[1:]
+    kind: Any = str
+    options = [one for one in get_args(key.type) if one is not type(None)] or [key.type]
+    if get_origin(key.type) is Literal:
+        kind = click.Choice([str(choice) for choice in get_args(key.type)])
+    elif bool in options:
+        kind = bool
+    elif any(one is float or get_args(one)[:1] == (float,) for one in options):
+        kind = float
+    elif any(one is int or get_args(one)[:1] == (int,) for one in options):
+        kind = int
+    return click.option(
+        *names, "__".join(key.path), type=kind, default=None, help=f"{told}. [{shown}]"
+    )
+
+
+def _is_scalar(hint: Any) -> bool:
+    options = [hint, *get_args(hint)]
+    return not any(get_origin(one) is tuple or one is tuple for one in options)
+
+
+def _load(config: type[Config], file: Path | None, given: dict[str, Any]) -> Config:
+    flags = {
+        tuple(name.split("__")): value
+        for name, value in given.items()
+        if value is not None and not name.startswith(_ENGINE)
+    }
+    return load(config, file, os.environ, flags)
+
+
+def _run(work: Coroutine[Any, Any, int]) -> None:
+    """Runs an asyncio program to its end and leaves with its code."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        code = runner.run(work)
+    if code:
+        raise click.exceptions.Exit(code)
+
+
+@cli.command()
+@_settings_options(ServeConfig)
+def serve(config_file: Path | None, **given: Any) -> None:
+    """Serve picks over gRPC.
+
+    Every flag has a key in the YAML file (--grpc-listen is grpc.listen) and an environment variable
+    (KVROUTE_GRPC_LISTEN); flags win over the environment, and that over the file. Models and
+    workers with relays in this process are described in the file alone.
+    """
+    config = _load(ServeConfig, config_file, given)
+    set_up(config.log)
+
+    async def run() -> int:
+        from router.app import RouterApp  # grpc takes a while to import; --help needn't wait
+
+        return await RouterApp(config).run()
+
+    _run(run())
+
+
+@cli.command()
+@_settings_options(RelayConfig)
+@click.option("--worker-id", f"{_ENGINE}id", help="Worker id, unique in the fleet.")
+@click.option("--engine", f"{_ENGINE}engine", help="vllm or sglang. [vllm]")
+@click.option("--address", f"{_ENGINE}address", help="Where clients send their requests.")
+@click.option("--events", f"{_ENGINE}events", help="The engine's event publisher, tcp://...")
+@click.option(
+    "--events-bind",
+    f"{_ENGINE}events_bind",
+    is_flag=True,
+    default=None,
+    help="Bind the endpoint: the engine's publisher connects.",
+)
+@click.option("--replay", f"{_ENGINE}replay", help="The engine's replay socket, tcp://...")
+@click.option("--topic", f"{_ENGINE}topic", help="ZMQ topic prefix.")
+@click.option("--metrics", f"{_ENGINE}metrics", help="The engine's HTTP base. [the address]")
+@click.option("--load", f"{_ENGINE}load", help="SGLang's LoadStat feed, tcp://...")
+@click.option("--ranks", f"{_ENGINE}ranks", type=int, help="Data-parallel ranks. [1]")
+@click.option("--model", f"{_ENGINE}model", help="Model name. [what the engine says]")
+@click.option("--block-size", f"{_ENGINE}block_size", type=int, help="Canonical block size.")
+@click.option("--role", f"{_ENGINE}role", help="both, prefill or decode. [both]")
+@click.option("--slots", f"{_ENGINE}slots", type=int, help="Requests that run at once.")
+@click.option("--label", f"{_ENGINE}labels", multiple=True, help="NAME=VALUE, repeatable.")
+def relay(config_file: Path | None, **given: Any) -> None:  # fmt: skip
+    """Relay an engine's KV events and load to the routers.
+
+    Runs beside one engine, described by flags, or several, described under `workers:` in the file.
+    """
+    config = _load(RelayConfig, config_file, given)
+    engine = {
+        name.removeprefix(_ENGINE): value
+        for name, value in given.items()
+        if name.startswith(_ENGINE) and value not in (None, ())
+    }
+    if engine:
+        config = _with_engine(config, engine)
+    set_up(config.log)
+
+    async def run() -> int:
+        from router.relay_app import RelayApp
+
+        return await RelayApp(config).run()
+
+    _run(run())
+
+
+def _with_engine(config: RelayConfig, given: dict[str, Any]) -> RelayConfig:
+    fields = {"engine": "vllm", **given}
+    labels = {}
+    for label in given.get("labels", ()):
+        name, separator, value = label.partition("=")
+        if not separator or not name:
+            raise ConfigError(f"--label {label!r}: write NAME=VALUE")
+        labels[name] = value
+    fields["labels"] = labels
+    missing = [
+        flag
+        for flag, name in (
+            ("--worker-id", "id"), ("--address", "address"), ("--events", "events")
+        )
+        if name not in fields
+    ]  # fmt: skip
+    if missing:
+        raise ConfigError(f"to relay one engine, give {', '.join(missing)} too")
+    try:
+        settings = msgspec.convert(fields, EngineSettings)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"flags: {error}") from error
+    if any(worker.id == settings.id for worker in config.workers):
+        raise ConfigError(f"the id {settings.id!r} is used twice, by --worker-id and in the file")
+    return msgspec.structs.replace(config, workers=(*config.workers, settings))
+
+
+@cli.command("check-config")
+@_settings_options(ServeConfig)
+def check_config(config_file: Path | None, **given: Any) -> None:
+    """Check a router's configuration and print it as it would be used."""
+    from router.app import RouterApp
+
+    config = _load(ServeConfig, config_file, given)
+
+    async def check() -> int:
+        RouterApp(config)
+        return 0
+
+    _run(check())
+    click.echo(render(config), nl=False)
+
+
+@cli.command()
+@click.option("--json", "as_json", is_flag=True, help="A list of objects.")
+def policies(as_json: bool) -> None:
+    """List the policies with their formulas."""
+    from router.policies import POLICIES
+
+    if as_json:
+        rows = [
+            {
+                "name": one.name,
+                "summary": one.summary,
+                "formula": one.formula,
+                "parameters": dict(one.parameters),
+            }
+            for one in POLICIES.values()
+        ]
+        click.echo(msgspec.json.format(msgspec.json.encode(rows)).decode())
+        return
+    for one in POLICIES.values():
+        click.echo(f"{one.name}\n    {one.summary}\n    cost = {one.formula}")
+        for name, value in one.parameters.items():
+            click.echo(f"      {name} = {value:g}")
+
+
+_target = click.option(
+    "--target",
+    "-t",
+    default="127.0.0.1:50051",
+    envvar="KVROUTE_TARGET",
+    show_default=True,
+    help="The router's gRPC address.",
+)
+_model = click.option("--model", "-m", default="", help="Model name.")
+_timeout = click.option("--timeout", default=5.0, show_default=True, help="Seconds.")
+
+
+@cli.command()
+@_target
+@_model
+@_timeout
+@click.option("--json", "as_json", is_flag=True, help="What ListWorkers says, as JSON.")
+def workers(target: str, model: str, timeout: float, as_json: bool) -> None:
+    """Show the fleet as a router sees it."""
+    from router.cli_fleet import show_workers
+
+    _run(show_workers(target, model, as_json, timeout))
+
+
+@cli.command()
+@_target
+@_model
+@_timeout
+@click.option("--tokens", help="Prompt as token ids: 1,2,3 or @FILE.")
+@click.option("--text", help="Prompt as text; needs --tokenize.")
+@click.option("--tokenize", help="HTTP base of an engine whose /tokenize turns text into ids.")
+@click.option("--policy", default="", help="Another policy than the configured one.")
+@click.option("--lora", default="", help="LoRA name.")
+@click.option("--cache-salt", default="", help="Cache salt.")
+@click.option("--json", "as_json", is_flag=True, help="The whole Explanation, as JSON.")
+def explain(**asked: Any) -> None:
+    """Show why a prompt would go where. Nothing is reserved."""
+    from router.cli_fleet import show_explanation
+
+    _run(show_explanation(**asked))
+
+
+@cli.command()
+@click.option(
+    "--json",
+    "json_file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write what the table shows to this file.",
+)
+@click.option(
+    "--policy",
+    "chosen",
+    multiple=True,
+    help="Policies to compare, repeatable. [round-robin, dynamo-adaptive]",
+)
+@click.option(
+    "--speed",
+    type=click.FloatRange(min=0.1, max=20),
+    default=None,
+    help="Times faster than the trace.",
+)
+@click.option("--verbose", "-v", is_flag=True, help="Show the logs of router and relays.")
+def demo(json_file: Path | None, chosen: tuple[str, ...], speed: float | None,
+         verbose: bool) -> None:  # fmt: skip
+    """Watch kvroute route: real NATS, eight stand-in engines, real relays, the router.
+
+    Replays a slice of a public trace through gRPC, once for each policy, each from cold caches, all
+    on loopback, and compares.
+    """
+    from router.cli_demo import run_demo
+
+    set_up(LogSettings(format="plain", level="info" if verbose else "error"))
+    _run(run_demo(chosen or ("round-robin", "dynamo-adaptive"), speed, json_file, verbose))
+
+
+if __name__ == "__main__":
+    main()
