@@ -238,6 +238,8 @@ class RouterApp:
         """Starts our NATS server again where it was, when somebody kills it."""
         while True:
             code = await child.wait()
+            if self._stopping.is_set():
+                return
             log.error("the embedded NATS server left with code %d; starting it again", code)
             port = int(child.url.rpartition(":")[2])
             await child.start(port)

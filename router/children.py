@@ -3,18 +3,32 @@
 import asyncio
 import ctypes
 import signal
+from collections.abc import Sequence
+from typing import IO
 
 STOP_TIMEOUT_S = 10.0
 _PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None, use_errno=True)  # before any fork: a child must not load anything
 
 
-def die_with_parent() -> None:
-    """For preexec_fn: Linux ends the child when its parent dies, even of SIGKILL.
+async def start(command: Sequence[str], output: IO[bytes] | None) -> asyncio.subprocess.Process:
+    """Starts a child that Linux ends when we die, even of SIGKILL.
 
-    Ctrl-C on the terminal is left to the parent, which ends its children in order.
+    It has a session of its own, so that Ctrl-C and signals to our group reach us alone, and
+    we end our children in order. output: where it writes; None: where we do.
     """
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    return await asyncio.create_subprocess_exec(
+        *command,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        start_new_session=True,
+        preexec_fn=_die_with_parent,
+    )
+
+
+def _die_with_parent() -> None:
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 async def end(process: asyncio.subprocess.Process) -> None:

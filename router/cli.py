@@ -32,6 +32,8 @@ _ENGINE = "engine_"
 
 def main() -> None:
     """Runs the command line; mistakes of the operator end with one line and exit code 2."""
+    # Our children are started by exec and never use gRPC, so its fork handlers only make noise.
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     try:
         cli(standalone_mode=False)
     except click.exceptions.Exit as left:

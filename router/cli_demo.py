@@ -18,7 +18,7 @@ import yaml
 from rich.console import Console
 
 from kvroute.client import KvRouteClient
-from router.children import die_with_parent, end
+from router.children import end, start
 from router.nats_child import NatsChild
 from router.policies import POLICIES
 from simulator import demo
@@ -153,13 +153,8 @@ async def _kvroute(
     file.write_text(yaml.safe_dump(msgspec.to_builtins(config)), encoding="utf-8")
     logfile = folder / f"{command}.log"
     with logfile.open("wb") as output:
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "router.cli", command, "--config", str(file)),
-            *("--log-format", "plain"),
-            stdin=asyncio.subprocess.DEVNULL,
-            stderr=None if verbose else output,
-            preexec_fn=die_with_parent,
-        )
+        program = [sys.executable, "-m", "router.cli", command, "--config", str(file)]
+        process = await start(program, None if verbose else output)
     try:
         yield
     except Exception:

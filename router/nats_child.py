@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from router.children import die_with_parent, end
+from router.children import end, start
 
 START_TIMEOUT_S = 10.0
 
@@ -36,15 +36,8 @@ class NatsChild:
         folder = Path(self._folder.name)
         logfile = folder / "log"
         with logfile.open("wb") as output:
-            self._process = await asyncio.create_subprocess_exec(
-                server_binary(),
-                *("--addr", "127.0.0.1", "--port", str(port or -1)),
-                *("--ports_file_dir", str(folder)),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                preexec_fn=die_with_parent,
-            )
+            command = [server_binary(), "--addr", "127.0.0.1", "--port", str(port or -1)]
+            self._process = await start([*command, "--ports_file_dir", str(folder)], output)
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
                 self.url = await self._read_url(folder)
