@@ -259,7 +259,7 @@ _target = click.option(
     help="The router's gRPC address.",
 )
 _model = click.option("--model", "-m", default="", help="Model name.")
-_timeout = click.option("--timeout", default=5.0, show_default=True, help="Seconds.")
+_timeout = click.option("--timeout", "timeout_s", default=5.0, show_default=True, help="Seconds.")
 
 
 @cli.command()
@@ -267,11 +267,11 @@ _timeout = click.option("--timeout", default=5.0, show_default=True, help="Secon
 @_model
 @_timeout
 @click.option("--json", "as_json", is_flag=True, help="What ListWorkers says, as JSON.")
-def workers(target: str, model: str, timeout: float, as_json: bool) -> None:
+def workers(target: str, model: str, timeout_s: float, as_json: bool) -> None:
     """Show the fleet as a router sees it."""
     from router.cli_fleet import show_workers
 
-    _run(show_workers(target, model, as_json, timeout))
+    _run(show_workers(target, model, as_json, timeout_s))
 
 
 @cli.command()

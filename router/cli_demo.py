@@ -18,6 +18,7 @@ import yaml
 from rich.console import Console
 
 from kvroute.client import KvRouteClient
+from kvroute.v1 import FailureReason, Progress, ProgressResult, ProgressState
 from router.children import end, start
 from router.nats_child import NatsChild
 from router.policies import POLICIES
@@ -62,7 +63,9 @@ async def run_demo(
     console.print()
     console.print(demo.table(runs))
     if json_file is not None:
-        json_file.write_text(demo.to_json(runs) + "\n", encoding="utf-8")
+        json_file.write_text(  # noqa: ASYNC240  # nothing else runs any more
+            demo.to_json(runs) + "\n", encoding="utf-8"
+        )
         console.print(f"written to {json_file}")
     return 1 if any(run.failed for run in runs) else 0
 
@@ -81,15 +84,33 @@ class ClientRouting:
         return demo.Pick(pick.worker_id, pick.reservation_id, perf_counter() - started)
 
     async def prefill_done(self, reservation_id: str) -> None:
-        await self._client.prefill_done(reservation_id)
+        await self._report(
+            Progress(reservation_id=reservation_id, state=ProgressState.PROGRESS_STATE_PREFILL_DONE)
+        )
 
     async def finished(self, reservation_id: str, output_tokens: int, cached_tokens: int) -> None:
-        await self._client.finished(
-            reservation_id, output_tokens=output_tokens, cached_tokens=cached_tokens
+        await self._report(
+            Progress(
+                reservation_id=reservation_id,
+                state=ProgressState.PROGRESS_STATE_FINISHED,
+                output_tokens=output_tokens,
+                cached_tokens=cached_tokens,
+            )
         )
 
     async def failed(self, reservation_id: str) -> None:
-        await self._client.failed(reservation_id)
+        await self._report(
+            Progress(
+                reservation_id=reservation_id,
+                state=ProgressState.PROGRESS_STATE_FAILED,
+                failure_reason=FailureReason.FAILURE_REASON_WORKER,
+            )
+        )
+
+    async def _report(self, progress: Progress) -> None:
+        (outcome,) = await self._client.report(progress)
+        if outcome.result != ProgressResult.PROGRESS_RESULT_APPLIED:
+            raise RuntimeError(f"a report was not applied: {outcome}")
 
 
 @asynccontextmanager
@@ -127,8 +148,10 @@ async def _stage(
 async def _all_schedulable(client: KvRouteClient, count: int) -> None:
     """Waits until the router would send requests to every engine; raises TimeoutError."""
     async with asyncio.timeout(READY_TIMEOUT_S):
-        async for fleet in client.watch_workers():
-            if sum(worker.schedulable for worker in fleet) == count:
+        schedulable: dict[str, bool] = {}
+        async for update in client.watch_workers():
+            schedulable |= {worker.worker_id: worker.schedulable for worker in update.changed}
+            if sum(schedulable.values()) == count:
                 return
 
 
