@@ -35,6 +35,7 @@ class Broker:
         self._client = Client()
         self._listeners: list[OnConnection] = []
         self._complained = ""
+        self._closing = False
 
     @property
     def connected(self) -> bool:
@@ -103,6 +104,7 @@ class Broker:
             return None
 
     async def close(self) -> None:
+        self._closing = True
         if not self._client.is_closed:
             await self._client.close()
 
@@ -137,6 +139,8 @@ class Broker:
             log.warning("NATS at %s: %s", _without_secret(self._url), told)
 
     async def _on_disconnected(self) -> None:
+        if self._closing:
+            return
         log.warning("connection to NATS lost; reconnecting for ever")
         self._tell(False)
 

@@ -1,0 +1,168 @@
+"""A whole kvroute on loopback: real NATS, stand-in engines, relays, a router, in one process."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+
+from events.broker import Broker
+from events.clock import unix_now
+from events.relay import Relay
+from events.settings import EngineSettings, NatsSettings
+from kvroute.client import KvRouteClient, Pick
+from kvroute.v1 import Progress, ProgressState
+from router.app import RouterApp
+from router.config import GrpcSettings, MetricsSettings, RoutingSettings, ServeConfig
+from router.nats_child import NatsChild
+from simulator.clock import ScaledClock
+from simulator.engine import EngineConfig
+from simulator.fleet import StandIn, stand_ins
+from simulator.scheduler import SchedulerConfig
+
+BLOCK_SIZE = 16
+DEADLINE_S = 20.0
+
+
+class TurnedClock:
+    """Unix time that the test can push forward."""
+
+    def __init__(self) -> None:
+        self.ahead_s = 0.0
+
+    def __call__(self) -> float:
+        return unix_now() + self.ahead_s
+
+
+@dataclass
+class Stage:
+    """What a test plays on."""
+
+    nats: NatsChild
+    engines: list[StandIn]
+    relays: dict[str, Relay]
+    router: RouterApp
+    client: KvRouteClient
+    clock: TurnedClock
+    failures: list[BaseException] = field(default_factory=list)
+
+    def engine(self, worker_id: str) -> StandIn:
+        return next(one for one in self.engines if one.engine_id == worker_id)
+
+    def held(self, worker_id: str) -> int:
+        """Blocks that the router believes a worker to hold."""
+        view = self.router.view
+        return sum(view.index.count(source.slot) for source in view.ranks(worker_id))
+
+    async def serve(self, token_ids: Sequence[int], max_tokens: int = 1) -> str:
+        """A whole request; returns the worker that served it."""
+        pick = await self.client.route(token_ids=token_ids)
+        engine = self.engine(pick.worker_id).engine
+        done = await engine.complete(list(token_ids), max_tokens)
+        await self.finish(pick, len(done.token_ids), done.cached_tokens)
+        return pick.worker_id
+
+    async def finish(self, pick: Pick, output_tokens: int = 0, cached_tokens: int = 0) -> None:
+        """Reports a request as finished."""
+        await self.client.report(
+            Progress(
+                reservation_id=pick.reservation_id,
+                state=ProgressState.PROGRESS_STATE_FINISHED,
+                output_tokens=output_tokens,
+                cached_tokens=cached_tokens,
+            )
+        )
+
+    async def idle(self) -> None:
+        """Waits until the router sees that nothing runs anywhere."""
+        loads = self.router.core.loads
+        await until(
+            lambda: all(load.active_blocks() == 0 for load in loads.values()), "an idle fleet"
+        )
+
+
+async def until(condition: Callable[[], object], told: str) -> None:
+    """Waits for something that sockets bring about; fails after a while, saying what for."""
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            while not condition():  # noqa: ASYNC110  # what sockets bring sets no event here
+                await asyncio.sleep(0.005)
+    except TimeoutError:
+        raise AssertionError(f"waited {DEADLINE_S:g} s in vain for: {told}") from None
+
+
+def engine_settings(engine: StandIn) -> EngineSettings:
+    return EngineSettings(
+        id=engine.engine_id,
+        engine="vllm",
+        address=engine.address,
+        events=engine.events_endpoint,
+        replay=engine.replay_endpoint,
+        topic=engine.topic,
+        slots=64,
+    )
+
+
+def serve_config(nats_url: str | None, **parts: object) -> ServeConfig:
+    return ServeConfig(
+        nats=NatsSettings(url=nats_url),
+        grpc=GrpcSettings(listen="127.0.0.1:0"),
+        metrics=MetricsSettings(listen="127.0.0.1:0"),
+        routing=RoutingSettings(seed=1),
+        **parts,  # type: ignore[arg-type]
+    )
+
+
+@asynccontextmanager
+async def router_app(
+    config: ServeConfig, clock: Callable[[], float] = unix_now
+) -> AsyncIterator[tuple[RouterApp, KvRouteClient]]:
+    app = RouterApp(config, clock=clock)
+    try:
+        await app.start()
+        async with KvRouteClient(f"127.0.0.1:{app.grpc_port}") as client:
+            yield app, client
+    finally:
+        await app.stop()
+    assert app.failed is None
+
+
+@asynccontextmanager
+async def a_stage(engine_count: int = 2, block_count: int = 2048) -> AsyncIterator[Stage]:
+    """Everything up, every worker schedulable."""
+    async with AsyncExitStack() as stack:
+        nats = NatsChild()
+        stack.push_async_callback(nats.stop)
+        await nats.start()
+        scheduler = SchedulerConfig(block_count=block_count, block_size=BLOCK_SIZE)
+        configs = [EngineConfig(f"worker-{i}", scheduler) for i in range(engine_count)]
+        engines = await stack.enter_async_context(stand_ins(configs, ScaledClock(100.0)))
+        clock = TurnedClock()
+        router, client = await stack.enter_async_context(router_app(serve_config(nats.url), clock))
+        failures: list[BaseException] = []
+        broker = Broker(NatsSettings(), nats.url, "relays")
+        stack.push_async_callback(broker.close)
+        await broker.connect()
+        relays = {}
+        for engine in engines:
+            relay = Relay(
+                engine_settings(engine),
+                broker,
+                fleet="default",
+                clock=clock,
+                on_failure=failures.append,
+                rng=random.Random(1),
+            )
+            stack.push_async_callback(relay.stop)
+            await relay.start()
+            relays[engine.engine_id] = relay
+        stage = Stage(nats, engines, relays, router, client, clock, failures)
+        await until(
+            lambda: (
+                len(router.view.sources) == engine_count
+                and not any(router.core.excluded(one) for one in router.view.sources.values())
+            ),
+            "all workers schedulable",
+        )
+        yield stage
+        assert failures == []
