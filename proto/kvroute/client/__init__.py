@@ -1,0 +1,77 @@
+"""An asyncio client of kvroute: ask for a worker, tell the router how the request went.
+
+    async with KvRouteClient("router:50051") as client:
+        async with client.request(token_ids=ids, model="m") as request:
+            ...  # send the request to request.pick.address
+            await request.prefill_done()
+            request.output_tokens, request.cached_tokens = 512, 4096
+
+Needs grpcio, protobuf and the googleapis protos; none of the router's own packages.
+
+    calls.py    KvRouteClient: every call of the contract, deadlines, retries
+    life.py     RoutedRequest: one request from its reservation to its last report
+    options.py  the keywords of route(), and the RouteRequest they make
+    tokens.py   a prompt in any common form, as little-endian u32
+    pick.py     what route() answers
+    errors.py   what the calls raise
+    retry.py    which error is worth another try, and when
+    channel.py  targets and gRPC options
+"""
+
+from kvroute.client.calls import KvRouteClient
+from kvroute.client.errors import (
+    AlreadyExists,
+    ClientClosed,
+    DeadlineExceeded,
+    DuplicateRequest,
+    InvalidRequest,
+    KvRouteError,
+    NotFound,
+    NoWorker,
+    Overloaded,
+    PermissionDenied,
+    RouterUnreachable,
+    Unauthenticated,
+    Unavailable,
+    UnknownModel,
+    UnknownSession,
+    UnknownWorker,
+    WorkerExists,
+    error_from_status,
+)
+from kvroute.client.life import RoutedRequest
+from kvroute.client.options import RouteOptions, route_request
+from kvroute.client.pick import Alternative, OverlapTokens, Pick, PrefillWorker
+from kvroute.client.retry import RetryPolicy
+from kvroute.client.tokens import pack_tokens
+
+__all__ = [
+    "AlreadyExists",
+    "Alternative",
+    "ClientClosed",
+    "DeadlineExceeded",
+    "DuplicateRequest",
+    "InvalidRequest",
+    "KvRouteClient",
+    "KvRouteError",
+    "NoWorker",
+    "NotFound",
+    "OverlapTokens",
+    "Overloaded",
+    "PermissionDenied",
+    "Pick",
+    "PrefillWorker",
+    "RetryPolicy",
+    "RouteOptions",
+    "RoutedRequest",
+    "RouterUnreachable",
+    "Unauthenticated",
+    "Unavailable",
+    "UnknownModel",
+    "UnknownSession",
+    "UnknownWorker",
+    "WorkerExists",
+    "error_from_status",
+    "pack_tokens",
+    "route_request",
+]

@@ -1,0 +1,241 @@
+"""One request, from its reservation to its last report.
+
+Law: no report raises a KvRouteError here. The body of the `async with` serves a person, and the
+router's bookkeeping must neither break it nor hide what broke it: a report that does not arrive is
+counted (`KvRouteClient.reports_lost`), kept in `report_error`, told again with the next renewal,
+and in the end made good by the lease.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from types import TracebackType
+from typing import Self
+
+import grpc
+from typing_extensions import override
+
+from kvroute.client.errors import InvalidRequest, KvRouteError
+from kvroute.client.pick import Pick
+from kvroute.client.reports import Reports
+from kvroute.v1 import FailureReason, Progress, ProgressResult, ProgressState
+
+RENEWALS_PER_LEASE = 3
+"""So that a lease outlives two renewals that got lost."""
+
+_OUR_MISTAKES = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    NameError,
+    TypeError,
+    ValueError,
+)
+_BLAME = (
+    FailureReason.FAILURE_REASON_WORKER,
+    FailureReason.FAILURE_REASON_TIMEOUT,
+    FailureReason.FAILURE_REASON_CLIENT,
+    FailureReason.FAILURE_REASON_CANCELLED,
+)
+
+log = logging.getLogger("kvroute.client")
+
+
+class RoutedRequest:
+    """The life of one request; made by `KvRouteClient.request`, entered once.
+
+    Entering routes and reserves, and raises what route() raises. Inside, a task renews the lease
+    every third of it. Leaving tells the end: FINISHED with the counts, or FAILED with the reason
+    that `failure_reason` finds in the exception, which goes on unchanged.
+
+    Leaving waits until the last report is delivered, at most the client's report_timeout_s; what
+    is not through by then goes on in the background, and the client's close() waits for it. A
+    cancelled body leaves at once. (A time limit around the block cancels it: put the limit inside,
+    where it is a TimeoutError, to have it told as TIMEOUT.)
+    """
+
+    def __init__(
+        self,
+        route: Callable[[], Awaitable[Pick]],
+        reports: Reports,
+        sleep: Callable[[float], Awaitable[None]],
+    ) -> None:
+        self.output_tokens = 0
+        """Tokens put out so far; renewals and the last report carry it."""
+        self.cached_tokens: int | None = None
+        """What the engine says it reused: usage.prompt_tokens_details.cached_tokens."""
+        self.report_error: KvRouteError | None = None
+        """The last report that failed, None when none did."""
+        self.lease_lost = False
+        """The router no longer knows the reservation: it ended there, or the router is another."""
+        self._route = route
+        self._reports = reports
+        self._sleep = sleep
+        self._entered = False
+        self._ended = False
+        self._pick: Pick | None = None
+        self._keeper: asyncio.Task[None] | None = None
+        self._last: asyncio.Task[None] | None = None
+        self._prefill_told = False
+        # What the next renewal says: RUNNING, or PREFILL_DONE for as long as it didn't arrive.
+        self._step: ProgressState.ValueType = ProgressState.PROGRESS_STATE_RUNNING
+
+    @override
+    def __repr__(self) -> str:
+        where = "not routed" if self._pick is None else f"on {self._pick.worker_id}"
+        state = "ended" if self._ended else "open"
+        return f"<RoutedRequest {where}, {state}, {self.output_tokens} tokens out>"
+
+    @property
+    def pick(self) -> Pick:
+        """Where the request goes; raises RuntimeError before the `async with` is entered."""
+        if self._pick is None:
+            raise RuntimeError("the request is not routed yet: enter it with `async with`")
+        return self._pick
+
+    async def __aenter__(self) -> Self:
+        if self._entered:
+            raise RuntimeError("a routed request is entered once; make another one")
+        self._entered = True
+        self._pick = await self._route()
+        if self._pick.lease_s > 0:
+            self._keeper = asyncio.create_task(self._keep(self._pick.lease_s / RENEWALS_PER_LEASE))
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is None:
+            await self.finished()
+        else:
+            await self.failed(failure_reason(error))
+
+    async def prefill_done(self) -> None:
+        """Tells that the first token is out; more calls than one tell nothing more.
+
+        One attempt of at most the client's report_timeout_s, so that a router which is away hardly
+        delays a stream; the next renewal makes up for it.
+        """
+        if self._prefill_told or self._ended:
+            return
+        self._prefill_told = True
+        self._step = ProgressState.PROGRESS_STATE_PREFILL_DONE
+        await self._renew(self._reports.wait_s, attempts=1)
+
+    async def finished(
+        self, *, output_tokens: int | None = None, cached_tokens: int | None = None
+    ) -> None:
+        """Ends the request before the block does; of several endings the first one counts."""
+        if output_tokens is not None:
+            self.output_tokens = output_tokens
+        if cached_tokens is not None:
+            self.cached_tokens = cached_tokens
+        self._end(self._progress(ProgressState.PROGRESS_STATE_FINISHED))
+        await self._leave()
+
+    async def failed(
+        self, reason: FailureReason.ValueType = FailureReason.FAILURE_REASON_WORKER
+    ) -> None:
+        """Ends the request as failed, for a reason the caller knows better than its exception."""
+        progress = self._progress(ProgressState.PROGRESS_STATE_FAILED)
+        progress.failure_reason = reason
+        self._end(progress)
+        if reason != FailureReason.FAILURE_REASON_CANCELLED:
+            await self._leave()
+
+    def _end(self, progress: Progress) -> None:
+        if self._ended:
+            return
+        self._ended = True
+        if self._keeper is not None:
+            self._keeper.cancel()
+        self._last = self._reports.start(lambda: self._tell_last(progress))
+
+    async def _leave(self) -> None:
+        # wait() leaves the task alone when it is itself cancelled or out of time.
+        if self._last is not None:
+            await asyncio.wait({self._last}, timeout=self._reports.wait_s)
+
+    async def _tell_last(self, progress: Progress) -> None:
+        if self._keeper is not None:
+            await asyncio.wait({self._keeper})  # no renewal may come after the end
+        await self._tell(progress, self._reports.timeout_s, attempts=None)
+
+    async def _keep(self, period_s: float) -> None:
+        while not self.lease_lost:
+            await self._sleep(period_s)
+            await self._renew(period_s, attempts=None)
+
+    async def _renew(self, timeout_s: float, attempts: int | None) -> None:
+        step = self._step
+        if await self._tell(self._progress(step), timeout_s, attempts) and step == self._step:
+            self._step = ProgressState.PROGRESS_STATE_RUNNING
+
+    def _progress(self, state: ProgressState.ValueType) -> Progress:
+        return Progress(
+            reservation_id=self.pick.reservation_id,
+            state=state,
+            output_tokens=self.output_tokens,
+            cached_tokens=self.cached_tokens,
+        )
+
+    async def _tell(self, progress: Progress, timeout_s: float, attempts: int | None) -> bool:
+        """Whether the router heard it."""
+        try:
+            outcome = await self._reports.send(progress, timeout_s=timeout_s, attempts=attempts)
+        except KvRouteError as error:
+            self._lose(error)
+            return False
+        if outcome.result == ProgressResult.PROGRESS_RESULT_UNKNOWN:
+            self.lease_lost = True
+        elif outcome.result == ProgressResult.PROGRESS_RESULT_INVALID:
+            code = grpc.StatusCode.INVALID_ARGUMENT
+            self._lose(InvalidRequest(code, None, outcome.message))
+        return True
+
+    def _lose(self, error: KvRouteError) -> None:
+        self.report_error = error
+        self._reports.lost += 1
+        log.debug("a report on %s was lost: %s", self.pick.reservation_id, error)
+
+
+def failure_reason(error: BaseException) -> FailureReason.ValueType:
+    """Whose fault an exception is, so far as its type tells.
+
+    CANCELLED  the task or the async generator was closed from outside, the program is ending
+    TIMEOUT    TimeoutError (asyncio's and aiohttp's are such)
+    CLIENT     errors of this client, programming errors, an HTTP answer 4xx but 408 and 429
+    WORKER     anything else: connections that break, HTTP 5xx, an engine's own complaint
+    A group is its worst member, in the order WORKER, TIMEOUT, CLIENT, CANCELLED. Never raises.
+    """
+    match error:
+        case BaseExceptionGroup():
+            reasons = {failure_reason(member) for member in error.exceptions}
+            return next(reason for reason in _BLAME if reason in reasons)
+        case asyncio.CancelledError() | GeneratorExit() | KeyboardInterrupt() | SystemExit():
+            return FailureReason.FAILURE_REASON_CANCELLED
+        case KvRouteError():  # before TimeoutError: a slow router is no slow worker
+            return FailureReason.FAILURE_REASON_CLIENT
+        case TimeoutError():
+            return FailureReason.FAILURE_REASON_TIMEOUT
+        case _:
+            status = _http_status(error)
+    if status is None:
+        ours = isinstance(error, _OUR_MISTAKES)
+    else:
+        ours = 400 <= status < 500 and status not in {408, 429}
+    return FailureReason.FAILURE_REASON_CLIENT if ours else FailureReason.FAILURE_REASON_WORKER
+
+
+def _http_status(error: BaseException) -> int | None:
+    """The HTTP status in an error of aiohttp (status), openai (status_code), httpx (response)."""
+    response = getattr(error, "response", None)
+    for holder, name in ((error, "status"), (error, "status_code"), (response, "status_code")):
+        status = getattr(holder, name, None)
+        if isinstance(status, int):
+            return status
+    return None

@@ -1,0 +1,57 @@
+"""How progress reaches the router when nobody waits for it.
+
+Law: a last report is delivered, or counted in `lost`; the pending ones never exceed their bound.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol
+
+from typing_extensions import override
+
+from kvroute.v1 import Progress, ProgressOutcome
+
+
+class Send(Protocol):
+    """Tells the router one step; raises KvRouteError."""
+
+    async def __call__(
+        self, progress: Progress, *, timeout_s: float, attempts: int | None
+    ) -> ProgressOutcome: ...
+
+
+class Reports:
+    """One client's reports: how to send one, the ones under way, how many were given up."""
+
+    def __init__(self, send: Send, *, timeout_s: float, wait_s: float, pending_max: int) -> None:
+        """timeout_s: for a last report with its retries. wait_s: how long leaving waits for it."""
+        self.send = send
+        self.timeout_s = timeout_s
+        self.wait_s = wait_s
+        self.lost = 0
+        self._pending: set[asyncio.Task[None]] = set()
+        self._pending_max = pending_max
+
+    @override
+    def __repr__(self) -> str:
+        return f"<Reports {len(self._pending)} pending, {self.lost} lost>"
+
+    @property
+    def pending(self) -> int:
+        """Last reports under way."""
+        return len(self._pending)
+
+    def start(self, deliver: Callable[[], Coroutine[Any, Any, None]]) -> asyncio.Task[None] | None:
+        """Delivers a last report in a task of its own; None and one more lost at the bound."""
+        if len(self._pending) >= self._pending_max:
+            self.lost += 1
+            return None
+        task = asyncio.create_task(deliver())
+        self._pending.add(task)
+        task.add_done_callback(self._pending.discard)
+        return task
+
+    async def flush(self) -> None:
+        """Waits until no last report is under way; each has its own deadline."""
+        while self._pending:
+            await asyncio.wait(self._pending)

@@ -1,0 +1,81 @@
+"""A prompt's token ids, in whatever form the tokeniser left them, as little-endian u32 bytes.
+
+Law: equal ids make equal bytes, whatever held them.
+"""
+
+import sys
+from array import array
+from collections.abc import Iterable
+
+import grpc
+
+from kvroute.client.errors import InvalidRequest
+
+_U32 = "I" if array("I").itemsize == 4 else "L"
+_LITTLE = sys.byteorder == "little"
+
+
+def pack_tokens(token_ids: Iterable[int]) -> bytes:
+    """Little-endian u32 of each id.
+
+    bytes, bytearray and a memoryview of bytes are such already and pass as they are. Anything with
+    a buffer of integers (array, numpy) is narrowed without a Python int per token; lists, tuples
+    and other iterables of ints take a little longer.
+    Raises InvalidRequest for a length that isn't whole, an id outside 0 .. 2^32 - 1, anything that
+    isn't a flat row of integers.
+    """
+    if isinstance(token_ids, (bytes, bytearray)):
+        return _whole(bytes(token_ids))
+    if isinstance(token_ids, memoryview) and token_ids.format == "B":
+        return _whole(token_ids.tobytes())
+    if not isinstance(token_ids, (list, tuple)):
+        packed = _from_buffer(token_ids)
+        if packed is not None:
+            return packed
+    try:
+        ids = array(_U32, token_ids)
+    except OverflowError as error:
+        raise _invalid("a token id is outside 0 .. 2^32 - 1") from error
+    except TypeError as error:
+        raise _invalid(f"token_ids is not a flat row of integers: {error}") from error
+    if not _LITTLE:
+        ids.byteswap()
+    return ids.tobytes()
+
+
+def _from_buffer(token_ids: Iterable[int]) -> bytes | None:
+    """The ids of a buffer; None when there is none, or one that only iteration can read."""
+    try:
+        view = memoryview(token_ids)  # type: ignore[arg-type]  # asking is how one finds out
+    except (TypeError, ValueError, BufferError):
+        return None
+    with view:
+        if view.ndim != 1:
+            raise _invalid(f"token_ids has {view.ndim} dimensions; a prompt has one")
+        if view.format not in {"b", "B", "h", "H", "i", "I", "l", "L", "q", "Q"}:
+            # Another byte order ('>i') is still integers, and iteration knows; floats aren't.
+            return None
+        if not _LITTLE or view.itemsize < 4:
+            return None
+        raw = view.tobytes()
+        size, signed = view.itemsize, view.format.islower()
+    if size == 4:
+        # The highest byte of a number that isn't negative is below 128: isascii() at C speed.
+        if signed and not raw[3::4].isascii():
+            raise _invalid("a token id is negative")
+        return raw
+    words = memoryview(raw).cast("I")
+    high = words[1::2].tobytes()
+    if high.count(0) != len(high):
+        raise _invalid("a token id is outside 0 .. 2^32 - 1")
+    return words[::2].tobytes()
+
+
+def _whole(raw: bytes) -> bytes:
+    if len(raw) % 4:
+        raise _invalid(f"{len(raw)} bytes of tokens; each token id takes 4")
+    return raw
+
+
+def _invalid(message: str) -> InvalidRequest:
+    return InvalidRequest(grpc.StatusCode.INVALID_ARGUMENT, "MALFORMED_PROMPT", message)

@@ -1,0 +1,113 @@
+"""The contract as one import: `from kvroute.v1 import RouteRequest, RouterStub`.
+
+Messages, enums, stubs and servicers of router.proto and fleet.proto; the generated modules beside
+this file stay importable under their own names. Enum values live on their enum:
+`Phase.PHASE_PREFILL`.
+"""
+
+from typing import TYPE_CHECKING
+
+from kvroute.v1.fleet_pb2 import (
+    DrainWorkerRequest,
+    DrainWorkerResponse,
+    GetIndexStatsRequest,
+    GetIndexStatsResponse,
+    ListWorkersRequest,
+    ListWorkersResponse,
+    RegisterWorkerRequest,
+    RegisterWorkerResponse,
+    RemoveWorkerRequest,
+    RemoveWorkerResponse,
+    ResyncWorkerRequest,
+    ResyncWorkerResponse,
+    WatchWorkersRequest,
+    WatchWorkersResponse,
+    WorkerRef,
+    WorkerStatus,
+)
+from kvroute.v1.fleet_pb2_grpc import FleetServicer, FleetStub, add_FleetServicer_to_server
+from kvroute.v1.router_pb2 import (
+    Alternative,
+    BlockHashes,
+    CandidateRow,
+    Explanation,
+    FailureReason,
+    MultimodalItem,
+    OverlapTokens,
+    Phase,
+    PrefillWorker,
+    Progress,
+    ProgressOutcome,
+    ProgressResult,
+    ProgressState,
+    Receipt,
+    ReportRequest,
+    ReportResponse,
+    RouteBatch,
+    RouteItem,
+    RouteRequest,
+    RouteResponse,
+    RouteResult,
+    RouteResults,
+    TokenIds,
+)
+from kvroute.v1.router_pb2_grpc import RouterServicer, RouterStub, add_RouterServicer_to_server
+
+if TYPE_CHECKING:
+    from kvroute.v1.fleet_pb2_grpc import FleetAsyncStub
+    from kvroute.v1.router_pb2_grpc import RouterAsyncStub
+else:
+    # The generated stubs know these names only as types: at run time one class serves both kinds of
+    # channel.
+    FleetAsyncStub = FleetStub
+    RouterAsyncStub = RouterStub
+
+__all__ = [
+    "Alternative",
+    "BlockHashes",
+    "CandidateRow",
+    "DrainWorkerRequest",
+    "DrainWorkerResponse",
+    "Explanation",
+    "FailureReason",
+    "FleetAsyncStub",
+    "FleetServicer",
+    "FleetStub",
+    "GetIndexStatsRequest",
+    "GetIndexStatsResponse",
+    "ListWorkersRequest",
+    "ListWorkersResponse",
+    "MultimodalItem",
+    "OverlapTokens",
+    "Phase",
+    "PrefillWorker",
+    "Progress",
+    "ProgressOutcome",
+    "ProgressResult",
+    "ProgressState",
+    "Receipt",
+    "RegisterWorkerRequest",
+    "RegisterWorkerResponse",
+    "RemoveWorkerRequest",
+    "RemoveWorkerResponse",
+    "ReportRequest",
+    "ReportResponse",
+    "ResyncWorkerRequest",
+    "ResyncWorkerResponse",
+    "RouteBatch",
+    "RouteItem",
+    "RouteRequest",
+    "RouteResponse",
+    "RouteResult",
+    "RouteResults",
+    "RouterAsyncStub",
+    "RouterServicer",
+    "RouterStub",
+    "TokenIds",
+    "WatchWorkersRequest",
+    "WatchWorkersResponse",
+    "WorkerRef",
+    "WorkerStatus",
+    "add_FleetServicer_to_server",
+    "add_RouterServicer_to_server",
+]

@@ -1,0 +1,289 @@
+"""A router that answers as it is told, and a clock that the test turns."""
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeAlias
+
+import grpc
+import grpc.aio
+from google.protobuf.any_pb2 import Any as AnyMessage
+from google.protobuf.duration_pb2 import Duration
+from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
+from google.rpc.status_pb2 import Status
+from grpc_health.v1 import health, health_pb2_grpc
+from grpc_status import rpc_status
+from typing_extensions import override
+
+from kvroute.v1 import (
+    DrainWorkerRequest,
+    DrainWorkerResponse,
+    Explanation,
+    FleetServicer,
+    GetIndexStatsRequest,
+    GetIndexStatsResponse,
+    ListWorkersRequest,
+    ListWorkersResponse,
+    Progress,
+    ProgressOutcome,
+    ProgressResult,
+    RegisterWorkerRequest,
+    RegisterWorkerResponse,
+    RemoveWorkerRequest,
+    RemoveWorkerResponse,
+    ReportRequest,
+    ReportResponse,
+    ResyncWorkerRequest,
+    ResyncWorkerResponse,
+    RouteRequest,
+    RouteResponse,
+    RouterServicer,
+    WatchWorkersRequest,
+    WatchWorkersResponse,
+    WorkerRef,
+    WorkerStatus,
+    add_FleetServicer_to_server,
+    add_RouterServicer_to_server,
+)
+
+Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
+GUARD_S = 20.0
+"""What hangs fails; nothing waits this long."""
+
+
+def status(
+    code: grpc.StatusCode,
+    reason: str | None = None,
+    *,
+    message: str = "said the script",
+    retry_after_s: float | None = None,
+    domain: str = "kvroute",
+    metadata: dict[str, str] | None = None,
+) -> Status:
+    """A refusal as the router writes it."""
+    details: list[AnyMessage] = []
+    if reason is not None:
+        info = AnyMessage()
+        info.Pack(ErrorInfo(reason=reason, domain=domain, metadata=metadata or {}))
+        details.append(info)
+    if retry_after_s is not None:
+        delay = Duration()
+        delay.FromMilliseconds(round(retry_after_s * 1000))
+        retry = AnyMessage()
+        retry.Pack(RetryInfo(retry_delay=delay))
+        details.append(retry)
+    return Status(code=code.value[0], message=message, details=details)
+
+
+def pick_of(worker_id: str = "w0", lease_s: float = 30.0, **fields: Any) -> RouteResponse:
+    """A plain answer of Route."""
+    return RouteResponse(
+        reservation_id=f"r-{worker_id}",
+        worker_id=worker_id,
+        address=f"http://{worker_id}:8000",
+        lease_s=lease_s,
+        **fields,
+    )
+
+
+async def obey(script: deque[Status], context: Context) -> None:
+    """Refuses once if the script says so."""
+    if script:
+        refusal = script.popleft()
+        if refusal.code:
+            said = rpc_status.to_status(refusal)
+            await context.abort(said.code, said.details, said.trailing_metadata)
+
+
+class Router(RouterServicer):
+    """Route and Report refuse in the order of their scripts, then agree for ever."""
+
+    def __init__(self) -> None:
+        self.refusals: deque[Status] = deque()
+        self.answer = pick_of()
+        self.asked: list[RouteRequest] = []
+        self.left_s: list[float] = []
+        self.metadata: list[dict[str, str | bytes]] = []
+        self.routes = asyncio.Event()
+        self.routes.set()
+        self.arrived = asyncio.Event()
+        self.report_refusals: deque[Status] = deque()
+        self.report_results: deque[ProgressResult.ValueType] = deque()
+        self.reports = asyncio.Event()
+        self.reports.set()
+        self.told: asyncio.Queue[Progress] = asyncio.Queue()
+
+    @override
+    async def Route(self, request: RouteRequest, context: Context) -> RouteResponse:
+        self.asked.append(request)
+        self.left_s.append(context.time_remaining())
+        self.metadata.append(dict(context.invocation_metadata() or ()))
+        self.arrived.set()
+        await self.routes.wait()
+        await obey(self.refusals, context)
+        return self.answer
+
+    @override
+    def RouteStream(self, request_iterator: Any, context: Context) -> Any:
+        raise NotImplementedError
+
+    @override
+    async def Report(self, request: ReportRequest, context: Context) -> ReportResponse:
+        for progress in request.progress:
+            self.told.put_nowait(progress)
+        await self.reports.wait()
+        await obey(self.report_refusals, context)
+        applied = ProgressResult.PROGRESS_RESULT_APPLIED
+        return ReportResponse(
+            outcomes=[
+                ProgressOutcome(
+                    reservation_id=progress.reservation_id,
+                    result=self.report_results.popleft() if self.report_results else applied,
+                    message="as scripted",
+                )
+                for progress in request.progress
+            ]
+        )
+
+    @override
+    async def Explain(self, request: RouteRequest, context: Context) -> Explanation:
+        self.asked.append(request)
+        await obey(self.refusals, context)
+        return Explanation(refusal=status(grpc.StatusCode.UNAVAILABLE, "NO_WORKER"))
+
+
+class Fleet(FleetServicer):
+    """Notes what it is asked."""
+
+    def __init__(self) -> None:
+        self.refusals: deque[Status] = deque()
+        self.asked: list[Any] = []
+        self.watch_breaks = False
+
+    async def _note(self, request: Any, context: Context) -> None:
+        self.asked.append(request)
+        await obey(self.refusals, context)
+
+    @override
+    async def ListWorkers(
+        self, request: ListWorkersRequest, context: Context
+    ) -> ListWorkersResponse:
+        await self._note(request, context)
+        return ListWorkersResponse(workers=[WorkerStatus(worker_id="w0", model=request.model)])
+
+    @override
+    async def WatchWorkers(self, request: WatchWorkersRequest, context: Context) -> Any:
+        await self._note(request, context)
+        yield WatchWorkersResponse(changed=[WorkerStatus(worker_id="w0")])
+        if self.watch_breaks:
+            said = rpc_status.to_status(status(grpc.StatusCode.UNAVAILABLE, "DRAINING"))
+            await context.abort(said.code, said.details, said.trailing_metadata)
+        yield WatchWorkersResponse(removed=[WorkerRef(worker_id="w0")])
+
+    @override
+    async def RegisterWorker(
+        self, request: RegisterWorkerRequest, context: Context
+    ) -> RegisterWorkerResponse:
+        await self._note(request, context)
+        return RegisterWorkerResponse()
+
+    @override
+    async def DrainWorker(
+        self, request: DrainWorkerRequest, context: Context
+    ) -> DrainWorkerResponse:
+        await self._note(request, context)
+        return DrainWorkerResponse(ranks=2)
+
+    @override
+    async def RemoveWorker(
+        self, request: RemoveWorkerRequest, context: Context
+    ) -> RemoveWorkerResponse:
+        await self._note(request, context)
+        return RemoveWorkerResponse(ranks=2)
+
+    @override
+    async def ResyncWorker(
+        self, request: ResyncWorkerRequest, context: Context
+    ) -> ResyncWorkerResponse:
+        await self._note(request, context)
+        return ResyncWorkerResponse(ranks=2)
+
+    @override
+    async def GetIndexStats(
+        self, request: GetIndexStatsRequest, context: Context
+    ) -> GetIndexStatsResponse:
+        await self._note(request, context)
+        return GetIndexStatsResponse(blocks=7)
+
+
+class Server:
+    """A real gRPC server on a loopback port of its own, which can go away and come back."""
+
+    def __init__(self) -> None:
+        self.router = Router()
+        self.fleet = Fleet()
+        self.health = health.aio.HealthServicer()
+        self.port = 0
+        self._server: grpc.aio.Server | None = None
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    async def start(self, address: str | None = None) -> None:
+        server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+        add_RouterServicer_to_server(self.router, server)
+        add_FleetServicer_to_server(self.fleet, server)
+        health_pb2_grpc.add_HealthServicer_to_server(self.health, server)
+        self.port = server.add_insecure_port(address or self.address)
+        await server.start()
+        self._server = server
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            await self._server.stop(None)
+            self._server = None
+
+    async def next_report(self) -> Progress:
+        async with asyncio.timeout(GUARD_S):
+            return await self.router.told.get()
+
+
+class Clock:
+    """Time that passes when somebody sleeps: at once, or when the test says so."""
+
+    def __init__(self, *, at_once: bool = True) -> None:
+        self.now_s = 1000.0
+        self.slept_s: list[float] = []
+        self.before_waking: Callable[[], Awaitable[None]] | None = None
+        self._at_once = at_once
+        self._sleepers: list[tuple[float, asyncio.Future[None]]] = []
+        self.asleep = asyncio.Event()
+
+    def __call__(self) -> float:
+        return self.now_s
+
+    async def sleep(self, seconds: float) -> None:
+        self.slept_s.append(seconds)
+        if self._at_once:
+            self.now_s += seconds
+            if self.before_waking is not None:
+                await self.before_waking()
+            return
+        waking: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._sleepers.append((self.now_s + seconds, waking))
+        self.asleep.set()
+        await waking
+
+    async def advance(self, seconds: float) -> None:
+        """Waits until somebody sleeps, then wakes whoever's time has come."""
+        async with asyncio.timeout(GUARD_S):
+            await self.asleep.wait()
+        self.now_s += seconds
+        due = [one for one in self._sleepers if one[0] <= self.now_s]
+        self._sleepers = [one for one in self._sleepers if one[0] > self.now_s]
+        if not self._sleepers:
+            self.asleep.clear()
+        for _, waking in due:
+            if not waking.done():
+                waking.set_result(None)

@@ -1,0 +1,52 @@
+"""kvroute.v1 has every name of the .proto files, and the client needs nothing of the router's."""
+
+import inspect
+import subprocess
+import sys
+
+import kvroute.v1
+from kvroute.client import RouteOptions, route_request
+from kvroute.v1 import RouteRequest, fleet_pb2, router_pb2
+
+FLAT_AND_HEAVY = ("indexer", "events", "router", "simulator", "numpy", "msgspec", "xxhash", "nats")
+
+
+def test_every_message_enum_and_service_of_the_contract_is_exported() -> None:
+    names: set[str] = set()
+    for module in (router_pb2, fleet_pb2):
+        file = module.DESCRIPTOR
+        names |= {*file.message_types_by_name, *file.enum_types_by_name}
+        for service in file.services_by_name:
+            names |= {
+                f"{service}Stub",
+                f"{service}AsyncStub",
+                f"{service}Servicer",
+                f"add_{service}Servicer_to_server",
+            }
+    assert names == set(kvroute.v1.__all__)
+    assert all(hasattr(kvroute.v1, name) for name in names)
+
+
+def test_the_keywords_of_route_are_those_that_make_its_message() -> None:
+    assert set(inspect.signature(route_request).parameters) == set(RouteOptions.__annotations__)
+
+
+def test_every_field_of_a_route_request_can_be_asked_for() -> None:
+    forms = {"token_bytes"}  # token_ids are always sent as these
+    fields = {field.name for field in RouteRequest.DESCRIPTOR.fields} - forms
+    assert fields <= set(RouteOptions.__annotations__)
+
+
+def test_the_client_imports_neither_the_routers_packages_nor_theirs() -> None:
+    program = (
+        "import sys, kvroute.client\n"
+        f"print([name for name in {FLAT_AND_HEAVY!r} if name in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        check=True,
+        capture_output=True,
+        text=True,
+        env={"PYTHONPATH": ":".join(sys.path)},
+    )
+    assert done.stdout.strip() == "[]"
