@@ -260,6 +260,8 @@ class RouterApp:
         sources = self.view.sources.values()
         streams = [source.stream for source in sources]
         heard = self._connected_at_s is not None and (now_s - self._connected_at_s >= HELLO_GRACE_S)
+        known = {source.key.worker_id for source in sources}
+        heard = heard and all(worker.id in known for worker in self.config.workers)
         if heard and streams and all(one.state is StreamState.LIVE for one in streams):
             log.info("ready: %r", self.view)
             return True

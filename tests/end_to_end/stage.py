@@ -10,6 +10,7 @@ from events.broker import Broker
 from events.clock import unix_now
 from events.relay import Relay
 from events.settings import EngineSettings, NatsSettings
+from indexer.hashing import block_hashes, pack_tokens, prefix_hashes
 from kvroute.client import KvRouteClient, Pick
 from kvroute.v1 import Progress, ProgressState
 from router.app import RouterApp
@@ -53,6 +54,13 @@ class Stage:
         """Blocks that the router believes a worker to hold."""
         view = self.router.view
         return sum(view.index.count(source.slot) for source in view.ranks(worker_id))
+
+    def known(self, worker_id: str, token_ids: Sequence[int]) -> int:
+        """Leading tokens of a prompt that the router believes a worker to hold."""
+        view = self.router.view
+        (source,) = view.ranks(worker_id)
+        hashes = prefix_hashes(block_hashes(pack_tokens(token_ids), BLOCK_SIZE))
+        return int(view.index.match(hashes).run()[source.slot]) * BLOCK_SIZE
 
     async def serve(self, token_ids: Sequence[int], max_tokens: int = 1) -> str:
         """A whole request; returns the worker that served it."""

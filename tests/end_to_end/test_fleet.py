@@ -31,7 +31,7 @@ async def test_a_prompt_returns_to_the_worker_that_holds_it_and_the_prediction_i
             held = stage.engine(first).engine.cached_tokens(tokens)
             assert held == 10 * BLOCK_SIZE
             await until(
-                lambda worker=first, least=held // BLOCK_SIZE: stage.held(worker) >= least,
+                lambda worker=first, ids=tokens, all_of=held: stage.known(worker, ids) == all_of,
                 "the stored blocks in the index",
             )
             longer = [*tokens, *prompt(seed + 100, 40)]
@@ -183,6 +183,9 @@ async def test_a_small_fleet_needs_one_process_with_its_workers_in_the_configura
         workers = tuple(engine_settings(engine) for engine in stage.engines)
         async with router_app(serve_config(None, workers=workers)) as (app, client):
             await until(lambda: app.ready, "readiness")
+            streams = [source.stream for source in app.view.sources.values()]
+            assert len(streams) == 2, "ready means that all configured workers are heard"
+            await until(lambda: all(one.complete for one in streams), "complete streams")
             listed = await client.list_workers()
             assert [one.worker_id for one in listed] == ["worker-0", "worker-1"]
             assert all(one.schedulable and one.stream_complete for one in listed)
