@@ -11,6 +11,7 @@ the known answers in tests/indexer/test_hashing.py) and the Mooncake indexer RFC
 """
 
 from collections.abc import Iterable, Sequence
+from string import hexdigits
 from typing import NamedTuple
 
 import numpy as np
@@ -21,6 +22,7 @@ from indexer.identity import BlockHash, PrefixHash
 
 HASH_SEED = 1337
 U64_MASK = (1 << 64) - 1
+_HEX_DIGITS = frozenset(hexdigits)
 
 HashArray = npt.NDArray[np.uint64]
 """Hashes as a one-dimensional array of little-endian u64: the form in which they travel."""
@@ -46,11 +48,8 @@ def hash_seed(lora_name: str = "", cache_salt: str = "") -> int:
 
 def multimodal_hash(item_id: str) -> int:
     """64-bit content hash of an item id: 64 hex digits count as their first 16, else XXH3-64."""
-    if len(item_id) == 64:
-        try:
-            return int.from_bytes(bytes.fromhex(item_id)[:8], "big")
-        except ValueError:
-            pass  # 64 characters, but no hex digest
+    if len(item_id) == 64 and _HEX_DIGITS.issuperset(item_id):
+        return int(item_id[:16], 16)
     return int(xxh3_64_intdigest(item_id.encode(), 0))
 
 

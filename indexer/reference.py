@@ -6,7 +6,6 @@ Slow where a native twin is fast, and short enough to be believed by reading it.
 from collections import defaultdict
 
 import numpy as np
-
 from typing_extensions import override
 
 from indexer.hashing import HashArray
