@@ -96,6 +96,13 @@ class Broker:
             pending_bytes_limit=PENDING_BYTES_MAX,
         )
 
+    async def unsubscribe(self, subscription: Subscription) -> None:
+        """Ends a subscription; one that is gone with its connection has ended already."""
+        try:
+            await subscription.unsubscribe()
+        except (nats.errors.Error, OSError):
+            self.counts["not_connected"] += 1
+
     async def request(self, subject: str, payload: bytes, timeout_s: float) -> bytes | None:
         """The answer; None when nobody answers in time."""
         try:
@@ -105,7 +112,7 @@ class Broker:
 
     async def close(self) -> None:
         self._closing = True
-        if not self._client.is_closed:
+        if self._client.is_connected or self._client.is_reconnecting:
             await self._client.close()
 
     def _check_files(self) -> None:

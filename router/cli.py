@@ -35,9 +35,7 @@ def main() -> None:
     # Our children are started by exec and never use gRPC, so its fork handlers only make noise.
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     try:
-        cli(standalone_mode=False)
-    except click.exceptions.Exit as left:
-        sys.exit(left.exit_code)
+        sys.exit(cli(standalone_mode=False) or 0)
     except click.Abort:
         sys.exit(130)
     except click.ClickException as error:

@@ -24,13 +24,13 @@ async def show_workers(target: str, model: str, as_json: bool, timeout_s: float)
     if as_json:
         click.echo(MessageToJson(ListWorkersResponse(workers=workers)))
         return 0
-    console = Console()
+    console = _console()
     if not workers:
         console.print(
             f"{target} knows no worker" + (f" that serves {model!r}." if model else " yet.")
         )
         return 0
-    console.print(_workers_table(workers))
+    console.print(_workers_table(workers), crop=False)
     for worker in workers:
         for warning in worker.warnings:
             console.print(f"[yellow]{_name(worker)}:[/] {warning}", highlight=False)
@@ -74,35 +74,29 @@ async def show_explanation(
     if as_json:
         click.echo(MessageToJson(explanation))
         return 0
-    _print_explanation(Console(), explanation)
+    _print_explanation(_console(), explanation)
     return 0
 
 
 def _workers_table(workers: Sequence[WorkerStatus]) -> Table:
-    table = Table(box=None, header_style="bold")
-    for name in ("worker", "model", "engine", "stream"):
-        table.add_column(name)
-    for name in ("blocks held", "in use", "running", "waiting", "ours", "hits"):
-        table.add_column(name, justify="right")
-    table.add_column("address")
-    table.add_column("why not")
+    table = _table("worker", "stream", right=_WORKER_NUMBERS)
+    for name in ("engine", "model", "address", "why not"):
+        table.add_column(name, no_wrap=True)
     for worker in workers:
-        held = worker.blocks_device + worker.blocks_host + worker.blocks_disk
-        state = worker.stream_state + ("" if worker.stream_complete else ", partial")
         used = f"{worker.active_blocks:.0f}"
         if worker.HasField("total_blocks"):
             used += f"/{worker.total_blocks}"
         table.add_row(
             _name(worker),
-            worker.model or "?",
-            f"{worker.engine} {worker.engine_version}".strip() or "?",
-            f"[{'green' if worker.stream_state == 'live' else 'yellow'}]{state}[/]",
-            str(held),
+            _stream(worker.stream_state, worker.stream_complete),
+            str(worker.blocks_device + worker.blocks_host + worker.blocks_disk),
             used,
             str(worker.running),
             str(worker.waiting),
             str(worker.reserved),
             f"{worker.hit_ratio:.0%}" if worker.hit_ratio else "-",
+            f"{worker.engine} {worker.engine_version}".strip() or "?",
+            worker.model or "?",
             worker.address,
             f"[red]{worker.unschedulable_reason}[/]",
         )
@@ -112,45 +106,43 @@ def _workers_table(workers: Sequence[WorkerStatus]) -> Table:
 def _print_explanation(console: Console, explanation: Explanation) -> None:
     receipt = explanation.receipt
     console.print(
-        f"[bold]{receipt.policy}[/]: cost = {receipt.formula}",
-        highlight=False,
+        f"[bold]{receipt.policy}[/], {receipt.prompt_tokens} prompt tokens", highlight=False
     )
+    for clause in receipt.formula.split("; "):
+        prefix = "" if clause is not receipt.formula and " = " in clause else "cost = "
+        console.print(f"  {prefix}{clause}", highlight=False)
     numbers = {**receipt.parameters, **receipt.terms}
     if numbers:
-        told = "  ".join(f"{name} = {value:.4g}" for name, value in sorted(numbers.items()))
-        console.print(told, highlight=False)
-    console.print(f"{receipt.prompt_tokens} prompt tokens\n", highlight=False)
-    table = Table(box=None, header_style="bold")
-    table.add_column("")
-    table.add_column("worker")
-    for name in ("cost", "overlap", "new", "blocks", "running", "waiting", "reserved"):
-        table.add_column(name, justify="right")
-    table.add_column("stream")
-    table.add_column("terms")
-    table.add_column("why not")
+        told = ", ".join(f"{name} {value:.4g}" for name, value in sorted(numbers.items()))
+        console.print(f"  with {told}", highlight=False)
+    console.print()
+    scored = [row for row in explanation.candidates if row.terms or not row.excluded]
+    terms = sorted({term for row in scored for term in row.terms})
+    table = _table("", "worker", right=(*_ROW_NUMBERS, *terms))
+    for name in ("stream", "why not"):
+        table.add_column(name, no_wrap=True)
+    pick = (explanation.worker_id, explanation.dp_rank)
     for row in explanation.candidates:
-        is_pick = (row.worker_id, row.dp_rank) == (explanation.worker_id, explanation.dp_rank)
-        table.add_row(*_explained_row(row, is_pick=is_pick and not row.excluded))
-    console.print(table)
+        is_pick = (row.worker_id, row.dp_rank) == pick and not row.excluded
+        table.add_row(
+            "[green]->[/]" if is_pick else "",
+            f"{row.worker_id}/{row.dp_rank}",
+            *(_row_cells(row, terms) if row in scored else [""] * (len(_ROW_NUMBERS) + len(terms))),
+            _stream(row.stream_state, row.stream_complete),
+            f"[red]{row.excluded}[/]",
+        )
+    console.print(table, crop=False)
     if explanation.HasField("refusal"):
         console.print(f"\n[red]nobody can be picked:[/] {explanation.refusal.message}")
     elif receipt.tied > 1:
-        console.print(
-            f"\n{receipt.tied} tie for the lowest cost: Route picks among them at random."
-        )
+        console.print(f"\n{receipt.tied} tie for the lowest cost: Route picks one at random.")
 
 
-def _explained_row(row: CandidateRow, *, is_pick: bool) -> list[str]:
-    name = f"{row.worker_id}/{row.dp_rank}"
-    stream = row.stream_state + ("" if row.stream_complete else ", partial")
-    if not row.terms and row.excluded:  # not live, so it was never scored
-        return ["", name, *[""] * 7, stream, "", f"[red]{row.excluded}[/]"]
+def _row_cells(row: CandidateRow, terms: Sequence[str]) -> list[str]:
     blocks = f"{row.active_blocks:.0f}"
     if row.HasField("total_blocks"):
         blocks += f"/{row.total_blocks}"
     return [
-        "[green]->[/]" if is_pick else "",
-        name,
         f"{row.cost:.4f}",
         str(row.overlap_tokens.usable),
         f"{row.new_tokens:.0f}",
@@ -158,10 +150,32 @@ def _explained_row(row: CandidateRow, *, is_pick: bool) -> list[str]:
         str(row.running),
         str(row.waiting),
         f"{row.reserved:.0f}",
-        stream,
-        "  ".join(f"{term}={value:.3g}" for term, value in sorted(row.terms.items())),
-        f"[red]{row.excluded}[/]",
+        *(f"{row.terms[term]:.3g}" if term in row.terms else "" for term in terms),
     ]
+
+
+_WORKER_NUMBERS = ("held", "in use", "run", "wait", "ours", "hits")
+_ROW_NUMBERS = ("cost", "overlap", "new", "in use", "run", "wait", "ours")
+
+
+def _table(*left: str, right: Sequence[str]) -> Table:
+    """A plain table that never cuts a cell: a narrow terminal wraps its lines instead."""
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for name in left:
+        table.add_column(name, no_wrap=True)
+    for name in right:
+        table.add_column(name, justify="right", no_wrap=True)
+    return table
+
+
+def _console() -> Console:
+    """Wide enough for every row."""
+    return Console(width=max(Console().width, 400), soft_wrap=True)
+
+
+def _stream(state: str, is_complete: bool) -> str:
+    color = "green" if state == "live" and is_complete else "yellow"
+    return f"[{color}]{state}{'' if is_complete else ', partial'}[/]"
 
 
 def _name(worker: WorkerStatus) -> str:

@@ -1,0 +1,221 @@
+"""The command line, as processes: what an operator types, and what comes back."""
+
+import asyncio
+import json
+import os
+import re
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import yaml
+
+from kvroute.client import KvRouteClient
+from tests.end_to_end.stage import Stage, a_stage, until
+
+KVROUTE = (sys.executable, "-m", "router.cli")
+
+
+async def kvroute(*arguments: str, env: dict[str, str] | None = None) -> tuple[int, str, str]:
+    """Runs a command to its end: exit code, output, errors."""
+    process = await asyncio.create_subprocess_exec(
+        *KVROUTE,
+        *arguments,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env=os.environ | (env or {}),
+    )
+    out, err = await process.communicate()
+    return process.returncode or 0, out.decode(), err.decode()
+
+
+class Server:
+    """A `kvroute serve` process and what it has logged."""
+
+    def __init__(self, process: asyncio.subprocess.Process, log: Path) -> None:
+        self.process = process
+        self._log = log
+
+    def log(self) -> str:
+        return self._log.read_text()
+
+    def logged(self, pattern: str) -> str | None:
+        found = re.search(pattern, self.log())
+        return found[1] if found else None
+
+
+@asynccontextmanager
+async def serving(folder: Path, *arguments: str) -> AsyncIterator[Server]:
+    log = folder / "serve.log"
+    with log.open("wb") as output:
+        process = await asyncio.create_subprocess_exec(
+            *KVROUTE,
+            "serve",
+            *("--grpc-listen", "127.0.0.1:0", "--grpc-unix-socket", str(folder / "sock")),
+            *("--metrics-listen", "", "--log-format", "plain"),
+            *arguments,
+            stderr=output,
+        )
+    server = Server(process, log)
+    try:
+        await until(lambda: server.logged(r"gRPC on .*port (\d+)"), "the server to listen")
+        yield server
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+async def test_check_config_prints_what_would_be_used_with_secrets_masked(tmp_path: Path) -> None:
+    file = tmp_path / "kvroute.yaml"
+    file.write_text("routing: {lease_s: 5.0}\nnats: {url: 'nats://u:pw@h:1', password: hush}\n")
+    code, out, _ = await kvroute(
+        "check-config", "--config", str(file), env={"KVROUTE_FLEET_NAME": "east"}
+    )
+    assert code == 0
+    told = yaml.safe_load(out)
+    assert told["routing"]["lease_s"] == 5.0
+    assert told["fleet"]["name"] == "east"
+    assert told["nats"]["url"] == "nats://***@h:1"
+    assert "hush" not in out
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("grpc: {lissen: x}", "unknown field `lissen` - at `$.grpc`"),
+        ("routing: {policy: best}", "unknown policy 'best'"),
+        ("workers: [{id: a, engine: vllm, address: x, events: 'ipc://x', ranks: 2}]", "ipc://x"),
+        ("nonsense", "expected a mapping"),
+    ],
+)
+async def test_a_wrong_configuration_ends_with_one_line_that_names_it(
+    text: str, told: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "kvroute.yaml"
+    file.write_text(text)
+    code, out, err = await kvroute("serve", "--config", str(file))
+    assert (code, out) == (2, "")
+    assert told in err
+    assert len(err.strip().splitlines()) == 1
+
+
+async def test_a_relay_without_an_engine_or_a_broker_says_what_is_missing() -> None:
+    code, _, err = await kvroute("relay")
+    assert (code, "no engine to relay" in err) == (2, True)
+    code, _, err = await kvroute("relay", "--worker-id", "a")
+    assert (code, "--address, --events" in err) == (2, True)
+    code, _, err = await kvroute(
+        "relay", "--worker-id", "a", "--address", "http://x", "--events", "tcp://127.0.0.1:1"
+    )
+    assert (code, "--nats URL" in err) == (2, True)
+
+
+async def test_sigterm_drains_and_leaves_nothing_running(tmp_path: Path) -> None:
+    async with serving(tmp_path) as server:
+        nats_pid = int(server.logged(r"\(pid (\d+)\)") or 0)
+        os.kill(nats_pid, 0)
+        async with KvRouteClient(f"unix:{tmp_path / 'sock'}") as client:
+            watching = asyncio.create_task(anext(aiter(client.watch_workers())))
+            await watching
+            server.process.send_signal(signal.SIGTERM)
+            async with asyncio.timeout(10):
+                assert await server.process.wait() == 0
+        assert "draining" in server.log()
+        assert "Traceback" not in server.log()
+        with pytest.raises(ProcessLookupError):
+            os.kill(nats_pid, 0)
+
+
+async def test_the_embedded_broker_dies_with_a_router_that_is_killed(tmp_path: Path) -> None:
+    async with serving(tmp_path) as server:
+        nats_pid = int(server.logged(r"\(pid (\d+)\)") or 0)
+        server.process.kill()
+        await server.process.wait()
+
+        def gone() -> bool:
+            try:
+                state = Path(f"/proc/{nats_pid}/stat").read_text().rsplit(") ")[1][0]
+            except FileNotFoundError:
+                return True
+            return state == "Z"  # left, and not yet collected by whoever adopted it
+
+        await until(gone, "the end of nats-server")
+
+
+async def test_the_embedded_broker_is_started_again_when_it_is_killed(tmp_path: Path) -> None:
+    async with serving(tmp_path) as server:
+        os.kill(int(server.logged(r"\(pid (\d+)\)") or 0), signal.SIGKILL)
+        await until(lambda: server.logged(r"(connected to NATS again)"), "the broker to be back")
+
+
+async def test_a_second_server_on_a_port_fails_loudly(tmp_path: Path) -> None:
+    async with serving(tmp_path) as server:
+        port = server.logged(r"gRPC on .*port (\d+)")
+        code, _, err = await kvroute(
+            "serve", "--grpc-listen", f"127.0.0.1:{port}", "--metrics-listen", ""
+        )
+        assert code == 2
+        assert f"can't listen on 127.0.0.1:{port}" in err
+
+
+async def test_workers_and_explain_show_a_fleet() -> None:
+    async with a_stage() as stage:
+        target = f"127.0.0.1:{stage.router.grpc_port}"
+        tokens = list(range(100))
+        worker = await stage.serve(tokens)
+        await until(lambda: stage.known(worker, tokens) == 96, "six blocks in the index")
+        code, out, _ = await kvroute("workers", "--target", target)
+        assert code == 0
+        assert "worker-0/0" in out
+        assert "worker-1/0" in out
+        assert stage.engines[0].address in out
+        code, out, _ = await kvroute("workers", "--target", target, "--json")
+        listed = json.loads(out)["workers"]
+        assert [one["workerId"] for one in listed] == ["worker-0", "worker-1"]
+        await _explained(stage, target, tokens, worker)
+
+
+async def _explained(stage: Stage, target: str, tokens: list[int], worker: str) -> None:
+    asked = ("explain", "--target", target, "--tokens", json.dumps(tokens))
+    code, out, _ = await kvroute(*asked)
+    assert code == 0
+    (picked,) = [line for line in out.splitlines() if line.startswith("->")]
+    assert picked.split()[1] == f"{worker}/0"
+    assert " 96 " in picked
+    code, out, _ = await kvroute(*asked, "--json")
+    assert json.loads(out)["workerId"] == worker
+    assert len(stage.router.core.reservations) == 0
+    text = ("--text", "some words", "--tokenize", stage.engines[0].address)
+    code, out, _ = await kvroute("explain", "--target", target, *text)
+    assert (code, "10 prompt tokens" in out) == (0, True)
+    code, _, err = await kvroute("explain", "--target", target, "--tokens", "1,two")
+    assert (code, "expected token ids" in err) == (2, True)
+    code, _, err = await kvroute("explain", "--target", target, "--tokens", "1", "-m", "nobody")
+    assert (code, "unknown model 'nobody'" in err) == (1, True)
+
+
+async def test_policies_lists_all_with_formula_and_parameters() -> None:
+    code, out, _ = await kvroute("policies", "--json")
+    assert code == 0
+    listed = {one["name"]: one for one in json.loads(out)}
+    assert listed["dynamo-adaptive"]["parameters"]["alpha_balance"] == 0.7
+    assert {"dynamo-logit", "least-loaded", "round-robin", "random"} < listed.keys()
+
+
+async def test_the_demo_writes_what_its_table_shows(tmp_path: Path) -> None:
+    file = tmp_path / "demo.json"
+    code, out, err = await kvroute(
+        "demo", "--speed", "20", "--policy", "dynamo-adaptive", "--json", str(file)
+    )
+    assert code == 0, err
+    (run,) = json.loads(file.read_text())["runs"]
+    assert run["policy"] == "dynamo-adaptive"
+    assert (run["requests"], run["failed"]) == (350, 0)
+    assert 0 < run["block_hit_rate"] < run["ceiling"] < 1
+    assert run["ttft_ms"]["mean"] > 0
+    assert run["decision_us"]["p99"] >= run["decision_us"]["p50"] > 0
+    assert f"{run['block_hit_rate']:.1%}" in out

@@ -1,0 +1,64 @@
+"""What the README shows, run as it stands there."""
+
+import asyncio
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.stage import Stage, a_stage
+
+README = Path(__file__).parents[2] / "README.md"
+
+
+def python_blocks() -> list[str]:
+    return re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+
+
+async def run(program: str, stage: Stage, *arguments: str) -> tuple[str, str]:
+    """Runs a program of the README against a stage; returns what it printed."""
+    program = program.replace("127.0.0.1:50051", f"127.0.0.1:{stage.router.grpc_port}")
+    program = program.replace("http://127.0.0.1:8000", stage.engines[0].address)
+    program = program.replace("my-model", "stand-in")
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-c",
+        program,
+        *arguments,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    out, err = await process.communicate()
+    assert process.returncode == 0, err.decode()
+    return out.decode(), err.decode()
+
+
+@pytest.fixture
+def programs() -> list[str]:
+    programs = [block for block in python_blocks() if "asyncio.run" in block]
+    assert len(programs) == 2
+    return programs
+
+
+async def test_the_first_program_routes_and_reports(programs: list[str]) -> None:
+    async with a_stage() as stage:
+        out, _ = await run(programs[0], stage)
+        assert "of 1000 tokens cached" in out
+        assert len(stage.router.core.reservations) == 0
+        assert stage.router.core.endings["finished"] == 1
+
+
+async def test_the_whole_request_streams_and_the_prediction_meets_the_report(
+    programs: list[str],
+) -> None:
+    text = "tell me a story of a router that knew what every cache held " * 4
+    async with a_stage() as stage:
+        out, err = await run(programs[1], stage, text)
+        assert out.strip()
+        assert "0 cached tokens predicted, 0 reported" in err
+        await stage.idle()
+        _, err = await run(programs[1], stage, text)
+        told = re.search(r"(\d+) cached tokens predicted, (\d+) reported", err)
+        assert told is not None
+        assert int(told[1]) == int(told[2]) > 100
