@@ -148,6 +148,7 @@ async def test_the_embedded_broker_dies_with_a_router_that_is_killed(tmp_path: P
 
 async def test_the_embedded_broker_is_started_again_when_it_is_killed(tmp_path: Path) -> None:
     async with serving(tmp_path) as server:
+        await until(lambda: server.logged(r"(connected to NATS)"), "the first connection")
         os.kill(int(server.logged(r"\(pid (\d+)\)") or 0), signal.SIGKILL)
         await until(lambda: server.logged(r"(connected to NATS again)"), "the broker to be back")
 
