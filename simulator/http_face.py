@@ -261,7 +261,8 @@ def metrics_text(engine: Engine) -> str:
         "block_size": str(scheduler.block_size),
         "enable_prefix_caching": "True",
         "engine": "0",
-        "num_gpu_blocks": str(scheduler.block_count),
+        # vLLM counts its null block, which holds nothing, too.
+        "num_gpu_blocks": str(scheduler.block_count + 1),
     }
     hit, queried = load.prefix_hit_tokens, load.prefix_queried_tokens
     return "".join(

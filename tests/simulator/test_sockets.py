@@ -124,7 +124,7 @@ async def test_completions_tell_what_was_cached_and_metrics_count_it(
     assert samples["vllm:num_requests_waiting"].value == 0
     assert samples["vllm:kv_cache_usage_perc"].value == 0
     assert samples["vllm:num_preemptions_total"].value == 0
-    assert samples["vllm:cache_config_info"].labels["num_gpu_blocks"] == "256"
+    assert samples["vllm:cache_config_info"].labels["num_gpu_blocks"] == "257"
     assert samples["vllm:cache_config_info"].labels["block_size"] == "4"
     assert samples["process_start_time_seconds"].value == engine.engine.started_unix_s
 
