@@ -1,7 +1,7 @@
 """Generates kvroute.v1 from the .proto files; with --check, lints them and compares instead.
 
-protoc comes with grpcio-tools and lint with buf-bin, so nothing is fetched. buf reads the descriptor
-set that protoc wrote, since google/rpc/status.proto lives in a Python package.
+protoc comes with grpcio-tools and lint with buf-bin, so nothing is fetched. buf reads the
+descriptor set that protoc wrote, since google/rpc/status.proto lives in a Python package.
 """
 
 import filecmp
