@@ -275,9 +275,10 @@ class Ledger:
         if event.group in self._other_groups:
             self.dropped["other_group"] += 1
             return
-        field = self._field(event.group, tier)
-        if field is None:
+        if event.group not in self._groups:  # nothing of it is counted; no place for it either
+            self.dropped["unknown_removal"] += len(event.hashes)
             return
+        field = _shift(self._groups[event.group], tier)
         for engine_hash in event.hashes:
             block = self._blocks.get(engine_hash)
             if block is None or not block.copies >> field & _COUNT_MASK:
@@ -424,14 +425,14 @@ class Ledger:
         return tier
 
     def _field(self, group: int | None, tier: Tier) -> int | None:
-        """Where in `_Block.copies` the count of a group and tier stands."""
+        """Where the count of a group and tier stands; gives the group a place, if one is left."""
         place = self._groups.get(group)
         if place is None:
             if len(self._groups) >= _GROUPS_MAX:
                 self.dropped["too_many_groups"] += 1
                 return None
             place = self._groups[group] = len(self._groups)
-        return _COUNT_BITS * (place * len(Tier) + tier)
+        return _shift(place, tier)
 
     def _tier_mask(self, tier: Tier) -> int:
         """The bits of `_Block.copies` that count a tier's copies, over all groups."""
@@ -456,9 +457,13 @@ class Ledger:
         return changes
 
 
+def _shift(place: int, tier: Tier) -> int:
+    """Where in `_Block.copies` the count of a group's place and a tier stands."""
+    return _COUNT_BITS * (place * len(Tier) + tier)
+
+
 _TIER_MASKS = tuple(
-    sum(_COUNT_MASK << _COUNT_BITS * (place * len(Tier) + tier) for place in range(_GROUPS_MAX))
-    for tier in Tier
+    sum(_COUNT_MASK << _shift(place, tier) for place in range(_GROUPS_MAX)) for tier in Tier
 )
 
 

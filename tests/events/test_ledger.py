@@ -1,0 +1,722 @@
+"""Copies in, first arrivals and last departures out: examples, and a multiset beside the ledger."""
+
+import gc
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from events.engine_events import BlocksCleared, BlocksRemoved, BlocksStored
+from events.facts import Epoch
+from events.ledger import (
+    COPIES_MAX,
+    Change,
+    Gone,
+    Ledger,
+    Placed,
+    Wiped,
+    _Chunk,
+    canonical_block_size,
+)
+from events.outbox import Outbox
+from events.view import FleetView
+from indexer.hashing import (
+    MultimodalItem,
+    block_hashes,
+    hash_seed,
+    multimodal_hash,
+    pack_tokens,
+    prefix_hashes,
+)
+from indexer.identity import EngineHash, Tier, WorkerKey
+from indexer.index import mix_digest
+from indexer.reference import ReferenceIndex
+
+DEVICE, HOST, DISK = Tier
+MEDIUMS = {DEVICE: "GPU", HOST: "CPU", DISK: "STORAGE"}
+
+
+def tokens_of(blocks: Sequence[int], size: int = 16) -> list[int]:
+    """Token ids of blocks: each is `size` tokens that nothing else has."""
+    return [block * 1000 + i for block in blocks for i in range(size)]
+
+
+def prefixes_of(
+    blocks: Sequence[int], size: int = 16, canonical: int = 16, seed: int | None = None
+) -> list[int]:
+    """PrefixHashes of a whole chain of blocks, from the root."""
+    packed = pack_tokens(tokens_of(blocks, size))
+    hashes = block_hashes(packed, canonical, hash_seed() if seed is None else seed)
+    return prefix_hashes(hashes).tolist()
+
+
+def stored(
+    hashes: Sequence[EngineHash],
+    blocks: Sequence[int],
+    parent: EngineHash | None = None,
+    size: int = 16,
+    **changes: object,
+) -> BlocksStored:
+    return BlocksStored(
+        hashes=tuple(hashes),
+        parent=parent,
+        token_ids=tokens_of(blocks, size),
+        block_size=size,
+        **changes,  # type: ignore[arg-type]
+    )
+
+
+def offloaded(hashes: Sequence[EngineHash], medium: str = "CPU") -> BlocksStored:
+    return BlocksStored(tuple(hashes), None, (), 0, medium=medium)
+
+
+def removed(
+    hashes: Sequence[EngineHash], medium: str | None = "GPU", group: int | None = None
+) -> BlocksRemoved:
+    return BlocksRemoved(tuple(hashes), medium, group)
+
+
+def held(ledger: Ledger) -> dict[Tier, set[int]]:
+    return {tier: set(hashes) for tier, hashes in ledger.placements()}
+
+
+# --- examples ---------------------------------------------------------------------------------
+
+
+def test_a_chain_that_arrives_is_placed_after_its_parent() -> None:
+    ledger = Ledger()
+    whole = prefixes_of([1, 2, 3])
+    assert ledger.apply(stored([11, 12], [1, 2])) == [Placed(DEVICE, None, whole[:2])]
+    assert ledger.apply(stored([13], [3], parent=12)) == [Placed(DEVICE, whole[1], whole[2:])]
+    assert (ledger.block_size, ledger.count(), len(ledger)) == (16, 3, 3)
+
+
+def test_the_second_copy_and_the_first_removal_say_nothing() -> None:
+    ledger = Ledger()
+    ledger.apply(stored([11, 12], [1, 2]))
+    assert ledger.apply(stored([12], [2], parent=11)) == []
+    assert ledger.apply(removed([12])) == []
+    assert ledger.apply(removed([12])) == [Gone(DEVICE, prefixes_of([1, 2])[1:])]
+    assert ledger.apply(removed([12])) == []
+    assert ledger.dropped["unknown_removal"] == 1
+
+
+def test_a_parent_may_go_before_its_child_and_the_child_still_counts() -> None:
+    ledger = Ledger()
+    whole = prefixes_of([1, 2, 3, 4])
+    ledger.apply(stored([11, 12, 13], [1, 2, 3]))
+    assert ledger.apply(removed([11, 12])) == [Gone(DEVICE, whole[:2])]
+    assert ledger.apply(stored([14], [4], parent=13)) == [Placed(DEVICE, whole[2], whole[3:])]
+    assert ledger.apply(stored([12], [2], parent=11)) == []
+    assert ledger.dropped["unknown_parent"] == 1
+    assert ledger.apply(stored([11, 12], [1, 2])) == [Placed(DEVICE, None, whole[:2])]
+
+
+def test_a_chain_whose_parent_is_unknown_is_left_out_and_counted() -> None:
+    ledger = Ledger()
+    assert ledger.apply(stored([12, 13], [2, 3], parent=11)) == []
+    assert ledger.apply(removed([12])) == []
+    assert ledger.dropped == {"unknown_parent": 2, "unknown_removal": 1}
+    assert len(ledger) == 0
+
+
+def test_engines_with_other_hashes_for_the_same_tokens_agree() -> None:
+    numbers, digests = Ledger(), Ledger()
+    names = [bytes([i]) * 32 for i in range(3)]
+    for ledger, chain in ((numbers, [7, 8, 9]), (digests, names)):
+        ledger.apply(stored(chain, [1, 2, 3]))
+    assert held(numbers) == held(digests)
+    assert numbers.digest() == digests.digest() != 0
+
+
+def test_the_same_tokens_under_two_hashes_are_held_until_both_are_gone() -> None:
+    ledger = Ledger()
+    ledger.apply(stored([11, 12], [1, 2]))
+    assert ledger.apply(stored([21, 22], [1, 2])) == []
+    assert ledger.apply(removed([12, 21])) == []
+    assert ledger.apply(removed([11])) == [Gone(DEVICE, prefixes_of([1]))]
+    assert ledger.apply(removed([22])) == [Gone(DEVICE, prefixes_of([1, 2])[1:])]
+
+
+def test_clearing_wipes_every_tier_once() -> None:
+    ledger = Ledger()
+    ledger.apply(stored([11], [1]))
+    ledger.apply(offloaded([11]))
+    assert ledger.apply(BlocksCleared()) == [Wiped()]
+    assert ledger.apply(BlocksCleared()) == []
+    assert (ledger.count(), ledger.digest(), len(ledger)) == (0, 0, 0)
+    assert ledger.apply(removed([11])) == []
+
+
+def test_a_host_copy_outlives_the_device_copy() -> None:
+    ledger = Ledger()
+    whole = prefixes_of([1, 2])
+    ledger.apply(stored([11], [1]))
+    assert ledger.apply(offloaded([11])) == [Placed(HOST, None, whole[:1])]
+    assert ledger.apply(removed([11])) == [Gone(DEVICE, whole[:1])]
+    assert ledger.apply(stored([12], [2], parent=11)) == [Placed(DEVICE, whole[0], whole[1:])]
+    assert ledger.apply(removed([11], "CPU")) == [Gone(HOST, whole[:1])]
+    assert ledger.apply(stored([12], [2], parent=11)) == []
+    assert ledger.dropped["unknown_parent"] == 1
+
+
+def test_a_removal_from_one_medium_takes_nothing_from_another() -> None:
+    ledger = Ledger()
+    ledger.apply(stored([11], [1]))
+    assert ledger.apply(removed([11], "CPU")) == []
+    assert ledger.dropped["unknown_removal"] == 1
+    assert ledger.count() == 1
+
+
+def test_an_offload_of_an_unknown_block_is_left_out_and_counted() -> None:
+    ledger = Ledger()
+    ledger.apply(stored([11], [1]))
+    assert ledger.apply(offloaded([99, 11])) == [Placed(HOST, None, prefixes_of([1]))]
+    assert ledger.dropped["unresolved"] == 1
+
+
+@pytest.mark.parametrize(
+    ("medium", "tier"),
+    [
+        (None, DEVICE),
+        ("GPU", DEVICE),
+        ("CPU", HOST),
+        ("CPU_PINNED", HOST),
+        ("STORAGE", DISK),
+        ("DISK", DISK),
+    ],
+)
+def test_each_medium_has_its_tier(medium: str | None, tier: Tier) -> None:
+    ledger = Ledger()
+    ledger.apply(stored([11], [1], medium=medium))
+    assert held(ledger)[tier] == set(prefixes_of([1]))
+    ledger.apply(removed([11], medium))
+    assert ledger.count() == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"medium": "TAPE"}, "unknown_medium"),
+        ({"medium": "EXTERNAL"}, "shared"),
+        ({"remote": True}, "shared"),
+    ],
+)
+def test_what_is_nobodys_residency_is_counted_and_not_placed(
+    changes: dict[str, object], reason: str
+) -> None:
+    ledger = Ledger()
+    assert ledger.apply(stored([11], [1], **changes)) == []
+    assert ledger.apply(BlocksRemoved((11,), **changes)) == []  # type: ignore[arg-type]
+    assert ledger.dropped == {reason: 2}
+    ledger.apply(stored([11], [1]))
+    ledger.apply(BlocksRemoved((11,), **changes))  # type: ignore[arg-type]
+    assert ledger.count() == 1
+
+
+def test_only_full_attention_groups_count_and_their_removals_too() -> None:
+    ledger = Ledger()
+    sliding = BlocksStored((11, 12), None, (), 16, group=1, full_attention=False)
+    assert ledger.apply(sliding) == []
+    ledger.apply(stored([11, 12], [1, 2], group=0))
+    assert ledger.apply(removed([12, 11], group=1)) == []
+    assert ledger.dropped["other_group"] == 2
+    assert ledger.apply(removed([12], group=0)) == [Gone(DEVICE, prefixes_of([1, 2])[1:])]
+
+
+def test_a_block_is_held_while_any_full_attention_group_has_it() -> None:
+    ledger = Ledger()
+    ledger.apply(stored([11], [1], group=0))
+    assert ledger.apply(stored([11], [1], group=2)) == []
+    assert ledger.apply(removed([11], group=0)) == []
+    assert ledger.apply(removed([11], group=0)) == []
+    assert ledger.dropped["unknown_removal"] == 1
+    assert ledger.apply(removed([11], group=2)) == [Gone(DEVICE, prefixes_of([1]))]
+
+
+def test_groups_beyond_the_bound_are_counted_and_left_out() -> None:
+    ledger = Ledger()
+    for group in range(15):
+        ledger.apply(stored([11], [1], group=group))
+    assert ledger.apply(stored([12], [2], group=99)) == []
+    assert ledger.apply(removed([12], group=99)) == []
+    assert ledger.dropped == {"too_many_groups": 1, "unknown_removal": 1}
+    for group in range(15):
+        assert ledger.count() == 1
+        ledger.apply(removed([11], group=group))
+    assert ledger.count() == 0
+
+
+def test_removals_of_unheard_groups_take_no_place_from_real_ones() -> None:
+    ledger = Ledger()
+    for group in range(100, 200):
+        ledger.apply(removed([11], group=group))
+    assert ledger.apply(stored([11], [1], group=3)) != []
+    assert ledger.dropped == {"unknown_removal": 100}
+
+
+def test_copies_are_capped_so_that_announcements_without_a_copy_end() -> None:
+    ledger = Ledger()
+    for _ in range(COPIES_MAX + 40):
+        ledger.apply(stored([11], [1]))
+    assert ledger.dropped == {"copies_capped": 40}
+    for _ in range(COPIES_MAX - 1):
+        assert ledger.apply(removed([11])) == []
+    assert ledger.apply(removed([11])) == [Gone(DEVICE, prefixes_of([1]))]
+
+
+def test_the_cap_of_one_tier_spills_into_no_other() -> None:
+    ledger = Ledger()
+    for _ in range(300):
+        ledger.apply(stored([11], [1], group=1))
+        ledger.apply(stored([11], [1], group=1, medium="CPU"))
+    assert held(ledger) == {DEVICE: set(prefixes_of([1])), HOST: set(prefixes_of([1])), DISK: set()}
+
+
+@pytest.mark.parametrize(("lora", "salt"), [("ad", None), (None, "tenant"), ("ad", "tenant")])
+def test_lora_and_salt_are_carried_along_the_chain(lora: str | None, salt: str | None) -> None:
+    ledger = Ledger()
+    whole = prefixes_of([1, 2, 3], seed=hash_seed(lora or "", salt or ""))
+    ledger.apply(stored([11, 12], [1, 2], lora_name=lora, cache_salt=salt))
+    # A salt is told with the first block only; a LoRA's name with each.
+    changes = ledger.apply(stored([13], [3], parent=12, lora_name=lora))
+    assert changes == [Placed(DEVICE, whole[1], whole[2:])]
+    assert held(ledger)[DEVICE] == set(whole)
+    assert not set(whole) & set(prefixes_of([1, 2, 3]))
+
+
+def test_the_items_of_a_block_are_part_of_its_name() -> None:
+    ledger = Ledger()
+    ids = (("picture", "a" * 64), ())
+    ledger.apply(stored([11, 12], [1, 2], item_ids=ids))
+    items = [MultimodalItem(multimodal_hash(one), 3, 1) for one in ids[0]]
+    blocks = block_hashes(pack_tokens(tokens_of([1, 2])), 16, items=items)
+    assert held(ledger)[DEVICE] == set(prefix_hashes(blocks).tolist())
+
+
+@pytest.mark.parametrize("size", [4, 64])
+def test_items_whose_place_is_unknown_leave_their_chain_out(size: int) -> None:
+    ledger = Ledger(16)
+    assert ledger.apply(stored([11], [1], size=size, item_ids=(("picture",),))) == []
+    assert ledger.apply(stored([12], [2], parent=11, size=size)) == []
+    assert ledger.dropped == {"item_place_unknown": 1, "unknown_parent": 1}
+    plain = stored([13, 14, 15, 16], [3, 4, 5, 6], size=size, item_ids=((),) * 4)
+    assert ledger.apply(plain) == [Placed(DEVICE, None, prefixes_of([3, 4, 5, 6], size))]
+
+
+@pytest.mark.parametrize("reason", ["unnamed_lora", "unhashable"])
+def test_what_nobody_can_name_is_left_out_with_what_follows_it(reason: str) -> None:
+    ledger = Ledger()
+    assert ledger.apply(stored([11, 12], [1, 2], **{reason: True})) == []
+    assert ledger.apply(stored([13], [3], parent=12)) == []
+    assert ledger.dropped == {reason: 2, "unknown_parent": 1}
+
+
+def test_the_map_is_bounded_and_what_is_in_it_still_counts() -> None:
+    ledger = Ledger(blocks_max=3)
+    assert ledger.apply(stored([11, 12, 13, 14, 15], [1, 2, 3, 4, 5])) == [
+        Placed(DEVICE, None, prefixes_of([1, 2, 3]))
+    ]
+    assert ledger.dropped == {"map_full": 2}
+    assert ledger.apply(stored([11, 12, 13], [1, 2, 3])) == []
+    ledger.apply(removed([11, 11]))
+    assert len(ledger) == 2
+    assert ledger.apply(stored([11], [1])) == [Placed(DEVICE, None, prefixes_of([1]))]
+
+
+@pytest.mark.parametrize(
+    ("engine", "wanted", "canonical"),
+    [
+        (16, None, 16),
+        (64, None, 64),
+        (17, None, 17),
+        (1, None, 16),
+        (3, None, 18),
+        (5, None, 20),
+        (15, None, 30),
+        (8, None, 16),
+        (64, 16, 16),
+        (4, 16, 16),
+        (16, 16, 16),
+        (16, 24, None),
+        (48, 32, None),
+        (3, 16, None),
+    ],
+)
+def test_the_canonical_size_is_wanted_or_the_smallest_that_fits(
+    engine: int, wanted: int | None, canonical: int | None
+) -> None:
+    assert canonical_block_size(engine, wanted) == canonical
+
+
+def test_a_size_that_can_be_neither_split_nor_merged_is_counted() -> None:
+    ledger = Ledger(24)
+    assert ledger.apply(stored([11], [1])) == []
+    assert ledger.dropped == {"block_size_unsuitable": 1}
+    assert (ledger.engine_block_size, ledger.block_size) == (16, None)
+
+
+def test_a_block_of_another_size_is_counted() -> None:
+    ledger = Ledger()
+    ledger.apply(stored([11], [1]))
+    assert ledger.apply(stored([12], [2], parent=11, size=32)) == []
+    assert ledger.dropped == {"block_size_changed": 1}
+
+
+# --- split and merged -------------------------------------------------------------------------
+
+
+def test_a_split_block_places_all_its_canonical_blocks() -> None:
+    ledger = Ledger(16)
+    whole = prefixes_of([1, 2], size=64)
+    assert ledger.apply(stored([11], [1], size=64)) == [Placed(DEVICE, None, whole[:4])]
+    assert ledger.apply(stored([12], [2], parent=11, size=64)) == [
+        Placed(DEVICE, whole[3], whole[4:])
+    ]
+    assert ledger.apply(removed([12])) == [Gone(DEVICE, whole[:3:-1])]
+
+
+def test_a_merged_block_is_held_while_all_its_pages_are() -> None:
+    ledger = Ledger()
+    whole = prefixes_of([1, 2, 3, 4, 5], size=4)
+    assert ledger.apply(stored([1, 2, 3], [1, 2, 3], size=4)) == []
+    assert ledger.apply(stored([4, 5], [4, 5], parent=3, size=4)) == [Placed(DEVICE, None, whole)]
+    assert ledger.apply(removed([2])) == [Gone(DEVICE, whole)]
+    assert ledger.apply(removed([1])) == []
+    assert ledger.apply(stored([1], [1], size=4)) == []
+    assert ledger.apply(stored([2], [2], parent=1, size=4)) == [Placed(DEVICE, None, whole)]
+
+
+def test_pages_on_two_tiers_make_no_block_on_either() -> None:
+    ledger = Ledger()
+    ledger.apply(stored([1, 2], [1, 2], size=8))
+    ledger.apply(offloaded([1, 2]))
+    ledger.apply(removed([1]))
+    ledger.apply(removed([2], "CPU"))
+    assert ledger.count() == 0
+    assert len(ledger) == 2
+
+
+def test_chains_that_branch_inside_a_block_share_its_pages() -> None:
+    ledger = Ledger()
+    left, right = prefixes_of([1, 2], size=8), prefixes_of([1, 3], size=8)
+    ledger.apply(stored([1, 2], [1, 2], size=8))
+    assert ledger.apply(stored([3], [3], parent=1, size=8)) == [Placed(DEVICE, None, right)]
+    gone = ledger.apply(removed([1]))
+    assert gone == [Gone(DEVICE, [*left, *right])]
+    assert ledger.apply(removed([2])) == []
+    assert ledger.apply(stored([1], [1], size=8)) == [Placed(DEVICE, None, right)]
+
+
+def test_a_page_is_forgotten_with_the_last_page_that_counts_on_it() -> None:
+    ledger = Ledger()
+    ledger.apply(stored([1, 2, 3, 4, 5], [1, 2, 3, 4, 5], size=4))
+    ledger.apply(removed([1, 2, 3]))
+    assert len(ledger) == 5  # 4 is held, and needs the three before it
+    ledger.apply(removed([4]))
+    assert len(ledger) == 1
+    ledger.apply(removed([5]))
+    assert len(ledger) == 0
+
+
+def test_pages_that_come_and_go_leave_nothing_with_their_neighbours() -> None:
+    ledger = Ledger()
+    ledger.apply(stored([1], [1], size=8))
+    before = gc_chunks()
+    for page in range(2, 50):
+        ledger.apply(stored([page], [page], parent=1, size=8))
+        assert ledger.apply(removed([page])) != []
+    assert len(ledger) == 1
+    assert gc_chunks() == before
+
+
+def gc_chunks() -> int:
+    gc.collect()
+    return sum(type(one) is _Chunk for one in gc.get_objects())
+
+
+# --- through the view and the index -------------------------------------------------------------
+
+
+class Fleet:
+    """Ledgers of several engines, their streams, and one router's view of them."""
+
+    def __init__(self, engines: int) -> None:
+        self.index = ReferenceIndex()
+        self.view = FleetView(self.index, beat_timeout_s=3.0, forget_s=30.0, workers_max=9)
+        self.ledgers = [Ledger() for _ in range(engines)]
+        self.outboxes = [Outbox(Epoch(1, i)) for i in range(engines)]
+
+    def tell(self, engine: int, event: BlocksStored | BlocksRemoved) -> None:
+        outbox = self.outboxes[engine]
+        for message in outbox.add(self.ledgers[engine].apply(event), 1.0) + outbox.flush():
+            assert not self.view.on_stream(WorkerKey("w", engine), message, 1.0)
+
+    def overlaps(self, blocks: Sequence[int]) -> list[int]:
+        packed = pack_tokens(tokens_of(blocks))
+        return self.index.match(prefix_hashes(block_hashes(packed, 16))).run().tolist()
+
+
+def test_two_engines_with_other_hashes_both_extend_and_remove_through_the_index() -> None:
+    fleet = Fleet(2)
+    names: list[list[EngineHash]] = [[1, 2, 3, 4, 5], [bytes([i]) * 32 for i in range(5)]]
+    for engine, chain in enumerate(names):
+        fleet.tell(engine, stored(chain[:3], [1, 2, 3]))
+    assert fleet.overlaps([1, 2, 3, 4, 5]) == [3, 3]
+    for engine, chain in enumerate(names):
+        fleet.tell(engine, stored(chain[3:], [4, 5], parent=chain[2]))
+    assert fleet.overlaps([1, 2, 3, 4, 5]) == [5, 5]
+    fleet.tell(1, removed(names[1][:2:-1]))
+    assert fleet.overlaps([1, 2, 3, 4, 5]) == [5, 3]
+    fleet.tell(0, removed(names[0][::-1]))
+    assert fleet.overlaps([1, 2, 3, 4, 5]) == [0, 3]
+    fleet.tell(1, removed(names[1][2::-1]))
+    assert fleet.overlaps([1, 2, 3, 4, 5]) == [0, 0]
+    assert fleet.index.stats()[:2] == (0, 0)
+
+
+def test_an_engine_hash_of_one_engine_means_nothing_to_another() -> None:
+    fleet = Fleet(2)
+    fleet.tell(0, stored([1, 2], [1, 2]))
+    fleet.tell(1, stored([1, 2], [7, 8]))
+    fleet.tell(1, removed([2, 1]))
+    assert fleet.overlaps([1, 2]) == [2, 0]
+
+
+# --- against a multiset -------------------------------------------------------------------------
+
+
+class Node(NamedTuple):
+    """An engine block, as the path to it: its namespace, then a block's content and hash variant.
+
+    Blocks of other variants have the same tokens and other engine hashes.
+    """
+
+    namespace: int
+    path: tuple[tuple[int, int], ...]
+
+    @property
+    def parent(self) -> "Node | None":
+        return Node(self.namespace, self.path[:-1]) if len(self.path) > 1 else None
+
+    @property
+    def content(self) -> list[int]:
+        return [content for content, _ in self.path]
+
+
+NAMESPACES: list[dict[str, str]] = [
+    {},
+    {"lora_name": "ad"},
+    {"cache_salt": "tenant"},
+    {"lora_name": "ad", "cache_salt": "tenant"},
+]
+GROUPS = [None, 0]
+
+
+class Multiset:
+    """What the laws say: copies, and all that follows from them."""
+
+    def __init__(self, size: int, canonical: int) -> None:
+        self.size = size
+        self.canonical = canonical
+        self.pages = max(1, canonical // size)
+        self.copies: Counter[tuple[Node, Tier, int | None]] = Counter()
+        self._names: dict[Node, EngineHash] = {}
+        self._prefixes: dict[Node, list[int]] = {}
+
+    def name(self, node: Node) -> EngineHash:
+        return self._names.setdefault(node, (len(self._names) * 2654435761 + 1) % (1 << 64))
+
+    def prefixes(self, node: Node) -> list[int]:
+        """PrefixHashes of the whole path."""
+        if node not in self._prefixes:
+            seed = hash_seed(**NAMESPACES[node.namespace])
+            self._prefixes[node] = prefixes_of(node.content, self.size, self.canonical, seed)
+        return self._prefixes[node]
+
+    def on(self, node: Node, tier: Tier) -> bool:
+        return any(self.copies[node, tier, group] for group in GROUPS)
+
+    def known(self) -> set[Node]:
+        """Held on any tier, or before a known page inside one canonical block."""
+        known: set[Node] = set()
+        for (node, _, _), copies in self.copies.items():
+            one: Node | None = node if copies else None
+            while one is not None:
+                known.add(one)
+                one = one.parent
+                if one is not None and len(one.path) % self.pages == 0:
+                    break
+        return known
+
+    def held(self) -> dict[Tier, set[int]]:
+        held: dict[Tier, set[int]] = {tier: set() for tier in Tier}
+        for (node, tier, _), copies in self.copies.items():
+            if not copies:
+                continue
+            if self.pages == 1:
+                inside = self.size // self.canonical
+                held[tier] |= set(self.prefixes(node)[-inside:])
+            elif len(node.path) % self.pages == 0:
+                chunk: list[Node] = [node]
+                while len(chunk) < self.pages:
+                    before = chunk[-1].parent
+                    assert before is not None
+                    chunk.append(before)
+                if all(self.on(page, tier) for page in chunk):
+                    held[tier].add(self.prefixes(node)[-1])
+        return held
+
+    def parents(self) -> dict[int, int | None]:
+        """PrefixHash -> the one before it, for all that was ever named."""
+        return {
+            prefix: before
+            for chain in self._prefixes.values()
+            for before, prefix in zip([None, *chain], chain, strict=False)
+        }
+
+
+SIZES = [(16, None), (64, 16), (48, 24), (8, None), (4, None), (1, None), (4, 8), (5, None)]
+
+numbers = st.integers(0, 1 << 16)
+forks = st.lists(st.tuples(numbers, numbers, st.integers(0, 1)), min_size=1, max_size=5)
+actions = st.lists(
+    st.tuples(
+        st.sampled_from(["store"] * 4 + ["remove"] * 4 + ["offload", "strand", "clear"]),
+        numbers,
+        numbers,
+        numbers,
+        st.sampled_from([DEVICE, DEVICE, DEVICE, HOST, DISK]),
+        st.sampled_from([*GROUPS, None]),
+    ),
+    min_size=1,
+    max_size=40,
+)
+
+
+def leaves(depth: int, drawn: list[tuple[int, int, int]]) -> list[Node]:
+    """Chains that branch from one another, in several namespaces."""
+    found = [Node(0, tuple((i, 0) for i in range(depth)))]
+    for n, (which, place, variant) in enumerate(drawn):
+        old = found[which % len(found)]
+        at = place % depth
+        new = tuple((100 * (n + 1) * (1 - variant) + i, variant) for i in range(at, depth))
+        found.append(
+            Node(which % len(NAMESPACES) if at == 0 else old.namespace, old.path[:at] + new)
+        )
+    return found
+
+
+def range_of(leaf: Node, first: int, count: int, most: int) -> list[Node]:
+    start = first % len(leaf.path)
+    stop = min(len(leaf.path), start + 1 + count % most)
+    return [Node(leaf.namespace, leaf.path[: i + 1]) for i in range(start, stop)]
+
+
+@pytest.mark.parametrize(("size", "wanted"), SIZES)
+@settings(derandomize=True, deadline=None, max_examples=120, database=None)
+@given(drawn=forks, steps=actions)
+def test_what_was_reported_is_what_a_multiset_of_copies_holds(
+    size: int,
+    wanted: int | None,
+    drawn: list[tuple[int, int, int]],
+    steps: list[tuple[str, int, int, int, Tier, int | None]],
+) -> None:
+    canonical = canonical_block_size(size, wanted)
+    assert canonical is not None
+    ledger, oracle = Ledger(wanted), Multiset(size, canonical)
+    chains = leaves(max(3, oracle.pages * 5 // 2), drawn)
+    reported: dict[Tier, set[int]] = {tier: set() for tier in Tier}
+    for what, which, first, count, tier, group in steps:
+        leaf = chains[which % len(chains)]
+        known = oracle.known()
+        if what == "clear":
+            if count % 4:
+                continue
+            changes = ledger.apply(BlocksCleared())
+            oracle.copies.clear()
+        elif what == "store":
+            nodes = range_of(leaf, 0 if first % 3 else first, count, len(leaf.path))
+            changes = ledger.apply(store_of(oracle, nodes, tier, group))
+            if nodes[0].parent is None or nodes[0].parent in known:
+                oracle.copies.update((node, tier, group) for node in nodes)
+        elif what == "strand":  # a store somewhere in a chain, known parent or not
+            nodes = range_of(leaf, first, count, 3)
+            changes = ledger.apply(store_of(oracle, nodes, tier, group))
+            if nodes[0].parent is None or nodes[0].parent in known:
+                oracle.copies.update((node, tier, group) for node in nodes)
+        elif what == "offload":
+            nodes = range_of(leaf, first, count, len(leaf.path))
+            names = [oracle.name(node) for node in nodes]
+            changes = ledger.apply(
+                BlocksStored(tuple(names), None, (), 0, medium=MEDIUMS[tier], group=group)
+            )
+            oracle.copies.update((node, tier, group) for node in nodes if node in known)
+        else:
+            nodes = range_of(leaf, first, count, 1 + len(leaf.path) // 2)[::-1]
+            names = [oracle.name(node) for node in nodes]
+            changes = ledger.apply(removed(names, MEDIUMS[tier], group))
+            for node in nodes:
+                if oracle.copies[node, tier, group]:
+                    oracle.copies[node, tier, group] -= 1
+        for key, copies in oracle.copies.items():
+            oracle.copies[key] = min(copies, COPIES_MAX)
+
+        assert_changes_are_news(changes, reported, oracle)
+        assert reported == oracle.held() == held(ledger)
+        assert len(ledger) == len(oracle.known())
+        assert ledger.count() == sum(map(len, reported.values()))
+        assert ledger.digest() == mix_digest(*(xor_of(reported[one]) for one in Tier))
+
+
+def store_of(oracle: Multiset, nodes: list[Node], tier: Tier, group: int | None) -> BlocksStored:
+    names = NAMESPACES[nodes[0].namespace]
+    parent = nodes[0].parent
+    for node in nodes:
+        oracle.prefixes(node)
+    return BlocksStored(
+        hashes=tuple(oracle.name(node) for node in nodes),
+        parent=None if parent is None else oracle.name(parent),
+        token_ids=tokens_of([node.content[-1] for node in nodes], oracle.size),
+        block_size=oracle.size,
+        medium=MEDIUMS[tier],
+        group=group,
+        lora_name=names.get("lora_name"),
+        cache_salt=None if parent else names.get("cache_salt"),
+    )
+
+
+def assert_changes_are_news(
+    changes: list[Change], reported: dict[Tier, set[int]], oracle: Multiset
+) -> None:
+    """Applies changes to what was reported; nothing arrives twice, nor goes without being there."""
+    parents = oracle.parents()
+    for change in changes:
+        match change:
+            case Placed(tier, parent, hashes):
+                for before, prefix in pairs_of(parent, hashes):
+                    assert prefix not in reported[tier]
+                    assert before is None or parents[prefix] == before
+                    reported[tier].add(prefix)
+            case Gone(tier, hashes):
+                assert reported[tier].issuperset(hashes)
+                assert len(set(hashes)) == len(hashes)
+                reported[tier] -= set(hashes)
+            case Wiped():
+                assert any(reported.values())
+                for one in reported.values():
+                    one.clear()
+
+
+def pairs_of(parent: int | None, hashes: Sequence[int]) -> Iterator[tuple[int | None, int]]:
+    return zip([parent, *hashes], hashes, strict=False)
+
+
+def xor_of(hashes: set[int]) -> int:
+    total = 0
+    for one in hashes:
+        total ^= one
+    return total
