@@ -9,15 +9,22 @@ Law: a facts message is sets only. Applying it twice changes nothing more than a
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
 import numpy as np
+from msgspec import Meta
 
 from indexer.hashing import HashArray
 from indexer.identity import Tier
 
 VERSION = 1
+
+Count = Annotated[int, Meta(ge=0, le=(1 << 31) - 1)]
+"""What is counted of an engine; fits every field of kvroute.v1."""
+SequenceNumber = Annotated[int, Meta(ge=0)]
+UnixSeconds = Annotated[float, Meta(ge=0, le=1e11)]
+"""Finite, and a time that a calendar can show."""
 
 TIER_NAMES = {Tier.DEVICE: "device", Tier.HOST: "host", Tier.DISK: "disk"}
 TIERS = {name: tier for tier, name in TIER_NAMES.items()}
@@ -59,9 +66,9 @@ class FactsMessage(msgspec.Struct, frozen=True, tag="facts", tag_field="kind"):
 
     v: int
     epoch: Epoch
-    seq: int
+    seq: SequenceNumber
     facts: list[Fact]
-    time_s: float
+    time_s: UnixSeconds
     """Unix time at which the relay read the first of them."""
 
 
@@ -70,14 +77,14 @@ class Beat(msgspec.Struct, frozen=True, tag="beat", tag_field="kind"):
 
     v: int
     epoch: Epoch
-    seq: int
-    blocks: int
+    seq: SequenceNumber
+    blocks: Count
     """placements: (tier, PrefixHash) pairs"""
     digest: int
     """see indexer.index.mix_digest"""
     complete: bool
     """False: the relay itself may have missed blocks, so its stream is a subset."""
-    time_s: float
+    time_s: UnixSeconds
 
 
 class Heartbeat(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -91,10 +98,10 @@ class Heartbeat(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     model: str = ""
     model_aliases: tuple[str, ...] = ()
     lora_names: tuple[str, ...] = ()
-    max_model_len: int = 0
-    block_size: int = 0
+    max_model_len: Count = 0
+    block_size: Count = 0
     """Canonical: what the facts are in."""
-    engine_block_size: int = 0
+    engine_block_size: Count = 0
     role: str = "both"
     labels: dict[str, str] = {}
     multi_rank: bool = False
@@ -103,18 +110,18 @@ class Heartbeat(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """"lower" or "higher" is sooner; empty: the engine doesn't schedule by priority."""
     healthy: bool = True
     """False: the engine's health or metrics stopped answering."""
-    running: int = 0
-    waiting: int = 0
-    used_blocks: float | None = None
+    running: Count = 0
+    waiting: Count = 0
+    used_blocks: Annotated[float, Meta(ge=0, le=1e9)] | None = None
     """Canonical blocks held by requests."""
-    total_blocks: int | None = None
+    total_blocks: Count | None = None
     """Canonical blocks."""
-    total_slots: int | None = None
-    token_budget: int | None = None
-    preemptions: int = 0
-    sampled_at_s: float | None = None
+    total_slots: Count | None = None
+    token_budget: Count | None = None
+    preemptions: Count = 0
+    sampled_at_s: UnixSeconds | None = None
     """Unix time of the load sample; None: no sample yet."""
-    sent_at_s: float
+    sent_at_s: UnixSeconds
     warnings: tuple[str, ...] = ()
 
 
@@ -136,7 +143,7 @@ class SnapshotChunk(msgspec.Struct, frozen=True, omit_defaults=True):
 
     v: int
     epoch: Epoch
-    as_of: int
+    as_of: SequenceNumber
     chunk: int
     chunks: int
     facts: list[Stored] = []
@@ -175,6 +182,7 @@ class Unreadable:
 
 _stream_decoder = msgspec.msgpack.Decoder(FactsMessage | Beat)
 _heartbeat_decoder = msgspec.msgpack.Decoder(Heartbeat)
+_chunk_decoder = msgspec.msgpack.Decoder(SnapshotChunk)
 _encoder = msgspec.msgpack.Encoder()
 
 
@@ -184,9 +192,9 @@ class _LooseFacts(msgspec.Struct, frozen=True):
     kind: str
     v: int = VERSION
     epoch: Epoch | None = None
-    seq: int = 0
+    seq: SequenceNumber | None = None
     facts: list[msgspec.Raw] = []
-    time_s: float = 0.0
+    time_s: UnixSeconds = 0.0
 
 
 class _FactKind(msgspec.Struct, frozen=True):
@@ -232,6 +240,16 @@ def decode_heartbeat(payload: bytes) -> Heartbeat | Unreadable:
         return Unreadable("malformed", str(error))
 
 
+def decode_chunk(payload: bytes) -> SnapshotChunk | Unreadable:
+    """A relay's answer to a SnapshotRequest. Never raises."""
+    try:
+        chunk = _chunk_decoder.decode(payload)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        return Unreadable("malformed", str(error))
+    bad = _implausible(chunk.facts)
+    return Unreadable("malformed", bad) if bad else chunk
+
+
 def pack_hashes(hashes: Sequence[int] | HashArray) -> bytes:
     """Hashes as they travel; raises OverflowError outside [0, 2^64)."""
     return np.asarray(hashes, dtype="<u8").tobytes()
@@ -251,7 +269,7 @@ def _decode_loosely(
         return None, (Unreadable("malformed", str(error)),)
     if loose.kind not in ("facts", "beat"):
         return None, (Unreadable("unknown_kind", loose.kind[:64]),)
-    if loose.kind == "beat" or loose.epoch is None:
+    if loose.kind == "beat" or loose.epoch is None or loose.seq is None:
         return None, (Unreadable("malformed", str(error)),)
     facts: list[Fact] = []
     unknown: list[Unreadable] = []
@@ -277,7 +295,7 @@ def _kind_of(raw: msgspec.Raw) -> str | None:
         return None
 
 
-def _implausible(facts: list[Fact]) -> str:
+def _implausible(facts: Sequence[Fact]) -> str:
     """Why these facts can't be applied; empty when they can."""
     for fact in facts:
         if fact.tier is not None and fact.tier not in TIERS:

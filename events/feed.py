@@ -24,6 +24,8 @@ from events.facts import (
     SnapshotChunk,
     SnapshotRequest,
     Stored,
+    Unreadable,
+    decode_chunk,
     encode,
 )
 from events.tasks import OnFailure, Tasks
@@ -38,7 +40,6 @@ _TICK_S = 0.25
 
 log = logging.getLogger("kvroute.feed")
 
-_chunk_decoder = msgspec.msgpack.Decoder(SnapshotChunk)
 _control_decoder = msgspec.msgpack.Decoder(Control)
 
 
@@ -163,7 +164,7 @@ class Feed:
 
     async def _pull_ring(self, pull: Pull, from_seq: int) -> list[Pull]:
         messages: list[bytes] = []
-        while True:
+        for _ in range(_CHUNKS_MAX):
             request = SnapshotRequest(from_seq=from_seq + len(messages))
             chunk = await self._ask(pull.worker, request)
             if chunk is None or chunk.expired:
@@ -172,6 +173,7 @@ class Feed:
             messages += chunk.messages
             if chunk.chunks < 2 or not chunk.messages:
                 return self._view.on_ring(pull.worker, chunk.epoch, messages, self._clock())
+        return self._view.on_pull_failed(pull, "ring without an end", self._clock())
 
     async def _pull_snapshot(self, pull: Pull) -> list[Pull]:
         facts: list[Stored] = []
@@ -196,8 +198,8 @@ class Feed:
         answer = await self._broker.request(subject, encode(request), _ANSWER_TIMEOUT_S)
         if answer is None:
             return None
-        try:
-            return _chunk_decoder.decode(answer)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            self._view.dropped["malformed"] += 1
+        chunk = decode_chunk(answer)
+        if isinstance(chunk, Unreadable):
+            self._view.dropped[chunk.reason] += 1
             return None
+        return chunk

@@ -10,6 +10,7 @@ Laws:
 
 from collections import deque
 from collections.abc import Sequence
+from itertools import islice
 
 from typing_extensions import override
 
@@ -30,6 +31,8 @@ from events.ledger import Change, Gone, Placed, Wiped
 
 MESSAGE_BYTES = 64 * 1024
 RING_BYTES = 8 * 1024 * 1024
+_FACT_BYTES = 56
+"""What a fact takes besides its hashes, at most."""
 
 
 class Outbox:
@@ -69,12 +72,13 @@ class Outbox:
         full = []
         for change in changes:
             for fact in _facts(change, self._message_bytes):
+                size = _size(fact)
+                if self._pending_bytes + size > self._message_bytes:
+                    full += self.flush()
                 if not self._pending:
                     self._pending_since_s = read_at_s
                 self._pending.append(fact)
-                self._pending_bytes += _size(fact)
-                if self._pending_bytes >= self._message_bytes:
-                    full += self.flush()
+                self._pending_bytes += size
         return full
 
     def flush(self) -> list[bytes]:
@@ -104,12 +108,12 @@ class Outbox:
         missing = self.seq - from_seq + 1
         if from_seq < 1 or missing < 0 or missing > len(self._ring):
             return None
-        return [self._ring[i] for i in range(len(self._ring) - missing, len(self._ring))]
+        return list(islice(self._ring, len(self._ring) - missing, None))
 
 
 def _facts(change: Change, message_bytes: int) -> list[Fact]:
     """A change as facts, cut so that none is longer than a message may be."""
-    step = max(1, message_bytes // 8)
+    step = max(1, (message_bytes - _FACT_BYTES) // 8)
     match change:
         case Placed(tier, parent, hashes):
             return [
@@ -131,4 +135,4 @@ def _facts(change: Change, message_bytes: int) -> list[Fact]:
 
 def _size(fact: Fact) -> int:
     """About how many bytes a fact takes in a message."""
-    return 40 + (0 if isinstance(fact, Cleared) else len(fact.hashes))
+    return _FACT_BYTES + (0 if isinstance(fact, Cleared) else len(fact.hashes))

@@ -67,7 +67,7 @@ class SnapshotDesk:
             chunk=request.chunk,
             chunks=max(1, len(places)),
             facts=facts,
-            complete=frozen.complete,
+            complete=frozen.complete and complete,
         )
 
     def _ring(self, request: SnapshotRequest, complete: bool) -> SnapshotChunk:

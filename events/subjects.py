@@ -6,6 +6,7 @@ from urllib.parse import unquote
 from indexer.identity import WorkerKey
 
 _PREFIX = "kvroute.v1"
+_RANK_DIGITS_MAX = 5
 _UNSAFE = re.compile(rb"[^A-Za-z0-9_-]")
 
 
@@ -43,6 +44,8 @@ def worker_of(subject: str) -> WorkerKey | None:
     """The worker that a subject names; None when it names none."""
     tokens = subject.split(".")
     if len(tokens) != 6 or not tokens[5].isascii() or not tokens[5].isdigit():
+        return None
+    if len(tokens[5]) > _RANK_DIGITS_MAX:  # no engine has as many, and int() has its limits
         return None
     try:
         worker_id = unquote(tokens[4], errors="strict")
