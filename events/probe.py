@@ -39,12 +39,14 @@ class EngineHttp:
             ) as response:
                 if response.status != 200:
                     raise EngineSilent(f"{path}: status {response.status}")
-                body = await response.content.read(DOCUMENT_BYTES_MAX + 1)
+                body = bytearray()
+                async for part in response.content.iter_any():
+                    body += part
+                    if len(body) > DOCUMENT_BYTES_MAX:
+                        raise EngineSilent(f"{path}: more than {DOCUMENT_BYTES_MAX} bytes")
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise EngineSilent(f"{path}: {error or type(error).__name__}") from error
-        if len(body) > DOCUMENT_BYTES_MAX:
-            raise EngineSilent(f"{path}: more than {DOCUMENT_BYTES_MAX} bytes")
-        return body
+        return bytes(body)
 
     async def optional_page(self, path: str) -> bytes | None:
         """A page that older versions lack; None without it."""
