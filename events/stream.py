@@ -113,15 +113,11 @@ class Stream:
         if message.seq <= self.seq:
             self.duplicates += 1
             return effects
-        if not self._in_step and self.seq == 0 and message.seq == 1:
-            self._in_step = True  # we hear this life from its first word on
-            self._asked = False
-            self.complete = True
-        if self._in_step and message.seq == self.seq + 1:
+        # Not in step but at 0: a life that we hear from its first word on.
+        if message.seq == self.seq + 1 and (self._in_step or self.seq == 0):
             self.seq = message.seq
             self.lag_s = max(0.0, now_s - message.time_s)
-            self._derive("in step", now_s)
-            return [*effects, Apply(message.facts)]
+            return [*effects, Apply(message.facts), *self._splice("in step", now_s)]
         self._keep(message, size)
         if self._in_step:
             self.gaps += 1
@@ -135,13 +131,12 @@ class Stream:
         effects = self._meet(beat.epoch, now_s)
         if effects is None:
             return []
+        if effects:
+            blocks = digest = 0  # what it holds is of an earlier life, and about to go
         self.last_beat_s = now_s
         self._confirmed = True
-        if self._in_step or beat.seq == 0:
-            self.complete = beat.complete
-        if not self._in_step and beat.seq == 0 and beat.blocks == 0 and self.seq == 0:
-            self._in_step = True  # there is nothing to know yet
-            self._asked = False
+        if not self._in_step and self.seq == beat.seq == beat.blocks == 0:
+            effects += self._splice("nothing to know yet", now_s)
         if not self._in_step:
             effects += [] if self._asked else self._ask(self.reason, now_s)
         elif beat.seq > self.seq:
@@ -151,19 +146,23 @@ class Stream:
             self.drifts += 1
             effects += self._lose("digest differs", False, now_s)
         else:
+            self.complete = beat.complete
             self._derive("in step", now_s)
         return effects
 
     def on_ring(self, epoch: Epoch, messages: list[FactsMessage], now_s: float) -> list[Effect]:
-        """The relay's answer to a Recover with from_seq."""
+        """The relay's answer to a Recover with from_seq: all that it sent since then."""
         self._asked = False
-        if self._in_step or epoch != self.epoch:
+        if self._in_step or epoch != self.epoch or not self._from_ring:
             return []  # answered by the stream itself meanwhile; or its next word asks again
         effects: list[Effect] = []
         for message in messages:
             if message.seq == self.seq + 1 and message.epoch == epoch:
                 self.seq = message.seq
                 effects.append(Apply(message.facts))
+        if not effects or messages[-1].seq != self.seq:
+            # Asking the ring again would bring the same.
+            return effects + self._lose("the ring does not close the gap", False, now_s)
         return effects + self._splice("ring replayed", now_s)
 
     def on_snapshot(
@@ -276,6 +275,7 @@ class Stream:
             self.seq = message.seq
             effects.append(Apply(message.facts))
         self._in_step = True
+        self._asked = False
         self._from_ring = False
         self._derive(reason, now_s)
         return effects

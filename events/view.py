@@ -82,7 +82,6 @@ class FleetView:
         self._workers_max = workers_max
         self._tombstones: dict[str, float] = {}
         """Worker id -> when its messages count again"""
-        self._connected = True
 
     @override
     def __repr__(self) -> str:
@@ -123,7 +122,8 @@ class FleetView:
         source = self._source(key, now_s)
         if source is None:
             return None
-        if source.heartbeat is not None and message.epoch < source.heartbeat.epoch:
+        known = [source.stream.epoch, source.heartbeat.epoch if source.heartbeat else None]
+        if any(epoch is not None and message.epoch < epoch for epoch in known):
             self.dropped["lower_epoch"] += 1
             return None
         source.heartbeat = message
@@ -142,8 +142,11 @@ class FleetView:
         for payload in messages:
             message, dropped = decode_stream(payload)
             self._count_dropped(dropped)
-            if isinstance(message, FactsMessage):
-                decoded.append(message)
+            if not isinstance(message, FactsMessage):
+                self.recoveries["ring", "failed"] += 1
+                effects = source.stream.on_recovery_failed("ring unreadable", True, now_s)
+                return self._perform(source, effects)
+            decoded.append(message)
         self.recoveries["ring", "ok"] += 1
         return self._perform(source, source.stream.on_ring(epoch, decoded, now_s))
 
@@ -176,7 +179,6 @@ class FleetView:
 
     def on_connection(self, connected: bool, now_s: float) -> None:
         """Our own connection to the broker came or went."""
-        self._connected = connected
         for source in self.sources.values():
             source.stream.on_connection(connected, now_s)
 
@@ -260,16 +262,19 @@ class FleetView:
                 self.facts["cleared"] += 1
 
     def _silent_at_once(self, now_s: float) -> bool:
-        """Whether most workers stopped beating together, which is the broker's doing or our own."""
-        silent = [
+        """Whether most workers stopped beating together, which is the broker's doing or our own.
+
+        Together: within one timeout. One that died before, or clung on for longer, changes nothing.
+        """
+        silent = sorted(
             source.stream.last_beat_s
             for source in self.sources.values()
             if source.stream.silent_for_s(now_s) >= self._beat_timeout_s
-        ]
-        return (
-            len(self.sources) >= MASS_SILENCE_WORKERS
-            and 2 * len(silent) > len(self.sources)
-            and max(silent) - min(silent) <= self._beat_timeout_s
+        )
+        most = len(self.sources) // 2 + 1
+        return len(self.sources) >= MASS_SILENCE_WORKERS and any(
+            last - first <= self._beat_timeout_s
+            for first, last in zip(silent, silent[most - 1 :], strict=False)
         )
 
     def _count_dropped(self, dropped: Iterable[Unreadable]) -> None:

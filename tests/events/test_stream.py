@@ -1,0 +1,789 @@
+"""One worker's stream: order, gaps, epochs, trust; then real relays over a bad network."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from events.facts import (
+    VERSION,
+    Beat,
+    Cleared,
+    Epoch,
+    FactsMessage,
+    Removed,
+    SnapshotChunk,
+    SnapshotRequest,
+    Stored,
+    decode_stream,
+    pack_hashes,
+    unpack_hashes,
+)
+from events.rank import Publish, Rank
+from events.stream import (
+    BUFFER_BYTES_MAX,
+    BUFFER_MESSAGES_MAX,
+    Apply,
+    Effect,
+    Forget,
+    Recover,
+    Stream,
+    StreamState,
+)
+from events.view import FleetView, Pull
+from indexer.identity import Tier, WorkerKey
+from indexer.reference import ReferenceIndex
+
+LIVE, RECOVERING, SUSPECT, SILENT = StreamState
+OLD, NOW, NEXT = Epoch(1, 5), Epoch(2, 0), Epoch(3, 0)
+TIMEOUT_S = 3.0
+
+
+def facts(seq: int, *hashes: int, epoch: Epoch = NOW) -> FactsMessage:
+    """A message that stores these blocks; its own number when none are named."""
+    stored = Stored(pack_hashes(hashes or (seq,)), "device")
+    return FactsMessage(VERSION, epoch, seq, [stored], 0.0)
+
+
+def snapshot(*hashes: int) -> list[Stored]:
+    return [Stored(pack_hashes(hashes), "device")]
+
+
+class Listener:
+    """A stream, and the set that its effects make."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+        self.stream = Stream(TIMEOUT_S, self.now_s)
+        self.held: set[int] = set()
+
+    @property
+    def state(self) -> StreamState:
+        return self.stream.state
+
+    def perform(self, effects: list[Effect]) -> list[Recover]:
+        asked = []
+        for effect in effects:
+            match effect:
+                case Forget():
+                    self.held.clear()
+                case Recover():
+                    asked.append(effect)
+                case Apply(facts):
+                    for fact in facts:
+                        match fact:
+                            case Stored():
+                                self.held |= set(unpack_hashes(fact.hashes).tolist())
+                            case Removed():
+                                self.held -= set(unpack_hashes(fact.hashes).tolist())
+                            case Cleared():
+                                self.held.clear()
+        return asked
+
+    def hear(self, *messages: FactsMessage) -> list[Recover]:
+        return [
+            one
+            for message in messages
+            for one in self.perform(self.stream.on_facts(message, 100, self.now_s))
+        ]
+
+    def beat(
+        self,
+        seq: int,
+        *hashes: int,
+        epoch: Epoch = NOW,
+        complete: bool = True,
+        after_s: float = 1.0,
+    ) -> list[Recover]:
+        """A beat of a relay that holds these blocks: 1 to seq when none are named."""
+        self.now_s += after_s
+        theirs = set(hashes or range(1, seq + 1))
+        beat = Beat(VERSION, epoch, seq, len(theirs), xor(theirs), complete, 0.0)
+        return self.perform(self.stream.on_beat(beat, len(self.held), xor(self.held), self.now_s))
+
+    def ring(self, *messages: FactsMessage, epoch: Epoch = NOW) -> list[Recover]:
+        return self.perform(self.stream.on_ring(epoch, list(messages), self.now_s))
+
+    def snapshot(
+        self, as_of: int, *hashes: int, epoch: Epoch = NOW, complete: bool = True
+    ) -> list[Recover]:
+        theirs = snapshot(*(hashes or range(1, as_of + 1)))
+        effects = self.stream.on_snapshot(epoch, as_of, theirs, complete, self.now_s)
+        return self.perform(effects)
+
+    def fail(self, from_ring: bool) -> list[Recover]:
+        return self.perform(self.stream.on_recovery_failed("no answer", from_ring, self.now_s))
+
+
+def xor(hashes: set[int]) -> int:
+    total = 0
+    for one in hashes:
+        total ^= one
+    return total
+
+
+@pytest.fixture
+def fresh() -> Listener:
+    return Listener()
+
+
+@pytest.fixture
+def live() -> Listener:
+    """In step at 3, confirmed by a beat."""
+    listener = Listener()
+    assert listener.hear(facts(1), facts(2), facts(3)) == []
+    assert listener.beat(3) == []
+    assert listener.state is LIVE
+    return listener
+
+
+# --- beginnings ---
+
+
+def test_a_stream_that_nobody_heard_yet_is_recovering(fresh: Listener) -> None:
+    assert (fresh.state, fresh.stream.trusted, fresh.stream.complete) == (RECOVERING, False, False)
+
+
+def test_a_life_heard_from_its_first_word_needs_no_question(fresh: Listener) -> None:
+    assert fresh.hear(facts(1), facts(2)) == []
+    assert fresh.state is LIVE
+    assert fresh.held == {1, 2}
+
+
+def test_only_a_relay_can_say_that_its_stream_is_complete(fresh: Listener) -> None:
+    fresh.hear(facts(1))
+    assert not fresh.stream.complete
+    fresh.beat(1, complete=False)
+    assert not fresh.stream.complete
+    fresh.beat(1)
+    assert fresh.stream.complete
+
+
+def test_an_idle_engine_is_known_from_its_beat(fresh: Listener) -> None:
+    assert fresh.beat(0) == []
+    assert (fresh.state, fresh.stream.complete) == (LIVE, True)
+    assert fresh.hear(facts(1)) == []
+
+
+def test_a_late_listener_asks_for_a_snapshot_once(fresh: Listener) -> None:
+    assert [one.from_seq for one in fresh.hear(facts(5), facts(6))] == [None]
+    assert fresh.beat(6) == []
+    assert fresh.state is RECOVERING
+    assert fresh.held == set()
+
+
+def test_a_beat_tells_a_late_listener_to_ask(fresh: Listener) -> None:
+    assert [one.from_seq for one in fresh.beat(9)] == [None]
+
+
+def test_the_live_tail_is_spliced_after_the_snapshot(fresh: Listener) -> None:
+    fresh.hear(facts(5), facts(6), facts(7))
+    assert fresh.snapshot(5) == []
+    assert (fresh.state, fresh.stream.seq, fresh.held) == (LIVE, 7, set(range(1, 8)))
+    assert fresh.hear(facts(8)) == []
+
+
+def test_what_waited_and_is_in_the_snapshot_is_not_applied_again(fresh: Listener) -> None:
+    fresh.hear(facts(5, 50), facts(6, 60))
+    assert fresh.snapshot(7, 70) == []
+    assert (fresh.state, fresh.stream.seq, fresh.held) == (LIVE, 7, {70})
+
+
+def test_a_snapshot_of_a_partial_stream_is_partial(fresh: Listener) -> None:
+    fresh.hear(facts(5))
+    fresh.snapshot(5, complete=False)
+    assert (fresh.state, fresh.stream.complete) == (LIVE, False)
+
+
+def test_a_tail_with_a_hole_is_spliced_up_to_it_and_the_ring_asked(fresh: Listener) -> None:
+    fresh.hear(facts(5), facts(6), facts(8))
+    assert [one.from_seq for one in fresh.snapshot(4)] == [7]
+    assert (fresh.state, fresh.held) == (RECOVERING, set(range(1, 7)))
+    assert fresh.ring(facts(7)) == []
+    assert (fresh.state, fresh.held) == (LIVE, set(range(1, 9)))
+
+
+def test_a_first_word_that_comes_late_heals_the_stream(fresh: Listener) -> None:
+    assert len(fresh.hear(facts(2), facts(3))) == 1
+    assert fresh.hear(facts(1)) == []
+    assert (fresh.state, fresh.stream.seq, fresh.held) == (LIVE, 3, {1, 2, 3})
+    assert fresh.snapshot(2) == []  # the answer comes after the stream healed itself
+    assert fresh.held == {1, 2, 3}
+
+
+def test_an_old_beat_hides_no_hole_in_what_waits(fresh: Listener) -> None:
+    fresh.hear(facts(2))
+    assert [one.from_seq for one in fresh.beat(0)] == [1]
+    assert fresh.state is RECOVERING
+
+
+# --- order ---
+
+
+def test_a_duplicate_changes_nothing(live: Listener) -> None:
+    assert live.hear(facts(3, 77), facts(1, 78)) == []
+    assert (live.stream.duplicates, live.held) == (2, {1, 2, 3})
+    assert live.beat(3) == []
+
+
+def test_a_gap_is_reported_before_anything_after_it(live: Listener) -> None:
+    [asked] = live.hear(facts(5))
+    assert asked == Recover("gap: 3 then 5", 4)
+    assert (live.state, live.stream.gaps, live.held) == (RECOVERING, 1, {1, 2, 3})
+    assert live.hear(facts(6)) == []
+    assert live.ring(facts(4), facts(5)) == []
+    assert (live.state, live.held) == (LIVE, {1, 2, 3, 4, 5, 6})
+
+
+def test_a_beat_shows_a_lost_tail(live: Listener) -> None:
+    [asked] = live.beat(5)
+    assert asked == Recover("lost tail: 3 of 5", 4)
+    assert live.state is RECOVERING
+    live.ring(facts(4), facts(5))
+    assert live.beat(5) == []
+    assert live.state is LIVE
+
+
+def test_a_beat_that_is_late_says_nothing_about_what_came_after_it(live: Listener) -> None:
+    assert live.beat(2) == []
+    assert live.state is LIVE
+
+
+def test_a_beat_shows_a_silent_drift_that_only_a_snapshot_mends(live: Listener) -> None:
+    [asked] = live.beat(3, 1, 2, 9)
+    assert asked == Recover("digest differs", None)
+    assert (live.state, live.stream.drifts) == (RECOVERING, 1)
+    live.snapshot(3, 1, 2, 9)
+    assert (live.state, live.held) == (LIVE, {1, 2, 9})
+
+
+def test_a_count_that_differs_is_a_drift_too(live: Listener) -> None:
+    assert len(live.beat(3, 1, 2, 3, 8, 9, 8 ^ 9)) == 1
+
+
+def test_a_ring_brings_nothing_to_an_index_that_drifted(live: Listener) -> None:
+    live.beat(3, 1, 2, 9)
+    assert live.ring(facts(4)) == []
+    assert (live.state, live.held) == (RECOVERING, {1, 2, 3})
+    assert [one.from_seq for one in live.beat(4)] == [None]
+
+
+# --- recoveries ---
+
+
+def test_a_ring_too_short_makes_way_for_a_snapshot(live: Listener) -> None:
+    live.hear(facts(9))
+    assert [one.from_seq for one in live.fail(from_ring=True)] == [None]
+    live.snapshot(9)
+    assert (live.state, live.held) == (LIVE, set(range(1, 10)))
+
+
+def test_a_snapshot_that_failed_is_asked_for_again_with_a_beat(live: Listener) -> None:
+    live.hear(facts(9))
+    live.fail(from_ring=True)
+    assert live.fail(from_ring=False) == []
+    assert live.state is RECOVERING
+    assert [one.from_seq for one in live.beat(9)] == [None]
+
+
+def test_a_failure_after_the_stream_healed_itself_changes_nothing(fresh: Listener) -> None:
+    fresh.hear(facts(2))
+    fresh.hear(facts(1))
+    assert fresh.fail(from_ring=False) == fresh.fail(from_ring=True) == []
+    assert fresh.state is LIVE
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        [],
+        [facts(5), facts(6)],
+        [facts(4), facts(6)],
+        [facts(2), facts(3)],
+        [facts(4), facts(5, epoch=NEXT)],
+    ],
+)
+def test_a_ring_that_does_not_close_the_gap_is_not_asked_again(
+    live: Listener, answer: list[FactsMessage]
+) -> None:
+    live.hear(facts(6))
+    assert [one.from_seq for one in live.ring(*answer)] == [None]
+    assert live.state is RECOVERING
+    live.snapshot(6)
+    assert (live.state, live.held) == (LIVE, set(range(1, 7)))
+
+
+@pytest.mark.parametrize("epoch", [OLD, NEXT])
+def test_a_ring_of_another_life_is_no_answer(live: Listener, epoch: Epoch) -> None:
+    live.hear(facts(5))
+    assert live.ring(facts(4, epoch=epoch), epoch=epoch) == []
+    assert live.held == {1, 2, 3}
+    assert len(live.beat(5)) == 1
+
+
+def test_a_snapshot_of_a_lower_epoch_is_no_answer(live: Listener) -> None:
+    live.stream.resync(live.now_s)
+    assert live.snapshot(9, epoch=OLD) == []
+    assert live.held == {1, 2, 3}
+    assert len(live.beat(3)) == 1
+
+
+def test_a_snapshot_older_than_the_index_is_no_answer(live: Listener) -> None:
+    live.stream.resync(live.now_s)
+    assert live.snapshot(2) == []
+    assert (live.state, live.held) == (RECOVERING, {1, 2, 3})
+    assert len(live.beat(3)) == 1
+    live.snapshot(3)
+    assert live.state is LIVE
+
+
+def test_a_snapshot_may_be_the_first_word_of_a_new_life(live: Listener) -> None:
+    live.hear(facts(6))
+    live.fail(from_ring=True)
+    assert live.snapshot(2, 8, 9, epoch=NEXT) == []
+    assert (live.stream.epoch, live.state, live.held) == (NEXT, LIVE, {8, 9})
+    live.hear(facts(7))
+    assert (live.stream.lower_epochs, live.held) == (1, {8, 9})
+
+
+def test_a_resync_asks_for_a_snapshot_whatever_the_state(live: Listener) -> None:
+    [asked] = live.perform(live.stream.resync(live.now_s))
+    assert asked == Recover("resync asked for", None)
+    assert live.state is RECOVERING
+
+
+def test_what_waits_is_bounded_in_messages(fresh: Listener) -> None:
+    for seq in range(2, BUFFER_MESSAGES_MAX + 10):
+        fresh.hear(facts(seq))
+    assert fresh.stream.buffer_overflows == 1
+    assert len(fresh.stream._buffer) < 10
+    [asked] = fresh.snapshot(50)  # older than what was thrown away
+    assert asked.from_seq == 51
+    fresh.fail(from_ring=True)
+    fresh.snapshot(BUFFER_MESSAGES_MAX + 9)
+    assert fresh.state is LIVE
+
+
+def test_what_waits_is_bounded_in_bytes(fresh: Listener) -> None:
+    for seq in range(2, 40):
+        fresh.stream.on_facts(facts(seq), BUFFER_BYTES_MAX // 20, fresh.now_s)
+        assert fresh.stream._buffer_bytes <= BUFFER_BYTES_MAX
+    assert fresh.stream.buffer_overflows == 1
+
+
+def test_nothing_waits_in_a_stream_that_is_in_step(live: Listener) -> None:
+    live.hear(facts(5), facts(6))
+    live.ring(facts(4), facts(5), facts(6))
+    assert (live.stream._buffer, live.stream._buffer_bytes) == ([], 0)
+
+
+# --- epochs ---
+
+
+def test_a_higher_epoch_forgets_all_and_starts_over(live: Listener) -> None:
+    assert live.hear(facts(1, 50, epoch=NEXT)) == []
+    assert (live.held, live.stream.seq, live.state) == ({50}, 1, LIVE)
+
+
+def test_a_beat_of_a_higher_epoch_is_no_drift(live: Listener) -> None:
+    assert live.beat(0, epoch=NEXT) == []
+    assert (live.held, live.state, live.stream.drifts) == (set(), LIVE, 0)
+
+
+def test_a_higher_epoch_heard_late_is_asked_for(live: Listener) -> None:
+    assert [one.from_seq for one in live.hear(facts(4, epoch=NEXT))] == [None]
+    assert (live.held, live.state) == (set(), RECOVERING)
+
+
+def test_a_higher_epoch_asks_anew_while_an_answer_for_the_old_one_is_awaited(
+    live: Listener,
+) -> None:
+    assert len(live.hear(facts(6))) == 1
+    assert [one.from_seq for one in live.hear(facts(4, epoch=NEXT))] == [None]
+
+
+def test_what_waited_of_a_lower_epoch_is_gone_with_it(live: Listener) -> None:
+    live.hear(facts(5))
+    live.hear(facts(1, 50, epoch=NEXT), facts(2, 51, epoch=NEXT))
+    assert live.held == {50, 51}
+    assert live.hear(facts(3, 52, epoch=NEXT), facts(4, 53, epoch=NEXT)) == []
+    assert live.held == {50, 51, 52, 53}
+
+
+def test_what_a_lower_epoch_says_changes_nothing(live: Listener) -> None:
+    before = live.stream.last_beat_s
+    assert live.hear(facts(4, epoch=OLD)) == live.beat(9, epoch=OLD) == []
+    assert (live.held, live.state, live.stream.seq) == ({1, 2, 3}, LIVE, 3)
+    assert live.stream.lower_epochs == 2
+    assert live.stream.last_beat_s == before
+
+
+def test_two_relays_that_alternate_are_an_alarm_that_ends(live: Listener) -> None:
+    for _ in range(2):
+        live.beat(3, epoch=OLD, after_s=0.5)
+        live.beat(3, after_s=0.5)
+    assert not live.stream.two_relays(live.now_s)
+    live.beat(3, epoch=OLD)
+    assert live.stream.two_relays(live.now_s)
+    assert live.state is LIVE
+    assert not live.stream.two_relays(live.now_s + 11)
+    live.beat(3, epoch=OLD, after_s=60)
+    assert not live.stream.two_relays(live.now_s)
+
+
+# --- silence and our own connection ---
+
+
+def test_a_stream_without_a_beat_falls_silent_and_comes_back_with_one(live: Listener) -> None:
+    live.stream.on_tick(live.now_s + 2.9)
+    assert live.state is LIVE
+    live.stream.on_tick(live.now_s + 3.0)
+    assert (live.state, live.stream.reason) == (SILENT, "no beat for 3 s")
+    assert live.stream.silent_for_s(live.now_s + 3.0) == 3.0
+    assert live.beat(3, after_s=20.0) == []
+    assert live.state is LIVE
+
+
+def test_facts_without_a_beat_are_applied_and_not_trusted(live: Listener) -> None:
+    live.now_s += 5
+    live.hear(facts(4))
+    assert (live.state, live.held) == (SILENT, {1, 2, 3, 4})
+
+
+def test_without_our_connection_nobody_can_tell(live: Listener) -> None:
+    live.stream.on_connection(False, live.now_s)
+    assert live.state is SUSPECT
+    live.stream.on_tick(live.now_s + 100)
+    assert live.state is SUSPECT
+    assert live.stream.silent_for_s(live.now_s + 100) == 0.0
+
+
+def test_a_connection_that_came_back_is_suspect_until_a_beat(live: Listener) -> None:
+    live.stream.on_connection(False, live.now_s)
+    live.now_s += 60
+    live.stream.on_connection(True, live.now_s)
+    live.hear(facts(4))
+    assert live.state is SUSPECT
+    assert live.beat(4) == []
+    assert live.state is LIVE
+
+
+def test_what_was_lost_with_the_connection_shows_in_the_next_beat(live: Listener) -> None:
+    live.stream.on_connection(False, live.now_s)
+    live.stream.on_connection(True, live.now_s)
+    assert [one.from_seq for one in live.beat(6)] == [4]
+    assert live.state is RECOVERING
+
+
+def test_timers_start_again_on_reconnect(live: Listener) -> None:
+    live.stream.on_connection(False, live.now_s)
+    live.now_s += 60
+    live.stream.on_connection(True, live.now_s)
+    live.stream.on_tick(live.now_s + 2.9)
+    assert live.state is SUSPECT
+    live.stream.on_tick(live.now_s + 3.0)
+    assert live.state is SILENT
+
+
+def test_the_lag_is_from_the_relays_reading_to_our_applying(live: Listener) -> None:
+    live.now_s = 205.0
+    live.hear(FactsMessage(VERSION, NOW, 4, [Cleared()], 203.5))
+    assert live.stream.lag_s == 1.5
+    live.hear(FactsMessage(VERSION, NOW, 5, [Cleared()], 300.0))
+    assert live.stream.lag_s == 0.0
+
+
+# --- real relays over a bad network ---
+
+
+WORKER = WorkerKey("w", 0)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A relay's answer under way, or why there is none."""
+
+    pull: Pull
+    deliver: Callable[[FleetView, float], list[Pull]]
+
+
+class World:
+    """An engine, its relay, a network that errs as it is told, and a router's view."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+        self.index = ReferenceIndex()
+        self.view = FleetView(self.index, beat_timeout_s=TIMEOUT_S, forget_s=1e9, workers_max=4)
+        self.connected = True
+        self.engine_seq = 0
+        self.rank = self.new_rank()
+        self.history: dict[tuple[Epoch, int], frozenset[tuple[Tier, int]]] = {}
+        """What the relay held after each message, of each life."""
+        self.faults: list[str] = []
+        """What happens to the next messages; all goes well after the last of them."""
+        self.delayed: list[bytes] = []
+        self.answers: list[Answer] = []
+        self.remember()
+
+    def new_rank(self) -> Rank:
+        epoch = Epoch(int(self.now_s * 1e9), 7)
+        return Rank("vllm", epoch, has_replay=False, wanted_block_size=4)
+
+    def held(self) -> frozenset[tuple[Tier, int]]:
+        return frozenset(
+            (tier, prefix) for tier, hashes in self.rank.ledger.placements() for prefix in hashes
+        )
+
+    def remember(self) -> None:
+        outbox = self.rank.outbox
+        assert not outbox._pending
+        self.history[outbox.epoch, outbox.seq] = self.held()
+
+    # What the engine and the relay do.
+
+    def engine_says(self, *events: dict[str, Any]) -> None:
+        payload = msgspec.msgpack.encode([1.0, list(events), 0])
+        effects = self.rank.on_message(self.engine_seq, payload, self.now_s)
+        self.engine_seq += 1
+        effects += self.rank.flush()
+        self.remember()
+        self.publish(effects)
+
+    def engine_restarts(self) -> None:
+        self.engine_seq = 0
+        self.engine_says({"type": "AllBlocksCleared"})
+
+    def relay_restarts(self) -> None:
+        self.rank = self.new_rank()
+        self.remember()
+
+    def beat(self) -> None:
+        self.publish(self.rank.beat(self.now_s))
+
+    # What the network does.
+
+    def publish(self, effects: list[Any]) -> None:
+        for effect in effects:
+            assert isinstance(effect, Publish)
+            for message in effect.messages:
+                self.send(message)
+
+    def send(self, message: bytes) -> None:
+        fault = self.faults.pop() if self.faults else "none"
+        if not self.connected or fault == "drop":
+            return
+        if fault == "delay":
+            self.delayed.append(message)
+            return
+        for _ in range(2 if fault == "duplicate" else 1):
+            self.deliver(message)
+        late, self.delayed = self.delayed, []
+        for one in late:
+            self.deliver(one)
+
+    def deliver(self, message: bytes) -> None:
+        self.ask(self.view.on_stream(WORKER, message, self.now_s))
+        decoded, _ = decode_stream(message)
+        stream = self.view.sources[WORKER].stream
+        if (
+            isinstance(decoded, Beat)
+            and (decoded.epoch, decoded.seq) == (stream.epoch, stream.seq)
+            and stream.trusted
+        ):
+            assert self.index.digest(0) == decoded.digest
+        self.check()
+
+    def connect(self, connected: bool) -> None:
+        if connected is not self.connected:
+            self.connected = connected
+            self.view.on_connection(connected, self.now_s)
+
+    # What recoveries do.
+
+    def ask(self, pulls: list[Pull]) -> None:
+        """The relay answers at once; the answer may take its time, and later ones overtake it."""
+        for pull in pulls:
+            self.answers.append(Answer(pull, self.answer_to(pull)))
+
+    def answer_to(self, pull: Pull) -> Callable[[FleetView, float], list[Pull]]:
+        if pull.from_seq is not None:
+            chunk = self.question(SnapshotRequest(from_seq=pull.from_seq))
+            if chunk.expired:
+                return lambda view, now_s: view.on_pull_failed(pull, "ring too short", now_s)
+            return lambda view, now_s: view.on_ring(WORKER, chunk.epoch, chunk.messages, now_s)
+        chunks = [self.question(SnapshotRequest())]
+        first = chunks[0]
+        while len(chunks) < first.chunks:
+            more = SnapshotRequest(chunk=len(chunks), epoch=first.epoch, as_of=first.as_of)
+            chunks.append(self.question(more))
+        stored = [fact for chunk in chunks for fact in chunk.facts]
+        return lambda view, now_s: view.on_snapshot(
+            WORKER, first.epoch, first.as_of, stored, first.complete, now_s
+        )
+
+    def question(self, request: SnapshotRequest) -> SnapshotChunk:
+        effects, chunk = self.rank.answer(request, self.now_s)
+        assert effects == []
+        return chunk
+
+    def answer(self, which: int, well: bool) -> None:
+        if self.answers:
+            one = self.answers.pop(which % len(self.answers))
+            if well and self.connected:
+                self.ask(one.deliver(self.view, self.now_s))
+            else:
+                self.ask(self.view.on_pull_failed(one.pull, "no answer", self.now_s))
+            self.check()
+
+    # What must be true.
+
+    def check(self) -> None:
+        """In step is in step: the index is what the relay held after just that message."""
+        source = self.view.sources.get(WORKER)
+        if source is None or source.stream.epoch is None or not source.stream._in_step:
+            return
+        assert self.indexed() == self.history[source.stream.epoch, source.stream.seq]
+        assert source.stream._buffer == []
+
+    def indexed(self) -> frozenset[tuple[Tier, int]]:
+        return frozenset((tier, one) for tier in Tier for one in self.index._held[0][tier])
+
+    def quiet(self) -> None:
+        """All goes well for a few beats."""
+        self.faults.clear()
+        self.connect(True)
+        for _ in range(4):
+            self.now_s += 1
+            self.beat()
+            while self.answers:
+                self.answer(0, True)
+            self.view.tick(self.now_s)
+
+
+def store(first: int, count: int, medium: str = "GPU") -> dict[str, Any]:
+    return {
+        "type": "BlockStored",
+        "block_hashes": list(range(first, first + count)),
+        "parent_block_hash": None,
+        "token_ids": [token for i in range(first, first + count) for token in (i, 1, 2, 3)],
+        "block_size": 4,
+        "lora_id": None,
+        "medium": medium,
+    }
+
+
+def remove(first: int, count: int, medium: str = "GPU") -> dict[str, Any]:
+    hashes = list(range(first, first + count))
+    return {"type": "BlockRemoved", "block_hashes": hashes, "medium": medium}
+
+
+small = st.integers(0, 9)
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("store"), small, small),
+        st.tuples(st.just("store"), small, small),
+        st.tuples(st.just("remove"), small, small),
+        st.tuples(st.just("beat"), small, small),
+        st.tuples(st.just("beat"), small, small),
+        st.tuples(st.just("answer"), small, small),
+        st.tuples(st.just("answer"), small, small),
+        st.tuples(
+            st.sampled_from(["clear", "engine restarts", "relay restarts", "connection", "resync"]),
+            small,
+            small,
+        ),
+    ),
+    max_size=60,
+)
+faults = st.lists(
+    st.sampled_from(["none", "none", "none", "none", "drop", "duplicate", "delay"]), max_size=60
+)
+
+
+@settings(derandomize=True, deadline=None, max_examples=400, database=None)
+@given(steps=steps, faults=faults)
+def test_a_bad_network_never_makes_a_live_stream_wrong_and_quiet_makes_it_right(
+    steps: list[tuple[str, int, int]], faults: list[str]
+) -> None:
+    world = World()
+    world.beat()
+    world.faults = faults[::-1]
+    for what, a, b in steps:
+        world.now_s += 0.1
+        match what:
+            case "store":
+                world.engine_says(store(10 * a, b + 1, ["GPU", "CPU"][b % 2]))
+            case "remove":
+                world.engine_says(remove(10 * a, b + 1, ["GPU", "CPU"][b % 2]))
+            case "beat":
+                world.now_s += 0.9
+                world.beat()
+            case "answer":
+                world.answer(a, b < 7)
+            case "clear":
+                world.engine_says({"type": "AllBlocksCleared"})
+            case "engine restarts":
+                world.engine_restarts()
+            case "relay restarts":
+                world.relay_restarts()
+            case "connection":
+                world.connect(not world.connected)
+            case "resync":
+                world.ask(world.view.resync("w", world.now_s))
+        world.check()
+    world.quiet()
+    stream = world.view.sources[WORKER].stream
+    assert (stream.state, stream.epoch) == (LIVE, world.rank.outbox.epoch)
+    assert stream.complete == world.rank.complete
+    assert world.indexed() == world.held()
+
+
+@settings(derandomize=True, deadline=None, max_examples=100, database=None)
+@given(lost=st.integers(1, 6), said=st.integers(6, 12), beats=st.integers(1, 3))
+def test_a_lost_fact_ends_live_with_the_next_beat(lost: int, said: int, beats: int) -> None:
+    world = World()
+    world.beat()
+    for seq in range(said):
+        world.faults = ["drop"] if seq + 1 >= said - lost + 1 else []
+        world.engine_says(store(10 * seq, 2))
+    world.faults = []
+    stream = world.view.sources[WORKER].stream
+    assert stream.state is LIVE  # nobody can know yet
+    world.now_s += 1
+    world.beat()
+    assert stream.state is RECOVERING
+    for _ in range(beats):  # and as long as no answer comes, it stays so
+        world.now_s += 1
+        world.beat()
+        assert stream.state is RECOVERING
+    world.quiet()
+    assert stream.state is LIVE
+    assert world.indexed() == world.held()
+
+
+def test_when_the_later_of_two_relays_is_gone_the_other_one_takes_over() -> None:
+    index = ReferenceIndex()
+    view = FleetView(index, beat_timeout_s=TIMEOUT_S, forget_s=30.0, workers_max=4)
+    older = Rank("vllm", OLD, has_replay=False, wanted_block_size=4)
+    payload = msgspec.msgpack.encode([1.0, [store(10, 3)], 0])
+    older.on_message(0, payload, 0.0)
+
+    def say(effects: list[Any], now_s: float) -> None:
+        for effect in effects:
+            for message in effect.messages:
+                for pull in view.on_stream(WORKER, message, now_s):
+                    _, chunk = older.answer(SnapshotRequest(), now_s)
+                    view.on_snapshot(
+                        pull.worker, chunk.epoch, chunk.as_of, chunk.facts, chunk.complete, now_s
+                    )
+
+    say(Rank("vllm", NOW, has_replay=False).beat(0.0), 0.0)
+    for second in range(1, 40):
+        view.tick(float(second))
+        say(older.beat(second), second)
+    assert index.count(view.sources[WORKER].slot) == 3
+    assert view.sources[WORKER].stream.state is LIVE

@@ -1,0 +1,374 @@
+"""The router's picture of its fleet: bounds, silence, forgetting."""
+
+import msgspec
+import pytest
+
+from events.facts import (
+    VERSION,
+    Beat,
+    Epoch,
+    FactsMessage,
+    Heartbeat,
+    Removed,
+    Stored,
+    encode,
+    pack_hashes,
+)
+from events.stream import StreamState
+from events.view import FleetView, Pull, schedulable
+from indexer.identity import Tier, WorkerKey
+from indexer.index import mix_digest
+from indexer.reference import ReferenceIndex
+
+OLD, NOW, NEXT = Epoch(1, 5), Epoch(2, 0), Epoch(3, 0)
+TIMEOUT_S, FORGET_S, WORKERS_MAX = 3.0, 30.0, 12
+
+
+class Fleet:
+    """A view, and relays that hold the block of their own number."""
+
+    def __init__(self, workers: int = 0) -> None:
+        self.index = ReferenceIndex()
+        self.view = FleetView(
+            self.index, beat_timeout_s=TIMEOUT_S, forget_s=FORGET_S, workers_max=WORKERS_MAX
+        )
+        for number in range(workers):
+            self.store(number, 0.0)
+            self.beat(number, 0.0)
+            self.heartbeat(number, 0.0)
+
+    def store(self, number: int, now_s: float, *hashes: int, seq: int = 1) -> list[Pull]:
+        fact = Stored(pack_hashes(hashes or (number,)), "device")
+        return self.tell(number, FactsMessage(VERSION, NOW, seq, [fact], now_s), now_s)
+
+    def beat(self, number: int, now_s: float, seq: int = 1) -> list[Pull]:
+        digest = mix_digest(number, 0, 0) if seq else 0
+        return self.tell(number, Beat(VERSION, NOW, seq, seq, digest, True, now_s), now_s)
+
+    def tell(self, number: int, message: FactsMessage | Beat, now_s: float) -> list[Pull]:
+        return self.view.on_stream(key(number), encode(message), now_s)
+
+    def heartbeat(
+        self, number: int, now_s: float, epoch: Epoch = NOW, healthy: bool = True
+    ) -> bool:
+        message = Heartbeat(
+            epoch=epoch, address=str(epoch), engine="vllm", healthy=healthy, sent_at_s=now_s
+        )
+        return self.view.on_heartbeat(key(number), encode(message), now_s) is not None
+
+    def state(self, number: int) -> StreamState:
+        return self.view.sources[key(number)].stream.state
+
+    def reasons(self) -> dict[str, str]:
+        return {
+            str(worker): schedulable(source, self.view.mass_silence)
+            for worker, source in self.view.sources.items()
+        }
+
+
+def key(number: int) -> WorkerKey:
+    return WorkerKey(f"w{number}", 0)
+
+
+# --- what comes in ---
+
+
+def test_facts_reach_the_index_by_tier_and_are_counted() -> None:
+    fleet = Fleet()
+    facts = [
+        Stored(pack_hashes([1, 2, 3]), "device"),
+        Stored(pack_hashes([1, 2]), "host"),
+        Removed(pack_hashes([3]), "device"),
+    ]
+    assert fleet.tell(1, FactsMessage(VERSION, NOW, 1, facts, 0.0), 0.0) == []
+    assert [fleet.index.count(0, tier) for tier in Tier] == [2, 2, 0]
+    assert fleet.view.facts == {"stored": 2, "removed": 1}
+
+
+def test_a_duplicate_is_counted_and_changes_nothing() -> None:
+    fleet = Fleet()
+    for _ in range(3):
+        fleet.store(1, 0.0)
+    assert fleet.view.dropped["duplicate"] == 2
+    assert fleet.view.facts["stored"] == 1
+
+
+def test_gaps_and_drifts_are_counted_over_the_fleet() -> None:
+    fleet = Fleet(3)
+    assert len(fleet.store(1, 1.0, 7, seq=3)) == 1
+    assert len(fleet.beat(2, 1.0, seq=9)) == 1
+    [pull] = fleet.tell(0, Beat(VERSION, NOW, 1, 1, 99, True, 1.0), 1.0)
+    assert pull == Pull(key(0), "digest differs", None)
+    assert (fleet.view.gaps, fleet.view.drifts) == (2, 1)
+
+
+def test_bytes_that_are_no_message_are_counted_and_make_no_worker() -> None:
+    fleet = Fleet()
+    assert fleet.view.on_stream(key(1), b"\xc1", 0.0) == []
+    assert fleet.view.on_heartbeat(key(1), b"\xc1", 0.0) is None
+    assert fleet.view.on_stream(key(1), msgspec.msgpack.encode({"kind": "x"}), 0.0) == []
+    assert fleet.view.dropped == {"malformed": 2, "unknown_kind": 1}
+    assert fleet.view.sources == {}
+
+
+def test_answers_for_a_worker_that_is_gone_change_nothing() -> None:
+    fleet = Fleet()
+    facts = [Stored(pack_hashes([1]), "device")]
+    assert fleet.view.on_ring(key(1), NOW, [], 0.0) == []
+    assert fleet.view.on_snapshot(key(1), NOW, 1, facts, True, 0.0) == []
+    assert fleet.view.on_pull_failed(Pull(key(1), "gap", None), "no answer", 0.0) == []
+    assert fleet.view.resync("w1", 0.0) == []
+    assert fleet.view.sources == {}
+    assert fleet.index.stats()[:2] == (0, 0)
+
+
+def test_a_ring_that_cannot_be_read_makes_way_for_a_snapshot() -> None:
+    fleet = Fleet(1)
+    good = FactsMessage(VERSION, NOW, 2, [Stored(pack_hashes([8]), "device")], 0.0)
+    [asked] = fleet.beat(0, 1.0, seq=3)
+    assert asked.from_seq == 2
+    [again] = fleet.view.on_ring(key(0), NOW, [encode(good), b"\xc1"], 1.0)
+    assert again.from_seq is None
+    assert fleet.state(0) is StreamState.RECOVERING
+    assert fleet.view.recoveries == {("ring", "failed"): 1}
+    facts = [Stored(pack_hashes([0, 8, 9]), "device")]
+    assert fleet.view.on_snapshot(key(0), NOW, 3, facts, True, 1.0) == []
+    assert fleet.state(0) is StreamState.LIVE
+    assert fleet.view.recoveries["snapshot", "ok"] == 1
+
+
+def test_a_failed_ring_is_counted_and_a_snapshot_asked_for() -> None:
+    fleet = Fleet(1)
+    [asked] = fleet.beat(0, 1.0, seq=3)
+    [again] = fleet.view.on_pull_failed(asked, "no answer", 1.0)
+    assert (again.from_seq, again.reason) == (None, "no answer")
+    assert fleet.view.on_pull_failed(again, "no answer", 1.0) == []
+    assert fleet.view.recoveries == {("ring", "failed"): 1, ("snapshot", "failed"): 1}
+
+
+def test_a_resync_asks_for_every_rank_of_the_worker() -> None:
+    fleet = Fleet(1)
+    fleet.view.on_stream(WorkerKey("w0", 1), encode(Beat(1, NOW, 0, 0, 0, True, 0.0)), 0.0)
+    pulls = fleet.view.resync("w0", 1.0)
+    assert {pull.worker.dp_rank for pull in pulls} == {0, 1}
+    assert all(pull.from_seq is None for pull in pulls)
+
+
+# --- bounds ---
+
+
+def test_workers_are_bounded_and_those_there_are_still_heard() -> None:
+    fleet = Fleet(WORKERS_MAX)
+    assert fleet.store(99, 0.0) == []
+    assert not fleet.heartbeat(98, 0.0)
+    assert fleet.view.dropped["too_many_workers"] == 2
+    assert len(fleet.view.sources) == WORKERS_MAX
+    fleet.store(3, 0.0, 77, seq=2)
+    assert fleet.index.count(fleet.view.sources[key(3)].slot) == 2
+
+
+def test_a_forgotten_worker_makes_room() -> None:
+    fleet = Fleet(WORKERS_MAX)
+    fleet.view.remove("w3", 10.0)
+    fleet.store(99, 0.0)
+    assert key(99) in fleet.view.sources
+    assert fleet.view.sources[key(99)].slot == 3
+
+
+# --- heartbeats ---
+
+
+def test_a_heartbeat_of_a_lower_epoch_is_dropped() -> None:
+    fleet = Fleet(1)
+    assert not fleet.heartbeat(0, 1.0, epoch=OLD)
+    assert fleet.view.dropped["lower_epoch"] == 1
+    assert fleet.heartbeat(0, 1.0, epoch=NEXT)
+    assert not fleet.heartbeat(0, 1.0, epoch=NOW)
+    source = fleet.view.sources[key(0)]
+    assert source.heartbeat is not None
+    assert source.heartbeat.address == str(NEXT)
+
+
+def test_a_heartbeat_lower_than_the_stream_is_dropped_even_as_the_first() -> None:
+    fleet = Fleet()
+    fleet.store(1, 0.0)
+    assert not fleet.heartbeat(1, 0.0, epoch=OLD)
+    assert fleet.view.sources[key(1)].heartbeat is None
+
+
+def test_a_heartbeat_tells_how_clocks_differ() -> None:
+    fleet = Fleet()
+    message = Heartbeat(epoch=NOW, address="a", engine="vllm", sent_at_s=97.0)
+    source = fleet.view.on_heartbeat(key(1), encode(message), 100.0)
+    assert source is not None
+    assert (source.clock_skew_s, source.heartbeat_at_s) == (3.0, 100.0)
+
+
+def test_a_worker_gets_requests_once_it_beats_with_a_healthy_engine() -> None:
+    fleet = Fleet()
+    fleet.beat(1, 0.0, seq=0)
+    assert fleet.reasons() == {"w1/0": "no heartbeat yet"}
+    fleet.heartbeat(1, 0.0)
+    assert fleet.reasons() == {"w1/0": ""}
+    fleet.heartbeat(1, 1.0, healthy=False)
+    assert fleet.reasons() == {"w1/0": "engine not answering"}
+
+
+# --- silence ---
+
+
+def test_a_silent_worker_is_unschedulable_then_forgotten_without_a_trace() -> None:
+    fleet = Fleet(6)
+    for second in range(1, 31):
+        for number in range(1, 6):
+            fleet.beat(number, second)
+        forgotten = fleet.view.tick(second)
+        assert forgotten == ([key(0)] if second == 30 else [])
+        assert not fleet.view.mass_silence
+        if 3 <= second < 30:
+            assert fleet.reasons()["w0/0"] == "silent"
+    assert key(0) not in fleet.view.sources
+    assert fleet.index.stats()[:2] == (5, 5)
+    assert fleet.view.forgotten == {"silent": 1}
+
+
+def test_a_worker_that_comes_back_starts_from_nothing() -> None:
+    fleet = Fleet(1)
+    fleet.view.tick(31.0)
+    assert fleet.view.sources == {}
+    fleet.beat(0, 40.0)
+    assert fleet.state(0) is StreamState.RECOVERING
+    assert fleet.index.stats()[:2] == (0, 0)
+
+
+def test_when_most_fall_silent_together_nobody_is_removed() -> None:
+    fleet = Fleet(6)
+    for second in range(1, 200):
+        assert fleet.view.tick(second) == []
+        assert fleet.view.mass_silence == (second >= 3)
+    assert set(fleet.reasons().values()) == {""}
+    assert not any(source.stream.trusted for source in fleet.view.sources.values())
+
+
+@pytest.mark.parametrize("odd_s", [-20.0, 20.0])
+def test_one_that_died_before_or_clung_on_for_longer_does_not_hide_mass_silence(
+    odd_s: float,
+) -> None:
+    fleet = Fleet()
+    for number in range(6):
+        at_s = 100.0 + (odd_s if number == 0 else 0.1 * number)
+        fleet.store(number, at_s)
+        fleet.beat(number, at_s)
+        fleet.heartbeat(number, at_s)
+    assert fleet.view.tick(124.0) == []
+    assert fleet.view.mass_silence
+    assert fleet.view.tick(140.0) == []
+    assert len(fleet.view.sources) == 6
+
+
+def test_half_of_the_fleet_is_not_most_of_it() -> None:
+    fleet = Fleet(6)
+    for second in range(1, 31):
+        for number in range(3):
+            fleet.beat(number, second)
+        fleet.view.tick(second)
+        assert not fleet.view.mass_silence
+    assert len(fleet.view.sources) == 3
+
+
+def test_few_workers_fall_silent_on_their_own() -> None:
+    fleet = Fleet(3)
+    fleet.view.tick(3.0)
+    assert not fleet.view.mass_silence
+    assert len(fleet.view.tick(30.0)) == 3
+
+
+def test_workers_that_die_one_after_another_are_no_mass_silence() -> None:
+    fleet = Fleet(6)
+    forgotten = []
+    for second in range(1, 100):
+        for number in range(6):
+            if second < 10 * number:
+                fleet.beat(number, second)
+        forgotten += fleet.view.tick(second)
+        assert not fleet.view.mass_silence
+    assert forgotten == [key(number) for number in range(6)]
+
+
+def test_mass_silence_ends_when_they_beat_again() -> None:
+    fleet = Fleet(6)
+    fleet.view.tick(10.0)
+    assert fleet.view.mass_silence
+    for number in range(4):
+        fleet.beat(number, 11.0)
+    fleet.view.tick(11.0)
+    assert not fleet.view.mass_silence
+    assert [fleet.state(number) is StreamState.LIVE for number in range(6)] == [True] * 4 + [
+        False
+    ] * 2
+
+
+def test_even_mass_silence_has_an_end() -> None:
+    fleet = Fleet(6)
+    assert fleet.view.tick(10 * FORGET_S - 1) == []
+    assert len(fleet.view.tick(10 * FORGET_S)) == 6
+    assert fleet.index.stats()[:2] == (0, 0)
+
+
+def test_while_our_connection_is_down_nobody_is_silent_and_nobody_forgotten() -> None:
+    fleet = Fleet(6)
+    fleet.view.on_connection(False, 1.0)
+    assert fleet.view.tick(10_000.0) == []
+    assert {fleet.state(number) for number in range(6)} == {StreamState.SUSPECT}
+    assert set(fleet.reasons().values()) == {""}
+    fleet.view.on_connection(True, 10_000.0)
+    assert fleet.view.tick(10_002.0) == []
+    fleet.beat(0, 10_002.0)
+    assert fleet.state(0) is StreamState.LIVE
+
+
+# --- removed by command ---
+
+
+def test_a_removed_worker_stays_away_until_its_tombstone_ends() -> None:
+    fleet = Fleet(2)
+    assert fleet.view.remove("w0", 10.0) == [key(0)]
+    assert fleet.view.forgotten == {"removed": 1}
+    assert fleet.index.stats()[:2] == (1, 1)
+    assert fleet.beat(0, 9.9) == []
+    assert not fleet.heartbeat(0, 9.9)
+    assert fleet.view.dropped["tombstone"] == 2
+    assert fleet.heartbeat(0, 10.0)
+    assert key(0) in fleet.view.sources
+
+
+def test_removing_a_worker_removes_all_its_ranks_and_no_other() -> None:
+    fleet = Fleet(2)
+    fleet.view.on_stream(WorkerKey("w0", 1), encode(Beat(1, NOW, 0, 0, 0, True, 0.0)), 0.0)
+    removed = fleet.view.remove("w0", 10.0)
+    assert set(removed) == {key(0), WorkerKey("w0", 1)}
+    assert list(fleet.view.sources) == [key(1)]
+
+
+def test_a_worker_that_was_never_heard_of_can_be_kept_away() -> None:
+    fleet = Fleet()
+    assert fleet.view.remove("w7", 10.0) == []
+    fleet.beat(7, 1.0)
+    assert fleet.view.sources == {}
+
+
+def test_tombstones_end_with_time() -> None:
+    fleet = Fleet()
+    for number in range(100):
+        fleet.view.remove(f"w{number}", 10.0)
+    fleet.view.tick(10.0)
+    assert fleet.view._tombstones == {}
+
+
+def test_a_slot_that_is_used_again_has_nothing_of_the_one_before() -> None:
+    fleet = Fleet(2)
+    slot = fleet.view.sources[key(0)].slot
+    fleet.view.remove("w0", 1.0)
+    fleet.beat(9, 0.0, seq=0)
+    assert fleet.view.sources[key(9)].slot == slot
+    assert (fleet.index.count(slot), fleet.index.digest(slot)) == (0, 0)
