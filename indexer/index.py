@@ -75,7 +75,13 @@ class BlockIndex(Protocol):
         """Order-free summary of a slot's placements: see `mix_digest`."""
 
     def stats(self) -> IndexStats:
-        """Sizes."""
+        """Sizes. Blocks that only forgotten workers held may count until they are swept."""
+
+    def sweep(self, entries: int = ...) -> bool:
+        """Frees what forgotten workers held, about so many entries' worth: True if more is left.
+
+        Forgetting answers at once and frees in slices, so that no worker is too large to forget.
+        """
 
 
 def mix_digest(device: int, host: int, disk: int) -> int:

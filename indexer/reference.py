@@ -102,6 +102,9 @@ class ReferenceIndex:
     def digest(self, slot: int) -> int:
         return mix_digest(*self._xor[slot])
 
+    def sweep(self, entries: int = 0) -> bool:
+        return False  # forgetting frees at once here
+
     def stats(self) -> IndexStats:
         placements = sum(self.count(slot) for slot in range(len(self._held)))
         return IndexStats(len(self._holders), placements, placements * _PLACEMENT_BYTES)
