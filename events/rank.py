@@ -6,7 +6,8 @@ socket repeats the last messages), decodes, keeps the ledger, fills the outbox. 
 
 Laws:
 - an engine message is applied at most once and in order;
-- a sequence that goes back is another life of the engine: a new epoch, an empty ledger;
+- a sequence that goes back is another life of the engine: a new epoch, an empty ledger (but a live
+  message that a replay overtook is none);
 - a hole that the replay socket can't close empties the ledger, since removals may be in it: what is
   then told is true but partial, until the engine clears its cache.
 """
@@ -28,6 +29,8 @@ from events.snapshot import SnapshotDesk
 
 HELD_MESSAGES_MAX = 20_000
 HELD_BYTES_MAX = 128 * 1024 * 1024
+OVERTAKEN_MAX = 1024
+"""Live messages that a replay may overtake on their way here."""
 
 
 class EngineState(Enum):
@@ -89,6 +92,12 @@ class Rank:
         """Of the last payload applied: tells one life's messages from another's."""
         self._held: deque[tuple[int, bytes]] = deque()
         self._held_bytes = 0
+        self._overtaken: dict[int, int] = {}
+        """Number and digest of what a replay brought and the publisher, in order, may yet bring."""
+        self._first_heard_s: float | None = None
+        """When we heard the first message of this life."""
+        self._process_start_s = 0.0
+        """The latest start that the engine's process told."""
 
     @override
     def __repr__(self) -> str:
@@ -112,12 +121,15 @@ class Rank:
                 return self._apply(seq, payload, now_s)
             case EngineState.FOLLOWING:
                 if seq < self._next_seq:
+                    if self._overtaken.get(seq) == xxh3_64_intdigest(payload):
+                        return []
                     return self._restart(seq, payload, now_s)
+                self._overtaken.clear()
                 if seq > self._next_seq:
                     self.engine_gaps += 1
                     if self._has_replay:
                         # From the last one on that we have: its bytes show whose life this is.
-                        effects = self._heal_from(self._next_seq - 1)
+                        effects = self._heal_from(max(0, self._next_seq - 1))
                         return effects + self._hold(seq, payload, now_s)
                     return self._lose(now_s) + self._apply(seq, payload, now_s)
                 return self._apply(seq, payload, now_s)
@@ -147,6 +159,12 @@ class Rank:
             effects += self._new_life(now_s)
             return effects + self._heal_from(0)
         held, self._held, self._held_bytes = self._held, deque(), 0
+        heard = held[-1][0] if held else self._next_seq - 1
+        self._overtaken = {
+            seq: xxh3_64_intdigest(payload)
+            for seq, payload in messages[-OVERTAKEN_MAX:]
+            if seq > heard
+        }
         for seq, payload in (*messages, *held):
             if seq < self._next_seq:
                 continue
@@ -174,9 +192,12 @@ class Rank:
         return effects, self._desk.answer(request, self.complete, now_s)
 
     def on_process_start(self, started_s: float, now_s: float) -> list[RankEffect]:
-        """The engine's process started then (Unix time). A later start than our epoch's is another
-        life, though its sequence hasn't shown it yet."""
-        if started_s <= self.outbox.epoch.start_ns / 1e9:
+        """The engine's process started then (Unix time). A start after the first message that we
+        heard is another life, though its sequence hasn't shown it yet."""
+        if started_s <= self._process_start_s:
+            return []  # told before: with clocks that differ it may stay ahead of ours
+        self._process_start_s = started_s
+        if self._first_heard_s is None or started_s <= self._first_heard_s:
             return []
         effects = self._new_life(now_s)
         self.state = EngineState.STARTING
@@ -187,9 +208,12 @@ class Rank:
         return [Replay(seq)]
 
     def _hold(self, seq: int, payload: bytes, now_s: float) -> list[RankEffect]:
-        if self._held and seq <= self._held[-1][0]:
+        last = self._held[-1][0] if self._held else self._next_seq - 1
+        if seq <= last:
             # The engine restarted while we waited: what is held belongs to its last life.
             return self._restart(seq, payload, now_s)
+        if self._first_heard_s is None:
+            self._first_heard_s = now_s
         self._held.append((seq, payload))
         self._held_bytes += len(payload)
         while len(self._held) > HELD_MESSAGES_MAX or self._held_bytes > HELD_BYTES_MAX:
@@ -213,6 +237,8 @@ class Rank:
         self.complete = False
         self._next_seq = 0
         self._last_digest = None
+        self._overtaken.clear()
+        self._first_heard_s = None
         self.ledger = Ledger(self._wanted_block_size, dropped=self.counts)
         epoch = Epoch(
             max(int(now_s * 1e9), self.outbox.epoch.start_ns + 1), self.outbox.epoch.nonce
@@ -230,6 +256,8 @@ class Rank:
         self._next_seq = seq + 1
         self._last_digest = xxh3_64_intdigest(payload)
         self.last_event_s = now_s
+        if self._first_heard_s is None:
+            self._first_heard_s = now_s
         batch = self._decode(payload)
         full: list[bytes] = []
         for event in batch.events:

@@ -1,0 +1,623 @@
+"""One engine rank as its relay follows it: its sequence, gaps, replays, restarts."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from events.facts import Beat, Cleared, Epoch, FactsMessage, SnapshotRequest, decode_stream
+from events.rank import (
+    HELD_BYTES_MAX,
+    HELD_MESSAGES_MAX,
+    EngineState,
+    Publish,
+    Rank,
+    RankEffect,
+    Replay,
+)
+from indexer.identity import Tier
+
+STARTING, HEALING, FOLLOWING = EngineState
+EPOCH = Epoch(5_000_000_000, 9)
+NOW_S = 100.0
+
+Message = tuple[int, bytes]
+
+
+def stored(block: int, life: int = 0) -> bytes:
+    """A batch that stores one block; other lives of the engine say it in other bytes."""
+    event = {
+        "type": "BlockStored",
+        "block_hashes": [block],
+        "parent_block_hash": None,
+        "token_ids": [block, life, 0, 0],
+        "block_size": 4,
+        "lora_id": None,
+        "medium": "GPU",
+    }
+    return msgspec.msgpack.encode([1.0 + life, [event], 0])
+
+
+def batch(*events: Any) -> bytes:
+    return msgspec.msgpack.encode([1.0, list(events), 0])
+
+
+def removed(block: int) -> bytes:
+    return batch({"type": "BlockRemoved", "block_hashes": [block], "medium": "GPU"})
+
+
+CLEARED = batch({"type": "AllBlocksCleared"})
+
+
+class Engine:
+    """A rank, and what its relay would do: effects sorted, time set."""
+
+    def __init__(self, has_replay: bool = True) -> None:
+        self.rank = Rank("vllm", EPOCH, has_replay=has_replay, wanted_block_size=4)
+        self.asked: list[int] = []
+        self.sent: list[bytes] = []
+        self.now_s = NOW_S
+
+    def perform(self, effects: Sequence[RankEffect]) -> list[int]:
+        """Replays asked for."""
+        asked = []
+        for effect in effects:
+            match effect:
+                case Replay(from_seq):
+                    asked.append(from_seq)
+                case Publish(messages):
+                    self.sent += messages
+        self.asked += asked
+        return asked
+
+    def start(self) -> list[int]:
+        return self.perform(self.rank.start())
+
+    def hear(self, seq: int, payload: bytes | None = None) -> list[int]:
+        """A live message; one that stores the block of its number when nothing else is said."""
+        said = stored(seq) if payload is None else payload
+        return self.perform(self.rank.on_message(seq, said, self.now_s))
+
+    def replay(self, *messages: Message | int, ended: bool = True) -> list[int]:
+        parts = [(one, stored(one)) if isinstance(one, int) else one for one in messages]
+        return self.perform(self.rank.on_replay(parts, ended, self.now_s))
+
+    def held(self) -> int:
+        return self.rank.ledger.count()
+
+    def told(self) -> list[FactsMessage | Beat]:
+        """All that was sent, with a beat after it."""
+        self.perform(self.rank.beat(self.now_s))
+        decoded = [decode_stream(message)[0] for message in self.sent]
+        return [message for message in decoded if message is not None]
+
+    def complete(self) -> bool:
+        beat = self.told()[-1]
+        assert isinstance(beat, Beat)
+        assert beat.complete == self.rank.complete
+        assert (beat.blocks, beat.digest) == (self.held(), self.rank.ledger.digest())
+        return beat.complete
+
+
+def following(count: int = 3, has_replay: bool = True) -> Engine:
+    """An engine heard from its first word on; so many messages are applied."""
+    engine = Engine(has_replay)
+    engine.start()
+    if has_replay:
+        engine.replay()
+    for seq in range(count):
+        engine.hear(seq)
+    assert (engine.rank.state, engine.held()) == (FOLLOWING, count)
+    assert engine.complete()
+    return engine
+
+
+# --- starts ---
+
+
+def test_without_a_replay_socket_a_life_heard_from_0_is_complete() -> None:
+    engine = Engine(has_replay=False)
+    assert engine.start() == []
+    engine.hear(0)
+    engine.hear(1)
+    assert (engine.rank.state, engine.held(), engine.complete()) == (FOLLOWING, 2, True)
+
+
+def test_without_a_replay_socket_a_late_start_is_partial_until_the_engine_clears() -> None:
+    engine = Engine(has_replay=False)
+    engine.hear(7)
+    assert (engine.held(), engine.complete()) == (1, False)
+    engine.hear(8, CLEARED)
+    assert (engine.held(), engine.complete()) == (0, True)
+
+
+def test_with_a_replay_socket_live_messages_wait_for_its_answer() -> None:
+    engine = Engine()
+    assert engine.start() == [0]
+    assert engine.rank.state is HEALING
+    engine.hear(3)
+    engine.hear(4)
+    assert engine.held() == 0
+    engine.replay(0, 1, 2, 3)
+    assert (engine.held(), engine.rank.state, engine.complete()) == (5, FOLLOWING, True)
+
+
+def test_an_engine_that_said_nothing_yet_is_complete() -> None:
+    engine = Engine()
+    engine.start()
+    engine.replay()
+    assert engine.complete()
+    engine.hear(0)
+    assert (engine.held(), engine.complete()) == (1, True)
+
+
+def test_a_replay_that_has_lost_the_beginning_is_partial() -> None:
+    engine = Engine()
+    engine.start()
+    engine.replay(5, 6)
+    assert (engine.held(), engine.complete()) == (2, False)
+    engine.hear(7)
+    assert (engine.held(), engine.asked) == (3, [0])
+
+
+def test_a_replay_that_was_cut_off_is_not_taken_for_all() -> None:
+    engine = Engine()
+    engine.start()
+    engine.replay(0, 1, ended=False)
+    assert (engine.held(), engine.complete()) == (2, False)
+    assert engine.rank.counts["replay_cut_off"] == 1
+
+
+def test_a_replay_cut_off_before_what_waited_empties_the_ledger() -> None:
+    engine = Engine()
+    engine.start()
+    engine.hear(5)
+    engine.replay(0, 1, ended=False)
+    assert (engine.held(), engine.complete()) == (1, False)
+
+
+def test_a_hole_in_a_replay_empties_the_ledger() -> None:
+    engine = Engine()
+    engine.start()
+    engine.replay(0, 1, 3, 4)
+    assert (engine.held(), engine.complete()) == (2, False)
+
+
+def test_a_gap_before_anything_was_heard_is_asked_for_from_the_start() -> None:
+    engine = Engine()
+    engine.start()
+    engine.replay(ended=False)  # a socket that doesn't answer
+    assert engine.hear(4) == [0]
+    engine.replay(0, 1, 2, 3, 4)
+    assert (engine.held(), engine.complete()) == (5, True)
+
+
+def test_a_replay_socket_that_never_answers_costs_completeness_and_no_more() -> None:
+    engine = Engine()
+    engine.start()
+    engine.replay(ended=False)
+    engine.hear(4)
+    engine.replay(ended=False)
+    engine.hear(5)
+    assert (engine.held(), engine.complete(), engine.rank.state) == (2, False, FOLLOWING)
+
+
+# --- gaps ---
+
+
+def test_a_gap_is_healed_from_the_last_message_we_have() -> None:
+    engine = following(3)
+    assert engine.hear(5) == [2]
+    assert engine.rank.state is HEALING
+    engine.hear(6)
+    engine.replay(2, 3, 4, 5)
+    assert (engine.held(), engine.complete(), engine.rank.engine_gaps) == (7, True, 1)
+    assert not any(isinstance(fact, Cleared) for fact in facts_of(engine))
+
+
+def test_a_gap_without_a_replay_socket_empties_the_ledger() -> None:
+    engine = following(3, has_replay=False)
+    assert engine.hear(5) == []
+    assert (engine.held(), engine.complete(), engine.rank.engine_gaps) == (1, False, 1)
+    assert isinstance(facts_of(engine)[-2], Cleared)
+
+
+@pytest.mark.parametrize(
+    ("answer", "held"),
+    [([], 1), ([4, 5], 2), ([3, 4, 5], 3), ([2, 3], 1), ([2, 3, 5], 1)],
+)
+def test_a_gap_that_stays_empties_the_ledger(answer: list[int], held: int) -> None:
+    engine = following(3)
+    engine.hear(5)
+    engine.replay(*answer)
+    assert (engine.held(), engine.complete(), engine.rank.state) == (held, False, FOLLOWING)
+    assert engine.hear(6) == []
+    assert engine.held() == held + 1
+
+
+def test_what_was_applied_is_not_applied_again() -> None:
+    engine = following(3)
+    engine.hear(5)
+    engine.replay(2, 3, 4, 5)
+    engine.hear(6, removed(2))
+    engine.hear(7, removed(3))
+    assert engine.held() == 4
+    assert engine.rank.counts["BlocksStored"] == 6
+
+
+def test_what_waits_is_bounded_in_messages() -> None:
+    engine = Engine()
+    engine.start()
+    payload = batch()
+    for seq in range(HELD_MESSAGES_MAX + 5):
+        engine.hear(seq, payload)
+    assert engine.rank.counts["held_overflow"] == 5
+    engine.replay((0, payload))
+    assert not engine.complete()
+    assert engine.rank._next_seq == HELD_MESSAGES_MAX + 5
+
+
+def test_what_waits_is_bounded_in_bytes() -> None:
+    engine = Engine()
+    engine.start()
+    payload = bytes(HELD_BYTES_MAX // 8)
+    for seq in range(12):
+        engine.hear(seq, payload)
+    assert engine.rank.counts["held_overflow"] == 4
+    assert engine.rank._held_bytes <= HELD_BYTES_MAX
+
+
+# --- other lives ---
+
+
+def epochs_of(engine: Engine) -> list[Epoch]:
+    epochs: list[Epoch] = []
+    for message in engine.told():
+        if not epochs or epochs[-1] != message.epoch:
+            epochs.append(message.epoch)
+    return epochs
+
+
+def facts_of(engine: Engine) -> list[Any]:
+    return [fact for one in engine.told() if isinstance(one, FactsMessage) for fact in one.facts]
+
+
+def test_a_sequence_that_goes_back_to_0_is_another_life() -> None:
+    engine = following(3)
+    assert engine.hear(0, stored(50, life=1)) == []
+    assert (engine.held(), engine.complete(), engine.rank.engine_restarts) == (1, True, 1)
+    first, second = epochs_of(engine)
+    assert first < second
+    assert second.start_ns == int(NOW_S * 1e9)
+
+
+def test_a_new_life_says_so_at_once() -> None:
+    engine = following(3)
+    sent = len(engine.sent)
+    engine.hear(0, stored(50, life=1))
+    beat, _ = decode_stream(engine.sent[sent])
+    assert isinstance(beat, Beat)
+    assert (beat.seq, beat.blocks, beat.digest) == (0, 0, 0)
+
+
+def test_a_sequence_that_goes_back_past_0_is_healed_from_the_start() -> None:
+    engine = following(5)
+    assert engine.hear(2, stored(52, life=1)) == [0]
+    assert engine.held() == 0
+    engine.replay(*((seq, stored(50 + seq, life=1)) for seq in range(3)))
+    assert (engine.held(), engine.complete(), engine.rank.engine_restarts) == (3, True, 1)
+
+
+def test_a_sequence_that_goes_back_past_0_without_a_replay_socket_is_partial() -> None:
+    engine = following(5, has_replay=False)
+    engine.hear(2, stored(52, life=1))
+    assert (engine.held(), engine.complete()) == (1, False)
+
+
+def test_a_replay_with_other_bytes_at_our_number_is_of_another_life() -> None:
+    engine = following(3)
+    assert engine.hear(5, stored(55, life=1)) == [2]
+    life = [(seq, stored(50 + seq, life=1)) for seq in range(6)]
+    assert engine.replay(*life[2:]) == [0]
+    engine.hear(6, stored(56, life=1))
+    engine.replay(*life)
+    assert (engine.held(), engine.complete(), engine.rank.engine_restarts) == (7, True, 1)
+    assert len(epochs_of(engine)) == 2
+
+
+def test_an_engine_that_restarts_while_we_heal_is_another_life() -> None:
+    engine = following(3)
+    engine.hear(5)
+    assert engine.hear(0, stored(50, life=1)) == []
+    assert (engine.held(), engine.complete(), engine.rank.engine_restarts) == (1, True, 1)
+    assert engine.replay(2, 3, 4, 5) == []  # what the last life's socket still said
+    engine.hear(1, stored(51, life=1))
+    assert engine.held() == 2
+
+
+def test_an_engine_that_restarts_while_we_start_is_healed_from_the_start() -> None:
+    engine = Engine()
+    engine.start()
+    engine.hear(7)
+    assert engine.hear(3, stored(53, life=1)) == [0]
+    engine.replay(*((seq, stored(50 + seq, life=1)) for seq in range(4)))
+    assert (engine.held(), engine.complete()) == (4, True)
+
+
+def test_a_first_live_message_from_before_ours_while_we_heal_is_another_life() -> None:
+    engine = following(5)
+    engine.rank.state = HEALING  # a replay is under way, and nothing has come since
+    assert engine.hear(1, stored(51, life=1)) == [0]
+    engine.replay((0, stored(50, life=1)), (1, stored(51, life=1)))
+    assert (engine.held(), engine.complete()) == (2, True)
+
+
+def test_each_life_has_a_later_epoch_even_within_one_instant() -> None:
+    engine = following(1)
+    for life in range(1, 5):
+        engine.hear(0, stored(50, life))
+        engine.hear(1, stored(51, life))
+    assert len(epochs_of(engine)) == 5
+    assert epochs_of(engine) == sorted(epochs_of(engine))
+
+
+def test_numbers_count_from_1_in_each_life() -> None:
+    engine = following(2)
+    engine.perform(engine.rank.flush())
+    engine.hear(0, stored(50, life=1))
+    numbers = [(one.epoch, one.seq) for one in engine.told() if isinstance(one, FactsMessage)]
+    assert [seq for _, seq in numbers] == [1, 1]
+
+
+# --- a replay that overtakes the publisher ---
+
+
+def test_live_messages_that_a_replay_overtook_are_no_restart() -> None:
+    engine = Engine()
+    engine.start()
+    engine.replay(0, 1, 2)
+    assert engine.hear(1) == engine.hear(2) == []
+    assert (engine.held(), engine.rank.engine_restarts) == (3, 0)
+    engine.hear(3)
+    assert engine.complete()
+
+
+def test_live_messages_that_a_healing_replay_overtook_are_no_restart() -> None:
+    engine = following(3)
+    engine.hear(5)
+    engine.replay(2, 3, 4, 5, 6, 7)
+    engine.hear(6)
+    engine.hear(7)
+    engine.hear(8)
+    assert (engine.held(), engine.rank.engine_restarts, engine.complete()) == (9, 0, True)
+
+
+def test_another_life_is_no_message_that_was_overtaken() -> None:
+    engine = Engine()
+    engine.start()
+    engine.replay(0, 1, 2)
+    engine.hear(0, stored(50, life=1))
+    assert (engine.held(), engine.rank.engine_restarts) == (1, 1)
+
+
+def test_once_the_publisher_has_caught_up_nothing_is_overtaken() -> None:
+    engine = Engine()
+    engine.start()
+    engine.replay(0, 1, 2)
+    engine.hear(3)
+    engine.hear(2)
+    assert engine.rank.engine_restarts == 1
+
+
+# --- the engine's process ---
+
+
+def test_a_process_older_than_its_first_message_is_the_one_we_follow() -> None:
+    engine = following(3)
+    assert engine.perform(engine.rank.on_process_start(NOW_S - 50, NOW_S)) == []
+    assert engine.held() == 3
+
+
+def test_a_process_that_starts_later_is_another_life() -> None:
+    engine = following(3)
+    engine.now_s = NOW_S + 60
+    asked = engine.perform(engine.rank.on_process_start(NOW_S + 50, engine.now_s))
+    assert asked == [0]
+    assert (engine.held(), engine.rank.engine_restarts) == (0, 1)
+    engine.replay((0, stored(50, life=1)))
+    assert (engine.held(), engine.complete()) == (1, True)
+
+
+def test_a_process_that_starts_later_without_a_replay_socket_starts_over() -> None:
+    engine = following(3, has_replay=False)
+    engine.now_s = NOW_S + 60
+    engine.perform(engine.rank.on_process_start(NOW_S + 50, engine.now_s))
+    assert engine.rank.state is STARTING
+    engine.hear(0, stored(50, life=1))
+    assert (engine.held(), engine.complete(), engine.rank.engine_restarts) == (1, True, 1)
+
+
+def test_a_process_that_starts_before_it_says_anything_is_no_news() -> None:
+    engine = Engine(has_replay=False)
+    assert engine.perform(engine.rank.on_process_start(NOW_S, NOW_S)) == []
+    engine.now_s += 1
+    engine.hear(0)
+    assert engine.perform(engine.rank.on_process_start(NOW_S, NOW_S)) == []
+    assert (engine.held(), engine.complete(), engine.rank.engine_restarts) == (1, True, 0)
+
+
+def test_an_engine_whose_clock_is_ahead_has_one_life() -> None:
+    engine = following(3)
+    for _ in range(10):
+        engine.now_s += 0.5
+        engine.perform(engine.rank.on_process_start(NOW_S + 1000, engine.now_s))
+        if engine.rank.state is HEALING:
+            engine.replay(0, 1, 2)
+    assert engine.rank.engine_restarts == 1
+    assert engine.held() == 3
+
+
+def test_what_waited_of_a_process_that_is_gone_is_not_mixed_with_the_next() -> None:
+    engine = Engine()
+    engine.start()
+    engine.hear(0)
+    engine.hear(1)
+    engine.now_s = NOW_S + 60
+    assert engine.perform(engine.rank.on_process_start(NOW_S + 50, engine.now_s)) == [0]
+    engine.replay((0, stored(50, life=1)), ended=False)
+    assert engine.held() == 1
+
+
+def test_a_restart_seen_in_the_sequence_is_not_counted_again_by_its_process() -> None:
+    engine = following(3)
+    engine.now_s = NOW_S + 60
+    engine.hear(0, stored(50, life=1))
+    engine.perform(engine.rank.on_process_start(NOW_S + 50, engine.now_s))
+    assert (engine.held(), engine.rank.engine_restarts) == (1, 1)
+
+
+# --- what cannot be read ---
+
+
+def test_a_store_that_cannot_be_read_makes_the_stream_partial() -> None:
+    engine = following(3)
+    engine.hear(3, batch({"type": "BlockStored", "block_hashes": "x"}))
+    assert (engine.held(), engine.complete()) == (3, False)
+    assert engine.rank.counts["malformed"] == 1
+
+
+@pytest.mark.parametrize("payload", [b"", b"\xc1", batch({"type": "BlockRemoved"}), batch(7)])
+def test_a_removal_that_may_be_lost_empties_the_ledger(payload: bytes) -> None:
+    engine = following(3)
+    engine.hear(3, payload)
+    assert (engine.held(), engine.complete()) == (0, False)
+    engine.hear(4)
+    assert engine.held() == 1
+
+
+def test_an_event_of_an_unknown_kind_is_counted_and_the_others_apply() -> None:
+    engine = following(1)
+    engine.hear(1, batch({"type": "BlockDreamt"}))
+    assert (engine.rank.counts["unknown"], engine.held(), engine.complete()) == (1, 1, True)
+
+
+def test_an_engine_that_clears_is_complete_again() -> None:
+    engine = following(3, has_replay=False)
+    engine.hear(9)
+    assert not engine.complete()
+    engine.hear(10, CLEARED)
+    assert engine.complete()
+
+
+# --- answers ---
+
+
+def test_an_answer_speaks_of_the_state_after_the_last_message() -> None:
+    engine = following(3)
+    engine.hear(3)
+    sent = len(engine.sent)
+    effects, chunk = engine.rank.answer(SnapshotRequest(), NOW_S)
+    engine.perform(effects)
+    last, _ = decode_stream(engine.sent[-1])
+    assert isinstance(last, FactsMessage)
+    assert len(engine.sent) == sent + 1
+    assert (chunk.as_of, chunk.epoch) == (last.seq, last.epoch)
+    assert sum(len(fact.hashes) for fact in chunk.facts) == 8 * engine.held()
+
+
+def test_an_unknown_engine_is_our_own_mistake() -> None:
+    with pytest.raises(KeyError):
+        Rank("abacus", EPOCH, has_replay=False)
+
+
+# --- a bad wire between engine and relay ---
+
+
+class Life:
+    """One life of an engine: what it published, and what its replay buffer still has."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.messages: list[Message] = []
+        self.held: list[set[int]] = [set()]
+        """After each message"""
+
+    def say(self, remove: bool, block: int) -> Message:
+        held = set(self.held[-1])
+        if remove and block in held:
+            held.remove(block)
+            payload = removed(block)
+        elif block not in held:
+            held.add(block)
+            payload = stored(block, self.number)
+        else:
+            payload = batch()
+        # The time is in each batch, so no two lives send the same bytes.
+        stamp = [len(self.messages) + 1000.0 * self.number]
+        payload = msgspec.msgpack.encode(stamp + msgspec.msgpack.decode(payload)[1:])
+        self.messages.append((len(self.messages), payload))
+        self.held.append(held)
+        return self.messages[-1]
+
+
+@settings(derandomize=True, deadline=None, max_examples=400, database=None)
+@given(
+    steps=st.lists(
+        st.tuples(
+            st.sampled_from(["say"] * 6 + ["answer", "answer", "restart"]),
+            st.booleans(),
+            st.integers(0, 7),
+        ),
+        max_size=60,
+    ),
+    lost=st.lists(st.booleans(), max_size=60),
+    overtakes=st.integers(0, 3),
+    has_replay=st.booleans(),
+)
+def test_what_is_told_is_never_more_than_the_engine_holds(
+    steps: list[tuple[str, bool, int]], lost: list[bool], overtakes: int, has_replay: bool
+) -> None:
+    engine = Engine(has_replay)
+    asked = list(engine.start())
+    life = Life(0)
+    under_way: list[Message] = []
+    for what, flag, block in steps:
+        engine.now_s += 1
+        if what == "say":
+            message = life.say(flag, block)
+            if not (lost.pop() if lost else False):
+                under_way.append(message)
+            while len(under_way) > overtakes:
+                asked += engine.hear(*under_way.pop(0))
+        elif what == "answer" and asked:
+            parts = life.messages[asked[-1] :]
+            ended = flag or block > 2
+            asked = []  # a later question took the place of earlier ones
+            asked += engine.replay(*(parts if ended else parts[: len(parts) // 2]), ended=ended)
+        elif what == "restart":
+            life = Life(life.number + 1)
+            under_way.clear()
+            asked += engine.perform(engine.rank.on_process_start(engine.now_s, engine.now_s))
+    lost.clear()
+    for _ in range(3):  # quiet: all that is asked for is answered, all that is said arrives
+        engine.now_s += 1
+        for message in under_way:
+            asked += engine.hear(*message)
+        under_way.clear()
+        while asked:
+            parts = life.messages[asked[-1] :]
+            asked = engine.replay(*parts)
+        under_way.append(life.say(False, 9))
+    assert engine.rank.engine_restarts <= life.number
+    told = engine.complete()
+    truth = life.held[-2]  # the last word is still under way
+    assert engine.held() <= len(truth)
+    names = {hash_ for hash_ in engine.rank.ledger._blocks if isinstance(hash_, int)}
+    assert names <= truth
+    if told:
+        assert names == truth
+    assert engine.held() == len(names)
+    assert {tier for tier, hashes in engine.rank.ledger.placements() if hashes} <= {Tier.DEVICE}
