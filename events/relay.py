@@ -19,9 +19,10 @@ import msgspec
 import zmq
 import zmq.asyncio
 from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
 
 from events import subjects
-from events.broker import Broker
+from events.broker import Broker, OnMessage
 from events.engine_events import LoadSample
 from events.engine_load import EngineIdentity, LoadUnreadable, sglang_load_stat
 from events.facts import Epoch, Heartbeat, SnapshotRequest, encode
@@ -46,6 +47,9 @@ PROBE_S = 0.5
 IDENTITY_S = 30.0
 HEALTH_S = 3.0
 RECEIVE_QUEUE_MESSAGES = 100_000
+OUT_MESSAGES_MAX = 1024
+"""Waiting for the broker, each of 64 KiB at most: far more than the ring, so older ones are lost to
+every router anyway."""
 _HELLO_JITTER_S = 0.2
 _REPLAY_QUIET_S = 2.0
 _REPLAY_MESSAGES_MAX = 100_000
@@ -97,6 +101,7 @@ class Relay:
         self._probe: Probe | None = None
         self._session: aiohttp.ClientSession | None = None
         self._context = zmq.asyncio.Context()
+        self._subscriptions: list[Subscription] = []
         self._tasks = Tasks(on_failure)
         epoch = Epoch(int(clock() * 1e9), rng.getrandbits(32))
         self._shells = [
@@ -121,14 +126,14 @@ class Relay:
     async def start(self) -> None:
         """Subscribes to the engine and answers routers. The broker must be connected."""
         for shell in self._shells:
-            await self._broker.subscribe(
+            await self._listen(
                 subjects.snapshot(self._fleet, shell.key), partial(self._snapshot_asked, shell)
             )
             self._tasks.spawn(self._follow(shell), f"events of {shell.key}")
             self._tasks.spawn(self._send(shell), f"facts of {shell.key}")
             if self.settings.load:
                 self._tasks.spawn(self._follow_load(shell), f"load of {shell.key}")
-        await self._broker.subscribe(subjects.hello(self._fleet), self._hello_came)
+        await self._listen(subjects.hello(self._fleet), self._hello_came)
         base = self.settings.metrics or self.settings.address
         if base.startswith(("http://", "https://")):
             self._session = aiohttp.ClientSession()
@@ -138,16 +143,22 @@ class Relay:
         log.info("relay for %s: %s at %s", self.settings.id, self.settings.engine, base)
 
     async def stop(self) -> None:
+        """Ends all it started: another relay may speak for the engine from now on."""
+        for subscription in self._subscriptions:
+            await self._broker.unsubscribe(subscription)
         await self._tasks.close()
         if self._session is not None:
             await self._session.close()
         self._context.destroy(linger=0)
 
+    async def _listen(self, subject: str, listener: OnMessage) -> None:
+        self._subscriptions.append(await self._broker.subscribe(subject, listener))
+
     def _perform(self, shell: _RankShell, effects: Sequence[RankEffect]) -> None:
         for effect in effects:
             match effect:
                 case Publish(messages):
-                    shell.out.extend(messages)
+                    self._queue(shell, messages)
                 case Replay(from_seq):
                     if shell.replaying is not None:
                         shell.replaying.cancel()
@@ -155,6 +166,12 @@ class Relay:
                         self._fetch_replay(shell, from_seq), f"replay of {shell.key}"
                     )
         shell.wake.set()
+
+    def _queue(self, shell: _RankShell, messages: Sequence[bytes]) -> None:
+        shell.out.extend(messages)
+        while len(shell.out) > OUT_MESSAGES_MAX:
+            shell.out.popleft()
+            self.counts["unsent"] += 1
 
     async def _send(self, shell: _RankShell) -> None:
         """Publishes what the rank has, a moment after it came, so that small events share one."""
@@ -165,7 +182,7 @@ class Relay:
             shell.wake.clear()
             for effect in shell.rank.flush():
                 if isinstance(effect, Publish):
-                    shell.out.extend(effect.messages)
+                    self._queue(shell, effect.messages)
             while shell.out:
                 await self._broker.publish(subject, shell.out.popleft())
 
@@ -181,6 +198,7 @@ class Relay:
         await asyncio.sleep(_SUBSCRIBED_S)
         self._perform(shell, shell.rank.start())
         while True:
+            await asyncio.sleep(0)  # a message that waits is received without a turn of the loop
             message = parse_live(await socket.recv_multipart())
             if not isinstance(message, LiveMessage):
                 self.counts["malformed_frame"] += 1
@@ -201,7 +219,7 @@ class Relay:
         try:
             socket.connect(shell.replay)
             await socket.send_multipart(replay_request(from_seq))
-            while not ended and len(parts) < _REPLAY_MESSAGES_MAX:
+            for _ in range(_REPLAY_MESSAGES_MAX):
                 async with asyncio.timeout(_REPLAY_QUIET_S):
                     part = parse_replay(await socket.recv_multipart())
                 match part:
@@ -209,6 +227,7 @@ class Relay:
                         parts.append((sequence, payload))
                     case ReplayEnd():
                         ended = True
+                        break
                     case _:
                         self.counts["malformed_frame"] += 1
         except TimeoutError:
