@@ -197,6 +197,7 @@ class FleetView:
 
     def tick(self, now_s: float) -> list[WorkerKey]:
         """Time went by. Returns the workers forgotten."""
+        self.index.sweep()
         self._tombstones = {
             worker: until for worker, until in self._tombstones.items() if until > now_s
         }

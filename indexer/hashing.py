@@ -6,8 +6,9 @@
 
 Law: only full blocks have a hash, and a PrefixHash names the whole prompt up to the block's end.
 
-The scheme is the field's common one: NVIDIA Dynamo's `lib/kv-router` (release 1.6.1, verified by
-the known answers in tests/indexer/test_hashing.py) and the Mooncake indexer RFC #1527 use it too.
+The native kernel does the work, and indexer/reference.py is what it is held to. The scheme is the
+field's common one: NVIDIA Dynamo's `lib/kv-router` (release 1.6.1, verified by the known answers in
+tests/indexer/test_hashing.py) and the Mooncake indexer RFC #1527 use it too.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,14 +19,13 @@ import numpy as np
 import numpy.typing as npt
 from xxhash import xxh3_64_intdigest
 
+from indexer import kernel
 from indexer.identity import BlockHash, PrefixHash
+from indexer.identity import HashArray as HashArray
 
 HASH_SEED = 1337
 U64_MASK = (1 << 64) - 1
 _HEX_DIGITS = frozenset(hexdigits)
-
-HashArray = npt.NDArray[np.uint64]
-"""Hashes as a one-dimensional array of little-endian u64: the form in which they travel."""
 
 
 class MultimodalItem(NamedTuple):
@@ -68,28 +68,18 @@ def block_hashes(
 
     An item adds its content hash to every block that it covers a token of.
     """
-    tokens = memoryview(token_bytes).cast("B")
-    block_bytes = 4 * block_size
-    count = len(tokens) // block_bytes
-    suffixes = _suffixes(items, block_size, count)
-    hashes = np.empty(count, np.uint64)
-    for i in range(count):
-        block = tokens[i * block_bytes : (i + 1) * block_bytes]
-        if suffix := suffixes.get(i):
-            hashes[i] = xxh3_64_intdigest(bytes(block) + suffix, seed)
-        else:
-            hashes[i] = xxh3_64_intdigest(block, seed)
+    hashes = kernel.block_hashes(token_bytes, block_size, seed)
+    if suffixes := _suffixes(items, block_size, len(hashes)):
+        tokens = memoryview(token_bytes).cast("B")
+        for i, suffix in suffixes.items():
+            block = bytes(tokens[4 * block_size * i : 4 * block_size * (i + 1)])
+            hashes[i] = xxh3_64_intdigest(block + suffix, seed)
     return hashes
 
 
 def prefix_hashes(blocks: HashArray, parent: PrefixHash | None = None) -> HashArray:
     """PrefixHashes of a chain of BlockHashes that goes on after `parent`, if there is one."""
-    chain = np.empty(len(blocks), np.uint64)
-    previous = parent
-    for i, block in enumerate(blocks.tolist()):
-        previous = extend_prefix(previous, block)
-        chain[i] = previous
-    return chain
+    return kernel.prefix_hashes(blocks, parent)
 
 
 def extend_prefix(parent: PrefixHash | None, block: BlockHash) -> PrefixHash:

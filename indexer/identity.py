@@ -3,6 +3,8 @@
 from enum import IntEnum
 from typing import NamedTuple, NewType
 
+import numpy as np
+import numpy.typing as npt
 from typing_extensions import override
 
 BlockHash = NewType("BlockHash", int)
@@ -10,6 +12,9 @@ BlockHash = NewType("BlockHash", int)
 
 PrefixHash = NewType("PrefixHash", int)
 """A block and all that stands before it, an unsigned 64-bit number. What the index is keyed by."""
+
+HashArray = npt.NDArray[np.uint64]
+"""Hashes as a one-dimensional array of little-endian u64: the form in which they travel."""
 
 EngineHash = int | bytes
 """An engine's own name for a block: opaque, and only meaningful inside one (worker, rank)."""

@@ -17,8 +17,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from indexer.hashing import HashArray
-from indexer.identity import Tier
+from indexer.identity import HashArray, Tier
 
 U64_MASK = (1 << 64) - 1
 _DIGEST_ROTATION = 21

@@ -2,8 +2,7 @@
 
 from typing_extensions import override
 
-from indexer.hashing import HashArray
-from indexer.identity import Tier
+from indexer.identity import HashArray, Tier
 from indexer.index import IndexStats, Match
 
 Buffer = bytes | bytearray | memoryview

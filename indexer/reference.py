@@ -1,4 +1,4 @@
-"""The overlap index in plain Python: the definition of right.
+"""Hashes and the overlap index in plain Python: the definition of right.
 
 Slow where a native twin is fast, and short enough to be believed by reading it.
 """
@@ -7,13 +7,35 @@ from collections import defaultdict
 
 import numpy as np
 from typing_extensions import override
+from xxhash import xxh3_64_intdigest
 
-from indexer.hashing import HashArray
-from indexer.identity import PrefixHash, Tier
+from indexer.hashing import HASH_SEED, extend_prefix
+from indexer.identity import BlockHash, HashArray, PrefixHash, Tier
 from indexer.index import IndexStats, Match, mix_digest
 
 _PLACEMENT_BYTES = 200
 """Share of the dicts, sets and ints in one placement, measured with tracemalloc."""
+
+
+def block_hashes(
+    token_bytes: bytes | bytearray | memoryview, block_size: int, seed: int = HASH_SEED
+) -> HashArray:
+    """XXH3-64 of each full block's little-endian u32 tokens."""
+    tokens = memoryview(token_bytes).cast("B")
+    size = 4 * block_size
+    starts = range(0, len(tokens) // size * size, size)
+    return np.array(
+        [xxh3_64_intdigest(tokens[at : at + size], seed) for at in starts], dtype=np.uint64
+    )
+
+
+def prefix_hashes(blocks: HashArray, parent: PrefixHash | None = None) -> HashArray:
+    """Each block's hash chained to the one before."""
+    chain = []
+    for block in map(BlockHash, blocks.tolist()):
+        parent = extend_prefix(parent, block)
+        chain.append(parent)
+    return np.array(chain, dtype=np.uint64)
 
 
 class ReferenceIndex:

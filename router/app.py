@@ -25,7 +25,7 @@ from events.stream import StreamState
 from events.tasks import Tasks
 from events.view import FleetView
 from indexer.identity import WorkerKey
-from indexer.reference import ReferenceIndex
+from indexer.kernel import NativeIndex
 from router.config import ConfigError, ServeConfig, render
 from router.core import RouterCore
 from router.http import MetricsServer
@@ -62,7 +62,7 @@ class RouterApp:
         seed = config.routing.seed
         self._rng = random.Random(seed if seed is not None else secrets.randbits(64))
         self.view = FleetView(
-            ReferenceIndex(),
+            NativeIndex(),
             beat_timeout_s=config.fleet.beat_timeout_s,
             forget_s=config.fleet.forget_s,
             workers_max=config.fleet.workers_max,
