@@ -82,7 +82,7 @@ def dropped_by(payload: bytes) -> list[str]:
     return [one.reason for one in dropped]
 
 
-# --- round trips --------------------------------------------------------------------------------
+# --- round trips ---
 
 
 @pytest.mark.parametrize("message", [FACTS, BEAT])
@@ -134,7 +134,7 @@ def test_epochs_order_by_start_then_nonce() -> None:
     assert Epoch(1, 9) < Epoch(2, 0) < Epoch(2, 1)
 
 
-# --- newer relays -------------------------------------------------------------------------------
+# --- newer relays ---
 
 
 def test_unknown_fields_are_ignored_everywhere() -> None:
@@ -184,7 +184,7 @@ def test_an_unknown_kind_of_fact_excuses_no_missing_number(missing: str) -> None
     assert dropped_by(msgspec.msgpack.encode(fields)) == ["malformed"]
 
 
-# --- hostile bytes --------------------------------------------------------------------------------
+# --- hostile bytes ---
 
 
 @pytest.mark.parametrize(
@@ -332,7 +332,7 @@ def decode_all(payload: bytes) -> None:
     decode_heartbeat(payload)
 
 
-# --- subjects -------------------------------------------------------------------------------------
+# --- subjects ---
 
 
 @laws

@@ -83,7 +83,7 @@ def held(ledger: Ledger) -> dict[Tier, set[int]]:
     return {tier: set(hashes) for tier, hashes in ledger.placements()}
 
 
-# --- examples ---------------------------------------------------------------------------------
+# --- examples ---
 
 
 def test_a_chain_that_arrives_is_placed_after_its_parent() -> None:
@@ -366,7 +366,7 @@ def test_a_block_of_another_size_is_counted() -> None:
     assert ledger.dropped == {"block_size_changed": 1}
 
 
-# --- split and merged -------------------------------------------------------------------------
+# --- split and merged ---
 
 
 def test_a_split_block_places_all_its_canonical_blocks() -> None:
@@ -438,7 +438,7 @@ def gc_chunks() -> int:
     return sum(type(one) is _Chunk for one in gc.get_objects())
 
 
-# --- through the view and the index -------------------------------------------------------------
+# --- through the view and the index ---
 
 
 class Fleet:
@@ -486,7 +486,7 @@ def test_an_engine_hash_of_one_engine_means_nothing_to_another() -> None:
     assert fleet.overlaps([1, 2]) == [2, 0]
 
 
-# --- against a multiset -------------------------------------------------------------------------
+# --- against a multiset ---
 
 
 class Node(NamedTuple):
