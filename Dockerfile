@@ -14,8 +14,10 @@ ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
 RUN python -m venv --without-pip /opt/kvroute
 WORKDIR /src
 
-# Dependencies first: a layer that changes only with pyproject.toml. No compiler is here: what has no
-# wheel must be plain Python (nkeys is), or the build stops.
+# The compiler is for our own kernel (indexer/native); it stays in this stage.
+RUN apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev \
+    && rm -rf /var/lib/apt/lists/*
+# Dependencies first: a layer that changes only with pyproject.toml.
 COPY pyproject.toml ./
 RUN --mount=type=cache,target=/root/.cache/pip \
     python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"], sep="\n")' > /tmp/requirements.txt \
