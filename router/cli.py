@@ -211,7 +211,7 @@ def _with_engine(config: RelayConfig, given: dict[str, Any]) -> RelayConfig:
 @cli.command("check-config")
 @_settings_options(ServeConfig)
 def check_config(config_file: Path | None, **given: Any) -> None:
-    """Check a router's configuration and print it as it would be used."""
+    """Check a router's configuration and print it whole."""
     from router.app import RouterApp
 
     config = _load(ServeConfig, config_file, given)
@@ -312,10 +312,10 @@ def explain(**asked: Any) -> None:
 @click.option("--verbose", "-v", is_flag=True, help="Show the logs of router and relays.")
 def demo(json_file: Path | None, chosen: tuple[str, ...], speed: float | None,
          verbose: bool) -> None:  # fmt: skip
-    """Watch kvroute route: real NATS, eight stand-in engines, real relays, the router.
+    """Watch kvroute route to stand-in engines.
 
-    Replays a slice of a public trace through gRPC, once for each policy, each from cold caches, all
-    on loopback, and compares.
+    Real NATS, real relays, the router and eight engines without GPUs, all on loopback: replays a
+    slice of a public trace through gRPC, once for each policy, each from cold caches, and compares.
     """
     from router.cli_demo import run_demo
 
