@@ -3,18 +3,24 @@
     external = max(0, reported - ours at the time of the sample)
     load     = external + ours now
 
-so that nothing is counted twice, work that others send shows, and our own shows at once. `ours` is
-always the sum over the reservations that are open (law; tests/router/test_load.py).
+so that nothing is counted twice, work that others send shows, and our own shows at once.
+
+Laws:
+- `ours` is the sum over the reservations that are open, a block that several use counted once;
+- no load is ever negative, or not a number.
 """
 
 from bisect import bisect_right
 from collections import deque
 from dataclasses import dataclass, field
+from math import isfinite
 
 from indexer.hashing import HashArray
 
 HISTORY_MAX = 8192
-"""Changes of `ours` kept a worker, to look back to the time of a sample that is a second old."""
+"""Changes of `ours` kept a worker, to look back to the time of its last sample."""
+HISTORY_S = 10.0
+"""How far back they are kept: a sample comes every second, and after 3 the worker is unhealthy."""
 
 
 @dataclass(slots=True)
@@ -37,6 +43,8 @@ class WorkerLoad:
     """Blocks of ours that no other request can share: the prompts' last, partial ones."""
     _history: deque[tuple[float, int, int]] = field(default_factory=deque)
     """(when, our requests, our blocks) after each change"""
+    _before: tuple[int, int] = (0, 0)
+    """Our requests and blocks before the oldest change that is kept."""
 
     @property
     def blocks(self) -> int:
@@ -81,12 +89,14 @@ class WorkerLoad:
     def sample(
         self, running: int, waiting: int, used_blocks: float | None, sampled_at_s: float
     ) -> None:
-        """The engine reported: as of then, on our clock."""
+        """The engine reported: as of then, on our clock. used_blocks None: it does not tell."""
         self.running = running
         self.waiting = waiting
         requests, blocks = self._ours_at(sampled_at_s)
+        if used_blocks is None or not isfinite(used_blocks):
+            used_blocks = 0.0
         self.external_requests = max(0.0, running + waiting - requests)
-        self.external_blocks = max(0.0, (used_blocks or 0.0) - blocks)
+        self.external_blocks = max(0.0, used_blocks - blocks)
         self.sampled_at_s = sampled_at_s
 
     def active_requests(self) -> float:
@@ -102,15 +112,20 @@ class WorkerLoad:
         return self.active_requests() - self.running - self.waiting
 
     def _remember(self, now_s: float) -> None:
-        if len(self._history) >= HISTORY_MAX:
-            self._history.popleft()
-        self._history.append((now_s, self.requests, self.blocks))
+        history = self._history
+        while history and (len(history) >= HISTORY_MAX or history[0][0] < now_s - HISTORY_S):
+            self._forget_oldest()
+        history.append((now_s, self.requests, self.blocks))
 
     def _ours_at(self, time_s: float) -> tuple[int, int]:
-        """Our requests and blocks at a time; forgets what was before it."""
-        history = self._history
-        while len(history) > 1 and history[1][0] <= time_s:
-            history.popleft()
-        if not history or history[0][0] > time_s:
-            return 0, 0
-        return history[0][1], history[0][2]
+        """Our requests and blocks at a time; forgets the changes up to it.
+
+        For a time before all that is kept: as they were then, or as near to it as we remember.
+        """
+        while self._history and self._history[0][0] <= time_s:
+            self._forget_oldest()
+        return self._before
+
+    def _forget_oldest(self) -> None:
+        _, requests, blocks = self._history.popleft()
+        self._before = requests, blocks
