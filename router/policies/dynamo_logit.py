@@ -14,16 +14,20 @@ def score(rows: Candidates) -> Scores:
         logit = 2 * overlap_tokens / prompt_tokens - cache_usage - waiting / max(waiting)
         cost  = -logit
 
-    cache_usage = active_blocks / total_blocks, 0 where the total is unknown; the last term is 0
-    when nobody waits. Requests that were sent and that the engine has not counted yet wait, too:
-    without them a burst between two samples would all see the same queue. (The Rust form of v0.2
-    does the same: it adds 1 to a worker's waiting requests with each pick.)
+        cache_usage = active_blocks / total_blocks          (0 where the total is unknown)
+        waiting     = max(0, reported waiting + reserved)   (the last term is 0 when nobody waits)
+
+    Requests that were sent and that the engine has not counted yet wait, too: without them a burst
+    between two samples would all see the same queue. (The Rust form of v0.2 does the same: it adds
+    1 to a worker's waiting requests with each pick.) Requests that ended since the sample shorten
+    the queue, and never below none.
+
     Source: ai-dynamo/dynamo v0.1.0, examples/llm/components/kv_router.py, read 2026-11-21. There
     an all-zero fleet leaves the choice to the caller; here it is a tie.
     """
     overlap_share = rows.overlap_tokens / rows.prompt_tokens
     usage = rows.load()
-    waiting = rows.waiting + rows.reserved
+    waiting = np.maximum(0.0, rows.waiting + rows.reserved)
     longest = float(waiting.max())
     queue_share = waiting / longest if longest > 0 else np.zeros(len(rows))
     return Scores(
@@ -31,6 +35,7 @@ def score(rows: Candidates) -> Scores:
         row_terms={
             "overlap_share": overlap_share,
             "cache_usage": usage,
+            "waiting": waiting,
             "queue_share": queue_share,
         },
         shared_terms={"waiting_max": longest},
