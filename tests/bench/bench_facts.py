@@ -1,0 +1,54 @@
+"""How fast facts from NATS reach the index: what a router does for every relay of its fleet."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from events.facts import Epoch
+from events.ledger import Gone, Placed
+from events.outbox import Outbox
+from events.view import FleetView
+from indexer.identity import PrefixHash, Tier, WorkerKey
+from indexer.index import BlockIndex
+from indexer.kernel import NativeIndex
+from indexer.reference import ReferenceIndex
+from tests.bench.timing import rate
+
+MESSAGES = 400
+WORKER = WorkerKey("w", 0)
+IMPLEMENTATIONS: dict[str, Callable[[], BlockIndex]] = {
+    "native": NativeIndex,
+    "reference": ReferenceIndex,
+}
+
+
+def rows() -> list[dict[str, Any]]:
+    """Blocks a second, decoded, ordered and applied, by the blocks in one message."""
+    return [
+        _row(name, make, count) for name, make in IMPLEMENTATIONS.items() for count in (1, 16, 256)
+    ]
+
+
+def _row(name: str, make: Callable[[], BlockIndex], count: int) -> dict[str, Any]:
+    rng = np.random.default_rng(1)
+    chains = [
+        [PrefixHash(one) for one in rng.integers(0, 1 << 64, count, np.uint64).tolist()]
+        for _ in range(MESSAGES // 2)
+    ]
+    outbox = Outbox(Epoch(1, 1))
+    messages: list[bytes] = []
+    for hashes in chains:
+        outbox.add([Placed(Tier.DEVICE, None, hashes)], 1.0)
+        messages += outbox.flush()
+    for hashes in chains:
+        outbox.add([Gone(Tier.DEVICE, hashes)], 1.0)
+        messages += outbox.flush()
+
+    def run() -> None:
+        view = FleetView(make(), beat_timeout_s=3.0, forget_s=30.0, workers_max=10)
+        for message in messages:
+            view.on_stream(WORKER, message, 1.0)
+
+    what = f"decode and apply facts of {count} block{'s' if count > 1 else ''} ({name})"
+    return rate(what, run, len(messages) * count, "blocks/s")

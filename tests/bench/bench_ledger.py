@@ -1,0 +1,45 @@
+"""How fast engine events become facts: what a relay does between decoding and sending."""
+
+from typing import Any
+
+from events.engine_events import BlocksRemoved, BlocksStored
+from events.facts import Epoch
+from events.ledger import Ledger
+from events.outbox import Outbox
+from tests.bench.timing import rate
+
+CHAINS = 40
+CHAIN_TOKENS = 4096
+
+
+def rows() -> list[dict[str, Any]]:
+    """Engine blocks a second, stored and removed, for engine and canonical sizes."""
+    return [
+        _row("64-token blocks", 64, None),
+        _row("16-token blocks", 16, None),
+        _row("64-token blocks split to 16", 64, 16),
+        _row("pages of 1 merged to 16", 1, 16),
+    ]
+
+
+def _row(what: str, size: int, wanted: int | None) -> dict[str, Any]:
+    count = CHAIN_TOKENS // size
+    stores = [
+        BlocksStored(
+            hashes=tuple(range(chain * count, (chain + 1) * count)),
+            parent=None,
+            token_ids=[(chain + 1) * i % 150_000 for i in range(CHAIN_TOKENS)],
+            block_size=size,
+        )
+        for chain in range(CHAINS)
+    ]
+    removals = [BlocksRemoved(tuple(reversed(store.hashes))) for store in stores]
+    ledger = Ledger(wanted)
+    outbox = Outbox(Epoch(1, 1))
+
+    def run() -> None:
+        for event in (*stores, *removals):
+            outbox.add(ledger.apply(event), 1.0)
+        outbox.flush()
+
+    return rate(f"ledger, {what}", run, 2 * CHAINS * count, "blocks/s")

@@ -1,0 +1,46 @@
+"""How benchmarks measure: one core, medians of repeats."""
+
+import time
+from collections.abc import Callable
+from statistics import median
+from typing import Any
+
+REPEATS = 5
+TIME_S = 0.15
+"""Of each repeat, at least."""
+
+
+def seconds_of(run: Callable[[], object]) -> float:
+    """Median seconds of one go."""
+    run()  # warm
+    return median(_repeat(run) for _ in range(REPEATS))
+
+
+def rate(name: str, run: Callable[[], object], count: int, unit: str) -> dict[str, Any]:
+    """A row for something done `count` times in each go; more is better."""
+    return row(name, round(count / seconds_of(run)), unit, "higher")
+
+
+def duration_us(name: str, run: Callable[[], object]) -> dict[str, Any]:
+    """A row for how long one go takes; less is better."""
+    return row(name, round(seconds_of(run) * 1e6, 2), "us", "lower")
+
+
+def row(name: str, ours: float, unit: str, better: str) -> dict[str, Any]:
+    return {
+        "name": name,
+        "ours": ours,
+        "peer": None,
+        "unit": unit,
+        "ratio": None,
+        "better": better,
+    }
+
+
+def _repeat(run: Callable[[], object]) -> float:
+    goes = 0
+    started = time.perf_counter()
+    while (spent := time.perf_counter() - started) < TIME_S:
+        run()
+        goes += 1
+    return spent / goes
