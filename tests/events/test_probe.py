@@ -1,0 +1,72 @@
+"""Asking an engine over HTTP: whole pages, bounded, and silence told as silence."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from events import probe
+from events.probe import DOCUMENT_BYTES_MAX, EngineHttp, EngineSilent, Probe
+
+Serve = Callable[[str, web.Response], Awaitable[EngineHttp]]
+
+
+@pytest.fixture
+async def serve() -> AsyncIterator[Serve]:
+    """Serves one page, and gives an engine to ask for it."""
+    runners: list[web.AppRunner] = []
+    session = aiohttp.ClientSession()
+
+    async def start(path: str, response: web.Response) -> EngineHttp:
+        async def page(_request: web.Request) -> web.Response:
+            return response
+
+        app = web.Application()
+        app.router.add_get(path, page)
+        runner = web.AppRunner(app)
+        runners.append(runner)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        host, port = runner.addresses[0]
+        return EngineHttp(session, f"http://{host}:{port}")
+
+    yield start
+    await session.close()
+    for runner in runners:
+        await runner.cleanup()
+
+
+async def test_a_page_of_many_packets_is_read_to_its_end(serve: Serve) -> None:
+    body = bytes(range(256)) * 12_000
+    engine = await serve("/metrics", web.Response(body=body))
+    assert await engine.page("/metrics") == body
+
+
+async def test_a_page_over_the_bound_is_no_answer(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probe, "DOCUMENT_BYTES_MAX", 1000)
+    engine = await serve("/metrics", web.Response(body=bytes(1001)))
+    with pytest.raises(EngineSilent, match="more than 1000 bytes"):
+        await engine.page("/metrics")
+    engine = await serve("/metrics", web.Response(body=bytes(1000)))
+    assert len(await engine.page("/metrics")) == 1000
+    assert DOCUMENT_BYTES_MAX >= 1 << 20
+
+
+async def test_an_error_page_is_no_answer(serve: Serve) -> None:
+    engine = await serve("/health", web.Response(status=503))
+    with pytest.raises(EngineSilent, match="status 503"):
+        await engine.page("/health")
+    assert await engine.optional_page("/version") is None
+
+
+async def test_an_engine_that_is_away_is_trouble_and_not_an_error() -> None:
+    async with aiohttp.ClientSession() as session:
+        asked = Probe(session, "vllm", "http://127.0.0.1:1/")
+        assert not await asked.ask_identity()
+        assert asked.trouble.startswith("/v1/models: ")
+        assert not await asked.ask_load()
+        assert asked.trouble.startswith("/metrics: ")
+        assert asked.identity is None

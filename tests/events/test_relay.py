@@ -1,0 +1,135 @@
+"""The shell of the relay: what is queued for the broker, and what a replay socket may do to it."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import zmq
+import zmq.asyncio
+
+from events import relay as module
+from events.broker import Broker
+from events.rank import EngineState, Publish
+from events.relay import OUT_MESSAGES_MAX, Relay, rank_endpoint
+from events.settings import EngineSettings, NatsSettings
+
+
+class Wired:
+    """A relay whose sockets are real, without a broker."""
+
+    def __init__(self, relay: Relay, replay: zmq.asyncio.Socket) -> None:
+        self.relay = relay
+        self.replay = replay
+        self.shell = relay._shells[0]
+
+
+@pytest.fixture
+async def wired() -> AsyncIterator[Wired]:
+    context = zmq.asyncio.Context()
+    replay = context.socket(zmq.ROUTER)
+    port = replay.bind_to_random_port("tcp://127.0.0.1")
+    broken: list[BaseException] = []
+    relay = Relay(
+        EngineSettings(
+            id="w",
+            engine="vllm",
+            address="engine",
+            events="tcp://127.0.0.1:1",
+            replay=f"tcp://127.0.0.1:{port}",
+        ),
+        Broker(NatsSettings(), "nats://127.0.0.1:1", "test"),
+        fleet="f",
+        clock=lambda: 100.0,
+        on_failure=broken.append,
+        rng=random.Random(1),
+    )
+    yield Wired(relay, replay)
+    await relay.stop()
+    context.destroy(linger=0)
+    assert broken == []
+
+
+async def until_done(task: asyncio.Task[None] | None) -> None:
+    assert task is not None
+    async with asyncio.timeout(10):
+        await asyncio.wait([task])
+
+
+async def test_what_waits_for_the_broker_is_bounded_and_counted(wired: Wired) -> None:
+    messages = [str(i).encode() for i in range(OUT_MESSAGES_MAX + 30)]
+    wired.relay._perform(wired.shell, [Publish(messages)])
+    assert list(wired.shell.out) == messages[30:]
+    assert wired.relay.counts["unsent"] == 30
+
+
+async def test_a_replay_that_is_answered_ends_the_healing(wired: Wired) -> None:
+    wired.relay._perform(wired.shell, wired.shell.rank.start())
+    assert wired.shell.rank.state is EngineState.HEALING
+    asker, *question = await wired.replay.recv_multipart()
+    assert question == [b"", bytes(8)]
+    await wired.replay.send_multipart([asker, b"", b"", b"\xff" * 8, b""])
+    await until_done(wired.shell.replaying)
+    assert wired.shell.rank.state is EngineState.FOLLOWING
+    assert wired.shell.rank.complete
+    assert wired.shell.replaying is None
+
+
+async def test_a_replay_socket_that_talks_nonsense_ends_the_healing_too(
+    wired: Wired, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_REPLAY_MESSAGES_MAX", 20)
+    wired.relay._perform(wired.shell, wired.shell.rank.start())
+    asker, *_ = await wired.replay.recv_multipart()
+    for _ in range(20):
+        await wired.replay.send_multipart([asker, b"", b"chatter", b""])
+    await until_done(wired.shell.replaying)
+    assert wired.shell.rank.state is EngineState.FOLLOWING
+    assert not wired.shell.rank.complete
+    assert wired.relay.counts["malformed_frame"] == 20
+
+
+async def test_a_replay_socket_that_falls_silent_ends_the_healing_too(
+    wired: Wired, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_REPLAY_QUIET_S", 0.01)
+    wired.relay._perform(wired.shell, wired.shell.rank.start())
+    await until_done(wired.shell.replaying)
+    assert wired.shell.rank.state is EngineState.FOLLOWING
+    assert wired.relay.counts["replay_timeout"] == 1
+
+
+async def test_a_later_replay_takes_the_place_of_one_under_way(wired: Wired) -> None:
+    wired.relay._perform(wired.shell, wired.shell.rank.start())
+    first = wired.shell.replaying
+    await wired.replay.recv_multipart()
+    wired.relay._perform(wired.shell, wired.shell.rank.start())
+    second = wired.shell.replaying
+    asker, *_ = await wired.replay.recv_multipart()
+    await wired.replay.send_multipart([asker, b"", b"", b"\xff" * 8, b""])
+    await until_done(second)
+    assert first is not None
+    assert first.cancelled()
+    assert wired.shell.rank.state is EngineState.FOLLOWING
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "rank", "answer"),
+    [
+        ("tcp://host:5557", 0, "tcp://host:5557"),
+        ("tcp://host:5557", 3, "tcp://host:5560"),
+        ("tcp://[::1]:5557", 1, "tcp://[::1]:5558"),
+        ("ipc:///tmp/events", 0, "ipc:///tmp/events"),
+    ],
+)
+def test_a_rank_has_the_port_of_its_number(endpoint: str, rank: int, answer: str) -> None:
+    assert rank_endpoint(endpoint, rank) == answer
+
+
+@pytest.mark.parametrize(
+    "endpoint", ["ipc:///tmp/events", "tcp://host", "tcp://host:*", "inproc://x"]
+)
+def test_an_endpoint_without_a_port_has_one_rank(endpoint: Any) -> None:
+    with pytest.raises(ValueError, match="only tcp endpoints"):
+        rank_endpoint(endpoint, 1)
