@@ -9,6 +9,10 @@ from xxhash import xxh3_64_intdigest
 from indexer.hashing import HashArray, MultimodalItem, block_hashes, hash_seed, prefix_hashes
 from router.refusals import Reason, Refusal
 
+ITEM_LAYERS_MAX = 8
+"""How often items may cover a prompt on average. A video with its sound covers it twice; a hostile
+client would make us hash the whole prompt anew for every item."""
+
 
 class Prompt:
     """Tokens, or BlockHashes that the caller made. Hashes once for each block size."""
@@ -31,10 +35,8 @@ class Prompt:
         self._token_bytes = token_bytes
         self._seed = hash_seed(lora_name, cache_salt)
         self._items = tuple(items)
+        self._hashes = np.empty(0, np.uint64) if hashes is None else hashes
         self._prefixes: dict[int, HashArray] = {}
-        if hashes is not None:
-            self._prefixes[hashes_block_size] = prefix_hashes(hashes)
-        self._content = token_bytes if token_bytes is not None else self._packed_hashes()
 
     @override
     def __repr__(self) -> str:
@@ -58,8 +60,11 @@ class Prompt:
                 f"token_bytes is {len(token_bytes)} bytes long, which is no multiple of 4:"
                 " it holds little-endian 32-bit token ids",
             )
+        token_count = len(token_bytes) // 4
+        items = tuple(items)
+        _check_items(items, token_count)
         return cls(
-            len(token_bytes) // 4,
+            token_count,
             token_bytes=token_bytes,
             lora_name=lora_name,
             cache_salt=cache_salt,
@@ -86,23 +91,39 @@ class Prompt:
         return cls(prompt_tokens, hashes=hashes, hashes_block_size=block_size, lora_name=lora_name)
 
     def prefixes(self, block_size: int) -> HashArray:
-        """PrefixHashes of the full blocks; none for a size of 0, or one that the
-        caller's hashes aren't in."""
+        """PrefixHashes of the full blocks; none for a size of 0, or one that the caller's hashes
+        aren't in."""
         if block_size < 1:  # a worker that has not told its own yet
             return np.empty(0, np.uint64)
         found = self._prefixes.get(block_size)
         if found is None:
-            if self._token_bytes is None:
-                blocks = block_hashes(b"", block_size)
-            else:
+            if self._token_bytes is not None:
                 blocks = block_hashes(self._token_bytes, block_size, self._seed, self._items)
+            else:
+                blocks = self._hashes if block_size == self.hashes_block_size else self._hashes[:0]
             found = self._prefixes[block_size] = prefix_hashes(blocks)
         return found
 
     def fingerprint(self) -> int:
         """Tells this prompt from another one, LoRA and salt included."""
-        items = repr(self._items).encode() if self._items else b""
-        return int(xxh3_64_intdigest(self._content + items, self._seed)) ^ self.token_count
+        content = self._token_bytes if self._token_bytes is not None else self._hashes.tobytes()
+        if self._items:
+            content += repr(self._items).encode()
+        form = self.token_count | self.hashes_block_size << 32
+        return int(xxh3_64_intdigest(content, self._seed)) ^ form
 
-    def _packed_hashes(self) -> bytes:
-        return b"".join(hashes.tobytes() for hashes in self._prefixes.values())
+
+def _check_items(items: tuple[MultimodalItem, ...], token_count: int) -> None:
+    """Raises Refusal for items that a prompt of this length can't have."""
+    for i, item in enumerate(items):
+        if item.first_token + item.token_count > token_count:
+            raise Refusal(
+                Reason.INVALID_FIELD,
+                f"multimodal_items[{i}] covers {item.token_count} tokens from token"
+                f" {item.first_token} on, but the prompt has {token_count}",
+            )
+    if sum(item.token_count for item in items) > ITEM_LAYERS_MAX * token_count:
+        raise Refusal(
+            Reason.INVALID_FIELD,
+            f"multimodal_items cover the prompt's tokens more than {ITEM_LAYERS_MAX} times over",
+        )
