@@ -37,6 +37,10 @@ TEXT_MAX = 1024
 """Characters in a request's id, model, tenant and the like."""
 ENTRIES_MAX = 4096
 """Entries in a request's lists and maps."""
+MESSAGE_BYTES_MAX = 1024
+"""Of a status message. It travels twice in the trailers, once percent-encoded, and gRPC drops
+trailers over 8 KiB together with the status in them."""
+INT32_MAX = (1 << 31) - 1
 
 _TEXTS = ("request_id", "model", "lora_name", "cache_salt", "tenant", "session_id", "policy")
 _LISTS = ("required_labels", "allowed_worker_ids", "excluded_worker_ids", "multimodal_items")
@@ -144,7 +148,8 @@ def write_pick(pick: Pick, core: RouterCore, priority: int) -> router_pb2.RouteR
         response.dp_rank = source.key.dp_rank
     if heartbeat.priority_scheduling:
         higher_first = heartbeat.priority_scheduling == "higher"
-        response.engine_priority = priority if higher_first else -priority
+        # The lowest int32 has no opposite that fits.
+        response.engine_priority = priority if higher_first else min(-priority, INT32_MAX)
     return response
 
 
@@ -161,7 +166,7 @@ def write_receipt(decision: Decision, core: RouterCore) -> router_pb2.Receipt:
         excluded=decision.exclusions(),
         tied=decision.tied,
         decided_at_s=decision.decided_at_s,
-        best_overlap_tokens=max(overlap.usable for overlap in decision.overlaps),
+        best_overlap_tokens=max((one.usable for one in decision.overlaps), default=0),
         replica=core.replica,
     )
     if decision.order:
@@ -179,7 +184,7 @@ def write_explanation(
     """Every candidate of a decision that was not made."""
     costs = decision.scores.costs
     order = sorted(
-        range(len(decision.rows)), key=lambda row: (bool(decision.excluded(row)), costs[row])
+        range(len(decision.rows)), key=lambda row: (decision.excluded[row] != "", costs[row])
     )
     explanation = router_pb2.Explanation(
         candidates=[
@@ -220,7 +225,7 @@ def write_status(refusal: Refusal) -> Status:
         retry.Pack(RetryInfo(retry_delay=delay))
         details.append(retry)
     code, _ = STATUS[refusal.reason].value
-    return Status(code=code, message=refusal.message, details=details)
+    return Status(code=code, message=_shortened(refusal.message), details=details)
 
 
 def write_worker(source: Source, core: RouterCore, now_s: float) -> fleet_pb2.WorkerStatus:
@@ -267,9 +272,9 @@ def write_worker(source: Source, core: RouterCore, now_s: float) -> fleet_pb2.Wo
         status.engine_block_size = heartbeat.engine_block_size
         status.role = heartbeat.role
         status.labels.update(heartbeat.labels)
-        if heartbeat.total_blocks is not None:
+        if heartbeat.total_blocks:
             status.total_blocks = heartbeat.total_blocks
-        if heartbeat.total_slots is not None:
+        if heartbeat.total_slots:
             status.total_slots = heartbeat.total_slots
     return status
 
@@ -344,6 +349,13 @@ def _check_sizes(message: router_pb2.RouteRequest) -> None:
             raise Refusal(Reason.INVALID_FIELD, f"{name} has more than {ENTRIES_MAX} entries")
 
 
+def _shortened(message: str) -> str:
+    encoded = message.encode()
+    if len(encoded) <= MESSAGE_BYTES_MAX:
+        return message
+    return encoded[: MESSAGE_BYTES_MAX - 3].decode(errors="ignore") + "…"
+
+
 def _overlap(overlap: Overlap) -> router_pb2.OverlapTokens:
     return router_pb2.OverlapTokens(
         raw=overlap.raw,
@@ -385,13 +397,13 @@ def _row(decision: Decision, core: RouterCore, row: int) -> router_pb2.Candidate
         stream_complete=source.stream.complete,
         cost=decision.scores.costs[row],
         terms={name: column[row] for name, column in decision.scores.row_terms.items()},
-        excluded=decision.excluded(row),
+        excluded=decision.excluded[row],
         trust=rows.trust[row],
     )
     if sampled_at_s is not None:
         message.sample_age_s = max(0.0, decision.decided_at_s - sampled_at_s)
-    if heartbeat.total_blocks is not None:
+    if heartbeat.total_blocks:
         message.total_blocks = heartbeat.total_blocks
-    if heartbeat.total_slots is not None:
+    if heartbeat.total_slots:
         message.total_slots = heartbeat.total_slots
     return message

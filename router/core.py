@@ -6,8 +6,9 @@ simulator: one core, two worlds.
 
 Laws:
 - a pick reserves its load at once, and every reservation is released exactly once;
-- an excluded worker is never picked;
-- the same request id and prompt get the same answer while they are remembered.
+- a refusal changes nothing;
+- an excluded worker is never picked, nor one whose cost is not a number;
+- the same request id, prompt, model and role get the same answer while they are remembered.
 """
 
 import random
@@ -16,6 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from math import nan
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +25,7 @@ import numpy.typing as npt
 from events.facts import Heartbeat
 from events.stream import StreamState
 from events.view import FleetView, Source, schedulable
-from indexer.identity import Tier, WorkerKey
+from indexer.identity import WorkerKey
 from router.candidates import Candidates
 from router.config import ModelSettings, RoutingSettings
 from router.load import WorkerLoad
@@ -31,7 +33,7 @@ from router.policies import POLICIES
 from router.policies.policy import Policy, Scores
 from router.prompt import Prompt
 from router.refusals import Reason, Refusal
-from router.reservations import Ending, Reservation, Reservations
+from router.reservations import Ending, Fingerprint, Reservation, Reservations
 
 MODELS_MAX = 10_000
 """Model names remembered after their last worker went."""
@@ -44,6 +46,10 @@ FULL_RETRY_S = 0.5
 """What RetryInfo says when all are full: about the time until something ends."""
 _RECOVERING_TRUST = 0.5
 """Share of a recovering stream's overlap that counts: it was right until the gap."""
+_DRAINED = "drained"
+_TOO_LONG = "prompt too long"
+_FULL = "full"
+_ENDED_BY_US = (Ending.EXPIRED, Ending.WORKER_LOST)
 
 
 class Role(StrEnum):
@@ -68,10 +74,13 @@ class Request:
     allowed_workers: frozenset[str] = frozenset()
     excluded_workers: frozenset[str] = frozenset()
 
+    def fingerprint(self) -> Fingerprint:
+        """What its id stands for from now on."""
+        return self.prompt.fingerprint(), self.model, self.role
 
-@dataclass(frozen=True, slots=True)
-class Overlap:
-    """How much of the prompt a worker holds, in tokens."""
+
+class Overlap(NamedTuple):
+    """How much of the prompt a worker holds, in tokens; the tiers last, in the order of Tier."""
 
     raw: int
     usable: int
@@ -84,13 +93,16 @@ class Overlap:
 class Decision:
     """Everything that was weighed, and who would be picked."""
 
+    request: Request
     policy: Policy
     rows: Candidates
+    """No rows when no worker of the pool is live."""
     sources: list[Source]
     """One a row."""
     overlaps: list[Overlap]
     scores: Scores
-    full: npt.NDArray[np.bool_]
+    excluded: list[str]
+    """Why a row can't be picked; empty when it can."""
     order: list[int]
     """The pick, and the rows next to it that could be picked, cheapest first."""
     tied: int
@@ -99,14 +111,10 @@ class Decision:
     """Workers of the pool that made no row, and why."""
     decided_at_s: float
 
-    def excluded(self, row: int) -> str:
-        """Why a row can't be picked; empty when it can."""
-        return self.rows.excluded[row] or ("full" if self.full[row] else "")
-
     def exclusions(self) -> Counter[str]:
         """Reason -> workers."""
         reasons = Counter(reason for _, reason in self.not_live)
-        reasons.update(filter(None, map(self.excluded, range(len(self.rows)))))
+        reasons.update(filter(None, self.excluded))
         return reasons
 
 
@@ -188,7 +196,10 @@ class RouterCore:
         self.cache_reports: dict[WorkerKey, CacheReport] = {}
         self.drained: dict[str, None] = {}
         """Worker ids that get nothing new."""
-        self._aliases = {alias: one.name for one in models for alias in (one.name, *one.aliases)}
+        self._names = {
+            name: (one.name, *one.aliases) for one in models for name in (one.name, *one.aliases)
+        }
+        """Name of a configured model -> all its names, the canonical one first."""
         self._model_memory_s = model_memory_s
         self._tombstone_s = tombstone_s
         self._models_seen: dict[str, float] = {}
@@ -202,11 +213,14 @@ class RouterCore:
         """Picks and reserves; raises Refusal. mark is called with the name of each stage's end."""
         earlier = self.reservations.of_request(request.request_id)
         if earlier is not None:
-            if earlier.fingerprint != request.prompt.fingerprint():
+            if earlier.fingerprint != request.fingerprint():
                 raise Refusal(
                     Reason.REQUEST_ID_REUSED,
-                    f"request id {request.request_id!r} was used with another prompt",
+                    f"request id {request.request_id!r} was used with another prompt, model or"
+                    " phase",
                 )
+            if earlier.ended is None:  # the answer names the whole lease, so it begins again
+                self.reservations.renew(earlier, now_s + self.routing.lease_s)
             return Repeated(earlier)
         if self.reservations.full():
             raise Refusal(
@@ -223,7 +237,10 @@ class RouterCore:
     def decide(
         self, request: Request, now_s: float, mark: Callable[[str], None] = _no_mark
     ) -> Decision:
-        """Scores the pool and changes nothing; raises Refusal when there is no pool to score."""
+        """Scores the pool and changes nothing; raises Refusal when there is no pool to score.
+
+        Whoever asks looks at `order`: it is empty when nobody can be picked, and `refuse` says why.
+        """
         policy = self._policy(request)
         if request.prompt.token_count > self.routing.prompt_tokens_max:
             raise Refusal(
@@ -239,20 +256,23 @@ class RouterCore:
                 not_live.append((source, reason))
             else:
                 live.append(source)
-        if not live:
-            raise self._nobody_live(request, not_live)
         for size in {heartbeat_of(source).block_size for source in live}:
             request.prompt.prefixes(size)
         mark("hash")
         overlaps = self._overlaps(request.prompt, live)
         mark("match")
         rows = self._rows(request, live, overlaps)
-        scores = policy.score(rows)
-        full = rows.full()
-        open_rows = ~full & np.array([not reason for reason in rows.excluded])
-        order, tied = self._order(scores.costs, open_rows)
+        scores = policy.score(rows) if live else Scores(np.zeros(0))
+        excluded = list(rows.excluded)
+        for row in np.flatnonzero(rows.full()).tolist():
+            excluded[row] = excluded[row] or _FULL
+        for row in np.flatnonzero(~np.isfinite(scores.costs)).tolist():
+            excluded[row] = excluded[row] or "cost is not a number"
+        order, tied = self._order(scores.costs, excluded)
         mark("cost")
-        return Decision(policy, rows, live, overlaps, scores, full, order, tied, not_live, now_s)
+        return Decision(
+            request, policy, rows, live, overlaps, scores, excluded, order, tied, not_live, now_s
+        )
 
     def report(self, progress: Progress, now_s: float) -> ProgressResult:
         """Moves a reservation on. Counts are cumulative, so a step told twice changes nothing."""
@@ -260,6 +280,8 @@ class RouterCore:
         if reservation is None:
             return ProgressResult.UNKNOWN
         changed = self._learn(reservation, progress)
+        if reservation.ended in _ENDED_BY_US:
+            return ProgressResult.UNKNOWN  # whoever reports must learn that it holds nothing
         if reservation.ended is not None:
             return ProgressResult.APPLIED if changed else ProgressResult.UNCHANGED
         match progress.state:
@@ -274,6 +296,8 @@ class RouterCore:
             case ProgressState.RUNNING:
                 changed |= not reservation.running
                 reservation.running = True
+                if progress.output_tokens:  # so its prompt is computed, though nobody told
+                    changed |= self._prefill_done(reservation)
         self.reservations.renew(reservation, now_s + self.routing.lease_s)
         return ProgressResult.APPLIED if changed else ProgressResult.UNCHANGED
 
@@ -292,16 +316,18 @@ class RouterCore:
 
     def on_forgotten(self, workers: list[WorkerKey], now_s: float) -> None:
         """Workers that the view knows no more: what they had reserved ends."""
+        for reservation in self.reservations.on_workers(workers):
+            self._end(reservation, Ending.WORKER_LOST, now_s)
         for worker in workers:
-            for reservation in self.reservations.on_worker(worker):
-                self._end(reservation, Ending.WORKER_LOST, now_s)
             self.loads.pop(worker, None)
             self.cache_reports.pop(worker, None)
 
     def drain(self, worker_id: str) -> int:
         """No new picks of a worker. Returns its ranks."""
-        if len(self.drained) >= DRAINED_MAX:
-            del self.drained[next(iter(self.drained))]
+        if worker_id not in self.drained and len(self.drained) >= DRAINED_MAX:
+            here = {key.worker_id for key in self.view.sources}
+            away = (drained for drained in self.drained if drained not in here)
+            del self.drained[next(away, next(iter(self.drained)))]
         self.drained[worker_id] = None
         return len(self.view.ranks(worker_id))
 
@@ -331,10 +357,18 @@ class RouterCore:
 
     def lora_of(self, model: str) -> str:
         """The LoRA that a request means by its model's name; empty when that is a whole model."""
+        names = self._names.get(model, (model,))
         for source in self.view.sources.values():
-            if source.heartbeat is not None and model in source.heartbeat.lora_names:
-                return model
+            if source.heartbeat is not None and (loras := source.heartbeat.lora_names):
+                for name in names:
+                    if name in loras:
+                        return name
         return ""
+
+    def serves(self, source: Source, model: str) -> bool:
+        """Whether a worker serves a model, by any of its names."""
+        names = self._names.get(model, (model,))
+        return source.heartbeat is not None and _serves(source.heartbeat, names)
 
     def warnings(self, source: Source, now_s: float) -> list[str]:
         """What an operator should mend about a worker, a sentence each."""
@@ -355,7 +389,7 @@ class RouterCore:
     def excluded(self, source: Source) -> str:
         """Why a worker gets no requests at all; empty when it may."""
         if source.key.worker_id in self.drained:
-            return "drained"
+            return _DRAINED
         return schedulable(source, self.view.mass_silence)
 
     def _policy(self, request: Request) -> Policy:
@@ -375,62 +409,54 @@ class RouterCore:
         """Workers that serve the request's model, live or not; raises Refusal if there is none."""
         known = [one for one in self.view.sources.values() if one.heartbeat is not None]
         if not request.model:
-            models = {heartbeat_of(source).model for source in known}
+            # One that has not told its model yet may serve any: it counts only if all are such.
+            told = [source for source in known if heartbeat_of(source).model]
+            models = set(map(self._canonical, {heartbeat_of(source).model for source in told}))
             if len(models) > 1:
                 raise Refusal(
                     Reason.MODEL_REQUIRED,
                     f"this fleet serves {len(models)} models, so the request must name one:"
                     f" {', '.join(sorted(models)[:10])}",
                 )
-            pool = known
+            pool = told or known
         else:
-            model = self._aliases.get(request.model, request.model)
-            pool = [source for source in known if _serves(heartbeat_of(source), model)]
+            names = self._names.get(request.model, (request.model,))
+            pool = [source for source in known if _serves(heartbeat_of(source), names)]
         if pool:
             return pool
-        if not self.view.sources:
+        if not self.view.sources and not self._models_seen:
             raise Refusal(Reason.NO_WORKER, "no worker has been heard of yet")
-        if not request.model:
-            raise Refusal(Reason.NO_WORKER, "no worker has said what it serves yet")
-        if request.model in self._aliases or request.model in self._models_seen:
+        if request.model in self._names or request.model in self._models_seen:
             raise Refusal(Reason.NO_WORKER, f"no worker serves {request.model!r} at the moment")
+        if not known:
+            raise Refusal(Reason.NO_WORKER, "no worker that is there has said what it serves yet")
         served = sorted({heartbeat_of(source).model for source in known})
         raise Refusal(
             Reason.UNKNOWN_MODEL,
             f"unknown model {request.model!r}; served here: {', '.join(served[:10]) or 'none'}",
         )
 
-    def _nobody_live(self, request: Request, not_live: list[tuple[Source, str]]) -> Refusal:
-        reasons = Counter(reason for _, reason in not_live)
-        told = ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items()))
-        of = f" for {request.model!r}" if request.model else ""
-        return Refusal(Reason.NO_WORKER, f"no live worker{of}: {told}")
+    def _canonical(self, model: str) -> str:
+        return self._names.get(model, (model,))[0]
 
     def _overlaps(self, prompt: Prompt, live: list[Source]) -> list[Overlap]:
         """What each worker holds of the prompt; one match for each distinct block size."""
-        tables: dict[int, tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]] = {}
-        overlaps = []
-        for source in live:
-            size = heartbeat_of(source).block_size
-            if not size:
-                overlaps.append(Overlap(0, 0, 0, 0, 0))
-                continue
-            if size not in tables:
-                hashes = prompt.prefixes(size)
-                # The engine recomputes the last block of a fully cached prompt.
-                cap = (prompt.token_count - 1) // size
-                whole = self.view.index.match(hashes)
-                raw = whole.run()
-                capped = whole
-                if cap < len(hashes) and raw.any() and int(raw.max()) > cap:
-                    capped = self.view.index.match(hashes[:cap])
-                tables[size] = (raw, capped.blocks)
-            raw, blocks = tables[size]
-            device, host, disk = (int(blocks[tier, source.slot]) * size for tier in Tier)
-            overlaps.append(
-                Overlap(int(raw[source.slot]) * size, device + host + disk, device, host, disk)
-            )
-        return overlaps
+        sizes = [heartbeat_of(source).block_size for source in live]
+        slots = np.array([source.slot for source in live], np.intp)
+        columns = np.zeros((len(live), len(Overlap._fields)), np.int64)
+        for size in set(sizes) - {0}:  # 0: a worker that has not told its size yet
+            hashes = prompt.prefixes(size)
+            # The engine recomputes the last block of a fully cached prompt.
+            cap = (prompt.token_count - 1) // size
+            whole = capped = self.view.index.match(hashes)
+            raw = whole.run()
+            if cap < len(hashes) and raw.any() and int(raw.max()) > cap:
+                capped = self.view.index.match(hashes[:cap])
+            rows = np.flatnonzero(np.array(sizes) == size)
+            columns[rows, 0] = raw[slots[rows]] * size
+            columns[rows, 2:] = capped.blocks.T[slots[rows]] * size
+        columns[:, 1] = columns[:, 2:].sum(axis=1)
+        return list(map(Overlap._make, columns.tolist()))
 
     def _rows(self, request: Request, live: list[Source], overlaps: list[Overlap]) -> Candidates:
         prompt_tokens = request.prompt.token_count
@@ -439,7 +465,7 @@ class RouterCore:
         trust = _column([self._trust(source) for source in live])
         overlap = trust * _column([one.usable for one in overlaps])
         return Candidates(
-            workers=tuple(source.key for source in live),
+            workers=tuple([source.key for source in live]),
             prompt_tokens=prompt_tokens,
             block_size=_column([one.block_size for one in heartbeats]),
             overlap_tokens=overlap,
@@ -453,7 +479,7 @@ class RouterCore:
             total_slots=_column([one.total_slots or nan for one in heartbeats]),
             prefill_tokens_active=_column([load.prefill_tokens for load in loads]),
             last_picked=_column([load.last_picked for load in loads]),
-            excluded=tuple(self._ineligible(request, source) for source in live),
+            excluded=tuple([self._ineligible(request, source) for source in live]),
         )
 
     def _trust(self, source: Source) -> float:
@@ -472,7 +498,7 @@ class RouterCore:
         worker_id = source.key.worker_id
         prompt = request.prompt
         if worker_id in self.drained:
-            return "drained"
+            return _DRAINED
         if worker_id in request.excluded_workers:
             return "excluded by the request"
         if request.allowed_workers and worker_id not in request.allowed_workers:
@@ -485,46 +511,71 @@ class RouterCore:
         loras = heartbeat.lora_names  # an engine that lists none may load them as they come
         if prompt.lora_name and loras and prompt.lora_name not in loras:
             return "LoRA not loaded"
-        if heartbeat.max_model_len:
-            output_tokens = request.expected_output_tokens
-            if output_tokens is None:
-                output_tokens = self.routing.expected_output_tokens
-            output_tokens = min(output_tokens, OUTPUT_TOKENS_MAX)
-            if prompt.token_count + output_tokens > heartbeat.max_model_len:
-                return "prompt too long"
+        if self._too_long(request, heartbeat):
+            return _TOO_LONG
         if prompt.hashes_block_size and prompt.hashes_block_size != heartbeat.block_size:
             return "block size differs"
         return ""
 
-    def _order(
-        self, costs: npt.NDArray[np.float64], open_rows: npt.NDArray[np.bool_]
-    ) -> tuple[list[int], int]:
-        """The pick and the rows next to it, cheapest first; and how many tie for the pick."""
-        rows = np.flatnonzero(open_rows)
+    def _too_long(self, request: Request, heartbeat: Heartbeat) -> bool:
+        """Whether prompt and expected output go beyond what the engine takes."""
+        if not heartbeat.max_model_len:
+            return False
+        output_tokens = request.expected_output_tokens
+        if output_tokens is None:
+            output_tokens = self.routing.expected_output_tokens
+        output_tokens = min(output_tokens, OUTPUT_TOKENS_MAX)
+        return request.prompt.token_count + output_tokens > heartbeat.max_model_len
+
+    def _order(self, costs: npt.NDArray[np.float64], excluded: list[str]) -> tuple[list[int], int]:
+        """The pick and the rows next to it, cheapest first; and how many tie for the pick.
+
+        Rows that tie take turns from a random one on, so that no second choice is everybody's.
+        """
+        rows = np.flatnonzero(np.array([not reason for reason in excluded], np.bool_))
         if not len(rows):
             return [], 0
         open_costs = costs[rows]
         tied = rows[open_costs == open_costs.min()].tolist()
-        first = tied[self._rng.randrange(len(tied))] if len(tied) > 1 else tied[0]
-        wanted = max(1, self.routing.alternatives)  # a receipt names the runner-up
-        cheapest = rows[np.argsort(open_costs, kind="stable")[: wanted + 1]].tolist()
-        return [first, *[row for row in cheapest if row != first][:wanted]], len(tied)
+        wanted = 1 + max(1, self.routing.alternatives)  # a receipt names the runner-up
+        first = self._rng.randrange(len(tied)) if len(tied) > 1 else 0
+        order = [*tied[first:], *tied[:first]][:wanted]
+        if len(order) < wanted:
+            cheapest = rows[np.argsort(open_costs, kind="stable")[:wanted]].tolist()
+            order += cheapest[len(tied) :]
+        return order, len(tied)
 
     def refuse(self, decision: Decision) -> Refusal:
-        """Why nobody in a pool with live workers can be picked."""
-        reasons = decision.exclusions()
-        told = ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items()))
-        live_reasons = set(map(decision.excluded, range(len(decision.rows))))
-        if live_reasons == {"prompt too long"}:
-            longest = max(heartbeat_of(source).max_model_len for source in decision.sources)
+        """Why nobody in a pool can be picked."""
+        told = ", ".join(
+            f"{count} {reason}" for reason, count in sorted(decision.exclusions().items())
+        )
+        if not len(decision.rows):
+            of = f" for {decision.request.model!r}" if decision.request.model else ""
+            return Refusal(Reason.NO_WORKER, f"no live worker{of}: {told}")
+        if _FULL in decision.excluded:
+            return Refusal(Reason.ALL_WORKERS_FULL, f"no worker has room: {told}", FULL_RETRY_S)
+        may_come_back = [source for source, _ in decision.not_live]
+        too_short = []
+        for source, reason in zip(decision.sources, decision.excluded, strict=True):
+            if reason == _TOO_LONG:
+                too_short.append(heartbeat_of(source).max_model_len)
+            elif reason == _DRAINED:
+                may_come_back.append(source)
+        if too_short and all(
+            self._too_long(decision.request, heartbeat_of(one)) for one in may_come_back
+        ):
             return Refusal(
                 Reason.PROMPT_TOO_LONG,
                 f"the prompt has {decision.rows.prompt_tokens} tokens and fits no worker with what"
-                f" it is expected to bring out; the longest takes {longest}",
+                f" it is expected to bring out; the longest takes {max(too_short)}",
             )
-        if "full" in live_reasons:
-            return Refusal(Reason.ALL_WORKERS_FULL, f"no worker has room: {told}", FULL_RETRY_S)
         return Refusal(Reason.NO_ELIGIBLE_WORKER, f"no worker may take this request: {told}")
+
+    def withdraw(self, reservation: Reservation, now_s: float) -> None:
+        """Ends a reservation whose answer could not be given."""
+        if reservation.ended is None:
+            self._end(reservation, Ending.FAILED_UNKNOWN, now_s)
 
     def _reserve(self, request: Request, decision: Decision, now_s: float) -> Reservation:
         row = decision.order[0]
@@ -539,7 +590,7 @@ class RouterCore:
             id=f"{self.replica}-{self._ids}",
             request_id=request.request_id,
             worker=source.key,
-            fingerprint=prompt.fingerprint(),
+            fingerprint=request.fingerprint(),
             prefixes=prefixes,
             has_tail=not size or prompt.token_count % size > 0,
             prompt_tokens=prompt.token_count,
@@ -561,11 +612,12 @@ class RouterCore:
         if changed:
             reservation.output_tokens = progress.output_tokens
         if progress.cached_tokens is not None and reservation.cached_tokens is None:
-            reservation.cached_tokens = progress.cached_tokens
-            known = self.cache_reports.setdefault(reservation.worker, CacheReport())
-            known.predicted += reservation.predicted_tokens
-            known.reported += progress.cached_tokens
+            reservation.cached_tokens = min(progress.cached_tokens, reservation.prompt_tokens)
             changed = True
+            if reservation.worker in self.view.sources:
+                known = self.cache_reports.setdefault(reservation.worker, CacheReport())
+                known.predicted += reservation.predicted_tokens
+                known.reported += reservation.cached_tokens
         return changed
 
     def _prefill_done(self, reservation: Reservation) -> bool:
@@ -583,7 +635,10 @@ class RouterCore:
         self.endings[ending] += 1
 
     def _load(self, key: WorkerKey) -> WorkerLoad:
-        return self.loads.setdefault(key, WorkerLoad())
+        load = self.loads.get(key)
+        if load is None:
+            load = self.loads[key] = WorkerLoad()
+        return load
 
 
 def heartbeat_of(source: Source) -> Heartbeat:
@@ -593,11 +648,9 @@ def heartbeat_of(source: Source) -> Heartbeat:
     return source.heartbeat
 
 
-def _serves(heartbeat: Heartbeat, model: str) -> bool:
-    return (
-        model == heartbeat.model
-        or model in heartbeat.model_aliases
-        or model in heartbeat.lora_names
+def _serves(heartbeat: Heartbeat, names: tuple[str, ...]) -> bool:
+    return heartbeat.model in names or any(
+        name in heartbeat.model_aliases or name in heartbeat.lora_names for name in names
     )
 
 

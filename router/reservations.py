@@ -3,10 +3,13 @@
 Laws:
 - a reservation is open from its pick until a Report, its lease or its worker ends it: exactly once;
 - the sum over open reservations is what WorkerLoad counts as ours;
-- open and remembered together never exceed the bound: the oldest memories go first.
+- open and remembered together never exceed the bound: the oldest memories go first;
+- a request id finds its reservation while that is open, and for a while after it finished. One that
+  ended otherwise is not found: whoever sends that request again wants it served.
 """
 
 from collections import OrderedDict
+from collections.abc import Collection
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -30,7 +33,8 @@ class Ending(StrEnum):
     WORKER_LOST = "worker_lost"
 
 
-_MAY_BE_ROUTED_AGAIN = frozenset({Ending.FAILED_WORKER, Ending.FAILED_TIMEOUT, Ending.WORKER_LOST})
+Fingerprint = tuple[int, str, str]
+"""What a request id stands for: the prompt, the model's name, the role."""
 
 
 @dataclass(slots=True)
@@ -40,7 +44,7 @@ class Reservation:
     id: str
     request_id: str
     worker: WorkerKey
-    fingerprint: int
+    fingerprint: Fingerprint
     prefixes: HashArray
     has_tail: bool
     prompt_tokens: int
@@ -82,7 +86,7 @@ class Reservations:
         return len(self._open) >= self._entries_max
 
     def add(self, reservation: Reservation) -> None:
-        """Opens one; its request id must be free."""
+        """Opens one; its request id must be free, and there must be room for it."""
         while len(self._open) + len(self._ended) >= self._entries_max and self._ended:
             self._forget_oldest()
         self._open[reservation.id] = reservation
@@ -105,11 +109,10 @@ class Reservations:
         self._open.move_to_end(reservation.id)
 
     def end(self, reservation: Reservation, ending: Ending, now_s: float) -> None:
-        """Closes one, and remembers it for a while. One whose worker failed it is forgotten, so
-        that the same request may be routed again."""
+        """Closes one, and remembers it for a while; its request id only if it finished."""
         del self._open[reservation.id]
         reservation.ended = ending
-        if ending in _MAY_BE_ROUTED_AGAIN:
+        if ending is not Ending.FINISHED:
             self._forget_request(reservation)
         self._ended[reservation.id] = (now_s, reservation)
 
@@ -122,9 +125,10 @@ class Reservations:
             found.append(reservation)
         return found
 
-    def on_worker(self, worker: WorkerKey) -> list[Reservation]:
-        """Open ones of a worker."""
-        return [one for one in self._open.values() if one.worker == worker]
+    def on_workers(self, workers: Collection[WorkerKey]) -> list[Reservation]:
+        """Open ones of some workers; looks at each once, however many workers go at once."""
+        wanted = frozenset(workers)
+        return [one for one in self._open.values() if one.worker in wanted]
 
     def forget_old(self, now_s: float) -> None:
         """Drops memories that are older than the window."""

@@ -3,7 +3,9 @@
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, suppress
+from math import inf
 from typing import Any, NoReturn, TypeAlias
 
 import grpc
@@ -15,7 +17,6 @@ from typing_extensions import override
 
 from events.facts import VERSION, Control
 from events.settings import EngineSettings
-from events.view import Source
 from indexer.identity import WorkerKey
 from kvroute.v1 import fleet_pb2, fleet_pb2_grpc, router_pb2, router_pb2_grpc
 from router import codec
@@ -68,23 +69,22 @@ class RouterService(router_pb2_grpc.RouterServicer):
     async def RouteStream(
         self, request_iterator: AsyncIterator[router_pb2.RouteBatch], context: Context
     ) -> AsyncIterator[router_pb2.RouteResults]:
-        async for batch in _until(request_iterator, self._stopping):
-            if len(batch.items) > BATCH_ITEMS_MAX:
-                await abort(
-                    context,
-                    Refusal(
+        async with aclosing(_until(request_iterator, self._stopping)) as batches:
+            async for batch in batches:
+                if len(batch.items) > BATCH_ITEMS_MAX:
+                    refusal = Refusal(
                         Reason.INVALID_FIELD,
                         f"a batch of {len(batch.items)} items; {BATCH_ITEMS_MAX} is the most",
-                    ),
-                )
-            results: list[router_pb2.RouteResult] = []
-            for i, item in enumerate(batch.items):
-                if item.WhichOneof("action") != "request":
-                    continue  # every item is answered at once, so there is nothing to cancel
-                results.append(self._route_item(item))
-                if i % _YIELD_EVERY == _YIELD_EVERY - 1:
-                    await asyncio.sleep(0)
-            yield router_pb2.RouteResults(results=results)
+                    )
+                    await abort(context, refusal)
+                results: list[router_pb2.RouteResult] = []
+                for i, item in enumerate(batch.items):
+                    if item.WhichOneof("action") == "cancel":
+                        continue  # every item is answered at once: there is nothing to cancel
+                    results.append(self._route_item(item))
+                    if i % _YIELD_EVERY == _YIELD_EVERY - 1:
+                        await asyncio.sleep(0)
+                yield router_pb2.RouteResults(results=results)
 
     @override
     async def Report(
@@ -116,17 +116,28 @@ class RouterService(router_pb2_grpc.RouterServicer):
     def _route(self, request: router_pb2.RouteRequest) -> router_pb2.RouteResponse:
         """One request, answered; raises Refusal, counted."""
         mark = self._metrics.stage_clock()
+        now_s = self._clock()
         try:
             asked = codec.read_request(request, self._core)
-            outcome = self._core.route(asked, self._clock(), mark)
+            outcome = self._core.route(asked, now_s, mark)
+            if isinstance(outcome, Repeated):
+                self._metrics.requests.labels("repeated", "").inc()
+                answer: router_pb2.RouteResponse = outcome.reservation.answer
+                return answer
+            try:
+                answer = codec.write_pick(outcome, self._core, request.priority)
+            except BaseException:
+                self._core.withdraw(outcome.reservation, now_s)
+                raise
         except Refusal as refusal:
             self._metrics.requests.labels("refused", refusal.reason).inc()
             raise
-        if isinstance(outcome, Repeated):
-            self._metrics.requests.labels("repeated", "").inc()
-            answer: router_pb2.RouteResponse = outcome.reservation.answer
-            return answer
-        answer = codec.write_pick(outcome, self._core, request.priority)
+        except Exception as error:  # a fault of ours, which ends one request and no other
+            log.exception("routing a request failed")
+            self._metrics.requests.labels("refused", Reason.INTERNAL).inc()
+            raise Refusal(
+                Reason.INTERNAL, "the router failed on this request; its log says how"
+            ) from error
         outcome.reservation.answer = answer
         self._metrics.picked(outcome.decision)
         mark.total()
@@ -134,6 +145,8 @@ class RouterService(router_pb2_grpc.RouterServicer):
 
     def _route_item(self, item: router_pb2.RouteItem) -> router_pb2.RouteResult:
         try:
+            if item.WhichOneof("action") is None:
+                raise Refusal(Reason.INVALID_FIELD, f"item {item.index} holds no request")
             return router_pb2.RouteResult(index=item.index, response=self._route(item.request))
         except Refusal as refusal:
             return router_pb2.RouteResult(index=item.index, status=codec.write_status(refusal))
@@ -187,15 +200,12 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
     async def WatchWorkers(
         self, request: fleet_pb2.WatchWorkersRequest, context: Context
     ) -> AsyncIterator[fleet_pb2.WatchWorkersResponse]:
-        known: dict[WorkerKey, fleet_pb2.WorkerStatus] = {}
+        known: dict[WorkerKey, bytes] = {}
         first = True
         while not self._stopping.is_set():
-            current = self._workers(request.model)
-            changed = [
-                status
-                for key, status in current.items()
-                if key not in known or _settled(status) != _settled(known[key])
-            ]
+            workers = self._workers(request.model)
+            current = {key: _settled(status) for key, status in workers.items()}
+            changed = [status for key, status in workers.items() if known.get(key) != current[key]]
             removed = [key for key in known if key not in current]
             if first or changed or removed:
                 yield fleet_pb2.WatchWorkersResponse(
@@ -206,7 +216,7 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
                     ],
                 )
             known, first = current, False
-            await asyncio.sleep(WATCH_S)
+            await _wait(self._stopping, WATCH_S)
 
     @override
     async def RegisterWorker(
@@ -233,8 +243,11 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
     async def RemoveWorker(
         self, request: fleet_pb2.RemoveWorkerRequest, context: Context
     ) -> fleet_pb2.RemoveWorkerResponse:
-        if request.tombstone_s < 0:
-            refusal = Refusal(Reason.INVALID_FIELD, "tombstone_s is negative")
+        if not 0 <= request.tombstone_s < inf:
+            refusal = Refusal(
+                Reason.INVALID_FIELD,
+                f"tombstone_s is {request.tombstone_s}; it must be 0 or a number of seconds",
+            )
             await abort(context, refusal)
         ranks = await self._command(context, "remove", request.worker_id, request.tombstone_s)
         return fleet_pb2.RemoveWorkerResponse(ranks=ranks)
@@ -264,7 +277,7 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         return {
             key: codec.write_worker(source, self._core, now_s)
             for key, source in sorted(self._core.view.sources.items())
-            if not model or _serves(source, model)
+            if not model or self._core.serves(source, model)
         }
 
     async def _command(
@@ -313,11 +326,14 @@ class ControlDesk:
                 return self._core.drain(control.worker_id)
             case "undrain":
                 return self._core.undrain(control.worker_id)
-            case "remove":
+            case "remove" if 0 <= control.tombstone_s < inf:
                 return self._core.remove(control.worker_id, control.tombstone_s, self._clock())
             case "resync":
                 self.on_resync(control.worker_id)
                 return len(self._core.view.ranks(control.worker_id))
+            case "remove":
+                self._core.view.dropped["malformed"] += 1
+                return 0
             case _:
                 self._core.view.dropped["unknown_kind"] += 1
                 return 0
@@ -338,7 +354,8 @@ class GrpcServer:
             ]
         )
         self._settings = settings
-        self._health = health.aio.HealthServicer()
+        self._health = _Health()
+        self._draining = False
         self.port = 0
         router_pb2_grpc.add_RouterServicer_to_server(router, self._server)
         fleet_pb2_grpc.add_FleetServicer_to_server(fleet, self._server)
@@ -356,7 +373,9 @@ class GrpcServer:
         await self._server.start()
 
     async def set_serving(self, *, ready: bool) -> None:
-        """Liveness is always SERVING while we run; all else follows readiness."""
+        """Liveness is always SERVING while we run; all else follows readiness, never after a drain
+        began."""
+        ready = ready and not self._draining
         serving = health_pb2.HealthCheckResponse.SERVING
         state = serving if ready else health_pb2.HealthCheckResponse.NOT_SERVING
         await self._health.set("liveness", serving)
@@ -365,7 +384,9 @@ class GrpcServer:
 
     async def drain(self, grace_s: float) -> None:
         """Says NOT_SERVING, finishes what is in flight, then stops."""
+        self._draining = True
         await self.set_serving(ready=False)
+        self._health.end_watches()
         await self._server.stop(grace_s)
 
     def _listen(self, address: str) -> int:
@@ -375,24 +396,52 @@ class GrpcServer:
             raise ConfigError(f"can't listen on {address}: is something else there?") from error
 
 
+class _Health(health.aio.HealthServicer):
+    """Health whose Watch ends with a drain; the base's would hold it up for all its grace."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._ended = asyncio.Event()
+
+    def end_watches(self) -> None:
+        self._ended.set()
+
+    @override
+    async def Watch(self, request: health_pb2.HealthCheckRequest, context: Context) -> None:
+        watch = asyncio.ensure_future(super().Watch(request, context))
+        if await _first(watch, self._ended):
+            await watch
+
+
 async def _until(
     batches: AsyncIterator[router_pb2.RouteBatch], stopping: asyncio.Event
-) -> AsyncIterator[router_pb2.RouteBatch]:
+) -> AsyncGenerator[router_pb2.RouteBatch, None]:
     """Batches until the client or we have had enough."""
-    stopped = asyncio.create_task(stopping.wait())
+    while True:
+        following = asyncio.ensure_future(anext(batches, None))
+        if not await _first(following, stopping):
+            return
+        batch = following.result()
+        if batch is None:
+            return
+        yield batch
+
+
+async def _first(future: asyncio.Future[Any], event: asyncio.Event) -> bool:
+    """Whether the future was done before the event came; leaves nothing running behind."""
+    came = asyncio.ensure_future(event.wait())
     try:
-        while True:
-            following = asyncio.ensure_future(anext(batches, None))
-            await asyncio.wait((following, stopped), return_when=asyncio.FIRST_COMPLETED)
-            if not following.done():
-                following.cancel()
-                return
-            batch = following.result()
-            if batch is None:
-                return
-            yield batch
+        await asyncio.wait((future, came), return_when=asyncio.FIRST_COMPLETED)
+        return future.done()
     finally:
-        stopped.cancel()
+        came.cancel()
+        future.cancel()
+
+
+async def _wait(event: asyncio.Event, seconds: float) -> None:
+    """Until the event comes, and no longer than that."""
+    with suppress(TimeoutError):
+        await asyncio.wait_for(event.wait(), seconds)
 
 
 async def abort(context: Context, refusal: Refusal) -> NoReturn:
@@ -400,15 +449,6 @@ async def abort(context: Context, refusal: Refusal) -> NoReturn:
     status = rpc_status.to_status(codec.write_status(refusal))
     await context.abort(status.code, status.details, status.trailing_metadata)
     raise AssertionError("abort() ends the call")
-
-
-def _serves(source: Source, model: str) -> bool:
-    heartbeat = source.heartbeat
-    return heartbeat is not None and model in (
-        heartbeat.model,
-        *heartbeat.model_aliases,
-        *heartbeat.lora_names,
-    )
 
 
 def _settled(status: fleet_pb2.WorkerStatus) -> bytes:

@@ -11,43 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from indexer.identity import WorkerKey
-from router.candidates import Candidates
 from router.policies import POLICIES
 from router.policies.policy import Scores
 from tests.router.fleet import Fleet, prompt
+from tests.router.rows import COLUMNS, rows
 
 NAMES = sorted(POLICIES)
-
-COLUMNS = (
-    "overlap_tokens",
-    "active_blocks",
-    "total_blocks",
-    "running",
-    "waiting",
-    "reserved",
-    "total_slots",
-    "last_picked",
-)
-
-
-def rows(prompt_tokens: int, *workers: dict[str, float]) -> Candidates:
-    """Candidates of what a test says about them; what it doesn't is zero, or unknown."""
-    unsaid = dict.fromkeys(COLUMNS, 0.0) | {"total_blocks": nan, "total_slots": nan}
-    columns: dict[str, Any] = {
-        name: np.array([{**unsaid, **worker}[name] for worker in workers]) for name in COLUMNS
-    }
-    count = len(workers)
-    return Candidates(
-        workers=tuple(WorkerKey(f"w{i}", 0) for i in range(count)),
-        prompt_tokens=prompt_tokens,
-        block_size=np.full(count, 16.0),
-        trust=np.ones(count),
-        new_tokens=prompt_tokens - columns["overlap_tokens"],
-        prefill_tokens_active=np.zeros(count),
-        excluded=("",) * count,
-        **columns,
-    )
 
 
 def score(policy: str, *args: Any) -> Scores:
@@ -337,30 +306,6 @@ class TestTies:
             assert decision.tied == 2
             assert set(decision.order[:2]) == {2, 4}
             assert sorted(decision.order) == [0, 1, 2, 3, 4, 5]
-
-
-class TestCandidates:
-    def test_no_slot_or_no_block_left_is_full_and_an_unknown_total_never_is(self) -> None:
-        fullness = rows(
-            10,
-            {"running": 3, "waiting": 1, "reserved": 1, "total_slots": 5},
-            {"running": 3, "waiting": 1, "total_slots": 5},
-            {"active_blocks": 100, "total_blocks": 100},
-            {"active_blocks": 99.5, "total_blocks": 100},
-            {"active_blocks": 1e9, "running": 1e9},
-        ).full()
-        assert fullness.tolist() == [True, False, True, False, False]
-
-    def test_ratios_are_zero_where_the_total_is_unknown(self) -> None:
-        candidates = rows(
-            10, {"active_blocks": 5, "running": 5}, {"active_blocks": 5, "total_blocks": 10}
-        )
-        assert candidates.load().tolist() == [0.0, 0.5]
-        assert candidates.slot_ratio().tolist() == [0.0, 0.0]
-
-    def test_no_rows_are_a_table_too(self) -> None:
-        assert len(rows(10)) == 0
-        assert rows(10).full().tolist() == []
 
 
 counts = st.integers(0, 200).map(float)
