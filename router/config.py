@@ -6,14 +6,16 @@ environment, `--section-key` on the command line. An unknown key is refused with
 
 import re
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 import yaml
 from msgspec import Meta
+from typing_extensions import override
 
 from events.settings import BlockSize, EngineSettings, NatsSettings, Seconds, Settings
 
@@ -200,12 +202,14 @@ def load(
     _convert(tree, config, where)  # blames the file for what the file says
     known = {key.variable: key for key in keys(config)}
     for variable, text in environment.items():
-        if not variable.startswith(ENVIRONMENT_PREFIX) or _is_no_key(variable, text):
+        if not variable.startswith(ENVIRONMENT_PREFIX):
             continue
         key = known.get(variable)
         if key is None:
+            if _is_no_key(variable, text):
+                continue
             raise ConfigError(f"environment: {variable} names no key of the configuration")
-        _put(tree, key.path, text if _takes_text(key.type) else yaml.safe_load(text))
+        _put(tree, key.path, _read_variable(key, text))
         _convert(tree, config, f"environment: {variable}: ")
     for path, value in flags.items():
         _put(tree, path, value)
@@ -219,17 +223,32 @@ def render(config: Settings) -> str:
         if key.secret and _get(tree, key.path) is not None:
             _put(tree, key.path, "***")
     url = _get(tree, ("nats", "url"))
-    if isinstance(url, str) and "@" in url:
-        scheme, _, rest = url.rpartition("://")
-        _put(tree, ("nats", "url"), f"{scheme}://***@{rest.rpartition('@')[2]}")
-    return yaml.safe_dump(tree, sort_keys=False, default_flow_style=False)
+    if isinstance(url, str) and "://" not in url:  # NATS takes it without a scheme
+        _put(tree, ("nats", "url"), re.sub(r"^.*@", "***@", url))
+    return yaml.safe_dump(_masked(tree), sort_keys=False, default_flow_style=False)
+
+
+_USER_INFO = re.compile(r"(?<=://)\S*@")
+
+
+def _masked(tree: Any) -> Any:
+    """A tree whose URLs tell no user and no password."""
+    match tree:
+        case str():
+            return _USER_INFO.sub("***@", tree)
+        case dict():
+            return {name: _masked(value) for name, value in tree.items()}
+        case list() | tuple():
+            return [_masked(value) for value in tree]
+        case _:
+            return tree
 
 
 _OTHER_VARIABLES = frozenset({"KVROUTE_CONFIG", "KVROUTE_TARGET"})
 """Variables of the command line that are no keys of a configuration."""
 
 
-_SERVICE_LINK = re.compile(r"_SERVICE_(HOST|PORT(_\w+)?)$|_PORT(_\d+_(TCP|UDP)(_\w+)?)?$")
+_SERVICE_LINK = re.compile(r"_SERVICE_(HOST|PORT(_\w+)?)$|_PORT(_\d+_(TCP|UDP|SCTP)(_\w+)?)?$")
 
 
 def _is_no_key(variable: str, text: str) -> bool:
@@ -245,7 +264,7 @@ def _is_no_key(variable: str, text: str) -> bool:
 
 def _read(file: Path) -> dict[str, Any]:
     try:
-        tree = yaml.safe_load(file.read_text(encoding="utf-8"))
+        tree = yaml.load(file.read_text(encoding="utf-8"), _Loader)
     except OSError as error:
         raise ConfigError(f"{file}: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -255,6 +274,34 @@ def _read(file: Path) -> dict[str, Any]:
     if not isinstance(tree, dict):
         raise ConfigError(f"{file}: expected a mapping of sections, found {type(tree).__name__}")
     return tree
+
+
+def _read_variable(key: Key, text: str) -> object:
+    """What a variable of the environment says; raises ConfigError."""
+    if _takes_text(key.type):
+        may_be_absent = types.NoneType in get_args(key.type)
+        return None if may_be_absent and not text else text
+    try:
+        return yaml.load(text, _Loader)
+    except yaml.YAMLError as error:
+        told = " ".join(str(error).split())
+        raise ConfigError(f"environment: {key.variable}: {told}") from error
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses a mapping with the same key twice, of which YAML's own takes the last."""
+
+    @override
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen: set[str] = set()
+        for name, _ in node.value:
+            if isinstance(name, yaml.ScalarNode) and name.tag != "tag:yaml.org,2002:merge":
+                if name.value in seen:
+                    raise yaml.constructor.ConstructorError(
+                        None, None, f"the key {name.value!r} is there twice", name.start_mark
+                    )
+                seen.add(name.value)
+        return super().construct_mapping(node, deep)
 
 
 def _convert(tree: dict[str, Any], config: type[Config], where: str) -> Config:
@@ -268,6 +315,11 @@ def _convert(tree: dict[str, Any], config: type[Config], where: str) -> Config:
 
 def _check(config: Settings, where: str) -> None:
     """What types alone can't say; raises ConfigError."""
+    tree = msgspec.to_builtins(config)
+    for key in keys(type(config)):
+        value = _get(tree, key.path)
+        if isinstance(value, float) and not isfinite(value):
+            raise ConfigError(f"{where}expected a number of seconds - at `$.{key.dotted}`")
     workers = getattr(config, "workers", ())
     seen: set[str] = set()
     for i, worker in enumerate(workers):
