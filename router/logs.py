@@ -15,7 +15,9 @@ REPEAT_S = 10.0
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line: time, level, logger, message, and the traceback if there is one."""
+    """One JSON object a line: time in UTC, level, logger, message, and the traceback if any."""
+
+    converter = staticmethod(time.gmtime)
 
     @override
     def format(self, record: logging.LogRecord) -> str:
@@ -64,7 +66,6 @@ def set_up(settings: LogSettings) -> None:
     formatter: logging.Formatter
     if as_json:
         formatter = JsonFormatter()
-        formatter.converter = time.gmtime
     else:
         formatter = logging.Formatter(
             "%(asctime)s %(levelname)-7s %(name)s: %(message)s", "%H:%M:%S"

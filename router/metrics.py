@@ -78,9 +78,6 @@ class Metrics:
         self.reservations_expired = Counter(
             "kvroute_reservations_expired", "Reservations ended by their lease.", registry=registry
         )
-        self.config_reloads = Counter(
-            "kvroute_config_reloads", "Configurations read.", ["result"], registry=registry
-        )
         build = Gauge("kvroute_build_info", "Always 1.", ["version"], registry=registry)
         build.labels(kvroute_version()).set(1)
         self._recent: deque[tuple[int, int]] = deque(maxlen=_RATIO_DECISIONS)
@@ -168,7 +165,15 @@ class RouterCollector(Collector):
             "Messages or facts that were not applied.",
             "reason",
             view.dropped,
-            ("malformed", "unknown_kind", "duplicate", "bad_subject", "too_many_workers"),
+            (
+                "malformed",
+                "unknown_kind",
+                "duplicate",
+                "lower_epoch",
+                "bad_subject",
+                "tombstone",
+                "too_many_workers",
+            ),
         )
         yield _counter(
             "kvroute_index_forgotten",
