@@ -30,7 +30,7 @@ cdef extern from "native/block_table.h" nogil:
     uint64_t table_store(Table *, uint32_t, int, const uint64_t *, size_t)
     uint64_t table_remove(Table *, uint32_t, int, const uint64_t *, size_t)
     uint64_t table_retire(Table *, uint32_t, int)
-    void table_match(Table *, const uint64_t *, size_t, int32_t *)
+    int table_match(Table *, const uint64_t *, size_t, int32_t *)
     int table_has_dead(const Table *)
     int table_sweep(Table *, uint64_t)
     void xxh3_blocks(const uint8_t *, size_t, size_t, uint64_t, uint64_t *)
@@ -174,11 +174,14 @@ cdef class NativeIndex:
         if not count or not self._table.slots_used:
             return Match(blocks)
         cdef int32_t[:, ::1] out = blocks
+        cdef int failed
         if count < LONG_WORK:
-            table_match(&self._table, &hashes[0], count, &out[0, 0])
+            failed = table_match(&self._table, &hashes[0], count, &out[0, 0])
         else:
             with nogil:
-                table_match(&self._table, &hashes[0], count, &out[0, 0])
+                failed = table_match(&self._table, &hashes[0], count, &out[0, 0])
+        if failed:
+            raise MemoryError
         return Match(blocks)
 
     def count(self, slot, tier=None):

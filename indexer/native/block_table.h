@@ -45,8 +45,15 @@ typedef struct {
     uint32_t capacity, used, depth, swept;
 } Segment;
 
+/* Slots by fastest tier, a bit each: bits[tier * words + word], from word `first` on. */
 typedef struct {
-    uint64_t hash;
+    uint64_t *bits;
+    uint32_t first, words;
+} SlotMap;
+
+typedef struct {
+    uint64_t hash, epoch;
+    SlotMap map; /* of the living, made when a match first asks; valid in one epoch of the table */
     uint32_t refs, count;
     uint32_t ids[]; /* ascending */
 } HolderSet;
@@ -67,11 +74,10 @@ typedef struct {
     Holder *holders; /* by number; 0 is nobody */
     uint32_t holders_used, holders_capacity;
     uint32_t *slots; /* slot * TIERS + tier -> holder number, 0 for none */
-    uint64_t *marks; /* slot -> the last round of a match that it survived */
-    uint8_t *best;   /* slot -> fastest tier in that round */
-    uint32_t *alive; /* scratch of a match: slots that survive */
     uint32_t slots_used, slots_capacity;
-    uint64_t round;
+    uint32_t *since;   /* scratch of a match: slot -> block from which on it is not counted yet */
+    uint64_t *scratch; /* and slot maps: of survivors, and of the block at hand */
+    uint64_t epoch;    /* retirements so far: older slot maps may show the dead */
     uint32_t *dead, *dying, *free; /* holder numbers: retired, being swept, swept */
     uint32_t dead_used, dying_used, free_used;
     uint32_t sweep, sweep_at; /* number of the sweep, and its place in the directory */
@@ -112,6 +118,10 @@ static inline uint64_t id_hash(uint32_t id) { return xxh_fold(id + XXH_P64_1, XX
 
 static inline size_t set_bytes(uint32_t count) { return sizeof(HolderSet) + 4 * (size_t)count; }
 
+static inline size_t map_bytes(const SlotMap *map) {
+    return map->bits ? TIERS * (size_t)map->words * 8 : 0;
+}
+
 static inline uint64_t set_place(const Table *t, uint64_t hash) {
     return xxh_fold(hash, XXH_P64_3) & (t->sets_capacity - 1);
 }
@@ -151,6 +161,7 @@ static uint64_t intern(Table *t, const uint32_t *ids, uint32_t count, uint64_t h
     set->refs = 0;
     set->count = count;
     memcpy(set->ids, ids, 4 * (size_t)count);
+    set->map = (SlotMap){NULL, 0, 0};
     t->sets[at] = set;
     t->sets_used++;
     t->bytes += set_bytes(count);
@@ -169,7 +180,8 @@ static void set_free(Table *t, HolderSet *set) {
     }
     t->sets[at] = NULL;
     t->sets_used--;
-    t->bytes -= set_bytes(set->count);
+    t->bytes -= set_bytes(set->count) + map_bytes(&set->map);
+    free(set->map.bits);
     free(set);
 }
 
@@ -409,14 +421,17 @@ static void table_free(Table *t) {
         i += 1ull << (t->directory_bits - s->depth);
         segment_free(t, s);
     }
-    for (uint64_t i = 0; i < t->sets_capacity; i++) free(t->sets[i]);
+    for (uint64_t i = 0; i < t->sets_capacity; i++) {
+        if (!t->sets[i]) continue;
+        free(t->sets[i]->map.bits);
+        free(t->sets[i]);
+    }
     free(t->directory);
     free(t->sets);
     free(t->holders);
     free(t->slots);
-    free(t->marks);
-    free(t->best);
-    free(t->alive);
+    free(t->since);
+    free(t->scratch);
     free(t->dead);
     free(t->dying);
     free(t->free);
@@ -429,19 +444,18 @@ static int table_reserve_slots(Table *t, uint32_t slots) {
         while (capacity < slots) capacity *= 2;
         uint32_t *ids = (uint32_t *)realloc(t->slots, (size_t)capacity * TIERS * 4);
         if (ids) t->slots = ids;
-        uint64_t *marks = (uint64_t *)realloc(t->marks, (size_t)capacity * 8);
-        if (marks) t->marks = marks;
-        uint8_t *best = (uint8_t *)realloc(t->best, capacity);
-        if (best) t->best = best;
-        uint32_t *alive = (uint32_t *)realloc(t->alive, (size_t)capacity * 4);
-        if (alive) t->alive = alive;
-        if (!ids || !marks || !best || !alive) return -1;
-        t->bytes += (uint64_t)(capacity - t->slots_capacity) * (TIERS * 4 + 8 + 1 + 4);
+        uint32_t *since = (uint32_t *)realloc(t->since, (size_t)capacity * 4);
+        if (since) t->since = since;
+        size_t words = (size_t)capacity / 64 + 1;
+        uint64_t *scratch = (uint64_t *)realloc(t->scratch, 2 * TIERS * words * 8);
+        if (scratch) t->scratch = scratch;
+        if (!ids || !since || !scratch) return -1;
+        t->bytes += (uint64_t)(capacity - t->slots_capacity) * (TIERS * 5 + 4);
         t->slots_capacity = capacity;
     }
     while (t->slots_used < slots) {
         memset(t->slots + (size_t)t->slots_used * TIERS, 0, TIERS * 4);
-        t->marks[t->slots_used++] = 0;
+        t->slots_used++;
     }
     return 0;
 }
@@ -481,6 +495,7 @@ static uint64_t table_retire(Table *t, uint32_t slot, int tier) {
     t->slots[slot * TIERS + tier] = 0;
     t->holders[id].alive = 0;
     t->holders[id].count = 0;
+    t->epoch++;
     if (count)
         t->dead[t->dead_used++] = id;
     else
@@ -625,47 +640,104 @@ static uint64_t table_remove(Table *t, uint32_t slot, int tier, const uint64_t *
     return failed ? NO_MEMORY : removed;
 }
 
+/* Adds the living among some holders to a map whose bits are zero. */
+static void map_add(const Table *t, SlotMap map, const uint32_t *ids, uint32_t count) {
+    uint64_t *device = map.bits, *host = device + map.words, *disk = host + map.words;
+    for (uint32_t i = 0; i < count; i++) {
+        const Holder *holder = &t->holders[ids[i]];
+        if (!holder->alive) continue;
+        uint32_t word = holder->slot / 64 - map.first;
+        map.bits[holder->tier * (size_t)map.words + word] |= 1ull << holder->slot % 64;
+    }
+    for (uint32_t w = 0; w < map.words; w++) {
+        host[w] &= ~device[w];
+        disk[w] &= ~(device[w] | host[w]);
+    }
+}
+
+/* The slots of a set of three or more; 0, or -1 without memory. */
+static int set_map(Table *t, HolderSet *set) {
+    if (set->map.bits && set->epoch == t->epoch) return 0;
+    uint32_t low = UINT32_MAX, high = 0;
+    for (uint32_t i = 0; i < set->count; i++) {
+        uint32_t word = t->holders[set->ids[i]].slot / 64;
+        if (word < low) low = word;
+        if (word > high) high = word;
+    }
+    uint32_t words = high - low + 1;
+    uint64_t *bits = (uint64_t *)calloc(TIERS * (size_t)words, 8);
+    if (!bits) return -1;
+    t->bytes -= map_bytes(&set->map);
+    free(set->map.bits);
+    set->map = (SlotMap){bits, low, words};
+    set->epoch = t->epoch;
+    t->bytes += map_bytes(&set->map);
+    map_add(t, set->map, set->ids, set->count);
+    return 0;
+}
+
+/* Counts, for each slot in `slots` (of one word), the blocks since it was last counted. */
+static inline void count_run(Table *t, const uint64_t *map, uint32_t words, uint32_t word,
+                             uint64_t slots, uint32_t now, int32_t *table) {
+    while (slots) {
+        uint64_t bit = slots & -slots;
+        uint32_t slot = word * 64 + (uint32_t)__builtin_ctzll(slots);
+        int tier = map[word] & bit ? 0 : map[words + word] & bit ? 1 : 2;
+        table[(size_t)tier * t->slots_used + slot] += (int32_t)(now - t->since[slot]);
+        t->since[slot] = now;
+        slots ^= bit;
+    }
+}
+
 /* Longest run of leading keys that each slot holds, on any tier, split by the fastest tier of each
- * key: table[tier * slots_used + slot], which must be zero. */
-static void table_match(Table *t, const uint64_t *keys, size_t count, int32_t *table) {
-    uint64_t before = 0;
-    uint32_t alive = 0;
-    size_t since = 0, i = 0;
-    t->round += 2; /* so that no mark of an earlier match is the last round's */
+ * key: table[tier * slots_used + slot], which must be zero. A slot is looked at when it drops out
+ * or changes its tier, not at every key. 0, or -1 without memory. */
+static int table_match(Table *t, const uint64_t *keys, size_t count, int32_t *table) {
+    uint32_t words = t->slots_used / 64 + 1;
+    size_t map_size = TIERS * (size_t)words * 8;
+    uint64_t *alive = t->scratch, *next = alive + TIERS * (size_t)words, before = 0;
+    uint32_t i = 0;
     for (; i < count; i++) {
         if (i + AHEAD < count) fetch_ahead(t, keys[i + AHEAD]);
         uint64_t mix = mixed(t, keys[i]);
         uint64_t value = find(segment_of(t, mix), mix, keys[i])->value;
         if (value == before && i) continue;
-        for (uint32_t j = 0; j < alive; j++) {
-            uint32_t slot = t->alive[j];
-            table[(size_t)t->best[slot] * t->slots_used + slot] += (int32_t)(i - since);
-        }
-        since = i;
         before = value;
-        alive = 0;
-        t->round++;
-        uint32_t room[2];
-        const uint32_t *ids;
-        uint32_t held_by = value_ids(value, room, &ids);
-        for (uint32_t j = 0; j < held_by; j++) {
-            const Holder *holder = &t->holders[ids[j]];
-            uint32_t slot = holder->slot;
-            if (!holder->alive || (i && t->marks[slot] + 1 < t->round)) continue;
-            if (t->marks[slot] == t->round) {
-                if (holder->tier < t->best[slot]) t->best[slot] = holder->tier;
-                continue;
-            }
-            t->marks[slot] = t->round;
-            t->best[slot] = holder->tier;
-            t->alive[alive++] = slot;
+        memset(next, 0, map_size);
+        if (is_set(value)) {
+            if (set_map(t, as_set(value))) return -1;
+            SlotMap map = as_set(value)->map;
+            for (int tier = 0; tier < TIERS; tier++)
+                memcpy(next + tier * (size_t)words + map.first,
+                       map.bits + tier * (size_t)map.words, (size_t)map.words * 8);
+        } else {
+            uint32_t room[2];
+            const uint32_t *ids;
+            uint32_t few = value_ids(value, room, &ids);
+            map_add(t, (SlotMap){next, 0, words}, ids, few);
         }
-        if (!alive) return;
+        uint64_t anybody = 0;
+        for (uint32_t w = 0; w < words; w++) {
+            uint64_t *was[TIERS] = {alive + w, alive + words + w, alive + 2 * words + w};
+            uint64_t is[TIERS] = {next[w], next[words + w], next[2 * words + w]};
+            uint64_t holds = is[0] | is[1] | is[2];
+            if (i) {
+                uint64_t had = *was[0] | *was[1] | *was[2], moved = 0;
+                for (int tier = 0; tier < TIERS; tier++) moved |= *was[tier] & ~is[tier];
+                if (moved) count_run(t, alive, words, w, moved, i, table);
+                holds &= had;
+            } else {
+                for (uint64_t slots = holds; slots; slots &= slots - 1)
+                    t->since[w * 64 + (uint32_t)__builtin_ctzll(slots)] = 0;
+            }
+            for (int tier = 0; tier < TIERS; tier++) *was[tier] = is[tier] & holds;
+            anybody |= holds;
+        }
+        if (!anybody) return 0;
     }
-    for (uint32_t j = 0; j < alive; j++) {
-        uint32_t slot = t->alive[j];
-        table[(size_t)t->best[slot] * t->slots_used + slot] += (int32_t)(i - since);
-    }
+    for (uint32_t w = 0; w < words && count; w++)
+        count_run(t, alive, words, w, alive[w] | alive[words + w] | alive[2 * words + w], i, table);
+    return 0;
 }
 
 #endif
