@@ -9,6 +9,7 @@ from msgspec import Meta
 Seconds = Annotated[float, Meta(gt=0)]
 BlockSize = Annotated[int, Meta(ge=1, le=65536)]
 Count = Annotated[int, Meta(ge=1)]
+Subject = Annotated[str, Meta(pattern=r"^\S+$")]
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -79,3 +80,55 @@ class EngineSettings(Settings, frozen=True):
         Count | None,
         Meta(description="requests that run at once, if the engine doesn't tell"),
     ] = None
+
+
+class DynamoSettings(Settings, frozen=True):
+    """A fleet under NVIDIA Dynamo, whose workers' KV events on NATS a relay follows.
+
+    Dynamo's events tell neither address nor model nor block size, so these are said here.
+    """
+
+    subject: Annotated[
+        Subject, Meta(description="where its workers publish; NATS wildcards allowed")
+    ]
+    address: Annotated[
+        str,
+        Meta(min_length=1, description="where clients send requests; may hold {worker_id}"),
+    ]
+    model: Annotated[str, Meta(min_length=1, description="model name")]
+    block_size: Annotated[BlockSize, Meta(description="tokens a block, as Dynamo has it")]
+    id: Annotated[
+        str, Meta(min_length=1, max_length=256, description="name in metrics and logs")
+    ] = "dynamo"
+    worker_id: Annotated[
+        str, Meta(max_length=200, description="worker ids; {worker_id} is Dynamo's number")
+    ] = "{worker_id}"
+    load_subject: Annotated[
+        Subject | None, Meta(description="their kv_metrics; default: beside the events")
+    ] = None
+    nats_url: Annotated[
+        str | None, Meta(description="the NATS server they publish on; default: the routers'")
+    ] = None
+    nats_credentials_file: Annotated[
+        str | None, Meta(description="NATS .creds file for nats_url")
+    ] = None
+    model_aliases: Annotated[tuple[str, ...], Meta(description="other names of the model")] = ()
+    lora_names: Annotated[tuple[str, ...], Meta(description="LoRAs that the workers serve")] = ()
+    max_model_len: Annotated[
+        Count | None, Meta(description="prompt and output together, tokens")
+    ] = None
+    total_blocks: Annotated[Count | None, Meta(description="KV blocks of a rank")] = None
+    slots: Annotated[Count | None, Meta(description="requests that a rank runs at once")] = None
+    role: Literal["both", "prefill", "decode"] = "both"
+    labels: Annotated[dict[str, str], Meta(description="free labels, for required_labels")] = {}
+    worker_timeout_s: Annotated[
+        Seconds, Meta(description="silence after which a worker counts as gone")
+    ] = 300.0
+    workers_max: Annotated[Count, Meta(description="workers (and ranks) known at once")] = 1024
+    blocks_max: Annotated[Count, Meta(description="blocks known of each")] = 1 << 22
+    message_bytes_max: Annotated[Count, Meta(description="largest message read")] = 8 << 20
+    hashes_max: Annotated[Count, Meta(description="hashes read of one message")] = 1 << 16
+
+    def __post_init__(self) -> None:
+        if "{worker_id}" not in self.worker_id:
+            raise ValueError(f"worker_id {self.worker_id!r}: without {{worker_id}} all are one")

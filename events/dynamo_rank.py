@@ -1,0 +1,198 @@
+"""One rank of a Dynamo worker, as the relay follows it: order, gaps, restarts, facts to publish.
+
+Dynamo has no replay that an outsider can ask for, so that what events/rank.py heals is lost here.
+Pure: no clock, no sockets.
+
+Laws:
+- an event is applied at most once and in order of its number;
+- a number that goes back, or another publisher that starts lower, is another life of the worker: a
+  new epoch, an empty ledger;
+- a hole empties the ledger, since removals may be in it: what is then told is true but partial,
+  until the worker clears its cache;
+- after a loss of our own connection nothing is told as held until the worker's next event proves
+  that nothing was missed.
+"""
+
+from collections import Counter
+from typing import cast
+
+from typing_extensions import override
+
+from events.dynamo_events import (
+    HashesRemoved,
+    HashesStored,
+    LeftOut,
+    Origin,
+    RankCleared,
+    What,
+    WorkerEvent,
+)
+from events.dynamo_ledger import DynamoLedger
+from events.facts import Epoch, SnapshotChunk, SnapshotRequest
+from events.ledger import Change, Ledger, Placed, Wiped
+from events.outbox import Outbox
+from events.snapshot import SnapshotDesk
+
+_RESTORED_HASHES = 4096
+"""In one fact, when what was put aside is told again."""
+
+
+class DynamoRank:
+    """One (worker, rank)."""
+
+    def __init__(self, epoch: Epoch, *, blocks_max: int = 1 << 22) -> None:
+        self.complete = False
+        """Whether the ledger missed nothing of this life."""
+        self.counts: Counter[str] = Counter()
+        """Kind of event, and what went wrong, of the whole life of this object."""
+        self.engine_gaps = 0
+        self.engine_restarts = 0
+        self.last_event_s: float | None = None
+        self.outbox = Outbox(epoch)
+        self._blocks_max = blocks_max
+        self.ledger = DynamoLedger(blocks_max, self.counts)
+        self._desk = SnapshotDesk(_as_ledger(self.ledger), self.outbox)
+        self._next_id: int | None = None
+        """The worker's next number; None as long as nothing was heard."""
+        self._origin: Origin | None = None
+        """Of the last event applied."""
+        self._earlier_publisher: int | None = None
+        """The one before the last one's."""
+        self._aside: tuple[DynamoLedger, bool] | None = None
+        """The ledger, and whether it was complete, until we know that nothing was missed."""
+
+    @override
+    def __repr__(self) -> str:
+        kind = "complete" if self.complete else "partial"
+        doubt = " in doubt" if self._aside else ""
+        return f"<DynamoRank {kind}{doubt} at {self._next_id}, {self.ledger!r}>"
+
+    def on_event(self, event: WorkerEvent, origin: Origin, now_s: float) -> list[bytes]:
+        """The worker's next event; returns messages for the facts subject, in order."""
+        messages: list[bytes] = []
+        number, expected = event.event_id, self._next_id
+        if expected is None:
+            self.complete = _is_first(number, origin)
+        elif number < expected and origin == self._origin:
+            self.counts["duplicate"] += 1  # the broker brought the last message twice
+            return []
+        elif number < expected or self._is_another_life(origin):
+            messages += self._new_life(now_s)
+            self.complete = _is_first(number, origin)
+        elif number > expected:
+            self.engine_gaps += 1
+            messages += self._lose(now_s)
+        elif self._aside is not None:
+            messages += self._take_back(now_s)
+        self._follow(origin)
+        self._next_id = number + 1
+        self.last_event_s = now_s
+        return messages + self.outbox.add(self._apply(event.what), now_s)
+
+    def doubt(self, now_s: float) -> list[bytes]:
+        """Messages may have been lost on their way to us: all that is held is put aside."""
+        if self._next_id is None or self._aside is not None:
+            return []
+        self._aside = (self.ledger, self.complete)
+        self.complete = False
+        had_any = self.ledger.count() > 0
+        self._use(DynamoLedger(self._blocks_max, self.counts))
+        return self.outbox.add([Wiped()], now_s) if had_any else []
+
+    def flush(self) -> list[bytes]:
+        """What is gathered; the relay calls it a moment after events came."""
+        return self.outbox.flush()
+
+    def beat(self, now_s: float) -> list[bytes]:
+        """What every second brings: what is gathered, then the state after it."""
+        messages = self.outbox.flush()
+        ledger = self.ledger
+        messages.append(self.outbox.beat(ledger.count(), ledger.digest(), self.complete, now_s))
+        return messages
+
+    def answer(self, request: SnapshotRequest, now_s: float) -> tuple[list[bytes], SnapshotChunk]:
+        """A router's question; what is gathered goes out before the answer."""
+        messages = self.flush()
+        return messages, self._desk.answer(request, self.complete, now_s)
+
+    def _take_back(self, now_s: float) -> list[bytes]:
+        """Nothing was missed: what was put aside holds."""
+        if self._aside is None:
+            raise AssertionError("nothing was put aside")
+        ledger, self.complete = self._aside
+        self._aside = None
+        self._use(ledger)
+        changes = [
+            Placed(tier, None, hashes[i : i + _RESTORED_HASHES])
+            for tier, hashes in ledger.placements()
+            for i in range(0, len(hashes), _RESTORED_HASHES)
+        ]
+        return self.outbox.add(changes, now_s)
+
+    def _lose(self, now_s: float) -> list[bytes]:
+        """Removals may be lost, so nothing held is certain any more."""
+        self._aside = None
+        self.complete = False
+        return self.outbox.add(self.ledger.wipe(), now_s)
+
+    def _new_life(self, now_s: float) -> list[bytes]:
+        self.engine_restarts += 1
+        self._aside = None
+        self.complete = False
+        epoch = Epoch(
+            max(int(now_s * 1e9), self.outbox.epoch.start_ns + 1), self.outbox.epoch.nonce
+        )
+        self.outbox.start_over(epoch)
+        self._use(DynamoLedger(self._blocks_max, self.counts))
+        return self.beat(now_s)
+
+    def _use(self, ledger: DynamoLedger) -> None:
+        self.ledger = ledger
+        self._desk.start_over(_as_ledger(ledger))
+
+    def _is_another_life(self, origin: Origin) -> bool:
+        """Whether another publisher speaks, and has said less than the last one."""
+        last = self._origin
+        if last is None or None in (last.publisher_id, origin.publisher_id):
+            return False
+        return origin.publisher_id != last.publisher_id and (origin.sequence or 0) < (
+            last.sequence or 0
+        )
+
+    def _follow(self, origin: Origin) -> None:
+        """Remembers who spoke; one that another took over from speaks no more."""
+        last = self._origin.publisher_id if self._origin is not None else None
+        if last is not None and origin.publisher_id != last:
+            if origin.publisher_id == self._earlier_publisher:
+                self.counts["two_publishers"] += 1
+            self._earlier_publisher = last
+        self._origin = origin
+
+    def _apply(self, what: What) -> list[Change]:
+        match what:
+            case HashesStored(tier, parent, names, blocks, begins):
+                self.counts["BlocksStored"] += 1
+                return self.ledger.store(tier, parent, names, blocks, begins=begins)
+            case HashesRemoved(tier, names):
+                self.counts["BlocksRemoved"] += 1
+                return self.ledger.remove(tier, names)
+            case RankCleared():
+                self.counts["BlocksCleared"] += 1
+                self.complete = True  # whatever was missed is gone now
+                return self.ledger.wipe()
+            case LeftOut(reason, stores_lost, removals_lost):
+                self.counts[reason] += 1
+                if stores_lost or removals_lost:
+                    self.complete = False
+                # A removal that can't be read would leave a block too many: start from nothing.
+                return self.ledger.wipe() if removals_lost else []
+
+
+def _is_first(number: int, origin: Origin) -> bool:
+    """Whether a life begins with this number: publishers count from 1, older ones from 0."""
+    return number == 0 or (number == 1 and origin.sequence == 0)
+
+
+def _as_ledger(ledger: DynamoLedger) -> Ledger:
+    """The desk asks a ledger for its placements, and for nothing else."""
+    return cast(Ledger, ledger)
