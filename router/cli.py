@@ -11,7 +11,7 @@ import click
 import msgspec
 import uvloop
 
-from events.settings import EngineSettings, Settings
+from events.settings import DynamoSettings, EngineSettings, Settings
 from router.config import (
     Config,
     ConfigError,
@@ -138,7 +138,7 @@ def serve(config_file: Path | None, **given: Any) -> None:
 @cli.command()
 @_settings_options(RelayConfig)
 @click.option("--worker-id", f"{_ENGINE}id", help="Worker id, unique in the fleet.")
-@click.option("--engine", f"{_ENGINE}engine", help="vllm or sglang. [vllm]")
+@click.option("--engine", f"{_ENGINE}engine", help="vllm, sglang or dynamo. [vllm]")
 @click.option("--address", f"{_ENGINE}address", help="Where clients send their requests.")
 @click.option("--events", f"{_ENGINE}events", help="The engine's event publisher, tcp://...")
 @click.option(
@@ -158,10 +158,27 @@ def serve(config_file: Path | None, **given: Any) -> None:
 @click.option("--role", f"{_ENGINE}role", help="both, prefill or decode. [both]")
 @click.option("--slots", f"{_ENGINE}slots", type=int, help="Requests that run at once.")
 @click.option("--label", f"{_ENGINE}labels", multiple=True, help="NAME=VALUE, repeatable.")
+@click.option("--subject", f"{_ENGINE}subject", help="dynamo: where the workers publish, on NATS.")
+@click.option("--load-subject", f"{_ENGINE}load_subject", help="dynamo: their kv_metrics.")
+@click.option("--dynamo-nats", f"{_ENGINE}nats_url", help="dynamo: its NATS. [the routers']")
+@click.option(
+    "--dynamo-nats-credentials",
+    f"{_ENGINE}nats_credentials_file",
+    help="dynamo: .creds file for its NATS.",
+)
+@click.option("--max-model-len", f"{_ENGINE}max_model_len", type=int, help="dynamo: tokens.")
+@click.option("--total-blocks", f"{_ENGINE}total_blocks", type=int, help="dynamo: of a rank.")
+@click.option(
+    "--worker-timeout-s",
+    f"{_ENGINE}worker_timeout_s",
+    type=float,
+    help="dynamo: silence after which a worker counts as gone. [300]",
+)
 def relay(config_file: Path | None, **given: Any) -> None:  # fmt: skip
     """Relay an engine's KV events and load to the routers.
 
     Runs beside one engine, described by flags, or several, described under `workers:` in the file.
+    With --engine dynamo it follows all workers of a fleet under NVIDIA Dynamo, on NATS.
     """
     config = _load(RelayConfig, config_file, given)
     engine = {
@@ -169,36 +186,27 @@ def relay(config_file: Path | None, **given: Any) -> None:  # fmt: skip
         for name, value in given.items()
         if name.startswith(_ENGINE) and value not in (None, ())
     }
-    if engine:
+    dynamo: list[DynamoSettings] = []
+    if engine.get("engine") == "dynamo":
+        dynamo.append(_dynamo(engine))
+    elif engine:
         config = _with_engine(config, engine)
     set_up(config.log)
 
     async def run() -> int:
         from router.relay_app import RelayApp
 
-        return await RelayApp(config).run()
+        return await RelayApp(config, dynamo).run()
 
     _run(run())
 
 
 def _with_engine(config: RelayConfig, given: dict[str, Any]) -> RelayConfig:
     fields = {"engine": "vllm", **given}
-    labels = {}
-    for label in given.get("labels", ()):
-        name, separator, value = label.partition("=")
-        if not separator or not name:
-            raise ConfigError(f"--label {label!r}: write NAME=VALUE")
-        labels[name] = value
-    fields["labels"] = labels
-    missing = [
-        flag
-        for flag, name in (
-            ("--worker-id", "id"), ("--address", "address"), ("--events", "events")
-        )
-        if name not in fields
-    ]  # fmt: skip
-    if missing:
-        raise ConfigError(f"to relay one engine, give {', '.join(missing)} too")
+    fields["labels"] = _labels(given)
+    _check_given(
+        fields, {"--worker-id": "id", "--address": "address", "--events": "events"}, "one engine"
+    )
     try:
         settings = msgspec.convert(fields, EngineSettings)
     except msgspec.ValidationError as error:
@@ -206,6 +214,41 @@ def _with_engine(config: RelayConfig, given: dict[str, Any]) -> RelayConfig:
     if any(worker.id == settings.id for worker in config.workers):
         raise ConfigError(f"the id {settings.id!r} is used twice, by --worker-id and in the file")
     return msgspec.structs.replace(config, workers=(*config.workers, settings))
+
+
+def _dynamo(given: dict[str, Any]) -> DynamoSettings:
+    fields = {name: value for name, value in given.items() if name != "engine"}
+    if "id" in fields:
+        fields["worker_id"] = fields.pop("id")
+    fields["labels"] = _labels(given)
+    needed = {
+        "--subject": "subject",
+        "--address": "address",
+        "--model": "model",
+        "--block-size": "block_size",
+    }
+    _check_given(fields, needed, "a Dynamo fleet")
+    try:
+        return msgspec.convert(fields, DynamoSettings)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"flags: {error}") from error
+
+
+def _check_given(fields: dict[str, Any], needed: dict[str, str], what: str) -> None:
+    """Raises ConfigError unless every flag that is needed was given."""
+    missing = [flag for flag, name in needed.items() if name not in fields]
+    if missing:
+        raise ConfigError(f"to relay {what}, give {', '.join(missing)} too")
+
+
+def _labels(given: dict[str, Any]) -> dict[str, str]:
+    labels = {}
+    for label in given.get("labels", ()):
+        name, separator, value = label.partition("=")
+        if not separator or not name:
+            raise ConfigError(f"--label {label!r}: write NAME=VALUE")
+        labels[name] = value
+    return labels
 
 
 @cli.command("check-config")

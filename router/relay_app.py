@@ -5,12 +5,16 @@ import logging
 import random
 import secrets
 import signal
+from collections.abc import Sequence
+from typing import cast
 
 from prometheus_client import CollectorRegistry, Gauge, ProcessCollector
 
 from events.broker import Broker
 from events.clock import unix_now
+from events.dynamo_relay import DynamoRelay
 from events.relay import Relay
+from events.settings import DynamoSettings, NatsSettings
 from events.tasks import Tasks
 from router.app import check_engine
 from router.config import ConfigError, RelayConfig, render
@@ -21,11 +25,11 @@ log = logging.getLogger("kvroute")
 
 
 class RelayApp:
-    """One relay process, for one engine or several."""
+    """One relay process, for one engine or several, or for a Dynamo fleet."""
 
-    def __init__(self, config: RelayConfig) -> None:
+    def __init__(self, config: RelayConfig, dynamo: Sequence[DynamoSettings] = ()) -> None:
         """Raises ConfigError for what only this process can find wrong."""
-        if not config.workers:
+        if not config.workers and not dynamo:
             raise ConfigError("no engine to relay: give --worker-id and its like, or `workers:`")
         if config.nats.url is None:
             raise ConfigError("a relay needs the routers' NATS: give --nats URL (nats.url)")
@@ -48,11 +52,26 @@ class RelayApp:
             )
             for worker in config.workers
         ]
+        self._sources: list[Broker] = []
+        """Connections to other NATS servers than the routers'."""
+        self._dynamo = [
+            DynamoRelay(
+                settings,
+                self._broker,
+                source=self._source(settings),
+                fleet=config.fleet,
+                clock=unix_now,
+                on_failure=self._broke,
+                rng=rng,
+            )
+            for settings in dynamo
+        ]
         registry = CollectorRegistry()
         build = Gauge("kvroute_build_info", "Always 1.", ["version"], registry=registry)
         build.labels(kvroute_version()).set(1)
         ProcessCollector(registry=registry)
-        registry.register(RelayCollector(lambda: self._relays))
+        # The collector reads ranks, counts and settings.id, which both kinds of relay have.
+        registry.register(RelayCollector(lambda: cast(list[Relay], self._all)))
         registry.register(BrokerCollector(self._broker))
         self._http = (
             MetricsServer(registry, config.metrics.listen) if config.metrics.listen else None
@@ -64,6 +83,8 @@ class RelayApp:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
         log.info("configuration:\n%s", render(self._config).rstrip())
+        for one in self._dynamo:
+            log.info("Dynamo fleet:\n%s", render(one.settings).rstrip())
         try:
             if self._http is not None:
                 await self._http.start()
@@ -71,19 +92,33 @@ class RelayApp:
             self._tasks.spawn(self._connect(), "connection to NATS")
             await self._stop.wait()
         finally:
-            for relay in self._relays:
+            for relay in self._all:
                 await relay.stop()
             await self._tasks.close()
-            await self._broker.close()
+            for broker in (self._broker, *self._sources):
+                await broker.close()
             if self._http is not None:
                 await self._http.stop()
             log.info("stopped")
         return 1 if self._failed is not None else 0
 
     async def _connect(self) -> None:
-        await self._broker.connect()
-        for relay in self._relays:
+        for broker in (self._broker, *self._sources):
+            await broker.connect()
+        for relay in self._all:
             await relay.start()
+
+    @property
+    def _all(self) -> list[Relay | DynamoRelay]:
+        return [*self._relays, *self._dynamo]
+
+    def _source(self, settings: DynamoSettings) -> Broker | None:
+        """The connection to a Dynamo fleet's own NATS server; None: it shares the routers'."""
+        if settings.nats_url is None:
+            return None
+        nats = NatsSettings(credentials_file=settings.nats_credentials_file)
+        self._sources.append(Broker(nats, settings.nats_url, "kvroute relay of a Dynamo fleet"))
+        return self._sources[-1]
 
     def _broke(self, error: BaseException) -> None:
         self._failed = error
