@@ -1,0 +1,122 @@
+"""Real vLLM and SGLang behind a real kvroute: what was predicted against what was reused.
+
+usage: python -m tests.real_engines [--seed N] [--phases quiet,evictions,...]
+Ends with one JSON line on standard output; everything else goes to standard error and to
+build/real-engines/logs.
+"""
+
+import argparse
+import asyncio
+import json
+import logging
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import msgspec
+
+from tests.real_engines.drive import PHASES, Driver
+from tests.real_engines.stage import StageBroken, a_stage
+from tests.real_engines.verdicts import RULES, Judge, Sample
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILD = ROOT / "build" / "real-engines"
+UNEXPLAINED_MAX = 0.01
+
+log = logging.getLogger("real_engines")
+
+
+async def run(seed: int, phases: list[str]) -> int:
+    """The whole run; returns the exit code."""
+    task = asyncio.current_task()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, task.cancel if task else lambda: None)
+    judge = Judge()
+    broken = ""
+    engines: list[str] = []
+    driver: Driver | None = None
+    try:
+        async with a_stage(BUILD) as stage:
+            for engine in stage.engines.values():
+                ranks = f"{engine.ranks} ranks" if engine.ranks > 1 else "1 rank"
+                version = await engine.version()
+                engines.append(f"{engine.name} {version}, {ranks}, blocks of {engine.block_size}")
+            driver = Driver(stage, judge, random.Random(seed))
+            await driver.run(phases)
+    except (Exception, asyncio.CancelledError) as error:
+        broken = f"{type(error).__name__}: {error}"
+        log.error("broken off: %s", broken, exc_info=not isinstance(error, StageBroken))
+    return report(judge, driver, engines, broken)
+
+
+def report(judge: Judge, driver: Driver | None, engines: list[str], broken: str) -> int:
+    """Writes samples, table and the last line; returns the exit code."""
+    with (BUILD / "logs" / "samples.jsonl").open("wb") as file:
+        for one in judge.samples:
+            file.write(msgspec.json.encode(one) + b"\n")
+    log.info("%s", table(judge.table()))
+    rules = Counter(one.why for one in judge.samples if one.why)
+    for rule, count in rules.items():
+        log.info("%d %s: %s", count, rule, RULES[rule])
+    for one in (*judge.unexplained(quiet=True), *judge.unexplained(quiet=False)):
+        log.warning("unexplained: %s", msgspec.json.encode(one).decode())
+    quiet = [one for one in judge.samples if one.quiet]
+    unexplained = judge.unexplained(quiet=True)
+    if driver is not None and driver.unsettled:
+        log.warning("%d requests' facts did not come in time", driver.unsettled)
+    line = {
+        "engines": engines,
+        "requests": len(judge.samples),
+        **{verdict: _count(judge.samples, verdict) for verdict in ("exact", "over", "under")},
+        "explained": sum(rules.values()),
+        "quiet": {
+            "requests": len(quiet),
+            "exact": _count(quiet, "exact"),
+            "unexplained": len(unexplained),
+        },
+        "recoveries": driver.recoveries if driver is not None else [],
+    }
+    if broken:
+        line["broken"] = broken
+    sys.stdout.write(json.dumps(line) + "\n")
+    return int(bool(broken) or len(unexplained) > UNEXPLAINED_MAX * len(quiet))
+
+
+def table(rows: dict[str, Counter[str]]) -> str:
+    """The table of the README."""
+    lines = ["", "| phase | requests | exact | over | under | why |", "|---|---|---|---|---|---|"]
+    for phase, row in rows.items():
+        why = ", ".join(f"{count} {name}" for name, count in row.items() if ": " in name)
+        numbers = " | ".join(str(row[name]) for name in ("requests", "exact", "over", "under"))
+        lines.append(f"| {phase} | {numbers} | {why} |")
+    return "\n".join(lines)
+
+
+def _count(samples: list[Sample], verdict: str) -> int:
+    return sum(one.verdict == verdict for one in samples)
+
+
+def main() -> None:
+    """Installs what is needed, then runs."""
+    parser = argparse.ArgumentParser(prog="python -m tests.real_engines", description=__doc__)
+    parser.add_argument("--seed", type=int, default=1, help="of prompts and their order")
+    parser.add_argument("--phases", default=",".join(PHASES), help="some of %(default)s")
+    parser.add_argument("--python", default=sys.executable, help="for the engines' environments")
+    given = parser.parse_args()
+    os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"  # children are started by exec
+    logging.basicConfig(
+        stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S"
+    )
+    install = [str(Path(__file__).with_name("install.sh")), given.python, str(BUILD)]
+    if code := subprocess.run(install, check=False).returncode:
+        sys.exit(code)
+    sys.exit(asyncio.run(run(given.seed, given.phases.split(","))))
+
+
+if __name__ == "__main__":
+    main()

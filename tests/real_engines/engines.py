@@ -1,0 +1,296 @@
+"""Real engines on loopback: how each is started, asked, reset, and relayed."""
+
+import json
+import socket
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import aiohttp
+from typing_extensions import override
+
+from events.relay import rank_endpoint
+from tests.real_engines.processes import Child
+
+MODEL = "tiny"
+LORA = "tiny-lora"
+MODEL_LEN = 512
+SLOTS = 8
+HERE = Path(__file__).resolve().parent
+_OFFLINE = {
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "DO_NOT_TRACK": "1",
+    "OMP_NUM_THREADS": "1",
+    "PYTHONWARNINGS": "ignore",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What a request asks."""
+
+    tokens: tuple[int, ...]
+    output_tokens: int = 4
+    lora: str = ""
+    salt: str = ""
+    report_full: bool = False
+    """vLLM's kv_cache_report_mode "full": the engine announces reused blocks again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the engine said."""
+
+    cached_tokens: int
+    output: tuple[int, ...]
+
+
+class EngineRefused(RuntimeError):
+    """An answer that is no 200; the message has its body."""
+
+
+def free_ports(count: int) -> int:
+    """The first of `count` ports in a row that nobody has."""
+    while True:
+        taken: list[socket.socket] = []
+        try:
+            first = 0
+            for number in range(count):
+                one = socket.socket()
+                taken.append(one)
+                one.bind(("127.0.0.1", first + number if number else 0))
+                first = first or one.getsockname()[1]
+        except (OSError, OverflowError):
+            continue
+        else:
+            return first
+        finally:
+            for one in taken:
+                one.close()
+
+
+@dataclass
+class Engine(ABC):
+    """One engine process and what a relay has to know of it."""
+
+    worker_id: str
+    build: Path
+    logs: Path
+    sockets: Path
+    """A folder with a short path, for ipc endpoints."""
+    session: aiohttp.ClientSession
+    blocks: int
+    """Blocks of its cache, a rank: few, so that it evicts."""
+    ranks: int = 1
+    port: int = field(default_factory=lambda: free_ports(1))
+    child: Child = field(init=False)
+
+    name: str = field(init=False, default="")
+    block_size: int = field(init=False, default=0)
+    _events: str = field(init=False, default="")
+    _replay: str = field(init=False, default="")
+
+    @abstractmethod
+    def __post_init__(self) -> None:
+        """Says what it is, and how its process is started."""
+
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @abstractmethod
+    def relay_flags(self) -> Sequence[str]:
+        """Flags of `kvroute relay`, all but the broker's."""
+
+    def replay_of(self, rank: int) -> str:
+        """The rank's replay socket."""
+        return rank_endpoint(self._replay, rank)
+
+    @abstractmethod
+    async def ask(self, prompt: Prompt, headers: Mapping[str, str]) -> Answer:
+        """Serves a request, straight from the engine."""
+
+    @abstractmethod
+    async def reset(self) -> None:
+        """Empties its prefix cache."""
+
+    @abstractmethod
+    async def version(self) -> str:
+        """Its release."""
+
+    async def answers(self) -> bool:
+        """Whether it is healthy."""
+        try:
+            async with self.session.get(f"{self.address}/health") as answer:
+                return answer.status == 200
+        except (aiohttp.ClientError, TimeoutError):
+            return False
+
+    async def _post(
+        self, path: str, body: Mapping[str, object], headers: Mapping[str, str] | None = None
+    ) -> str:
+        url = f"{self.address}{path}"
+        async with self.session.post(url, json=body, headers=headers) as answer:
+            text = await answer.text()
+            if answer.status != 200:
+                raise EngineRefused(f"{self.worker_id}: {answer.status} {text[:300]}")
+            return text
+
+
+class Vllm(Engine):
+    """vLLM, one rank or several.
+
+    One rank publishes on ipc, which the engine binds. Several need TCP, and on a host of its own
+    vLLM's publisher connects, so the relay binds.
+    """
+
+    @override
+    def __post_init__(self) -> None:
+        self.name = "vllm"
+        self.block_size = 32
+        ports = free_ports(2 * self.ranks)
+        self._events = f"tcp://127.0.0.1:{ports}"
+        self._replay = f"tcp://127.0.0.1:{ports + self.ranks}"
+        if self.ranks == 1:
+            self._events = f"ipc://{self.sockets}/{self.worker_id}.events"
+            self._replay = f"ipc://{self.sockets}/{self.worker_id}.replay"
+        events = {
+            "enable_kv_cache_events": True,
+            "publisher": "zmq",
+            "endpoint": self._events,
+            "replay_endpoint": self._replay,
+            "topic": "kv-events",
+        }
+        command = [
+            str(self.build / "vllm-venv/bin/python"),
+            *("-m", "vllm.entrypoints.openai.api_server"),
+            *("--model", str(self.build / "model"), "--served-model-name", MODEL),
+            *("--host", "127.0.0.1", "--port", str(self.port)),
+            *("--load-format", "dummy", "--dtype", "float32", "--enforce-eager"),
+            *("--max-model-len", str(MODEL_LEN), "--max-num-seqs", str(SLOTS)),
+            *("--block-size", str(self.block_size)),
+            *("--num-gpu-blocks-override", str(self.blocks)),
+            *("--enable-prefix-caching", "--enable-prompt-tokens-details"),
+            *("--enable-lora", "--max-lora-rank", "8"),
+            *("--lora-modules", f"{LORA}={self.build / 'lora'}"),
+            *("--kv-events-config", json.dumps(events)),
+        ]
+        if self.ranks > 1:
+            command += ["--data-parallel-size", str(self.ranks)]
+        variables = {
+            **_OFFLINE,
+            "VLLM_SERVER_DEV_MODE": "1",
+            "VLLM_CPU_KVCACHE_SPACE": "1",
+            "VLLM_HOST_IP": "127.0.0.1",
+            "VLLM_NO_USAGE_STATS": "1",
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        }
+        self.child = Child(self.worker_id, command, self.logs, variables)
+
+    @override
+    def relay_flags(self) -> Sequence[str]:
+        flags = [
+            *("--worker-id", self.worker_id, "--engine", self.name, "--address", self.address),
+            *("--events", self._events, "--replay", self._replay, "--topic", "kv-events"),
+            *("--ranks", str(self.ranks), "--slots", str(SLOTS)),
+        ]
+        return [*flags, "--events-bind"] if self.ranks > 1 else flags
+
+    @override
+    async def ask(self, prompt: Prompt, headers: Mapping[str, str]) -> Answer:
+        body: dict[str, object] = {
+            "model": prompt.lora or MODEL,
+            "prompt": list(prompt.tokens),
+            "max_tokens": prompt.output_tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+            "return_token_ids": True,
+        }
+        if prompt.salt:
+            body["cache_salt"] = prompt.salt
+        if prompt.report_full:
+            body["vllm_xargs"] = {"kv_cache_report_mode": "full"}
+        told = json.loads(await self._post("/v1/completions", body, headers))
+        details = told["usage"].get("prompt_tokens_details") or {}
+        return Answer(details.get("cached_tokens") or 0, tuple(told["choices"][0]["token_ids"]))
+
+    @override
+    async def reset(self) -> None:
+        await self._post("/reset_prefix_cache", {})
+
+    @override
+    async def version(self) -> str:
+        async with self.session.get(f"{self.address}/version") as answer:
+            return str((await answer.json())["version"])
+
+
+class Sglang(Engine):
+    """SGLang, one rank, pages of 16."""
+
+    @override
+    def __post_init__(self) -> None:
+        self.name = "sglang"
+        self.block_size = 16
+        ports = free_ports(2)
+        self._events = f"tcp://127.0.0.1:{ports}"
+        self._replay = f"tcp://127.0.0.1:{ports + 1}"
+        events = {
+            "publisher": "zmq",
+            "endpoint": self._events,
+            "bind": True,
+            "replay_endpoint": self._replay,
+            "topic": "kv-events",
+        }
+        command = [
+            *(str(self.build / "sglang-venv/bin/python"), str(HERE / "launch_sglang.py")),
+            *("--model-path", str(self.build / "model"), "--served-model-name", MODEL),
+            *("--host", "127.0.0.1", "--port", str(self.port), "--device", "cpu"),
+            *("--load-format", "dummy", "--dtype", "float32"),
+            *("--attention-backend", "torch_native"),
+            *("--disable-overlap-schedule", "--disable-cuda-graph"),
+            *("--page-size", str(self.block_size)),
+            *("--max-total-tokens", str(self.blocks * self.block_size)),
+            *("--max-running-requests", str(SLOTS)),
+            *("--enable-metrics", "--enable-cache-report"),
+            *("--kv-events-config", json.dumps(events)),
+        ]
+        variables = {
+            **_OFFLINE,
+            "SGL_STUB": "1",
+            "CUDA_VISIBLE_DEVICES": "",
+            "SGLANG_USE_CPU_ENGINE": "1",
+        }
+        self.child = Child(self.worker_id, command, self.logs, variables)
+
+    @override
+    def relay_flags(self) -> Sequence[str]:
+        return [
+            *("--worker-id", self.worker_id, "--engine", self.name, "--address", self.address),
+            *("--events", self._events, "--replay", self._replay, "--topic", "kv-events"),
+        ]
+
+    @override
+    async def ask(self, prompt: Prompt, headers: Mapping[str, str]) -> Answer:
+        body: dict[str, object] = {
+            "input_ids": list(prompt.tokens),
+            "sampling_params": {
+                "max_new_tokens": prompt.output_tokens,
+                "temperature": 0,
+                "ignore_eos": True,
+            },
+        }
+        if prompt.salt:
+            body["cache_salt"] = prompt.salt
+        told = json.loads(await self._post("/generate", body, headers))
+        return Answer(told["meta_info"]["cached_tokens"], tuple(told["output_ids"]))
+
+    @override
+    async def reset(self) -> None:
+        await self._post("/flush_cache", {})
+
+    @override
+    async def version(self) -> str:
+        async with self.session.get(f"{self.address}/server_info") as answer:
+            return str((await answer.json())["version"])

