@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench proto format clean
+.PHONY: help setup demo test real-engines check bench proto format clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -34,6 +34,9 @@ demo: $(STAMP) ## eight stand-in engines, real NATS, real relays, the router: wa
 
 test: $(STAMP) ## the test suite
 	@$(BIN)/python -m pytest -q $(ARGS)
+
+real-engines: $(STAMP) ## real vLLM and SGLang on CPU: predicted against reused tokens (10 minutes, 4 GB)
+	@$(BIN)/python -m tests.real_engines $(ARGS)
 
 check: $(STAMP) $(PROTOC)/.installed ## ruff, mypy --strict, import contracts, buf lint, generated code fresh
 	@$(BIN)/ruff format --check .
