@@ -41,7 +41,7 @@ def table_of(rows: list[dict[str, Any]]) -> Table:
     table.add_column("unit")
     for row in rows:
         compared = [shown(row["peer"]), shown(row["ratio"])] if with_peer else []
-        arrow = "↑" if row["better"] == "higher" else "↓"
+        arrow = "↑" if row["better"] == "more" else "↓"
         table.add_row(row["name"], shown(row["ours"]), *compared, f"{row['unit']} {arrow}")
     return table
 

@@ -97,5 +97,5 @@ def _row(
         "peer": None,
         "unit": unit,
         "ratio": None,
-        "better": "higher",
+        "better": "more",
     }

@@ -18,12 +18,12 @@ def seconds_of(run: Callable[[], object]) -> float:
 
 def rate(name: str, run: Callable[[], object], count: int, unit: str) -> dict[str, Any]:
     """A row for something done `count` times in each go; more is better."""
-    return row(name, round(count / seconds_of(run)), unit, "higher")
+    return row(name, round(count / seconds_of(run)), unit, "more")
 
 
 def duration_us(name: str, run: Callable[[], object]) -> dict[str, Any]:
     """A row for how long one go takes; less is better."""
-    return row(name, round(seconds_of(run) * 1e6, 2), "us", "lower")
+    return row(name, round(seconds_of(run) * 1e6, 2), "us", "less")
 
 
 def row(name: str, ours: float, unit: str, better: str) -> dict[str, Any]:
