@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test real-engines check bench proto format clean
@@ -11,12 +12,11 @@ help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 KERNEL := indexer/kernel.pyx $(wildcard indexer/native/*.h)
-$(STAMP): pyproject.toml $(KERNEL)
+$(STAMP): pyproject.toml setup.py $(KERNEL)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "kvroute needs Python 3.11 or newer; name one: make PYTHON=python3.12 ..." >&2; exit 1; }
 	@echo "setting up $(VENV) (once, a minute or two)"
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/pip install --quiet --disable-pip-version-check --upgrade pip
-	@$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@$(PIP) --editable '.[dev]' > $(VENV)/setup.log 2>&1 || { cat $(VENV)/setup.log >&2; exit 1; }
 	@touch $@
 
 # The generator is pinned, and lives apart: the code it makes runs on its own release and every later
@@ -24,7 +24,7 @@ $(STAMP): pyproject.toml $(KERNEL)
 PROTOC := $(VENV)/protoc
 $(PROTOC)/.installed: proto/generator.txt
 	@$(PYTHON) -m venv $(PROTOC)
-	@$(PROTOC)/bin/pip install --quiet --disable-pip-version-check -r proto/generator.txt
+	@$(PROTOC)/bin/pip install --quiet --disable-pip-version-check -r proto/generator.txt 2> $(VENV)/setup.log || { cat $(VENV)/setup.log >&2; exit 1; }
 	@touch $@
 
 setup: $(STAMP) ## virtual environment and dependencies
