@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Meta, Raw, Struct
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 from xxhash import xxh3_64_intdigest
 
 from events.engine_wire import RANK_MAX, READ_ERRORS, REASON_CHARS, U64_MASK
@@ -155,9 +155,11 @@ class _Removed(Struct):
 
 
 class _Data(Struct):
-    stored: _Stored | None = None
-    removed: _Removed | None = None
-    cleared: Raw | None = None
+    """One of them is there; of a kind that is newer than this, none."""
+
+    stored: _Stored | UnsetType = UNSET
+    removed: _Removed | UnsetType = UNSET
+    cleared: UnsetType | None = UNSET
 
 
 class _Event(Struct):
@@ -312,21 +314,23 @@ def _meaning(router_event: _RouterEvent) -> What:
     if router_event.residency_domain != "worker":
         return LeftOut("shared")
     data = router_event.event.data
-    if data == "cleared" or data.cleared is not None:
+    if data == "cleared":
         return RankCleared()
-    if (data.stored is None) == (data.removed is None):
-        if data.stored is None:
-            return LeftOut("unknown_kind")
-        raise ValueError("both stored and removed")
+    if sum(one is not UNSET for one in (data.stored, data.removed, data.cleared)) > 1:
+        raise ValueError("several kinds in one event")
+    if data.cleared is None:
+        return RankCleared()
+    if isinstance(data.stored, UnsetType) and isinstance(data.removed, UnsetType):
+        return LeftOut("unknown_kind")
     if router_event.storage_tier in SHARED_TIERS:
         return LeftOut("shared")
     tier = STORAGE_TIERS.get(router_event.storage_tier)
     if tier is None:
         return LeftOut("unknown_medium")
-    if data.removed is not None:
+    if isinstance(data.removed, _Removed):
         return HashesRemoved(tier, _unsigned(data.removed.block_hashes))
-    if data.stored is None:  # one of both is there, see above
-        raise AssertionError
+    if not isinstance(data.stored, _Stored):
+        raise AssertionError("neither stored nor removed")
     stored = data.stored
     parent = stored.parent_hash
     return HashesStored(
@@ -365,7 +369,7 @@ def _without(event: WorkerEvent, reason: str) -> WorkerEvent:
 
 
 def _is_store(data: _Data | Literal["cleared"]) -> bool:
-    return data != "cleared" and data.removed is None and data.cleared is None
+    return data != "cleared" and data.removed is UNSET and data.cleared is UNSET
 
 
 def _unsigned(hashes: list[int]) -> list[int]:

@@ -5,8 +5,8 @@ Pure: no clock, no sockets.
 
 Laws:
 - an event is applied at most once and in order of its number;
-- a number that goes back, or another publisher that starts lower, is another life of the worker: a
-  new epoch, an empty ledger;
+- a number that goes back, or another publisher, is another life of the worker: a new epoch, and an
+  empty ledger;
 - a hole empties the ledger, since removals may be in it: what is then told is true but partial,
   until the worker clears its cache;
 - after a loss of our own connection nothing is told as held until the worker's next event proves
@@ -151,13 +151,12 @@ class DynamoRank:
         self._desk.start_over(_as_ledger(ledger))
 
     def _is_another_life(self, origin: Origin) -> bool:
-        """Whether another publisher speaks, and has said less than the last one."""
+        """Whether another publisher speaks: each numbers its rank's events itself, from the start,
+        so that a number which happens to be the next one proves nothing."""
         last = self._origin
         if last is None or None in (last.publisher_id, origin.publisher_id):
             return False
-        return origin.publisher_id != last.publisher_id and (origin.sequence or 0) < (
-            last.sequence or 0
-        )
+        return origin.publisher_id != last.publisher_id
 
     def _follow(self, origin: Origin) -> None:
         """Remembers who spoke; one that another took over from speaks no more."""
