@@ -60,24 +60,36 @@ class DynamoLedger:
         if before is None and (parent is not None or not begins):
             self.dropped["unknown_parent"] += len(names)
             return []
+        chain: list[PrefixHash]
         chain = prefix_hashes(np.array(blocks, dtype=np.uint64), before).tolist()
         changes: list[Change] = []
-        own = self._names[tier]
+        run: list[PrefixHash] | None = None
+        """The last chain of the changes, as long as it goes on."""
+        own, held = self._names[tier], self._held[tier]
         room = self._blocks_max - len(self)
-        for i, (name, told) in enumerate(zip(names, chain, strict=True)):
-            prefix = PrefixHash(told)
+        for i, (name, prefix) in enumerate(zip(names, chain, strict=True)):
             known = self._prefix(name)
             if known is not None and known != prefix:
                 self.dropped["renamed"] += 1
                 changes += self._forget(name)
+                run = None
+            fresh = False
             if name not in own:
                 if room <= 0:
                     self.dropped["map_full"] += len(names) - i
                     break
                 room -= 1
                 own[name] = prefix
-                if self._hold(tier, prefix):
-                    _place(changes, tier, before, prefix)
+                held[prefix] = held.get(prefix, 0) + 1
+                fresh = held[prefix] == 1
+            if fresh:
+                self._xor[tier] ^= prefix
+                if run is None:
+                    run = []
+                    changes.append(Placed(tier, before, run))
+                run.append(prefix)
+            else:
+                run = None
             before = prefix
         return changes
 
@@ -131,15 +143,6 @@ class DynamoLedger:
                 changes.append(Gone(tier, [prefix]))
         return changes
 
-    def _hold(self, tier: Tier, prefix: PrefixHash) -> bool:
-        """Whether this is the first name that means it."""
-        held = self._held[tier]
-        held[prefix] = held.get(prefix, 0) + 1
-        if held[prefix] > 1:
-            return False
-        self._xor[tier] ^= prefix
-        return True
-
     def _release(self, tier: Tier, prefix: PrefixHash) -> bool:
         """Whether this was the last name that means it."""
         held = self._held[tier]
@@ -149,14 +152,3 @@ class DynamoLedger:
         del held[prefix]
         self._xor[tier] ^= prefix
         return True
-
-
-def _place(
-    changes: list[Change], tier: Tier, parent: PrefixHash | None, prefix: PrefixHash
-) -> None:
-    """Adds to the last chain of the changes, or starts another."""
-    last = changes[-1] if changes else None
-    if isinstance(last, Placed) and last.hashes[-1] == parent:
-        last.hashes.append(prefix)
-    else:
-        changes.append(Placed(tier, parent, [prefix]))

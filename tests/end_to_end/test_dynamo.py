@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import msgspec
+import pytest
 from nats.aio.client import Client
 from prometheus_client import CollectorRegistry
 
@@ -481,3 +482,27 @@ async def test_the_command_relays_a_fleet_of_another_nats(tmp_path: Path) -> Non
             if process.returncode is None:
                 process.kill()
                 await process.wait()
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        ((), "give --subject, --address, --model, --block-size too"),
+        (("--worker-id", "one"), "without {worker_id} all are one"),
+        (("--replay", "tcp://x:1"), "unknown field `replay`"),
+        (("--label", "zone"), "write NAME=VALUE"),
+        (("--subject", "a b"), "$.subject"),
+    ],
+)
+async def test_wrong_flags_end_with_one_line(flags: tuple[str, ...], told: str) -> None:
+    needed = ("--subject", "a", "--address", "x", "--model", "m", "--block-size", "16")
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "router.cli", "relay", "--engine", "dynamo"),
+        *(needed if flags else ()),
+        *flags,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    _, err = await process.communicate()
+    assert process.returncode == 2
+    assert told in err.decode()
+    assert len(err.decode().strip().splitlines()) == 1
