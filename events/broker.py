@@ -16,6 +16,7 @@ from events.settings import NatsSettings
 PENDING_MESSAGES_MAX = 256 * 1024
 PENDING_BYTES_MAX = 256 * 1024 * 1024
 _RECONNECT_WAIT_S = 1
+_SCHEMES = ("nats", "tls", "ws", "wss")
 
 log = logging.getLogger("kvroute.broker")
 
@@ -46,11 +47,7 @@ class Broker:
         self._listeners.append(listener)
 
     async def connect(self) -> None:
-        """Returns with the first connection; waits for a broker as long as it takes.
-
-        Raises OSError (or ValueError) for credentials or certificates that can't be read.
-        """
-        self._check_files()
+        """Returns with the first connection; waits for a broker as long as it takes."""
         settings = self._settings
         await self._client.connect(
             servers=[self._url],
@@ -115,11 +112,19 @@ class Broker:
         if self._client.is_connected or self._client.is_reconnecting:
             await self._client.close()
 
-    def _check_files(self) -> None:
-        """Reads what nats-py would fail on later, and less clearly; raises OSError."""
+    def check(self) -> None:
+        """Tries what nats-py would fail on later, and less clearly.
+
+        Raises OSError or ValueError for credentials, certificates or a URL that can't be used.
+        """
         for file in (self._settings.credentials_file, self._settings.nkey_seed_file):
             if file:
                 Path(file).read_bytes()
+        scheme, separator, _ = self._url.partition("://")
+        if not separator or scheme not in _SCHEMES:
+            told = _without_secret(self._url)
+            raise ValueError(f"{told!r} is no NATS URL: it begins with nats:// or tls://")
+        self._tls()
 
     def _tls(self) -> SSLContext | None:
         settings = self._settings

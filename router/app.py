@@ -20,7 +20,7 @@ from events.clock import unix_now
 from events.facts import Control
 from events.feed import Feed
 from events.relay import Relay, rank_endpoint
-from events.settings import EngineSettings
+from events.settings import EngineSettings, NatsSettings
 from events.stream import StreamState
 from events.tasks import Tasks
 from events.view import FleetView
@@ -56,6 +56,8 @@ class RouterApp:
             )
         for worker in config.workers:
             check_engine(worker)
+        if config.nats.url is not None:
+            checked_broker(config.nats, config.nats.url, "")
         self.config = config
         self.clock = clock
         self.replica = f"{socket.gethostname()[:40]}-{secrets.token_hex(4)}"
@@ -216,10 +218,7 @@ class RouterApp:
         await relay.start()
 
     async def _connect(self, broker: Broker, feed: Feed) -> None:
-        try:
-            await broker.connect()
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"nats: {error}") from error
+        await broker.connect()
         await feed.start()
         self._connected_at_s = self.clock()
         for settings in self.config.workers:
@@ -290,6 +289,16 @@ class RouterApp:
     def _broke(self, error: BaseException) -> None:
         self.failed = error
         self._stop.set()
+
+
+def checked_broker(settings: NatsSettings, url: str, name: str) -> Broker:
+    """A connection yet to be made; raises ConfigError for one that never could be."""
+    broker = Broker(settings, url, name)
+    try:
+        broker.check()
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"nats: {error}") from error
+    return broker
 
 
 def check_engine(settings: EngineSettings) -> None:

@@ -16,7 +16,7 @@ from events.dynamo_relay import DynamoRelay
 from events.relay import Relay
 from events.settings import DynamoSettings, NatsSettings
 from events.tasks import Tasks
-from router.app import check_engine
+from router.app import check_engine, checked_broker
 from router.config import ConfigError, RelayConfig, render
 from router.http import MetricsServer
 from router.metrics import BrokerCollector, RelayCollector, kvroute_version
@@ -39,7 +39,7 @@ class RelayApp:
         self._stop = asyncio.Event()
         self._failed: BaseException | None = None
         self._tasks = Tasks(self._broke)
-        self._broker = Broker(config.nats, config.nats.url, "kvroute relay")
+        self._broker = checked_broker(config.nats, config.nats.url, "kvroute relay")
         rng = random.Random(secrets.randbits(64))
         self._relays = [
             Relay(
@@ -117,8 +117,9 @@ class RelayApp:
         if settings.nats_url is None:
             return None
         nats = NatsSettings(credentials_file=settings.nats_credentials_file)
-        self._sources.append(Broker(nats, settings.nats_url, "kvroute relay of a Dynamo fleet"))
-        return self._sources[-1]
+        source = checked_broker(nats, settings.nats_url, "kvroute relay of a Dynamo fleet")
+        self._sources.append(source)
+        return source
 
     def _broke(self, error: BaseException) -> None:
         self._failed = error

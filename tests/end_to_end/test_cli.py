@@ -90,6 +90,8 @@ async def test_check_config_prints_what_would_be_used_with_secrets_masked(tmp_pa
         ("routing: {policy: best}", "unknown policy 'best'"),
         ("workers: [{id: a, engine: vllm, address: x, events: 'ipc://x', ranks: 2}]", "ipc://x"),
         ("nonsense", "expected a mapping"),
+        ("nats: {url: 'nats://h:1', credentials_file: /no/such}", "No such file"),
+        ("nats: {url: 'http://h:1'}", "is no NATS URL"),
     ],
 )
 async def test_a_wrong_configuration_ends_with_one_line_that_names_it(
