@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test real-engines check bench proto format clean
+.PHONY: help setup demo test soak real-engines check bench proto format clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -34,6 +34,9 @@ demo: $(STAMP) ## eight stand-in engines, real NATS, real relays, the router: wa
 
 test: $(STAMP) ## the test suite
 	@$(BIN)/python -m pytest -q $(ARGS)
+
+soak: $(STAMP) ## simulate the event plane under faults: SECONDS=60, or SEED=... RUNS=1 again
+	@$(BIN)/python -W error -m tests.simulation --seconds $(or $(SECONDS),60) $(if $(SEED),--seed $(SEED)) $(if $(RUNS),--runs $(RUNS)) $(ARGS)
 
 real-engines: $(STAMP) ## real vLLM and SGLang on CPU: predicted against reused tokens (10 minutes, 4 GB)
 	@$(BIN)/python -m tests.real_engines $(ARGS)
