@@ -9,7 +9,6 @@ import argparse
 import asyncio
 import json
 import logging
-import os
 import random
 import signal
 import subprocess
@@ -59,6 +58,9 @@ def report(judge: Judge, driver: Driver | None, engines: list[str], broken: str)
     with (BUILD / "logs" / "samples.jsonl").open("wb") as file:
         for one in judge.samples:
             file.write(msgspec.json.encode(one) + b"\n")
+    if driver is not None:
+        counters = msgspec.json.format(msgspec.json.encode(driver.counters))
+        (BUILD / "logs" / "counters.json").write_bytes(counters)
     log.info("%s", table(judge.table()))
     rules = Counter(one.why for one in judge.samples if one.why)
     for rule, count in rules.items():
@@ -108,7 +110,6 @@ def main() -> None:
     parser.add_argument("--phases", default=",".join(PHASES), help="some of %(default)s")
     parser.add_argument("--python", default=sys.executable, help="for the engines' environments")
     given = parser.parse_args()
-    os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"  # children are started by exec
     logging.basicConfig(
         stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S"
     )

@@ -37,6 +37,10 @@ class Prompt:
     salt: str = ""
     report_full: bool = False
     """vLLM's kv_cache_report_mode "full": the engine announces reused blocks again."""
+    logprobs: bool = False
+    """Wants the prompt's log probabilities, so that the engine computes it anew."""
+    copies: int = 1
+    """Outputs asked for: the engine makes as many requests of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +87,8 @@ class Engine(ABC):
     session: aiohttp.ClientSession
     blocks: int
     """Blocks of its cache, a rank: few, so that it evicts."""
+    replay_batches: int = 10_000
+    """Batches that its replay socket keeps."""
     ranks: int = 1
     port: int = field(default_factory=lambda: free_ports(1))
     child: Child = field(init=False)
@@ -162,6 +168,7 @@ class Vllm(Engine):
             "endpoint": self._events,
             "replay_endpoint": self._replay,
             "topic": "kv-events",
+            "buffer_steps": self.replay_batches,
         }
         command = [
             str(self.build / "vllm-venv/bin/python"),
@@ -210,6 +217,10 @@ class Vllm(Engine):
         }
         if prompt.salt:
             body["cache_salt"] = prompt.salt
+        if prompt.logprobs:
+            body["prompt_logprobs"] = 1
+        if prompt.copies > 1:
+            body |= {"n": prompt.copies, "temperature": 1}
         if prompt.report_full:
             body["vllm_xargs"] = {"kv_cache_report_mode": "full"}
         told = json.loads(await self._post("/v1/completions", body, headers))
@@ -242,6 +253,7 @@ class Sglang(Engine):
             "bind": True,
             "replay_endpoint": self._replay,
             "topic": "kv-events",
+            "buffer_steps": self.replay_batches,
         }
         command = [
             *(str(self.build / "sglang-venv/bin/python"), str(HERE / "launch_sglang.py")),
@@ -277,13 +289,18 @@ class Sglang(Engine):
             "input_ids": list(prompt.tokens),
             "sampling_params": {
                 "max_new_tokens": prompt.output_tokens,
-                "temperature": 0,
+                "temperature": 0 if prompt.copies == 1 else 1,
                 "ignore_eos": True,
+                "n": prompt.copies,
             },
         }
         if prompt.salt:
             body["cache_salt"] = prompt.salt
+        if prompt.logprobs:
+            body |= {"return_logprob": True, "logprob_start_len": 0}
         told = json.loads(await self._post("/generate", body, headers))
+        if isinstance(told, list):
+            told = told[0]
         return Answer(told["meta_info"]["cached_tokens"], tuple(told["output_ids"]))
 
     @override

@@ -22,6 +22,12 @@ ENGINE_START_S = 240.0
 FLEET_START_S = 30.0
 RECOVERY_S = 60.0
 _POLL_S = 0.02
+RARE = (
+    "kvroute_digest_mismatches", "kvroute_facts_dropped", "kvroute_gaps", "kvroute_recoveries_",
+    "kvroute_broker_errors", "kvroute_index_forgotten", "kvroute_reservations_expired",
+    "kvroute_relay_engine_gaps", "kvroute_relay_engine_restarts", "kvroute_relay_socket_errors",
+    "kvroute_relay_events_total",
+)  # fmt: skip
 
 log = logging.getLogger("real_engines")
 
@@ -39,6 +45,24 @@ class Stage:
     relays: dict[str, Child]
     engines: dict[str, Engine]
     client: KvRouteClient
+    session: aiohttp.ClientSession
+    metrics: dict[str, str]
+    """Process -> address of its metrics."""
+
+    async def counters(self) -> dict[str, float]:
+        """What routers and relays count of things that should be rare, as far as it happened."""
+        told: dict[str, float] = {}
+        for name, url in self.metrics.items():
+            try:
+                async with self.session.get(url) as answer:
+                    text = await answer.text()
+            except aiohttp.ClientError:
+                continue
+            for line in text.splitlines():
+                key, _, value = line.rpartition(" ")
+                if key.startswith(RARE) and not key.endswith("_created") and float(value):
+                    told[f"{name}: {key}"] = float(value)
+        return told
 
     async def workers(self) -> list[WorkerStatus]:
         """The fleet as the router sees it; empty while the router is away."""
@@ -115,7 +139,7 @@ async def a_stage(build: Path) -> AsyncIterator[Stage]:
         )
         fleet: list[Engine] = [
             Vllm("vllm-one", build, logs, sockets, session, blocks=96),
-            Vllm("vllm-two", build, logs, sockets, session, blocks=64, ranks=2),
+            Vllm("vllm-two", build, logs, sockets, session, blocks=64, ranks=2, replay_batches=10),
             Sglang("sglang", build, logs, sockets, session, blocks=192),
         ]
         engines = {engine.worker_id: engine for engine in fleet}
@@ -127,16 +151,25 @@ async def a_stage(build: Path) -> AsyncIterator[Stage]:
             *("--grpc-listen", f"127.0.0.1:{grpc_port}"),
             *("--metrics-listen", f"127.0.0.1:{metrics_port}", "--log-format", "plain"),
         ]
+        metrics = {"router": f"http://127.0.0.1:{metrics_port}/metrics"}
         relays = {}
         for name, engine in engines.items():
+            port = free_ports(1)
             relay = [
                 *(*_kvroute(), "relay", "--nats", nats_url, *engine.relay_flags()),
-                *("--metrics-listen", f"127.0.0.1:{free_ports(1)}", "--log-format", "plain"),
+                *("--metrics-listen", f"127.0.0.1:{port}", "--log-format", "plain"),
             ]
+            metrics[f"relay {name}"] = f"http://127.0.0.1:{port}/metrics"
             relays[name] = Child(f"relay-{name}", relay, logs)
         client = await stack.enter_async_context(KvRouteClient(f"127.0.0.1:{grpc_port}"))
         stage = Stage(
-            Child("nats", server, logs), Child("router", serve, logs), relays, engines, client
+            Child("nats", server, logs),
+            Child("router", serve, logs),
+            relays,
+            engines,
+            client,
+            session,
+            metrics,
         )
         for child in (
             stage.nats,

@@ -52,6 +52,9 @@ RULES = {
         "vLLM's report mode 'full' announces reused blocks as if they were new copies; when the"
         " only copy goes, the count says that one is left"
     ),
+    "not read": (
+        "the request wants log probabilities of its prompt, so the engine computes all of it anew"
+    ),
     "concurrent": (
         "other requests on the same rank stored or evicted blocks between the pick and the"
         " engine's own look-up"
@@ -121,6 +124,8 @@ class Judge:
             return "late clear"
         if over and self._first_missing(sample) in self._again.get(sample.worker, ()):
             return "announced again"
+        if over and sample.prompt.logprobs and sample.reported == 0:
+            return "not read"
         if sample.stream_state != "live":
             return "untrusted"
         if not over and not sample.stream_complete:
