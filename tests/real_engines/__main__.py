@@ -66,7 +66,8 @@ def report(judge: Judge, driver: Driver | None, engines: list[str], broken: str)
     for rule, count in rules.items():
         log.info("%d %s: %s", count, rule, RULES[rule])
     for one in (*judge.unexplained(quiet=True), *judge.unexplained(quiet=False)):
-        log.warning("unexplained: %s", msgspec.json.encode(one).decode())
+        shown = msgspec.to_builtins(one) | {"prompt": f"{len(one.prompt.tokens)} tokens"}
+        log.warning("unexplained, see logs/difference-*.json: %s", shown)
     quiet = [one for one in judge.samples if one.quiet]
     unexplained = judge.unexplained(quiet=True)
     if driver is not None and driver.unsettled:

@@ -23,7 +23,7 @@ SETTLE_S = 4.0
 """How long the facts of a request may take to the router before we go on without them."""
 STABLE_S = 0.06
 """No fact for so long: all have come."""
-JUST_BEFORE_S = 0.25
+JUST_BEFORE_S = 1.0
 BURST_WIDTH = 12
 LOAD_WIDTH = 6
 VOCABULARY = range(3, 1000)
@@ -339,7 +339,7 @@ class Driver:
         await self.recheck("router killed", self.pool)
 
         for name in ("vllm-one", "vllm-two"):
-            await self._kill_engine(name)
+            await self._revive(name, *await self._engine_dies(name))
             await self.check(f"{name} killed", texts)
 
     async def load_faults(self) -> None:
@@ -357,8 +357,10 @@ class Driver:
                 await stage.ready(0.0 if child is stage.router else at_s, self._behind(child))
                 self._recovered(f"{name} killed under load", since_s)
             await self.recheck(f"{name} killed under load", self.pool)
+        # The load ends before the engine is started again: the two would starve it of processors.
         async with self._load():
-            await self._kill_engine("sglang", " under load")
+            died = await self._engine_dies("sglang")
+        await self._revive("sglang", *died, told=" under load")
         await self.recheck("sglang killed under load", self.pool)
 
     @asynccontextmanager
@@ -398,20 +400,30 @@ class Driver:
         await child.kill()
         await child.start()
 
-    async def _kill_engine(self, name: str, told: str = "") -> None:
-        engine = self.stage.engines[name]
+    async def _engine_dies(self, name: str) -> tuple[float, float, float]:
+        """Kills an engine and waits until it is picked no more; when (Unix time and monotonic), and
+        how long that took."""
         at_s, since_s = time.time(), time.monotonic()
-        await engine.child.kill()
+        await self.stage.engines[name].child.kill()
         await self._unschedulable(name)
-        noticed_s = time.monotonic() - since_s
+        return at_s, since_s, time.monotonic() - since_s
+
+    async def _revive(
+        self, name: str, at_s: float, since_s: float, noticed_s: float, told: str = ""
+    ) -> None:
+        engine = self.stage.engines[name]
         await engine.child.start()
-        await self.stage.engine_up(engine)
-        up_s = time.monotonic() - since_s
+        start_s = await self.stage.engine_up(engine)
         for rank in range(engine.ranks):
             self.judge.on_restart((name, rank))
+        up_s = time.monotonic()
         await self.stage.ready(at_s, [name])
         self._recovered(
-            f"{name} killed{told}", since_s, unschedulable_s=noticed_s, engine_answers_s=up_s
+            f"{name} killed{told}",
+            since_s,
+            unschedulable_s=noticed_s,
+            engine_start_s=start_s,
+            after_start_s=time.monotonic() - up_s,
         )
 
     async def _unschedulable(self, name: str) -> None:
