@@ -2,7 +2,7 @@
 
     live        it beats, and what it said is in the index
     recovering  something was missed; the relay's ring or a snapshot is on its way
-    suspect     our own connection to the broker is down: nobody can tell
+    suspect     our own connection to the broker is down, or two beats are missing: nobody can tell
     silent      no beat for longer than the timeout
 
 and, apart from that, complete or partial: a partial stream holds less than its engine does, since
@@ -11,7 +11,8 @@ blocks were stored before anybody listened.
 Laws:
 - a sequence number is applied at most once, and never before the one ahead of it;
 - a gap is reported before anything after it is applied;
-- what a lower epoch says changes nothing.
+- what a lower epoch says changes nothing;
+- a stream is live for at most two beats after a fact was lost, even if the beats are lost too.
 """
 
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ from events.facts import Beat, Epoch, Fact, FactsMessage, Stored
 
 BUFFER_MESSAGES_MAX = 4096
 BUFFER_BYTES_MAX = 32 * 1024 * 1024
+BEAT_OVERDUE_S = 2.0
+"""Two beats: whatever was lost since the last one, one of them would have shown."""
 _TWO_RELAYS_MESSAGES = 3
 _TWO_RELAYS_WINDOW_S = 10.0
 
@@ -287,7 +290,7 @@ class Stream:
             state = StreamState.SILENT
         elif not self._in_step:
             state = StreamState.RECOVERING
-        elif not self._confirmed:
+        elif not self._confirmed or now_s - self.last_beat_s >= BEAT_OVERDUE_S:
             state = StreamState.SUSPECT
         else:
             state = StreamState.LIVE

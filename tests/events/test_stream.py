@@ -438,9 +438,23 @@ def test_two_relays_that_alternate_are_an_alarm_that_ends(live: Listener) -> Non
 # --- silence and our own connection ---
 
 
+def test_a_stream_is_live_for_two_beats_after_a_loss_even_if_its_beats_are_lost_too(
+    live: Listener,
+) -> None:
+    live.stream.on_tick(live.now_s + 1.9)
+    assert live.state is LIVE
+    live.stream.on_tick(live.now_s + 2.0)
+    assert live.state is SUSPECT
+    live.now_s += 2.1
+    live.hear(facts(4))  # nothing that a beat would not have to confirm
+    assert live.state is SUSPECT
+    live.beat(4, after_s=0.1)
+    assert live.state is LIVE
+
+
 def test_a_stream_without_a_beat_falls_silent_and_comes_back_with_one(live: Listener) -> None:
     live.stream.on_tick(live.now_s + 2.9)
-    assert live.state is LIVE
+    assert live.state is SUSPECT
     live.stream.on_tick(live.now_s + 3.0)
     assert (live.state, live.stream.reason) == (SILENT, "no beat for 3 s")
     assert live.stream.silent_for_s(live.now_s + 3.0) == 3.0
