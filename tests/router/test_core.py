@@ -804,6 +804,8 @@ class TestReports:
 
     def test_a_late_report_leaves_no_trace_of_a_worker_that_is_gone(self) -> None:
         fleet, held = self.one()
+        report(fleet, fleet.route(prompt(20)).reservation.id, "finished", cached_tokens=0)
+        assert held.worker in fleet.core.cache_reports
         fleet.core.remove("w0", 60.0, fleet.now_s)
         assert report(fleet, held.id, "finished", cached_tokens=32) is ProgressResult.UNKNOWN
         assert fleet.core.cache_reports == {}
