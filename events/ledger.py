@@ -25,7 +25,8 @@ from indexer.index import mix_digest
 
 COPIES_MAX = 16
 """Copies of a block counted on one tier and group. vLLM's report mode announces blocks without a
-new copy, so counts can run ahead of the truth; the cap bounds how far."""
+new copy, so counts can run ahead of the truth; the cap bounds how far. An engine that really has
+more copies may hold a block on when it is told gone: see `Ledger.may_miss`."""
 
 MEDIUM_TIERS = {
     "GPU": Tier.DEVICE,
@@ -38,6 +39,7 @@ SHARED_MEDIUMS = frozenset({"EXTERNAL"})
 _GROUPS_MAX = 16
 _COUNT_BITS = 8
 _COUNT_MASK = (1 << _COUNT_BITS) - 1
+_CAPPED = 1 << (_COUNT_BITS * _GROUPS_MAX * len(Tier))
 _SMALLEST_CANONICAL = 16
 
 
@@ -93,7 +95,8 @@ class _Block:
         self.prefixes = prefixes
         """Canonical blocks inside this one: one, or several where it is split."""
         self.copies = 0
-        """A count of 8 bits for each (group, tier): most blocks have one, and cost no object."""
+        """A count of 8 bits for each (group, tier): most blocks have one, and cost no object; and
+        one bit for a block that has had more than are counted."""
 
 
 class _Page(_Block):
@@ -157,6 +160,9 @@ class Ledger:
         """Canonical; known from the first store on."""
         self.dropped: Counter[str] = Counter() if dropped is None else dropped
         """Reason -> events (or blocks) left out."""
+        self.may_miss = False
+        """A block was told gone of which there were more copies than we count: the engine may hold
+        it still. Until all is wiped."""
         self._blocks: dict[EngineHash, _Block] = {}
         self._held: tuple[dict[PrefixHash, int], ...] = tuple({} for _ in Tier)
         """tier -> PrefixHash -> engine blocks or chunks that give it"""
@@ -195,6 +201,7 @@ class Ledger:
         for held in self._held:
             held.clear()
         self._xor = [0 for _ in Tier]
+        self.may_miss = False
         return [Wiped()] if had_any else []
 
     def count(self) -> int:
@@ -287,6 +294,10 @@ class Ledger:
             block.copies -= 1 << field
             if not block.copies & self._tier_mask(tier):
                 self._leave(block, tier)
+                if block.copies & _CAPPED:
+                    self.may_miss = True
+                    if block.copies == _CAPPED:
+                        block.copies = 0
                 if not block.copies:
                     self._drop(engine_hash, block)
 
@@ -347,6 +358,7 @@ class Ledger:
         if block.copies >> field & _COUNT_MASK < COPIES_MAX:
             block.copies += 1 << field
         else:
+            block.copies |= _CAPPED
             self.dropped["copies_capped"] += 1
         if first:
             self._arrive(block, tier, parent)

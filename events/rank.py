@@ -269,6 +269,8 @@ class Rank:
         self.counts["malformed"] += len(batch.malformed)
         if batch.malformed:
             self.complete = False  # a store that can't be read is a block less
+        if self.ledger.may_miss:
+            self.complete = False
         if batch.removals_lost:
             # A removal that can't be read would leave a block too many: start from nothing.
             full += self.outbox.add(self.ledger.wipe(), now_s)

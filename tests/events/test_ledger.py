@@ -268,6 +268,29 @@ def test_copies_are_capped_so_that_announcements_without_a_copy_end() -> None:
     assert ledger.apply(removed([11])) == [Gone(DEVICE, prefixes_of([1]))]
 
 
+def test_a_block_with_more_copies_than_are_counted_may_be_held_on_when_it_is_told_gone() -> None:
+    ledger = Ledger()
+    for _ in range(COPIES_MAX + 1):
+        ledger.apply(stored([11], [1]))
+    for _ in range(COPIES_MAX - 1):
+        ledger.apply(removed([11]))
+        assert not ledger.may_miss
+    ledger.apply(removed([11]))
+    assert ledger.may_miss
+    assert len(ledger) == 0
+    ledger.apply(BlocksCleared())
+    assert not ledger.may_miss
+
+
+def test_a_block_that_reached_the_cap_and_not_more_is_gone_for_certain() -> None:
+    ledger = Ledger()
+    for _ in range(COPIES_MAX):
+        ledger.apply(stored([11], [1]))
+    for _ in range(COPIES_MAX):
+        ledger.apply(removed([11]))
+    assert not ledger.may_miss
+
+
 def test_the_cap_of_one_tier_spills_into_no_other() -> None:
     ledger = Ledger()
     for _ in range(300):

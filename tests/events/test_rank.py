@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from events.facts import Beat, Cleared, Epoch, FactsMessage, SnapshotRequest, decode_stream
+from events.ledger import COPIES_MAX
 from events.rank import (
     HELD_BYTES_MAX,
     HELD_MESSAGES_MAX,
@@ -502,6 +503,18 @@ def test_an_event_of_an_unknown_kind_is_counted_and_the_others_apply() -> None:
     engine = following(1)
     engine.hear(1, batch({"type": "BlockDreamt"}))
     assert (engine.rank.counts["unknown"], engine.held(), engine.complete()) == (1, 1, True)
+
+
+def test_more_copies_than_are_counted_make_the_stream_partial_when_they_seem_gone() -> None:
+    engine = Engine(has_replay=False)
+    for seq in range(COPIES_MAX + 1):
+        engine.rank.on_message(seq, stored(1), NOW_S)
+    for seq in range(COPIES_MAX + 1, 2 * COPIES_MAX + 1):
+        assert engine.rank.complete
+        engine.rank.on_message(seq, removed(1), NOW_S)
+    assert not engine.rank.complete
+    engine.rank.on_message(2 * COPIES_MAX + 1, CLEARED, NOW_S)
+    assert engine.rank.complete
 
 
 def test_an_engine_that_clears_is_complete_again() -> None:
