@@ -209,7 +209,7 @@ class Stream:
 
     def on_tick(self, now_s: float) -> None:
         """Time went by."""
-        self._derive(f"no beat for {self._beat_timeout_s:g} s", now_s)
+        self._derive(self.reason, now_s)
 
     def silent_for_s(self, now_s: float) -> float:
         """Seconds since the last beat, 0 while our own connection is down."""
@@ -284,13 +284,16 @@ class Stream:
         return effects
 
     def _derive(self, reason: str, now_s: float) -> None:
+        quiet_s = now_s - self.last_beat_s
         if not self._connected:
             state = StreamState.SUSPECT
-        elif now_s - self.last_beat_s >= self._beat_timeout_s:
-            state = StreamState.SILENT
+        elif quiet_s >= self._beat_timeout_s:
+            state, reason = StreamState.SILENT, f"no beat for {self._beat_timeout_s:g} s"
         elif not self._in_step:
             state = StreamState.RECOVERING
-        elif not self._confirmed or now_s - self.last_beat_s >= BEAT_OVERDUE_S:
+        elif quiet_s >= BEAT_OVERDUE_S:
+            state, reason = StreamState.SUSPECT, f"no beat for {BEAT_OVERDUE_S:g} s"
+        elif not self._confirmed:
             state = StreamState.SUSPECT
         else:
             state = StreamState.LIVE

@@ -444,7 +444,7 @@ def test_a_stream_is_live_for_two_beats_after_a_loss_even_if_its_beats_are_lost_
     live.stream.on_tick(live.now_s + 1.9)
     assert live.state is LIVE
     live.stream.on_tick(live.now_s + 2.0)
-    assert live.state is SUSPECT
+    assert (live.state, live.stream.reason) == (SUSPECT, "no beat for 2 s")
     live.now_s += 2.1
     live.hear(facts(4))  # nothing that a beat would not have to confirm
     assert live.state is SUSPECT
@@ -460,6 +460,12 @@ def test_a_stream_without_a_beat_falls_silent_and_comes_back_with_one(live: List
     assert live.stream.silent_for_s(live.now_s + 3.0) == 3.0
     assert live.beat(3, after_s=20.0) == []
     assert live.state is LIVE
+
+
+def test_a_stream_that_recovers_keeps_its_reason_while_time_goes_by(live: Listener) -> None:
+    live.hear(facts(5))
+    live.stream.on_tick(live.now_s + 0.25)
+    assert (live.state, live.stream.reason) == (RECOVERING, "gap: 3 then 5")
 
 
 def test_facts_without_a_beat_are_applied_and_not_trusted(live: Listener) -> None:
