@@ -16,7 +16,8 @@ from indexer.hashing import MultimodalItem, multimodal_hash, pack_tokens
 from indexer.identity import Tier
 from kvroute.v1 import fleet_pb2, router_pb2
 from router.config import ConfigError
-from router.core import (
+from router.core import RouterCore, heartbeat_of
+from router.decision import (
     Decision,
     Overlap,
     Pick,
@@ -25,8 +26,6 @@ from router.core import (
     ProgressState,
     Request,
     Role,
-    RouterCore,
-    heartbeat_of,
 )
 from router.prompt import Prompt
 from router.refusals import STATUS, Reason, Refusal

@@ -13,11 +13,8 @@ Laws:
 
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from enum import StrEnum
+from collections.abc import Callable
 from math import nan
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -28,12 +25,24 @@ from events.view import FleetView, Source, schedulable
 from indexer.identity import WorkerKey
 from router.candidates import Candidates
 from router.config import ModelSettings, RoutingSettings
+from router.decision import (
+    CacheReport,
+    Decision,
+    Overlap,
+    Pick,
+    Progress,
+    ProgressResult,
+    ProgressState,
+    Repeated,
+    Request,
+    Role,
+)
 from router.load import WorkerLoad
 from router.policies import POLICIES
 from router.policies.policy import Policy, Scores
 from router.prompt import Prompt
 from router.refusals import Reason, Refusal
-from router.reservations import Ending, Fingerprint, Reservation, Reservations
+from router.reservations import Ending, Reservation, Reservations
 
 MODELS_MAX = 10_000
 """Model names remembered after their last worker went."""
@@ -50,123 +59,6 @@ _DRAINED = "drained"
 _TOO_LONG = "prompt too long"
 _FULL = "full"
 _ENDED_BY_US = (Ending.EXPIRED, Ending.WORKER_LOST)
-
-
-class Role(StrEnum):
-    """Which work a request wants a worker for."""
-
-    BOTH = "both"
-    PREFILL = "prefill"
-    DECODE = "decode"
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """What a caller asks, checked and in our own types."""
-
-    request_id: str
-    prompt: Prompt
-    model: str = ""
-    role: Role = Role.BOTH
-    expected_output_tokens: int | None = None
-    policy: str = ""
-    required_labels: Mapping[str, str] = field(default_factory=dict)
-    allowed_workers: frozenset[str] = frozenset()
-    excluded_workers: frozenset[str] = frozenset()
-
-    def fingerprint(self) -> Fingerprint:
-        """What its id stands for from now on."""
-        return self.prompt.fingerprint(), self.model, self.role
-
-
-class Overlap(NamedTuple):
-    """How much of the prompt a worker holds, in tokens; the tiers last, in the order of Tier."""
-
-    raw: int
-    usable: int
-    device: int
-    host: int
-    disk: int
-
-
-@dataclass(slots=True)
-class Decision:
-    """Everything that was weighed, and who would be picked."""
-
-    request: Request
-    policy: Policy
-    rows: Candidates
-    """No rows when no worker of the pool is live."""
-    sources: list[Source]
-    """One a row."""
-    overlaps: list[Overlap]
-    scores: Scores
-    excluded: list[str]
-    """Why a row can't be picked; empty when it can."""
-    order: list[int]
-    """The pick, and the rows next to it that could be picked, cheapest first."""
-    tied: int
-    """Rows that shared the lowest cost."""
-    not_live: list[tuple[Source, str]]
-    """Workers of the pool that made no row, and why."""
-    decided_at_s: float
-
-    def exclusions(self) -> Counter[str]:
-        """Reason -> workers."""
-        reasons = Counter(reason for _, reason in self.not_live)
-        reasons.update(filter(None, self.excluded))
-        return reasons
-
-
-@dataclass(slots=True)
-class Pick:
-    """A decision that was made, and its reservation."""
-
-    reservation: Reservation
-    decision: Decision
-
-
-@dataclass(frozen=True, slots=True)
-class Repeated:
-    """The same request again: give the same answer."""
-
-    reservation: Reservation
-
-
-class ProgressState(StrEnum):
-    """Where a request stands."""
-
-    PREFILL_DONE = "prefill_done"
-    RUNNING = "running"
-    FINISHED = "finished"
-    FAILED = "failed"
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """One step in a reservation's life."""
-
-    reservation_id: str
-    state: ProgressState
-    output_tokens: int = 0
-    cached_tokens: int | None = None
-    failure: Ending = Ending.FAILED_UNKNOWN
-
-
-class ProgressResult(StrEnum):
-    """What became of a step."""
-
-    APPLIED = "applied"
-    UNCHANGED = "unchanged"
-    UNKNOWN = "unknown"
-
-
-@dataclass(slots=True)
-class CacheReport:
-    """Predicted against reported cached tokens of one worker, since it is known."""
-
-    predicted: int = 0
-    reported: int = 0
 
 
 def _no_mark(_stage: str) -> None:

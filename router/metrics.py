@@ -26,7 +26,8 @@ from events.broker import Broker
 from events.facts import TIER_NAMES
 from events.relay import Relay
 from events.stream import StreamState
-from router.core import Decision, RouterCore
+from router.core import RouterCore
+from router.decision import Decision
 from router.refusals import Reason
 
 _LATENCY_BUCKETS = (

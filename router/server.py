@@ -21,7 +21,8 @@ from indexer.identity import WorkerKey
 from kvroute.v1 import fleet_pb2, fleet_pb2_grpc, router_pb2, router_pb2_grpc
 from router import codec
 from router.config import ConfigError, GrpcSettings
-from router.core import Repeated, RouterCore
+from router.core import RouterCore
+from router.decision import Repeated
 from router.metrics import Metrics
 from router.refusals import Reason, Refusal
 

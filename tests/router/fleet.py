@@ -31,7 +31,8 @@ from indexer.identity import Tier, WorkerKey
 from indexer.index import mix_digest
 from indexer.reference import ReferenceIndex
 from router.config import ModelSettings, RoutingSettings
-from router.core import Pick, Request, RouterCore
+from router.core import RouterCore
+from router.decision import Pick, Request
 from router.prompt import Prompt
 
 START_S = 1_790_000_000.0

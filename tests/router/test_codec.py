@@ -10,7 +10,7 @@ from indexer.hashing import MultimodalItem, multimodal_hash
 from indexer.identity import WorkerKey
 from kvroute.v1 import router_pb2
 from router import codec
-from router.core import Progress, ProgressState, Role
+from router.decision import Progress, ProgressState, Role
 from router.refusals import STATUS, Reason, Refusal
 from router.reservations import Ending
 from tests.router.fleet import Fleet, prompt

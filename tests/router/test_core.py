@@ -15,9 +15,8 @@ from indexer.hashing import block_hashes, pack_tokens
 from indexer.identity import Tier, WorkerKey
 from router.candidates import Candidates
 from router.config import ModelSettings
-from router.core import (
-    DRAINED_MAX,
-    MODELS_MAX,
+from router.core import DRAINED_MAX, MODELS_MAX
+from router.decision import (
     Decision,
     Overlap,
     Progress,

@@ -10,7 +10,7 @@ from events.stream import StreamState
 from indexer.identity import Tier, WorkerKey
 from kvroute.v1 import router_pb2
 from router.codec import write_pick
-from router.core import Pick
+from router.decision import Pick
 from router.metrics import OUTCOMES, STAGES, Metrics, RouterCollector, Scrape, kvroute_version
 from router.refusals import Reason
 from tests.router.fleet import Fleet, prompt

@@ -1,0 +1,130 @@
+"""What goes into the decision core and what comes out: requests, decisions, steps in a life."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NamedTuple
+
+from events.view import Source
+from router.candidates import Candidates
+from router.policies.policy import Policy, Scores
+from router.prompt import Prompt
+from router.reservations import Ending, Fingerprint, Reservation
+
+
+class Role(StrEnum):
+    """Which work a request wants a worker for."""
+
+    BOTH = "both"
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a caller asks, checked and in our own types."""
+
+    request_id: str
+    prompt: Prompt
+    model: str = ""
+    role: Role = Role.BOTH
+    expected_output_tokens: int | None = None
+    policy: str = ""
+    required_labels: Mapping[str, str] = field(default_factory=dict)
+    allowed_workers: frozenset[str] = frozenset()
+    excluded_workers: frozenset[str] = frozenset()
+
+    def fingerprint(self) -> Fingerprint:
+        """What its id stands for from now on."""
+        return self.prompt.fingerprint(), self.model, self.role
+
+
+class Overlap(NamedTuple):
+    """How much of the prompt a worker holds, in tokens; the tiers last, in the order of Tier."""
+
+    raw: int
+    usable: int
+    device: int
+    host: int
+    disk: int
+
+
+@dataclass(slots=True)
+class Decision:
+    """Everything that was weighed, and who would be picked."""
+
+    request: Request
+    policy: Policy
+    rows: Candidates
+    """No rows when no worker of the pool is live."""
+    sources: list[Source]
+    """One a row."""
+    overlaps: list[Overlap]
+    scores: Scores
+    excluded: list[str]
+    """Why a row can't be picked; empty when it can."""
+    order: list[int]
+    """The pick, and the rows next to it that could be picked, cheapest first."""
+    tied: int
+    """Rows that shared the lowest cost."""
+    not_live: list[tuple[Source, str]]
+    """Workers of the pool that made no row, and why."""
+    decided_at_s: float
+
+    def exclusions(self) -> Counter[str]:
+        """Reason -> workers."""
+        reasons = Counter(reason for _, reason in self.not_live)
+        reasons.update(filter(None, self.excluded))
+        return reasons
+
+
+@dataclass(slots=True)
+class Pick:
+    """A decision that was made, and its reservation."""
+
+    reservation: Reservation
+    decision: Decision
+
+
+@dataclass(frozen=True, slots=True)
+class Repeated:
+    """The same request again: give the same answer."""
+
+    reservation: Reservation
+
+
+class ProgressState(StrEnum):
+    """Where a request stands."""
+
+    PREFILL_DONE = "prefill_done"
+    RUNNING = "running"
+    FINISHED = "finished"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """One step in a reservation's life."""
+
+    reservation_id: str
+    state: ProgressState
+    output_tokens: int = 0
+    cached_tokens: int | None = None
+    failure: Ending = Ending.FAILED_UNKNOWN
+
+
+class ProgressResult(StrEnum):
+    """What became of a step."""
+
+    APPLIED = "applied"
+    UNCHANGED = "unchanged"
+    UNKNOWN = "unknown"
+
+
+@dataclass(slots=True)
+class CacheReport:
+    """Predicted against reported cached tokens of one worker, since it is known."""
+
+    predicted: int = 0
+    reported: int = 0
