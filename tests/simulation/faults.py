@@ -112,6 +112,10 @@ def drawn(rng: random.Random) -> Options:
     block_tokens, canonical_tokens = rng.choice(
         [(16, None), (16, None), (16, None), (8, None), (4, 16), (32, 16), (16, 32), (12, None)]
     )
+    # A recovery of many small chunks takes longer than the quiet, if each of them is slow.
+    relay_ring_bytes, snapshot_chunk_bytes = rng.choice(
+        [(8 * 1024 * 1024, 512 * 1024), (4096, 1024), (1024, 512), (4096, 512 * 1024)]
+    )
     return Options(
         workers=rng.choice([1, 2, 2, 3]),
         ranks=rng.choice([1, 1, 2]),
@@ -140,7 +144,7 @@ def drawn(rng: random.Random) -> Options:
         replay_delay_s_max=rng.choice([0.01, 0.1, 1.5]),
         loss=at_times(rng.choice([0.02, 0.3])),
         duplication=at_times(0.3),
-        delay_s_max=rng.choice([0.002, 0.05, 0.4]),
+        delay_s_max=rng.choice([0.002, 0.05, 0.3]),
         late_share=at_times(0.05),
         requests_lost=at_times(0.5),
         requests_late=at_times(0.5),
@@ -156,8 +160,8 @@ def drawn(rng: random.Random) -> Options:
         clock_stalls_per_s=at_times(0.3),
         resyncs_per_s=at_times(0.3),
         message_bytes=rng.choice([64 * 1024, 256]),
-        relay_ring_bytes=rng.choice([8 * 1024 * 1024, 4096, 1024]),
-        snapshot_chunk_bytes=rng.choice([512 * 1024, 256]),
+        relay_ring_bytes=relay_ring_bytes,
+        snapshot_chunk_bytes=snapshot_chunk_bytes,
         stream_buffer_messages=rng.choice([4096, 12]),
         held_messages=rng.choice([20_000, 6]),
     )
