@@ -85,13 +85,19 @@ class Broker:
         return True
 
     async def subscribe(self, subject: str, listener: OnMessage) -> Subscription:
-        """A plain subscription: every replica hears everything."""
-        return await self._client.subscribe(
+        """A plain subscription: every replica hears everything. Returns when the broker has it."""
+        subscription = await self._client.subscribe(
             subject,
             cb=listener,
             pending_msgs_limit=PENDING_MESSAGES_MAX,
             pending_bytes_limit=PENDING_BYTES_MAX,
         )
+        try:
+            await self._client.flush()
+        except (nats.errors.Error, TimeoutError, OSError) as error:
+            # The connection went; with the next one the client subscribes again by itself.
+            log.warning("subscribing to %s: %r", subject, error)
+        return subscription
 
     async def unsubscribe(self, subscription: Subscription) -> None:
         """Ends a subscription; one that is gone with its connection has ended already."""
