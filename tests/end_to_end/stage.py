@@ -22,7 +22,7 @@ from simulator.fleet import StandIn, stand_ins
 from simulator.scheduler import SchedulerConfig
 
 BLOCK_SIZE = 16
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 
 
 class TurnedClock:
