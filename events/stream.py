@@ -11,7 +11,7 @@ blocks were stored before anybody listened.
 Laws:
 - a sequence number is applied at most once, and never before the one ahead of it;
 - a gap is reported before anything after it is applied;
-- what a lower epoch says changes nothing;
+- what a lower epoch says changes nothing while the higher one beats;
 - a stream is live for at most two beats after a fact was lost, even if the beats are lost too.
 """
 
@@ -131,7 +131,9 @@ class Stream:
 
     def on_beat(self, beat: Beat, blocks: int, digest: int, now_s: float) -> list[Effect]:
         """A beat. blocks, digest: what the index holds of this worker now."""
-        effects = self._meet(beat.epoch, now_s)
+        # Silent, and a lower epoch beats: the one that speaks on speaks for the engine.
+        gone = self.silent_for_s(now_s) >= self._beat_timeout_s
+        effects = self._meet(beat.epoch, now_s, lower_too=gone)
         if effects is None:
             return []
         if effects:
@@ -220,15 +222,19 @@ class Stream:
         lately = now_s - self._lower_at_s < _TWO_RELAYS_WINDOW_S
         return lately and self._lower_lately >= _TWO_RELAYS_MESSAGES
 
-    def _meet(self, epoch: Epoch, now_s: float) -> list[Effect] | None:
-        """What a message's epoch means; None: the message belongs to an earlier life."""
+    def _meet(self, epoch: Epoch, now_s: float, lower_too: bool = False) -> list[Effect] | None:
+        """What a message's epoch means; None: the message belongs to an earlier life.
+
+        lower_too: a lower epoch is taken up like a higher one.
+        """
         if self.epoch is not None and epoch < self.epoch:
             self.lower_epochs += 1
             if now_s - self._lower_at_s >= _TWO_RELAYS_WINDOW_S:
                 self._lower_lately = 0
             self._lower_at_s = now_s
             self._lower_lately += 1
-            return None
+            if not lower_too:
+                return None
         if epoch == self.epoch:
             return []
         first = self.epoch is None

@@ -122,7 +122,9 @@ class FleetView:
         source = self._source(key, now_s)
         if source is None:
             return None
-        known = [source.stream.epoch, source.heartbeat.epoch if source.heartbeat else None]
+        known = [source.stream.epoch]
+        if source.heartbeat and now_s - source.heartbeat_at_s < self._beat_timeout_s:
+            known.append(source.heartbeat.epoch)
         if any(epoch is not None and message.epoch < epoch for epoch in known):
             self.dropped["lower_epoch"] += 1
             return None

@@ -422,6 +422,23 @@ def test_what_a_lower_epoch_says_changes_nothing(live: Listener) -> None:
     assert live.stream.last_beat_s == before
 
 
+def test_a_lower_epoch_that_beats_on_takes_over_when_the_higher_one_is_silent(
+    live: Listener,
+) -> None:
+    live.beat(3, epoch=OLD, after_s=2.9)
+    assert (live.stream.epoch, live.held) == (NOW, {1, 2, 3})
+    live.hear(facts(1, epoch=OLD))  # a straggler, for all one can tell
+    live.now_s += 0.1
+    live.hear(facts(2, epoch=OLD))
+    assert (live.stream.epoch, live.held) == (NOW, {1, 2, 3})
+    assert [one.from_seq for one in live.beat(3, epoch=OLD, after_s=0.0)] == [None]
+    assert (live.stream.epoch, live.state, live.held) == (OLD, RECOVERING, set())
+    live.snapshot(3, 7, 8, epoch=OLD)
+    assert (live.state, live.held) == (LIVE, {7, 8})
+    live.beat(0, epoch=NOW)
+    assert (live.stream.epoch, live.held) == (NOW, set())
+
+
 def test_two_relays_that_alternate_are_an_alarm_that_ends(live: Listener) -> None:
     for _ in range(2):
         live.beat(3, epoch=OLD, after_s=0.5)

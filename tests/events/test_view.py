@@ -196,6 +196,16 @@ def test_a_heartbeat_lower_than_the_stream_is_dropped_even_as_the_first() -> Non
     assert fleet.view.sources[key(1)].heartbeat is None
 
 
+def test_a_lower_epoch_that_took_over_is_heard_with_its_heartbeats_too() -> None:
+    fleet = Fleet(1)
+    assert fleet.heartbeat(0, 0.0, epoch=NOW)
+    fleet.view.tick(3.0)
+    assert not fleet.heartbeat(0, 3.0, epoch=OLD)
+    fleet.tell(0, Beat(VERSION, OLD, 0, 0, 0, True, 3.0), 3.0)
+    assert fleet.heartbeat(0, 4.0, epoch=OLD)
+    assert fleet.state(0) is StreamState.LIVE
+
+
 def test_a_heartbeat_tells_how_clocks_differ() -> None:
     fleet = Fleet()
     message = Heartbeat(epoch=NOW, address="a", engine="vllm", sent_at_s=97.0)
