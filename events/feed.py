@@ -37,6 +37,9 @@ _JITTER_S = 0.2
 _ANSWER_TIMEOUT_S = 2.0
 _CHUNKS_MAX = 4096
 _TICK_S = 0.25
+HELLO_S = 1.0
+"""Between two hellos, at least: relays beat as often anyway. A router that is too slow for what it
+hears is told so with each message it loses, and must not ask the whole fleet for more each time."""
 
 log = logging.getLogger("kvroute.feed")
 
@@ -69,6 +72,7 @@ class Feed:
         self._on_forgotten = on_forgotten
         self._on_control = on_control
         self._rng = rng
+        self._hello_at_s = -HELLO_S
         self._recoveries: dict[WorkerKey, asyncio.Task[None]] = {}
         self._at_once = asyncio.Semaphore(RECOVERIES_AT_ONCE)
         self._tasks = Tasks(on_failure)
@@ -130,8 +134,10 @@ class Feed:
         self._on_control(control)
 
     def _connection_changed(self, connected: bool) -> None:
-        self._view.on_connection(connected, self._clock())
-        if connected:
+        now_s = self._clock()
+        self._view.on_connection(connected, now_s)
+        if connected and now_s - self._hello_at_s >= HELLO_S:
+            self._hello_at_s = now_s
             self._tasks.spawn(self._say_hello(), "hello")
 
     async def _say_hello(self) -> None:
