@@ -25,7 +25,7 @@ from events.facts import (
     encode,
     unpack_hashes,
 )
-from events.feed import _ANSWER_TIMEOUT_S, _CHUNKS_MAX, _JITTER_S, _TICK_S
+from events.feed import _ANSWER_TIMEOUT_S, _CHUNKS_MAX, _JITTER_S, _TICK_S, HELLO_S
 from events.rank import Publish, Rank, RankEffect, Replay
 from events.relay import (
     _HELLO_JITTER_S,
@@ -360,6 +360,7 @@ class Router(Process):
     def __init__(self, world: Network, name: str, view: FleetView, clock_behind_s: float) -> None:
         super().__init__(world, name, clock_behind_s)
         self.view = view
+        self._hello_at_s = 0.0
         self._recoveries: dict[WorkerKey, _Recovery] = {}
 
     def start(self) -> None:
@@ -380,8 +381,10 @@ class Router(Process):
     def notice(self, connected: bool) -> None:
         """Its connection came or went."""
         self.connected = connected
-        self.view.on_connection(connected, self.clock_s())
-        if connected:
+        now_s = self.clock_s()
+        self.view.on_connection(connected, now_s)
+        if connected and now_s - self._hello_at_s >= HELLO_S:
+            self._hello_at_s = now_s
             self.world.hello(self)
 
     @property
