@@ -56,6 +56,8 @@ class Source:
     heartbeat_at_s: float = 0.0
     clock_skew_s: float = 0.0
     """Our clock less the relay's when its last heartbeat came; delays make it larger."""
+    gone_at_s: float = 0.0
+    """When we last heard of blocks that are gone."""
 
 
 class FleetView:
@@ -111,7 +113,7 @@ class FleetView:
             self.dropped["duplicate"] += stream.duplicates - duplicates
         self.gaps += stream.gaps - before[0]
         self.drifts += stream.drifts - before[1]
-        return self._perform(source, effects)
+        return self._perform(source, effects, now_s)
 
     def on_heartbeat(self, key: WorkerKey, payload: bytes, now_s: float) -> Source | None:
         """A message of the load subject; the source it changed, or None when it was dropped."""
@@ -147,10 +149,11 @@ class FleetView:
             if not isinstance(message, FactsMessage):
                 self.recoveries["ring", "failed"] += 1
                 effects = source.stream.on_recovery_failed("ring unreadable", True, now_s)
-                return self._perform(source, effects)
+                return self._perform(source, effects, now_s)
             decoded.append(message)
         self.recoveries["ring", "ok"] += 1
-        return self._perform(source, source.stream.on_ring(epoch, decoded, now_s))
+        effects = source.stream.on_ring(epoch, decoded, now_s)
+        return self._perform(source, effects, now_s)
 
     def on_snapshot(
         self,
@@ -167,7 +170,7 @@ class FleetView:
             return []
         self.recoveries["snapshot", "ok"] += 1
         effects = source.stream.on_snapshot(epoch, as_of, facts, complete, now_s)
-        return self._perform(source, effects)
+        return self._perform(source, effects, now_s)
 
     def on_pull_failed(self, pull: Pull, reason: str, now_s: float) -> list[Pull]:
         """A recovery got no usable answer."""
@@ -177,19 +180,20 @@ class FleetView:
         if source is None:
             return []
         effects = source.stream.on_recovery_failed(reason, from_ring, now_s)
-        return self._perform(source, effects)
+        return self._perform(source, effects, now_s)
 
     def on_connection(self, connected: bool, now_s: float) -> None:
         """Our own connection to the broker came or went."""
         for source in self.sources.values():
             source.stream.on_connection(connected, now_s)
 
-    def resync(self, worker_id: str, now_s: float) -> list[Pull]:
-        """Reads a worker's streams anew; nothing for a worker that is not known."""
+    def resync(self, worker_id: str, now_s: float, dp_rank: int | None = None) -> list[Pull]:
+        """Reads a worker's streams anew, or one rank's; nothing for a worker that is not known."""
         return [
             pull
             for source in self.ranks(worker_id)
-            for pull in self._perform(source, source.stream.resync(now_s))
+            if dp_rank in (None, source.key.dp_rank)
+            for pull in self._perform(source, source.stream.resync(now_s), now_s)
         ]
 
     def remove(self, worker_id: str, until_s: float) -> list[WorkerKey]:
@@ -238,21 +242,22 @@ class FleetView:
         self.forgotten[reason] += self.index.forget(source.slot)
         return source
 
-    def _perform(self, source: Source, effects: Sequence[Effect]) -> list[Pull]:
+    def _perform(self, source: Source, effects: Sequence[Effect], now_s: float) -> list[Pull]:
         """Brings the index up to date; returns what has to be asked for."""
         pulls = []
         for effect in effects:
             match effect:
                 case Apply(facts):
                     for fact in facts:
-                        self._apply(source.slot, fact)
+                        self._apply(source, fact, now_s)
                 case Forget():
                     self.index.clear(source.slot)
                 case Recover(reason, from_seq):
                     pulls.append(Pull(source.key, reason, from_seq))
         return pulls
 
-    def _apply(self, slot: int, fact: Stored | Removed | Cleared) -> None:
+    def _apply(self, source: Source, fact: Stored | Removed | Cleared, now_s: float) -> None:
+        slot = source.slot
         match fact:
             case Stored():
                 self.index.store(slot, TIERS[fact.tier], unpack_hashes(fact.hashes))
@@ -260,9 +265,11 @@ class FleetView:
             case Removed():
                 self.index.remove(slot, TIERS[fact.tier], unpack_hashes(fact.hashes))
                 self.facts["removed"] += 1
+                source.gone_at_s = now_s
             case Cleared():
                 self.index.clear(slot, TIERS[fact.tier] if fact.tier is not None else None)
                 self.facts["cleared"] += 1
+                source.gone_at_s = now_s
 
     def _silent_at_once(self, now_s: float) -> bool:
         """Whether most workers stopped beating together, which is the broker's doing or our own.

@@ -6,6 +6,7 @@ import pytest
 from events.facts import (
     VERSION,
     Beat,
+    Cleared,
     Epoch,
     FactsMessage,
     Heartbeat,
@@ -152,6 +153,24 @@ def test_a_resync_asks_for_every_rank_of_the_worker() -> None:
     pulls = fleet.view.resync("w0", 1.0)
     assert {pull.worker.dp_rank for pull in pulls} == {0, 1}
     assert all(pull.from_seq is None for pull in pulls)
+
+
+def test_a_resync_may_be_of_one_rank() -> None:
+    fleet = Fleet(1)
+    fleet.view.on_stream(WorkerKey("w0", 1), encode(Beat(1, NOW, 0, 0, 0, True, 0.0)), 0.0)
+    pulls = fleet.view.resync("w0", 1.0, dp_rank=1)
+    assert [pull.worker.dp_rank for pull in pulls] == [1]
+    assert fleet.state(0) is StreamState.LIVE
+
+
+@pytest.mark.parametrize("gone", [Removed(pack_hashes([0]), "device"), Cleared()])
+def test_a_source_tells_when_blocks_last_went(gone: Removed | Cleared) -> None:
+    fleet = Fleet(1)
+    source = fleet.view.sources[key(0)]
+    fleet.store(0, 1.0, 8, seq=2)
+    assert source.gone_at_s == 0.0
+    fleet.tell(0, FactsMessage(VERSION, NOW, 3, [gone], 2.0), 2.5)
+    assert source.gone_at_s == 2.5
 
 
 # --- bounds ---
