@@ -110,6 +110,8 @@ class Heartbeat(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """"lower" or "higher" is sooner; empty: the engine doesn't schedule by priority."""
     healthy: bool = True
     """False: the engine's health or metrics stopped answering."""
+    events: bool = True
+    """False: the engine publishes no KV events, so its stream is empty and says nothing."""
     running: Count = 0
     waiting: Count = 0
     used_blocks: Annotated[float, Meta(ge=0, le=1e9)] | None = None
