@@ -11,6 +11,7 @@ import secrets
 import signal
 import socket
 from collections.abc import Callable
+from math import inf
 
 import msgspec
 from prometheus_client import CollectorRegistry
@@ -34,8 +35,10 @@ from router.nats_child import NatsChild, NatsChildError
 from router.policies import POLICIES
 from router.refusals import Reason, Refusal
 from router.server import ControlDesk, FleetService, GrpcServer, RouterService
+from router.warnings import WarningLog
 
 TICK_S = 0.25
+WARN_S = 5.0
 HELLO_GRACE_S = 1.0
 """After the first connection, how long relays have to say that they are there."""
 RELAYS_MAX = 256
@@ -78,11 +81,13 @@ class RouterApp:
             replica=self.replica,
             rng=self._rng,
         )
+        self.core.ready = False
         self.registry = CollectorRegistry()
         self.metrics = Metrics(self.registry)
         self.relays: dict[str, Relay] = {}
         self.failed: BaseException | None = None
-        self.ready = False
+        self._warning_log = WarningLog()
+        self._warned_at_s = -inf
         self._stop = asyncio.Event()
         self._stopping = asyncio.Event()
         self._tasks = Tasks(self._broke)
@@ -93,6 +98,10 @@ class RouterApp:
         self._http: MetricsServer | None = None
         self._started_at_s = clock()
         self._connected_at_s: float | None = None
+
+    @property
+    def ready(self) -> bool:
+        return self.core.ready
 
     @property
     def grpc_port(self) -> int:
@@ -134,7 +143,7 @@ class RouterApp:
             rng=self._rng,
         )
         desk.on_resync = lambda worker: feed.recover(self.view.resync(worker, self.clock()))
-        self.registry.register(RouterCollector(self.core))
+        self.registry.register(RouterCollector(self.core, self.clock))
         self.registry.register(BrokerCollector(broker))
         self.registry.register(RelayCollector(self.relays.values))
         self._grpc = GrpcServer(
@@ -249,10 +258,28 @@ class RouterApp:
             if expired := self.core.tick(now_s):
                 self.metrics.reservations_expired.inc(expired)
                 log.warning("%d reservations expired: no Report came in time", expired)
+            if self.feed is not None and (pulls := self.core.self_check.begin_resyncs(now_s)):
+                for pull in pulls:
+                    log.warning("%s: its engine reuses less than the index says", pull.worker)
+                self.feed.recover(pulls)
+            self._warn(now_s)
             if not self.ready and self._is_ready(now_s) and self._grpc is not None:
-                self.ready = True
+                self.core.ready = True
                 await self._grpc.set_serving(ready=True)
             await asyncio.sleep(TICK_S)
+
+    def _warn(self, now_s: float) -> None:
+        """Says now and then what an operator should mend."""
+        if now_s - self._warned_at_s < WARN_S:
+            return
+        self._warned_at_s = now_s
+        told = (
+            (key, warning)
+            for key, source in self.view.sources.items()
+            for warning in self.core.warnings(source, now_s)
+        )
+        for line in self._warning_log.lines(told, now_s):
+            log.warning("%s", line)
 
     def _is_ready(self, now_s: float) -> bool:
         """Whether the index can be trusted, or we have waited long enough for it."""

@@ -253,7 +253,7 @@ def write_worker(source: Source, core: RouterCore, now_s: float) -> fleet_pb2.Wo
         prefill_tokens_active=load.prefill_tokens,
         beat_age_s=max(0.0, now_s - stream.last_beat_s),
         hit_ratio=report.reported / report.predicted if report and report.predicted else 0.0,
-        warnings=core.warnings(source, now_s),
+        warnings=[one.sentence for one in core.warnings(source, now_s)],
     )
     status.stream_changed_at.FromNanoseconds(int(stream.changed_at_s * 1e9))
     if load.sampled_at_s is not None:

@@ -43,14 +43,14 @@ from router.policies.policy import Policy, Scores
 from router.prompt import Prompt
 from router.refusals import Reason, Refusal
 from router.reservations import Ending, Reservation, Reservations
+from router.self_check import SelfCheck
+from router.warnings import FleetWatch, WorkerWarning
 
 MODELS_MAX = 10_000
 """Model names remembered after their last worker went."""
 DRAINED_MAX = 10_000
 OUTPUT_TOKENS_MAX = 4096
 """What a request is believed when it says how much output it expects."""
-CLOCK_SKEW_S = 5.0
-"""Difference of clocks that is worth a warning."""
 FULL_RETRY_S = 0.5
 """What RetryInfo says when all are full: about the time until something ends."""
 _RECOVERING_TRUST = 0.5
@@ -86,6 +86,9 @@ class RouterCore:
         self.reservations = Reservations(routing.memory_window_s, routing.reservations_max)
         self.endings: Counter[Ending] = Counter()
         self.cache_reports: dict[WorkerKey, CacheReport] = {}
+        self.self_check = SelfCheck(view)
+        self.ready = True
+        """False: part of the fleet may not have been heard yet, so that no model is unknown."""
         self.drained: dict[str, None] = {}
         """Worker ids that get nothing new."""
         self._names = {
@@ -98,6 +101,7 @@ class RouterCore:
         self._rng = rng
         self._picks = 0
         self._ids = 0
+        self._watch = FleetWatch(view, self.self_check, self._canonical)
 
     def route(
         self, request: Request, now_s: float, mark: Callable[[str], None] = _no_mark
@@ -171,7 +175,7 @@ class RouterCore:
         reservation = self.reservations.get(progress.reservation_id)
         if reservation is None:
             return ProgressResult.UNKNOWN
-        changed = self._learn(reservation, progress)
+        changed = self._learn(reservation, progress, now_s)
         if reservation.ended in _ENDED_BY_US:
             return ProgressResult.UNKNOWN  # whoever reports must learn that it holds nothing
         if reservation.ended is not None:
@@ -213,6 +217,7 @@ class RouterCore:
         for worker in workers:
             self.loads.pop(worker, None)
             self.cache_reports.pop(worker, None)
+        self.self_check.on_forgotten(workers)
 
     def drain(self, worker_id: str) -> int:
         """No new picks of a worker. Returns its ranks."""
@@ -245,6 +250,7 @@ class RouterCore:
             for name, seen_s in self._models_seen.items()
             if now_s - seen_s < self._model_memory_s
         }
+        self._watch.on_tick(self.loads, now_s)
         return len(expired)
 
     def lora_of(self, model: str) -> str:
@@ -262,17 +268,9 @@ class RouterCore:
         names = self._names.get(model, (model,))
         return source.heartbeat is not None and _serves(source.heartbeat, names)
 
-    def warnings(self, source: Source, now_s: float) -> list[str]:
-        """What an operator should mend about a worker, a sentence each."""
-        told = list(source.heartbeat.warnings) if source.heartbeat is not None else []
-        if source.stream.two_relays(now_s):
-            told.append("two relays speak for this worker: the older one is ignored")
-        if abs(source.clock_skew_s) > CLOCK_SKEW_S:
-            told.append(f"its relay's clock differs from ours by {source.clock_skew_s:.1f} s")
-        picked = self.load_of(source.key).last_picked
-        if picked and not source.stream.seq and source.stream.state is StreamState.LIVE:
-            told.append("it gets requests, but its engine has published no KV event yet")
-        return told
+    def warnings(self, source: Source, now_s: float) -> list[WorkerWarning]:
+        """What an operator should mend about a worker."""
+        return self._watch.warnings(source, now_s)
 
     def load_of(self, key: WorkerKey) -> WorkerLoad:
         """A worker's load; an idle one for a worker that nothing is known of."""
@@ -322,6 +320,12 @@ class RouterCore:
             raise Refusal(Reason.NO_WORKER, f"no worker serves {request.model!r} at the moment")
         if not known:
             raise Refusal(Reason.NO_WORKER, "no worker that is there has said what it serves yet")
+        if not self.ready:
+            raise Refusal(
+                Reason.NO_WORKER,
+                f"no worker that was heard so far serves {request.model!r}; the router has just"
+                " started",
+            )
         served = sorted({heartbeat_of(source).model for source in known})
         raise Refusal(
             Reason.UNKNOWN_MODEL,
@@ -498,7 +502,7 @@ class RouterCore:
         self.reservations.add(reservation)
         return reservation
 
-    def _learn(self, reservation: Reservation, progress: Progress) -> bool:
+    def _learn(self, reservation: Reservation, progress: Progress, now_s: float) -> bool:
         """Takes over what a step tells of counts, once."""
         changed = progress.output_tokens > reservation.output_tokens
         if changed:
@@ -510,6 +514,7 @@ class RouterCore:
                 known = self.cache_reports.setdefault(reservation.worker, CacheReport())
                 known.predicted += reservation.predicted_tokens
                 known.reported += reservation.cached_tokens
+                self.self_check.on_report(reservation, reservation.cached_tokens, now_s)
         return changed
 
     def _prefill_done(self, reservation: Reservation) -> bool:

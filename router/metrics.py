@@ -29,6 +29,7 @@ from events.stream import StreamState
 from router.core import RouterCore
 from router.decision import Decision
 from router.refusals import Reason
+from router.self_check import CheckResult
 
 _LATENCY_BUCKETS = (
     0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1,
@@ -145,13 +146,16 @@ class StageClock:
 class RouterCollector(Collector):
     """Reads the core at scrape time."""
 
-    def __init__(self, core: RouterCore) -> None:
+    def __init__(self, core: RouterCore, clock: Callable[[], float]) -> None:
         self._core = core
+        self._clock = clock
 
     @override
     def collect(self) -> Iterator[Metric]:
         yield from self._workers()
         yield from self._streams()
+        yield from self._self_check()
+        yield self._warnings()
         core = self._core
         view = core.view
         stats = view.index.stats()
@@ -259,6 +263,38 @@ class RouterCollector(Collector):
             complete.add_metric(names, source.stream.complete)
             lag.add_metric(names, source.stream.lag_s)
         yield from (state, complete, lag)
+
+    def _self_check(self) -> Iterator[Metric]:
+        self_check = self._core.self_check
+        yield _counter(
+            "kvroute_self_checks",
+            "Reported cached tokens held against predicted ones.",
+            "result",
+            {result.value: count for result, count in self_check.results.items()},
+            tuple(CheckResult),
+        )
+        yield CounterMetricFamily(
+            "kvroute_self_check_resyncs",
+            "Streams read anew because predictions kept failing.",
+            value=self_check.resyncs,
+        )
+        yield CounterMetricFamily(
+            "kvroute_self_check_learned_blocks",
+            "Blocks that engines reused though their streams never told of them.",
+            value=self_check.learned_blocks,
+        )
+
+    def _warnings(self) -> Metric:
+        family = GaugeMetricFamily(
+            "kvroute_worker_warnings",
+            "1 while there is something to mend; the code says what.",
+            labels=["worker", "rank", "code"],
+        )
+        now_s = self._clock()
+        for key, source in self._core.view.sources.items():
+            for code in {warning.code for warning in self._core.warnings(source, now_s)}:
+                family.add_metric([key.worker_id, str(key.dp_rank), code], 1)
+        return family
 
 
 class BrokerCollector(Collector):

@@ -439,6 +439,20 @@ class TestNobody:
         assert refusal.reason is Reason.UNKNOWN_MODEL
         assert refusal.message == "unknown model 'gpt'; served here: alpha"
 
+    def test_before_the_router_is_ready_no_model_is_unknown(self) -> None:
+        fleet = Fleet()
+        fleet.core.ready = False
+        assert refused(fleet, prompt(8), model="gpt").reason is Reason.NO_WORKER
+        fleet.add("w0", model="alpha")
+        refusal = refused(fleet, prompt(8), model="gpt")
+        assert refusal.reason is Reason.NO_WORKER
+        assert refusal.message == (
+            "no worker that was heard so far serves 'gpt'; the router has just started"
+        )
+        assert fleet.picked(prompt(8), model="alpha") == "w0", "those that are there are served"
+        fleet.core.ready = True
+        assert refused(fleet, prompt(8), model="gpt").reason is Reason.UNKNOWN_MODEL
+
     def test_a_configured_model_is_known_before_any_worker_serves_it(self) -> None:
         fleet = Fleet(models=(ModelSettings(name="llama", aliases=("l",)),))
         fleet.add("w0", model="alpha")
@@ -937,23 +951,12 @@ class TestLoadSamples:
         # Half a second old: it has seen our request.
         fleet.say(key, running=4, sampled_at_s=ahead_s - 0.5, sent_at_s=ahead_s)
         assert load.active_requests() == 4
-        assert any("clock" in told for told in fleet.core.warnings(fleet.view.sources[key], 0.0))
 
     def test_a_heartbeat_without_a_sample_changes_no_load(self) -> None:
         fleet = Fleet()
         key = fleet.add("w0", sampled_at_s=None, running=9)
         assert fleet.core.load_of(key).running == 0
         assert fleet.core.load_of(key).sampled_at_s is None
-
-    def test_a_worker_that_gets_requests_and_tells_no_event_is_pointed_out(self) -> None:
-        fleet = Fleet()
-        key = fleet.add("w0")
-        source = fleet.view.sources[key]
-        assert fleet.core.warnings(source, fleet.now_s) == []
-        fleet.route(prompt(100))
-        assert "published no KV event" in fleet.core.warnings(source, fleet.now_s)[0]
-        fleet.cache(key, prompt(100))
-        assert fleet.core.warnings(source, fleet.now_s) == []
 
 
 class TestDeciding:

@@ -55,7 +55,7 @@ class Observed:
         self.fleet = Fleet(**routing)
         self.registry = CollectorRegistry()
         self.metrics = Metrics(self.registry)
-        self.registry.register(RouterCollector(self.fleet.core))
+        self.registry.register(RouterCollector(self.fleet.core, self.fleet.clock))
 
     def pick(self, tokens: int, **about: Any) -> Pick:
         pick = self.fleet.route(prompt(tokens), **about)
