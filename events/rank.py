@@ -31,6 +31,10 @@ HELD_MESSAGES_MAX = 20_000
 HELD_BYTES_MAX = 128 * 1024 * 1024
 OVERTAKEN_MAX = 1024
 """Live messages that a replay may overtake on their way here."""
+SLICE_BYTES = 64 * 1024
+"""Of engine messages applied in one go: about a thousand blocks, so a few milliseconds."""
+_MESSAGE_BYTES = 64
+"""What a message counts for in a slice besides its payload."""
 
 
 class EngineState(Enum):
@@ -40,6 +44,8 @@ class EngineState(Enum):
     """Nothing heard yet."""
     HEALING = auto()
     """A replay is on its way; live messages wait."""
+    CATCHING_UP = auto()
+    """A replay has come and is applied slice by slice; live messages wait."""
     FOLLOWING = auto()
 
 
@@ -90,7 +96,10 @@ class Rank:
         """The engine's next number, while following."""
         self._last_digest: int | None = None
         """Of the last payload applied: tells one life's messages from another's."""
+        self._backlog: deque[tuple[int, bytes]] = deque()
+        """What a replay brought, and what had waited for it, as far as it is not applied yet."""
         self._held: deque[tuple[int, bytes]] = deque()
+        """Live messages that wait, in order."""
         self._held_bytes = 0
         self._overtaken: dict[int, int] = {}
         """Number and digest of what a replay brought and the publisher, in order, may yet bring."""
@@ -110,40 +119,37 @@ class Rank:
 
     def on_message(self, seq: int, payload: bytes, now_s: float) -> list[RankEffect]:
         """The engine published a batch. New epochs, where needed, are made of now_s."""
-        match self.state:
-            case EngineState.HEALING:
-                return self._hold(seq, payload, now_s)
-            case EngineState.STARTING:
-                # A late subscriber has missed the beginning, unless this is it.
-                self.state = EngineState.FOLLOWING
-                self.complete = seq == 0
-                self._next_seq = seq
-                return self._apply(seq, payload, now_s)
-            case EngineState.FOLLOWING:
-                if seq < self._next_seq:
-                    if self._overtaken.get(seq) == xxh3_64_intdigest(payload):
-                        return []
-                    return self._restart(seq, payload, now_s)
-                self._overtaken.clear()
-                if seq > self._next_seq:
-                    self.engine_gaps += 1
-                    if self._has_replay:
-                        # From the last one on that we have: its bytes show whose life this is.
-                        effects = self._heal_from(max(0, self._next_seq - 1))
-                        return effects + self._hold(seq, payload, now_s)
-                    return self._lose(now_s) + self._apply(seq, payload, now_s)
-                return self._apply(seq, payload, now_s)
+        if self.state is EngineState.STARTING:
+            # A late subscriber has missed the beginning, unless this is it.
+            self.state = EngineState.FOLLOWING
+            self.complete = seq == 0
+            self._next_seq = seq
+            return self._apply(seq, payload, now_s)
+        if seq < self._expected():
+            if self._overtaken.get(seq) == xxh3_64_intdigest(payload):
+                return []
+            # What waits is of the engine's last life.
+            return self._restart(seq, payload, now_s)
+        self._overtaken.clear()
+        if self.state is not EngineState.FOLLOWING:
+            return self._hold(seq, payload, now_s)
+        if seq > self._next_seq:
+            self.engine_gaps += 1
+            if self._has_replay:
+                return self._heal() + self._hold(seq, payload, now_s)
+            return self._lose(now_s) + self._apply(seq, payload, now_s)
+        return self._apply(seq, payload, now_s)
 
     def on_replay(
         self, messages: Sequence[tuple[int, bytes]], ended: bool, now_s: float
     ) -> list[RankEffect]:
         """What the replay socket answered. ended: the end marker came, so that nothing is cut off.
 
-        Every hole that stays, up to the live messages that waited, empties the ledger.
+        Every hole that stays, up to the live messages that waited, empties the ledger. A long
+        answer is applied in slices: while the state is CATCHING_UP, call `catch_up`.
         """
         if self.state is not EngineState.HEALING:
             return []
-        self.state = EngineState.FOLLOWING
         effects: list[RankEffect] = []
         if not ended:
             self.counts["replay_cut_off"] += 1
@@ -158,19 +164,43 @@ class Rank:
             # Same number, other bytes: this is not the engine's life that we were following.
             effects += self._new_life(now_s)
             return effects + self._heal_from(0)
-        held, self._held, self._held_bytes = self._held, deque(), 0
-        heard = held[-1][0] if held else self._next_seq - 1
+        heard = self._held[-1][0] if self._held else self._next_seq - 1
         self._overtaken = {
             seq: xxh3_64_intdigest(payload)
             for seq, payload in messages[-OVERTAKEN_MAX:]
             if seq > heard
         }
-        for seq, payload in (*messages, *held):
-            if seq < self._next_seq:
-                continue
-            if seq > self._next_seq:
-                effects += self._lose(now_s)
-            effects += self._apply(seq, payload, now_s)
+        replayed = messages[-1][0] if messages else -1
+        self._backlog = deque(messages)
+        self._backlog.extend(one for one in self._held if one[0] > replayed)
+        self._held, self._held_bytes = deque(), 0
+        self.state = EngineState.CATCHING_UP
+        return effects + self.catch_up(now_s)
+
+    def catch_up(self, now_s: float) -> list[RankEffect]:
+        """Applies the next SLICE_BYTES of what waits, and at least a message.
+
+        A hole between live messages that came while we caught up is healed like any other.
+        """
+        effects: list[RankEffect] = []
+        room = SLICE_BYTES
+        while room > 0 and self.state is EngineState.CATCHING_UP:
+            if self._backlog:
+                seq, payload = self._backlog.popleft()
+                if seq > self._next_seq:
+                    effects += self._lose(now_s)
+            elif self._held:
+                if self._held[0][0] > self._next_seq:
+                    self.engine_gaps += 1
+                    return effects + self._heal()
+                seq, payload = self._held.popleft()
+                self._held_bytes -= len(payload)
+            else:
+                self.state = EngineState.FOLLOWING
+                break
+            room -= len(payload) + _MESSAGE_BYTES
+            if seq >= self._next_seq:
+                effects += self._apply(seq, payload, now_s)
         return effects
 
     def flush(self) -> list[RankEffect]:
@@ -203,15 +233,22 @@ class Rank:
         self.state = EngineState.STARTING
         return effects + self.start()
 
+    def _expected(self) -> int:
+        """The number after the last one that we have, applied or waiting."""
+        for waiting in (self._held, self._backlog):
+            if waiting:
+                return waiting[-1][0] + 1
+        return self._next_seq
+
+    def _heal(self) -> list[RankEffect]:
+        """Asks from the last message on that we have: its bytes show whose life this is."""
+        return self._heal_from(max(0, self._next_seq - 1))
+
     def _heal_from(self, seq: int) -> list[RankEffect]:
         self.state = EngineState.HEALING
         return [Replay(seq)]
 
     def _hold(self, seq: int, payload: bytes, now_s: float) -> list[RankEffect]:
-        last = self._held[-1][0] if self._held else self._next_seq - 1
-        if seq <= last:
-            # The engine restarted while we waited: what is held belongs to its last life.
-            return self._restart(seq, payload, now_s)
         if self._first_heard_s is None:
             self._first_heard_s = now_s
         self._held.append((seq, payload))
@@ -232,6 +269,7 @@ class Rank:
 
     def _new_life(self, now_s: float) -> list[RankEffect]:
         self.engine_restarts += 1
+        self._backlog.clear()
         self._held.clear()
         self._held_bytes = 0
         self.complete = False

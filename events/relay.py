@@ -28,7 +28,7 @@ from events.engine_load import EngineIdentity, LoadUnreadable, sglang_load_stat
 from events.facts import Epoch, Heartbeat, SnapshotRequest, encode
 from events.ledger import canonical_block_size
 from events.probe import Probe
-from events.rank import Publish, Rank, RankEffect, Replay
+from events.rank import EngineState, Publish, Rank, RankEffect, Replay
 from events.settings import EngineSettings
 from events.tasks import OnFailure, Tasks
 from events.zmq_framing import (
@@ -220,6 +220,7 @@ class Relay:
             socket.connect(shell.replay)
             await socket.send_multipart(replay_request(from_seq))
             for _ in range(_REPLAY_MESSAGES_MAX):
+                await asyncio.sleep(0)  # as in _follow
                 async with asyncio.timeout(_REPLAY_QUIET_S):
                     part = parse_replay(await socket.recv_multipart())
                 match part:
@@ -236,8 +237,13 @@ class Relay:
         finally:
             socket.close()
         shell.replaying = None
+        count = len(parts)
         self._perform(shell, shell.rank.on_replay(parts, ended, self._clock()))
-        log.info("%s: %d batches replayed, %r", shell.key, len(parts), shell.rank)
+        parts.clear()  # what is applied is let go
+        while shell.rank.state is EngineState.CATCHING_UP:
+            await asyncio.sleep(0)
+            self._perform(shell, shell.rank.catch_up(self._clock()))
+        log.info("%s: %d batches replayed, %r", shell.key, count, shell.rank)
 
     async def _follow_load(self, shell: _RankShell) -> None:
         """Reads SGLang's LoadStat feed for ever."""

@@ -2,17 +2,20 @@
 
 from collections.abc import Sequence
 from typing import Any
+from unittest import mock
 
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from events import rank as rank_module
 from events.facts import Beat, Cleared, Epoch, FactsMessage, SnapshotRequest, decode_stream
 from events.ledger import COPIES_MAX
 from events.rank import (
     HELD_BYTES_MAX,
     HELD_MESSAGES_MAX,
+    SLICE_BYTES,
     EngineState,
     Publish,
     Rank,
@@ -21,7 +24,7 @@ from events.rank import (
 )
 from indexer.identity import Tier
 
-STARTING, HEALING, FOLLOWING = EngineState
+STARTING, HEALING, CATCHING_UP, FOLLOWING = EngineState
 EPOCH = Epoch(5_000_000_000, 9)
 NOW_S = 100.0
 
@@ -83,8 +86,19 @@ class Engine:
         return self.perform(self.rank.on_message(seq, said, self.now_s))
 
     def replay(self, *messages: Message | int, ended: bool = True) -> list[int]:
+        """An answer of the replay socket, applied to its end."""
+        return self.begin_replay(*messages, ended=ended) + self.catch_up()
+
+    def begin_replay(self, *messages: Message | int, ended: bool = True) -> list[int]:
+        """An answer of the replay socket, of which one slice is applied."""
         parts = [(one, stored(one)) if isinstance(one, int) else one for one in messages]
         return self.perform(self.rank.on_replay(parts, ended, self.now_s))
+
+    def catch_up(self) -> list[int]:
+        asked = []
+        while self.rank.state is CATCHING_UP:
+            asked += self.perform(self.rank.catch_up(self.now_s))
+        return asked
 
     def held(self) -> int:
         return self.rank.ledger.count()
@@ -269,6 +283,108 @@ def test_what_waits_is_bounded_in_bytes() -> None:
         engine.hear(seq, payload)
     assert engine.rank.counts["held_overflow"] == 4
     assert engine.rank._held_bytes <= HELD_BYTES_MAX
+
+
+# --- a long replay, slice by slice ---
+
+
+def catching_up(count: int) -> Engine:
+    """An engine whose replay has come: so many messages, the first of which is applied."""
+    engine = Engine()
+    engine.start()
+    engine.begin_replay((0, long(0)), *range(1, count))
+    assert (engine.rank.state, engine.held()) == (CATCHING_UP, 1)
+    return engine
+
+
+def long(block: int) -> bytes:
+    """A batch that stores one block and fills a slice."""
+    [time_s, events, rank] = msgspec.msgpack.decode(stored(block))
+    return msgspec.msgpack.encode([time_s, events, rank, bytes(SLICE_BYTES)])
+
+
+def test_a_slice_is_bounded_and_takes_a_message_at_least() -> None:
+    engine = Engine()
+    engine.start()
+    engine.begin_replay(*((seq, long(seq)) for seq in range(4)))
+    for held in range(1, 5):
+        assert (engine.held(), engine.rank.state) == (held, CATCHING_UP)
+        engine.perform(engine.rank.catch_up(NOW_S))
+    assert (engine.rank.state, engine.complete()) == (FOLLOWING, True)
+    assert engine.rank.catch_up(NOW_S) == []
+
+
+def test_a_slice_of_empty_messages_is_bounded_too() -> None:
+    engine = Engine()
+    engine.start()
+    engine.begin_replay(*((seq, b"") for seq in range(SLICE_BYTES)))
+    assert 0 < engine.rank._next_seq < SLICE_BYTES / 32
+
+
+def test_live_messages_wait_behind_a_replay_and_are_applied_in_order() -> None:
+    engine = catching_up(3)
+    assert engine.hear(3) == engine.hear(4, removed(3)) == []
+    assert engine.held() == 1
+    engine.catch_up()
+    assert (engine.held(), engine.rank.state, engine.complete()) == (3, FOLLOWING, True)
+    assert engine.hear(5) == []
+    assert engine.held() == 4
+
+
+def test_a_beat_between_two_slices_tells_what_is_applied() -> None:
+    engine = catching_up(3)
+    beat = engine.told()[-1]
+    assert isinstance(beat, Beat)
+    assert (beat.blocks, beat.digest) == (1, engine.rank.ledger.digest())
+
+
+def test_a_gap_in_what_came_while_we_caught_up_is_healed() -> None:
+    engine = catching_up(3)
+    engine.hear(3)
+    engine.hear(6)
+    engine.hear(7)
+    assert engine.catch_up() == [3]
+    assert (engine.held(), engine.rank.state, engine.rank.engine_gaps) == (4, HEALING, 1)
+    engine.replay(3, 4, 5, 6)
+    assert (engine.held(), engine.complete()) == (8, True)
+
+
+def test_what_a_replay_overtook_may_come_while_it_is_applied() -> None:
+    engine = catching_up(3)
+    engine.hear(1)
+    engine.hear(2)
+    engine.hear(3)
+    engine.catch_up()
+    assert (engine.held(), engine.rank.engine_restarts, engine.complete()) == (4, 0, True)
+
+
+def test_an_engine_that_restarts_while_we_catch_up_is_another_life() -> None:
+    engine = catching_up(3)
+    engine.hear(3)
+    assert engine.hear(0, stored(50, life=1)) == []
+    assert (engine.held(), engine.rank.state, engine.complete()) == (1, FOLLOWING, True)
+    assert engine.rank.engine_restarts == 1
+    assert engine.rank.catch_up(NOW_S) == []
+
+
+def test_a_process_that_starts_while_we_catch_up_ends_it() -> None:
+    engine = catching_up(3)
+    engine.now_s = NOW_S + 60
+    assert engine.perform(engine.rank.on_process_start(NOW_S + 50, engine.now_s)) == [0]
+    assert (engine.held(), engine.rank.state) == (0, HEALING)
+    engine.replay((0, stored(50, life=1)))
+    assert (engine.held(), engine.complete()) == (1, True)
+
+
+def test_what_waits_while_we_catch_up_is_bounded_and_what_is_lost_is_healed() -> None:
+    engine = catching_up(3)
+    for seq in range(3, HELD_MESSAGES_MAX + 5):
+        engine.hear(seq, batch())
+    assert engine.rank.counts["held_overflow"] == 2
+    assert engine.catch_up() == [2]
+    engine.replay(*((seq, stored(2) if seq == 2 else batch()) for seq in range(2, 6)))
+    assert (engine.held(), engine.complete()) == (3, True)
+    assert engine.rank._next_seq == HELD_MESSAGES_MAX + 5
 
 
 # --- other lives ---
@@ -580,7 +696,7 @@ class Life:
 @given(
     steps=st.lists(
         st.tuples(
-            st.sampled_from(["say"] * 6 + ["answer", "answer", "restart"]),
+            st.sampled_from(["say"] * 6 + ["answer", "answer", "slice", "slice", "restart"]),
             st.booleans(),
             st.integers(0, 7),
         ),
@@ -589,8 +705,20 @@ class Life:
     lost=st.lists(st.booleans(), max_size=60),
     overtakes=st.integers(0, 3),
     has_replay=st.booleans(),
+    slice_bytes=st.sampled_from([1, SLICE_BYTES]),
 )
 def test_what_is_told_is_never_more_than_the_engine_holds(
+    steps: list[tuple[str, bool, int]],
+    lost: list[bool],
+    overtakes: int,
+    has_replay: bool,
+    slice_bytes: int,
+) -> None:
+    with mock.patch.object(rank_module, "SLICE_BYTES", slice_bytes):
+        follow_a_bad_wire(steps, lost, overtakes, has_replay)
+
+
+def follow_a_bad_wire(
     steps: list[tuple[str, bool, int]], lost: list[bool], overtakes: int, has_replay: bool
 ) -> None:
     engine = Engine(has_replay)
@@ -609,7 +737,10 @@ def test_what_is_told_is_never_more_than_the_engine_holds(
             parts = life.messages[asked[-1] :]
             ended = flag or block > 2
             asked = []  # a later question took the place of earlier ones
-            asked += engine.replay(*(parts if ended else parts[: len(parts) // 2]), ended=ended)
+            parts = parts if ended else parts[: len(parts) // 2]
+            asked += engine.begin_replay(*parts, ended=ended)
+        elif what == "slice":
+            asked += engine.perform(engine.rank.catch_up(engine.now_s))
         elif what == "restart":
             life = Life(life.number + 1)
             under_way.clear()
@@ -620,6 +751,7 @@ def test_what_is_told_is_never_more_than_the_engine_holds(
         for message in under_way:
             asked += engine.hear(*message)
         under_way.clear()
+        asked += engine.catch_up()
         while asked:
             parts = life.messages[asked[-1] :]
             asked = engine.replay(*parts)

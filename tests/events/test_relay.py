@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -11,7 +12,7 @@ import zmq.asyncio
 
 from events import relay as module
 from events.broker import Broker
-from events.rank import EngineState, Publish
+from events.rank import SLICE_BYTES, EngineState, Publish
 from events.relay import OUT_MESSAGES_MAX, Relay, rank_endpoint
 from events.settings import EngineSettings, NatsSettings
 
@@ -98,6 +99,21 @@ async def test_a_replay_socket_that_falls_silent_ends_the_healing_too(
     await until_done(wired.shell.replaying)
     assert wired.shell.rank.state is EngineState.FOLLOWING
     assert wired.relay.counts["replay_timeout"] == 1
+
+
+async def test_the_loop_turns_between_the_slices_of_a_long_replay(wired: Wired) -> None:
+    wired.relay._perform(wired.shell, wired.shell.rank.start())
+    asker, *_ = await wired.replay.recv_multipart()
+    payload = bytes(SLICE_BYTES)
+    for seq in range(20):
+        await wired.replay.send_multipart([asker, b"", seq.to_bytes(8, "big"), payload])
+    await wired.replay.send_multipart([asker, b"", b"", b"\xff" * 8, b""])
+    turns = Counter[int]()
+    async with asyncio.timeout(10):
+        while wired.shell.rank.state is not EngineState.FOLLOWING:
+            turns[wired.shell.rank._next_seq] += 1
+            await asyncio.sleep(0)
+    assert set(range(2, 20)) <= turns.keys()
 
 
 async def test_a_later_replay_takes_the_place_of_one_under_way(wired: Wired) -> None:

@@ -100,6 +100,8 @@ class Options:
     snapshot_chunk_bytes: int = 512 * 1024
     stream_buffer_messages: int = 4096
     held_messages: int = 20_000
+    slice_bytes: int = 64 * 1024
+    """Of a replay, applied in one go."""
 
 
 def drawn(rng: random.Random) -> Options:
@@ -164,4 +166,5 @@ def drawn(rng: random.Random) -> Options:
         snapshot_chunk_bytes=snapshot_chunk_bytes,
         stream_buffer_messages=rng.choice([4096, 12]),
         held_messages=rng.choice([20_000, 6]),
+        slice_bytes=rng.choice([64 * 1024, 1024, 1]),
     )

@@ -26,7 +26,7 @@ from events.facts import (
     unpack_hashes,
 )
 from events.feed import _ANSWER_TIMEOUT_S, _CHUNKS_MAX, _JITTER_S, _TICK_S, HELLO_S
-from events.rank import Publish, Rank, RankEffect, Replay
+from events.rank import EngineState, Publish, Rank, RankEffect, Replay
 from events.relay import (
     _HELLO_JITTER_S,
     _REPLAY_QUIET_S,
@@ -44,6 +44,8 @@ from tests.simulation.faults import Options
 UNIX_START_S = 1_700_000_000.0
 BEAT_TIMEOUT_S = 3.0
 _CONNECT_S_MAX = 0.08
+_SLICE_S_MAX = 0.02
+"""From one slice of a replay to the next."""
 _TIERS = {"device": Tier.DEVICE, "host": Tier.HOST, "disk": Tier.DISK}
 _request_decoder = msgspec.msgpack.Decoder(SnapshotRequest)
 
@@ -179,6 +181,8 @@ class RankShell:
     sent: dict["Router", float] = field(default_factory=dict)
     """When the last message to a router arrives there: a stream keeps its order."""
     replays: int = 0
+    catching_up: bool = False
+    """The next slice is due."""
     flushing: bool = False
     mirror: Mirror = field(default_factory=Mirror)
     mirror_epoch: Epoch | None = None
@@ -339,6 +343,17 @@ class Relay(Process):
             return
         self.world.note("replay", shell.key, len(parts), ended)
         self._perform(shell, shell.rank.on_replay(parts, ended, self.clock_s()))
+        self._catch_up_later(shell)
+
+    def _catch_up_later(self, shell: RankShell) -> None:
+        if shell.rank.state is EngineState.CATCHING_UP and not shell.catching_up:
+            shell.catching_up = True
+            self.later(self.world.rng.uniform(0.0, _SLICE_S_MAX), partial(self._catch_up, shell))
+
+    def _catch_up(self, shell: RankShell) -> None:
+        shell.catching_up = False
+        self._perform(shell, shell.rank.catch_up(self.clock_s()))
+        self._catch_up_later(shell)
 
 
 @dataclass(eq=False)

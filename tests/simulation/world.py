@@ -164,6 +164,7 @@ class World:
             for module, name, value in (
                 (stream_module, "BUFFER_MESSAGES_MAX", options.stream_buffer_messages),
                 (rank_module, "HELD_MESSAGES_MAX", options.held_messages),
+                (rank_module, "SLICE_BYTES", options.slice_bytes),
                 (snapshot_module, "CHUNK_BYTES", options.snapshot_chunk_bytes),
                 (rank_module, "Ledger", self.parts.ledger),
                 (view_module, "Stream", self.parts.stream),
@@ -263,8 +264,8 @@ class World:
     def nobody_could_tell(self, shell: RankShell, seq: int, payload: bytes) -> bool:
         """Whether a new life goes on exactly where the last one was heard to end."""
         rank, told = shell.rank, shell.engine.told_by_digest
-        if rank._held:
-            last = told[xxh3_64_intdigest(rank._held[-1][1])]
+        if waiting := rank._held or rank._backlog:
+            last = told[xxh3_64_intdigest(waiting[-1][1])]
         elif rank._last_digest is not None:
             last = told[rank._last_digest]
         else:
