@@ -223,11 +223,14 @@ class Rank:
 
     def on_process_start(self, started_s: float, now_s: float) -> list[RankEffect]:
         """The engine's process started then (Unix time). A start after the first message that we
-        heard is another life, though its sequence hasn't shown it yet."""
-        if started_s <= self._process_start_s:
+        heard is another life, though its sequence hasn't shown it yet; and so is any other start
+        than the one before, as long as we have heard nothing."""
+        before_s = self._process_start_s
+        if started_s <= before_s:
             return []  # told before: with clocks that differ it may stay ahead of ours
         self._process_start_s = started_s
-        if self._first_heard_s is None or started_s <= self._first_heard_s:
+        heard_s = self._first_heard_s
+        if started_s <= heard_s if heard_s is not None else not before_s:
             return []
         effects = self._new_life(now_s)
         self.state = EngineState.STARTING

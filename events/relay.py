@@ -4,7 +4,8 @@
     engine ──HTTP─> Probe ──> heartbeats
 
 The shell around events/rank.py: sockets, timers, and nothing decided. It never pushes back on the
-engine: what can't be sent is dropped and counted, and the stream's numbers show it.
+engine: what can't be sent is dropped and counted, and the stream's numbers show it. Of an engine
+that publishes no events only heartbeats tell; its stream is empty.
 """
 
 import asyncio
@@ -64,10 +65,11 @@ _request_decoder = msgspec.msgpack.Decoder(SnapshotRequest)
 class _RankShell:
     """One rank's sockets and queues."""
 
-    def __init__(self, key: WorkerKey, rank: Rank, events: str, replay: str | None) -> None:
+    def __init__(self, key: WorkerKey, rank: Rank, events: str | None, replay: str | None) -> None:
         self.key = key
         self.rank = rank
         self.events = events
+        """None: the engine publishes none."""
         self.replay = replay
         self.out: deque[bytes] = deque()
         self.wake = asyncio.Event()
@@ -113,7 +115,7 @@ class Relay:
                     has_replay=settings.replay is not None,
                     wanted_block_size=settings.block_size,
                 ),
-                rank_endpoint(settings.events, number),
+                rank_endpoint(settings.events, number) if settings.events else None,
                 rank_endpoint(settings.replay, number) if settings.replay else None,
             )
             for number in range(settings.ranks)
@@ -129,7 +131,8 @@ class Relay:
             await self._listen(
                 subjects.snapshot(self._fleet, shell.key), partial(self._snapshot_asked, shell)
             )
-            self._tasks.spawn(self._follow(shell), f"events of {shell.key}")
+            if shell.events is not None:
+                self._tasks.spawn(self._follow(shell, shell.events), f"events of {shell.key}")
             self._tasks.spawn(self._send(shell), f"facts of {shell.key}")
             if self.settings.load:
                 self._tasks.spawn(self._follow_load(shell), f"load of {shell.key}")
@@ -141,6 +144,8 @@ class Relay:
             self._tasks.spawn(self._ask_engine(self._probe), f"probe of {self.settings.id}")
         self._tasks.spawn(self._beat(), f"beats of {self.settings.id}")
         log.info("relay for %s: %s at %s", self.settings.id, self.settings.engine, base)
+        if self.settings.events is None:
+            log.info("%s publishes no events: routers guess what it holds", self.settings.id)
 
     async def stop(self) -> None:
         """Ends all it started: another relay may speak for the engine from now on."""
@@ -186,15 +191,15 @@ class Relay:
             while shell.out:
                 await self._broker.publish(subject, shell.out.popleft())
 
-    async def _follow(self, shell: _RankShell) -> None:
+    async def _follow(self, shell: _RankShell, endpoint: str) -> None:
         """Reads the engine's publisher for ever."""
         socket = self._context.socket(zmq.SUB)
         socket.setsockopt(zmq.RCVHWM, RECEIVE_QUEUE_MESSAGES)
         socket.setsockopt_string(zmq.SUBSCRIBE, self.settings.topic)
         if self.settings.events_bind:
-            socket.bind(shell.events)
+            socket.bind(endpoint)
         else:
-            socket.connect(shell.events)
+            socket.connect(endpoint)
         await asyncio.sleep(_SUBSCRIBED_S)
         self._perform(shell, shell.rank.start())
         while True:
@@ -362,6 +367,7 @@ class Relay:
             multi_rank=settings.ranks > 1,
             priority_scheduling=("lower" if lower_first else "higher") if priority else "",
             healthy=healthy,
+            events=settings.events is not None,
             running=load.running,
             waiting=load.waiting,
             used_blocks=None if load.used_blocks is None else load.used_blocks * scale,

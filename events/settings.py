@@ -10,6 +10,7 @@ Seconds = Annotated[float, Meta(gt=0)]
 BlockSize = Annotated[int, Meta(ge=1, le=65536)]
 Count = Annotated[int, Meta(ge=1)]
 Subject = Annotated[str, Meta(pattern=r"^\S+$")]
+Endpoint = Annotated[str, Meta(min_length=1)]
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -47,8 +48,12 @@ class EngineSettings(Settings, frozen=True):
     engine: Annotated[Literal["vllm", "sglang"], Meta(description="which engine it is")]
     address: Annotated[str, Meta(min_length=1, description="where clients send their requests")]
     events: Annotated[
-        str, Meta(description="the event publisher's ZMQ endpoint; rank r is at port + r")
-    ]
+        Endpoint | None,
+        Meta(
+            description="the event publisher's ZMQ endpoint; rank r is at port + r; default: the"
+            " engine publishes no KV events, and routers guess from their own picks"
+        ),
+    ] = None
     events_bind: Annotated[
         bool, Meta(description="bind the endpoint, for engines whose publisher connects")
     ] = False
@@ -80,6 +85,12 @@ class EngineSettings(Settings, frozen=True):
         Count | None,
         Meta(description="requests that run at once, if the engine doesn't tell"),
     ] = None
+
+    def __post_init__(self) -> None:
+        if self.events is None:
+            for name in ("replay", "topic", "events_bind"):
+                if getattr(self, name):
+                    raise ValueError(f"{name} is given, but no `events` endpoint to go with it")
 
 
 class DynamoSettings(Settings, frozen=True):

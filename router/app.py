@@ -148,11 +148,18 @@ class RouterApp:
         self.registry.register(RelayCollector(self.relays.values))
         self._grpc = GrpcServer(
             config.grpc,
-            RouterService(self.core, self.metrics, self.clock, self._stopping),
+            RouterService(
+                self.core,
+                self.metrics,
+                self.clock,
+                self._stopping,
+                stream_age_s=config.grpc.stream_age_s,
+            ),
             FleetService(
                 self.core,
                 self.clock,
                 self._stopping,
+                stream_age_s=config.grpc.stream_age_s,
                 send_control=self._send_control,
                 apply_control=desk.apply,
                 register=self.register,
@@ -331,8 +338,8 @@ def checked_broker(settings: NatsSettings, url: str, name: str) -> Broker:
 def check_engine(settings: EngineSettings) -> None:
     """Raises ConfigError when a rank has no endpoint of its own."""
     try:
-        rank_endpoint(settings.events, settings.ranks - 1)
-        if settings.replay:
-            rank_endpoint(settings.replay, settings.ranks - 1)
+        for endpoint in (settings.events, settings.replay):
+            if endpoint is not None:
+                rank_endpoint(endpoint, settings.ranks - 1)
     except ValueError as error:
         raise ConfigError(f"worker {settings.id!r}: {error}") from error

@@ -140,7 +140,7 @@ def serve(config_file: Path | None, **given: Any) -> None:
 @click.option("--worker-id", f"{_ENGINE}id", help="Worker id, unique in the fleet.")
 @click.option("--engine", f"{_ENGINE}engine", help="vllm, sglang or dynamo. [vllm]")
 @click.option("--address", f"{_ENGINE}address", help="Where clients send their requests.")
-@click.option("--events", f"{_ENGINE}events", help="The engine's event publisher, tcp://...")
+@click.option("--events", f"{_ENGINE}events", help="Its event publisher, tcp://... [it has none]")
 @click.option(
     "--events-bind",
     f"{_ENGINE}events_bind",
@@ -204,9 +204,7 @@ def relay(config_file: Path | None, **given: Any) -> None:  # fmt: skip
 def _with_engine(config: RelayConfig, given: dict[str, Any]) -> RelayConfig:
     fields = {"engine": "vllm", **given}
     fields["labels"] = _labels(given)
-    _check_given(
-        fields, {"--worker-id": "id", "--address": "address", "--events": "events"}, "one engine"
-    )
+    _check_given(fields, {"--worker-id": "id", "--address": "address"}, "one engine")
     try:
         settings = msgspec.convert(fields, EngineSettings)
     except msgspec.ValidationError as error:

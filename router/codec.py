@@ -284,9 +284,10 @@ def read_engine(message: fleet_pb2.RegisterWorkerRequest) -> EngineSettings:
         "id": message.worker_id,
         "engine": message.engine,
         "address": message.address,
-        "events": message.events,
         "labels": dict(message.labels),
     }
+    if message.events:
+        fields["events"] = message.events
     if message.replay:
         fields["replay"] = message.replay
     if message.metrics:

@@ -89,6 +89,8 @@ async def test_check_config_prints_what_would_be_used_with_secrets_masked(tmp_pa
         ("grpc: {lissen: x}", "unknown field `lissen` - at `$.grpc`"),
         ("routing: {policy: best}", "unknown policy 'best'"),
         ("workers: [{id: a, engine: vllm, address: x, events: 'ipc://x', ranks: 2}]", "ipc://x"),
+        ("workers: [{id: a, engine: vllm, address: x, replay: 'tcp://x:1'}]", "no `events`"),
+        ("workers: [{id: a, engine: vllm, address: x, events: ''}]", "at `$.workers[0].events`"),
         ("nonsense", "expected a mapping"),
         ("nats: {url: 'nats://h:1', credentials_file: /no/such}", "No such file"),
         ("nats: {url: 'http://h:1'}", "is no NATS URL"),
@@ -109,7 +111,11 @@ async def test_a_relay_without_an_engine_or_a_broker_says_what_is_missing() -> N
     code, _, err = await kvroute("relay")
     assert (code, "no engine to relay" in err) == (2, True)
     code, _, err = await kvroute("relay", "--worker-id", "a")
-    assert (code, "--address, --events" in err) == (2, True)
+    assert (code, "give --address too" in err) == (2, True)
+    code, _, err = await kvroute(
+        "relay", "--worker-id", "a", "--address", "http://x", "--replay", "tcp://127.0.0.1:1"
+    )
+    assert (code, "replay is given, but no `events` endpoint" in err) == (2, True)
     code, _, err = await kvroute(
         "relay", "--worker-id", "a", "--address", "http://x", "--events", "tcp://127.0.0.1:1"
     )

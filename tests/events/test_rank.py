@@ -566,6 +566,15 @@ def test_a_process_that_starts_before_it_says_anything_is_no_news() -> None:
     assert (engine.held(), engine.complete(), engine.rank.engine_restarts) == (1, True, 0)
 
 
+def test_a_process_that_starts_again_before_it_says_anything_is_another_life() -> None:
+    engine = Engine(has_replay=False)  # so is one that publishes no events at all
+    assert engine.perform(engine.rank.on_process_start(NOW_S, NOW_S)) == []
+    engine.now_s += 60
+    engine.perform(engine.rank.on_process_start(NOW_S + 50, engine.now_s))
+    assert engine.rank.engine_restarts == 1
+    assert epochs_of(engine) == [Epoch(int(engine.now_s * 1e9), EPOCH.nonce)]
+
+
 def test_an_engine_whose_clock_is_ahead_has_one_life() -> None:
     engine = following(3)
     for _ in range(10):

@@ -952,6 +952,16 @@ class TestFleet:
             assert (settings.replay, settings.metrics) == (None, None)
             assert settings.labels == {"zone": "north"}
 
+    async def test_an_engine_that_publishes_no_events_can_be_registered_too(self) -> None:
+        async with served() as stage:
+            request = fleet_pb2.RegisterWorkerRequest(worker_id="w", engine="vllm", address="a")
+            await stage.workers.RegisterWorker(request)
+            assert stage.registered[0].events is None
+            request.replay = "tcp://w:2"
+            refused = await refusal(stage.workers.RegisterWorker(request))
+            assert (refused.code, refused.reason) == (Code.INVALID_ARGUMENT, "INVALID_FIELD")
+            assert "replay is given, but no `events` endpoint" in refused.message
+
     @pytest.mark.parametrize(
         ("wrong", "told"),
         [({"engine": "other"}, "engine"), ({"worker_id": ""}, "id"), ({"address": ""}, "address")],

@@ -235,7 +235,7 @@ class KvRouteClient:
         *,
         engine: str,
         address: str,
-        events: str,
+        events: str | None = None,
         replay: str | None = None,
         metrics: str | None = None,
         labels: Mapping[str, str] | None = None,
@@ -244,13 +244,14 @@ class KvRouteClient:
         """Makes this router run a relay for an engine that has none.
 
         engine: vllm or sglang. address: where clients send their requests. events, replay: the
-        engine's ZMQ sockets, tcp://... metrics: its HTTP base; absent: the address.
+        engine's ZMQ sockets, tcp://...; absent: it publishes no events. metrics: its HTTP base;
+        absent: the address.
         """
         message = RegisterWorkerRequest(
             worker_id=worker_id,
             engine=engine,
             address=address,
-            events=events,
+            events=events or "",
             replay=replay or "",
             metrics=metrics or "",
             labels=labels or {},

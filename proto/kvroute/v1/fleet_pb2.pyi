@@ -304,7 +304,7 @@ class RegisterWorkerRequest(google.protobuf.message.Message):
     address: builtins.str
     """where clients send their requests"""
     events: builtins.str
-    """the engine's event publisher, tcp://..."""
+    """the engine's event publisher, tcp://...; empty: it publishes none"""
     replay: builtins.str
     """its replay socket; empty: none"""
     metrics: builtins.str
