@@ -26,6 +26,10 @@ class ConfigError(ValueError):
     """The operator's mistake: one sentence that names the key and where it stands."""
 
 
+Milliseconds = Annotated[float, Meta(ge=0.001, le=2_000_000.0)]
+"""Seconds that gRPC takes as milliseconds in an int32."""
+
+
 class GrpcSettings(Settings, frozen=True):
     """The gRPC server."""
 
@@ -37,6 +41,23 @@ class GrpcSettings(Settings, frozen=True):
     )
     max_message_mib: Annotated[int, Meta(ge=1, le=64, description="largest message")] = 64
     reflection: Annotated[bool, Meta(description="answer grpc.reflection")] = True
+    max_connection_age_s: Annotated[
+        Milliseconds | None,
+        Meta(description="age at which a connection is ended, for clients to spread anew"),
+    ] = 300.0
+    max_connection_age_grace_s: Annotated[
+        Milliseconds,
+        Meta(description="how long its calls may go on; streams end by themselves within it"),
+    ] = 60.0
+    keepalive_s: Annotated[
+        Milliseconds, Meta(description="silence after which a client is asked if it is there")
+    ] = 60.0
+
+    @property
+    def stream_age_s(self) -> float | None:
+        """Oldest that a stream gets: less than the grace, which may begin right after its opening,
+        so that no connection's end ever breaks one."""
+        return None if self.max_connection_age_s is None else 0.8 * self.max_connection_age_grace_s
 
 
 class MetricsSettings(Settings, frozen=True):

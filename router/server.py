@@ -2,9 +2,10 @@
 
 import asyncio
 import logging
+import random
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import aclosing, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
 from math import inf
 from typing import Any, NoReturn, TypeAlias
 
@@ -22,15 +23,17 @@ from kvroute.v1 import fleet_pb2, fleet_pb2_grpc, router_pb2, router_pb2_grpc
 from router import codec
 from router.config import ConfigError, GrpcSettings
 from router.core import RouterCore
-from router.decision import Repeated
+from router.decision import Pick, Progress, ProgressState, Repeated
 from router.metrics import Metrics
 from router.refusals import Reason, Refusal
+from router.reservations import Ending, Reservation
+from router.route_stream import RouteItems, StreamLife
 
 BATCH_ITEMS_MAX = 4096
 PROGRESS_MAX = 65_536
+KEEPALIVE_TIMEOUT_S = 20.0
+"""What a client has to answer a ping."""
 WATCH_S = 0.5
-_YIELD_EVERY = 16
-"""Items of a batch decided before other calls get a turn."""
 
 log = logging.getLogger("kvroute.grpc")
 
@@ -50,42 +53,46 @@ class RouterService(router_pb2_grpc.RouterServicer):
         metrics: Metrics,
         clock: Callable[[], float],
         stopping: asyncio.Event,
+        *,
+        stream_age_s: float | None = None,
     ) -> None:
-        """stopping: set when the server drains, so that open streams end."""
+        """stopping: set when the server drains, so that open streams end.
+
+        stream_age_s: a stream ends by itself after this time at most; None: never.
+        """
         self._core = core
         self._metrics = metrics
         self._clock = clock
         self._stopping = stopping
+        self._stream_age_s = stream_age_s
 
     @override
     async def Route(
         self, request: router_pb2.RouteRequest, context: Context
     ) -> router_pb2.RouteResponse:
         try:
-            return self._route(request)
+            outcome = self._route(request)
         except Refusal as refusal:
             await abort(context, refusal)
+        answer: router_pb2.RouteResponse = outcome.reservation.answer
+        return answer
 
     @override
-    async def RouteStream(
-        self, request_iterator: AsyncIterator[router_pb2.RouteBatch], context: Context
-    ) -> AsyncIterator[router_pb2.RouteResults]:
-        async with aclosing(_until(request_iterator, self._stopping)) as batches:
-            async for batch in batches:
+    async def RouteStream(  # type: ignore[override]  # the generated type knows iterators alone
+        self, request_iterator: object, context: Context
+    ) -> None:
+        await context.send_initial_metadata(())  # the client sees that streams get through
+        items = RouteItems(self._route, self._cancel)
+        async with StreamLife(self._stopping, jittered(self._stream_age_s)) as life:
+            while (batch := await life.read(context)) is not None:
                 if len(batch.items) > BATCH_ITEMS_MAX:
                     refusal = Refusal(
                         Reason.INVALID_FIELD,
                         f"a batch of {len(batch.items)} items; {BATCH_ITEMS_MAX} is the most",
                     )
                     await abort(context, refusal)
-                results: list[router_pb2.RouteResult] = []
-                for i, item in enumerate(batch.items):
-                    if item.WhichOneof("action") == "cancel":
-                        continue  # every item is answered at once: there is nothing to cancel
-                    results.append(self._route_item(item))
-                    if i % _YIELD_EVERY == _YIELD_EVERY - 1:
-                        await asyncio.sleep(0)
-                yield router_pb2.RouteResults(results=results)
+                for results in items.decide(batch):
+                    await context.write(results)
 
     @override
     async def Report(
@@ -114,8 +121,8 @@ class RouterService(router_pb2_grpc.RouterServicer):
         refusal_instead = None if decision.order else self._core.refuse(decision)
         return codec.write_explanation(decision, refusal_instead, self._core)
 
-    def _route(self, request: router_pb2.RouteRequest) -> router_pb2.RouteResponse:
-        """One request, answered; raises Refusal, counted."""
+    def _route(self, request: router_pb2.RouteRequest) -> Pick | Repeated:
+        """One request, its answer in the reservation; raises Refusal, counted."""
         mark = self._metrics.stage_clock()
         now_s = self._clock()
         try:
@@ -123,8 +130,7 @@ class RouterService(router_pb2_grpc.RouterServicer):
             outcome = self._core.route(asked, now_s, mark)
             if isinstance(outcome, Repeated):
                 self._metrics.requests.labels("repeated", "").inc()
-                answer: router_pb2.RouteResponse = outcome.reservation.answer
-                return answer
+                return outcome
             try:
                 answer = codec.write_pick(outcome, self._core, request.priority)
             except BaseException:
@@ -142,15 +148,12 @@ class RouterService(router_pb2_grpc.RouterServicer):
         outcome.reservation.answer = answer
         self._metrics.picked(outcome.decision)
         mark.total()
-        return answer
+        return outcome
 
-    def _route_item(self, item: router_pb2.RouteItem) -> router_pb2.RouteResult:
-        try:
-            if item.WhichOneof("action") is None:
-                raise Refusal(Reason.INVALID_FIELD, f"item {item.index} holds no request")
-            return router_pb2.RouteResult(index=item.index, response=self._route(item.request))
-        except Refusal as refusal:
-            return router_pb2.RouteResult(index=item.index, status=codec.write_status(refusal))
+    def _cancel(self, reservation: Reservation) -> None:
+        """Ends a reservation whose caller left before it had the answer."""
+        failed = Progress(reservation.id, ProgressState.FAILED, failure=Ending.FAILED_CANCELLED)
+        self._core.report(failed, self._clock())
 
     def _report(self, message: router_pb2.Progress) -> router_pb2.ProgressOutcome:
         progress = codec.read_progress(message)
@@ -179,6 +182,7 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         clock: Callable[[], float],
         stopping: asyncio.Event,
         *,
+        stream_age_s: float | None = None,
         send_control: Callable[[Control], Awaitable[bool]],
         apply_control: Callable[[Control], int],
         register: Callable[[EngineSettings], Awaitable[None]],
@@ -186,6 +190,7 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         self._core = core
         self._clock = clock
         self._stopping = stopping
+        self._stream_age_s = stream_age_s
         self._send_control = send_control
         self._apply_control = apply_control
         self._register = register
@@ -203,7 +208,9 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
     ) -> AsyncIterator[fleet_pb2.WatchWorkersResponse]:
         known: dict[WorkerKey, bytes] = {}
         first = True
-        while not self._stopping.is_set():
+        age_s = jittered(self._stream_age_s)
+        ends_s = inf if age_s is None else asyncio.get_running_loop().time() + age_s
+        while not self._stopping.is_set() and asyncio.get_running_loop().time() < ends_s:
             workers = self._workers(request.model)
             current = {key: _settled(status) for key, status in workers.items()}
             changed = [status for key, status in workers.items() if known.get(key) != current[key]]
@@ -344,16 +351,7 @@ class GrpcServer:
     """The server with its services, health and reflection."""
 
     def __init__(self, settings: GrpcSettings, router: RouterService, fleet: FleetService) -> None:
-        size = settings.max_message_mib * 1024 * 1024
-        self._server = grpc.aio.server(
-            options=[
-                ("grpc.so_reuseport", 0),  # a second server on the port fails, and loudly
-                ("grpc.max_receive_message_length", size),
-                ("grpc.max_send_message_length", size),
-                ("grpc.keepalive_permit_without_calls", 1),
-                ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
-            ]
-        )
+        self._server = grpc.aio.server(options=server_options(settings))
         self._settings = settings
         self._health = _Health()
         self._draining = False
@@ -414,18 +412,35 @@ class _Health(health.aio.HealthServicer):
             await watch
 
 
-async def _until(
-    batches: AsyncIterator[router_pb2.RouteBatch], stopping: asyncio.Event
-) -> AsyncGenerator[router_pb2.RouteBatch, None]:
-    """Batches until the client or we have had enough."""
-    while True:
-        following = asyncio.ensure_future(anext(batches, None))
-        if not await _first(following, stopping):
-            return
-        batch = following.result()
-        if batch is None:
-            return
-        yield batch
+def server_options(settings: GrpcSettings) -> list[tuple[str, int]]:
+    """gRPC's channel arguments."""
+    size = settings.max_message_mib * 1024 * 1024
+    options = [
+        ("grpc.so_reuseport", 0),  # a second server on the port fails, and loudly
+        ("grpc.max_receive_message_length", size),
+        ("grpc.max_send_message_length", size),
+        # A client that vanished without a word is noticed, though its stream says nothing.
+        ("grpc.keepalive_time_ms", _milliseconds(settings.keepalive_s)),
+        ("grpc.keepalive_timeout_ms", _milliseconds(KEEPALIVE_TIMEOUT_S)),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+    ]
+    if settings.max_connection_age_s is not None:
+        grace_s = settings.max_connection_age_grace_s
+        options += [  # gRPC itself makes the age a tenth longer or shorter
+            ("grpc.max_connection_age_ms", _milliseconds(settings.max_connection_age_s)),
+            ("grpc.max_connection_age_grace_ms", _milliseconds(grace_s)),
+        ]
+    return options
+
+
+def jittered(age_s: float | None) -> float | None:
+    """An age between half of it and the whole, so that streams opened at once don't end at once."""
+    return None if age_s is None else random.uniform(age_s / 2, age_s)
+
+
+def _milliseconds(seconds: float) -> int:
+    return max(1, round(seconds * 1000))
 
 
 async def _first(future: asyncio.Future[Any], event: asyncio.Event) -> bool:

@@ -75,13 +75,17 @@ async def served(grpc_settings: GrpcSettings | None = None, **about: Any) -> Asy
     async def register(settings: EngineSettings) -> None:
         stage.registered.append(settings)
 
+    settings = grpc_settings or GrpcSettings(listen="127.0.0.1:0")
     server = GrpcServer(
-        grpc_settings or GrpcSettings(listen="127.0.0.1:0"),
-        RouterService(fleet.core, metrics, fleet.clock, stopping),
+        settings,
+        RouterService(
+            fleet.core, metrics, fleet.clock, stopping, stream_age_s=settings.stream_age_s
+        ),
         FleetService(
             fleet.core,
             fleet.clock,
             stopping,
+            stream_age_s=settings.stream_age_s,
             send_control=send_control,
             apply_control=desk.apply,
             register=register,

@@ -1,0 +1,156 @@
+"""One RouteStream call: batches of items come in, results go out in slices.
+
+Laws:
+- a batch is answered at once by one message at least, an empty one if it holds nothing to answer:
+  a client that waits for it before it sends the next batch, sends as fast as we can take them;
+- an item is decided once, or refused because its time was over;
+- an item cancelled after its answer was sent leaves nothing reserved.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from time import perf_counter
+from types import TracebackType
+from typing import Any, Self, TypeAlias
+
+import grpc.aio
+
+from kvroute.v1 import router_pb2
+from router import codec
+from router.decision import Pick, Repeated
+from router.refusals import Reason, Refusal
+from router.reservations import Reservation
+
+SLICE_S = 0.002
+"""Deciding that goes on without a break; then what is decided is sent, and other calls have a turn.
+A message costs about a tenth of a millisecond, whatever it holds."""
+CANCELLABLE_MAX = 4096
+"""Answers of a stream that can still be cancelled: a cancel passes its answer on the way, so it
+names one of the last."""
+
+
+class RouteItems:
+    """What a stream's items come to."""
+
+    def __init__(
+        self,
+        route: Callable[[router_pb2.RouteRequest], Pick | Repeated],
+        cancel: Callable[[Reservation], None],
+        clock: Callable[[], float] = perf_counter,
+    ) -> None:
+        """route raises Refusal; cancel ends a reservation that nobody waits for any more."""
+        self._route = route
+        self._cancel = cancel
+        self._clock = clock
+        self._answered: dict[int, Reservation] = {}
+        """By item index, the oldest first."""
+
+    def decide(self, batch: router_pb2.RouteBatch) -> Iterator[router_pb2.RouteResults]:
+        """Decides item by item; yields a message whenever SLICE_S went by, and at the end."""
+        began_s = sent_s = self._clock()
+        sent = False
+        message = router_pb2.RouteResults()
+        now_s = began_s
+        for item in batch.items:
+            if item.WhichOneof("action") == "cancel":
+                self._cancelled(item.index)
+            else:
+                result = message.results.add()
+                result.index = item.index
+                try:
+                    answer = self._answer(item, now_s - began_s)
+                except Refusal as refusal:
+                    result.status.CopyFrom(codec.write_status(refusal))
+                else:
+                    result.response.CopyFrom(answer)
+            now_s = self._clock()
+            if now_s - sent_s >= SLICE_S and message.results:
+                yield message
+                sent = True
+                message = router_pb2.RouteResults()
+                now_s = sent_s = self._clock()
+        if message.results or not sent:
+            yield message
+
+    def _answer(self, item: router_pb2.RouteItem, waited_s: float) -> router_pb2.RouteResponse:
+        if not item.HasField("request"):
+            raise Refusal(Reason.INVALID_FIELD, f"item {item.index} holds no request")
+        if 0 < item.timeout_ms <= waited_s * 1000:
+            raise Refusal(
+                Reason.DEADLINE_EXCEEDED,
+                f"item {item.index} waited {waited_s * 1000:.0f} ms for its turn in the batch",
+            )
+        outcome = self._route(item.request)
+        if isinstance(outcome, Repeated):
+            # Two items wait for this reservation now: that one is cancelled must not end it.
+            self._answered = {
+                index: one
+                for index, one in self._answered.items()
+                if one is not outcome.reservation
+            }
+        else:
+            if len(self._answered) >= CANCELLABLE_MAX:
+                del self._answered[next(iter(self._answered))]
+            self._answered[item.index] = outcome.reservation
+        answer: router_pb2.RouteResponse = outcome.reservation.answer
+        return answer
+
+    def _cancelled(self, index: int) -> None:
+        if (reservation := self._answered.pop(index, None)) is not None:
+            self._cancel(reservation)
+
+
+class StreamLife:
+    """How long a stream goes on: until its age, or until the server drains. Wraps the call.
+
+    It ends a wait for the client's next message and nothing else, so what was received is answered,
+    and the call ends with OK.
+    """
+
+    def __init__(self, stopping: asyncio.Event, age_s: float | None) -> None:
+        """age_s: None is for ever."""
+        self._stopping = stopping
+        self._age_s = age_s
+        self._over = stopping.is_set()
+        self._reader: asyncio.Task[Any] | None = None
+        """The call's task, while it waits for a message."""
+
+    async def __aenter__(self) -> Self:
+        self._end = asyncio.create_task(self._wait())
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._end.cancel()
+
+    async def read(self, context: "Context") -> router_pb2.RouteBatch | None:
+        """The next batch; None when the client or we have had enough."""
+        if self._over:
+            return None
+        self._reader = reader = asyncio.current_task()
+        try:
+            batch: Any = await context.read()
+        except asyncio.CancelledError:
+            if self._over and reader is not None and not reader.uncancel():
+                return None
+            raise
+        finally:
+            self._reader = None
+        return None if batch is grpc.aio.EOF else batch
+
+    async def _wait(self) -> None:
+        try:
+            async with asyncio.timeout(self._age_s):
+                await self._stopping.wait()
+        except TimeoutError:
+            pass
+        self._over = True
+        if self._reader is not None:
+            self._reader.cancel()
+
+
+Context: TypeAlias = grpc.aio.ServicerContext[router_pb2.RouteBatch, router_pb2.RouteResults]
