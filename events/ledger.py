@@ -18,6 +18,16 @@ from dataclasses import dataclass
 from typing_extensions import override
 from xxhash import xxh3_64_intdigest
 
+from events.engine_blocks import (
+    CAPPED,
+    COUNT_MASK,
+    GROUPS_MAX,
+    TIER_MASKS,
+    Block,
+    Chunk,
+    Page,
+    shift,
+)
 from events.engine_events import BlocksCleared, BlocksRemoved, BlocksStored, EngineEvent
 from indexer.hashing import extend_prefix, hash_seed, multimodal_hash, pack_tokens
 from indexer.identity import BlockHash, EngineHash, PrefixHash, Tier
@@ -36,10 +46,6 @@ MEDIUM_TIERS = {
     "DISK": Tier.DISK,
 }
 SHARED_MEDIUMS = frozenset({"EXTERNAL"})
-_GROUPS_MAX = 16
-_COUNT_BITS = 8
-_COUNT_MASK = (1 << _COUNT_BITS) - 1
-_CAPPED = 1 << (_COUNT_BITS * _GROUPS_MAX * len(Tier))
 _SMALLEST_CANONICAL = 16
 
 
@@ -83,63 +89,6 @@ def canonical_block_size(engine_block_size: int, wanted: int | None) -> int | No
     return wanted
 
 
-class _Block:
-    """An engine block that some tier holds."""
-
-    __slots__ = ("copies", "end", "prefixes", "seed")
-
-    def __init__(self, seed: int, end: PrefixHash | None, prefixes: tuple[PrefixHash, ...]) -> None:
-        self.seed = seed
-        self.end = end
-        """PrefixHash of the last canonical block that ends in or before this one."""
-        self.prefixes = prefixes
-        """Canonical blocks inside this one: one, or several where it is split."""
-        self.copies = 0
-        """A count of 8 bits for each (group, tier): most blocks have one, and cost no object; and
-        one bit for a block that has had more than are counted."""
-
-
-class _Page(_Block):
-    """An engine block smaller than a canonical one."""
-
-    __slots__ = ("children", "chunks", "engine_hash", "own_chunk", "parent", "pending")
-
-    def __init__(
-        self,
-        seed: int,
-        end: PrefixHash | None,
-        engine_hash: EngineHash,
-        pending: bytes,
-        parent: "_Page | None",
-    ) -> None:
-        super().__init__(seed, end, ())
-        self.engine_hash = engine_hash
-        self.pending = pending
-        """Token bytes since the last canonical block's end; empty when this page ends one."""
-        self.parent = parent
-        """The page before, inside the same canonical block."""
-        self.children = 0
-        """Known pages that have this one as their parent; they keep it in the map."""
-        self.chunks: list[_Chunk] = []
-        """Canonical blocks that this page is part of: several where chains branch inside one."""
-        self.own_chunk: _Chunk | None = None
-        """The canonical block that ends with this page."""
-
-
-class _Chunk:
-    """A canonical block made of pages: a tier holds it while it holds all of them."""
-
-    __slots__ = ("before", "missing", "pages", "prefix")
-
-    def __init__(
-        self, prefix: PrefixHash, before: PrefixHash | None, pages: tuple[_Page, ...]
-    ) -> None:
-        self.prefix = prefix
-        self.before = before
-        self.pages = pages
-        self.missing = [len(pages) for _ in Tier]
-
-
 class Ledger:
     """The copies that one engine rank holds."""
 
@@ -163,12 +112,12 @@ class Ledger:
         self.may_miss = False
         """A block was told gone of which there were more copies than we count: the engine may hold
         it still. Until all is wiped."""
-        self._blocks: dict[EngineHash, _Block] = {}
+        self._blocks: dict[EngineHash, Block] = {}
         self._held: tuple[dict[PrefixHash, int], ...] = tuple({} for _ in Tier)
         """tier -> PrefixHash -> engine blocks or chunks that give it"""
         self._xor = [0 for _ in Tier]
         self._groups: dict[int | None, int] = {None: 0}
-        """KV cache group -> its place in `_Block.copies`"""
+        """KV cache group -> its place in `Block.copies`"""
         self._other_groups: set[int | None] = set()
         """Groups that are no full attention, learned from stores: removals don't say."""
         self._placed: list[tuple[Tier, PrefixHash | None, PrefixHash]] = []
@@ -236,7 +185,7 @@ class Ledger:
         if reason := _unhashable(event, self.block_size):
             self.dropped[reason] += len(event.hashes)
             return
-        parent: _Block | None = None
+        parent: Block | None = None
         if event.parent is not None:
             parent = self._blocks.get(event.parent)
             if parent is None:
@@ -248,7 +197,7 @@ class Ledger:
         self._store_chain(event, tier, field, parent, seed)
 
     def _store_chain(
-        self, event: BlocksStored, tier: Tier, field: int, parent: _Block | None, seed: int
+        self, event: BlocksStored, tier: Tier, field: int, parent: Block | None, seed: int
     ) -> None:
         tokens = memoryview(pack_tokens(event.token_ids))
         size = 4 * event.block_size
@@ -285,18 +234,18 @@ class Ledger:
         if event.group not in self._groups:  # nothing of it is counted; no place for it either
             self.dropped["unknown_removal"] += len(event.hashes)
             return
-        field = _shift(self._groups[event.group], tier)
+        field = shift(self._groups[event.group], tier)
         for engine_hash in event.hashes:
             block = self._blocks.get(engine_hash)
-            if block is None or not block.copies >> field & _COUNT_MASK:
+            if block is None or not block.copies >> field & COUNT_MASK:
                 self.dropped["unknown_removal"] += 1
                 continue
             block.copies -= 1 << field
-            if not block.copies & self._tier_mask(tier):
+            if not block.copies & TIER_MASKS[tier]:
                 self._leave(block, tier)
-                if block.copies & _CAPPED:
+                if block.copies & CAPPED:
                     self.may_miss = True
-                    if block.copies == _CAPPED:
+                    if block.copies == CAPPED:
                         block.copies = 0
                 if not block.copies:
                     self._drop(engine_hash, block)
@@ -306,10 +255,10 @@ class Ledger:
         engine_hash: EngineHash,
         content: bytes,
         items: tuple[str, ...],
-        parent: _Block | None,
+        parent: Block | None,
         seed: int,
         canonical: int,
-    ) -> _Block:
+    ) -> Block:
         """A new block after `parent`; canonical: bytes a canonical block."""
         if len(content) < canonical:
             return self._make_page(engine_hash, content, parent, seed, canonical)
@@ -321,17 +270,17 @@ class Ledger:
         for at in range(0, len(content), canonical):
             end = extend_prefix(end, _hash(content[at : at + canonical] + suffix, seed))
             prefixes.append(end)
-        return _Block(seed, end, tuple(prefixes))
+        return Block(seed, end, tuple(prefixes))
 
     def _make_page(
         self,
         engine_hash: EngineHash,
         content: bytes,
-        parent: _Block | None,
+        parent: Block | None,
         seed: int,
         canonical: int,
-    ) -> _Page:
-        before = parent if isinstance(parent, _Page) else None
+    ) -> Page:
+        before = parent if isinstance(parent, Page) else None
         end = before.end if before else None
         inside = before if before and before.pending else None
         pending = (inside.pending if inside else b"") + content
@@ -339,44 +288,44 @@ class Ledger:
         if inside:
             inside.children += 1
         if not full:
-            return _Page(seed, end, engine_hash, pending, inside)
+            return Page(seed, end, engine_hash, pending, inside)
         prefix = extend_prefix(end, _hash(pending, seed))
-        page = _Page(seed, prefix, engine_hash, b"", inside)
+        page = Page(seed, prefix, engine_hash, b"", inside)
         pages = [page]
         while pages[-1].parent is not None:
             pages.append(pages[-1].parent)
-        page.own_chunk = chunk = _Chunk(prefix, end, tuple(pages))
+        page.own_chunk = chunk = Chunk(prefix, end, tuple(pages))
         for one in pages:
             one.chunks.append(chunk)
             for tier in Tier:
-                if one.copies & self._tier_mask(tier):
+                if one.copies & TIER_MASKS[tier]:
                     chunk.missing[tier] -= 1
         return page
 
-    def _add_copy(self, block: _Block, tier: Tier, field: int, parent: PrefixHash | None) -> None:
-        first = not block.copies & self._tier_mask(tier)
-        if block.copies >> field & _COUNT_MASK < COPIES_MAX:
+    def _add_copy(self, block: Block, tier: Tier, field: int, parent: PrefixHash | None) -> None:
+        first = not block.copies & TIER_MASKS[tier]
+        if block.copies >> field & COUNT_MASK < COPIES_MAX:
             block.copies += 1 << field
         else:
-            block.copies |= _CAPPED
+            block.copies |= CAPPED
             self.dropped["copies_capped"] += 1
         if first:
             self._arrive(block, tier, parent)
 
-    def _arrive(self, block: _Block, tier: Tier, parent: PrefixHash | None) -> None:
+    def _arrive(self, block: Block, tier: Tier, parent: PrefixHash | None) -> None:
         for prefix in block.prefixes:
             self._hold(tier, parent, prefix)
             parent = prefix
-        if isinstance(block, _Page):
+        if isinstance(block, Page):
             for chunk in block.chunks:
                 chunk.missing[tier] -= 1
                 if not chunk.missing[tier]:
                     self._hold(tier, chunk.before, chunk.prefix)
 
-    def _leave(self, block: _Block, tier: Tier) -> None:
+    def _leave(self, block: Block, tier: Tier) -> None:
         for prefix in reversed(block.prefixes):
             self._release(tier, prefix)
-        if isinstance(block, _Page):
+        if isinstance(block, Page):
             for chunk in block.chunks:
                 if not chunk.missing[tier]:
                     self._release(tier, chunk.prefix)
@@ -400,12 +349,12 @@ class Ledger:
         self._xor[tier] ^= prefix
         self._gone.append((tier, prefix))
 
-    def _drop(self, engine_hash: EngineHash, block: _Block) -> None:
+    def _drop(self, engine_hash: EngineHash, block: Block) -> None:
         """Forgets a block without copies, unless pages after it still count on its coming back."""
-        if not isinstance(block, _Page):
+        if not isinstance(block, Page):
             del self._blocks[engine_hash]
             return
-        page: _Page | None = block
+        page: Page | None = block
         while page is not None and not page.copies and not page.children:
             if page.own_chunk is not None:
                 for one in page.own_chunk.pages:
@@ -440,15 +389,11 @@ class Ledger:
         """Where the count of a group and tier stands; gives the group a place, if one is left."""
         place = self._groups.get(group)
         if place is None:
-            if len(self._groups) >= _GROUPS_MAX:
+            if len(self._groups) >= GROUPS_MAX:
                 self.dropped["too_many_groups"] += 1
                 return None
             place = self._groups[group] = len(self._groups)
-        return _shift(place, tier)
-
-    def _tier_mask(self, tier: Tier) -> int:
-        """The bits of `_Block.copies` that count a tier's copies, over all groups."""
-        return _TIER_MASKS[tier]
+        return shift(place, tier)
 
     def _take_changes(self) -> list[Change]:
         changes: list[Change] = []
@@ -467,16 +412,6 @@ class Ledger:
         self._placed.clear()
         self._gone.clear()
         return changes
-
-
-def _shift(place: int, tier: Tier) -> int:
-    """Where in `_Block.copies` the count of a group's place and a tier stands."""
-    return _COUNT_BITS * (place * len(Tier) + tier)
-
-
-_TIER_MASKS = tuple(
-    sum(_COUNT_MASK << _shift(place, tier) for place in range(_GROUPS_MAX)) for tier in Tier
-)
 
 
 def _hash(content: bytes, seed: int) -> BlockHash:

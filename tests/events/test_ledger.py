@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from events.engine_blocks import Chunk
 from events.engine_events import BlocksCleared, BlocksRemoved, BlocksStored
 from events.facts import Epoch
 from events.ledger import (
@@ -18,7 +19,6 @@ from events.ledger import (
     Ledger,
     Placed,
     Wiped,
-    _Chunk,
     canonical_block_size,
 )
 from events.outbox import Outbox
@@ -458,7 +458,7 @@ def test_pages_that_come_and_go_leave_nothing_with_their_neighbours() -> None:
 
 def gc_chunks() -> int:
     gc.collect()
-    return sum(type(one) is _Chunk for one in gc.get_objects())
+    return sum(type(one) is Chunk for one in gc.get_objects())
 
 
 # --- through the view and the index ---
