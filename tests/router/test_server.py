@@ -20,7 +20,8 @@ from router import codec, server
 from router.config import ConfigError, GrpcSettings, ModelSettings
 from router.policies import POLICIES
 from router.refusals import STATUS, Reason
-from router.server import BATCH_ITEMS_MAX, PROGRESS_MAX, SERVICES, ControlDesk
+from router.reservations import Ending
+from router.server import BATCH_ITEMS_MAX, PROGRESS_MAX, SERVICES, ControlDesk, server_options
 from tests.router.fleet import Fleet, prompt
 from tests.router.served import Refused, Served, asked, refusal, served, taken_apart
 
@@ -636,6 +637,53 @@ class TestRouteStream:
                 while left := tasks() - before:
                     await asyncio.wait(left, timeout=0.01)
 
+    async def test_a_client_learns_at_once_that_streams_get_through(self) -> None:
+        async with served() as stage, asyncio.timeout(10):
+            call = stage.router.RouteStream()
+            await call.initial_metadata()
+            assert not call.done()
+            call.cancel()
+
+    async def test_a_cancel_after_the_answer_leaves_nothing_reserved(self) -> None:
+        async with served() as stage, asyncio.timeout(10):
+            stage.fleet.add("w0")
+            call = stage.router.RouteStream()
+            items = [router_pb2.RouteItem(index=i, request=asked(first=i)) for i in range(2)]
+            await call.write(router_pb2.RouteBatch(items=items))
+            kept = (await call.read()).results[0].response.reservation_id
+            cancel = router_pb2.RouteItem(index=1, cancel=True)
+            await call.write(router_pb2.RouteBatch(items=[cancel]))
+            assert not (await call.read()).results
+            assert [one.id for one in stage.fleet.core.reservations._open.values()] == [kept]
+            assert stage.fleet.core.endings == {Ending.FAILED_CANCELLED: 1}
+            call.cancel()
+
+    async def test_no_connection_s_age_ever_breaks_a_stream(self) -> None:
+        settings = GrpcSettings(
+            listen="127.0.0.1:0", max_connection_age_s=0.1, max_connection_age_grace_s=0.25
+        )
+        async with served(settings) as stage, asyncio.timeout(20):
+            stage.fleet.add("w0")
+            loop = asyncio.get_running_loop()
+            begun_s = loop.time()
+            written = answered = streams = 0
+            while loop.time() - begun_s < 0.7:
+                streams += 1
+                call = stage.router.RouteStream()
+                while True:
+                    item = router_pb2.RouteItem(index=written, request=asked())
+                    try:
+                        await call.write(router_pb2.RouteBatch(items=[item]))
+                    except (asyncio.InvalidStateError, grpc.aio.AioRpcError):
+                        break  # it ended since we read; to a write, gRPC doesn't tell how
+                    written += 1
+                    if (answer := await call.read()) is grpc.aio.EOF:
+                        assert await call.code() is Code.OK
+                        break
+                    answered += len(answer.results)
+            assert streams >= 3
+            assert written - answered <= streams, "only what was on the way is left"
+
 
 def tasks() -> set[asyncio.Task[Any]]:
     """All tasks but those in which gRPC waits for the next call."""
@@ -927,6 +975,16 @@ class TestFleet:
             assert "'none'" in refused.message
             assert stage.sent == []
 
+    async def test_a_watch_ends_with_its_age_for_the_client_to_begin_anew(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(server, "WATCH_S", 0.01)
+        settings = GrpcSettings(listen="127.0.0.1:0", max_connection_age_grace_s=0.05)
+        async with served(settings) as stage, asyncio.timeout(10):
+            watch = stage.workers.WatchWorkers(fleet_pb2.WatchWorkersRequest())
+            assert [len(message.changed) async for message in watch] == [0]
+            assert await watch.code() is Code.OK
+
     async def test_a_command_that_others_cannot_hear_says_so_and_has_its_effect_here(self) -> None:
         async with served() as stage:
             stage.fleet.add("w0")
@@ -1083,6 +1141,21 @@ class TestHealth:
 
 
 class TestServer:
+    def test_connections_have_an_age_unless_told_otherwise(self) -> None:
+        options = dict(server_options(GrpcSettings()))
+        assert options["grpc.max_connection_age_ms"] == 300_000
+        assert options["grpc.max_connection_age_grace_ms"] == 60_000
+        assert options["grpc.keepalive_time_ms"] == 60_000
+        for_ever = GrpcSettings(max_connection_age_s=None)
+        assert not [name for name, _ in server_options(for_ever) if "connection_age" in name]
+        assert for_ever.stream_age_s is None
+
+    def test_a_stream_s_age_is_within_the_grace_of_its_connection(self) -> None:
+        settings = GrpcSettings(max_connection_age_grace_s=10.0)
+        ages_s = [server.jittered(settings.stream_age_s) or 0.0 for _ in range(100)]
+        assert 4.0 <= min(ages_s) < max(ages_s) <= 8.0
+        assert server.jittered(None) is None
+
     async def test_reflection_names_every_service(self) -> None:
         async with served() as stage:
             assert await self.reflected(stage) == {

@@ -1,0 +1,219 @@
+"""What a stream's items come to, with a clock that the deciding itself turns."""
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvroute.v1 import router_pb2
+from router import route_stream
+from router.decision import Pick, Repeated
+from router.refusals import Reason, Refusal
+from router.route_stream import SLICE_S, RouteItems, StreamLife
+from tests.router.fleet import Fleet, prompt
+from tests.router.served import taken_apart
+
+
+@dataclass
+class Desk:
+    """Decides with a real core, at a price in seconds for each request."""
+
+    cost_s: float = 0.0
+    now_s: float = 100.0
+    fleet: Fleet = field(default_factory=Fleet)
+    cancelled: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.fleet.add("w0")
+        self.items = RouteItems(
+            self.route, lambda one: self.cancelled.append(one.request_id), lambda: self.now_s
+        )
+
+    def route(self, request: router_pb2.RouteRequest) -> Pick | Repeated:
+        self.now_s += self.cost_s
+        if request.model == "none":
+            raise Refusal(Reason.UNKNOWN_MODEL, "as asked")
+        outcome = self.fleet.core.route(
+            self.fleet.request(prompt(32), request_id=request.request_id), self.fleet.now_s
+        )
+        outcome.reservation.answer = router_pb2.RouteResponse(reservation_id=outcome.reservation.id)
+        return outcome
+
+    def decide(self, *items: router_pb2.RouteItem) -> list[router_pb2.RouteResults]:
+        return list(self.items.decide(router_pb2.RouteBatch(items=items)))
+
+
+def item(index: int, name: str | None = None, **about: Any) -> router_pb2.RouteItem:
+    request = router_pb2.RouteRequest(request_id=name or f"r{index}")
+    return router_pb2.RouteItem(index=index, request=request, **about)
+
+
+def cancel(index: int) -> router_pb2.RouteItem:
+    return router_pb2.RouteItem(index=index, cancel=True)
+
+
+def indexes(messages: list[router_pb2.RouteResults]) -> list[list[int]]:
+    return [[result.index for result in message.results] for message in messages]
+
+
+def test_a_quick_batch_is_answered_by_one_message() -> None:
+    assert indexes(Desk().decide(*map(item, range(100)))) == [list(range(100))]
+
+
+def test_a_slow_batch_is_answered_in_slices() -> None:
+    desk = Desk(cost_s=SLICE_S * 0.6)
+    assert indexes(desk.decide(*map(item, range(5)))) == [[0, 1], [2, 3], [4]]
+
+
+def test_sending_a_slice_is_no_part_of_the_next() -> None:
+    desk = Desk(cost_s=SLICE_S * 0.6)
+    messages = desk.items.decide(router_pb2.RouteBatch(items=map(item, range(4))))
+    next(messages)
+    desk.now_s += 1.0
+    assert len(next(messages).results) == 2
+
+
+@pytest.mark.parametrize("items", [[], [cancel(1)], [cancel(1), cancel(2)]])
+def test_a_batch_with_nothing_to_answer_is_answered_all_the_same(
+    items: list[router_pb2.RouteItem],
+) -> None:
+    assert indexes(Desk().decide(*items)) == [[]]
+
+
+def test_an_item_whose_time_is_over_is_refused_and_reserves_nothing() -> None:
+    desk = Desk(cost_s=0.010)
+    messages = desk.decide(
+        item(0, timeout_ms=1), item(1, timeout_ms=10), item(2, timeout_ms=21), item(3)
+    )
+    results = [result for message in messages for result in message.results]
+    assert [one.WhichOneof("result") for one in results] == [
+        "response",
+        "status",
+        "response",
+        "response",
+    ]
+    refused = taken_apart(results[1].status)
+    assert (refused.code.name, refused.reason) == ("DEADLINE_EXCEEDED", "DEADLINE_EXCEEDED")
+    assert "waited 10 ms" in refused.message
+    assert desk.fleet.core.reservations.of_request("r1") is None
+
+
+def test_a_cancel_ends_what_its_item_reserved_once() -> None:
+    desk = Desk()
+    desk.decide(item(0), item(1), cancel(0), cancel(0), cancel(9))
+    desk.decide(cancel(1))
+    assert desk.cancelled == ["r0", "r1"]
+
+
+def test_a_refused_item_has_nothing_to_cancel() -> None:
+    desk = Desk()
+    bad = router_pb2.RouteItem(index=1, request=router_pb2.RouteRequest(model="none"))
+    desk.decide(bad, cancel(1))
+    assert desk.cancelled == []
+
+
+def test_a_cancel_leaves_a_reservation_that_another_item_shares() -> None:
+    desk = Desk()
+    desk.decide(item(0, "same"), item(1, "same"), cancel(0), cancel(1))
+    assert desk.cancelled == []
+
+
+def test_answers_that_can_be_cancelled_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(route_stream, "CANCELLABLE_MAX", 3)
+    desk = Desk()
+    desk.decide(*map(item, range(5)))
+    assert list(desk.items._answered) == [2, 3, 4]
+    desk.decide(*map(cancel, range(5)))
+    assert desk.cancelled == ["r2", "r3", "r4"]
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["route", "refused", "late", "empty", "cancel"]), st.integers(0, 5)
+        ),
+        max_size=40,
+    ),
+    st.sampled_from([0.0, 0.0005, 0.003]),
+)
+def test_every_item_but_a_cancel_is_answered_once_and_in_order(
+    kinds: list[tuple[str, int]], cost_s: float
+) -> None:
+    def made() -> Iterator[router_pb2.RouteItem]:
+        for i, (kind, earlier) in enumerate(kinds):
+            match kind:
+                case "cancel":
+                    yield cancel(earlier)
+                case "empty":
+                    yield router_pb2.RouteItem(index=i)
+                case "refused":
+                    request = router_pb2.RouteRequest(model="none")
+                    yield router_pb2.RouteItem(index=i, request=request)
+                case _:
+                    yield item(i, timeout_ms=1 if kind == "late" else 0)
+
+    desk = Desk(cost_s=cost_s)
+    messages = desk.decide(*made())
+    assert messages
+    assert all(message.results for message in messages[1:])
+    answered = [index for message in indexes(messages) for index in message]
+    assert answered == [i for i, (kind, _) in enumerate(kinds) if kind != "cancel"]
+
+
+class Wire:
+    """A call whose client says something when the test does."""
+
+    def __init__(self) -> None:
+        self.messages: asyncio.Queue[Any] = asyncio.Queue()
+
+    async def read(self) -> Any:
+        return await self.messages.get()
+
+
+async def test_a_life_ends_the_wait_for_a_message_with_its_age() -> None:
+    wire: Any = Wire()
+    async with asyncio.timeout(10), StreamLife(asyncio.Event(), 0.01) as life:
+        assert await life.read(wire) is None
+        assert await life.read(wire) is None
+
+
+async def test_a_life_that_ends_while_something_is_decided_leaves_that_alone() -> None:
+    wire: Any = Wire()
+    stopping = asyncio.Event()
+    batch = router_pb2.RouteBatch()
+    async with asyncio.timeout(10), StreamLife(stopping, None) as life:
+        wire.messages.put_nowait(batch)
+        assert await life.read(wire) is batch
+        stopping.set()
+        for _ in range(5):
+            await asyncio.sleep(0)  # would be cancelled here
+        assert await life.read(wire) is None
+
+
+async def test_a_life_begun_when_the_server_stops_is_over() -> None:
+    stopping = asyncio.Event()
+    stopping.set()
+    wire: Any = Wire()
+    async with StreamLife(stopping, None) as life:
+        assert await life.read(wire) is None
+
+
+async def test_a_cancelled_call_is_cancelled_even_when_its_life_ends_at_once() -> None:
+    stopping = asyncio.Event()
+    wire: Any = Wire()
+
+    async def call() -> None:
+        async with StreamLife(stopping, None) as life:
+            await life.read(wire)
+
+    task = asyncio.create_task(call())
+    await asyncio.sleep(0)
+    stopping.set()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert asyncio.all_tasks() == {asyncio.current_task()}
