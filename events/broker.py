@@ -1,5 +1,6 @@
 """The connection to NATS: reconnects for ever, says when it is gone, counts what is not sent."""
 
+import asyncio
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -7,15 +8,22 @@ from pathlib import Path
 from ssl import SSLContext, create_default_context
 
 import nats.errors
-from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
+from events.nats_client import NatsClient
 from events.settings import NatsSettings
 
-PENDING_MESSAGES_MAX = 256 * 1024
-PENDING_BYTES_MAX = 256 * 1024 * 1024
+PENDING_MESSAGES_MAX = 64 * 1024
+PENDING_BYTES_MAX = 64 * 1024 * 1024
+"""Of a subscription: a few seconds of work. What waits longer is too old to be worth keeping."""
+LOSS_S = 1.0
+"""Between two times that listeners are told of lost messages. Each stream finds out by its numbers
+what it lost; this is for messages that have none."""
 _RECONNECT_WAIT_S = 1
+_CONNECT_S = 2
+_FLUSH_S = 1.0
+_CLOSE_S = 2.0
 _SCHEMES = ("nats", "tls", "ws", "wss")
 
 log = logging.getLogger("kvroute.broker")
@@ -33,9 +41,10 @@ class Broker:
         self._settings = settings
         self._url = url
         self._name = name
-        self._client = Client()
+        self._client = NatsClient()
         self._listeners: list[OnConnection] = []
         self._complained = ""
+        self._loss_told_at_s = -LOSS_S
         self._closing = False
 
     @property
@@ -55,9 +64,8 @@ class Broker:
             allow_reconnect=True,
             max_reconnect_attempts=-1,
             reconnect_time_wait=_RECONNECT_WAIT_S,
-            connect_timeout=2,
-            ping_interval=5,
-            max_outstanding_pings=2,
+            connect_timeout=_CONNECT_S,
+            flush_timeout=_FLUSH_S,
             error_cb=self._on_error,
             disconnected_cb=self._on_disconnected,
             reconnected_cb=self._on_reconnected,
@@ -114,9 +122,17 @@ class Broker:
             return None
 
     async def close(self) -> None:
+        """Sends what is still to be sent, if the broker takes it soon."""
         self._closing = True
-        if self._client.is_connected or self._client.is_reconnecting:
-            await self._client.close()
+        if not self._client.is_connected and not self._client.is_reconnecting:
+            return
+        try:
+            async with asyncio.timeout(_CLOSE_S):
+                await self._client.close()
+        except TimeoutError:
+            self.counts["error"] += 1
+            log.warning("NATS takes nothing: closed without sending the last messages")
+            self._client.abort()
 
     def check(self) -> None:
         """Tries what nats-py would fail on later, and less clearly.
@@ -143,12 +159,15 @@ class Broker:
 
     async def _on_error(self, error: Exception) -> None:
         if isinstance(error, nats.errors.SlowConsumerError):
-            # The client has dropped messages and goes on; only this says so. What is lost can't be
+            # The client has dropped a message and goes on; only this says so. What is lost can't be
             # known, so it counts as a loss of the connection.
             self.counts["slow_consumer"] += 1
-            log.error("messages came faster than they were read, some are lost: resync")
-            self._tell(False)
-            self._tell(True)
+            now_s = asyncio.get_running_loop().time()
+            if now_s - self._loss_told_at_s >= LOSS_S:
+                self._loss_told_at_s = now_s
+                log.error("messages come faster than they are read, some are lost: resync")
+                self._tell(False)
+                self._tell(True)
             return
         self.counts["error"] += 1
         told = f"{type(error).__name__}: {error}".strip(": ")

@@ -1,0 +1,206 @@
+"""The connection to NATS over real sockets: how it is lost, how soon that shows, how it returns."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from nats.aio.msg import Msg
+
+from events import broker as module
+from events import nats_client
+from events.broker import Broker
+from events.settings import NatsSettings
+from router.nats_child import NatsChild
+from tests.end_to_end.nats_server import nats_server
+from tests.end_to_end.proxy import Proxy, proxy_to
+from tests.end_to_end.stage import until
+
+DEFAULT_ATTEMPTS = 60
+"""After which nats-py gives up, unless told otherwise."""
+
+
+class Ear:
+    """What one subscription heard, and what was told of the connection."""
+
+    def __init__(self) -> None:
+        self.heard: list[bytes] = []
+        self.connections: list[bool] = []
+
+    async def __call__(self, message: Msg) -> None:
+        self.heard.append(message.data)
+
+
+@asynccontextmanager
+async def a_nats() -> AsyncIterator[NatsChild]:
+    nats = NatsChild()
+    await nats.start()
+    try:
+        yield nats
+    finally:
+        await nats.stop()
+
+
+@asynccontextmanager
+async def connected(
+    url: str, settings: NatsSettings | None = None
+) -> AsyncIterator[tuple[Broker, Ear]]:
+    broker = Broker(settings or NatsSettings(), url, "test")
+    ear = Ear()
+    broker.on_connection(ear.connections.append)
+    try:
+        await broker.connect()
+
+        async def listen(message: Msg) -> None:
+            await ear(message)
+
+        await broker.subscribe("a", listen)
+        yield broker, ear
+    finally:
+        await broker.close()
+
+
+@asynccontextmanager
+async def through_a_proxy() -> AsyncIterator[tuple[Proxy, Broker, Ear]]:
+    async with (
+        a_nats() as nats,
+        proxy_to(port_of(nats)) as proxy,
+        connected(f"nats://127.0.0.1:{proxy.port}") as (broker, ear),
+    ):
+        yield proxy, broker, ear
+
+
+def port_of(nats: NatsChild) -> int:
+    return int(nats.url.rpartition(":")[2])
+
+
+async def test_a_server_that_is_away_for_longer_than_nats_py_tries_is_found_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "_RECONNECT_WAIT_S", 0.005)
+    async with through_a_proxy() as (proxy, broker, ear):
+        proxy.cut()
+        await until(
+            lambda: broker.counts["error"] > DEFAULT_ATTEMPTS + 10, "more attempts than enough"
+        )
+        assert not broker.connected
+        assert ear.connections == [True, False]
+        assert not await broker.publish("a", b"lost")
+        assert broker.counts["not_connected"] == 1
+        await proxy.heal()
+        await until(lambda: ear.connections == [True, False, True], "the server again")
+        assert await broker.publish("a", b"found")
+        await until(lambda: ear.heard == [b"found"], "the subscription to work again")
+
+
+@pytest.mark.parametrize("unsent_bytes", [0, 16 << 20])
+async def test_a_connection_on_which_nothing_comes_is_found_out_within_three_pings(
+    unsent_bytes: int,
+) -> None:
+    """With bytes that the peer doesn't take, too: nobody waits until they are written."""
+    loop = asyncio.get_running_loop()
+    async with through_a_proxy() as (proxy, broker, ear):
+        proxy.stall()
+        stalled_at_s = loop.time()
+        sending = asyncio.create_task(flood(broker, unsent_bytes))
+        await until(lambda: ear.connections == [True, False], "the loss to be noticed")
+        noticed_s = loop.time() - stalled_at_s
+        assert noticed_s < (nats_client.PINGS_MAX + 1) * nats_client.PING_S + 1.0
+        await asyncio.wait_for(sending, 10.0)
+        await proxy.heal()
+        await until(lambda: broker.connected, "the server again")
+        await broker.publish("a", b"found")
+        await until(lambda: ear.heard[-1:] == [b"found"], "the subscription to work again")
+
+
+async def flood(broker: Broker, size: int) -> None:
+    for _ in range(size >> 16):
+        await broker.publish("b", bytes(1 << 16))
+
+
+async def test_closing_does_not_wait_for_a_server_that_takes_nothing() -> None:
+    loop = asyncio.get_running_loop()
+    async with through_a_proxy() as (proxy, broker, _):
+        proxy.stall()
+        sending = asyncio.create_task(flood(broker, 16 << 20))
+        await until(lambda: broker._client.pending_data_size > 1 << 20, "unsent bytes")
+        began_s = loop.time()
+        await broker.close()
+        assert loop.time() - began_s < module._CLOSE_S + 3.0
+        sending.cancel()
+        await asyncio.gather(sending, return_exceptions=True)
+
+
+async def test_attempts_that_get_no_answer_end_with_the_next_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "_CONNECT_S", 0.05)
+    monkeypatch.setattr(module, "_RECONNECT_WAIT_S", 0.005)
+    async with a_nats() as nats, proxy_to(port_of(nats)) as proxy:
+        proxy.stall()
+        broker = Broker(NatsSettings(), f"nats://127.0.0.1:{proxy.port}", "test")
+        connecting = asyncio.create_task(broker.connect())
+        await until(lambda: proxy.taken > 3, "attempts at a first connection")
+        assert established_to(proxy.port) <= 2
+        await proxy.heal()
+        await asyncio.wait_for(connecting, 10.0)
+        proxy.stall()
+        before = proxy.taken
+        await until(lambda: proxy.taken > before + 5, "attempts at another connection")
+        assert established_to(proxy.port) <= 2
+        await proxy.heal()
+        await until(lambda: broker.connected, "the server again")
+        await broker.close()
+
+
+def established_to(port: int) -> int:
+    """Connections of this machine to a loopback port that our side has not ended."""
+    rows = Path("/proc/self/net/tcp").read_text().splitlines()[1:]
+    found = [row.split()[2:4] for row in rows]
+    return sum(remote.endswith(f":{port:04X}") and state == "01" for remote, state in found)
+
+
+async def test_a_server_that_no_longer_lets_us_in_is_asked_until_it_does(tmp_path: Path) -> None:
+    def users(password: str) -> str:
+        return f"authorization {{ users = [{{ user: a, password: {password} }}] }}"
+
+    settings = NatsSettings(user="a", password="right")
+    async with (
+        nats_server(tmp_path, users("right")) as server,
+        connected(server.url, settings) as (broker, ear),
+    ):
+        server.write(users("another"))
+        await server.reload()
+        await until(lambda: ear.connections == [True, False], "the door to close")
+        await until(lambda: broker.counts["error"] >= 2, "an attempt that is turned down")
+        server.write(users("right"))
+        await server.reload()
+        await until(lambda: ear.connections == [True, False, True], "the door to open")
+        await broker.publish("a", b"in")
+        await until(lambda: ear.heard == [b"in"], "the subscription to work again")
+
+
+async def test_a_server_too_busy_for_pongs_is_not_taken_for_dead(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its pongs stand behind all that it has to send us."""
+    monkeypatch.setattr(nats_client, "PING_S", 0.02)
+    pings = 0
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal pings
+        writer.write(b'INFO {"max_payload":1048576}\r\n')
+        await reader.readline()  # CONNECT
+        while line := await reader.readline():
+            if line.startswith(b"PING"):
+                pings += 1
+                writer.write(b"PONG\r\n" if pings <= 2 else b"MSG a 1 1\r\nx\r\n")
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    async with server, connected(f"nats://127.0.0.1:{port}") as (_, ear):
+        await until(lambda: pings > 20, "many pings")
+        assert ear.connections == [True]
+        assert len(ear.heard) >= 15
