@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test soak real-engines check bench proto format clean
+.PHONY: help setup demo test soak sanitize real-engines check bench proto format clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -37,6 +37,12 @@ test: $(STAMP) ## the test suite
 
 soak: $(STAMP) ## simulate the event plane under faults: SECONDS=60, or SEED=... RUNS=1 again
 	@$(BIN)/python -W error -m tests.simulation --seconds $(or $(SECONDS),60) $(if $(SEED),--seed $(SEED)) $(if $(RUNS),--runs $(RUNS)) $(ARGS)
+
+SANITIZED := build/sanitized
+sanitize: $(STAMP) ## the kernel's tests under AddressSanitizer and UndefinedBehaviorSanitizer
+	@rm -rf $(SANITIZED) && mkdir -p $(SANITIZED)/tests && cp -r indexer setup.py pyproject.toml README.md LICENSE NOTICE $(SANITIZED) && cp -r tests/indexer tests/conftest.py $(SANITIZED)/tests
+	@cd $(SANITIZED) && rm -f indexer/*.so && CFLAGS="-O1 -g -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer" $(abspath $(BIN))/python setup.py --quiet build_ext --inplace > build.log 2>&1 || { cat build.log >&2; exit 1; }
+	@cd $(SANITIZED) && LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libstdc++.so)" ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc $(abspath $(BIN))/python -m pytest -q tests/indexer $(ARGS)
 
 real-engines: $(STAMP) ## real vLLM and SGLang on CPU: predicted against reused tokens (10 minutes, 4 GB)
 	@$(BIN)/python -m tests.real_engines $(ARGS)

@@ -1,5 +1,7 @@
 """The native kernel; all else is in pyproject.toml."""
 
+from pathlib import Path
+
 from setuptools import Extension, setup
 
 setup(
@@ -7,7 +9,7 @@ setup(
         Extension(
             "indexer.kernel",
             ["indexer/kernel.pyx"],
-            depends=["indexer/native/xxh3.h", "indexer/native/block_table.h"],
+            depends=[str(header) for header in Path("indexer/native").glob("*.h")],
             extra_compile_args=["-O3", "-Wall", "-Wextra", "-Wno-unused-function"],
         )
     ]

@@ -5,7 +5,7 @@ the index needs no tree: a prompt is matched block by block from the root until 
 
 Laws:
 - storing what is there, and removing what is not, changes nothing;
-- a match is the longest run of leading blocks, on any tier, and never crosses a hole;
+- a match is the longest run of leading blocks, on any tier or predicted, and never crosses a hole;
 - forgetting or clearing a worker leaves no trace of it.
 
 Workers are dense slots (small integers) here, so that answers can be arrays; who owns which slot is
@@ -19,6 +19,10 @@ import numpy.typing as npt
 
 from indexer.identity import HashArray, Tier
 
+PREDICTED = len(Tier)
+"""The row of a match after the tiers: blocks that a worker will probably hold soon."""
+GENERATIONS = 2
+"""Of predictions: while one fills, the one before runs out."""
 U64_MASK = (1 << 64) - 1
 _DIGEST_ROTATION = 21
 
@@ -27,7 +31,8 @@ class Match(NamedTuple):
     """How much of a prompt each slot holds, in blocks."""
 
     blocks: npt.NDArray[np.int32]
-    """Shape (len(Tier), slots): blocks of the run by the fastest tier that holds each."""
+    """Shape (len(Tier) + 1, slots): blocks of the run by the fastest tier that holds each; in the
+    last row (PREDICTED) those that are only predicted."""
 
     def run(self) -> npt.NDArray[np.int32]:
         """Shape (slots,): length of the run, over all tiers."""
@@ -44,6 +49,8 @@ class IndexStats(NamedTuple):
     """(worker, tier, PrefixHash) entries"""
     bytes: int
     """estimated memory"""
+    forgotten: int = 0
+    """placements forgotten so far for want of room"""
 
 
 class BlockIndex(Protocol):
@@ -62,7 +69,8 @@ class BlockIndex(Protocol):
         """Drops placements. Returns how many were there."""
 
     def clear(self, slot: int, tier: Tier | None = None) -> int:
-        """Drops all placements of a slot, on one tier or on all. Returns how many were there."""
+        """Drops all placements of a slot, on one tier or on all, and with those of the device its
+        predictions. Returns how many placements were there."""
 
     def match(self, hashes: HashArray) -> Match:
         """Longest run of leading blocks a slot holds, for every slot. Reads only."""
@@ -70,14 +78,28 @@ class BlockIndex(Protocol):
     def count(self, slot: int, tier: Tier | None = None) -> int:
         """Placements of a slot, on one tier or on all."""
 
+    def told(self, slot: int) -> int:
+        """Placements of a slot, those included that were forgotten for want of room."""
+
+    def predict(self, slot: int, generation: int, hashes: HashArray) -> int:
+        """Predicts what a slot does not hold; a block is in one generation, the last one it was
+        predicted in. Storing a block ends its prediction. Returns how many are new or moved."""
+
+    def unpredict(self, slot: int, generation: int, hashes: HashArray) -> int:
+        """Ends the predictions of these blocks that are in this generation. Returns how many."""
+
+    def predicted(self, slot: int) -> int:
+        """Blocks that are predicted of a slot."""
+
     def digest(self, slot: int) -> int:
-        """Order-free summary of a slot's placements: see `mix_digest`."""
+        """Order-free summary of what a slot was told to hold, see `mix_digest`: what was forgotten
+        for want of room counts, so that it compares with the engine's."""
 
     def stats(self) -> IndexStats:
         """Sizes. Blocks that only forgotten workers held may count until they are swept."""
 
-    def sweep(self, entries: int = ...) -> bool:
-        """Frees what forgotten workers held, about so many entries' worth: True if more is left.
+    def sweep(self, steps: int = ...) -> bool:
+        """Frees what forgotten workers held, about so many blocks of it: True if more is left.
 
         Forgetting answers at once and frees in slices, so that no worker is too large to forget.
         """

@@ -1,8 +1,8 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """The native twin of indexer.hashing and indexer.reference: buffers in, arrays out.
 
-The algorithms stand in native/xxh3.h and native/block_table.h; this file checks arguments and lets
-go of the GIL where work is long. One writer: an index must not be used by two threads at once.
+The algorithms stand in native/*.h; this file checks arguments and lets go of the GIL where work is
+long. One writer: an index must not be used by two threads at once.
 """
 
 from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t
@@ -18,15 +18,20 @@ from indexer.index import IndexStats, Match, mix_digest
 cdef extern from "native/block_table.h" nogil:
     const uint64_t NO_MEMORY
     ctypedef struct Holder:
-        uint64_t count, digest
+        uint64_t held, told, digest
+    ctypedef struct Pool:
+        uint64_t live
     ctypedef struct Table:
-        uint64_t entries, bytes
+        Pool pool
         Holder *holders
         uint32_t *slots
         uint32_t slots_used
+        uint64_t bytes_max, share_max, forgotten
     int table_init(Table *, uint64_t)
     void table_free(Table *)
+    uint64_t table_bytes(const Table *)
     int table_reserve_slots(Table *, uint32_t)
+    const Holder *table_holder(const Table *, uint32_t, int)
     uint64_t table_store(Table *, uint32_t, int, const uint64_t *, size_t)
     uint64_t table_remove(Table *, uint32_t, int, const uint64_t *, size_t)
     uint64_t table_retire(Table *, uint32_t, int)
@@ -38,12 +43,24 @@ cdef extern from "native/block_table.h" nogil:
     void xxh3_secret(uint64_t, uint8_t *)
     uint64_t xxh3_64(const uint8_t *, size_t, uint64_t, const uint8_t *)
 
+cdef extern from "native/block_users.h" nogil:
+    ctypedef struct BlockUse:
+        pass
+    ctypedef struct Users "BlockUsers":
+        BlockUse *places
+        uint64_t used
+    int users_open(Users *, const uint64_t *, size_t)
+    void users_close(Users *, const uint64_t *, size_t)
+    uint64_t users_missing(const Users *, const uint64_t *, size_t)
+
 DEF TIERS = 3
+DEF LEVELS = 5
+DEF ROWS = 4
 cdef uint64_t CHAIN_SEED = 1337
 cdef size_t LONG_WORK = 256
 """Blocks from which on letting go of the GIL costs less than holding it."""
-cdef uint64_t SWEPT_AT_ONCE = 1 << 15
-"""Entries (about 0.1 ms) that forgetting a worker may look at before it returns."""
+cdef uint64_t SWEPT_AT_ONCE = 1 << 13
+"""Steps (about 0.5 ms) of a sweep that nobody waits for the end of."""
 
 
 def xxh3(const uint8_t[::1] data not None, uint64_t seed=0):
@@ -93,9 +110,14 @@ cdef class NativeIndex:
     cdef Table _table
     cdef list _free_slots
 
-    def __cinit__(self):
+    def __cinit__(self, bytes_max=None, share_max=None):
+        """bytes_max: of the whole index. share_max: placements of one worker. None: no limit."""
         if table_init(&self._table, secrets.randbits(64) | 1):
             raise MemoryError
+        if bytes_max is not None:
+            self._table.bytes_max = bytes_max
+        if share_max is not None:
+            self._table.share_max = share_max
         self._free_slots = []
 
     def __dealloc__(self):
@@ -119,58 +141,40 @@ cdef class NativeIndex:
         return dropped
 
     def store(self, slot, tier, const uint64_t[::1] hashes not None):
-        cdef size_t count = hashes.shape[0]
-        cdef uint32_t number = self._checked(slot)
-        cdef int level = tier
-        cdef uint64_t added
-        if not count:
-            return 0
-        if count < LONG_WORK:
-            added = table_store(&self._table, number, level, &hashes[0], count)
-        else:
-            with nogil:
-                added = table_store(&self._table, number, level, &hashes[0], count)
-        if added == NO_MEMORY:
-            raise MemoryError
-        return added
+        return self._store(self._checked(slot), tier, hashes)
 
     def remove(self, slot, tier, const uint64_t[::1] hashes not None):
-        cdef size_t count = hashes.shape[0]
-        cdef uint32_t number = self._checked(slot)
-        cdef int level = tier
-        cdef uint64_t removed
-        if not count:
-            return 0
-        if count < LONG_WORK:
-            removed = table_remove(&self._table, number, level, &hashes[0], count)
-        else:
-            with nogil:
-                removed = table_remove(&self._table, number, level, &hashes[0], count)
-        if removed == NO_MEMORY:
-            raise MemoryError
-        return removed
+        return self._remove(self._checked(slot), tier, hashes)
+
+    def predict(self, slot, generation, const uint64_t[::1] hashes not None):
+        return self._store(self._checked(slot), TIERS + self._generation(generation), hashes)
+
+    def unpredict(self, slot, generation, const uint64_t[::1] hashes not None):
+        return self._remove(self._checked(slot), TIERS + self._generation(generation), hashes)
 
     def clear(self, slot, tier=None):
         cdef uint32_t number = self._checked(slot)
-        cdef uint64_t dropped = 0
+        cdef uint64_t dropped = 0, predicted = 0
         cdef int level
-        for level in range(TIERS):
-            if tier is None or tier == level:
+        for level in range(LEVELS):
+            if level >= TIERS:
+                if tier is None or tier == 0:
+                    predicted += table_retire(&self._table, number, level)
+            elif tier is None or tier == level:
                 dropped += table_retire(&self._table, number, level)
-        if dropped and self._table.entries <= SWEPT_AT_ONCE:
-            table_sweep(&self._table, 2 * SWEPT_AT_ONCE)
+        if dropped + predicted and self._table.pool.live <= SWEPT_AT_ONCE:
+            table_sweep(&self._table, 4 * SWEPT_AT_ONCE)
         return dropped
 
-    def sweep(self, uint64_t entries=SWEPT_AT_ONCE):
-        """Frees what forgotten workers held, about so many entries' worth. True: there is more."""
+    def sweep(self, uint64_t steps=SWEPT_AT_ONCE):
         cdef int more
         with nogil:
-            more = table_sweep(&self._table, entries)
+            more = table_sweep(&self._table, steps)
         return bool(more)
 
     def match(self, const uint64_t[::1] hashes not None):
         cdef size_t count = hashes.shape[0]
-        blocks = np.zeros((TIERS, self._table.slots_used), np.int32)
+        blocks = np.zeros((ROWS, self._table.slots_used), np.int32)
         if not count or not self._table.slots_used:
             return Match(blocks)
         cdef int32_t[:, ::1] out = blocks
@@ -186,31 +190,107 @@ cdef class NativeIndex:
 
     def count(self, slot, tier=None):
         cdef uint32_t number = self._checked(slot)
-        cdef uint32_t holder
         cdef uint64_t total = 0
         cdef int level
         for level in range(TIERS):
-            holder = self._table.slots[number * TIERS + level]
-            if holder and (tier is None or tier == level):
-                total += self._table.holders[holder].count
+            if tier is None or tier == level:
+                total += table_holder(&self._table, number, level).held
         return total
+
+    def told(self, slot):
+        cdef uint32_t number = self._checked(slot)
+        cdef uint64_t total = 0
+        cdef int level
+        for level in range(TIERS):
+            total += table_holder(&self._table, number, level).told
+        return total
+
+    def predicted(self, slot):
+        cdef uint32_t number = self._checked(slot)
+        return table_holder(&self._table, number, TIERS).held + table_holder(&self._table, number, TIERS + 1).held
 
     def digest(self, slot):
         cdef uint32_t number = self._checked(slot)
-        cdef uint32_t holder
-        cdef int level
-        digests = [0, 0, 0]
-        for level in range(TIERS):
-            holder = self._table.slots[number * TIERS + level]
-            if holder:
-                digests[level] = self._table.holders[holder].digest
-        return mix_digest(*digests)
+        return mix_digest(
+            table_holder(&self._table, number, 0).digest,
+            table_holder(&self._table, number, 1).digest,
+            table_holder(&self._table, number, 2).digest,
+        )
 
     def stats(self):
         placements = sum(self.count(slot) for slot in range(self._table.slots_used))
-        return IndexStats(self._table.entries, placements, self._table.bytes)
+        return IndexStats(
+            self._table.pool.live, placements, table_bytes(&self._table), self._table.forgotten
+        )
+
+    cdef uint64_t _store(self, uint32_t slot, int level, const uint64_t[::1] hashes) except? 0:
+        cdef size_t count = hashes.shape[0]
+        cdef uint64_t added
+        if not count:
+            return 0
+        if count < LONG_WORK:
+            added = table_store(&self._table, slot, level, &hashes[0], count)
+        else:
+            with nogil:
+                added = table_store(&self._table, slot, level, &hashes[0], count)
+        if added == NO_MEMORY:
+            raise MemoryError
+        return added
+
+    cdef uint64_t _remove(self, uint32_t slot, int level, const uint64_t[::1] hashes) except? 0:
+        cdef size_t count = hashes.shape[0]
+        cdef uint64_t removed
+        if not count:
+            return 0
+        if count < LONG_WORK:
+            removed = table_remove(&self._table, slot, level, &hashes[0], count)
+        else:
+            with nogil:
+                removed = table_remove(&self._table, slot, level, &hashes[0], count)
+        if removed == NO_MEMORY:
+            raise MemoryError
+        return removed
 
     cdef uint32_t _checked(self, slot) except? 0xFFFFFFFF:
         if not 0 <= slot < self._table.slots_used:
             raise IndexError(f"no slot {slot}")
         return slot
+
+    cdef int _generation(self, generation) except -1:
+        if generation not in (0, 1):
+            raise ValueError(f"no generation {generation}")
+        return generation
+
+
+cdef class BlockUsers:
+    """The distinct blocks that open requests use on one worker: a counted set."""
+
+    cdef Users _users
+
+    def __cinit__(self):
+        self._users.places = NULL
+
+    def __dealloc__(self):
+        free(self._users.places)
+
+    def __len__(self):
+        return self._users.used
+
+    def __repr__(self):
+        return f"<BlockUsers {self._users.used} blocks>"
+
+    def open(self, const uint64_t[::1] prefixes not None):
+        """One more user of each."""
+        if prefixes.shape[0] and users_open(&self._users, &prefixes[0], prefixes.shape[0]):
+            raise MemoryError
+
+    def close(self, const uint64_t[::1] prefixes not None):
+        """One user less of each; all of them must have been opened."""
+        if prefixes.shape[0] and self._users.used:
+            users_close(&self._users, &prefixes[0], prefixes.shape[0])
+
+    def missing(self, const uint64_t[::1] prefixes not None):
+        """How many of them nobody uses."""
+        if not prefixes.shape[0]:
+            return 0
+        return users_missing(&self._users, &prefixes[0], prefixes.shape[0])

@@ -11,7 +11,7 @@ from xxhash import xxh3_64_intdigest
 
 from indexer.hashing import HASH_SEED, extend_prefix
 from indexer.identity import BlockHash, HashArray, PrefixHash, Tier
-from indexer.index import IndexStats, Match, mix_digest
+from indexer.index import GENERATIONS, PREDICTED, IndexStats, Match, mix_digest
 
 _PLACEMENT_BYTES = 200
 """Share of the dicts, sets and ints in one placement, measured with tracemalloc."""
@@ -39,13 +39,16 @@ def prefix_hashes(blocks: HashArray, parent: PrefixHash | None = None) -> HashAr
 
 
 class ReferenceIndex:
-    """A map from PrefixHash to its holders, and for each slot and tier the set of what it holds."""
+    """A map from PrefixHash to its holders, and for each slot and tier the set of what it holds.
+
+    Generations of predictions are further tiers. It has no limits, so it forgets nothing.
+    """
 
     def __init__(self) -> None:
         self._holders: dict[PrefixHash, dict[int, int]] = {}
-        """PrefixHash -> slot -> bit mask of tiers"""
+        """PrefixHash -> slot -> bit mask of tiers and generations"""
         self._held: list[tuple[set[PrefixHash], ...]] = []
-        """slot -> tier -> what it holds"""
+        """slot -> tier or generation -> what it holds"""
         self._xor: list[list[int]] = []
         """slot -> tier -> xor of what it holds"""
         self._free: list[int] = []
@@ -59,7 +62,7 @@ class ReferenceIndex:
     def open_slot(self) -> int:
         if self._free:
             return self._free.pop()
-        self._held.append(tuple(set() for _ in Tier))
+        self._held.append(tuple(set() for _ in range(PREDICTED + GENERATIONS)))
         self._xor.append([0 for _ in Tier])
         return len(self._held) - 1
 
@@ -69,41 +72,48 @@ class ReferenceIndex:
         return dropped
 
     def store(self, slot: int, tier: Tier, hashes: HashArray) -> int:
-        held = self._held[slot][tier]
-        before = len(held)
+        added = 0
         for prefix in map(PrefixHash, hashes.tolist()):
-            if prefix in held:
-                continue
-            held.add(prefix)
-            self._xor[slot][tier] ^= prefix
-            tiers = self._holders.setdefault(prefix, {})
-            tiers[slot] = tiers.get(slot, 0) | 1 << tier
-        return len(held) - before
+            for generation in range(GENERATIONS):
+                self._drop(slot, PREDICTED + generation, prefix)
+            if self._add(slot, tier, prefix):
+                self._xor[slot][tier] ^= prefix
+                added += 1
+        return added
 
     def remove(self, slot: int, tier: Tier, hashes: HashArray) -> int:
-        held = self._held[slot][tier]
-        before = len(held)
+        removed = 0
         for prefix in map(PrefixHash, hashes.tolist()):
-            if prefix not in held:
+            if self._drop(slot, tier, prefix):
+                self._xor[slot][tier] ^= prefix
+                removed += 1
+        return removed
+
+    def predict(self, slot: int, generation: int, hashes: HashArray) -> int:
+        added = 0
+        for prefix in map(PrefixHash, hashes.tolist()):
+            if any(prefix in self._held[slot][tier] for tier in Tier):
                 continue
-            held.remove(prefix)
-            self._xor[slot][tier] ^= prefix
-            tiers = self._holders[prefix]
-            tiers[slot] &= ~(1 << tier)
-            if not tiers[slot]:
-                del tiers[slot]
-                if not tiers:
-                    del self._holders[prefix]
-        return before - len(held)
+            self._drop(slot, PREDICTED + (1 - generation), prefix)
+            added += self._add(slot, PREDICTED + generation, prefix)
+        return added
+
+    def unpredict(self, slot: int, generation: int, hashes: HashArray) -> int:
+        prefixes = map(PrefixHash, hashes.tolist())
+        return sum(self._drop(slot, PREDICTED + generation, prefix) for prefix in prefixes)
 
     def clear(self, slot: int, tier: Tier | None = None) -> int:
+        if tier in (None, Tier.DEVICE):
+            for generation in range(GENERATIONS):
+                held = self._held[slot][PREDICTED + generation]
+                self.unpredict(slot, generation, np.fromiter(held, np.uint64))
         return sum(
             self.remove(slot, one, np.fromiter(self._held[slot][one], np.uint64))
             for one in ([tier] if tier is not None else Tier)
         )
 
     def match(self, hashes: HashArray) -> Match:
-        blocks: dict[int, list[int]] = defaultdict(lambda: [0 for _ in Tier])
+        blocks: dict[int, list[int]] = defaultdict(lambda: [0] * (PREDICTED + 1))
         running: set[int] | None = None
         for prefix in map(PrefixHash, hashes.tolist()):
             holders = self._holders.get(prefix, {})
@@ -112,26 +122,56 @@ class ReferenceIndex:
                 break
             for slot in running:
                 blocks[slot][_fastest(holders[slot])] += 1
-        table = np.zeros((len(Tier), len(self._held)), np.int32)
+        table = np.zeros((PREDICTED + 1, len(self._held)), np.int32)
         for slot, counts in blocks.items():
             table[:, slot] = counts
         return Match(table)
 
     def count(self, slot: int, tier: Tier | None = None) -> int:
         held = self._held[slot]
-        return len(held[tier]) if tier is not None else sum(map(len, held))
+        return len(held[tier]) if tier is not None else sum(map(len, held[:PREDICTED]))
+
+    def told(self, slot: int) -> int:
+        return self.count(slot)
+
+    def predicted(self, slot: int) -> int:
+        return sum(map(len, self._held[slot][PREDICTED:]))
 
     def digest(self, slot: int) -> int:
         return mix_digest(*self._xor[slot])
 
-    def sweep(self, entries: int = 0) -> bool:
+    def sweep(self, steps: int = 0) -> bool:
         return False  # forgetting frees at once here
 
     def stats(self) -> IndexStats:
         placements = sum(self.count(slot) for slot in range(len(self._held)))
         return IndexStats(len(self._holders), placements, placements * _PLACEMENT_BYTES)
 
+    def _add(self, slot: int, level: int, prefix: PrefixHash) -> bool:
+        """Whether it was not there."""
+        held = self._held[slot][level]
+        if prefix in held:
+            return False
+        held.add(prefix)
+        levels = self._holders.setdefault(prefix, {})
+        levels[slot] = levels.get(slot, 0) | 1 << level
+        return True
 
-def _fastest(tiers: int) -> Tier:
-    """The lowest bit of a non-empty mask."""
-    return Tier((tiers & -tiers).bit_length() - 1)
+    def _drop(self, slot: int, level: int, prefix: PrefixHash) -> bool:
+        """Whether it was there."""
+        held = self._held[slot][level]
+        if prefix not in held:
+            return False
+        held.remove(prefix)
+        levels = self._holders[prefix]
+        levels[slot] &= ~(1 << level)
+        if not levels[slot]:
+            del levels[slot]
+            if not levels:
+                del self._holders[prefix]
+        return True
+
+
+def _fastest(levels: int) -> int:
+    """The lowest bit of a non-empty mask, all predictions alike."""
+    return min(PREDICTED, (levels & -levels).bit_length() - 1)

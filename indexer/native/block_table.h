@@ -1,269 +1,93 @@
 /* The block table: PrefixHash -> who holds it, on which tier.
  *
- * A *holder* is one (slot, tier), named by a small number. An entry's value is the set of its
- * holders in 8 bytes:
+ * Entries (key and holders: holder_sets.h) lie in a pool in the order in which they came
+ * (entry_pool.h). Buckets find an entry by its key: a cache line of twelve tags and places, found
+ * by the top bits of the mixed key through a directory of small segments (extendible hashing), so
+ * that no growth moves more than a segment. A walk along a chain tries the next place in the pool
+ * first, and asks the buckets only where a chain was not stored in one go.
  *
- *     0                       empty
- *     a << 2 | b << 33 | 1    one or two holders, a < b, b = 0 for one
- *     pointer | 2             a shared, immutable, counted set of three or more
- *
- * Blocks of one chain are nearly always held by the same workers, so equal sets are kept once
- * (interned): a block that a thousand workers hold costs what a block of one does, and a match
- * looks into a set only where it differs from the block before.
- *
- * Entries live in segments found by the top bits of the mixed key (extendible hashing). A segment
- * grows by a quarter and splits in two when it is large, so no growth moves more than
- * SEGMENT_ENTRIES entries. Inside, linear probing without tombstones.
+ * A holder is one (slot, level). Levels are the tiers, and two generations of predictions: what a
+ * worker will probably hold soon. A match counts a block by its fastest level; both generations are
+ * one row. What becomes known of a block ends the predictions of it.
  *
  * A holder that is retired (its worker cleared or forgotten) is dead at once for every answer; its
- * number is taken out of the entries by a sweep, a segment at a time, and is used again only after
- * a whole sweep.
+ * number is taken out of the entries by a sweep, some extents at a time, and is used again only
+ * after a whole sweep.
  *
- * Laws: a key has one entry, and only while it has a holder (a dead one until it is swept); a set
- * of three or more is interned once, and counted once for every entry and every memo that has it.
+ * Over the limit of bytes the clock's hand forgets extents that no match has come by; over its
+ * share a worker loses placements of its own. A holder's digest and its `told` go on counting what
+ * was forgotten, so that they still compare with its engine's.
+ *
+ * Laws: a key has one entry, and only while it has a holder (a dead one until it is swept); a slot
+ * holds a key on tiers or predicts it in one generation, never both; digest and told change only by
+ * what is stored, removed and retired.
  *
  * Not thread-safe: one writer, which is also the only reader. */
 #ifndef KVROUTE_BLOCK_TABLE_H
 #define KVROUTE_BLOCK_TABLE_H
 
-#include <stdlib.h>
+#include "entry_pool.h"
+#include "holder_sets.h"
 
-#include "xxh3.h"
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
 
 #define TIERS 3
-#define SEGMENT_ENTRIES 16384
-#define SMALLEST_SEGMENT 16
-#define AHEAD 8 /* blocks whose entries are fetched before they are needed */
-#define NO_MEMORY UINT64_MAX
+#define GENERATIONS 2
+#define LEVELS (TIERS + GENERATIONS)
+#define ROWS (TIERS + 1)
+#define AHEAD 8 /* keys whose buckets are fetched before they are needed */
+#define BUCKET_PLACES 12
+#define SEGMENT_BUCKETS 64
+#define SEGMENT_USED_MAX (SEGMENT_BUCKETS * BUCKET_PLACES * 4 / 5)
+#define ENTRY_BYTES 32 /* entry, its share of a bucket, and the room they leave, at most */
+#define SWEEP_STEPS 2    /* what looking at an extent costs, in changes of an entry */
+#define CLOCK_LOOKS 4096 /* extents that the hand passes, before it takes one that was seen */
+#define SHARE_LOOKS 8    /* extents looked at for a placement of a worker that is over its share */
+
+/* One cache line. overflowed: keys that belong here and stand further on; 255: many, for ever. */
+typedef struct {
+    uint8_t tags[BUCKET_PLACES];
+    uint8_t overflowed, unused[3];
+    uint32_t places[BUCKET_PLACES];
+} Bucket;
 
 typedef struct {
-    uint64_t key, value;
-} Entry;
-
-typedef struct {
-    Entry *entries;
-    uint32_t capacity, used, depth, swept;
+    uint32_t used, depth;
+    uint8_t padding[56];
+    Bucket buckets[SEGMENT_BUCKETS];
 } Segment;
 
-/* Slots by fastest tier, a bit each: bits[tier * words + word], from word `first` on. */
 typedef struct {
-    uint64_t *bits;
-    uint32_t first, words;
-} SlotMap;
-
-typedef struct {
-    uint64_t hash, epoch;
-    SlotMap map; /* of the living, made when a match first asks; valid in one epoch of the table */
-    uint32_t refs, count;
-    uint32_t ids[]; /* ascending */
-} HolderSet;
-
-typedef struct {
-    uint64_t count, digest;
+    uint64_t held, told, digest; /* told and digest: what was forgotten for room included */
     uint32_t slot;
-    uint8_t tier, alive;
+    uint8_t level, alive;
 } Holder;
 
 typedef struct {
     uint64_t salt;
     Segment **directory;
     uint32_t directory_bits;
-    uint64_t entries, bytes;
-    HolderSet **sets; /* interned, open addressing */
-    uint64_t sets_capacity, sets_used;
+    Pool pool;
+    HolderSets sets;
     Holder *holders; /* by number; 0 is nobody */
     uint32_t holders_used, holders_capacity;
-    uint32_t *slots; /* slot * TIERS + tier -> holder number, 0 for none */
+    uint32_t *slots; /* slot * LEVELS + level -> holder number, 0 for none */
     uint32_t slots_used, slots_capacity;
     uint32_t *since;   /* scratch of a match: slot -> block from which on it is not counted yet */
     uint64_t *scratch; /* and slot maps: of survivors, and of the block at hand */
     uint64_t epoch;    /* retirements so far: older slot maps may show the dead */
     uint32_t *dead, *dying, *free; /* holder numbers: retired, being swept, swept */
     uint32_t dead_used, dying_used, free_used;
-    uint32_t sweep, sweep_at; /* number of the sweep, and its place in the directory */
+    uint32_t sweep_at; /* extent at which the sweep goes on */
+    uint32_t hand;     /* extent at which the clock's hand goes on */
+    uint64_t bytes;    /* of all but pool and sets */
+    uint64_t bytes_max, share_max; /* of the table; placements of a worker. UINT64_MAX: no limit */
+    uint64_t forgotten; /* placements, for want of room */
 } Table;
 
-/* One remembered change of a set: what adding or removing `id` makes of `from`. */
-typedef struct {
-    uint64_t from, to;
-} Memo;
-
-/* ---- holder sets ---- */
-
-static inline int is_set(uint64_t value) { return (value & 3) == 2; }
-static inline HolderSet *as_set(uint64_t value) { return (HolderSet *)(uintptr_t)(value & ~3ull); }
-
-static inline uint64_t inline_value(uint32_t a, uint32_t b) {
-    if (b && b < a) {
-        uint32_t swap = a;
-        a = b;
-        b = swap;
-    }
-    return a ? (uint64_t)a << 2 | (uint64_t)b << 33 | 1 : 0;
-}
-
-/* The holders of a value; room: two numbers, used when they are not in a set. */
-static inline uint32_t value_ids(uint64_t value, uint32_t *room, const uint32_t **ids) {
-    if (is_set(value)) {
-        *ids = as_set(value)->ids;
-        return as_set(value)->count;
-    }
-    room[0] = (uint32_t)(value >> 2) & 0x7FFFFFFF;
-    room[1] = (uint32_t)(value >> 33);
-    *ids = room;
-    return value == 0 ? 0 : room[1] ? 2 : 1;
-}
-
-static inline uint64_t id_hash(uint32_t id) { return xxh_fold(id + XXH_P64_1, XXH_P64_2); }
-
-static inline size_t set_bytes(uint32_t count) { return sizeof(HolderSet) + 4 * (size_t)count; }
-
-static inline size_t map_bytes(const SlotMap *map) {
-    return map->bits ? TIERS * (size_t)map->words * 8 : 0;
-}
-
-static inline uint64_t set_place(const Table *t, uint64_t hash) {
-    return xxh_fold(hash, XXH_P64_3) & (t->sets_capacity - 1);
-}
-
-static int sets_grow(Table *t) {
-    uint64_t capacity = t->sets_capacity ? 2 * t->sets_capacity : 64;
-    HolderSet **sets = (HolderSet **)calloc(capacity, sizeof(*sets)), **old = t->sets;
-    uint64_t old_capacity = t->sets_capacity;
-    if (!sets) return -1;
-    t->sets = sets;
-    t->sets_capacity = capacity;
-    for (uint64_t i = 0; i < old_capacity; i++) {
-        if (!old[i]) continue;
-        uint64_t at = set_place(t, old[i]->hash);
-        while (sets[at]) at = (at + 1) & (capacity - 1);
-        sets[at] = old[i];
-    }
-    free(old);
-    t->bytes += (capacity - old_capacity) * sizeof(*sets);
-    return 0;
-}
-
-/* The value of `count` ascending holder numbers with this hash; takes no reference.
- * NO_MEMORY when there is none. */
-static uint64_t intern(Table *t, const uint32_t *ids, uint32_t count, uint64_t hash) {
-    if (count < 3) return inline_value(count ? ids[0] : 0, count > 1 ? ids[1] : 0);
-    if (2 * (t->sets_used + 1) > t->sets_capacity && sets_grow(t)) return NO_MEMORY;
-    uint64_t at = set_place(t, hash);
-    for (; t->sets[at]; at = (at + 1) & (t->sets_capacity - 1)) {
-        HolderSet *set = t->sets[at];
-        if (set->hash == hash && set->count == count && !memcmp(set->ids, ids, 4 * (size_t)count))
-            return (uint64_t)(uintptr_t)set | 2;
-    }
-    HolderSet *set = (HolderSet *)malloc(set_bytes(count));
-    if (!set) return NO_MEMORY;
-    set->hash = hash;
-    set->refs = 0;
-    set->count = count;
-    memcpy(set->ids, ids, 4 * (size_t)count);
-    set->map = (SlotMap){NULL, 0, 0};
-    t->sets[at] = set;
-    t->sets_used++;
-    t->bytes += set_bytes(count);
-    return (uint64_t)(uintptr_t)set | 2;
-}
-
-static void set_free(Table *t, HolderSet *set) {
-    uint64_t mask = t->sets_capacity - 1, at = set_place(t, set->hash);
-    while (t->sets[at] != set) at = (at + 1) & mask;
-    for (uint64_t next = (at + 1) & mask; t->sets[next]; next = (next + 1) & mask) {
-        uint64_t home = set_place(t, t->sets[next]->hash);
-        if (((next - home) & mask) >= ((next - at) & mask)) {
-            t->sets[at] = t->sets[next];
-            at = next;
-        }
-    }
-    t->sets[at] = NULL;
-    t->sets_used--;
-    t->bytes -= set_bytes(set->count) + map_bytes(&set->map);
-    free(set->map.bits);
-    free(set);
-}
-
-static inline void value_ref(uint64_t value) {
-    if (is_set(value)) as_set(value)->refs++;
-}
-
-static inline void value_unref(Table *t, uint64_t value) {
-    if (is_set(value) && --as_set(value)->refs == 0) set_free(t, as_set(value));
-}
-
-/* Place of id among ascending ids, or where it would stand. */
-static inline uint32_t id_place(const uint32_t *ids, uint32_t count, uint32_t id) {
-    uint32_t low = 0;
-    while (count) {
-        uint32_t half = count / 2;
-        if (ids[low + half] < id) {
-            low += half + 1;
-            count -= half + 1;
-        } else {
-            count = half;
-        }
-    }
-    return low;
-}
-
-static inline int value_has(uint64_t value, uint32_t id) {
-    uint32_t room[2];
-    const uint32_t *ids;
-    uint32_t count = value_ids(value, room, &ids), at = id_place(ids, count, id);
-    return at < count && ids[at] == id;
-}
-
-static uint64_t ids_hash(const uint32_t *ids, uint32_t count) {
-    uint64_t hash = 0;
-    for (uint32_t i = 0; i < count; i++) hash += id_hash(ids[i]);
-    return hash;
-}
-
-/* value with id, which it must not have; or without, which it must have. */
-static uint64_t value_changed(Table *t, uint64_t value, uint32_t id, int with) {
-    uint32_t room[2], few[66], *changed = few;
-    const uint32_t *ids;
-    uint32_t count = value_ids(value, room, &ids), at = id_place(ids, count, id);
-    uint64_t hash = is_set(value) ? as_set(value)->hash : ids_hash(ids, count);
-    if (count + 1 > 66 && !(changed = (uint32_t *)malloc(4 * ((size_t)count + 1)))) return NO_MEMORY;
-    memcpy(changed, ids, 4 * (size_t)at);
-    if (with) {
-        changed[at] = id;
-        memcpy(changed + at + 1, ids + at, 4 * (size_t)(count - at));
-    } else {
-        memcpy(changed + at, ids + at + 1, 4 * (size_t)(count - at - 1));
-    }
-    uint64_t result = intern(t, changed, with ? count + 1 : count - 1,
-                             with ? hash + id_hash(id) : hash - id_hash(id));
-    if (changed != few) free(changed);
-    return result;
-}
-
-/* value without its dead holders. */
-static uint64_t value_swept(Table *t, uint64_t value) {
-    uint32_t room[2], few[64], *left = few, kept = 0;
-    const uint32_t *ids;
-    uint32_t count = value_ids(value, room, &ids);
-    if (count > 64 && !(left = (uint32_t *)malloc(4 * (size_t)count))) return NO_MEMORY;
-    for (uint32_t i = 0; i < count; i++)
-        if (t->holders[ids[i]].alive) left[kept++] = ids[i];
-    uint64_t result = kept == count ? value : intern(t, left, kept, ids_hash(left, kept));
-    if (left != few) free(left);
-    return result;
-}
-
-static inline void memo_set(Table *t, Memo *memo, uint64_t from, uint64_t to) {
-    value_ref(from);
-    value_ref(to);
-    value_unref(t, memo->from);
-    value_unref(t, memo->to);
-    memo->from = from;
-    memo->to = to;
-}
-
-/* ---- segments ---- */
+/* ---- where a key is ---- */
 
 /* The salt is our secret: nobody outside can choose keys that meet in one place. */
 static inline uint64_t mixed(const Table *t, uint64_t key) {
@@ -274,142 +98,176 @@ static inline Segment *segment_of(const Table *t, uint64_t mix) {
     return t->directory[t->directory_bits ? mix >> (64 - t->directory_bits) : 0];
 }
 
-static inline uint32_t home_of(const Segment *s, uint64_t mix) {
-    return (uint32_t)(((mix & 0xFFFFFFFFu) * s->capacity) >> 32);
+static inline uint32_t home_of(uint64_t mix) { return (uint32_t)mix & (SEGMENT_BUCKETS - 1); }
+static inline uint32_t next_bucket(uint32_t b) { return (b + 1) & (SEGMENT_BUCKETS - 1); }
+
+static inline uint8_t tag_of(uint64_t mix) {
+    uint8_t tag = (uint8_t)(mix >> 8);
+    return tag ? tag : 1;
 }
 
-static inline uint32_t next_place(const Segment *s, uint32_t at) {
-    return at + 1 == s->capacity ? 0 : at + 1;
+/* A bit for each place of a bucket that has this tag; tag 0: that is empty. */
+static inline uint32_t tags_equal(const Bucket *b, uint8_t tag) {
+#ifdef __SSE2__
+    __m128i tags = _mm_loadu_si128((const __m128i *)(const void *)b);
+    return (uint32_t)_mm_movemask_epi8(_mm_cmpeq_epi8(tags, _mm_set1_epi8((char)tag))) &
+           ((1u << BUCKET_PLACES) - 1);
+#else
+    uint32_t equal = 0;
+    for (int i = 0; i < BUCKET_PLACES; i++) equal |= (uint32_t)(b->tags[i] == tag) << i;
+    return equal;
+#endif
 }
 
-/* Place of a key in its segment, or the empty one where it would stand. */
-static inline Entry *find(const Segment *s, uint64_t mix, uint64_t key) {
-    uint32_t at = home_of(s, mix);
-    while (s->entries[at].value && s->entries[at].key != key) at = next_place(s, at);
-    return &s->entries[at];
-}
-
-static Segment *segment_new(Table *t, uint32_t capacity, uint32_t depth) {
-    Segment *s = (Segment *)malloc(sizeof(*s));
-    Entry *entries = (Entry *)calloc(capacity, sizeof(Entry));
-    if (!s || !entries) {
-        free(s);
-        free(entries);
-        return NULL;
-    }
-    *s = (Segment){entries, capacity, 0, depth, t->sweep};
-    t->bytes += sizeof(*s) + capacity * sizeof(Entry);
-    return s;
-}
-
-static void segment_free(Table *t, Segment *s) {
-    t->bytes -= sizeof(*s) + s->capacity * sizeof(Entry);
-    free(s->entries);
-    free(s);
-}
-
-static void segment_fill(const Table *t, const Segment *from, Segment *to, int bit, uint64_t side) {
-    for (uint32_t i = 0; i < from->capacity; i++) {
-        if (!from->entries[i].value) continue;
-        uint64_t mix = mixed(t, from->entries[i].key);
-        if (bit >= 0 && (mix >> bit & 1) != side) continue;
-        *find(to, mix, from->entries[i].key) = from->entries[i];
-        to->used++;
-    }
-}
-
-static int segment_grow(Table *t, Segment *s) {
-    uint32_t capacity = s->capacity + s->capacity / 4 + 4;
-    Segment *larger = segment_new(t, capacity, s->depth);
-    if (!larger) return -1;
-    segment_fill(t, s, larger, -1, 0);
-    Entry *entries = s->entries;
-    uint32_t old = s->capacity;
-    s->entries = larger->entries;
-    s->capacity = capacity;
-    larger->entries = entries;
-    larger->capacity = old;
-    segment_free(t, larger);
-    return 0;
-}
-
-static int segment_split(Table *t, Segment *s) {
-    if (s->depth == t->directory_bits) {
-        uint64_t size = 1ull << t->directory_bits;
-        Segment **directory = (Segment **)malloc(2 * size * sizeof(*directory));
-        if (!directory) return -1;
-        for (uint64_t i = 0; i < size; i++) directory[2 * i] = directory[2 * i + 1] = t->directory[i];
-        free(t->directory);
-        t->directory = directory;
-        t->bytes += size * sizeof(*directory);
-        t->directory_bits++;
-        t->sweep_at *= 2;
-    }
-    uint32_t depth = s->depth + 1, ones = 0;
-    for (uint32_t i = 0; i < s->capacity; i++)
-        ones += s->entries[i].value && mixed(t, s->entries[i].key) >> (64 - depth) & 1;
-    Segment *halves[2] = {segment_new(t, (s->used - ones) / 5 * 8 + SMALLEST_SEGMENT, depth),
-                          segment_new(t, ones / 5 * 8 + SMALLEST_SEGMENT, depth)};
-    if (!halves[0] || !halves[1]) {
-        for (int i = 0; i < 2; i++)
-            if (halves[i]) segment_free(t, halves[i]);
-        return -1;
-    }
-    uint64_t span = 1ull << (t->directory_bits - s->depth), first = 0;
-    for (uint64_t side = 0; side < 2; side++) {
-        segment_fill(t, s, halves[side], 64 - (int)depth, side);
-        halves[side]->swept = s->swept;
-    }
-    while (t->directory[first] != s) first += span;
-    for (uint64_t i = 0; i < span; i++) t->directory[first + i] = halves[i >= span / 2];
-    segment_free(t, s);
-    return 0;
-}
-
-/* Room for one more entry where a key belongs; 0, or -1 without memory. */
-static int make_room(Table *t, uint64_t mix) {
-    Segment *s = segment_of(t, mix);
-    while (4 * ((uint64_t)s->used + 1) > 3 * (uint64_t)s->capacity) {
-        int failed = s->capacity >= SEGMENT_ENTRIES ? segment_split(t, s) : segment_grow(t, s);
-        if (failed) return -1;
-        s = segment_of(t, mix);
+/* The pool's place of a key, 0 for none. */
+static inline uint32_t find(const Table *t, uint64_t mix, uint64_t key) {
+    const Segment *s = segment_of(t, mix);
+    uint8_t tag = tag_of(mix);
+    for (uint32_t b = home_of(mix), tries = 0; tries < SEGMENT_BUCKETS; b = next_bucket(b), tries++) {
+        const Bucket *bucket = &s->buckets[b];
+        for (uint32_t equal = tags_equal(bucket, tag); equal; equal &= equal - 1) {
+            uint32_t at = bucket->places[__builtin_ctz(equal)];
+            if (pool_entry(&t->pool, at)->key == key) return at;
+        }
+        if (!bucket->overflowed) return 0;
     }
     return 0;
 }
 
-/* Empties a place, and closes the gap in the runs of keys around it. */
-static void entry_delete(Table *t, Segment *s, Entry *entry) {
-    uint32_t gap = (uint32_t)(entry - s->entries);
-    for (uint32_t at = next_place(s, gap); s->entries[at].value; at = next_place(s, at)) {
-        uint32_t home = home_of(s, mixed(t, s->entries[at].key));
-        uint32_t from_home = at >= home ? at - home : at + s->capacity - home;
-        uint32_t from_gap = at >= gap ? at - gap : at + s->capacity - gap;
-        if (from_home >= from_gap) {
-            s->entries[gap] = s->entries[at];
-            gap = at;
+static inline void fetch_bucket(const Table *t, uint64_t key) {
+    uint64_t mix = mixed(t, key);
+    __builtin_prefetch(&segment_of(t, mix)->buckets[home_of(mix)]);
+}
+
+/* Writes a key's place into its segment, which must have room. */
+static inline void bucket_put(Segment *s, uint64_t mix, uint32_t at) {
+    uint32_t b = home_of(mix);
+    uint32_t empty;
+    while (!(empty = tags_equal(&s->buckets[b], 0))) {
+        if (s->buckets[b].overflowed < 255) s->buckets[b].overflowed++;
+        b = next_bucket(b);
+    }
+    int place = __builtin_ctz(empty);
+    s->buckets[b].tags[place] = tag_of(mix);
+    s->buckets[b].places[place] = at;
+    s->used++;
+}
+
+/* The bucket and the place in it that name a place of the pool, which must be named. */
+static inline uint32_t *bucket_place(Segment *s, uint64_t mix, uint32_t at, uint8_t **tag) {
+    for (uint32_t b = home_of(mix);; b = next_bucket(b)) {
+        Bucket *bucket = &s->buckets[b];
+        for (uint32_t equal = tags_equal(bucket, tag_of(mix)); equal; equal &= equal - 1) {
+            int place = __builtin_ctz(equal);
+            if (bucket->places[place] != at) continue;
+            *tag = &bucket->tags[place];
+            return &bucket->places[place];
         }
     }
-    s->entries[gap] = (Entry){0, 0};
-    s->used--;
-    t->entries--;
 }
 
-static inline void fetch_ahead(const Table *t, uint64_t key) {
+static void bucket_drop(Table *t, uint64_t key, uint32_t at) {
     uint64_t mix = mixed(t, key);
-    const Segment *s = segment_of(t, mix);
-    __builtin_prefetch(&s->entries[home_of(s, mix)]);
+    Segment *s = segment_of(t, mix);
+    uint8_t *tag;
+    uint32_t *place = bucket_place(s, mix, at, &tag);
+    for (uint32_t b = home_of(mix); place < s->buckets[b].places ||
+                                    place >= s->buckets[b].places + BUCKET_PLACES;
+         b = next_bucket(b))
+        if (s->buckets[b].overflowed < 255) s->buckets[b].overflowed--;
+    *tag = 0;
+    s->used--;
 }
 
-/* ---- slots and holders ---- */
+static Segment *segment_new(Table *t, uint32_t depth) {
+    void *memory;
+    if (posix_memalign(&memory, 64, sizeof(Segment))) return NULL;
+    memset(memory, 0, sizeof(Segment));
+    ((Segment *)memory)->depth = depth;
+    t->bytes += sizeof(Segment);
+    return (Segment *)memory;
+}
+
+static int directory_double(Table *t) {
+    uint64_t size = 1ull << t->directory_bits;
+    Segment **directory = (Segment **)malloc(2 * size * sizeof(*directory));
+    if (!directory) return -1;
+    for (uint64_t i = 0; i < size; i++) directory[2 * i] = directory[2 * i + 1] = t->directory[i];
+    free(t->directory);
+    t->directory = directory;
+    t->bytes += size * sizeof(*directory);
+    t->directory_bits++;
+    return 0;
+}
+
+/* Two segments for one; 0, or -1 without memory. */
+static int segment_split(Table *t, uint64_t mix) {
+    Segment *s = segment_of(t, mix);
+    if (s->depth == t->directory_bits && directory_double(t)) return -1;
+    Segment *halves[2] = {segment_new(t, s->depth + 1), segment_new(t, s->depth + 1)};
+    if (!halves[0] || !halves[1]) {
+        for (int i = 0; i < 2; i++) {
+            if (halves[i]) t->bytes -= sizeof(Segment);
+            free(halves[i]);
+        }
+        return -1;
+    }
+    for (uint32_t b = 0; b < SEGMENT_BUCKETS; b++) {
+        const Bucket *ahead = &s->buckets[(b + 2) & (SEGMENT_BUCKETS - 1)], *bucket = &s->buckets[b];
+        for (int i = 0; i < BUCKET_PLACES; i++)
+            if (ahead->tags[i]) __builtin_prefetch(pool_entry(&t->pool, ahead->places[i]));
+        for (int i = 0; i < BUCKET_PLACES; i++) {
+            if (!bucket->tags[i]) continue;
+            uint64_t moved = mixed(t, pool_entry(&t->pool, bucket->places[i])->key);
+            bucket_put(halves[moved >> (63 - s->depth) & 1], moved, bucket->places[i]);
+        }
+    }
+    uint64_t span = 1ull << (t->directory_bits - s->depth);
+    uint64_t first = (t->directory_bits ? mix >> (64 - t->directory_bits) : 0) & ~(span - 1);
+    for (uint64_t i = 0; i < span; i++) t->directory[first + i] = halves[i >= span / 2];
+    t->bytes -= sizeof(Segment);
+    free(s);
+    return 0;
+}
+
+/* Where a walk along a chain is: blocks lie one after the other, or one before the other. */
+typedef struct {
+    uint32_t at;
+    int32_t step;
+    uint32_t strays; /* keys in a row that were not where they were looked for first */
+} Walk;
+
+/* The pool's place of the next key of a walk, 0 for none. */
+static inline uint32_t walk_to(const Table *t, Walk *w, uint64_t key) {
+    uint32_t next = w->at + (uint32_t)w->step;
+    if (w->at && pool_has(&t->pool, next)) {
+        const Entry *entry = pool_entry(&t->pool, next);
+        if (entry->key == key && entry->value) {
+            w->strays = 0;
+            return w->at = next;
+        }
+    }
+    w->strays++;
+    uint32_t at = find(t, mixed(t, key), key);
+    if (!at) return 0;
+    if (at == w->at - 1) w->step = -1;
+    if (at == w->at + 1) w->step = 1;
+    return w->at = at;
+}
+
+/* ---- holders ---- */
+
+static uint64_t table_bytes(const Table *t) { return t->bytes + t->pool.bytes + t->sets.bytes; }
 
 static int table_init(Table *t, uint64_t salt) {
     memset(t, 0, sizeof(*t));
     t->salt = salt;
     t->holders_used = 1;
+    t->bytes_max = t->share_max = UINT64_MAX;
     t->bytes = sizeof(*t) + sizeof(*t->directory);
     t->directory = (Segment **)malloc(sizeof(*t->directory));
     if (!t->directory) return -1;
-    t->directory[0] = segment_new(t, SMALLEST_SEGMENT, 0);
+    t->directory[0] = segment_new(t, 0);
     return t->directory[0] ? 0 : -1;
 }
 
@@ -419,15 +277,11 @@ static void table_free(Table *t) {
         Segment *s = t->directory[i];
         if (!s) break;
         i += 1ull << (t->directory_bits - s->depth);
-        segment_free(t, s);
-    }
-    for (uint64_t i = 0; i < t->sets_capacity; i++) {
-        if (!t->sets[i]) continue;
-        free(t->sets[i]->map.bits);
-        free(t->sets[i]);
+        free(s);
     }
     free(t->directory);
-    free(t->sets);
+    pool_free(&t->pool);
+    sets_free(&t->sets);
     free(t->holders);
     free(t->slots);
     free(t->since);
@@ -442,27 +296,34 @@ static int table_reserve_slots(Table *t, uint32_t slots) {
     if (slots > t->slots_capacity) {
         uint32_t capacity = t->slots_capacity ? 2 * t->slots_capacity : 16;
         while (capacity < slots) capacity *= 2;
-        uint32_t *ids = (uint32_t *)realloc(t->slots, (size_t)capacity * TIERS * 4);
+        uint32_t *ids = (uint32_t *)realloc(t->slots, (size_t)capacity * LEVELS * 4);
         if (ids) t->slots = ids;
         uint32_t *since = (uint32_t *)realloc(t->since, (size_t)capacity * 4);
         if (since) t->since = since;
         size_t words = (size_t)capacity / 64 + 1;
-        uint64_t *scratch = (uint64_t *)realloc(t->scratch, 2 * TIERS * words * 8);
+        uint64_t *scratch = (uint64_t *)realloc(t->scratch, 2 * ROWS * words * 8);
         if (scratch) t->scratch = scratch;
         if (!ids || !since || !scratch) return -1;
-        t->bytes += (uint64_t)(capacity - t->slots_capacity) * (TIERS * 5 + 4);
+        t->bytes += (uint64_t)(capacity - t->slots_capacity) * (LEVELS * 4 + 4 + ROWS / 4);
         t->slots_capacity = capacity;
     }
     while (t->slots_used < slots) {
-        memset(t->slots + (size_t)t->slots_used * TIERS, 0, TIERS * 4);
+        memset(t->slots + (size_t)t->slots_used * LEVELS, 0, LEVELS * 4);
         t->slots_used++;
     }
     return 0;
 }
 
-/* The holder number of a slot's tier, made if there is none; 0 without memory. */
-static uint32_t holder_of(Table *t, uint32_t slot, int tier) {
-    uint32_t id = t->slots[slot * TIERS + tier];
+/* What a slot holds on a level. */
+static inline const Holder *table_holder(const Table *t, uint32_t slot, int level) {
+    static const Holder nobody = {0, 0, 0, 0, 0, 0};
+    uint32_t id = t->slots[slot * LEVELS + level];
+    return id ? &t->holders[id] : &nobody;
+}
+
+/* The holder number of a slot's level, made if there is none; 0 without memory. */
+static uint32_t holder_of(Table *t, uint32_t slot, int level) {
+    uint32_t id = t->slots[slot * LEVELS + level];
     if (id) return id;
     if (t->free_used) {
         id = t->free[--t->free_used];
@@ -483,175 +344,430 @@ static uint32_t holder_of(Table *t, uint32_t slot, int tier) {
         }
         id = t->holders_used++;
     }
-    t->holders[id] = (Holder){0, 0, slot, (uint8_t)tier, 1};
-    return t->slots[slot * TIERS + tier] = id;
+    t->holders[id] = (Holder){0, 0, 0, slot, (uint8_t)level, 1};
+    return t->slots[slot * LEVELS + level] = id;
 }
 
-/* Drops all that a slot holds on a tier, at once for every answer. Returns how many it were. */
-static uint64_t table_retire(Table *t, uint32_t slot, int tier) {
-    uint32_t id = t->slots[slot * TIERS + tier];
+/* Drops all that a slot holds on a level, at once for every answer. Returns how many it were. */
+static uint64_t table_retire(Table *t, uint32_t slot, int level) {
+    uint32_t id = t->slots[slot * LEVELS + level];
     if (!id) return 0;
-    uint64_t count = t->holders[id].count;
-    t->slots[slot * TIERS + tier] = 0;
+    uint64_t held = t->holders[id].held;
+    t->slots[slot * LEVELS + level] = 0;
     t->holders[id].alive = 0;
-    t->holders[id].count = 0;
+    t->holders[id].held = 0;
     t->epoch++;
-    if (count)
+    if (held)
         t->dead[t->dead_used++] = id;
     else
         t->free[t->free_used++] = id; /* no entry names it */
-    return count;
+    return held;
+}
+
+/* ---- changes of an entry ---- */
+
+/* What is done to each key: `add` gets in and `drops` get out, unless the entry names one of
+ * `unless`, or lacks `need`. Holder numbers; 0: none. */
+typedef struct {
+    uint32_t add, need;
+    uint32_t drops[LEVELS], drops_used;
+    uint32_t unless[TIERS], unless_used;
+} Edit;
+
+/* One remembered change of a set: what an edit makes of `from`. */
+typedef struct {
+    uint64_t from, to;
+    uint32_t dropped; /* bits over the edit's drops */
+    int added;
+} Memo;
+
+static inline void memo_set(Table *t, Memo *memo, uint64_t from, uint64_t to) {
+    value_ref(from);
+    value_ref(to);
+    value_unref(&t->sets, memo->from);
+    value_unref(&t->sets, memo->to);
+    memo->from = from;
+    memo->to = to;
+}
+
+/* Remembers what an edit makes of a value; 0, or -1 without memory. */
+static int edit_value(Table *t, const Edit *edit, uint64_t from, Memo *memo) {
+    uint32_t room[2], few[64], *ids = few, dropped = 0, kept = 0;
+    const uint32_t *old;
+    uint32_t count = value_ids(from, room, &old);
+    int added = 0, allowed = !edit->need || value_has(from, edit->need);
+    for (uint32_t i = 0; i < edit->unless_used; i++)
+        if (value_has(from, edit->unless[i])) allowed = 0;
+    uint64_t to = from;
+    if (allowed) {
+        if (count + 1 > 64 && !(ids = (uint32_t *)malloc(4 * ((size_t)count + 1)))) return -1;
+        added = edit->add && !value_has(from, edit->add);
+        int placed = !added;
+        for (uint32_t i = 0; i < count; i++) {
+            uint32_t gone = 0;
+            for (uint32_t d = 0; d < edit->drops_used; d++)
+                if (old[i] == edit->drops[d]) gone = 1u << d;
+            dropped |= gone;
+            if (gone) continue;
+            if (!placed && edit->add < old[i]) {
+                ids[kept++] = edit->add;
+                placed = 1;
+            }
+            ids[kept++] = old[i];
+        }
+        if (!placed) ids[kept++] = edit->add;
+        if (added || dropped) to = intern(&t->sets, ids, kept);
+        if (ids != few) free(ids);
+        if (to == NO_MEMORY) return -1;
+    }
+    memo_set(t, memo, from, to);
+    memo->added = added;
+    memo->dropped = dropped;
+    return 0;
+}
+
+/* value without its dead holders. */
+static uint64_t value_swept(Table *t, uint64_t value) {
+    uint32_t room[2], few[64], *left = few, kept = 0;
+    const uint32_t *ids;
+    uint32_t count = value_ids(value, room, &ids);
+    if (count > 64 && !(left = (uint32_t *)malloc(4 * (size_t)count))) return NO_MEMORY;
+    for (uint32_t i = 0; i < count; i++)
+        if (t->holders[ids[i]].alive) left[kept++] = ids[i];
+    uint64_t result = kept == count ? value : intern(&t->sets, left, kept);
+    if (left != few) free(left);
+    return result;
+}
+
+/* Gives an entry another value; without holders it goes. */
+static inline void entry_set(Table *t, uint32_t at, Entry *entry, uint64_t to) {
+    uint64_t from = entry->value;
+    value_ref(to);
+    entry->value = to;
+    if (!to) {
+        bucket_drop(t, entry->key, at);
+        pool_give_back(&t->pool, at);
+    }
+    value_unref(&t->sets, from);
+}
+
+/* ---- room ---- */
+
+/* An entry's holders lose it, for want of room. */
+static void entry_forget(Table *t, uint32_t at) {
+    Entry *entry = pool_entry(&t->pool, at);
+    uint32_t room[2];
+    const uint32_t *ids;
+    uint32_t count = value_ids(entry->value, room, &ids);
+    for (uint32_t i = 0; i < count; i++) {
+        Holder *holder = &t->holders[ids[i]];
+        if (!holder->alive) continue;
+        holder->held--;
+        if (holder->level < TIERS) t->forgotten++;
+    }
+    entry_set(t, at, entry, 0);
+}
+
+/* The clock: forgets the next extent that no match came by since the hand was there last. */
+static void forget_extent(Table *t) {
+    Pool *p = &t->pool;
+    uint32_t extents = pool_extents(p);
+    for (uint32_t looks = 0; looks < CLOCK_LOOKS + extents; looks++) {
+        uint32_t extent = t->hand = t->hand + 1 < extents ? t->hand + 1 : 0;
+        if (!*extent_live(p, extent) || extent_at_hand(p, extent)) continue;
+        if (*extent_seen(p, extent) && looks < CLOCK_LOOKS) {
+            *extent_seen(p, extent) = 0;
+            continue;
+        }
+        for (uint32_t at = extent * EXTENT; at < (extent + 1) * EXTENT; at++)
+            if (pool_entry(p, at)->value) entry_forget(t, at);
+        return;
+    }
+}
+
+/* Forgets until there is room for one more entry. What counts is what the table has use for, of what
+ * it takes up: that it grows in steps is no reason to forget. */
+static inline void make_room(Table *t) {
+    while (t->pool.live * ENTRY_BYTES + t->sets.bytes + ENTRY_BYTES > t->bytes_max) {
+        uint64_t before = t->pool.live;
+        forget_extent(t);
+        if (t->pool.live == before) return; /* all that is left is in the extent at hand */
+    }
+}
+
+/* Takes one placement from a holder whose worker has its share; whether one was found. */
+static int forget_of(Table *t, uint32_t id) {
+    Pool *p = &t->pool;
+    uint32_t extents = pool_extents(p);
+    for (uint32_t looks = 0; looks < SHARE_LOOKS; looks++) {
+        uint32_t extent = t->hand = t->hand + 1 < extents ? t->hand + 1 : 0;
+        if (!*extent_live(p, extent) || extent_at_hand(p, extent)) continue;
+        for (uint32_t at = extent * EXTENT; at < (extent + 1) * EXTENT; at++) {
+            Entry *entry = pool_entry(p, at);
+            if (!entry->value || !value_has(entry->value, id)) continue;
+            Edit edit = {.need = id, .drops = {id}, .drops_used = 1};
+            Memo memo = {0, 0, 0, 0};
+            if (edit_value(t, &edit, entry->value, &memo)) return 0;
+            entry_set(t, at, entry, memo.to);
+            memo_set(t, &memo, 0, 0);
+            t->holders[id].held--;
+            t->forgotten++;
+            return 1;
+        }
+    }
+    return 0;
+}
+
+static void entry_move(Table *t, uint32_t from, uint32_t to) {
+    Pool *p = &t->pool;
+    Entry *entry = pool_entry(p, from);
+    uint64_t mix = mixed(t, entry->key);
+    uint8_t *tag;
+    *bucket_place(segment_of(t, mix), mix, from, &tag) = to;
+    *pool_entry(p, to) = *entry;
+    ++*extent_live(p, to / EXTENT);
+    p->live++;
+    pool_give_back(p, from);
+}
+
+/* The next extent that is in use and less than half full. */
+static uint32_t next_thin(Table *t) {
+    Pool *p = &t->pool;
+    for (;;) {
+        uint32_t extent = p->thin_at = p->thin_at + 1 < pool_extents(p) ? p->thin_at + 1 : 0;
+        uint8_t live = *extent_live(p, extent);
+        if (live && live < EXTENT / 2 && !extent_at_hand(p, extent)) return extent;
+    }
+}
+
+/* Makes an extent vacant by moving what is in it into another thin one. The pool must be less than
+ * half full, so that there are thin extents. 0, or -1 without memory. */
+static int pool_thin(Table *t) {
+    Pool *p = &t->pool;
+    uint32_t into = next_thin(t), from = next_thin(t), to = into * EXTENT + (into == 0);
+    if (from == into) return -1;
+    if (*extent_seen(p, from)) *extent_seen(p, into) = 1;
+    for (uint32_t at = from * EXTENT; at < (from + 1) * EXTENT; at++) {
+        Entry *entry = pool_entry(p, at);
+        if (!entry->value) continue;
+        while (pool_entry(p, to)->value) to++;
+        if (t->dying_used) { /* the sweep may have passed the new place */
+            uint64_t swept = value_swept(t, entry->value);
+            if (swept == NO_MEMORY) return -1;
+            entry_set(t, at, entry, swept);
+            if (!swept) continue;
+        }
+        entry_move(t, at, to);
+    }
+    return 0;
+}
+
+/* Makes sure that there is an extent at hand; 0, or -1 without memory. */
+static int extent_at_hand_needed(Table *t) {
+    Pool *p = &t->pool;
+    if (p->cursor != p->end) return 0;
+    if (!p->vacant_used) {
+        uint64_t room = (uint64_t)p->chunks_used * CHUNK_ENTRIES;
+        int thin = p->chunks_used > 1 && 9 * p->live < 4 * room;
+        if ((!thin || pool_thin(t) || !p->vacant_used) && !p->vacant_used && pool_grow(p)) return -1;
+    }
+    pool_next_extent(p);
+    return 0;
+}
+
+/* A new entry for a key that has none; 0 without memory. */
+static uint32_t entry_new(Table *t, uint64_t key, uint64_t value) {
+    uint64_t mix = mixed(t, key);
+    if (extent_at_hand_needed(t)) return 0;
+    while (segment_of(t, mix)->used >= SEGMENT_USED_MAX)
+        if (segment_split(t, mix)) return 0;
+    uint32_t at = pool_take(&t->pool);
+    *pool_entry(&t->pool, at) = (Entry){key, value};
+    value_ref(value);
+    bucket_put(segment_of(t, mix), mix, at);
+    return at;
+}
+
+/* ---- the operations ---- */
+
+/* Adds a slot's predictions that its known blocks end. */
+static void edit_predictions(const Table *t, uint32_t slot, Edit *edit) {
+    for (int level = TIERS; level < LEVELS; level++) {
+        uint32_t id = t->slots[slot * LEVELS + level];
+        if (id && id != edit->add && t->holders[id].held) edit->drops[edit->drops_used++] = id;
+    }
+}
+
+/* Whether a worker, or a generation of predictions of it, has all that it may have. */
+static inline int is_over_share(const Table *t, const Holder *holder) {
+    uint64_t held = holder->held;
+    if (holder->level < TIERS) {
+        held = 0;
+        for (int tier = 0; tier < TIERS; tier++) held += table_holder(t, holder->slot, tier)->held;
+    }
+    return held >= t->share_max;
+}
+
+static inline void count_dropped(Table *t, const Edit *edit, uint32_t dropped) {
+    for (; dropped; dropped &= dropped - 1)
+        t->holders[edit->drops[__builtin_ctz(dropped)]].held--;
+}
+
+/* Adds placements on a level. Returns how many are new, or NO_MEMORY. */
+static uint64_t table_store(Table *t, uint32_t slot, int level, const uint64_t *keys, size_t count) {
+    uint32_t id = holder_of(t, slot, level);
+    if (!id) return NO_MEMORY;
+    Edit edit = {.add = id};
+    int known = level < TIERS;
+    edit_predictions(t, slot, &edit);
+    for (int tier = 0; tier < TIERS && !known; tier++) {
+        uint32_t holds = t->slots[slot * LEVELS + tier];
+        if (holds) edit.unless[edit.unless_used++] = holds;
+    }
+    Holder *holder = &t->holders[id];
+    Memo memo = {0, inline_value(id, 0), 0, 1};
+    Walk walk = {0, 1, 0};
+    uint64_t added = 0, digest = 0;
+    int failed = 0;
+    for (size_t i = 0; i < count; i++) {
+        if (i + AHEAD < count && walk.strays) fetch_bucket(t, keys[i + AHEAD]);
+        make_room(t);
+        uint32_t at = walk_to(t, &walk, keys[i]);
+        Entry *entry = at ? pool_entry(&t->pool, at) : NULL;
+        uint64_t from = entry ? entry->value : 0;
+        if (from != memo.from && (failed = edit_value(t, &edit, from, &memo))) break;
+        if (memo.added) {
+            if (is_over_share(t, holder) && (!known || !forget_of(t, id))) {
+                if (known) { /* told, and not held */
+                    digest ^= keys[i];
+                    holder->told++;
+                    t->forgotten++;
+                    added++;
+                }
+                continue;
+            }
+            if (at && pool_entry(&t->pool, at)->value != from) { /* just forgotten itself */
+                i--;
+                walk.at = 0;
+                continue;
+            }
+        }
+        if (!entry) {
+            if ((failed = !(at = entry_new(t, keys[i], memo.to)))) break;
+            walk.at = at;
+        } else if (memo.to != from) {
+            entry_set(t, at, entry, memo.to);
+        }
+        if (memo.dropped) count_dropped(t, &edit, memo.dropped);
+        if (!memo.added) continue;
+        holder->held++;
+        holder->told++;
+        digest ^= keys[i];
+        added++;
+    }
+    memo_set(t, &memo, 0, 0);
+    holder->digest ^= digest;
+    return failed ? NO_MEMORY : added;
+}
+
+/* Drops placements on a level. Returns how many were there, those forgotten for room included, or
+ * NO_MEMORY. */
+static uint64_t table_remove(Table *t, uint32_t slot, int level, const uint64_t *keys, size_t count) {
+    uint32_t id = t->slots[slot * LEVELS + level];
+    if (!id) return 0;
+    Edit edit = {.need = id, .drops = {id}, .drops_used = 1};
+    Holder *holder = &t->holders[id];
+    Memo memo = {0, 0, 0, 0};
+    Walk walk = {0, 1, 0};
+    uint64_t removed = 0, digest = 0;
+    int failed = 0;
+    for (size_t i = 0; i < count; i++) {
+        if (i + AHEAD < count) fetch_bucket(t, keys[i + AHEAD]);
+        uint32_t at = walk_to(t, &walk, keys[i]);
+        uint64_t from = at ? pool_entry(&t->pool, at)->value : 0;
+        if (from != memo.from && (failed = edit_value(t, &edit, from, &memo))) break;
+        if (at && memo.dropped) {
+            entry_set(t, at, pool_entry(&t->pool, at), memo.to);
+            count_dropped(t, &edit, memo.dropped);
+        } else if (holder->told == holder->held || level >= TIERS) {
+            continue;
+        } /* else: what is removed must be what was forgotten */
+        holder->told--;
+        digest ^= keys[i];
+        removed++;
+    }
+    memo_set(t, &memo, 0, 0);
+    holder->digest ^= digest;
+    return failed ? NO_MEMORY : removed;
 }
 
 static inline int table_has_dead(const Table *t) { return t->dead_used || t->dying_used; }
 
-static int segment_sweep(Table *t, Segment *s) {
-    Memo memo = {0, 0};
-    int failed = 0;
-    for (uint32_t i = 0; i < s->capacity && !failed;) {
-        Entry *entry = &s->entries[i];
-        uint64_t from = entry->value, to = from;
-        if (from) to = from == memo.from ? memo.to : value_swept(t, from);
-        if (to == NO_MEMORY) {
-            failed = -1;
-        } else if (to == from) {
-            i++;
-        } else {
-            memo_set(t, &memo, from, to);
-            value_ref(to);
-            value_unref(t, from);
-            entry->value = to;
-            if (!to) {
-                entry->value = 1; /* entry_delete closes the gap by non-empty neighbours */
-                entry_delete(t, s, entry); /* another entry may stand here now: look again */
-            } else {
-                i++;
-            }
+/* Takes dead holders out of an extent. Returns how many entries it changed, or -1. */
+static int extent_sweep(Table *t, uint32_t extent, Memo *memo) {
+    int changed = 0;
+    for (uint32_t at = extent * EXTENT; at < (extent + 1) * EXTENT; at++) {
+        Entry *entry = pool_entry(&t->pool, at);
+        if (!entry->value) continue;
+        if (entry->value != memo->from) {
+            uint64_t to = value_swept(t, entry->value);
+            if (to == NO_MEMORY) return -1;
+            memo_set(t, memo, entry->value, to);
         }
+        if (memo->to == memo->from) continue;
+        entry_set(t, at, entry, memo->to);
+        changed++;
     }
-    memo_set(t, &memo, 0, 0);
-    return failed;
+    return changed;
 }
 
-/* Takes dead holders out of about `budget` entries. Returns whether there is more to do. */
-static int table_sweep(Table *t, uint64_t budget) {
-    while (table_has_dead(t)) {
+/* Takes dead holders out of entries, for so many steps: SWEEP_STEPS an extent, one a change.
+ * Returns whether there is more to do. */
+static int table_sweep(Table *t, uint64_t steps) {
+    Memo memo = {0, 0, 0, 0};
+    int64_t left = (int64_t)steps;
+    while (table_has_dead(t) && left > 0) {
         if (!t->dying_used) {
             uint32_t *swap = t->dying;
             t->dying = t->dead;
             t->dead = swap;
             t->dying_used = t->dead_used;
             t->dead_used = 0;
-            t->sweep++;
             t->sweep_at = 0;
         }
-        while (t->sweep_at < 1ull << t->directory_bits) {
-            Segment *s = t->directory[t->sweep_at];
-            if (s->swept != t->sweep) {
-                if (s->capacity > budget) return 1;
-                budget -= s->capacity;
-                if (segment_sweep(t, s)) return 1;
-                s->swept = t->sweep;
-            }
-            t->sweep_at++;
+        for (; left > 0 && t->sweep_at < pool_extents(&t->pool); t->sweep_at++) {
+            int live = *extent_live(&t->pool, t->sweep_at);
+            int changed = live ? extent_sweep(t, t->sweep_at, &memo) : 0;
+            if (changed < 0) break;
+            left -= SWEEP_STEPS + changed;
         }
+        if (t->sweep_at < pool_extents(&t->pool)) break;
         memcpy(t->free + t->free_used, t->dying, (size_t)t->dying_used * 4);
         t->free_used += t->dying_used;
         t->dying_used = 0;
     }
-    return 0;
-}
-
-/* ---- the four operations ---- */
-
-/* Adds placements. Returns how many are new, or NO_MEMORY. */
-static uint64_t table_store(Table *t, uint32_t slot, int tier, const uint64_t *keys, size_t count) {
-    uint32_t id = holder_of(t, slot, tier);
-    if (!id) return NO_MEMORY;
-    Memo memo = {0, inline_value(id, 0)};
-    uint64_t added = 0, digest = 0;
-    int failed = 0;
-    for (size_t i = 0; i < count; i++) {
-        if (i + AHEAD < count) fetch_ahead(t, keys[i + AHEAD]);
-        uint64_t mix = mixed(t, keys[i]);
-        Segment *s = segment_of(t, mix);
-        Entry *entry = find(s, mix, keys[i]);
-        uint64_t from = entry->value, to = memo.to;
-        if (from != memo.from) {
-            if (from == memo.to || value_has(from, id)) continue;
-            to = from ? value_changed(t, from, id, 1) : inline_value(id, 0);
-            if ((failed = to == NO_MEMORY)) break;
-            memo_set(t, &memo, from, to);
-        }
-        if (!from) {
-            if (4 * ((uint64_t)s->used + 1) > 3 * (uint64_t)s->capacity) {
-                if ((failed = make_room(t, mix))) break;
-                s = segment_of(t, mix);
-                entry = find(s, mix, keys[i]);
-            }
-            entry->key = keys[i];
-            s->used++;
-            t->entries++;
-        }
-        value_ref(to);
-        value_unref(t, from);
-        entry->value = to;
-        digest ^= keys[i];
-        added++;
-    }
     memo_set(t, &memo, 0, 0);
-    t->holders[id].count += added;
-    t->holders[id].digest ^= digest;
-    return failed ? NO_MEMORY : added;
+    return table_has_dead(t);
 }
 
-/* Drops placements. Returns how many were there, or NO_MEMORY. */
-static uint64_t table_remove(Table *t, uint32_t slot, int tier, const uint64_t *keys, size_t count) {
-    uint32_t id = t->slots[slot * TIERS + tier];
-    if (!id) return 0;
-    Memo memo = {inline_value(id, 0), 0};
-    uint64_t removed = 0, digest = 0;
-    int failed = 0;
-    for (size_t i = 0; i < count; i++) {
-        if (i + AHEAD < count) fetch_ahead(t, keys[i + AHEAD]);
-        uint64_t mix = mixed(t, keys[i]);
-        Segment *s = segment_of(t, mix);
-        Entry *entry = find(s, mix, keys[i]);
-        uint64_t from = entry->value, to = memo.to;
-        if (!from) continue;
-        if (from != memo.from) {
-            if (!value_has(from, id)) continue;
-            to = value_changed(t, from, id, 0);
-            if ((failed = to == NO_MEMORY)) break;
-            memo_set(t, &memo, from, to);
-        }
-        value_ref(to);
-        value_unref(t, from);
-        if (to)
-            entry->value = to;
-        else
-            entry_delete(t, s, entry);
-        digest ^= keys[i];
-        removed++;
-    }
-    memo_set(t, &memo, 0, 0);
-    t->holders[id].count -= removed;
-    t->holders[id].digest ^= digest;
-    return failed ? NO_MEMORY : removed;
-}
+/* ---- match ---- */
 
-/* Adds the living among some holders to a map whose bits are zero. */
+/* Adds the living among some holders to a map whose bits are zero; each slot in its fastest row. */
 static void map_add(const Table *t, SlotMap map, const uint32_t *ids, uint32_t count) {
-    uint64_t *device = map.bits, *host = device + map.words, *disk = host + map.words;
     for (uint32_t i = 0; i < count; i++) {
         const Holder *holder = &t->holders[ids[i]];
         if (!holder->alive) continue;
         uint32_t word = holder->slot / 64 - map.first;
-        map.bits[holder->tier * (size_t)map.words + word] |= 1ull << holder->slot % 64;
+        uint32_t row = holder->level < TIERS ? holder->level : TIERS;
+        map.bits[row * (size_t)map.words + word] |= 1ull << holder->slot % 64;
     }
     for (uint32_t w = 0; w < map.words; w++) {
-        host[w] &= ~device[w];
-        disk[w] &= ~(device[w] | host[w]);
+        uint64_t faster = 0;
+        for (uint32_t row = 0; row < ROWS; row++) {
+            uint64_t *bits = &map.bits[row * (size_t)map.words + w], here = *bits;
+            *bits = here & ~faster;
+            faster |= here;
+        }
     }
 }
 
@@ -665,13 +781,13 @@ static int set_map(Table *t, HolderSet *set) {
         if (word > high) high = word;
     }
     uint32_t words = high - low + 1;
-    uint64_t *bits = (uint64_t *)calloc(TIERS * (size_t)words, 8);
+    uint64_t *bits = (uint64_t *)calloc(ROWS * (size_t)words, 8);
     if (!bits) return -1;
-    t->bytes -= map_bytes(&set->map);
     free(set->map.bits);
     set->map = (SlotMap){bits, low, words};
     set->epoch = t->epoch;
-    t->bytes += map_bytes(&set->map);
+    t->sets.bytes += ROWS * (uint64_t)words * 8 - set->map_bytes;
+    set->map_bytes = ROWS * (uint64_t)words * 8;
     map_add(t, set->map, set->ids, set->count);
     return 0;
 }
@@ -681,35 +797,40 @@ static inline void count_run(Table *t, const uint64_t *map, uint32_t words, uint
                              uint64_t slots, uint32_t now, int32_t *table) {
     while (slots) {
         uint64_t bit = slots & -slots;
-        uint32_t slot = word * 64 + (uint32_t)__builtin_ctzll(slots);
-        int tier = map[word] & bit ? 0 : map[words + word] & bit ? 1 : 2;
-        table[(size_t)tier * t->slots_used + slot] += (int32_t)(now - t->since[slot]);
+        uint32_t slot = word * 64 + (uint32_t)__builtin_ctzll(slots), row = 0;
+        while (row < ROWS - 1 && !(map[row * (size_t)words + word] & bit)) row++;
+        table[(size_t)row * t->slots_used + slot] += (int32_t)(now - t->since[slot]);
         t->since[slot] = now;
         slots ^= bit;
     }
 }
 
-/* Longest run of leading keys that each slot holds, on any tier, split by the fastest tier of each
- * key: table[tier * slots_used + slot], which must be zero. A slot is looked at when it drops out
- * or changes its tier, not at every key. 0, or -1 without memory. */
+/* Longest run of leading keys that each slot holds, on any level, split by the fastest level of
+ * each key: table[row * slots_used + slot], which must be zero. A slot is looked at when it drops
+ * out or changes its row, not at every key. 0, or -1 without memory. */
 static int table_match(Table *t, const uint64_t *keys, size_t count, int32_t *table) {
-    uint32_t words = t->slots_used / 64 + 1;
-    size_t map_size = TIERS * (size_t)words * 8;
-    uint64_t *alive = t->scratch, *next = alive + TIERS * (size_t)words, before = 0;
+    uint32_t words = t->slots_used / 64 + 1, extent = UINT32_MAX;
+    size_t map_size = ROWS * (size_t)words * 8;
+    uint64_t *alive = t->scratch, *next = alive + ROWS * (size_t)words, before = 0;
+    Walk walk = {0, 1, 0};
     uint32_t i = 0;
     for (; i < count; i++) {
-        if (i + AHEAD < count) fetch_ahead(t, keys[i + AHEAD]);
-        uint64_t mix = mixed(t, keys[i]);
-        uint64_t value = find(segment_of(t, mix), mix, keys[i])->value;
+        if (walk.strays > 1 && i + AHEAD < count) fetch_bucket(t, keys[i + AHEAD]);
+        uint32_t at = walk_to(t, &walk, keys[i]);
+        uint64_t value = at ? pool_entry(&t->pool, at)->value : 0;
+        if (at / EXTENT != extent && at) {
+            extent = at / EXTENT;
+            *extent_seen(&t->pool, extent) = 1;
+        }
         if (value == before && i) continue;
         before = value;
         memset(next, 0, map_size);
         if (is_set(value)) {
             if (set_map(t, as_set(value))) return -1;
             SlotMap map = as_set(value)->map;
-            for (int tier = 0; tier < TIERS; tier++)
-                memcpy(next + tier * (size_t)words + map.first,
-                       map.bits + tier * (size_t)map.words, (size_t)map.words * 8);
+            for (int row = 0; row < ROWS; row++)
+                memcpy(next + row * (size_t)words + map.first,
+                       map.bits + row * (size_t)map.words, (size_t)map.words * 8);
         } else {
             uint32_t room[2];
             const uint32_t *ids;
@@ -718,25 +839,31 @@ static int table_match(Table *t, const uint64_t *keys, size_t count, int32_t *ta
         }
         uint64_t anybody = 0;
         for (uint32_t w = 0; w < words; w++) {
-            uint64_t *was[TIERS] = {alive + w, alive + words + w, alive + 2 * words + w};
-            uint64_t is[TIERS] = {next[w], next[words + w], next[2 * words + w]};
-            uint64_t holds = is[0] | is[1] | is[2];
+            uint64_t had = 0, holds = 0, moved = 0;
+            for (int row = 0; row < ROWS; row++) holds |= next[row * (size_t)words + w];
             if (i) {
-                uint64_t had = *was[0] | *was[1] | *was[2], moved = 0;
-                for (int tier = 0; tier < TIERS; tier++) moved |= *was[tier] & ~is[tier];
+                for (int row = 0; row < ROWS; row++) {
+                    uint64_t was = alive[row * (size_t)words + w];
+                    had |= was;
+                    moved |= was & ~next[row * (size_t)words + w];
+                }
                 if (moved) count_run(t, alive, words, w, moved, i, table);
                 holds &= had;
             } else {
                 for (uint64_t slots = holds; slots; slots &= slots - 1)
                     t->since[w * 64 + (uint32_t)__builtin_ctzll(slots)] = 0;
             }
-            for (int tier = 0; tier < TIERS; tier++) *was[tier] = is[tier] & holds;
+            for (int row = 0; row < ROWS; row++)
+                alive[row * (size_t)words + w] = next[row * (size_t)words + w] & holds;
             anybody |= holds;
         }
         if (!anybody) return 0;
     }
-    for (uint32_t w = 0; w < words && count; w++)
-        count_run(t, alive, words, w, alive[w] | alive[words + w] | alive[2 * words + w], i, table);
+    for (uint32_t w = 0; w < words && count; w++) {
+        uint64_t left = 0;
+        for (int row = 0; row < ROWS; row++) left |= alive[row * (size_t)words + w];
+        count_run(t, alive, words, w, left, i, table);
+    }
     return 0;
 }
 

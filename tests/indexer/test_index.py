@@ -20,7 +20,7 @@ from hypothesis.stateful import (
 
 from indexer.hashing import HashArray
 from indexer.identity import Tier
-from indexer.index import BlockIndex, mix_digest
+from indexer.index import GENERATIONS, PREDICTED, BlockIndex, mix_digest
 from indexer.kernel import NativeIndex
 from indexer.reference import ReferenceIndex
 
@@ -84,30 +84,76 @@ def test_a_hole_on_one_tier_is_filled_by_another(index: BlockIndex) -> None:
     index.store(slot, DEVICE, array([1, 2, 5]))
     index.store(slot, HOST, array([2, 3]))
     index.store(slot, DISK, array([3, 4]))
-    assert by_tier(index, slot, chain(1, 6)) == [3, 1, 1]
+    assert by_tier(index, slot, chain(1, 6)) == [3, 1, 1, 0]
 
 
 def test_each_block_counts_once_on_its_fastest_tier(index: BlockIndex) -> None:
     slot = index.open_slot()
     for tier in Tier:
         index.store(slot, tier, chain(1, 4))
-    assert by_tier(index, slot, chain(1, 4)) == [4, 0, 0]
+    assert by_tier(index, slot, chain(1, 4)) == [4, 0, 0, 0]
     index.clear(slot, DEVICE)
-    assert by_tier(index, slot, chain(1, 4)) == [0, 4, 0]
+    assert by_tier(index, slot, chain(1, 4)) == [0, 4, 0, 0]
     index.remove(slot, HOST, array([2]))
-    assert by_tier(index, slot, chain(1, 4)) == [0, 3, 1]
+    assert by_tier(index, slot, chain(1, 4)) == [0, 3, 1, 0]
+
+
+def test_a_prediction_fills_a_hole_and_counts_in_a_row_of_its_own(index: BlockIndex) -> None:
+    slot = index.open_slot()
+    index.store(slot, DEVICE, array([1, 2, 4]))
+    before = (index.count(slot), index.digest(slot), index.told(slot))
+    assert index.predict(slot, 0, chain(1, 5)) == 2  # what it holds needs no prediction
+    assert index.predicted(slot) == 2
+    assert by_tier(index, slot, chain(1, 6)) == [3, 0, 0, 2]
+    assert (index.count(slot), index.digest(slot), index.told(slot)) == before
+
+
+def test_a_store_ends_the_prediction_so_that_a_removal_leaves_nothing(index: BlockIndex) -> None:
+    slot, other = index.open_slot(), index.open_slot()
+    index.predict(slot, 0, chain(1, 3))
+    index.predict(other, 1, chain(1, 3))
+    assert index.store(slot, HOST, chain(1, 2)) == 2
+    assert index.predicted(slot) == 1
+    assert by_tier(index, slot, chain(1, 3)) == [0, 2, 0, 1]
+    index.remove(slot, HOST, array([1]))
+    assert run_of(index, slot, chain(1, 3)) == 0
+    assert run_of(index, other, chain(1, 3)) == 3
+
+
+def test_a_block_predicted_again_lives_as_long_as_the_later_prediction(index: BlockIndex) -> None:
+    slot = index.open_slot()
+    index.predict(slot, 0, chain(1, 4))
+    assert index.predict(slot, 1, chain(1, 2)) == 2
+    assert index.unpredict(slot, 0, chain(1, 4)) == 2
+    assert run_of(index, slot, chain(1, 4)) == 2
+    assert index.unpredict(slot, 1, chain(1, 4)) == 2
+    assert index.predicted(slot) == 0
+    assert index.stats().blocks == 0
+
+
+def test_clearing_the_device_ends_predictions_and_clearing_the_host_does_not(
+    index: BlockIndex,
+) -> None:
+    slot = index.open_slot()
+    for tier, left in ((HOST, 2), (DEVICE, 0), (None, 0)):
+        index.predict(slot, 0, chain(1, 2))
+        assert index.clear(slot, tier) == 0
+        assert index.predicted(slot) == run_of(index, slot, chain(1, 2)) == left
+    index.predict(slot, 1, chain(1, 2))
+    assert index.forget(slot) == 0
+    assert index.predicted(index.open_slot()) == 0
 
 
 def test_an_empty_prompt_matches_nothing_on_every_slot(index: BlockIndex) -> None:
     index.open_slot()
     index.open_slot()
     found = index.match(array([]))
-    assert found.blocks.shape == (len(Tier), 2)
+    assert found.blocks.shape == (len(Tier) + 1, 2)
     assert found.run().tolist() == [0, 0]
 
 
 def test_an_index_without_slots_answers_with_an_empty_table(index: BlockIndex) -> None:
-    assert index.match(chain(1, 3)).blocks.shape == (len(Tier), 0)
+    assert index.match(chain(1, 3)).blocks.shape == (len(Tier) + 1, 0)
     assert index.stats()[:2] == (0, 0)
 
 
@@ -216,6 +262,7 @@ def test_the_digest_shows_a_block_that_changed_its_tier() -> None:
 
 
 Held = dict[int, dict[Tier, set[int]]]
+Predicted = dict[int, list[set[int]]]
 
 few = st.lists(st.integers(1, 12), max_size=6)
 tiers = st.sampled_from(Tier)
@@ -230,6 +277,7 @@ class AgainstSets(RuleBasedStateMachine):
     def start(self) -> None:
         self.index = type(self).make()
         self.held: Held = {}
+        self.predicted: Predicted = {}
         self.slots = 0
 
     def pick(self, number: int) -> int:
@@ -241,11 +289,13 @@ class AgainstSets(RuleBasedStateMachine):
         assert slot not in self.held
         self.slots = max(self.slots, slot + 1)
         self.held[slot] = {tier: set() for tier in Tier}
+        self.predicted[slot] = [set() for _ in range(GENERATIONS)]
 
     @precondition(lambda self: self.held)
     @rule(number=st.integers(0, 99))
     def forget(self, number: int) -> None:
         slot = self.pick(number)
+        del self.predicted[slot]
         assert self.index.forget(slot) == sum(map(len, self.held.pop(slot).values()))
 
     @precondition(lambda self: self.held)
@@ -254,6 +304,26 @@ class AgainstSets(RuleBasedStateMachine):
         held = self.held[self.pick(number)][tier]
         assert self.index.store(self.pick(number), tier, array(hashes)) == len(set(hashes) - held)
         held |= set(hashes)
+        for generation in self.predicted[self.pick(number)]:
+            generation -= set(hashes)
+
+    @precondition(lambda self: self.held)
+    @rule(number=st.integers(0, 99), generation=st.integers(0, 1), hashes=few)
+    def predict(self, number: int, generation: int, hashes: list[int]) -> None:
+        slot = self.pick(number)
+        new = set(hashes).difference(*self.held[slot].values())
+        new -= self.predicted[slot][generation]
+        assert self.index.predict(slot, generation, array(hashes)) == len(new)
+        self.predicted[slot][generation] |= new
+        self.predicted[slot][1 - generation] -= new
+
+    @precondition(lambda self: self.held)
+    @rule(number=st.integers(0, 99), generation=st.integers(0, 1), hashes=few)
+    def unpredict(self, number: int, generation: int, hashes: list[int]) -> None:
+        predicted = self.predicted[self.pick(number)][generation]
+        ended = len(set(hashes) & predicted)
+        assert self.index.unpredict(self.pick(number), generation, array(hashes)) == ended
+        predicted -= set(hashes)
 
     @precondition(lambda self: self.held)
     @rule(number=st.integers(0, 99), tier=tiers, hashes=few)
@@ -273,23 +343,28 @@ class AgainstSets(RuleBasedStateMachine):
         assert self.index.clear(self.pick(number), tier) == sum(map(len, cleared))
         for held in cleared:
             held.clear()
+        if tier in (None, DEVICE):
+            for generation in self.predicted[self.pick(number)]:
+                generation.clear()
 
     @rule(prompt=few)
     def match(self, prompt: list[int]) -> None:
         blocks = self.index.match(array(prompt)).blocks
-        expected = np.zeros((len(Tier), self.slots), np.int32)
+        expected = np.zeros((PREDICTED + 1, self.slots), np.int32)
         for slot, held in self.held.items():
+            rows = [*held.values(), set().union(*self.predicted[slot])]
             for block in prompt:
-                tier = next((one for one in Tier if block in held[one]), None)
-                if tier is None:
+                row = next((i for i, blocks in enumerate(rows) if block in blocks), None)
+                if row is None:
                     break
-                expected[tier, slot] += 1
+                expected[row, slot] += 1
         assert blocks.tolist() == expected.tolist()
 
     @invariant()
     def counts_digests_and_stats_are_those_of_the_sets(self) -> None:
         for slot, held in self.held.items():
-            assert self.index.count(slot) == sum(map(len, held.values()))
+            assert self.index.count(slot) == self.index.told(slot) == sum(map(len, held.values()))
+            assert self.index.predicted(slot) == sum(map(len, self.predicted[slot]))
             xors = []
             for tier in Tier:
                 assert self.index.count(slot, tier) == len(held[tier])
@@ -297,7 +372,8 @@ class AgainstSets(RuleBasedStateMachine):
             assert self.index.digest(slot) == mix_digest(*xors)
         stats = self.index.stats()
         every = [blocks for held in self.held.values() for blocks in held.values()]
-        assert stats.blocks == len(set().union(*every))
+        guessed = [blocks for both in self.predicted.values() for blocks in both]
+        assert stats.blocks == len(set().union(*every, *guessed))
         assert stats.placements == sum(map(len, every))
         assert stats.bytes >= 8 * stats.placements
 
