@@ -2,8 +2,10 @@
 
 Pure: bytes and `now_s` in, pulls to perform out. The feed (events/feed.py) awaits and calls.
 
-Law: a worker's blocks are in the index only while the worker is known; what is forgotten leaves no
-trace, and what is removed by command stays away until its tombstone ends.
+Laws:
+- a worker's blocks are in the index only while the worker is known; what is forgotten leaves no
+  trace, and what is removed by command stays away until its tombstone ends;
+- predictions never count as what a worker's events told.
 """
 
 from collections import Counter
@@ -27,12 +29,15 @@ from events.facts import (
     decode_stream,
     unpack_hashes,
 )
+from events.predictions import Predictions
 from events.stream import Apply, Effect, Forget, Recover, Stream, StreamState
-from indexer.identity import WorkerKey
+from indexer.identity import HashArray, WorkerKey
 from indexer.index import BlockIndex
 
 MASS_SILENCE_WORKERS = 4
 """With fewer workers than this, silence is theirs and not the broker's."""
+PREDICTED_BLOCKS_MAX = 1 << 16
+"""Of a worker that doesn't tell how many blocks it has."""
 _MASS_SILENCE_PATIENCE = 10
 """Even when nearly all went silent at once, nobody is kept longer than this many times forget_s."""
 
@@ -59,13 +64,28 @@ class Source:
     gone_at_s: float = 0.0
     """When we last heard of blocks that are gone."""
 
+    @property
+    def approximate(self) -> bool:
+        """Whether nothing is known of its blocks but what we predicted."""
+        if self.heartbeat is not None and not self.heartbeat.events:
+            return True
+        return self.stream.seq == 0 and self.stream.state is StreamState.LIVE
+
 
 class FleetView:
     """All workers that tell us anything."""
 
     def __init__(
-        self, index: BlockIndex, *, beat_timeout_s: float, forget_s: float, workers_max: int
+        self,
+        index: BlockIndex,
+        *,
+        beat_timeout_s: float,
+        forget_s: float,
+        workers_max: int,
+        predicted_ttl_s: float = 5.0,
+        approximate_ttl_s: float = 120.0,
     ) -> None:
+        """predicted_ttl_s, approximate_ttl_s: see `predict`; 0: nothing is predicted."""
         self.index = index
         self.sources: dict[WorkerKey, Source] = {}
         self.facts: Counter[str] = Counter()
@@ -79,6 +99,9 @@ class FleetView:
         self.gaps = 0
         self.drifts = 0
         self.mass_silence = False
+        self.predictions = Predictions(index)
+        self._predicted_ttl_s = predicted_ttl_s
+        self._approximate_ttl_s = approximate_ttl_s
         self._beat_timeout_s = beat_timeout_s
         self._forget_s = forget_s
         self._workers_max = workers_max
@@ -104,9 +127,7 @@ class FleetView:
         before = (stream.gaps, stream.drifts)
         if isinstance(message, Beat):
             slot = source.slot
-            effects = stream.on_beat(
-                message, self.index.count(slot), self.index.digest(slot), now_s
-            )
+            effects = stream.on_beat(message, self.index.told(slot), self.index.digest(slot), now_s)
         else:
             duplicates = stream.duplicates
             effects = stream.on_facts(message, len(payload), now_s)
@@ -204,6 +225,7 @@ class FleetView:
     def tick(self, now_s: float) -> list[WorkerKey]:
         """Time went by. Returns the workers forgotten."""
         self.index.sweep()
+        self.predictions.tick(now_s)
         self._tombstones = {
             worker: until for worker, until in self._tombstones.items() if until > now_s
         }
@@ -217,6 +239,30 @@ class FleetView:
             else:
                 source.stream.on_tick(now_s)
         return forgotten
+
+    def predict(self, source: Source, prefixes: HashArray, now_s: float) -> None:
+        """A worker will probably hold these blocks, or holds them though its events never said so.
+
+        For the short while until its events tell, where they tell everything; for longer where the
+        stream is partial, or there are no events at all.
+        """
+        whole = source.stream.complete and not source.approximate
+        ttl_s = self._predicted_ttl_s if whole else self._approximate_ttl_s
+        if ttl_s <= 0:
+            return
+        total = source.heartbeat.total_blocks if source.heartbeat is not None else None
+        self.predictions.add(
+            source.slot,
+            prefixes,
+            ttl_s=ttl_s,
+            blocks_max=total or PREDICTED_BLOCKS_MAX,
+            now_s=now_s,
+        )
+
+    def complete(self, source: Source) -> bool:
+        """Whether the index has every block that the engine holds."""
+        told = self.index.told(source.slot)
+        return source.stream.complete and told == self.index.count(source.slot)
 
     def ranks(self, worker_id: str) -> list[Source]:
         """The sources of one engine."""
@@ -239,6 +285,7 @@ class FleetView:
 
     def _forget(self, source: Source, reason: str) -> Source:
         del self.sources[source.key]
+        self.predictions.forget(source.slot)
         self.forgotten[reason] += self.index.forget(source.slot)
         return source
 
@@ -252,6 +299,7 @@ class FleetView:
                         self._apply(source, fact, now_s)
                 case Forget():
                     self.index.clear(source.slot)
+                    self.predictions.forget(source.slot)
                 case Recover(reason, from_seq):
                     pulls.append(Pull(source.key, reason, from_seq))
         return pulls

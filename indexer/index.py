@@ -21,6 +21,8 @@ from indexer.identity import HashArray, Tier
 
 PREDICTED = len(Tier)
 """The row of a match after the tiers: blocks that a worker will probably hold soon."""
+BLOCK_BYTES = 32
+"""What a block that one worker holds takes up in the native index, at most; shared, much less."""
 GENERATIONS = 2
 """Of predictions: while one fills, the one before runs out."""
 U64_MASK = (1 << 64) - 1
@@ -33,6 +35,11 @@ class Match(NamedTuple):
     blocks: npt.NDArray[np.int32]
     """Shape (len(Tier) + 1, slots): blocks of the run by the fastest tier that holds each; in the
     last row (PREDICTED) those that are only predicted."""
+
+    def held(self) -> npt.NDArray[np.int32]:
+        """Shape (slots,): blocks of the run that are more than predicted."""
+        total: npt.NDArray[np.int32] = self.blocks[:PREDICTED].sum(axis=0, dtype=np.int32)
+        return total
 
     def run(self) -> npt.NDArray[np.int32]:
         """Shape (slots,): length of the run, over all tiers."""

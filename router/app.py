@@ -67,10 +67,12 @@ class RouterApp:
         seed = config.routing.seed
         self._rng = random.Random(seed if seed is not None else secrets.randbits(64))
         self.view = FleetView(
-            NativeIndex(),
+            NativeIndex(config.index.bytes_max(), config.index.blocks_max()),
             beat_timeout_s=config.fleet.beat_timeout_s,
             forget_s=config.fleet.forget_s,
             workers_max=config.fleet.workers_max,
+            predicted_ttl_s=config.routing.predicted_ttl_s,
+            approximate_ttl_s=config.routing.approximate_ttl_s,
         )
         self.core = RouterCore(
             self.view,

@@ -193,7 +193,7 @@ def write_explanation(
                     worker_id=source.key.worker_id,
                     dp_rank=source.key.dp_rank,
                     stream_state=source.stream.state,
-                    stream_complete=source.stream.complete,
+                    stream_complete=core.view.complete(source),
                     excluded=reason,
                 )
                 for source, reason in decision.not_live
@@ -241,11 +241,14 @@ def write_worker(source: Source, core: RouterCore, now_s: float) -> fleet_pb2.Wo
         unschedulable_reason=excluded,
         drained=source.key.worker_id in core.drained,
         stream_state=stream.state,
-        stream_complete=stream.complete,
+        stream_complete=core.view.complete(source),
         stream_reason=stream.reason,
         blocks_device=index.count(source.slot, Tier.DEVICE),
         blocks_host=index.count(source.slot, Tier.HOST),
         blocks_disk=index.count(source.slot, Tier.DISK),
+        blocks_predicted=index.predicted(source.slot),
+        blocks_forgotten=index.told(source.slot) - index.count(source.slot),
+        approximate=source.approximate,
         running=load.running,
         waiting=load.waiting,
         reserved=load.requests,
@@ -363,6 +366,7 @@ def _overlap(overlap: Overlap) -> router_pb2.OverlapTokens:
         device=overlap.device,
         host=overlap.host,
         disk=overlap.disk,
+        predicted=overlap.predicted,
     )
 
 
@@ -394,7 +398,7 @@ def _row(decision: Decision, core: RouterCore, row: int) -> router_pb2.Candidate
         reserved=rows.reserved[row],
         prefill_tokens_active=int(rows.prefill_tokens_active[row]),
         stream_state=source.stream.state,
-        stream_complete=source.stream.complete,
+        stream_complete=core.view.complete(source),
         cost=decision.scores.costs[row],
         terms={name: column[row] for name, column in decision.scores.row_terms.items()},
         excluded=decision.excluded[row],

@@ -18,6 +18,7 @@ from msgspec import Meta
 from typing_extensions import override
 
 from events.settings import BlockSize, EngineSettings, NatsSettings, Seconds, Settings
+from indexer.index import BLOCK_BYTES
 
 ENVIRONMENT_PREFIX = "KVROUTE_"
 
@@ -97,6 +98,32 @@ class RoutingSettings(Settings, frozen=True):
         int, Meta(ge=1, description="open and remembered reservations; over it requests are shed")
     ] = 200_000
     seed: Annotated[int | None, Meta(description="of the tie-breaking; default: random")] = None
+    predicted_ttl_s: Annotated[
+        float,
+        Meta(ge=0, description="a pick's blocks count at once, until told or so old; 0: never"),
+    ] = 5.0
+    approximate_ttl_s: Annotated[
+        float,
+        Meta(ge=0, description="the same for workers whose events tell nothing, or not all"),
+    ] = 120.0
+
+
+class IndexSettings(Settings, frozen=True):
+    """The overlap index."""
+
+    memory_mib: Annotated[
+        int, Meta(ge=1, description="over it, blocks that no prompt asks for are forgotten")
+    ] = 4096
+    worker_percent: Annotated[
+        int, Meta(ge=1, le=100, description="of the memory that one worker's blocks may take")
+    ] = 25
+
+    def bytes_max(self) -> int:
+        return self.memory_mib << 20
+
+    def blocks_max(self) -> int:
+        """Of one worker."""
+        return self.bytes_max() * self.worker_percent // 100 // BLOCK_BYTES
 
 
 class FleetSettings(Settings, frozen=True):
@@ -139,6 +166,7 @@ class ServeConfig(Settings, frozen=True):
     nats: NatsSettings = NatsSettings()
     log: LogSettings = LogSettings()
     routing: RoutingSettings = RoutingSettings()
+    index: IndexSettings = IndexSettings()
     ready_timeout_s: Annotated[
         Seconds, Meta(description="ready after this even when some stream is not trusted yet")
     ] = 30.0

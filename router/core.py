@@ -490,7 +490,7 @@ class RouterCore:
             prefixes=prefixes,
             has_tail=not size or prompt.token_count % size > 0,
             prompt_tokens=prompt.token_count,
-            predicted_tokens=overlap.usable,
+            predicted_tokens=overlap.told,
             new_tokens=prompt.token_count - overlap.usable,
             opened_at_s=now_s,
             lease_ends_s=now_s + self.routing.lease_s,
@@ -499,6 +499,9 @@ class RouterCore:
         load = self._load(source.key)
         load.open(prefixes, reservation.has_tail, reservation.new_tokens, now_s)
         load.last_picked = self._picks
+        if size:
+            # What it holds on from there, too: the index knows, and predicts only the rest.
+            self.view.predict(source, prefixes[overlap.told // size :], now_s)
         self.reservations.add(reservation)
         return reservation
 

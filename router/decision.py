@@ -41,13 +41,19 @@ class Request:
 
 
 class Overlap(NamedTuple):
-    """How much of the prompt a worker holds, in tokens; the tiers last, in the order of Tier."""
+    """How much of the prompt a worker holds, in tokens; the rows of a match last, in order."""
 
     raw: int
     usable: int
     device: int
     host: int
     disk: int
+    predicted: int
+
+    @property
+    def told(self) -> int:
+        """Usable, by what the worker's events told."""
+        return self.device + self.host + self.disk
 
 
 @dataclass(slots=True)

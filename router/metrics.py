@@ -90,7 +90,7 @@ class Metrics:
         ).set_function(self._hit_ratio)
         for stage in STAGES:
             self.decision.labels(stage)
-        for tier in TIER_NAMES.values():
+        for tier in (*TIER_NAMES.values(), "predicted"):
             self.overlap_tokens.labels(tier)
         for outcome in OUTCOMES:
             if outcome != "refused":
@@ -107,6 +107,7 @@ class Metrics:
         self.overlap_tokens.labels("device").inc(overlap.device)
         self.overlap_tokens.labels("host").inc(overlap.host)
         self.overlap_tokens.labels("disk").inc(overlap.disk)
+        self.overlap_tokens.labels("predicted").inc(overlap.predicted)
         self.reachable_tokens.inc(max(one.usable for one in decision.overlaps))
         self._recent.append((overlap.usable, decision.rows.prompt_tokens))
 
@@ -161,6 +162,11 @@ class RouterCollector(Collector):
         stats = view.index.stats()
         yield _gauge("kvroute_index_blocks", "Distinct prefixes in the index.", stats.blocks)
         yield _gauge("kvroute_index_bytes", "Estimated memory of the index.", stats.bytes)
+        yield _gauge(
+            "kvroute_index_predicted_blocks",
+            "Blocks that picks, or reports, say workers will hold.",
+            sum(view.index.predicted(source.slot) for source in view.sources.values()),
+        )
         yield _gauge("kvroute_reservations", "Open reservations.", len(core.reservations))
         yield _counter(
             "kvroute_facts", "Facts applied.", "kind", view.facts, ("stored", "removed", "cleared")
@@ -182,10 +188,10 @@ class RouterCollector(Collector):
         )
         yield _counter(
             "kvroute_index_forgotten",
-            "Placements dropped with their workers.",
+            "Placements forgotten: with their workers, or for want of room in the index.",
             "reason",
-            view.forgotten,
-            ("silent", "removed"),
+            {**view.forgotten, "no_room": stats.forgotten},
+            ("silent", "removed", "no_room"),
         )
         yield CounterMetricFamily(
             "kvroute_gaps", "Holes found in streams of facts.", value=view.gaps

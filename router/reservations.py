@@ -49,7 +49,7 @@ class Reservation:
     has_tail: bool
     prompt_tokens: int
     predicted_tokens: int
-    """Usable overlap at the pick."""
+    """Usable overlap at the pick, by what the worker's events told."""
     new_tokens: int
     opened_at_s: float
     lease_ends_s: float

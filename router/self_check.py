@@ -26,7 +26,6 @@ from typing_extensions import override
 
 from events.stream import StreamState
 from events.view import FleetView, Pull, Source
-from indexer.hashing import HashArray
 from indexer.identity import WorkerKey
 from router.reservations import Reservation
 
@@ -152,7 +151,8 @@ class SelfCheck:
         predicted = reservation.predicted_tokens
         record = self._records.setdefault(source.key, Record())
         if reported + slack < predicted:
-            claimed = self._held(source, reservation.prefixes[: predicted // size]) * size
+            match = self._view.index.match(reservation.prefixes[: predicted // size])
+            claimed = int(match.held()[source.slot]) * size
             if reported + slack >= claimed:
                 return CheckResult.EXPLAINED
             if heartbeat.events:  # else there is nothing better to read anew
@@ -165,17 +165,14 @@ class SelfCheck:
         if reused <= predicted // size:
             return CheckResult.EXACT if predicted and reported else CheckResult.COLD
         prefixes = reservation.prefixes[:reused]
-        held = self._held(source, prefixes)
+        held = int(self._view.index.match(prefixes).run()[source.slot])
         if held == reused:
             return CheckResult.EXPLAINED  # others stored it meanwhile
         record.blind_run += not predicted
-        if not (stream.complete and heartbeat.events):
-            self._learn(source, prefixes[held:], now_s)
+        if not stream.complete or source.approximate:
+            self.learned_blocks += len(prefixes) - held
+            self._view.predict(source, prefixes[held:], now_s)
         return CheckResult.UNDER
-
-    def _held(self, source: Source, prefixes: HashArray) -> int:
-        """Leading blocks of a prompt that the index says a worker holds now."""
-        return int(self._view.index.match(prefixes).run()[source.slot])
 
     def _suspect(self, source: Source, record: Record, picked_at_s: float, now_s: float) -> None:
         calm = source.gone_at_s < picked_at_s
@@ -193,7 +190,3 @@ class SelfCheck:
             record.resyncs = 0
             record.wait_s = RESYNC_S
         self._due.pop(worker, None)
-
-    def _learn(self, source: Source, missing: HashArray, now_s: float) -> None:
-        """Takes over blocks that a worker reused and its stream never told of: counts them."""
-        self.learned_blocks += len(missing)

@@ -1,6 +1,10 @@
 """The router's picture of its fleet: bounds, silence, forgetting."""
 
+from functools import reduce
+from operator import xor
+
 import msgspec
+import numpy as np
 import pytest
 
 from events.facts import (
@@ -19,6 +23,7 @@ from events.stream import StreamState
 from events.view import FleetView, Pull, schedulable
 from indexer.identity import Tier, WorkerKey
 from indexer.index import mix_digest
+from indexer.kernel import NativeIndex
 from indexer.reference import ReferenceIndex
 
 OLD, NOW, NEXT = Epoch(1, 5), Epoch(2, 0), Epoch(3, 0)
@@ -401,3 +406,76 @@ def test_a_slot_that_is_used_again_has_nothing_of_the_one_before() -> None:
     fleet.beat(9, 0.0, seq=0)
     assert fleet.view.sources[key(9)].slot == slot
     assert (fleet.index.count(slot), fleet.index.digest(slot)) == (0, 0)
+
+
+# --- what is only predicted, or forgotten ---
+
+
+def test_predictions_are_no_part_of_what_a_beat_is_compared_with() -> None:
+    fleet = Fleet(1)
+    source = fleet.view.sources[key(0)]
+    fleet.view.predict(source, np.arange(50, 60, dtype=np.uint64), 1.0)
+    assert fleet.index.predicted(source.slot) == 10
+    assert fleet.beat(0, 1.0) == []
+    assert fleet.state(0) is StreamState.LIVE
+
+
+@pytest.mark.parametrize(("complete", "lives_s"), [(True, 5.0), (False, 120.0)])
+def test_predictions_live_longer_where_events_do_not_tell_all(
+    complete: bool, lives_s: float
+) -> None:
+    fleet = Fleet(1)
+    source = fleet.view.sources[key(0)]
+    fleet.tell(0, Beat(VERSION, NOW, 1, 1, mix_digest(0, 0, 0), complete, 0.0), 0.0)
+    fleet.view.predict(source, np.arange(50, 60, dtype=np.uint64), 0.0)
+    gone_at_s = None
+    for tenth in range(3000):
+        now_s = tenth / 10
+        if tenth % 10 == 0:
+            fleet.tell(0, Beat(VERSION, NOW, 1, 1, mix_digest(0, 0, 0), complete, now_s), now_s)
+        fleet.view.tick(now_s)
+        if gone_at_s is None and not fleet.index.predicted(source.slot):
+            gone_at_s = now_s
+    assert gone_at_s is not None
+    assert lives_s <= gone_at_s <= 2 * lives_s + 0.2
+
+
+def test_a_worker_without_events_is_approximate_and_one_with_events_only_until_the_first() -> None:
+    fleet = Fleet()
+    fleet.heartbeat(1, 0.0)
+    fleet.beat(1, 0.0, seq=0)
+    source = fleet.view.sources[key(1)]
+    assert source.approximate
+    fleet.store(1, 0.0)
+    assert not source.approximate
+    message = Heartbeat(
+        epoch=NOW, address="x", engine="vllm", healthy=True, sent_at_s=0.0, events=False
+    )
+    fleet.view.on_heartbeat(key(1), encode(message), 0.0)
+    assert source.approximate
+
+
+def test_a_reset_ends_predictions() -> None:
+    fleet = Fleet(1)
+    source = fleet.view.sources[key(0)]
+    fleet.view.predict(source, np.arange(50, 60, dtype=np.uint64), 1.0)
+    fleet.tell(0, FactsMessage(VERSION, NOW, 2, [Cleared(None)], 1.0), 1.0)
+    assert fleet.index.predicted(source.slot) == 0
+
+
+def test_a_stream_that_lost_blocks_for_want_of_room_is_partial_and_not_read_anew() -> None:
+    index = NativeIndex(share_max=10)
+    view = FleetView(index, beat_timeout_s=3.0, forget_s=30.0, workers_max=4)
+    hashes = list(range(1, 31))
+    digest = mix_digest(reduce(xor, hashes), 0, 0)
+    fact = Stored(pack_hashes(hashes), "device")
+    view.on_stream(key(0), encode(FactsMessage(VERSION, NOW, 1, [fact], 0.0)), 0.0)
+    assert view.on_stream(key(0), encode(Beat(VERSION, NOW, 1, 30, digest, True, 0.0)), 0.0) == []
+    source = view.sources[key(0)]
+    assert source.stream.state is StreamState.LIVE
+    assert index.count(source.slot) == 10
+    assert not view.complete(source)
+    fact_of_all = Removed(pack_hashes(hashes), "device")
+    view.on_stream(key(0), encode(FactsMessage(VERSION, NOW, 2, [fact_of_all], 0.0)), 0.0)
+    assert view.on_stream(key(0), encode(Beat(VERSION, NOW, 2, 0, 0, True, 0.0)), 0.0) == []
+    assert view.complete(source)

@@ -73,7 +73,7 @@ async def test_a_pick_has_all_that_the_router_said(server: Server) -> None:
             worker_id="p1", address="http://p1:8000", bootstrap_host="p1", bootstrap_port=8998
         ),
         alternatives=[Alternative(worker_id="w8", dp_rank=3, address="http://w8:8000", cost=0.5)],
-        overlap_tokens=router_pb2.OverlapTokens(raw=64, usable=48, device=32, host=16),
+        overlap_tokens=router_pb2.OverlapTokens(raw=64, usable=48, device=24, host=16, predicted=8),
         new_tokens=16,
         queue_ms=1.5,
         engine_priority=-2,
@@ -86,7 +86,9 @@ async def test_a_pick_has_all_that_the_router_said(server: Server) -> None:
     assert (pick.worker_id, pick.dp_rank, pick.address) == ("w7", 0, "http://w7:8000")
     assert pick.headers == {"X-data-parallel-rank": "0"}
     assert pick.labels == {"zone": "a"}
-    assert pick.overlap_tokens == OverlapTokens(raw=64, usable=48, device=32, host=16, disk=0)
+    assert pick.overlap_tokens == OverlapTokens(
+        raw=64, usable=48, device=24, host=16, disk=0, predicted=8
+    )
     assert (pick.new_tokens, pick.queue_ms, pick.lease_s) == (16, 1.5, 30.0)
     assert pick.engine_priority == -2
     assert pick.prefill_worker is not None

@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from events.stream import StreamState
+from events.view import FleetView
 from indexer.hashing import block_hashes, pack_tokens
 from indexer.identity import Tier, WorkerKey
+from indexer.reference import ReferenceIndex
 from router.candidates import Candidates
 from router.config import ModelSettings
 from router.core import DRAINED_MAX, MODELS_MAX
@@ -87,7 +89,7 @@ class TestOverlap:
         fleet.cache(key, asked, 32, Tier.DEVICE)
         fleet.cache(key, asked, 64, Tier.HOST)
         fleet.cache(key, asked, 80, Tier.DISK)
-        assert overlap(fleet, asked) == Overlap(raw=80, usable=80, device=32, host=32, disk=16)
+        assert overlap(fleet, asked) == Overlap(80, 80, 32, 32, 16, 0)
 
     def test_a_fully_cached_prompt_has_its_last_block_computed_again(self) -> None:
         fleet = Fleet()
@@ -95,7 +97,7 @@ class TestOverlap:
         fleet.cache(key, asked, 48, Tier.DEVICE)
         fleet.cache(key, asked, 64, Tier.HOST)
         # (64 - 1) // 16 = 3 blocks; the fourth, on the host, is there and of no use
-        assert overlap(fleet, asked) == Overlap(raw=64, usable=48, device=48, host=0, disk=0)
+        assert overlap(fleet, asked) == Overlap(64, 48, 48, 0, 0, 0)
 
     @pytest.mark.parametrize(
         ("tokens", "usable"), [(1, 0), (16, 0), (17, 16), (32, 16), (33, 32), (63, 48), (65, 64)]
@@ -150,7 +152,7 @@ class TestOverlap:
     def test_a_worker_that_has_not_told_its_block_size_overlaps_nothing(self) -> None:
         fleet = Fleet()
         fleet.add("w0", block_size=0)
-        assert overlap(fleet, prompt(100)) == Overlap(0, 0, 0, 0, 0)
+        assert overlap(fleet, prompt(100)) == Overlap(0, 0, 0, 0, 0, 0)
         assert fleet.picked(prompt(100)) == "w0"
 
     def test_a_callers_hashes_find_the_workers_of_their_size_only(self) -> None:
@@ -932,7 +934,9 @@ class TestSilence:
         held = [fleet.route(prompt(20)).reservation for _ in range(4)]
         fleet.turn(31, silent=[lost])
         assert {one.worker for one in held if one.ended is None} == {kept}
-        assert fleet.loads() == {kept: (2, 1 + 2, 40)}, "a shared block, two tails"
+        assert fleet.loads() == {kept: (2, 1 + 2, 20 + 4)}, (
+            "a shared block, computed once; two tails"
+        )
 
 
 class TestLoadSamples:
@@ -1117,3 +1121,66 @@ TestConservation = Conservation.TestCase
 TestConservation.settings = settings(
     derandomize=True, deadline=None, max_examples=200, stateful_step_count=50
 )
+
+
+class TestPredictions:
+    def test_a_burst_of_siblings_lands_together_before_any_event(self) -> None:
+        fleet = Fleet()
+        for worker in "abcd":
+            fleet.add(worker)
+        siblings = [fleet.picked(prompt(400)) for _ in range(5)]
+        assert len(set(siblings)) == 1
+        others = {fleet.picked(prompt(400, first=10_000 * i)) for i in range(1, 20)}
+        assert len(others) > 1
+
+    def test_without_a_time_to_live_nothing_is_predicted(self) -> None:
+        fleet = Fleet()
+        fleet.view = fleet.core.view = FleetView(
+            ReferenceIndex(),
+            beat_timeout_s=3.0,
+            forget_s=30.0,
+            workers_max=9,
+            predicted_ttl_s=0.0,
+            approximate_ttl_s=0.0,
+        )
+        for worker in "abcd":
+            fleet.add(worker)
+        overlaps = [fleet.route(prompt(400)).decision.overlaps for _ in range(3)]
+        assert all(one.raw == 0 for rows in overlaps for one in rows)
+
+    def test_the_receipt_tells_what_is_known_from_what_is_predicted(self) -> None:
+        fleet = Fleet()
+        key = fleet.add("a")
+        fleet.cache(key, prompt(400), 160)
+        fleet.route(prompt(400))
+        overlap = fleet.route(prompt(400)).decision.overlaps[0]
+        assert overlap == Overlap(raw=400, usable=384, device=160, host=0, disk=0, predicted=224)
+        assert overlap.told == 160
+
+    def test_a_worker_without_events_is_known_by_our_own_picks_for_longer(self) -> None:
+        fleet = Fleet()
+        fleet.add("quiet", events=False)
+        fleet.route(prompt(400))
+        fleet.turn(60)
+        assert fleet.route(prompt(400)).decision.overlaps[0].predicted == 384
+
+    def test_a_prediction_that_no_event_confirms_is_over_soon(self) -> None:
+        fleet = Fleet()
+        key = fleet.add("a")
+        fleet.cache(key, prompt(64, first=999))
+        fleet.route(prompt(400))
+        fleet.turn(11)
+        assert fleet.route(prompt(400)).decision.overlaps[0].raw == 0
+
+    def test_what_a_partial_stream_never_told_is_learned_from_reports(self) -> None:
+        fleet = Fleet()
+        key = fleet.add("a")
+        fleet.cache(key, prompt(64, first=999))
+        fleet.beat(key, complete=False)
+        asked = fleet.route(prompt(400)).reservation
+        fleet.core.view.predictions.forget(0)
+        fleet.view.index.unpredict(0, 0, asked.prefixes)
+        step = Progress(asked.id, ProgressState.FINISHED, cached_tokens=320)
+        fleet.core.report(step, fleet.now_s)
+        assert fleet.core.self_check.learned_blocks == 20
+        assert fleet.route(prompt(400)).decision.overlaps[0].predicted == 320

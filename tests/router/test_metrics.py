@@ -112,12 +112,17 @@ def test_counters_are_there_before_the_first_count() -> None:
     assert values("kvroute_requests_total", "outcome") == set(OUTCOMES)
     assert values("kvroute_requests_total", "reason") == {"", *Reason}
     assert values("kvroute_decision_seconds_count", "stage") == set(STAGES)
-    assert values("kvroute_overlap_tokens_total", "tier") == {"device", "host", "disk"}
+    assert values("kvroute_overlap_tokens_total", "tier") == {
+        "device",
+        "host",
+        "disk",
+        "predicted",
+    }
     assert values("kvroute_facts_total", "kind") == {"stored", "removed", "cleared"}
     assert {"malformed", "unknown_kind", "duplicate", "lower_epoch", "tombstone"} <= values(
         "kvroute_facts_dropped_total", "reason"
     )
-    assert values("kvroute_index_forgotten_total", "reason") == {"silent", "removed"}
+    assert values("kvroute_index_forgotten_total", "reason") == {"silent", "removed", "no_room"}
     assert {
         (dict(labels)["how"], dict(labels)["result"])
         for one, labels in samples

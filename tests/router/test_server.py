@@ -228,7 +228,7 @@ class TestRoute:
                 },
             ):
                 answer = await stage.router.Route(asked(**form))
-                assert answer.overlap_tokens.usable == 64, form
+                assert answer.overlap_tokens.device == 64, form
 
     async def test_a_rank_is_named_where_an_engine_has_several(self) -> None:
         async with served() as stage:
@@ -264,8 +264,8 @@ class TestRoute:
             by_model = await stage.router.Route(asked(model="ad"))
             by_field = await stage.router.Route(asked(model="m", lora_name="ad"))
             neither = await stage.router.Route(asked(model="m"))
-            usable = [one.overlap_tokens.usable for one in (by_model, by_field, neither)]
-            assert usable == [64, 64, 0]
+            held = [one.overlap_tokens.device for one in (by_model, by_field, neither)]
+            assert held == [64, 64, 0]
 
     async def test_the_same_request_gets_the_same_answer(self) -> None:
         async with served() as stage:

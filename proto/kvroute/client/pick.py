@@ -14,10 +14,12 @@ class OverlapTokens:
     raw: int
     """The longest run of leading blocks, on any tier."""
     usable: int
-    """What the engine will reuse of it; the sum of the tiers below."""
+    """What the engine will reuse of it; the sum of what is below."""
     device: int
     host: int
     disk: int
+    predicted: int
+    """Sent there, or reused there, and not told by its events."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +86,7 @@ class Pick:
                 device=overlap.device,
                 host=overlap.host,
                 disk=overlap.disk,
+                predicted=overlap.predicted,
             ),
             new_tokens=response.new_tokens,
             queue_ms=response.queue_ms,

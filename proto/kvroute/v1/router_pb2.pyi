@@ -332,6 +332,7 @@ class OverlapTokens(google.protobuf.message.Message):
     DEVICE_FIELD_NUMBER: builtins.int
     HOST_FIELD_NUMBER: builtins.int
     DISK_FIELD_NUMBER: builtins.int
+    PREDICTED_FIELD_NUMBER: builtins.int
     raw: builtins.int
     """longest run of leading blocks, on any tier"""
     usable: builtins.int
@@ -340,6 +341,8 @@ class OverlapTokens(google.protobuf.message.Message):
     """of usable, by the fastest tier that holds each block"""
     host: builtins.int
     disk: builtins.int
+    predicted: builtins.int
+    """of usable: sent there, or reused there, and not told by its events"""
     def __init__(
         self,
         *,
@@ -348,8 +351,9 @@ class OverlapTokens(google.protobuf.message.Message):
         device: builtins.int = ...,
         host: builtins.int = ...,
         disk: builtins.int = ...,
+        predicted: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["device", b"device", "disk", b"disk", "host", b"host", "raw", b"raw", "usable", b"usable"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["device", b"device", "disk", b"disk", "host", b"host", "predicted", b"predicted", "raw", b"raw", "usable", b"usable"]) -> None: ...
 
 Global___OverlapTokens: typing_extensions.TypeAlias = OverlapTokens
 
