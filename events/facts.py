@@ -20,9 +20,22 @@ from indexer.identity import Tier
 
 VERSION = 1
 
+MESSAGE_BYTES_MAX = 1 << 20
+"""Of any message but heartbeats, hashes included: what a NATS server takes by default. A relay's
+facts stay below 64 KiB and its answers a little above 512 KiB."""
+HEARTBEAT_BYTES_MAX = 1 << 17
+"""One is kept of each worker."""
+FACTS_MAX = 4096
+"""In one message. A relay's have about 1,000 at most."""
+RING_MESSAGES_MAX = 1 << 14
+"""In one answer."""
+
 Count = Annotated[int, Meta(ge=0, le=(1 << 31) - 1)]
 """What is counted of an engine; fits every field of kvroute.v1."""
-SequenceNumber = Annotated[int, Meta(ge=0)]
+SequenceNumber = Annotated[int, Meta(ge=0, le=1 << 62)]
+"""Its successors can be asked for, too."""
+Name = Annotated[str, Meta(max_length=1024)]
+Text = Annotated[str, Meta(max_length=4096)]
 UnixSeconds = Annotated[float, Meta(ge=0, le=1e11)]
 """Finite, and a time that a calendar can show."""
 
@@ -67,7 +80,7 @@ class FactsMessage(msgspec.Struct, frozen=True, tag="facts", tag_field="kind"):
     v: int
     epoch: Epoch
     seq: SequenceNumber
-    facts: list[Fact]
+    facts: Annotated[list[Fact], Meta(max_length=FACTS_MAX)]
     time_s: UnixSeconds
     """Unix time at which the relay read the first of them."""
 
@@ -92,21 +105,21 @@ class Heartbeat(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
     v: int = VERSION
     epoch: Epoch
-    address: str
-    engine: str
-    engine_version: str = ""
-    model: str = ""
-    model_aliases: tuple[str, ...] = ()
-    lora_names: tuple[str, ...] = ()
+    address: Text
+    engine: Name
+    engine_version: Name = ""
+    model: Name = ""
+    model_aliases: Annotated[tuple[Name, ...], Meta(max_length=256)] = ()
+    lora_names: Annotated[tuple[Name, ...], Meta(max_length=4096)] = ()
     max_model_len: Count = 0
     block_size: Count = 0
     """Canonical: what the facts are in."""
     engine_block_size: Count = 0
-    role: str = "both"
-    labels: dict[str, str] = {}
+    role: Name = "both"
+    labels: Annotated[dict[Name, Name], Meta(max_length=256)] = {}
     multi_rank: bool = False
     """The engine has several ranks, so a request must name one."""
-    priority_scheduling: str = ""
+    priority_scheduling: Name = ""
     """"lower" or "higher" is sooner; empty: the engine doesn't schedule by priority."""
     healthy: bool = True
     """False: the engine's health or metrics stopped answering."""
@@ -124,7 +137,7 @@ class Heartbeat(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     sampled_at_s: UnixSeconds | None = None
     """Unix time of the load sample; None: no sample yet."""
     sent_at_s: UnixSeconds
-    warnings: tuple[str, ...] = ()
+    warnings: Annotated[tuple[Text, ...], Meta(max_length=64)] = ()
 
 
 class SnapshotRequest(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -148,8 +161,8 @@ class SnapshotChunk(msgspec.Struct, frozen=True, omit_defaults=True):
     as_of: SequenceNumber
     chunk: int
     chunks: int
-    facts: list[Stored] = []
-    messages: list[bytes] = []
+    facts: Annotated[list[Stored], Meta(max_length=FACTS_MAX)] = []
+    messages: Annotated[list[bytes], Meta(max_length=RING_MESSAGES_MAX)] = []
     """Ring replay: FactsMessages as they were sent."""
     complete: bool = True
     expired: bool = False
@@ -167,10 +180,10 @@ class Control(msgspec.Struct, frozen=True, omit_defaults=True):
     """A fleet command, to every replica. id makes it idempotent."""
 
     v: int
-    id: str
-    action: str
+    id: Name
+    action: Name
     """drain, undrain, remove or resync"""
-    worker_id: str
+    worker_id: Name
     tombstone_s: float = 0.0
 
 
@@ -185,6 +198,7 @@ class Unreadable:
 _stream_decoder = msgspec.msgpack.Decoder(FactsMessage | Beat)
 _heartbeat_decoder = msgspec.msgpack.Decoder(Heartbeat)
 _chunk_decoder = msgspec.msgpack.Decoder(SnapshotChunk)
+_control_decoder = msgspec.msgpack.Decoder(Control)
 _encoder = msgspec.msgpack.Encoder()
 
 
@@ -195,7 +209,7 @@ class _LooseFacts(msgspec.Struct, frozen=True):
     v: int = VERSION
     epoch: Epoch | None = None
     seq: SequenceNumber | None = None
-    facts: list[msgspec.Raw] = []
+    facts: Annotated[list[msgspec.Raw], Meta(max_length=FACTS_MAX)] = []
     time_s: UnixSeconds = 0.0
 
 
@@ -206,9 +220,6 @@ class _FactKind(msgspec.Struct, frozen=True):
 _loose_decoder = msgspec.msgpack.Decoder(_LooseFacts)
 _fact_decoder = msgspec.msgpack.Decoder(Fact)
 _kind_decoder = msgspec.msgpack.Decoder(_FactKind)
-
-HASHES_MAX = 1 << 17
-"""Hashes in one fact: a relay's messages stay far below, a hostile publisher's get no further."""
 
 Message = FactsMessage | Beat | Heartbeat | SnapshotRequest | SnapshotChunk | Hello | Control
 
@@ -225,6 +236,8 @@ def decode_stream(payload: bytes) -> tuple[FactsMessage | Beat | None, tuple[Unr
     relays send; what is left is still in order. A broken fact takes its message with it: the hole
     in the sequence then makes the stream recover.
     """
+    if len(payload) > MESSAGE_BYTES_MAX:
+        return None, (_too_large(payload),)
     try:
         message = _stream_decoder.decode(payload)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -236,6 +249,8 @@ def decode_stream(payload: bytes) -> tuple[FactsMessage | Beat | None, tuple[Unr
 
 def decode_heartbeat(payload: bytes) -> Heartbeat | Unreadable:
     """A message of the load subject. Never raises."""
+    if len(payload) > HEARTBEAT_BYTES_MAX:
+        return _too_large(payload)
     try:
         return _heartbeat_decoder.decode(payload)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -244,12 +259,24 @@ def decode_heartbeat(payload: bytes) -> Heartbeat | Unreadable:
 
 def decode_chunk(payload: bytes) -> SnapshotChunk | Unreadable:
     """A relay's answer to a SnapshotRequest. Never raises."""
+    if len(payload) > MESSAGE_BYTES_MAX:
+        return _too_large(payload)
     try:
         chunk = _chunk_decoder.decode(payload)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         return Unreadable("malformed", str(error))
     bad = _implausible(chunk.facts)
     return Unreadable("malformed", bad) if bad else chunk
+
+
+def decode_control(payload: bytes) -> Control | Unreadable:
+    """A message of the control subject. Never raises."""
+    if len(payload) > MESSAGE_BYTES_MAX:
+        return _too_large(payload)
+    try:
+        return _control_decoder.decode(payload)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        return Unreadable("malformed", str(error))
 
 
 def pack_hashes(hashes: Sequence[int] | HashArray) -> bytes:
@@ -306,6 +333,8 @@ def _implausible(facts: Sequence[Fact]) -> str:
             continue
         if len(fact.hashes) % 8:
             return f"{len(fact.hashes)} bytes of hashes are no multiple of 8"
-        if len(fact.hashes) > 8 * HASHES_MAX:
-            return f"{len(fact.hashes) // 8} hashes in one fact, more than {HASHES_MAX}"
     return ""
+
+
+def _too_large(payload: bytes) -> Unreadable:
+    return Unreadable("too_large", f"{len(payload)} bytes")

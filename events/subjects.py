@@ -1,12 +1,14 @@
 """NATS subjects: kvroute.v1.<fleet>.<plane>[.<worker>.<rank>], ids percent-encoded."""
 
 import re
+from functools import lru_cache
 from urllib.parse import unquote
 
 from indexer.identity import WorkerKey
 
 _PREFIX = "kvroute.v1"
 _RANK_DIGITS_MAX = 5
+_ID_CHARACTERS_MAX = 256
 _UNSAFE = re.compile(rb"[^A-Za-z0-9_-]")
 
 
@@ -40,6 +42,7 @@ def control(fleet: str) -> str:
     return f"{_PREFIX}.{fleet}.control"
 
 
+@lru_cache(maxsize=8192)
 def worker_of(subject: str) -> WorkerKey | None:
     """The worker that a subject names; None when it names none."""
     tokens = subject.split(".")
@@ -54,6 +57,8 @@ def worker_of(subject: str) -> WorkerKey | None:
     rank = int(tokens[5])
     # An id has one spelling, or two subjects could speak for one worker.
     if not worker_id or escape(worker_id) != tokens[4] or str(rank) != tokens[5]:
+        return None
+    if len(worker_id) > _ID_CHARACTERS_MAX:
         return None
     return WorkerKey(worker_id, rank)
 

@@ -10,7 +10,10 @@ from hypothesis import strategies as st
 
 from events import subjects
 from events.facts import (
-    HASHES_MAX,
+    FACTS_MAX,
+    HEARTBEAT_BYTES_MAX,
+    MESSAGE_BYTES_MAX,
+    RING_MESSAGES_MAX,
     VERSION,
     Beat,
     Cleared,
@@ -25,6 +28,7 @@ from events.facts import (
     Stored,
     Unreadable,
     decode_chunk,
+    decode_control,
     decode_heartbeat,
     decode_stream,
     encode,
@@ -209,7 +213,7 @@ def test_an_unknown_kind_of_fact_excuses_no_missing_number(missing: str) -> None
         facts_with({"kind": "stored", "hashes": HASHES, "tier": "tape"}),
         facts_with({"kind": "stored", "hashes": HASHES, "tier": None}),
         facts_with({"kind": "stored", "hashes": [1, 2], "tier": "device"}),
-        facts_with({"kind": "stored", "hashes": bytes(8 * HASHES_MAX + 8), "tier": "device"}),
+        facts_with(seq=(1 << 62) + 1),
         facts_with({"kind": "cleared", "tier": "T" * 10_000}),
         facts_with({"kind": "stored"}),
         facts_with(7),
@@ -226,10 +230,99 @@ def test_what_is_no_stream_message_is_dropped_with_a_reason(payload: bytes) -> N
     assert dropped_by(payload) == ["malformed"]
 
 
-def test_the_longest_allowed_fact_is_allowed() -> None:
-    hashes = bytes(8 * HASHES_MAX)
-    message, _ = decode_stream(facts_with({"kind": "stored", "hashes": hashes, "tier": "disk"}))
+# --- bounds ---
+
+
+def test_a_stream_message_has_a_size_that_a_relay_never_comes_near() -> None:
+    kind = {"kind": "stored", "tier": "disk"}
+    hashes = bytes((MESSAGE_BYTES_MAX - 200) // 8 * 8)
+    message, dropped = decode_stream(facts_with(kind | {"hashes": hashes}))
     assert message is not None
+    assert dropped == ()
+    payload = facts_with(kind | {"hashes": bytes(MESSAGE_BYTES_MAX)})
+    assert len(payload) > MESSAGE_BYTES_MAX
+    assert dropped_by(payload) == ["too_large"]
+
+
+@pytest.mark.parametrize("extra", [0, 1])
+def test_a_message_has_a_number_of_facts(extra: int) -> None:
+    cleared = [{"kind": "cleared"}] * (FACTS_MAX - 1 + extra)
+    for last in ({"kind": "cleared"}, {"kind": "moved"}):
+        message, dropped = decode_stream(facts_with(*cleared, last))
+        assert (message is None) == bool(extra)
+        assert [one.reason for one in dropped][-1:] == (
+            ["malformed"] if extra else [] if last in cleared else ["unknown_kind"]
+        )
+
+
+@pytest.mark.parametrize(
+    ("longest", "too_long"),
+    [
+        ({"address": "a" * 4096}, {"address": "a" * 4097}),
+        ({"model": "m" * 1024}, {"model": "m" * 1025}),
+        ({"engine": "e" * 1024}, {"engine": "e" * 1025}),
+        ({"role": "r" * 1024}, {"role": "r" * 1025}),
+        ({"model_aliases": ["a"] * 256}, {"model_aliases": ["a"] * 257}),
+        ({"lora_names": ["a"] * 4096}, {"lora_names": ["a"] * 4097}),
+        ({"lora_names": ["a" * 1024]}, {"lora_names": ["a" * 1025]}),
+        (
+            {"labels": {str(i): "" for i in range(256)}},
+            {"labels": {str(i): "" for i in range(257)}},
+        ),
+        ({"labels": {"k" * 1024: "v" * 1024}}, {"labels": {"k": "v" * 1025}}),
+        ({"labels": {}}, {"labels": {"k" * 1025: "v"}}),
+        ({"warnings": ["w" * 512] * 64}, {"warnings": ["w"] * 65}),
+        ({"warnings": ["w" * 4096]}, {"warnings": ["w" * 4097]}),
+    ],
+)
+def test_a_heartbeat_has_bounds_to_each_text_and_list(
+    longest: dict[str, Any], too_long: dict[str, Any]
+) -> None:
+    fields = msgspec.msgpack.decode(encode(HEARTBEAT))
+    assert isinstance(decode_heartbeat(msgspec.msgpack.encode(fields | longest)), Heartbeat)
+    found = decode_heartbeat(msgspec.msgpack.encode(fields | too_long))
+    assert isinstance(found, Unreadable)
+    assert found.reason == "malformed"
+
+
+def test_a_heartbeat_has_a_size() -> None:
+    fields = msgspec.msgpack.decode(encode(HEARTBEAT))
+    fits = msgspec.msgpack.encode(fields | {"lora_names": ["a" * 1000] * 125})
+    assert HEARTBEAT_BYTES_MAX - 6000 < len(fits) <= HEARTBEAT_BYTES_MAX
+    assert isinstance(decode_heartbeat(fits), Heartbeat)
+    found = decode_heartbeat(msgspec.msgpack.encode(fields | {"lora_names": ["a" * 1000] * 135}))
+    assert found == Unreadable("too_large", found.detail)
+
+
+def test_an_answer_has_a_size_and_numbers_of_facts_and_messages() -> None:
+    fact = Stored(HASHES, "device")
+    for facts, messages in (([fact] * FACTS_MAX, []), ([], [b""] * RING_MESSAGES_MAX)):
+        fits = SnapshotChunk(VERSION, EPOCH, 7, 0, 2, facts, messages)
+        assert decode_chunk(encode(fits)) == fits
+        more = SnapshotChunk(VERSION, EPOCH, 7, 0, 2, facts + facts[:1], messages + messages[:1])
+        found = decode_chunk(encode(more))
+        assert isinstance(found, Unreadable)
+        assert found.reason == "malformed"
+    large = SnapshotChunk(VERSION, EPOCH, 7, 0, 2, [], [bytes(MESSAGE_BYTES_MAX)])
+    found = decode_chunk(encode(large))
+    assert isinstance(found, Unreadable)
+    assert found.reason == "too_large"
+
+
+def test_a_command_has_bounds_too() -> None:
+    fits = Control(VERSION, "i" * 1024, "drain", "w" * 1024)
+    assert decode_control(encode(fits)) == fits
+    for more in (
+        Control(VERSION, "i" * 1025, "drain", "w"),
+        Control(VERSION, "i", "drain", "w" * 1025),
+        Control(VERSION, "i", "d" * 1025, "w"),
+    ):
+        found = decode_control(encode(more))
+        assert isinstance(found, Unreadable)
+        assert found.reason == "malformed"
+    found = decode_control(bytes(MESSAGE_BYTES_MAX + 1))
+    assert found == Unreadable("too_large", f"{MESSAGE_BYTES_MAX + 1} bytes")
+    assert isinstance(decode_control(b"\xc1"), Unreadable)
 
 
 @pytest.mark.parametrize(
@@ -336,7 +429,7 @@ def decode_all(payload: bytes) -> None:
 
 
 @laws
-@given(worker_id=st.text(min_size=1), rank=st.integers(0, 99_999))
+@given(worker_id=st.text(min_size=1, max_size=256), rank=st.integers(0, 99_999))
 def test_a_subject_names_its_worker(worker_id: str, rank: int) -> None:
     worker = WorkerKey(worker_id, rank)
     for subject in (
@@ -389,3 +482,11 @@ def test_an_id_has_one_spelling(spelling: str) -> None:
 )
 def test_a_bad_subject_names_nobody(tail: str) -> None:
     assert subjects.worker_of(f"kvroute.v1.f.facts.{tail}") is None
+
+
+def test_a_worker_id_is_as_long_as_a_relay_may_be_told_at_most() -> None:
+    for letter in "w\u00e4":
+        told = subjects.escape(letter * 257)
+        assert subjects.worker_of(f"kvroute.v1.f.facts.{told}.0") is None
+        told = subjects.escape(letter * 256)
+        assert subjects.worker_of(f"kvroute.v1.f.facts.{told}.0") == WorkerKey(letter * 256, 0)
