@@ -94,9 +94,12 @@ class Stream:
         """The index is right up to `seq`, so that the relay's ring could fill the gap."""
         self._lower_at_s = 0.0
         self._lower_lately = 0
+        self.waiting_bytes = 0
+        """Of messages that wait for what is before them."""
         self._buffer: list[tuple[FactsMessage, int]] = []
-        """Messages that wait for what is before them, with their sizes."""
-        self._buffer_bytes = 0
+        """These messages, with their sizes."""
+        self._let_go_seq = 0
+        """Of the last message that waited and had to go."""
 
     @override
     def __repr__(self) -> str:
@@ -181,6 +184,7 @@ class Stream:
             return []
         if epoch != self.epoch:
             self._buffer = [one for one in self._buffer if one[0].epoch == epoch]
+            self._let_go_seq = 0
         self.epoch = epoch
         self.seq = as_of
         self.complete = complete
@@ -245,20 +249,27 @@ class Stream:
         self._asked = False
         self._from_ring = False
         self._buffer.clear()
-        self._buffer_bytes = 0
+        self.waiting_bytes = 0
+        self._let_go_seq = 0
         self._derive("new" if first else "new epoch", now_s)
         return [Forget()]
 
     def _keep(self, message: FactsMessage, size: int) -> None:
         """Holds a message until what is before it has come; over the bound the oldest go."""
         self._buffer.append((message, size))
-        self._buffer_bytes += size
+        self.waiting_bytes += size
         too_many = len(self._buffer) > BUFFER_MESSAGES_MAX
-        if too_many or self._buffer_bytes > BUFFER_BYTES_MAX:
-            # The snapshot that is on its way may be older than this hole; then the next one is not.
+        if too_many or self.waiting_bytes > BUFFER_BYTES_MAX:
+            self.let_go()
+
+    def let_go(self) -> None:
+        """Drops what waits, for want of room. What is on its way may be older than this hole; then
+        the stream recovers once more."""
+        if self._buffer:
             self.buffer_overflows += 1
+            self._let_go_seq = self._buffer[-1][0].seq
             self._buffer.clear()
-            self._buffer_bytes = 0
+            self.waiting_bytes = 0
 
     def _lose(self, reason: str, from_ring: bool, now_s: float) -> list[Effect]:
         self._in_step = False
@@ -273,16 +284,18 @@ class Stream:
     def _splice(self, reason: str, now_s: float) -> list[Effect]:
         """Puts the live tail after what was recovered."""
         effects: list[Effect] = []
-        waiting, self._buffer, self._buffer_bytes = self._buffer, [], 0
+        waiting, self._buffer, self.waiting_bytes = self._buffer, [], 0
         for i, (message, _) in enumerate(waiting):
             if message.seq <= self.seq:
                 continue
             if message.seq > self.seq + 1:
                 self._buffer = waiting[i:]
-                self._buffer_bytes = sum(size for _, size in self._buffer)
+                self.waiting_bytes = sum(size for _, size in self._buffer)
                 return effects + self._lose(f"gap: {self.seq} then {message.seq}", True, now_s)
             self.seq = message.seq
             effects.append(Apply(message.facts))
+        if self.seq < self._let_go_seq:
+            return effects + self._lose("no room for what waits", True, now_s)
         self._in_step = True
         self._asked = False
         self._from_ring = False

@@ -36,6 +36,8 @@ from indexer.index import BlockIndex
 
 MASS_SILENCE_WORKERS = 4
 """With fewer workers than this, silence is theirs and not the broker's."""
+WAITING_BYTES_MAX = 256 * 1024 * 1024
+"""Of all streams' messages that wait for a recovery; each stream has a bound of its own, too."""
 PREDICTED_BLOCKS_MAX = 1 << 16
 """Of a worker that doesn't tell how many blocks it has."""
 _MASS_SILENCE_PATIENCE = 10
@@ -63,6 +65,8 @@ class Source:
     """Our clock less the relay's when its last heartbeat came; delays make it larger."""
     gone_at_s: float = 0.0
     """When we last heard of blocks that are gone."""
+    waiting_bytes: int = 0
+    """Of the stream, as the fleet's sum has it."""
 
     @property
     def approximate(self) -> bool:
@@ -99,6 +103,8 @@ class FleetView:
         self.gaps = 0
         self.drifts = 0
         self.mass_silence = False
+        self.waiting_bytes = 0
+        """Of all streams"""
         self.predictions = Predictions(index)
         self._predicted_ttl_s = predicted_ttl_s
         self._approximate_ttl_s = approximate_ttl_s
@@ -220,6 +226,9 @@ class FleetView:
     def remove(self, worker_id: str, until_s: float) -> list[WorkerKey]:
         """Forgets a worker and ignores what it says until then."""
         self._tombstones[worker_id] = until_s
+        if len(self._tombstones) > self._workers_max:
+            self.dropped["too_many_tombstones"] += 1
+            del self._tombstones[min(self._tombstones, key=self._tombstones.__getitem__)]
         return [self._forget(source, "removed").key for source in list(self.ranks(worker_id))]
 
     def tick(self, now_s: float) -> list[WorkerKey]:
@@ -285,6 +294,7 @@ class FleetView:
 
     def _forget(self, source: Source, reason: str) -> Source:
         del self.sources[source.key]
+        self.waiting_bytes -= source.waiting_bytes
         self.predictions.forget(source.slot)
         self.forgotten[reason] += self.index.forget(source.slot)
         return source
@@ -302,7 +312,19 @@ class FleetView:
                     self.predictions.forget(source.slot)
                 case Recover(reason, from_seq):
                     pulls.append(Pull(source.key, reason, from_seq))
+        self._account(source)
         return pulls
+
+    def _account(self, source: Source) -> None:
+        """Keeps the sum of what waits within its bound: a stream for which there is no room lets go
+        of what waits, and recovers once more."""
+        stream = source.stream
+        self.waiting_bytes += stream.waiting_bytes - source.waiting_bytes
+        if self.waiting_bytes > WAITING_BYTES_MAX and stream.waiting_bytes:
+            self.dropped["no_room_to_wait"] += 1
+            self.waiting_bytes -= stream.waiting_bytes
+            stream.let_go()
+        source.waiting_bytes = stream.waiting_bytes
 
     def _apply(self, source: Source, fact: Stored | Removed | Cleared, now_s: float) -> None:
         slot = source.slot

@@ -368,17 +368,36 @@ def test_what_waits_is_bounded_in_messages(fresh: Listener) -> None:
     assert fresh.state is LIVE
 
 
+def test_a_stream_that_let_go_of_what_waited_is_not_live_on_an_older_snapshot(
+    fresh: Listener,
+) -> None:
+    fresh.hear(facts(2), facts(3))
+    fresh.stream.let_go()
+    [asked] = fresh.snapshot(1)
+    assert asked == Recover("no room for what waits", 2)
+    assert fresh.state is RECOVERING
+    assert fresh.ring(facts(2), facts(3)) == []
+    assert fresh.state is LIVE
+
+
+def test_what_a_stream_let_go_of_in_an_earlier_life_is_forgotten(fresh: Listener) -> None:
+    fresh.hear(facts(2), facts(3))
+    fresh.stream.let_go()
+    assert fresh.snapshot(1, epoch=NEXT) == []
+    assert fresh.state is LIVE
+
+
 def test_what_waits_is_bounded_in_bytes(fresh: Listener) -> None:
     for seq in range(2, 40):
         fresh.stream.on_facts(facts(seq), BUFFER_BYTES_MAX // 20, fresh.now_s)
-        assert fresh.stream._buffer_bytes <= BUFFER_BYTES_MAX
+        assert fresh.stream.waiting_bytes <= BUFFER_BYTES_MAX
     assert fresh.stream.buffer_overflows == 1
 
 
 def test_nothing_waits_in_a_stream_that_is_in_step(live: Listener) -> None:
     live.hear(facts(5), facts(6))
     live.ring(facts(4), facts(5), facts(6))
-    assert (live.stream._buffer, live.stream._buffer_bytes) == ([], 0)
+    assert (live.stream._buffer, live.stream.waiting_bytes) == ([], 0)
 
 
 # --- epochs ---

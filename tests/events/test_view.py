@@ -7,6 +7,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from events import view as module
 from events.facts import (
     VERSION,
     Beat,
@@ -197,6 +198,48 @@ def test_a_forgotten_worker_makes_room() -> None:
     fleet.store(99, 0.0)
     assert key(99) in fleet.view.sources
     assert fleet.view.sources[key(99)].slot == 3
+
+
+def test_what_waits_for_recoveries_is_bounded_over_all_streams(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fleet = Fleet(4)
+    message = FactsMessage(VERSION, NOW, 3, [Stored(pack_hashes(range(50)), "host")], 0.0)
+    size = len(encode(message))
+    monkeypatch.setattr(module, "WAITING_BYTES_MAX", 3 * size)
+    for number in range(3):
+        assert len(fleet.tell(number, message, 0.0)) == 1
+    assert fleet.view.waiting_bytes == 3 * size
+    assert fleet.view.dropped["no_room_to_wait"] == 0
+    # The fourth stream has no room: it lets go, and the snapshot that comes then is not enough.
+    assert len(fleet.tell(3, message, 0.0)) == 1
+    assert fleet.view.waiting_bytes == 3 * size
+    assert fleet.view.dropped["no_room_to_wait"] == 1
+    assert fleet.view.sources[key(3)].stream.waiting_bytes == 0
+    snapshot = [Stored(pack_hashes([3, 4]), "device")]
+    [again] = fleet.view.on_snapshot(key(3), NOW, 2, snapshot, True, 0.0)
+    assert again.from_seq == 3
+    assert fleet.state(3) is StreamState.RECOVERING
+    assert fleet.view.on_ring(key(3), NOW, [encode(message)], 0.0) == []
+    assert fleet.state(3) is StreamState.LIVE
+    # Room comes back with a recovery, and with a worker that is forgotten.
+    assert fleet.view.on_snapshot(key(0), NOW, 2, snapshot, True, 0.0) == []
+    assert fleet.view.waiting_bytes == 2 * size
+    fleet.view.remove("w1", 10.0)
+    assert fleet.view.waiting_bytes == size
+    assert fleet.view.on_snapshot(key(2), NOW, 2, snapshot, True, 0.0) == []
+    assert fleet.view.waiting_bytes == 0
+
+
+def test_tombstones_are_bounded_and_the_one_that_ends_first_goes() -> None:
+    fleet = Fleet()
+    for number in range(WORKERS_MAX + 1):
+        fleet.view.remove(f"w{number}", 10.0 + number)
+    assert fleet.view.dropped["too_many_tombstones"] == 1
+    fleet.store(0, 0.0)
+    fleet.store(1, 0.0)
+    assert list(fleet.view.sources) == [key(0)]
+    assert fleet.view.dropped["tombstone"] == 1
 
 
 # --- heartbeats ---
