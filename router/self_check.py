@@ -26,6 +26,7 @@ from typing_extensions import override
 
 from events.stream import StreamState
 from events.view import FleetView, Pull, Source
+from indexer.hashing import HashArray
 from indexer.identity import WorkerKey
 from router.reservations import Reservation
 
@@ -53,7 +54,7 @@ class CheckResult(StrEnum):
     OVER = "over"
     """Less reused than predicted, and the index claims it still."""
     EXPLAINED = "explained"
-    """Off, but facts that came since the pick say the same."""
+    """Off, but so says the index too by now."""
     UNTRUSTED = "untrusted"
     """The stream was not live all the time since the pick, so nothing was claimed."""
 
@@ -84,7 +85,7 @@ class SelfCheck:
         self.results: Counter[CheckResult] = Counter()
         self.resyncs = 0
         self.learned_blocks = 0
-        """Blocks that engines reused and that their streams never told."""
+        """Blocks that engines reused though their streams never told of them."""
         self._view = view
         self._records: dict[WorkerKey, Record] = {}
         self._due: dict[WorkerKey, None] = {}
@@ -151,12 +152,10 @@ class SelfCheck:
         predicted = reservation.predicted_tokens
         record = self._records.setdefault(source.key, Record())
         if reported + slack < predicted:
-            match = self._view.index.match(reservation.prefixes[: predicted // size])
-            claimed = int(match.held()[source.slot]) * size
-            if reported + slack >= claimed:
+            beyond = (reported + slack) // size + 1
+            if self._told(source, reservation.prefixes[:beyond]) < beyond:
                 return CheckResult.EXPLAINED
-            if heartbeat.events:  # else there is nothing better to read anew
-                self._suspect(source, record, reservation.opened_at_s, now_s)
+            self._suspect(source, record, reservation.opened_at_s, now_s)
             record.phantom_run += not reported
             return CheckResult.OVER
         if predicted and reported:
@@ -165,14 +164,18 @@ class SelfCheck:
         if reused <= predicted // size:
             return CheckResult.EXACT if predicted and reported else CheckResult.COLD
         prefixes = reservation.prefixes[:reused]
-        held = int(self._view.index.match(prefixes).run()[source.slot])
-        if held == reused:
+        told = self._told(source, prefixes)
+        if told == reused:
             return CheckResult.EXPLAINED  # others stored it meanwhile
         record.blind_run += not predicted
-        if not stream.complete or source.approximate:
-            self.learned_blocks += len(prefixes) - held
-            self._view.predict(source, prefixes[held:], now_s)
+        if source.approximate or not self._view.complete(source):
+            self.learned_blocks += reused - told
+            self._view.predict(source, prefixes, now_s)
         return CheckResult.UNDER
+
+    def _told(self, source: Source, prefixes: HashArray) -> int:
+        """Blocks of a prompt's start that a worker holds now by what its events told."""
+        return int(self._view.index.match(prefixes).held()[source.slot])
 
     def _suspect(self, source: Source, record: Record, picked_at_s: float, now_s: float) -> None:
         calm = source.gone_at_s < picked_at_s

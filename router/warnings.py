@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import StrEnum
 from typing import NamedTuple
 
+from typing_extensions import override
+
 from events.facts import Heartbeat
 from events.stream import StreamState
 from events.view import FleetView, Source
@@ -62,6 +64,8 @@ class Experience(NamedTuple):
     record: Record
     unheard_s: float | None
     """Since its first pick, while its stream has told nothing; None: not picked, or it has."""
+    is_complete: bool
+    """False: the index may lack blocks that the engine holds."""
     block_sizes: Mapping[int, int]
     """Canonical block size -> workers of its model."""
 
@@ -154,7 +158,7 @@ def _of_its_stream(
             "its stream is partial: blocks that were stored before its relay listened, or that it"
             " lost track of, are missing until the engine evicts them or clears its cache",
         )
-    if record.blind_run >= NEVER_RUN and stream.complete:
+    if record.blind_run >= NEVER_RUN and known.is_complete:
         yield WorkerWarning(
             WarningCode.HASHES_NEVER_MATCH,
             "its engine reuses blocks of our prompts, but none of them is ever in the index: do"
@@ -209,7 +213,7 @@ class FleetWatch:
             if heartbeat is not None and heartbeat.block_size:
                 of_model = sizes.setdefault(self._canonical(heartbeat.model), Counter())
                 of_model[heartbeat.block_size] += 1
-            if source.stream.seq or self._view.index.count(source.slot):
+            if source.stream.seq or self._view.index.told(source.slot):
                 continue
             last_picked = loads[key].last_picked if key in loads else 0
             before, since_s = self._unheard.get(key, (last_picked, None))
@@ -225,6 +229,7 @@ class FleetWatch:
         known = Experience(
             self._self_check.record(source.key),
             None if since_s is None else now_s - since_s,
+            self._view.complete(source) and not source.approximate,
             self._block_sizes.get(model, {}),
         )
         return warnings_of(source, known, now_s)
@@ -239,6 +244,10 @@ class WarningLog:
     def __init__(self) -> None:
         self._said: dict[tuple[WorkerKey, WarningCode], float] = {}
         """What got a line, or was counted in the last one, within REPEAT_S."""
+
+    @override
+    def __repr__(self) -> str:
+        return f"<WarningLog {len(self._said)} said lately>"
 
     def lines(self, told: Iterable[tuple[WorkerKey, WorkerWarning]], now_s: float) -> list[str]:
         """LINES_MAX lines at most, and one that counts the rest."""

@@ -129,6 +129,19 @@ class TestResults:
         assert fleet.check.results == {CheckResult.EXPLAINED: 1}
         assert fleet.check.record(key).suspicion == 0
 
+    def test_what_only_our_picks_predicted_is_not_held_against_a_worker(self) -> None:
+        fleet = Engines()
+        key = fleet.add("w0")
+        fleet.cache(key, HELD, 64)
+        fleet.now_s += 0.01
+        first = fleet.pick("w0")  # from now on blocks 4 ... 9 are predicted
+        fleet.store(key, HELD.prefixes(16)[7:])
+        second = fleet.pick("w0")
+        assert second.predicted_tokens == 64 + 48, "told, with a gap"
+        fleet.finish(first, 64)
+        fleet.finish(second, 64)
+        assert fleet.check.results == {CheckResult.EXACT: 1, CheckResult.EXPLAINED: 1}
+
     def test_what_a_stream_that_was_not_live_predicted_is_not_held_against_it(self) -> None:
         fleet = Engines()
         key = fleet.holding("w0")
@@ -173,9 +186,17 @@ class TestMissingBlocks:
         return fleet, key
 
     def test_what_a_partial_stream_never_told_is_learned(self) -> None:
-        fleet, _ = self.partial()
-        assert fleet.report("w0", HELD_TOKENS) is CheckResult.UNDER
-        assert fleet.check.learned_blocks == 6
+        fleet, key = self.partial()
+        slot = fleet.view.sources[key].slot
+        held = fleet.pick("w0")
+        for _ in range(5):
+            fleet.turn(60)
+            fleet.core.report(Progress(held.id, ProgressState.RUNNING), fleet.now_s)
+        assert fleet.view.index.predicted(slot) == 0, "what the pick predicted is over"
+        fleet.beat(key, complete=False)
+        fleet.finish(held, HELD_TOKENS)
+        assert fleet.check.results == {CheckResult.UNDER: 1}
+        assert fleet.check.learned_blocks == fleet.view.index.predicted(slot) == 6
 
     def test_so_is_what_an_engine_without_events_reuses(self) -> None:
         fleet = Engines()
@@ -271,13 +292,6 @@ class TestResyncs:
         fleet.fall_short("w0", SHORTFALLS - 1)
         assert fleet.resyncs() == [], "it begins anew"
         assert fleet.check.record(key).resyncs == 0
-
-    def test_an_engine_without_events_has_nothing_to_read_anew(self) -> None:
-        fleet = Engines()
-        key = fleet.holding("w0", events=False)
-        fleet.fall_short("w0", 2 * SUSPICION_MAX)
-        assert fleet.resyncs() == []
-        assert fleet.check.record(key).suspicion == 0
 
     def test_other_ranks_of_the_engine_are_left_alone(self) -> None:
         fleet = Engines(policy="round-robin")
