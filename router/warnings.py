@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import StrEnum
+from math import inf
 from typing import NamedTuple
 
 from typing_extensions import override
@@ -30,6 +31,7 @@ STALE_RESYNCS = 2
 RELAY_SENTENCES_MAX = 16
 SENTENCE_MAX = 300
 """Characters of a relay's sentence: it comes over the network."""
+LOOK_S = 1.0
 REPEAT_S = 600.0
 LINES_MAX = 10
 FIRST_VERSIONS = {"vllm": (0, 9), "sglang": (0, 4, 6)}
@@ -189,7 +191,7 @@ def _only_commonest(block_sizes: Mapping[int, int]) -> list[int]:
 
 
 class FleetWatch:
-    """Keeps, tick by tick, what warnings need to know of the whole fleet."""
+    """Keeps what warnings need to know of the whole fleet."""
 
     def __init__(
         self, view: FleetView, self_check: SelfCheck, canonical: Callable[[str], str]
@@ -198,6 +200,7 @@ class FleetWatch:
         self._view = view
         self._self_check = self_check
         self._canonical = canonical
+        self._looked_at_s = -inf
         self._block_sizes: dict[str, Counter[int]] = {}
         """Model -> canonical block size -> workers"""
         self._unheard: dict[WorkerKey, tuple[int, float | None]] = {}
@@ -205,7 +208,10 @@ class FleetWatch:
         later one."""
 
     def on_tick(self, loads: Mapping[WorkerKey, WorkerLoad], now_s: float) -> None:
-        """Looks at every worker."""
+        """Looks at every worker, once in LOOK_S."""
+        if now_s - self._looked_at_s < LOOK_S:
+            return
+        self._looked_at_s = now_s
         sizes: dict[str, Counter[int]] = {}
         unheard: dict[WorkerKey, tuple[int, float | None]] = {}
         for key, source in self._view.sources.items():

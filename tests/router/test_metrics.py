@@ -10,9 +10,10 @@ from events.stream import StreamState
 from indexer.identity import Tier, WorkerKey
 from kvroute.v1 import router_pb2
 from router.codec import write_pick
-from router.decision import Pick
+from router.decision import Pick, Progress, ProgressState
 from router.metrics import OUTCOMES, STAGES, Metrics, RouterCollector, Scrape, kvroute_version
 from router.refusals import Reason
+from router.self_check import CheckResult
 from tests.router.fleet import Fleet, prompt
 
 NAMES = [
@@ -44,6 +45,9 @@ NAMES = [
     "kvroute_reservations",
     "kvroute_reservations_expired_total",
     "kvroute_build_info",
+    "kvroute_self_checks_total",
+    "kvroute_self_check_resyncs_total",
+    "kvroute_self_check_learned_blocks_total",
 ]
 """The contract, less what has no subject yet: the queue, reloads of the configuration."""
 
@@ -122,6 +126,7 @@ def test_counters_are_there_before_the_first_count() -> None:
     assert {"malformed", "unknown_kind", "duplicate", "lower_epoch", "tombstone"} <= values(
         "kvroute_facts_dropped_total", "reason"
     )
+    assert values("kvroute_self_checks_total", "result") == set(CheckResult)
     assert values("kvroute_index_forgotten_total", "reason") == {"silent", "removed", "no_room"}
     assert {
         (dict(labels)["how"], dict(labels)["result"])
@@ -237,6 +242,39 @@ def test_facts_gaps_and_forgetting_are_counted() -> None:
     fleet.core.remove("w0", 60.0, fleet.now_s)
     assert observed.value("kvroute_index_forgotten_total", reason="removed") == 4
     assert observed.value("kvroute_index_blocks") == 0
+
+
+def test_reports_are_counted_by_what_they_say_of_the_index() -> None:
+    observed = Observed()
+    fleet = observed.fleet
+    fleet.cache(fleet.add("w0"), prompt(100))
+    for cached_tokens in (96, 96, 0, 0, 0):
+        held = fleet.route(prompt(100)).reservation
+        step = Progress(held.id, ProgressState.FINISHED, cached_tokens=cached_tokens)
+        fleet.core.report(step, fleet.now_s)
+    assert len(fleet.core.self_check.begin_resyncs(fleet.now_s)) == 1
+    assert observed.value("kvroute_self_checks_total", result="exact") == 2
+    assert observed.value("kvroute_self_checks_total", result="over") == 3
+    assert observed.value("kvroute_self_check_resyncs_total") == 1
+    fleet.add("w1", model="n", events=False)
+    held = fleet.route(prompt(100), model="n").reservation
+    fleet.core.report(Progress(held.id, ProgressState.FINISHED, cached_tokens=64), fleet.now_s)
+    assert observed.value("kvroute_self_check_learned_blocks_total") == 4
+
+
+def test_warnings_are_gauges_while_they_hold() -> None:
+    observed = Observed()
+    fleet = observed.fleet
+    key = fleet.add("w0", 1, warnings=("an odd thing", "another"))
+    fleet.add("fine")
+    name, labels = "kvroute_worker_warnings", {"worker": "w0", "rank": "1", "code": "relay"}
+    assert observed.value(name, **labels) == 1
+    assert name not in observed.of_worker("fine")
+    fleet.say(key, warnings=())
+    assert name not in observed.of_worker("w0")
+    fleet.say(key, warnings=("an odd thing",))
+    fleet.core.remove("w0", 60.0, fleet.now_s)
+    assert name not in observed.of_worker("w0")
 
 
 def test_reservations_are_told_while_they_are_open() -> None:

@@ -155,7 +155,7 @@ class TestBlockSizes:
         fleet.core.remove("odd", 60.0, fleet.now_s)
         fleet.say(keys[0], block_size=64)
         fleet.say(keys[1], block_size=64)
-        fleet.tick()
+        fleet.turn(1)
         assert [of(fleet, key) for key in (*keys, other)] == [[], [], []]
 
 
@@ -172,7 +172,7 @@ class TestEvents:
         fleet.turn(1)
         assert of(fleet, key) == ["no_events"]
         fleet.cache(key, prompt(100))
-        fleet.tick()
+        fleet.turn(1)
         assert of(fleet, key) == []
 
     def test_an_idle_engine_whose_relay_began_anew_has_nothing_to_publish(self) -> None:
