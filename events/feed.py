@@ -9,9 +9,9 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
-import msgspec
 from nats.aio.msg import Msg
 
 from events import subjects
@@ -26,6 +26,7 @@ from events.facts import (
     Stored,
     Unreadable,
     decode_chunk,
+    decode_control,
     encode,
 )
 from events.tasks import OnFailure, Tasks
@@ -33,9 +34,16 @@ from events.view import FleetView, Pull
 from indexer.identity import WorkerKey
 
 RECOVERIES_AT_ONCE = 16
+RECOVERY_S = 30.0
+"""As long as a relay keeps a snapshot."""
+RECOVERY_BYTES_MAX = 64 * 1024 * 1024
+"""8 million blocks of one worker. A worker that holds more can't be recovered, or trusted."""
+RECOVERIES_BYTES_MAX = 256 * 1024 * 1024
+"""Of all recoveries at this moment. One that finds no room tries again with its worker's next beat,
+and what it held is room for others."""
+CHUNKS_MAX = 1024
 _JITTER_S = 0.2
 _ANSWER_TIMEOUT_S = 2.0
-_CHUNKS_MAX = 4096
 _TICK_S = 0.25
 HELLO_S = 1.0
 """Between two hellos, at least: relays beat as often anyway. A router that is too slow for what it
@@ -43,7 +51,18 @@ hears is told so with each message it loses, and must not ask the whole fleet fo
 
 log = logging.getLogger("kvroute.feed")
 
-_control_decoder = msgspec.msgpack.Decoder(Control)
+
+class _PullFailed(Exception):
+    """A recovery got no usable answer; the message says why."""
+
+
+@dataclass(slots=True)
+class _Recovery:
+    """A pull under way."""
+
+    pull: Pull
+    bytes: int = 0
+    """Of its answers so far."""
 
 
 class Feed:
@@ -74,6 +93,7 @@ class Feed:
         self._rng = rng
         self._hello_at_s = -HELLO_S
         self._recoveries: dict[WorkerKey, asyncio.Task[None]] = {}
+        self._recovering_bytes = 0
         self._at_once = asyncio.Semaphore(RECOVERIES_AT_ONCE)
         self._tasks = Tasks(on_failure)
 
@@ -126,10 +146,9 @@ class Feed:
             self._on_heartbeat(key)
 
     async def _control_came(self, message: Msg) -> None:
-        try:
-            control = _control_decoder.decode(message.data)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            self._view.dropped["malformed"] += 1
+        control = decode_control(message.data)
+        if isinstance(control, Unreadable):
+            self._view.dropped[control.reason] += 1
             return
         self._on_control(control)
 
@@ -160,52 +179,74 @@ class Feed:
         await asyncio.sleep(self._rng.uniform(0, _JITTER_S))
         async with self._at_once:
             log.info("%s: %s, asking its relay", pull.worker, pull.reason)
-            if pull.from_seq is not None:
-                again = await self._pull_ring(pull, pull.from_seq)
-            else:
-                again = await self._pull_snapshot(pull)
+            recovery = _Recovery(pull)
+            try:
+                async with asyncio.timeout(RECOVERY_S):
+                    again = await self._perform(recovery)
+            except (_PullFailed, TimeoutError) as error:
+                reason = str(error) or f"no end after {RECOVERY_S:g} s"
+                again = self._view.on_pull_failed(pull, reason, self._clock())
+            finally:
+                self._recovering_bytes -= recovery.bytes
         if again:
             # Not from inside this task: recover() would cancel it as the worker's running one.
             asyncio.get_running_loop().call_soon(self.recover, again)
 
-    async def _pull_ring(self, pull: Pull, from_seq: int) -> list[Pull]:
+    async def _perform(self, recovery: _Recovery) -> list[Pull]:
+        """Asks chunk after chunk; the pulls that are needed next. Raises _PullFailed."""
+        worker, _, from_seq = recovery.pull
+        if from_seq is not None:
+            epoch, messages = await self._pull_ring(recovery, from_seq)
+            return self._view.on_ring(worker, epoch, messages, self._clock())
+        last, facts = await self._pull_snapshot(recovery)
+        return self._view.on_snapshot(
+            worker, last.epoch, last.as_of, facts, last.complete, self._clock()
+        )
+
+    async def _pull_ring(self, recovery: _Recovery, from_seq: int) -> tuple[Epoch, list[bytes]]:
         messages: list[bytes] = []
-        for _ in range(_CHUNKS_MAX):
+        for _ in range(CHUNKS_MAX):
             request = SnapshotRequest(from_seq=from_seq + len(messages))
-            chunk = await self._ask(pull.worker, request)
-            if chunk is None or chunk.expired:
-                reason = "no answer" if chunk is None else "ring too short"
-                return self._view.on_pull_failed(pull, reason, self._clock())
+            chunk = await self._ask(recovery, request)
+            if chunk.expired:
+                raise _PullFailed("ring too short")
             messages += chunk.messages
             if chunk.chunks < 2 or not chunk.messages:
-                return self._view.on_ring(pull.worker, chunk.epoch, messages, self._clock())
-        return self._view.on_pull_failed(pull, "ring without an end", self._clock())
+                return chunk.epoch, messages
+        raise _PullFailed("ring without an end")
 
-    async def _pull_snapshot(self, pull: Pull) -> list[Pull]:
+    async def _pull_snapshot(self, recovery: _Recovery) -> tuple[SnapshotChunk, list[Stored]]:
         facts: list[Stored] = []
         epoch: Epoch | None = None
         as_of: int | None = None
-        i = 0
-        while True:
-            chunk = await self._ask(pull.worker, SnapshotRequest(chunk=i, epoch=epoch, as_of=as_of))
-            if chunk is None or chunk.expired or chunk.chunks > _CHUNKS_MAX:
-                reason = "no answer" if chunk is None else "snapshot expired"
-                return self._view.on_pull_failed(pull, reason, self._clock())
+        for i in range(CHUNKS_MAX):
+            request = SnapshotRequest(chunk=i, epoch=epoch, as_of=as_of)
+            chunk = await self._ask(recovery, request)
+            if chunk.expired:
+                raise _PullFailed("snapshot expired")
+            if i and (chunk.epoch, chunk.as_of, chunk.chunk) != (epoch, as_of, i):
+                raise _PullFailed("chunks of different snapshots")
             epoch, as_of = chunk.epoch, chunk.as_of
             facts += chunk.facts
-            i += 1
-            if i >= chunk.chunks:
-                return self._view.on_snapshot(
-                    pull.worker, epoch, as_of, facts, chunk.complete, self._clock()
-                )
+            if i + 1 >= chunk.chunks:
+                return chunk, facts
+        raise _PullFailed("snapshot without an end")
 
-    async def _ask(self, worker: WorkerKey, request: SnapshotRequest) -> SnapshotChunk | None:
-        subject = subjects.snapshot(self._fleet, worker)
+    async def _ask(self, recovery: _Recovery, request: SnapshotRequest) -> SnapshotChunk:
+        subject = subjects.snapshot(self._fleet, recovery.pull.worker)
         answer = await self._broker.request(subject, encode(request), _ANSWER_TIMEOUT_S)
         if answer is None:
-            return None
+            raise _PullFailed("no answer")
         chunk = decode_chunk(answer)
         if isinstance(chunk, Unreadable):
             self._view.dropped[chunk.reason] += 1
-            return None
+            raise _PullFailed("answer unreadable")
+        recovery.bytes += len(answer)
+        self._recovering_bytes += len(answer)
+        if recovery.bytes > RECOVERY_BYTES_MAX:
+            self._view.dropped["recovery_too_large"] += 1
+            raise _PullFailed(f"more than {RECOVERY_BYTES_MAX >> 20} MiB to recover")
+        if self._recovering_bytes > RECOVERIES_BYTES_MAX:
+            self._view.dropped["no_room_to_recover"] += 1
+            raise _PullFailed("no room beside other recoveries")
         return chunk

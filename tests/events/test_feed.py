@@ -1,28 +1,77 @@
-"""The shell of the router's ear: what it says to the fleet."""
+"""The shell of the router's ear: what it says to the fleet, and what it asks of relays."""
 
 import asyncio
 import random
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
 
+import msgspec
+import numpy as np
+import pytest
+from nats.aio.msg import Msg
 from typing_extensions import override
 
+from events import broker as broker_module
+from events import feed as module
+from events import subjects
 from events.broker import Broker
+from events.clock import unix_now
+from events.facts import (
+    VERSION,
+    Beat,
+    Epoch,
+    FactsMessage,
+    SnapshotChunk,
+    SnapshotRequest,
+    Stored,
+    encode,
+    pack_hashes,
+)
 from events.feed import HELLO_S, Feed
+from events.ledger import Placed
+from events.outbox import Outbox
 from events.settings import NatsSettings
+from events.stream import StreamState
 from events.view import FleetView
+from indexer.hashing import HashArray
+from indexer.identity import PrefixHash, Tier, WorkerKey
+from indexer.kernel import NativeIndex
 from indexer.reference import ReferenceIndex
+from tests.end_to_end.nats_server import NatsServer, nats_server
+from tests.end_to_end.stage import until
+
+EPOCH = Epoch(1, 0)
+WORKER = WorkerKey("w", 0)
+Answer = Callable[[SnapshotRequest], SnapshotChunk | bytes | None]
 
 
-class Silent(Broker):
-    """A broker that takes down what it is to publish."""
+class Scripted(Broker):
+    """A broker that takes down what it is to publish, and answers from a table."""
 
     def __init__(self) -> None:
         super().__init__(NatsSettings(), "nats://127.0.0.1:1", "test")
         self.published: list[str] = []
+        self.answers: dict[str, Answer] = {}
+        self.asked: list[SnapshotRequest] = []
+        self.released = asyncio.Event()
+        """Answers come once it is set."""
+        self.released.set()
 
     @override
     async def publish(self, subject: str, payload: bytes) -> bool:
         self.published.append(subject)
         return True
+
+    @override
+    async def request(self, subject: str, payload: bytes, timeout_s: float) -> bytes | None:
+        request = msgspec.msgpack.decode(payload, type=SnapshotRequest)
+        self.asked.append(request)
+        await asyncio.sleep(0)  # recoveries take turns
+        await self.released.wait()
+        answer = self.answers[subject](request)
+        return encode(answer) if isinstance(answer, SnapshotChunk) else answer
 
 
 class Clock:
@@ -33,12 +82,36 @@ class Clock:
         return self.now_s
 
 
-async def test_a_router_too_slow_for_what_it_hears_asks_for_more_once_a_second_at_most() -> None:
-    clock, broker = Clock(), Silent()
-    broken: list[BaseException] = []
-    feed = Feed(
+class Ear:
+    """A feed over a scripted broker, and streams that have to recover."""
+
+    def __init__(self) -> None:
+        self.clock = Clock()
+        self.broker = Scripted()
+        self.broken: list[BaseException] = []
+        self.view = FleetView(ReferenceIndex(), beat_timeout_s=3.0, forget_s=30.0, workers_max=8)
+        self.feed = a_feed(self.broker, self.view, self.clock, self.broken)
+
+    def lose(self, worker: WorkerKey, answer: Answer, missing: int = 1) -> None:
+        """The worker's stream missed its first messages; its relay answers so."""
+        self.broker.answers[subjects.snapshot("f", worker)] = answer
+        message = FactsMessage(VERSION, EPOCH, missing + 1, [], 0.0)
+        self.feed.recover(self.view.on_stream(worker, encode(message), self.clock()))
+
+    async def settled(self) -> None:
+        await until(lambda: not self.feed._recoveries, "the recoveries to end")
+
+    def stream(self, worker: WorkerKey = WORKER) -> tuple[StreamState, str]:
+        stream = self.view.sources[worker].stream
+        return stream.state, stream.reason
+
+
+def a_feed(
+    broker: Broker, view: FleetView, clock: Callable[[], float], broken: list[BaseException]
+) -> Feed:
+    return Feed(
         broker,
-        FleetView(ReferenceIndex(), beat_timeout_s=3.0, forget_s=30.0, workers_max=8),
+        view,
         fleet="f",
         replica="r",
         clock=clock,
@@ -48,12 +121,291 @@ async def test_a_router_too_slow_for_what_it_hears_asks_for_more_once_a_second_a
         on_failure=broken.append,
         rng=random.Random(1),
     )
+
+
+@pytest.fixture
+async def ear(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Ear]:
+    monkeypatch.setattr(module, "_JITTER_S", 0.0)
+    ear = Ear()
+    yield ear
+    await ear.feed.stop()
+    assert ear.broken == []
+    assert ear.feed._recovering_bytes == 0
+
+
+def chunk(
+    i: int, chunks: int, *, as_of: int = 2, epoch: Epoch = EPOCH, hashes: int = 8
+) -> SnapshotChunk:
+    facts = [Stored(pack_hashes([1000 * i + n for n in range(hashes)]), "device")]
+    return SnapshotChunk(VERSION, epoch, as_of, i, chunks, facts)
+
+
+# --- what it says ---
+
+
+async def test_a_router_too_slow_for_what_it_hears_asks_for_more_once_a_second_at_most() -> None:
+    ear = Ear()
     for hellos in (1, 2, 3):
-        for _ in range(100):  # as the broker tells of each message that it dropped
-            feed._connection_changed(False)
-            feed._connection_changed(True)
+        for _ in range(100):  # as the broker tells of messages that it dropped
+            ear.feed._connection_changed(False)
+            ear.feed._connection_changed(True)
         await asyncio.sleep(0)
-        assert broker.published == ["kvroute.v1.f.hello"] * hellos
-        clock.now_s += HELLO_S
-    await feed.stop()
+        assert ear.broker.published == ["kvroute.v1.f.hello"] * hellos
+        ear.clock.now_s += HELLO_S
+    await ear.feed.stop()
+    assert ear.broken == []
+
+
+# --- what it asks ---
+
+
+async def test_a_snapshot_is_asked_for_chunk_by_chunk(ear: Ear) -> None:
+    ear.lose(WORKER, lambda request: chunk(request.chunk, 3))
+    await ear.settled()
+    assert ear.stream()[0] is StreamState.LIVE
+    assert ear.view.index.count(0) == 24
+    assert [(one.chunk, one.as_of) for one in ear.broker.asked] == [(0, None), (1, 2), (2, 2)]
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        chunk(1, 3, as_of=3),
+        chunk(1, 3, epoch=Epoch(2, 0)),
+        chunk(2, 3),
+    ],
+)
+async def test_chunks_of_different_snapshots_make_none(ear: Ear, second: SnapshotChunk) -> None:
+    ear.lose(WORKER, lambda request: second if request.chunk else chunk(0, 3))
+    await ear.settled()
+    assert ear.stream() == (StreamState.RECOVERING, "chunks of different snapshots")
+    assert ear.view.index.count(0) == 0
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason", "dropped"),
+    [
+        (None, "no answer", {}),
+        (b"\xc1", "answer unreadable", {"malformed": 1}),
+        (bytes((1 << 20) + 1), "answer unreadable", {"too_large": 1}),
+    ],
+)
+async def test_a_useless_answer_is_a_failed_recovery(
+    ear: Ear, answer: bytes | None, reason: str, dropped: dict[str, int]
+) -> None:
+    ear.lose(WORKER, lambda _request: answer)
+    await ear.settled()
+    assert ear.stream() == (StreamState.RECOVERING, reason)
+    assert ear.view.recoveries == {("snapshot", "failed"): 1}
+    assert +ear.view.dropped == dropped
+
+
+async def test_a_snapshot_has_a_number_of_chunks(ear: Ear, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CHUNKS_MAX", 3)
+    ear.lose(WORKER, lambda request: chunk(request.chunk, 3))
+    await ear.settled()
+    assert ear.stream()[0] is StreamState.LIVE
+    other = WorkerKey("other", 0)
+    ear.lose(other, lambda request: chunk(request.chunk, 4))
+    await ear.settled()
+    assert ear.stream(other) == (StreamState.RECOVERING, "snapshot without an end")
+    assert len(ear.broker.asked) == 6
+
+
+async def test_a_ring_has_a_number_of_parts(ear: Ear, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CHUNKS_MAX", 3)
+    messages = {seq: encode(FactsMessage(VERSION, EPOCH, seq, [], 0.0)) for seq in range(9)}
+
+    def answer(request: SnapshotRequest) -> SnapshotChunk:
+        if request.from_seq is None:
+            return chunk(0, 1, as_of=1, hashes=0)
+        return SnapshotChunk(VERSION, EPOCH, 9, 0, 2, messages=[messages[request.from_seq]])
+
+    ear.lose(WORKER, answer)
+    await ear.settled()
+    ear.feed.recover(ear.view.on_stream(WORKER, messages[8], 100.0))
+    await ear.settled()
+    assert [one.from_seq for one in ear.broker.asked] == [None, 3, 4, 5, None]
+    assert ear.view.recoveries["ring", "failed"] == 1
+
+
+async def test_a_recovery_has_a_time(ear: Ear, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "RECOVERY_S", 0.02)
+    ear.broker.released.clear()
+    ear.lose(WORKER, lambda request: chunk(request.chunk, 3))
+    await ear.settled()
+    assert ear.stream() == (StreamState.RECOVERING, "no end after 0.02 s")
+
+
+async def test_a_recovery_has_a_size(ear: Ear, monkeypatch: pytest.MonkeyPatch) -> None:
+    size = len(encode(chunk(0, 3)))
+    monkeypatch.setattr(module, "RECOVERY_BYTES_MAX", 3 * size)
+    ear.lose(WORKER, lambda request: chunk(request.chunk, 3))
+    await ear.settled()
+    assert ear.stream()[0] is StreamState.LIVE
+    other = WorkerKey("other", 0)
+    ear.lose(other, lambda request: chunk(request.chunk, 4))
+    await ear.settled()
+    assert ear.stream(other) == (StreamState.RECOVERING, "more than 0 MiB to recover")
+    assert ear.view.dropped["recovery_too_large"] == 1
+    assert ear.view.index.count(ear.view.sources[other].slot) == 0
+
+
+async def test_all_recoveries_together_have_a_size_and_who_finds_no_room_comes_again(
+    ear: Ear, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = len(encode(chunk(0, 3)))
+    monkeypatch.setattr(module, "RECOVERIES_BYTES_MAX", 3 * size)
+    others = [WorkerKey("a", 0), WorkerKey("b", 0)]
+    for worker in others:
+        ear.lose(worker, lambda request: chunk(request.chunk, 3))
+    await ear.settled()
+    states = {worker: ear.stream(worker) for worker in others}
+    failed = [one for one in others if states[one][0] is StreamState.RECOVERING]
+    assert [states[one][1] for one in failed] == ["no room beside other recoveries"]
+    assert ear.view.dropped["no_room_to_recover"] == 1
+    beat = Beat(VERSION, EPOCH, 2, 24, 0, True, 0.0)
+    ear.feed.recover(ear.view.on_stream(failed[0], encode(beat), 100.0))
+    await ear.settled()
+    assert ear.stream(failed[0])[0] is StreamState.LIVE
+
+
+# --- over real NATS, slower than what comes ---
+
+
+class Teller:
+    """The relay's side of one stream: it keeps what it says, and answers for it."""
+
+    def __init__(self) -> None:
+        self.outbox = Outbox(EPOCH, ring_bytes=1 << 16)
+        self.held: list[HashArray] = []
+        self.asked = 0
+        self._rng = np.random.default_rng(1)
+
+    @property
+    def blocks(self) -> int:
+        return sum(map(len, self.held))
+
+    def store(self, blocks: int) -> bytes:
+        """The next facts message."""
+        hashes = self._rng.integers(0, 1 << 64, blocks, np.uint64)
+        self.held.append(hashes)
+        self.outbox.add([Placed(Tier.DEVICE, None, [PrefixHash(one) for one in hashes])], 1.0)
+        (message,) = self.outbox.flush()
+        return message
+
+    def beat(self) -> bytes:
+        digest = int(np.bitwise_xor.reduce(np.concatenate(self.held)))
+        return self.outbox.beat(self.blocks, digest, True, unix_now())
+
+    async def answer(self, broker: Broker, message: Msg) -> None:
+        self.asked += 1
+        request = msgspec.msgpack.decode(message.data, type=SnapshotRequest)
+        as_of = self.outbox.seq
+        if request.from_seq is None:  # a chunk is what was once a message
+            facts = [Stored(pack_hashes(self.held[request.chunk]), "device")]
+            chunk = SnapshotChunk(VERSION, EPOCH, as_of, request.chunk, len(self.held), facts)
+        else:
+            ring = self.outbox.replay(request.from_seq)
+            chunk = SnapshotChunk(
+                VERSION, EPOCH, as_of, 0, 1, messages=ring or [], expired=ring is None
+            )
+        await broker.publish(message.reply, encode(chunk))
+
+
+@asynccontextmanager
+async def told_by(
+    server: NatsServer, teller: Teller
+) -> AsyncIterator[tuple[Broker, FleetView, Broker]]:
+    """A router's ear and a relay's broker on one server; the ear knows the stream already."""
+    broken: list[BaseException] = []
+    ours, theirs = (Broker(NatsSettings(), server.url, name) for name in ("router", "relay"))
+    view = FleetView(NativeIndex(), beat_timeout_s=3.0, forget_s=30.0, workers_max=8)
+    feed = a_feed(ours, view, unix_now, broken)
+    try:
+        await ours.connect()
+        await theirs.connect()
+        await feed.start()
+
+        async def answer(message: Msg) -> None:
+            await teller.answer(theirs, message)
+
+        await theirs.subscribe(subjects.snapshot("f", WORKER), answer)
+        await theirs.publish(subjects.facts("f", WORKER), teller.store(4))
+        await theirs.publish(subjects.facts("f", WORKER), teller.beat())
+        await until(lambda: in_step(view, teller), "a live stream")
+        yield ours, view, theirs
+    finally:
+        await feed.stop()
+        await ours.close()
+        await theirs.close()
     assert broken == []
+
+
+def in_step(view: FleetView, teller: Teller) -> bool:
+    """Whether the stream is live, and the index has all that the relay told."""
+    source = view.sources.get(WORKER)
+    return (
+        source is not None
+        and source.stream.state is StreamState.LIVE
+        and source.stream.seq == teller.outbox.seq
+        and view.index.count(source.slot) == teller.blocks
+    )
+
+
+async def test_messages_that_the_client_drops_are_recovered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(broker_module, "PENDING_MESSAGES_MAX", 8)
+    teller = Teller()
+    async with (
+        nats_server(tmp_path, "") as server,
+        told_by(server, teller) as (ours, view, theirs),
+    ):
+        stream = view.sources[WORKER].stream
+        for _ in range(300):
+            await theirs.publish(subjects.facts("f", WORKER), teller.store(1))
+        await until(lambda: ours.counts["slow_consumer"] > 0, "messages to be dropped")
+        assert stream.state is not StreamState.LIVE, "told at once, not with the next beat"
+        await until(
+            lambda: view.gaps > 0 or stream.seq + 1 < teller.outbox.seq, "a hole in the stream"
+        )
+        await theirs.publish(subjects.facts("f", WORKER), teller.beat())
+        await until(lambda: in_step(view, teller), "the stream to be live and whole")
+        assert teller.asked > 0
+
+
+async def test_a_router_that_the_server_gives_up_on_comes_back_and_recovers(
+    tmp_path: Path,
+) -> None:
+    """The server closes connections of clients that don't read."""
+    config = 'max_pending: 1MB\nwrite_deadline: "200ms"\n'
+    teller = Teller()
+    async with (
+        nats_server(tmp_path, config) as server,
+        told_by(server, teller) as (ours, view, theirs),
+    ):
+        told: list[bool] = []
+        ours.on_connection(told.append)
+        messages = [teller.store(8000) for _ in range(300)]
+        # Synchronous on purpose: the router, on the same loop, reads nothing meanwhile.
+        shout(server.port, subjects.facts("f", WORKER), messages)
+        await until(lambda: "Slow Consumer" in server.log(), "the server to give up on us")
+        await until(lambda: told == [False, True], "another connection")
+        await until(lambda: theirs.connected, "the relay's connection")
+        await theirs.publish(subjects.facts("f", WORKER), teller.beat())
+        await until(lambda: in_step(view, teller), "the stream to be live and whole")
+        assert teller.asked > 0
+
+
+def shout(port: int, subject: str, messages: list[bytes]) -> None:
+    """Publishes over a connection of its own and returns when the server has taken all."""
+    with socket.create_connection(("127.0.0.1", port)) as connection:
+        connection.recv(65536)
+        connection.sendall(b'CONNECT {"verbose":false}\r\n')
+        for message in messages:
+            head = f"PUB {subject} {len(message)}\r\n".encode()
+            connection.sendall(head + message + b"\r\n")
+        connection.sendall(b"PING\r\n")
+        while not connection.recv(65536).endswith(b"PONG\r\n"):
+            pass
