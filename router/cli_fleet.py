@@ -8,6 +8,7 @@ import aiohttp
 import click
 from google.protobuf.json_format import MessageToJson
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from kvroute.client import KvRouteClient, KvRouteError
@@ -33,7 +34,7 @@ async def show_workers(target: str, model: str, as_json: bool, timeout_s: float)
     console.print(_workers_table(workers), crop=False)
     for worker in workers:
         for warning in worker.warnings:
-            console.print(f"[yellow]{_name(worker)}:[/] {warning}", highlight=False)
+            console.print(f"[yellow]{_name(worker)}:[/] {escape(warning)}", highlight=False)
     return 0
 
 
