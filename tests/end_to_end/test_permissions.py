@@ -1,0 +1,191 @@
+"""Nobody speaks for another worker where NATS permissions are as events/README.md has them."""
+
+import random
+import re
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from events import subjects
+from events.broker import Broker
+from events.clock import unix_now
+from events.facts import VERSION, Beat, Control, Epoch, Heartbeat, SnapshotChunk, encode
+from events.relay import Relay
+from events.settings import NatsSettings
+from events.stream import StreamState
+from indexer.identity import WorkerKey
+from kvroute.client import KvRouteClient
+from router.app import RouterApp
+from simulator.clock import ScaledClock
+from simulator.engine import EngineConfig
+from simulator.fleet import StandIn, stand_ins
+from simulator.scheduler import SchedulerConfig
+from tests.end_to_end.nats_server import nats_server
+from tests.end_to_end.stage import (
+    BLOCK_SIZE,
+    engine_settings,
+    router_app,
+    serve_config,
+    until,
+)
+
+README = Path(__file__).parents[2] / "events" / "README.md"
+A, B = WorkerKey("a", 0), WorkerKey("b", 0)
+LATER = Epoch(1 << 62, 0)
+"""A life after every other."""
+
+
+def documented() -> str:
+    """The README's configuration, with a second worker like its first."""
+    (config,) = re.findall(r"```\n(RELAY_A.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+    relay = re.search(r"RELAY_A = \{.*?\n\}\n", config, re.DOTALL)
+    user = re.search(r"    \{ user: relay-a.*\n", config)
+    assert relay is not None
+    assert user is not None
+    twin = relay[0].replace("RELAY_A", "RELAY_B").replace(".a.", ".b.")
+    twins_user = user[0].replace("relay-a", "relay-b").replace("RELAY_A", "RELAY_B")
+    return twin + str(config).replace(user[0], user[0] + twins_user)
+
+
+@dataclass
+class Guarded:
+    """Two workers with their relays, a router, and a stranger with the password of relay a."""
+
+    engines: dict[str, StandIn]
+    brokers: dict[str, Broker]
+    router: RouterApp
+    client: KvRouteClient
+    stranger: Broker
+
+    def held(self, worker: WorkerKey) -> int:
+        view = self.router.view
+        return view.index.count(view.sources[worker].slot)
+
+
+@pytest.fixture
+async def guarded(tmp_path: Path) -> AsyncIterator[Guarded]:
+    scheduler = SchedulerConfig(block_count=256, block_size=BLOCK_SIZE)
+    configs = [EngineConfig(name, scheduler) for name in ("a", "b")]
+    broken: list[BaseException] = []
+    async with AsyncExitStack() as stack:
+        server = await stack.enter_async_context(nats_server(tmp_path, documented()))
+        engines = await stack.enter_async_context(stand_ins(configs, ScaledClock(100.0)))
+        brokers = {}
+        for engine in engines:
+            broker = await stack.enter_async_context(
+                user_of(server.url, f"relay-{engine.engine_id}", "change-me")
+            )
+            relay = Relay(
+                engine_settings(engine),
+                broker,
+                fleet="default",
+                clock=unix_now,
+                on_failure=broken.append,
+                rng=random.Random(1),
+            )
+            stack.push_async_callback(relay.stop)
+            await relay.start()
+            brokers[engine.engine_id] = broker
+        config = serve_config(server.url)
+        nats = NatsSettings(url=server.url, user="router", password="change-me-too")
+        router, client = await stack.enter_async_context(
+            router_app(msgspec.structs.replace(config, nats=nats))
+        )
+        stranger = await stack.enter_async_context(user_of(server.url, "relay-a", "change-me"))
+        await until(
+            lambda: (
+                len(router.view.sources) == 2
+                and not any(router.core.excluded(one) for one in router.view.sources.values())
+            ),
+            "both workers schedulable",
+        )
+        yield Guarded(
+            {engine.engine_id: engine for engine in engines}, brokers, router, client, stranger
+        )
+    assert broken == []
+
+
+@asynccontextmanager
+async def user_of(url: str, user: str, password: str) -> AsyncIterator[Broker]:
+    broker = Broker(NatsSettings(user=user, password=password), url, user)
+    await broker.connect()
+    try:
+        yield broker
+    finally:
+        await broker.close()
+
+
+async def test_the_documented_permissions_are_enough(guarded: Guarded) -> None:
+    """Facts, heartbeats, hello, recoveries by ring and by snapshot, fleet commands."""
+    view = guarded.router.view
+    for name, engine in guarded.engines.items():
+        await engine.engine.complete(list(range(10 * BLOCK_SIZE)), 1)
+        await until(lambda key=B if name == "b" else A: guarded.held(key) == 10, "its blocks")
+        await guarded.client.resync_worker(name)
+    await until(lambda: view.recoveries["snapshot", "ok"] == 2, "two snapshots")
+    stream = view.sources[A].stream
+    await until(lambda: stream.state is StreamState.LIVE, "a live stream")
+    stream.seq -= 1  # as if its last message had been lost
+    await until(lambda: view.recoveries["ring", "ok"] == 1, "the ring")
+    await until(lambda: stream.state is StreamState.LIVE, "a live stream")
+    assert await guarded.client.drain_worker("a") == 1
+    picks = {(await guarded.client.route(token_ids=[1, 2, 3])).worker_id for _ in range(10)}
+    assert picks == {"b"}
+    assert [+broker.counts for broker in guarded.brokers.values()] == [{}, {}]
+    assert guarded.router.broker is not None
+    assert +guarded.router.broker.counts == {}
+
+
+async def test_a_relay_cannot_speak_for_another_worker_or_command_the_fleet(
+    guarded: Guarded,
+) -> None:
+    await guarded.engines["b"].engine.complete(list(range(10 * BLOCK_SIZE)), 1)
+    await until(lambda: guarded.held(B) == 10, "its blocks")
+    view = guarded.router.view
+    before = (+view.dropped, view.gaps, view.drifts, dict(view.recoveries))
+    epoch = view.sources[B].stream.epoch
+    beat = encode(Beat(VERSION, LATER, 0, 0, 0, True, 1.0))
+    heartbeat = encode(
+        Heartbeat(epoch=LATER, address="http://thief", engine="vllm", model="stand-in", sent_at_s=1)
+    )
+    remove = encode(Control(VERSION, "1", "remove", "b", 60.0))
+    chunk = encode(SnapshotChunk(VERSION, LATER, 0, 0, 1))
+    attempts = [
+        (subjects.facts("default", B), beat),
+        (subjects.load("default", B), heartbeat),
+        (subjects.control("default"), remove),
+        (subjects.hello("default"), b""),
+        (subjects.snapshot("default", B), b""),
+        ("_INBOX.somebody.else", chunk),
+    ]
+    for refused, (subject, payload) in enumerate(attempts, 1):
+        await guarded.stranger.publish(subject, payload)
+        await until(lambda n=refused: guarded.stranger.counts["error"] == n, f"no to {subject}")
+    # Nor can it listen to what is asked of b, or to answers: only then could it forge one.
+    for heard in (
+        subjects.snapshot("default", B),
+        subjects.all_of("default", "snapshot"),
+        "_INBOX.>",
+        "kvroute.v1.default.>",
+    ):
+        refused += 1
+        await guarded.stranger.subscribe(heard, _nobody)
+        await until(lambda n=refused: guarded.stranger.counts["error"] == n, f"no to {heard}")
+    # What it may say comes after all that, so none of it is still on its way.
+    spare = WorkerKey("a", 7)
+    await guarded.stranger.publish(subjects.facts("default", spare), beat)
+    await until(lambda: spare in view.sources, "what is allowed")
+    assert before == (+view.dropped, view.gaps, view.drifts, dict(view.recoveries))
+    source = view.sources[B]
+    assert (source.stream.epoch, source.stream.state) == (epoch, StreamState.LIVE)
+    assert source.heartbeat is not None
+    assert source.heartbeat.address == guarded.engines["b"].address
+    assert guarded.held(B) == 10
+
+
+async def _nobody(_message: object) -> None:
+    raise AssertionError("heard what is not for it")
