@@ -67,6 +67,8 @@ class Source:
     """When we last heard of blocks that are gone."""
     waiting_bytes: int = 0
     """Of the stream, as the fleet's sum has it."""
+    state: StreamState | None = None
+    """Of the stream, when it was last marked as changed."""
 
     @property
     def approximate(self) -> bool:
@@ -108,6 +110,7 @@ class FleetView:
         self.predictions = Predictions(index)
         self._predicted_ttl_s = predicted_ttl_s
         self._approximate_ttl_s = approximate_ttl_s
+        self._changed: dict[WorkerKey, None] = {}
         self._beat_timeout_s = beat_timeout_s
         self._forget_s = forget_s
         self._workers_max = workers_max
@@ -160,6 +163,7 @@ class FleetView:
         source.heartbeat = message
         source.heartbeat_at_s = now_s
         source.clock_skew_s = now_s - message.sent_at_s
+        self._changed[key] = None
         return source
 
     def on_ring(
@@ -213,6 +217,7 @@ class FleetView:
         """Our own connection to the broker came or went."""
         for source in self.sources.values():
             source.stream.on_connection(connected, now_s)
+            self._mark(source)
 
     def resync(self, worker_id: str, now_s: float, dp_rank: int | None = None) -> list[Pull]:
         """Reads a worker's streams anew, or one rank's; nothing for a worker that is not known."""
@@ -247,7 +252,15 @@ class FleetView:
                 forgotten.append(self._forget(source, "silent").key)
             else:
                 source.stream.on_tick(now_s)
+                self._mark(source)
         return forgotten
+
+    def take_changed(self) -> list[WorkerKey]:
+        """Workers whose heartbeat, or stream's state, has changed since the last call, or that were
+        forgotten."""
+        changed = list(self._changed)
+        self._changed.clear()
+        return changed
 
     def predict(self, source: Source, prefixes: HashArray, now_s: float) -> None:
         """A worker will probably hold these blocks, or holds them though its events never said so.
@@ -295,12 +308,14 @@ class FleetView:
     def _forget(self, source: Source, reason: str) -> Source:
         del self.sources[source.key]
         self.waiting_bytes -= source.waiting_bytes
+        self._changed[source.key] = None
         self.predictions.forget(source.slot)
         self.forgotten[reason] += self.index.forget(source.slot)
         return source
 
     def _perform(self, source: Source, effects: Sequence[Effect], now_s: float) -> list[Pull]:
         """Brings the index up to date; returns what has to be asked for."""
+        self._mark(source)
         pulls = []
         for effect in effects:
             match effect:
@@ -356,6 +371,11 @@ class FleetView:
             last - first <= self._beat_timeout_s
             for first, last in zip(silent, silent[most - 1 :], strict=False)
         )
+
+    def _mark(self, source: Source) -> None:
+        if source.state is not source.stream.state:
+            source.state = source.stream.state
+            self._changed[source.key] = None
 
     def _count_dropped(self, dropped: Iterable[Unreadable]) -> None:
         for one in dropped:

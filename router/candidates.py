@@ -4,6 +4,7 @@ Costs (router/policies) read these and nothing else, so a receipt that shows a r
 that its worker was judged by.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -45,7 +46,7 @@ class Candidates:
     """Prompt tokens sent there and not computed yet."""
     last_picked: Column
     """Ordinal of the last pick of this worker, 0 for never."""
-    excluded: tuple[str, ...]
+    excluded: Sequence[str]
     """Why a row can't be picked; empty when it can."""
 
     def __len__(self) -> int:

@@ -16,7 +16,7 @@ from indexer.hashing import MultimodalItem, multimodal_hash, pack_tokens
 from indexer.identity import Tier
 from kvroute.v1 import fleet_pb2, router_pb2
 from router.config import ConfigError
-from router.core import RouterCore, heartbeat_of
+from router.core import RouterCore
 from router.decision import (
     Decision,
     Overlap,
@@ -27,6 +27,7 @@ from router.decision import (
     Request,
     Role,
 )
+from router.pools import heartbeat_of
 from router.prompt import Prompt
 from router.refusals import STATUS, Reason, Refusal
 from router.reservations import Ending
@@ -128,7 +129,7 @@ def write_pick(pick: Pick, core: RouterCore, priority: int) -> router_pb2.RouteR
     row = decision.order[0]
     source = decision.sources[row]
     heartbeat = heartbeat_of(source)
-    overlap = decision.overlaps[row]
+    overlap = decision.overlap(row)
     response = router_pb2.RouteResponse(
         reservation_id=pick.reservation.id,
         worker_id=source.key.worker_id,
@@ -165,7 +166,7 @@ def write_receipt(decision: Decision, core: RouterCore) -> router_pb2.Receipt:
         excluded=decision.exclusions(),
         tied=decision.tied,
         decided_at_s=decision.decided_at_s,
-        best_overlap_tokens=max((one.usable for one in decision.overlaps), default=0),
+        best_overlap_tokens=decision.best_overlap_tokens(),
         replica=core.replica,
     )
     if decision.order:
@@ -390,7 +391,7 @@ def _row(decision: Decision, core: RouterCore, row: int) -> router_pb2.Candidate
     message = router_pb2.CandidateRow(
         worker_id=source.key.worker_id,
         dp_rank=source.key.dp_rank,
-        overlap_tokens=_overlap(decision.overlaps[row]),
+        overlap_tokens=_overlap(decision.overlap(row)),
         new_tokens=rows.new_tokens[row],
         active_blocks=rows.active_blocks[row],
         running=int(rows.running[row]),

@@ -14,13 +14,11 @@ Laws:
 import random
 from collections import Counter
 from collections.abc import Callable
-from math import nan
+from math import inf
 
 import numpy as np
 import numpy.typing as npt
 
-from events.facts import Heartbeat
-from events.stream import StreamState
 from events.view import FleetView, Source, schedulable
 from indexer.identity import WorkerKey
 from router.candidates import Candidates
@@ -35,28 +33,24 @@ from router.decision import (
     ProgressState,
     Repeated,
     Request,
-    Role,
 )
+from router.eligibility import DRAINED, TOO_LONG, exclusions, takes_all, too_long
 from router.load import WorkerLoad
+from router.models import Models
 from router.policies import POLICIES
 from router.policies.policy import Policy, Scores
+from router.pools import Pool, Pools, heartbeat_of
 from router.prompt import Prompt
 from router.refusals import Reason, Refusal
 from router.reservations import Ending, Reservation, Reservations
 from router.self_check import SelfCheck
 from router.warnings import FleetWatch, WorkerWarning
 
-MODELS_MAX = 10_000
-"""Model names remembered after their last worker went."""
 DRAINED_MAX = 10_000
 OUTPUT_TOKENS_MAX = 4096
 """What a request is believed when it says how much output it expects."""
 FULL_RETRY_S = 0.5
 """What RetryInfo says when all are full: about the time until something ends."""
-_RECOVERING_TRUST = 0.5
-"""Share of a recovering stream's overlap that counts: it was right until the gap."""
-_DRAINED = "drained"
-_TOO_LONG = "prompt too long"
 _FULL = "full"
 _ENDED_BY_US = (Ending.EXPIRED, Ending.WORKER_LOST)
 
@@ -91,17 +85,13 @@ class RouterCore:
         """False: part of the fleet may not have been heard yet, so that no model is unknown."""
         self.drained: dict[str, None] = {}
         """Worker ids that get nothing new."""
-        self._names = {
-            name: (one.name, *one.aliases) for one in models for name in (one.name, *one.aliases)
-        }
-        """Name of a configured model -> all its names, the canonical one first."""
-        self._model_memory_s = model_memory_s
+        self.models = Models(models, model_memory_s)
+        self.pools = Pools(view, self.models, self.load_of)
         self._tombstone_s = tombstone_s
-        self._models_seen: dict[str, float] = {}
         self._rng = rng
         self._picks = 0
         self._ids = 0
-        self._watch = FleetWatch(view, self.self_check, self._canonical)
+        self._watch = FleetWatch(view, self.self_check, lambda name: self.models.names(name)[0])
 
     def route(
         self, request: Request, now_s: float, mark: Callable[[str], None] = _no_mark
@@ -144,30 +134,40 @@ class RouterCore:
                 f"the prompt has {request.prompt.token_count} tokens, the limit is"
                 f" {self.routing.prompt_tokens_max} (routing.prompt_tokens_max)",
             )
-        pool = self._pool(request)
-        not_live: list[tuple[Source, str]] = []
-        live: list[Source] = []
-        for source in pool:
-            if reason := schedulable(source, self.view.mass_silence):
-                not_live.append((source, reason))
-            else:
-                live.append(source)
-        for size in {heartbeat_of(source).block_size for source in live}:
+        self.pools.refresh()
+        pool, down = self.pools.split(self.pools.pool(request.model, self.ready))
+        for size in pool.block_sizes:
             request.prompt.prefixes(size)
         mark("hash")
-        overlaps = self._overlaps(request.prompt, live)
+        overlaps = self._overlaps(request.prompt, pool)
         mark("match")
-        rows = self._rows(request, live, overlaps)
-        scores = policy.score(rows) if live else Scores(np.zeros(0))
-        excluded = list(rows.excluded)
-        for row in np.flatnonzero(rows.full()).tolist():
-            excluded[row] = excluded[row] or _FULL
-        for row in np.flatnonzero(~np.isfinite(scores.costs)).tolist():
-            excluded[row] = excluded[row] or "cost is not a number"
-        order, tied = self._order(scores.costs, excluded)
+        output_tokens = self._output_tokens(request)
+        all_can = takes_all(request, output_tokens, pool, bool(self.drained))
+        excluded = [""] * len(pool)
+        if not all_can:
+            excluded = exclusions(request, output_tokens, pool, self.drained)
+        rows = self._rows(request, pool, overlaps, list(excluded))
+        scores = policy.score(rows) if len(pool) else Scores(np.zeros(0))
+        full, finite = rows.full(), np.isfinite(scores.costs)
+        can_be_picked = finite & ~full
+        if not all_can:
+            can_be_picked &= np.array([not reason for reason in excluded], np.bool_)
+        for row in np.flatnonzero(full | ~finite).tolist():
+            excluded[row] = excluded[row] or (_FULL if full[row] else "cost is not a number")
+        order, tied = self._order(scores.costs, can_be_picked)
         mark("cost")
         return Decision(
-            request, policy, rows, live, overlaps, scores, excluded, order, tied, not_live, now_s
+            request,
+            policy,
+            rows,
+            pool.sources,
+            overlaps,
+            scores,
+            excluded,
+            order,
+            tied,
+            down,
+            now_s,
         )
 
     def report(self, progress: Progress, now_s: float) -> ProgressResult:
@@ -201,14 +201,13 @@ class RouterCore:
         """A worker's heartbeat is in the view."""
         source = self.view.sources[key]
         heartbeat = heartbeat_of(source)
-        for name in (heartbeat.model, *heartbeat.model_aliases, *heartbeat.lora_names):
-            if name and (name in self._models_seen or len(self._models_seen) < MODELS_MAX):
-                self._models_seen[name] = now_s
+        self.models.on_heartbeat(heartbeat, now_s)
         if heartbeat.sampled_at_s is not None:
             # The age is by the relay's clock alone, so that a skew between hosts does no harm.
             age_s = max(0.0, heartbeat.sent_at_s - heartbeat.sampled_at_s)
             load = self._load(key)
             load.sample(heartbeat.running, heartbeat.waiting, heartbeat.used_blocks, now_s - age_s)
+            self.pools.put_load(source.slot, load)
 
     def on_forgotten(self, workers: list[WorkerKey], now_s: float) -> None:
         """Workers that the view knows no more: what they had reserved ends."""
@@ -245,28 +244,19 @@ class RouterCore:
         for reservation in expired:
             self._end(reservation, Ending.EXPIRED, now_s)
         self.reservations.forget_old(now_s)
-        self._models_seen = {
-            name: seen_s
-            for name, seen_s in self._models_seen.items()
-            if now_s - seen_s < self._model_memory_s
-        }
+        self.models.tick(now_s)
+        self.pools.refresh()
         self._watch.on_tick(self.loads, now_s)
         return len(expired)
 
     def lora_of(self, model: str) -> str:
         """The LoRA that a request means by its model's name; empty when that is a whole model."""
-        names = self._names.get(model, (model,))
-        for source in self.view.sources.values():
-            if source.heartbeat is not None and (loras := source.heartbeat.lora_names):
-                for name in names:
-                    if name in loras:
-                        return name
-        return ""
+        self.pools.refresh()
+        return self.pools.lora_of(model)
 
     def serves(self, source: Source, model: str) -> bool:
         """Whether a worker serves a model, by any of its names."""
-        names = self._names.get(model, (model,))
-        return source.heartbeat is not None and _serves(source.heartbeat, names)
+        return source.heartbeat is not None and self.models.serves(source.heartbeat, model)
 
     def warnings(self, source: Source, now_s: float) -> list[WorkerWarning]:
         """What an operator should mend about a worker."""
@@ -279,7 +269,7 @@ class RouterCore:
     def excluded(self, source: Source) -> str:
         """Why a worker gets no requests at all; empty when it may."""
         if source.key.worker_id in self.drained:
-            return _DRAINED
+            return DRAINED
         return schedulable(source, self.view.mass_silence)
 
     def _policy(self, request: Request) -> Policy:
@@ -295,150 +285,67 @@ class RouterCore:
             )
         return policy
 
-    def _pool(self, request: Request) -> list[Source]:
-        """Workers that serve the request's model, live or not; raises Refusal if there is none."""
-        known = [one for one in self.view.sources.values() if one.heartbeat is not None]
-        if not request.model:
-            # One that has not told its model yet may serve any: it counts only if all are such.
-            told = [source for source in known if heartbeat_of(source).model]
-            models = set(map(self._canonical, {heartbeat_of(source).model for source in told}))
-            if len(models) > 1:
-                raise Refusal(
-                    Reason.MODEL_REQUIRED,
-                    f"this fleet serves {len(models)} models, so the request must name one:"
-                    f" {', '.join(sorted(models)[:10])}",
-                )
-            pool = told or known
-        else:
-            names = self._names.get(request.model, (request.model,))
-            pool = [source for source in known if _serves(heartbeat_of(source), names)]
-        if pool:
-            return pool
-        if not self.view.sources and not self._models_seen:
-            raise Refusal(Reason.NO_WORKER, "no worker has been heard of yet")
-        if request.model in self._names or request.model in self._models_seen:
-            raise Refusal(Reason.NO_WORKER, f"no worker serves {request.model!r} at the moment")
-        if not known:
-            raise Refusal(Reason.NO_WORKER, "no worker that is there has said what it serves yet")
-        if not self.ready:
-            raise Refusal(
-                Reason.NO_WORKER,
-                f"no worker that was heard so far serves {request.model!r}; the router has just"
-                " started",
-            )
-        served = sorted({heartbeat_of(source).model for source in known})
-        raise Refusal(
-            Reason.UNKNOWN_MODEL,
-            f"unknown model {request.model!r}; served here: {', '.join(served[:10]) or 'none'}",
-        )
-
-    def _canonical(self, model: str) -> str:
-        return self._names.get(model, (model,))[0]
-
-    def _overlaps(self, prompt: Prompt, live: list[Source]) -> list[Overlap]:
-        """What each worker holds of the prompt; one match for each distinct block size."""
-        sizes = [heartbeat_of(source).block_size for source in live]
-        slots = np.array([source.slot for source in live], np.intp)
-        columns = np.zeros((len(live), len(Overlap._fields)), np.int64)
-        for size in set(sizes) - {0}:  # 0: a worker that has not told its size yet
+    def _overlaps(self, prompt: Prompt, pool: Pool) -> npt.NDArray[np.int64]:
+        """What each worker holds of the prompt, in tokens: a row for each field of Overlap."""
+        tokens = np.zeros((len(Overlap._fields), len(pool)), np.int64)
+        for size in pool.block_sizes - {0}:  # 0: a worker that has not told its size yet
+            rows: slice | npt.NDArray[np.intp] = slice(None)
+            slots = pool.slots
+            if len(pool.block_sizes) > 1:
+                told = [heartbeat_of(source).block_size == size for source in pool.sources]
+                rows = np.flatnonzero(told)
+                slots = slots[rows]
             hashes = prompt.prefixes(size)
             # The engine recomputes the last block of a fully cached prompt.
             cap = (prompt.token_count - 1) // size
-            whole = capped = self.view.index.match(hashes)
-            raw = whole.run()
-            if cap < len(hashes) and raw.any() and int(raw.max()) > cap:
-                capped = self.view.index.match(hashes[:cap])
-            rows = np.flatnonzero(np.array(sizes) == size)
-            columns[rows, 0] = raw[slots[rows]] * size
-            columns[rows, 2:] = capped.blocks.T[slots[rows]] * size
-        columns[:, 1] = columns[:, 2:].sum(axis=1)
-        return list(map(Overlap._make, columns.tolist()))
+            capped = self.view.index.match(hashes).blocks[:, slots]
+            raw = capped.sum(axis=0)
+            if cap < len(hashes) and raw.max() > cap:
+                capped = self.view.index.match(hashes[:cap]).blocks[:, slots]
+            tokens[0, rows] = raw * size
+            tokens[1, rows] = capped.sum(axis=0) * size
+            tokens[2:, rows] = capped * size
+        return tokens
 
-    def _rows(self, request: Request, live: list[Source], overlaps: list[Overlap]) -> Candidates:
-        prompt_tokens = request.prompt.token_count
-        heartbeats = [heartbeat_of(source) for source in live]
-        loads = [self._load(source.key) for source in live]
-        trust = _column([self._trust(source) for source in live])
-        overlap = trust * _column([one.usable for one in overlaps])
+    def _rows(
+        self, request: Request, pool: Pool, overlaps: npt.NDArray[np.int64], excluded: list[str]
+    ) -> Candidates:
+        columns = self.pools.columns(pool)
+        overlap = columns["trust"] * overlaps[1]
         return Candidates(
-            workers=tuple([source.key for source in live]),
-            prompt_tokens=prompt_tokens,
-            block_size=_column([one.block_size for one in heartbeats]),
+            workers=pool.workers,
+            prompt_tokens=request.prompt.token_count,
             overlap_tokens=overlap,
-            trust=trust,
-            new_tokens=prompt_tokens - overlap,
-            active_blocks=_column([load.active_blocks() for load in loads]),
-            total_blocks=_column([one.total_blocks or nan for one in heartbeats]),
-            running=_column([load.running for load in loads]),
-            waiting=_column([load.waiting for load in loads]),
-            reserved=_column([load.reserved() for load in loads]),
-            total_slots=_column([one.total_slots or nan for one in heartbeats]),
-            prefill_tokens_active=_column([load.prefill_tokens for load in loads]),
-            last_picked=_column([load.last_picked for load in loads]),
-            excluded=tuple([self._ineligible(request, source) for source in live]),
+            new_tokens=request.prompt.token_count - overlap,
+            excluded=excluded,
+            **columns,
         )
 
-    def _trust(self, source: Source) -> float:
-        """Share of a worker's overlap that counts."""
-        match source.stream.state:
-            case StreamState.LIVE:
-                return 1.0
-            case StreamState.RECOVERING:
-                return _RECOVERING_TRUST
-            case StreamState.SUSPECT | StreamState.SILENT:
-                return 0.0
+    def _output_tokens(self, request: Request) -> int:
+        """What a request is expected to bring out."""
+        told = request.expected_output_tokens
+        return min(self.routing.expected_output_tokens if told is None else told, OUTPUT_TOKENS_MAX)
 
-    def _ineligible(self, request: Request, source: Source) -> str:
-        """Why this request can't go to a live worker; empty when it can."""
-        heartbeat = heartbeat_of(source)
-        worker_id = source.key.worker_id
-        prompt = request.prompt
-        if worker_id in self.drained:
-            return _DRAINED
-        if worker_id in request.excluded_workers:
-            return "excluded by the request"
-        if request.allowed_workers and worker_id not in request.allowed_workers:
-            return "not among the allowed"
-        if heartbeat.role not in (request.role, Role.BOTH):
-            return f"role is {heartbeat.role}"
-        for name, value in request.required_labels.items():
-            if heartbeat.labels.get(name) != value:
-                return "labels differ"
-        loras = heartbeat.lora_names  # an engine that lists none may load them as they come
-        if prompt.lora_name and loras and prompt.lora_name not in loras:
-            return "LoRA not loaded"
-        if self._too_long(request, heartbeat):
-            return _TOO_LONG
-        if prompt.hashes_block_size and prompt.hashes_block_size != heartbeat.block_size:
-            return "block size differs"
-        return ""
-
-    def _too_long(self, request: Request, heartbeat: Heartbeat) -> bool:
-        """Whether prompt and expected output go beyond what the engine takes."""
-        if not heartbeat.max_model_len:
-            return False
-        output_tokens = request.expected_output_tokens
-        if output_tokens is None:
-            output_tokens = self.routing.expected_output_tokens
-        output_tokens = min(output_tokens, OUTPUT_TOKENS_MAX)
-        return request.prompt.token_count + output_tokens > heartbeat.max_model_len
-
-    def _order(self, costs: npt.NDArray[np.float64], excluded: list[str]) -> tuple[list[int], int]:
+    def _order(
+        self, costs: npt.NDArray[np.float64], can_be_picked: npt.NDArray[np.bool_]
+    ) -> tuple[list[int], int]:
         """The pick and the rows next to it, cheapest first; and how many tie for the pick.
 
         Rows that tie take turns from a random one on, so that no second choice is everybody's.
         """
-        rows = np.flatnonzero(np.array([not reason for reason in excluded], np.bool_))
-        if not len(rows):
+        left = int(np.count_nonzero(can_be_picked))
+        if not left:
             return [], 0
-        open_costs = costs[rows]
-        tied = rows[open_costs == open_costs.min()].tolist()
-        wanted = 1 + max(1, self.routing.alternatives)  # a receipt names the runner-up
+        costs = np.where(can_be_picked, costs, inf)
+        tied = np.flatnonzero(costs == costs.min()).tolist()
+        wanted = min(left, 1 + max(1, self.routing.alternatives))  # receipts name the runner-up
         first = self._rng.randrange(len(tied)) if len(tied) > 1 else 0
         order = [*tied[first:], *tied[:first]][:wanted]
-        if len(order) < wanted:
-            cheapest = rows[np.argsort(open_costs, kind="stable")[:wanted]].tolist()
-            order += cheapest[len(tied) :]
+        costs[tied] = inf
+        while len(order) < wanted:
+            cheapest = int(costs.argmin())
+            order.append(cheapest)
+            costs[cheapest] = inf
         return order, len(tied)
 
     def refuse(self, decision: Decision) -> Refusal:
@@ -454,12 +361,13 @@ class RouterCore:
         may_come_back = [source for source, _ in decision.not_live]
         too_short = []
         for source, reason in zip(decision.sources, decision.excluded, strict=True):
-            if reason == _TOO_LONG:
+            if reason == TOO_LONG:
                 too_short.append(heartbeat_of(source).max_model_len)
-            elif reason == _DRAINED:
+            elif reason == DRAINED:
                 may_come_back.append(source)
+        output_tokens = self._output_tokens(decision.request)
         if too_short and all(
-            self._too_long(decision.request, heartbeat_of(one)) for one in may_come_back
+            too_long(decision.request, output_tokens, heartbeat_of(one)) for one in may_come_back
         ):
             return Refusal(
                 Reason.PROMPT_TOO_LONG,
@@ -476,7 +384,7 @@ class RouterCore:
     def _reserve(self, request: Request, decision: Decision, now_s: float) -> Reservation:
         row = decision.order[0]
         source = decision.sources[row]
-        overlap = decision.overlaps[row]
+        overlap = decision.overlap(row)
         prompt = request.prompt
         size = heartbeat_of(source).block_size
         prefixes = prompt.prefixes(size)
@@ -499,6 +407,7 @@ class RouterCore:
         load = self._load(source.key)
         load.open(prefixes, reservation.has_tail, reservation.new_tokens, now_s)
         load.last_picked = self._picks
+        self.pools.put_load(source.slot, load)
         if size:
             # What it holds on from there, too: the index knows, and predicts only the rest.
             self.view.predict(source, prefixes[overlap.told // size :], now_s)
@@ -524,35 +433,25 @@ class RouterCore:
         if reservation.prefill_done:
             return False
         reservation.prefill_done = True
-        self._load(reservation.worker).prefill_done(reservation.new_tokens)
+        load = self._load(reservation.worker)
+        load.prefill_done(reservation.new_tokens)
+        self._put_load(reservation.worker, load)
         return True
 
     def _end(self, reservation: Reservation, ending: Ending, now_s: float) -> None:
         self._prefill_done(reservation)
         load = self._load(reservation.worker)
         load.close(reservation.prefixes, reservation.has_tail, now_s)
+        self._put_load(reservation.worker, load)
         self.reservations.end(reservation, ending, now_s)
         self.endings[ending] += 1
+
+    def _put_load(self, key: WorkerKey, load: WorkerLoad) -> None:
+        if (source := self.view.sources.get(key)) is not None:
+            self.pools.put_load(source.slot, load)
 
     def _load(self, key: WorkerKey) -> WorkerLoad:
         load = self.loads.get(key)
         if load is None:
             load = self.loads[key] = WorkerLoad()
         return load
-
-
-def heartbeat_of(source: Source) -> Heartbeat:
-    """The heartbeat of a source that is known to have one."""
-    if source.heartbeat is None:
-        raise AssertionError(f"{source.key} has no heartbeat")
-    return source.heartbeat
-
-
-def _serves(heartbeat: Heartbeat, names: tuple[str, ...]) -> bool:
-    return heartbeat.model in names or any(
-        name in heartbeat.model_aliases or name in heartbeat.lora_names for name in names
-    )
-
-
-def _column(values: list[float]) -> npt.NDArray[np.float64]:
-    return np.array(values, dtype=np.float64)

@@ -1,10 +1,13 @@
 """What goes into the decision core and what comes out: requests, decisions, steps in a life."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from events.view import Source
 from router.candidates import Candidates
@@ -64,9 +67,10 @@ class Decision:
     policy: Policy
     rows: Candidates
     """No rows when no worker of the pool is live."""
-    sources: list[Source]
+    sources: Sequence[Source]
     """One a row."""
-    overlaps: list[Overlap]
+    tokens: npt.NDArray[np.int64]
+    """Shape (fields of Overlap, rows)."""
     scores: Scores
     excluded: list[str]
     """Why a row can't be picked; empty when it can."""
@@ -77,6 +81,18 @@ class Decision:
     not_live: list[tuple[Source, str]]
     """Workers of the pool that made no row, and why."""
     decided_at_s: float
+
+    @property
+    def overlaps(self) -> list[Overlap]:
+        """One a row."""
+        return list(map(Overlap._make, self.tokens.T.tolist()))
+
+    def overlap(self, row: int) -> Overlap:
+        return Overlap._make(self.tokens[:, row].tolist())
+
+    def best_overlap_tokens(self) -> int:
+        """The usable overlap of whoever holds most."""
+        return int(self.tokens[1].max(initial=0))
 
     def exclusions(self) -> Counter[str]:
         """Reason -> workers."""

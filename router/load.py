@@ -10,12 +10,12 @@ Laws:
 - no load is ever negative, or not a number.
 """
 
-from bisect import bisect_right
 from collections import deque
 from dataclasses import dataclass, field
 from math import isfinite
 
 from indexer.hashing import HashArray
+from indexer.kernel import BlockUsers
 
 HISTORY_MAX = 8192
 """Changes of `ours` kept a worker, to look back to the time of its last sample."""
@@ -37,8 +37,8 @@ class WorkerLoad:
     external_blocks: float = 0.0
     sampled_at_s: float | None = None
     last_picked: int = 0
-    _blocks: dict[int, int] = field(default_factory=dict)
-    """PrefixHash -> our open reservations that use it"""
+    _users: BlockUsers = field(default_factory=BlockUsers)
+    """Of each prompt block: our open reservations."""
     _tails: int = 0
     """Blocks of ours that no other request can share: the prompts' last, partial ones."""
     _history: deque[tuple[float, int, int]] = field(default_factory=deque)
@@ -49,21 +49,15 @@ class WorkerLoad:
     @property
     def blocks(self) -> int:
         """Ours: distinct prompt blocks of open reservations."""
-        return len(self._blocks) + self._tails
+        return len(self._users) + self._tails
 
     def blocks_not_active(self, prefixes: HashArray) -> int:
         """Blocks a prompt would add: those that no open reservation of ours uses here yet."""
-        if not self._blocks:
-            return len(prefixes)
-        # A prefix in use has all its ancestors in use: find the end of the shared run by bisection.
-        names = prefixes.tolist()
-        return len(names) - bisect_right(names, False, key=lambda name: name not in self._blocks)
+        return self._users.missing(prefixes)
 
     def open(self, prefixes: HashArray, has_tail: bool, new_tokens: int, now_s: float) -> None:
         """A reservation begins."""
-        blocks = self._blocks
-        for prefix in prefixes.tolist():
-            blocks[prefix] = blocks.get(prefix, 0) + 1
+        self._users.open(prefixes)
         self._tails += has_tail
         self.requests += 1
         self.prefill_tokens += new_tokens
@@ -75,13 +69,7 @@ class WorkerLoad:
 
     def close(self, prefixes: HashArray, has_tail: bool, now_s: float) -> None:
         """A reservation ends; its prefill must be done, or told done, before."""
-        blocks = self._blocks
-        for prefix in prefixes.tolist():
-            users = blocks[prefix] - 1
-            if users:
-                blocks[prefix] = users
-            else:
-                del blocks[prefix]
+        self._users.close(prefixes)
         self._tails -= has_tail
         self.requests -= 1
         self._remember(now_s)

@@ -101,14 +101,14 @@ class Metrics:
 
     def picked(self, decision: Decision) -> None:
         """A pick was made."""
-        overlap = decision.overlaps[decision.order[0]]
+        overlap = decision.overlap(decision.order[0])
         self.requests.labels("picked", "").inc()
         self.prompt_tokens.inc(decision.rows.prompt_tokens)
         self.overlap_tokens.labels("device").inc(overlap.device)
         self.overlap_tokens.labels("host").inc(overlap.host)
         self.overlap_tokens.labels("disk").inc(overlap.disk)
         self.overlap_tokens.labels("predicted").inc(overlap.predicted)
-        self.reachable_tokens.inc(max(one.usable for one in decision.overlaps))
+        self.reachable_tokens.inc(decision.best_overlap_tokens())
         self._recent.append((overlap.usable, decision.rows.prompt_tokens))
 
     def stage_clock(self) -> "StageClock":

@@ -71,10 +71,17 @@ class Fleet:
         models: tuple[ModelSettings, ...] = (),
         seed: int = 7,
         replica: str = "here",
+        predicted_ttl_s: float = 5.0,
         **routing: Any,
     ) -> None:
         self.now_s = START_S
-        self.view = FleetView(ReferenceIndex(), beat_timeout_s=3.0, forget_s=30.0, workers_max=4096)
+        self.view = FleetView(
+            ReferenceIndex(),
+            beat_timeout_s=3.0,
+            forget_s=30.0,
+            workers_max=4096,
+            predicted_ttl_s=predicted_ttl_s,
+        )
         self.core = RouterCore(
             self.view,
             RoutingSettings(**routing),

@@ -11,13 +11,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from events.stream import StreamState
-from events.view import FleetView
 from indexer.hashing import block_hashes, pack_tokens
 from indexer.identity import Tier, WorkerKey
-from indexer.reference import ReferenceIndex
 from router.candidates import Candidates
 from router.config import ModelSettings
-from router.core import DRAINED_MAX, MODELS_MAX
+from router.core import DRAINED_MAX
 from router.decision import (
     Decision,
     Overlap,
@@ -27,6 +25,7 @@ from router.decision import (
     Repeated,
     Role,
 )
+from router.models import MODELS_MAX
 from router.policies import POLICIES
 from router.policies.policy import Policy, Scores
 from router.prompt import Prompt
@@ -485,9 +484,9 @@ class TestNobody:
 
     def test_model_names_are_remembered_up_to_a_bound(self) -> None:
         fleet = Fleet()
-        names = tuple(f"lora-{i}" for i in range(MODELS_MAX + 10))
-        fleet.add("w0", lora_names=names)
-        assert len(fleet.core._models_seen) == MODELS_MAX
+        for i in range(MODELS_MAX // 1000 + 1):
+            fleet.add(f"w{i}", lora_names=tuple(f"lora-{i}-{n}" for n in range(1000)))
+        assert len(fleet.core.models.seen) == MODELS_MAX
 
     def test_when_all_of_a_pool_are_silent_nobody_is_live(self) -> None:
         fleet = Fleet()
@@ -1134,19 +1133,10 @@ class TestPredictions:
         assert len(others) > 1
 
     def test_without_a_time_to_live_nothing_is_predicted(self) -> None:
-        fleet = Fleet()
-        fleet.view = fleet.core.view = FleetView(
-            ReferenceIndex(),
-            beat_timeout_s=3.0,
-            forget_s=30.0,
-            workers_max=9,
-            predicted_ttl_s=0.0,
-            approximate_ttl_s=0.0,
-        )
-        for worker in "abcd":
-            fleet.add(worker)
-        overlaps = [fleet.route(prompt(400)).decision.overlaps for _ in range(3)]
-        assert all(one.raw == 0 for rows in overlaps for one in rows)
+        fleet = Fleet(predicted_ttl_s=0.0)
+        key = fleet.add("a")
+        fleet.cache(key, prompt(64, first=999))
+        assert all(fleet.route(prompt(400)).decision.overlap(0).raw == 0 for _ in range(3))
 
     def test_the_receipt_tells_what_is_known_from_what_is_predicted(self) -> None:
         fleet = Fleet()

@@ -1,0 +1,242 @@
+"""Pools: the workers that serve a model, and the columns that a decision about them begins with.
+
+What heartbeats, streams and reservations say of a worker is written into columns when it changes,
+one place a slot of the index. So a decision over a thousand workers reads a few arrays, and not one
+object a worker.
+
+Law: after `refresh`, the columns say what view and loads say.
+"""
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from math import inf, nan
+
+import numpy as np
+import numpy.typing as npt
+
+from events.facts import Heartbeat
+from events.stream import StreamState
+from events.view import FleetView, Source, schedulable
+from indexer.identity import WorkerKey
+from router.load import WorkerLoad
+from router.models import Models
+from router.refusals import Reason, Refusal
+
+RECOVERING_TRUST = 0.5
+"""Share of a recovering stream's overlap that counts: it was right until the gap."""
+_TRUST = {
+    StreamState.LIVE: 1.0,
+    StreamState.RECOVERING: RECOVERING_TRUST,
+    StreamState.SUSPECT: 0.0,
+    StreamState.SILENT: 0.0,
+}
+_POOLS_MAX = 1024
+"""Remembered, by the name in the request."""
+
+SETTLED = ("block_size", "total_blocks", "total_slots", "trust")
+"""Columns that change with heartbeats and streams."""
+LOADED = (
+    "running",
+    "waiting",
+    "reserved",
+    "active_blocks",
+    "prefill_tokens_active",
+    "last_picked",
+)
+"""Columns that change with load, and with every pick."""
+_LOADED_FROM = len(SETTLED)
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """Some workers that serve one model; all of them have sent heartbeats."""
+
+    sources: tuple[Source, ...]
+    workers: tuple[WorkerKey, ...]
+    slots: npt.NDArray[np.intp]
+    block_sizes: frozenset[int]
+    roles: frozenset[str]
+    shortest_len: float
+    """The least max_model_len, tokens; inf: nobody has one."""
+
+    @classmethod
+    def of(cls, sources: Collection[Source]) -> "Pool":
+        heartbeats = [heartbeat_of(source) for source in sources]
+        return cls(
+            sources=tuple(sources),
+            workers=tuple(source.key for source in sources),
+            slots=np.array([source.slot for source in sources], np.intp),
+            block_sizes=frozenset(one.block_size for one in heartbeats),
+            roles=frozenset(one.role for one in heartbeats),
+            shortest_len=min((one.max_model_len or inf for one in heartbeats), default=inf),
+        )
+
+    def __len__(self) -> int:
+        return len(self.sources)
+
+
+class Pools:
+    """Every model's pool, and the columns of the fleet."""
+
+    def __init__(
+        self, view: FleetView, models: Models, load_of: Callable[[WorkerKey], WorkerLoad]
+    ) -> None:
+        self._view = view
+        self._models = models
+        self._load_of = load_of
+        self._columns = np.zeros((len(SETTLED) + len(LOADED), 0))
+        self._up = np.zeros((2, 0), np.bool_)
+        """Whether a worker may get requests: as a rule, and while most are silent."""
+        self._identities: dict[WorkerKey, tuple[object, ...]] = {}
+        self._pools: dict[str, Pool] = {}
+        self._loras: dict[str, str] = {}
+
+    def refresh(self) -> None:
+        """Takes over what changed in the view."""
+        for key in self._view.take_changed():
+            source = self._view.sources.get(key)
+            if source is None or source.heartbeat is None:
+                if self._identities.pop(key, None) is not None:
+                    self._forget_pools()
+                continue
+            self._make_room(source.slot)
+            identity = (source.slot, *_identity(source.heartbeat))
+            if self._identities.get(key) != identity:
+                self._identities[key] = identity
+                self._forget_pools()
+                self.put_load(source.slot, self._load_of(key))
+            self._settle(source, source.heartbeat)
+
+    def put_load(self, slot: int, load: WorkerLoad) -> None:
+        """A worker's load has changed."""
+        self._make_room(slot)
+        active = load.active_requests()
+        self._columns[_LOADED_FROM:, slot] = (
+            load.running,
+            load.waiting,
+            active - load.running - load.waiting,
+            load.active_blocks(),
+            load.prefill_tokens,
+            load.last_picked,
+        )
+
+    def pool(self, model: str, ready: bool) -> Pool:
+        """The workers that serve a model, up or not; raises Refusal if there is none.
+
+        model: by any of its names; empty: the fleet's only one. ready: the fleet has been heard.
+        """
+        found = self._pools.get(model)
+        if found is None:
+            found = Pool.of(self._serving(model, ready))
+            if len(self._pools) >= _POOLS_MAX:
+                self._pools.clear()
+            self._pools[model] = found
+        return found
+
+    def split(self, pool: Pool) -> tuple[Pool, list[tuple[Source, str]]]:
+        """Those of a pool that are up; and the others, each with the reason."""
+        up = self._up[int(self._view.mass_silence)][pool.slots]
+        if up.all():
+            return pool, []
+        down = [pool.sources[row] for row in np.flatnonzero(~up).tolist()]
+        reasons = [(source, schedulable(source, self._view.mass_silence)) for source in down]
+        return Pool.of([pool.sources[row] for row in np.flatnonzero(up).tolist()]), reasons
+
+    def columns(self, pool: Pool) -> dict[str, npt.NDArray[np.float64]]:
+        """A copy of the columns, a row for each worker of the pool."""
+        taken = self._columns.take(pool.slots, axis=1)
+        return dict(zip((*SETTLED, *LOADED), taken, strict=True))
+
+    def lora_of(self, model: str) -> str:
+        """The LoRA that a request means by its model's name; empty when that is a whole model."""
+        found = self._loras.get(model)
+        if found is None:
+            found = self._find_lora(model)
+            if len(self._loras) >= _POOLS_MAX:
+                self._loras.clear()
+            self._loras[model] = found
+        return found
+
+    def _find_lora(self, model: str) -> str:
+        for source in self._view.sources.values():
+            if source.heartbeat is not None and (loras := source.heartbeat.lora_names):
+                for name in self._models.names(model):
+                    if name in loras:
+                        return name
+        return ""
+
+    def _forget_pools(self) -> None:
+        self._pools.clear()
+        self._loras.clear()
+
+    def _settle(self, source: Source, heartbeat: Heartbeat) -> None:
+        slot = source.slot
+        self._columns[:_LOADED_FROM, slot] = (
+            heartbeat.block_size,
+            heartbeat.total_blocks or nan,
+            heartbeat.total_slots or nan,
+            _TRUST[source.stream.state],
+        )
+        for mass_silence in (False, True):
+            self._up[int(mass_silence), slot] = not schedulable(source, mass_silence)
+
+    def _make_room(self, slot: int) -> None:
+        there = self._columns.shape[1]
+        if slot >= there:
+            more = max(slot + 1, 2 * there) - there
+            self._columns = np.pad(self._columns, ((0, 0), (0, more)))
+            self._up = np.pad(self._up, ((0, 0), (0, more)))
+
+    def _serving(self, model: str, ready: bool) -> list[Source]:
+        sources = self._view.sources
+        known = [one for one in sources.values() if one.heartbeat is not None]
+        if not model:
+            # One that has not told its model yet may serve any: it counts only if all are such.
+            told = [source for source in known if heartbeat_of(source).model]
+            models = {self._models.names(heartbeat_of(source).model)[0] for source in told}
+            if len(models) > 1:
+                raise Refusal(
+                    Reason.MODEL_REQUIRED,
+                    f"this fleet serves {len(models)} models, so the request must name one:"
+                    f" {', '.join(sorted(models)[:10])}",
+                )
+            pool = told or known
+        else:
+            pool = [one for one in known if self._models.serves(heartbeat_of(one), model)]
+        if pool:
+            return pool
+        if not sources and not self._models.seen:
+            raise Refusal(Reason.NO_WORKER, "no worker has been heard of yet")
+        if self._models.known(model):
+            raise Refusal(Reason.NO_WORKER, f"no worker serves {model!r} at the moment")
+        if not known:
+            raise Refusal(Reason.NO_WORKER, "no worker that is there has said what it serves yet")
+        if not ready:
+            raise Refusal(
+                Reason.NO_WORKER,
+                f"no worker that was heard so far serves {model!r}; the router has just started",
+            )
+        served = sorted({heartbeat_of(source).model for source in known})
+        raise Refusal(
+            Reason.UNKNOWN_MODEL,
+            f"unknown model {model!r}; served here: {', '.join(served[:10]) or 'none'}",
+        )
+
+
+def heartbeat_of(source: Source) -> Heartbeat:
+    """The heartbeat of a source that is known to have one."""
+    if source.heartbeat is None:
+        raise AssertionError(f"{source.key} has no heartbeat")
+    return source.heartbeat
+
+
+def _identity(heartbeat: Heartbeat) -> tuple[object, ...]:
+    """What decides in which pools a worker is, and what a pool says of itself."""
+    return (
+        heartbeat.model,
+        heartbeat.model_aliases,
+        heartbeat.lora_names,
+        heartbeat.block_size,
+        heartbeat.role,
+        heartbeat.max_model_len,
+    )
