@@ -1,0 +1,129 @@
+"""What a decision costs: hash, match, cost, pick and reserve; its answer with the receipt; its end.
+
+Prompts of 8,192 tokens as bytes; workers with load, each with a part of every prompt in its cache.
+Requests rotate over 50 prompts; each is 7,680 of those tokens and 512 of its own. Every
+reservation ends a while later. One core, nothing but the core: no gRPC, no event loop.
+"""
+
+import random
+import time
+from collections import deque
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from events.facts import Beat, Epoch, FactsMessage, Heartbeat, Stored, encode, pack_hashes
+from events.view import FleetView
+from indexer.hashing import block_hashes, prefix_hashes
+from indexer.identity import WorkerKey
+from indexer.kernel import NativeIndex
+from router import codec
+from router.config import RoutingSettings
+from router.core import RouterCore
+from router.decision import Pick, Progress, ProgressState, Request
+from router.prompt import Prompt
+from tests.bench.timing import row
+
+PROMPTS = 50
+PROMPT_TOKENS = 8192
+OWN_TOKENS = 512
+BLOCK_SIZE = 16
+DECISIONS = 2000
+REPEATS = 5
+
+
+def rows() -> list[dict[str, Any]]:
+    found = []
+    for workers in (8, 64, 1000):
+        stage = Stage(workers)
+        times = [stage.measure() for _ in range(REPEATS)]
+        name = f"decision_{PROMPT_TOKENS}_w{workers}"
+        for i, what in enumerate(("us", "answer_us", "end_us")):
+            us = median(one[i] for one in times)
+            found.append(row(f"{name}_{what}", round(us, 1), "us", "less"))
+    return found
+
+
+class Stage:
+    """A fleet as the core sees it, and requests to it."""
+
+    def __init__(self, workers: int) -> None:
+        rng = np.random.default_rng(1)
+        view = FleetView(NativeIndex(), beat_timeout_s=1e9, forget_s=1e9, workers_max=workers)
+        self._core = RouterCore(view, RoutingSettings(), rng=random.Random(1))
+        self._rng = rng
+        self._now_s = 1000.0
+        self._prompts = [_tokens(rng, PROMPT_TOKENS) for _ in range(PROMPTS)]
+        self._asked = 0
+        self._in_flight: deque[str] = deque()
+        self._in_flight_max = 4 * workers
+        chains = [prefix_hashes(block_hashes(one, BLOCK_SIZE)) for one in self._prompts]
+        for i in range(workers):
+            key, epoch = WorkerKey(f"worker-{i}", 0), Epoch(1, i)
+            facts = FactsMessage(
+                v=1,
+                epoch=epoch,
+                seq=1,
+                facts=[
+                    Stored(pack_hashes(chain[: 8 * (1 + (37 * i + 11 * n) % 64)]), "device")
+                    for n, chain in enumerate(chains)
+                ],
+                time_s=1.0,
+            )
+            view.on_stream(key, encode(facts), self._now_s)
+            slot = view.sources[key].slot
+            beat = Beat(1, epoch, 1, view.index.count(slot), view.index.digest(slot), True, 1.0)
+            view.on_stream(key, encode(beat), self._now_s)
+            view.on_heartbeat(key, encode(_heartbeat(epoch, i)), self._now_s)
+            self._core.on_heartbeat(key, self._now_s)
+        self.measure()
+
+    def measure(self) -> tuple[float, float, float]:
+        """Microseconds of a decision, of its answer, and of a reservation's end."""
+        own = [_tokens(self._rng, OWN_TOKENS) for _ in range(DECISIONS)]
+        spent = [0.0, 0.0, 0.0]
+        for mine in own:
+            self._asked += 1
+            self._now_s += 0.001
+            shared = self._prompts[self._asked % PROMPTS]
+            content = shared[: 4 * (PROMPT_TOKENS - OWN_TOKENS)] + mine
+            began = time.perf_counter()
+            request = Request(f"request-{self._asked}", Prompt.from_tokens(content))
+            pick = self._core.route(request, self._now_s)
+            decided = time.perf_counter()
+            assert isinstance(pick, Pick)
+            codec.write_pick(pick, self._core, 0)
+            answered = time.perf_counter()
+            self._in_flight.append(pick.reservation.id)
+            if len(self._in_flight) > self._in_flight_max:
+                ended = Progress(self._in_flight.popleft(), ProgressState.FINISHED)
+                self._core.report(ended, self._now_s)
+            over = time.perf_counter()
+            for i, step in enumerate((decided - began, answered - decided, over - answered)):
+                spent[i] += step
+            if self._asked % 250 == 0:
+                self._core.view.predictions.tick(self._now_s)
+                self._core.tick(self._now_s)
+        return spent[0] / DECISIONS * 1e6, spent[1] / DECISIONS * 1e6, spent[2] / DECISIONS * 1e6
+
+
+def _tokens(rng: np.random.Generator, count: int) -> bytes:
+    return rng.integers(0, 150_000, count, np.uint32).tobytes()
+
+
+def _heartbeat(epoch: Epoch, i: int) -> Heartbeat:
+    return Heartbeat(
+        epoch=epoch,
+        address=f"http://10.0.{i // 256}.{i % 256}:8000",
+        engine="vllm",
+        model="m",
+        block_size=BLOCK_SIZE,
+        total_blocks=100_000,
+        total_slots=1024,
+        running=i % 7,
+        waiting=i % 3,
+        used_blocks=float(i % 50 * 100),
+        sampled_at_s=1.0,
+        sent_at_s=1.0,
+    )
