@@ -35,8 +35,12 @@ from kvroute.v1 import (
     ReportResponse,
     ResyncWorkerRequest,
     ResyncWorkerResponse,
+    RouteBatch,
+    RouteItem,
     RouteRequest,
     RouteResponse,
+    RouteResult,
+    RouteResults,
     RouterServicer,
     WatchWorkersRequest,
     WatchWorkersResponse,
@@ -75,10 +79,12 @@ def status(
     return Status(code=code.value[0], message=message, details=details)
 
 
-def pick_of(worker_id: str = "w0", lease_s: float = 30.0, **fields: Any) -> RouteResponse:
+def pick_of(
+    worker_id: str = "w0", lease_s: float = 30.0, name: str | None = None, **fields: Any
+) -> RouteResponse:
     """A plain answer of Route."""
     return RouteResponse(
-        reservation_id=f"r-{worker_id}",
+        reservation_id=f"r-{name or worker_id}",
         worker_id=worker_id,
         address=f"http://{worker_id}:8000",
         lease_s=lease_s,
@@ -87,7 +93,7 @@ def pick_of(worker_id: str = "w0", lease_s: float = 30.0, **fields: Any) -> Rout
 
 
 async def obey(script: deque[Status], context: Context) -> None:
-    """Refuses once if the script says so."""
+    """Refuses once if the script says so; OK is in its turn, too."""
     if script:
         refusal = script.popleft()
         if refusal.code:
@@ -95,8 +101,50 @@ async def obey(script: deque[Status], context: Context) -> None:
             await context.abort(said.code, said.details, said.trailing_metadata)
 
 
+class PlayedStream:
+    """One RouteStream call, with the test in the router's place."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._batches: asyncio.Queue[RouteBatch] = asyncio.Queue()
+        self._ended: asyncio.Future[Status] = asyncio.get_running_loop().create_future()
+        self.metadata = dict(context.invocation_metadata() or ())
+
+    async def read(self) -> list[RouteItem]:
+        """The items of the next batch."""
+        async with asyncio.timeout(GUARD_S):
+            return list((await self._batches.get()).items)
+
+    async def answer(self, *items: RouteItem, worker_id: str = "w0") -> None:
+        """Picks the same worker for each; the reservation is named after the request."""
+        results = [
+            RouteResult(index=item.index, response=pick_of(worker_id, name=item.request.request_id))
+            for item in items
+        ]
+        await self.write(*results)
+
+    async def write(self, *results: RouteResult) -> None:
+        await self._context.write(RouteResults(results=results))
+
+    def end(self, status: Status | None = None) -> None:
+        """Ends the call, with OK or another status."""
+        self._ended.set_result(status or Status())
+
+    async def play(self) -> None:
+        reader = asyncio.create_task(self._read())
+        try:
+            await obey(deque([await self._ended]), self._context)
+        finally:
+            reader.cancel()
+
+    async def _read(self) -> None:
+        while (batch := await self._context.read()) is not grpc.aio.EOF:
+            self._batches.put_nowait(batch)
+
+
 class Router(RouterServicer):
-    """Route and Report refuse in the order of their scripts, then agree for ever."""
+    """Route and Report refuse in the order of their scripts, then agree for ever. RouteStream does
+    the same item by item, unless the test plays it."""
 
     def __init__(self) -> None:
         self.refusals: deque[Status] = deque()
@@ -107,6 +155,12 @@ class Router(RouterServicer):
         self.routes = asyncio.Event()
         self.routes.set()
         self.arrived = asyncio.Event()
+        self.batches: list[RouteBatch] = []
+        self.streams_played: asyncio.Queue[PlayedStream] | None = None
+        """Streams go here, to be played by the test, if there is a queue."""
+        self.stream_refusals: deque[Status] = deque()
+        self.streams_silent = False
+        """Never a word to whoever opens a stream, like a proxy that gathers the whole call."""
         self.report_refusals: deque[Status] = deque()
         self.report_results: deque[ProgressResult.ValueType] = deque()
         self.reports = asyncio.Event()
@@ -124,8 +178,34 @@ class Router(RouterServicer):
         return self.answer
 
     @override
-    def RouteStream(self, request_iterator: Any, context: Context) -> Any:
-        raise NotImplementedError
+    async def RouteStream(  # type: ignore[override]
+        self, request_iterator: Any, context: Context
+    ) -> None:
+        await obey(self.stream_refusals, context)
+        if self.streams_silent:
+            await asyncio.Event().wait()
+        await context.send_initial_metadata(())
+        if self.streams_played is not None:
+            played = PlayedStream(context)
+            self.streams_played.put_nowait(played)
+            await played.play()
+            return
+        async for batch in request_iterator:
+            self.batches.append(batch)
+            results = RouteResults()
+            for item in batch.items:
+                if item.HasField("request"):
+                    self.asked.append(item.request)
+                    self.left_s.append(item.timeout_ms / 1000)
+                    self.arrived.set()
+                    await self.routes.wait()
+                    result = results.results.add(index=item.index)
+                    refusal = self.refusals.popleft() if self.refusals else Status()
+                    if refusal.code:
+                        result.status.CopyFrom(refusal)
+                    else:
+                        result.response.CopyFrom(self.answer)
+            await context.write(results)
 
     @override
     async def Report(self, request: ReportRequest, context: Context) -> ReportResponse:
@@ -158,7 +238,9 @@ class Fleet(FleetServicer):
     def __init__(self) -> None:
         self.refusals: deque[Status] = deque()
         self.asked: list[Any] = []
-        self.watch_breaks = False
+        self.watch_ends: deque[Status] = deque()
+        """How watches end, one after the other; the last one lasts."""
+        self.workers = ["w0"]
 
     async def _note(self, request: Any, context: Context) -> None:
         self.asked.append(request)
@@ -174,11 +256,12 @@ class Fleet(FleetServicer):
     @override
     async def WatchWorkers(self, request: WatchWorkersRequest, context: Context) -> Any:
         await self._note(request, context)
-        yield WatchWorkersResponse(changed=[WorkerStatus(worker_id="w0")])
-        if self.watch_breaks:
-            said = rpc_status.to_status(status(grpc.StatusCode.UNAVAILABLE, "DRAINING"))
-            await context.abort(said.code, said.details, said.trailing_metadata)
+        yield WatchWorkersResponse(changed=[WorkerStatus(worker_id=name) for name in self.workers])
+        if self.watch_ends:
+            await obey(self.watch_ends, context)
+            return
         yield WatchWorkersResponse(removed=[WorkerRef(worker_id="w0")])
+        await asyncio.Event().wait()
 
     @override
     async def RegisterWorker(
@@ -243,6 +326,12 @@ class Server:
         if self._server is not None:
             await self._server.stop(None)
             self._server = None
+
+    async def next_stream(self) -> PlayedStream:
+        """The next stream, to be played."""
+        assert self.router.streams_played is not None
+        async with asyncio.timeout(GUARD_S):
+            return await self.router.streams_played.get()
 
     async def next_report(self) -> Progress:
         async with asyncio.timeout(GUARD_S):

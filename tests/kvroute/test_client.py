@@ -30,7 +30,7 @@ from kvroute.client import (
     UnknownWorker,
     error_from_status,
 )
-from kvroute.client.channel import target_of
+from kvroute.client.channel import Target, targets_of
 from kvroute.v1 import (
     Alternative,
     BlockHashes,
@@ -369,10 +369,10 @@ async def test_a_router_that_goes_away_and_comes_back_is_found_again(server: Ser
 
 async def connected(client: KvRouteClient) -> None:
     """Waits for gRPC's own reconnect."""
-    channel = client._open().channel
+    line = await client._open().take()
     async with asyncio.timeout(GUARD_S):
-        while (state := channel.get_state(try_to_connect=True)) != grpc.ChannelConnectivity.READY:
-            await channel.wait_for_state_change(state)
+        while not await line.settled():  # noqa: ASYNC110  # gRPC's backoff is its own
+            await asyncio.sleep(0.005)
 
 
 # Other calls
@@ -445,21 +445,62 @@ async def test_commands_are_sent_once(server: Server) -> None:
     assert len(server.fleet.asked) == 2
 
 
-async def test_a_watch_yields_every_message_until_the_router_ends_it(server: Server) -> None:
+async def test_a_watch_yields_every_message(server: Server) -> None:
     server.fleet.refusals.append(NO_WORKER)
     async with make_client(server) as client:
-        seen = [message async for message in client.watch_workers()]
-    assert [len(message.changed) for message in seen] == [1, 0]
-    assert [one.worker_id for one in seen[1].removed] == ["w0"]
-
-
-async def test_a_watch_that_breaks_says_so(server: Server) -> None:
-    server.fleet.watch_breaks = True
-    async with make_client(server) as client:
         watch = client.watch_workers("m")
-        assert (await anext(watch)).changed[0].worker_id == "w0"
-        with pytest.raises(Unavailable, match="DRAINING"):
+        assert [one.worker_id for one in (await anext(watch)).changed] == ["w0"]
+        assert [one.worker_id for one in (await anext(watch)).removed] == ["w0"]
+        await watch.aclose()
+    assert [asked.model for asked in server.fleet.asked] == ["m", "m"]
+
+
+async def test_a_watch_goes_on_with_another_connection_and_misses_no_removal(
+    server: Server,
+) -> None:
+    server.fleet.watch_ends.extend([status(Code.OK), status(Code.UNAVAILABLE, "DRAINING")])
+    server.fleet.workers = ["w0", "w1", "w2"]
+    clock = Clock()
+    async with make_client(server, clock) as client:
+        watch = client.watch_workers()
+        seen = [await anext(watch)]
+        server.fleet.workers = ["w0", "w2"]
+        seen.append(await anext(watch))
+        server.fleet.workers = ["w2"]
+        seen += [await anext(watch), await anext(watch)]
+        await watch.aclose()
+    assert [[one.worker_id for one in message.changed] for message in seen] == [
+        ["w0", "w1", "w2"],
+        ["w0", "w2"],
+        ["w2"],
+        [],
+    ]
+    assert [[one.worker_id for one in message.removed] for message in seen] == [
+        [],
+        ["w1"],
+        ["w0"],
+        ["w0"],
+    ]
+    assert all(waited_s <= 0.1 for waited_s in clock.slept_s), "each beginning ends the backoff"
+
+
+async def test_a_watch_of_a_router_that_is_gone_raises_after_all_attempts(server: Server) -> None:
+    server.fleet.watch_ends.append(status(Code.OK))
+    clock = Clock()
+    async with make_client(server, clock, retry=RetryPolicy(attempts=3)) as client:
+        watch = client.watch_workers()
+        await anext(watch)
+        await server.stop()
+        with pytest.raises(RouterUnreachable):
             await anext(watch)
+    assert len(clock.slept_s) == 3
+
+
+async def test_a_watch_that_may_not_be_raises(server: Server) -> None:
+    server.fleet.refusals.append(status(Code.PERMISSION_DENIED))
+    async with make_client(server) as client:
+        with pytest.raises(KvRouteError, match="PERMISSION_DENIED"):
+            await anext(client.watch_workers())
     assert len(server.fleet.asked) == 1
 
 
@@ -538,18 +579,30 @@ async def test_several_targets_share_the_requests_and_one_may_be_away() -> None:
 @pytest.mark.parametrize(
     ("targets", "expected"),
     [
-        ("router.example:50051", "router.example:50051"),
-        (["unix:/run/kvroute.sock"], "unix:/run/kvroute.sock"),
-        (["10.0.0.1:1", "10.0.0.2:2"], "ipv4:10.0.0.1:1,10.0.0.2:2"),
-        (["[::1]:1", "[::2]:2"], "ipv6:[::1]:1,[::2]:2"),
+        ("router.example:50051", [Target("router.example:50051", "router.example", "50051")]),
+        ("dns:///router:1", [Target("router:1", "router", "1")]),
+        ("router", [Target("router", "router", "443")]),
+        ("10.0.0.1:1", [Target("10.0.0.1:1")]),
+        ("[::1]:1", [Target("[::1]:1")]),
+        ("[::1]", [Target("[::1]")]),
+        ("unix:/run/kvroute.sock", [Target("unix:/run/kvroute.sock")]),
+        ("xds:///router:1", [Target("xds:///router:1")]),
+        ("dns://10.0.0.53/router:1", [Target("dns://10.0.0.53/router:1")]),
+        ("ipv4:10.0.0.1:1,10.0.0.2:2", [Target("10.0.0.1:1"), Target("10.0.0.2:2")]),
+        (
+            ["a:1", "[::1]:2", "unix:s"],
+            [Target("a:1", "a", "1"), Target("[::1]:2"), Target("unix:s")],
+        ),
     ],
 )
-def test_targets_become_a_name_that_grpc_knows(targets: Any, expected: str) -> None:
-    assert target_of(targets) == expected
+def test_targets_are_names_to_resolve_or_what_grpc_knows(
+    targets: Any, expected: list[Target]
+) -> None:
+    assert targets_of(targets) == expected
 
 
-@pytest.mark.parametrize("targets", ["", [], ["a:1", "b:1"], ["10.0.0.1:1", "[::1]:1"], ["a", ""]])
-def test_targets_that_grpc_cannot_join_are_refused(targets: Any) -> None:
+@pytest.mark.parametrize("targets", ["", [], ["a", ""]])
+def test_a_target_that_is_empty_is_refused(targets: Any) -> None:
     with pytest.raises(ValueError, match="target"):
         KvRouteClient(targets)
 

@@ -9,6 +9,9 @@
 Needs grpcio, protobuf and the googleapis protos; none of the router's own packages.
 
     calls.py    KvRouteClient: every call of the contract, deadlines, retries
+    lines.py    the routers: which there are, which one a call goes to, whose a reservation is
+    lane.py     route calls of many tasks, as batches on one open stream to a router
+    lane_items.py  what a lane carries
     life.py     RoutedRequest: one request from its reservation to its last report
     options.py  the keywords of route(), and the RouteRequest they make
     tokens.py   a prompt in any common form, as little-endian u32
@@ -22,6 +25,7 @@ from kvroute.client.calls import KvRouteClient
 from kvroute.client.errors import (
     AlreadyExists,
     ClientClosed,
+    ClientOverloaded,
     DeadlineExceeded,
     DuplicateRequest,
     InvalidRequest,
@@ -49,6 +53,7 @@ __all__ = [
     "AlreadyExists",
     "Alternative",
     "ClientClosed",
+    "ClientOverloaded",
     "DeadlineExceeded",
     "DuplicateRequest",
     "InvalidRequest",

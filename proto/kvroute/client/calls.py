@@ -4,25 +4,29 @@ import asyncio
 import math
 import random
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Self, TypeVar, Unpack
 
 import grpc
 import grpc.aio
-from google.protobuf.message import Message
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from typing_extensions import override
 
-from kvroute.client.channel import open_channel, target_of
+from kvroute.client.channel import targets_of
 from kvroute.client.errors import (
     ClientClosed,
     DeadlineExceeded,
+    KvRouteError,
+    RouterUnreachable,
     Unavailable,
     error_from_call,
 )
+from kvroute.client.lane import Lane
+from kvroute.client.lane_items import LaneItems
 from kvroute.client.life import RoutedRequest
+from kvroute.client.lines import Line, Lines
 from kvroute.client.options import RouteOptions, route_request
 from kvroute.client.pick import Pick
 from kvroute.client.reports import Reports
@@ -30,8 +34,6 @@ from kvroute.client.retry import RetryPolicy
 from kvroute.v1 import (
     DrainWorkerRequest,
     Explanation,
-    FleetAsyncStub,
-    FleetStub,
     GetIndexStatsRequest,
     GetIndexStatsResponse,
     ListWorkersRequest,
@@ -44,9 +46,9 @@ from kvroute.v1 import (
     RouterAsyncStub,
     RouteRequest,
     RouteResponse,
-    RouterStub,
     WatchWorkersRequest,
     WatchWorkersResponse,
+    WorkerRef,
     WorkerStatus,
 )
 
@@ -56,16 +58,7 @@ READY_POLL_S_MAX = 1.0
 _Request = TypeVar("_Request")
 _Response = TypeVar("_Response")
 _Metadata = tuple[tuple[str, str], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _Line:
-    """An open channel and what is called over it."""
-
-    channel: grpc.aio.Channel
-    router: RouterAsyncStub
-    fleet: FleetAsyncStub
-    health: grpc.aio.UnaryUnaryMultiCallable[Message, HealthCheckResponse]
+_Callable = Callable[[Line], grpc.aio.UnaryUnaryMultiCallable[_Request, _Response]]
 
 
 class KvRouteClient:
@@ -87,20 +80,25 @@ class KvRouteClient:
         report_timeout_s: float = 1.0,
         retry: RetryPolicy | None = None,
         pending_reports_max: int = 16_384,
+        fast_lane: bool = True,
+        routes_max: int = 16_384,
+        route_bytes_max: int = 256 * 1024 * 1024,
         channel_options: Sequence[tuple[str, str | int]] = (),
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         rng: random.Random | None = None,
     ) -> None:
-        """targets: host:port, a DNS name of all replicas, unix:path, or several IP addresses.
+        """targets: host:port or several, unix:path; a name stands for all replicas it resolves to.
 
         credentials: TLS (grpc.ssl_channel_credentials); absent: plain text. token: sent as bearer
-        token with every attempt, or a function that gives the present one. report_timeout_s: how
-        long a request's own reports may hold it up (see RoutedRequest). pending_reports_max: last
-        reports under way; past it they are left to the lease. clock and sleep are in seconds.
-        Raises ValueError.
+        token with every attempt (and every stream), or a function that gives the present one.
+        report_timeout_s: how long a request's own reports may hold it up (see RoutedRequest).
+        pending_reports_max: last reports under way; past it they are left to the lease.
+        fast_lane: routes of many tasks go in batches over a stream; if not, each is a call.
+        routes_max, route_bytes_max: unanswered ones on a router's stream; past it ClientOverloaded.
+        clock and sleep are in seconds. Raises ValueError.
         """
-        self._target = target_of(targets)
+        self._targets = targets_of(targets)
         self._credentials = credentials
         self._token = token
         self._timeout_s = _duration("timeout_s", timeout_s)
@@ -110,7 +108,11 @@ class KvRouteClient:
         self._clock = clock
         self._sleep = sleep
         self._rng = rng or random.Random()
-        self._line: _Line | None = None
+        self._fast_lane = fast_lane
+        self._routes_max = routes_max
+        self._route_bytes_max = route_bytes_max
+        self._counts: Counter[str] = Counter()
+        self._lines: Lines | None = None
         self._closed = False
         self._reports = Reports(
             self._send_report,
@@ -121,8 +123,9 @@ class KvRouteClient:
 
     @override
     def __repr__(self) -> str:
-        state = "closed" if self._closed else "open" if self._line else "not connected"
-        return f"<KvRouteClient {self._target}, {state}, {self._reports!r}>"
+        state = "closed" if self._closed else repr(self._lines) if self._lines else "not connected"
+        names = ",".join(target.text for target in self._targets)
+        return f"<KvRouteClient {names}, {state}, {self._reports!r}>"
 
     async def __aenter__(self) -> Self:
         self._open()
@@ -145,13 +148,18 @@ class KvRouteClient:
             await self._reports.flush()
         finally:
             self._closed = True
-            if self._line is not None:
-                await self._line.channel.close()
+            if self._lines is not None:
+                await self._lines.close()
 
     @property
     def reports_lost(self) -> int:
         """Reports of RoutedRequests that did not arrive; the lease makes good for them."""
         return self._reports.lost
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """What the connections did, since the client was made: see Lane and Lines."""
+        return dict(self._counts)
 
     # Requests
 
@@ -181,15 +189,34 @@ class KvRouteClient:
 
         With nobody to pick it answers all the same: error_from_status(explanation.refusal).
         """
-        return await self._call(self._open().router.Explain, route_request(**options), timeout_s)
+        message = route_request(**options)
+        return await self._call(lambda line: line.router.Explain, message, timeout_s)
 
     async def report(
         self, *progress: Progress, timeout_s: float | None = None
     ) -> list[ProgressOutcome]:
-        """Moves reservations on; one outcome for each step, in order. Counts are cumulative."""
-        message = ReportRequest(progress=progress)
-        response = await self._call(self._open().router.Report, message, timeout_s)
-        return list(response.outcomes)
+        """Moves reservations on; one outcome for each step, in order. Counts are cumulative.
+
+        Each step goes to the router that made its reservation. If one of several can't be reached
+        that raises, though others have heard theirs; to tell it again changes nothing there.
+        """
+        lines = self._open()
+        by_owner: dict[Line | None, list[int]] = {}
+        for i, one in enumerate(progress):
+            by_owner.setdefault(lines.owner(one.reservation_id), []).append(i)
+        if len(by_owner) <= 1:
+            return await self._send_reports(progress, timeout_s)
+        found: dict[int, ProgressOutcome] = {}
+
+        async def tell(those: list[int]) -> None:
+            outcomes = await self._send_reports([progress[i] for i in those], timeout_s)
+            found.update(zip(those, outcomes, strict=True))
+
+        told = [tell(those) for those in by_owner.values()]
+        for error in await asyncio.gather(*told, return_exceptions=True):
+            if error is not None:
+                raise error
+        return [found[i] for i in range(len(progress))]
 
     # The fleet
 
@@ -198,35 +225,50 @@ class KvRouteClient:
     ) -> list[WorkerStatus]:
         """Every worker the router knows, by id and rank; absent model: of all."""
         message = ListWorkersRequest(model=model or "")
-        return list((await self._call(self._open().fleet.ListWorkers, message, timeout_s)).workers)
+        response = await self._call(lambda line: line.fleet.ListWorkers, message, timeout_s)
+        return list(response.workers)
 
     async def watch_workers(self, model: str | None = None) -> AsyncIterator[WatchWorkersResponse]:
         """Every worker once, then the changes, for as long as one iterates.
 
-        Retries until the first message is there, by the same rule as other calls; later it raises,
-        since a reader must know that removals may have passed unseen.
+        Survives the end of a connection: the next message then has every worker again, and as
+        removed those that went meanwhile. Raises when a router can't be had, by the same rule as
+        other calls.
         """
-        attempt, started = 0, False
+        known: set[tuple[str, int]] = set()
+        message = WatchWorkersRequest(model=model or "")
+        attempt = 0
+        error: KvRouteError
         while True:
             attempt += 1
-            call = self._open().fleet.WatchWorkers(
-                WatchWorkersRequest(model=model or ""), metadata=self._metadata()
-            )
+            first = True
             try:
-                async for response in call:
-                    started = True
-                    yield response
-                return
+                line = await self._line(self._timeout_s)
+                call = line.fleet.WatchWorkers(message, metadata=self._metadata())
+                line.calls += 1
+                try:
+                    async for response in call:
+                        if first:
+                            attempt, first = 0, False
+                            _add_removed(response, known)
+                        _follow(response, known)
+                        yield response
+                    error = RouterUnreachable(
+                        grpc.StatusCode.UNAVAILABLE, None, "the router ended the watch"
+                    )
+                finally:
+                    line.calls -= 1
+                    call.cancel()
             except grpc.aio.AioRpcError as failure:
                 error = error_from_call(failure)
-                delay_s = self._retry.delay_s(error, attempt, math.inf, self._rng)
-                if started or delay_s is None:
-                    raise error from failure
-            except asyncio.CancelledError:
-                self._raise_if_closed()
-                raise
-            finally:
-                call.cancel()
+                error.__cause__ = failure
+            except KvRouteError as failed:
+                error = failed
+            except asyncio.CancelledError as cancelled:
+                error = self._cut_off(cancelled)
+            delay_s = self._retry.delay_s(error, max(1, attempt), math.inf, self._rng)
+            if delay_s is None:
+                raise error
             await self._sleep(delay_s)
 
     async def register_worker(
@@ -256,19 +298,17 @@ class KvRouteClient:
             metrics=metrics or "",
             labels=labels or {},
         )
-        await self._call(self._open().fleet.RegisterWorker, message, timeout_s, self._once)
+        await self._command(lambda line: line.fleet.RegisterWorker, message, timeout_s)
 
     async def drain_worker(self, worker_id: str, *, timeout_s: float | None = None) -> int:
         """Stops new picks of a worker; what runs there goes on. Returns the ranks reached."""
         message = DrainWorkerRequest(worker_id=worker_id)
-        call = self._open().fleet.DrainWorker
-        return (await self._call(call, message, timeout_s, self._once)).ranks
+        return (await self._command(lambda line: line.fleet.DrainWorker, message, timeout_s)).ranks
 
     async def undrain_worker(self, worker_id: str, *, timeout_s: float | None = None) -> int:
         """Takes a drained worker back in. Returns the ranks reached."""
         message = DrainWorkerRequest(worker_id=worker_id, undrain=True)
-        call = self._open().fleet.DrainWorker
-        return (await self._call(call, message, timeout_s, self._once)).ranks
+        return (await self._command(lambda line: line.fleet.DrainWorker, message, timeout_s)).ranks
 
     async def remove_worker(
         self, worker_id: str, *, tombstone_s: float | None = None, timeout_s: float | None = None
@@ -278,18 +318,17 @@ class KvRouteClient:
         Returns the ranks reached.
         """
         message = RemoveWorkerRequest(worker_id=worker_id, tombstone_s=tombstone_s or 0.0)
-        call = self._open().fleet.RemoveWorker
-        return (await self._call(call, message, timeout_s, self._once)).ranks
+        return (await self._command(lambda line: line.fleet.RemoveWorker, message, timeout_s)).ranks
 
     async def resync_worker(self, worker_id: str, *, timeout_s: float | None = None) -> int:
         """Forgets what a worker holds and asks its relay again. Returns the ranks reached."""
         message = ResyncWorkerRequest(worker_id=worker_id)
-        call = self._open().fleet.ResyncWorker
-        return (await self._call(call, message, timeout_s, self._once)).ranks
+        return (await self._command(lambda line: line.fleet.ResyncWorker, message, timeout_s)).ranks
 
     async def index_stats(self, *, timeout_s: float | None = None) -> GetIndexStatsResponse:
         """The size of the overlap index."""
-        return await self._call(self._open().fleet.GetIndexStats, GetIndexStatsRequest(), timeout_s)
+        message = GetIndexStatsRequest()
+        return await self._call(lambda line: line.fleet.GetIndexStats, message, timeout_s)
 
     async def wait_ready(self, timeout_s: float = 30.0) -> None:
         """Waits until the router answers and says that it is ready (health "readiness").
@@ -303,7 +342,7 @@ class KvRouteClient:
         while left_s > 0:
             try:
                 message = HealthCheckRequest(service="readiness")
-                response = await self._call(self._open().health, message, left_s, self._once)
+                response = await self._command(lambda line: line.health, message, left_s)
             except Unavailable as error:
                 seen = str(error)
             else:
@@ -319,62 +358,122 @@ class KvRouteClient:
     # How a call is made
 
     async def _pick(self, message: RouteRequest, timeout_s: float | None) -> Pick:
-        response = await self._call_route(message, timeout_s)
-        return Pick.from_response(message.request_id, response)
+        size = message.ByteSize()
 
-    async def _call_route(self, message: RouteRequest, timeout_s: float | None) -> RouteResponse:
-        """Every Route goes through here, whatever carries it."""
-        return await self._call(self._open().router.Route, message, timeout_s)
+        async def attempt(line: Line, left_s: float) -> RouteResponse:
+            if line.lane is not None and line.lane.takes(size):
+                response = await line.lane.route(message, size, left_s)
+            else:
+                response = await line.router.Route(
+                    message, timeout=left_s, metadata=self._metadata()
+                )
+                if line.lane is not None:
+                    line.lane.called()
+            self._open().heard(line, response.receipt.replica)
+            return response
+
+        response = await self._attempts(attempt, timeout_s, self._retry)
+        return Pick.from_response(message.request_id, response)
 
     async def _send_report(
         self, progress: Progress, *, timeout_s: float, attempts: int | None
     ) -> ProgressOutcome:
         policy = self._once if attempts == 1 else self._retry
-        message = ReportRequest(progress=[progress])
-        response = await self._call(self._open().router.Report, message, timeout_s, policy)
-        return response.outcomes[0] if response.outcomes else ProgressOutcome()
+        outcomes = await self._send_reports([progress], timeout_s, policy)
+        return outcomes[0] if outcomes else ProgressOutcome()
+
+    async def _send_reports(
+        self,
+        progress: Sequence[Progress],
+        timeout_s: float | None,
+        policy: RetryPolicy | None = None,
+    ) -> list[ProgressOutcome]:
+        """Steps of reservations that one router made."""
+        message = ReportRequest(progress=progress)
+        of = progress[0].reservation_id if progress else ""
+        response = await self._call(
+            lambda line: line.router.Report, message, timeout_s, policy, reservation_id=of
+        )
+        return list(response.outcomes)
+
+    async def _command(
+        self, call: _Callable[_Request, _Response], message: _Request, timeout_s: float | None
+    ) -> _Response:
+        """One attempt."""
+        return await self._call(call, message, timeout_s, self._once)
 
     async def _call(
         self,
-        call: grpc.aio.UnaryUnaryMultiCallable[_Request, _Response],
+        call: _Callable[_Request, _Response],
         message: _Request,
         timeout_s: float | None,
         policy: RetryPolicy | None = None,
+        *,
+        reservation_id: str = "",
+    ) -> _Response:
+        """One answer to a call over a line; reservation_id: to the router that made it."""
+
+        async def attempt(line: Line, left_s: float) -> _Response:
+            return await call(line)(message, timeout=left_s, metadata=self._metadata())
+
+        return await self._attempts(attempt, timeout_s, policy or self._retry, reservation_id)
+
+    async def _attempts(
+        self,
+        attempt: Callable[[Line, float], Awaitable[_Response]],
+        timeout_s: float | None,
+        policy: RetryPolicy,
+        reservation_id: str = "",
     ) -> _Response:
         """One answer, within timeout_s and as many attempts as the policy allows.
 
-        What is left of the time is each attempt's deadline.
+        What is left of the time is each attempt's deadline. Another router is asked at once when
+        one can't be reached and others can.
         """
-        policy = policy or self._retry
         left_s = self._timeout_s if timeout_s is None else _duration("timeout_s", timeout_s)
         deadline_s = self._clock() + left_s
-        attempt = 0
+        error: KvRouteError
+        count = 0
         while True:
-            attempt += 1
+            count += 1
+            line = None
             try:
-                return await call(message, timeout=left_s, metadata=self._metadata())
+                line = await self._line(left_s, reservation_id)
+                line.calls += 1
+                try:
+                    return await attempt(line, left_s)
+                finally:
+                    line.calls -= 1
             except grpc.aio.AioRpcError as failure:
                 error = error_from_call(failure)
-                left_s = deadline_s - self._clock()
-                delay_s = policy.delay_s(error, attempt, left_s, self._rng)
-                if delay_s is None:
-                    raise error from failure
-            except asyncio.CancelledError:
-                self._raise_if_closed()
-                raise
-            await self._sleep(delay_s)
+                error.__cause__ = failure
+            except KvRouteError as failed:
+                error = failed
+            except asyncio.CancelledError as cancelled:
+                error = self._cut_off(cancelled)
+            elsewhere = False
+            if line is not None and isinstance(error, RouterUnreachable):
+                elsewhere = self._open().failed(line) and not reservation_id
+            left_s = deadline_s - self._clock()
+            delay_s = policy.delay_s(error, count, left_s, self._rng)
+            if delay_s is None:
+                raise error
+            await self._sleep(0.0 if elsewhere else delay_s)
             if self._closed:
                 raise ClientClosed
             left_s = deadline_s - self._clock()
             if left_s <= 0:  # the sleep took longer than asked
                 raise error
 
-    def _raise_if_closed(self) -> None:
-        """Tells a channel closed under a call from a task that was cancelled: gRPC makes no
-        difference."""
+    def _cut_off(self, cancelled: asyncio.CancelledError) -> KvRouteError:
+        """What `cancelled` means; goes on with it if the caller's task was cancelled. Otherwise
+        the channel was closed under the call, which to gRPC makes no difference."""
         task = asyncio.current_task()
-        if self._closed and not (task is not None and task.cancelling()):
-            raise ClientClosed from None
+        if task is not None and task.cancelling():
+            raise cancelled
+        if self._closed:
+            return ClientClosed()
+        return RouterUnreachable(grpc.StatusCode.UNAVAILABLE, None, "the connection was closed")
 
     def _metadata(self) -> _Metadata:
         if self._token is None:
@@ -382,19 +481,53 @@ class KvRouteClient:
         token = self._token if isinstance(self._token, str) else self._token()
         return (("authorization", f"Bearer {token}"),)
 
-    def _open(self) -> _Line:
-        """The line, opened with its first use: gRPC binds a channel to the running loop."""
+    async def _line(self, left_s: float, reservation_id: str = "") -> Line:
+        """The line for a call; raises DeadlineExceeded when it takes longer than left_s."""
+        lines = self._open()
+        owner = lines.owner(reservation_id) if reservation_id else None
+        if owner is not None:
+            return owner
+        try:
+            async with asyncio.timeout(left_s):
+                return await lines.take()
+        except TimeoutError:
+            told = f"no router was found in {left_s:g} s"
+            raise DeadlineExceeded(grpc.StatusCode.DEADLINE_EXCEEDED, None, told) from None
+
+    def _open(self) -> Lines:
+        """The lines, made with their first use: gRPC binds a channel to the running loop."""
         if self._closed:
             raise ClientClosed
-        if self._line is None:
-            channel = open_channel(self._target, self._credentials, self._channel_options)
-            check = channel.unary_unary(
-                "/grpc.health.v1.Health/Check",
-                request_serializer=HealthCheckRequest.SerializeToString,
-                response_deserializer=HealthCheckResponse.FromString,
+        if self._lines is None:
+            self._lines = Lines(
+                self._targets,
+                credentials=self._credentials,
+                options=self._channel_options,
+                make_lane=self._make_lane,
+                counts=self._counts,
+                clock=self._clock,
+                rng=self._rng,
             )
-            self._line = _Line(channel, RouterStub(channel), FleetStub(channel), check)
-        return self._line
+        return self._lines
+
+    def _make_lane(self, router: RouterAsyncStub) -> Lane | None:
+        if not self._fast_lane:
+            return None
+        items = LaneItems(self._routes_max, self._route_bytes_max)
+        return Lane(lambda: router.RouteStream(metadata=self._metadata()), items, self._counts)
+
+
+def _add_removed(first: WatchWorkersResponse, known: set[tuple[str, int]]) -> None:
+    """Completes a watch's first message, which has every worker, by those that are gone."""
+    gone = known - {(worker.worker_id, worker.dp_rank) for worker in first.changed}
+    first.removed.extend(
+        WorkerRef(worker_id=worker_id, dp_rank=rank) for worker_id, rank in sorted(gone)
+    )
+
+
+def _follow(response: WatchWorkersResponse, known: set[tuple[str, int]]) -> None:
+    known.update((worker.worker_id, worker.dp_rank) for worker in response.changed)
+    known.difference_update((worker.worker_id, worker.dp_rank) for worker in response.removed)
 
 
 def _duration(name: str, seconds: float) -> float:

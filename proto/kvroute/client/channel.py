@@ -1,8 +1,11 @@
-"""Where the router is and how the connection to it behaves."""
+"""Where routers are and how a connection to one behaves."""
 
+import asyncio
 import ipaddress
-import json
+import re
+import socket
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import grpc
 import grpc.aio
@@ -13,7 +16,7 @@ MESSAGE_BYTES_MAX = 64 * 1024 * 1024
 OPTIONS: tuple[tuple[str, str | int], ...] = (
     ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
-    # A peer that vanished without a word is noticed within 40 s by an idle watch, within 10 s by a
+    # A peer that vanished without a word is noticed within 40 s by an open stream, within 10 s by a
     # call that has bytes on the way. The router takes pings from 10 s on.
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 10_000),
@@ -22,50 +25,89 @@ OPTIONS: tuple[tuple[str, str | int], ...] = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 2_000),
     ("grpc.max_reconnect_backoff_ms", 2_000),
-    # All addresses of a name are replicas of one router: use every one of them. A report that
-    # reaches another replica is passed on to the owner of the reservation.
-    ("grpc.service_config", json.dumps({"loadBalancingConfig": [{"round_robin": {}}]})),
 )
+_PORT = "443"
+"""What gRPC takes a name without one to mean."""
+_SCHEME = re.compile(r"[a-z][a-z0-9+.-]*:(?![0-9]+$)")
 
 
-def target_of(targets: str | Sequence[str]) -> str:
-    """gRPC's name for one target, or for several replicas.
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a user named: an address as gRPC takes it, or a name that may stand for several."""
 
-    One: host:port (a DNS name may stand for many replicas), unix:path, or any gRPC target. Several:
-    addresses with ports, all IPv4 or all IPv6, since gRPC resolves one name a channel.
-    Raises ValueError.
+    text: str
+    host: str | None = None
+    """The name to resolve; None: nothing is to be resolved."""
+    port: str = _PORT
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """One router."""
+
+    target: str
+    """For gRPC."""
+    host: str | None = None
+    """The name it was found under: what its certificate must be for, and the calls' authority."""
+
+
+def targets_of(targets: str | Sequence[str]) -> list[Target]:
+    """What one string, or several, name.
+
+    host:port (with or without dns:///; a name stands for every address it has), ipv4:a:1,b:2 and
+    ipv6: likewise, unix:path, or any other target that gRPC knows. Raises ValueError.
     """
     listed = [targets] if isinstance(targets, str) else list(targets)
     if not listed or not all(listed):
         raise ValueError("a target is missing or empty")
-    if len(listed) == 1:
-        return listed[0]
-    versions = {_ip_version(target) for target in listed}
-    if versions == {4}:
-        return "ipv4:" + ",".join(listed)
-    if versions == {6}:
-        return "ipv6:" + ",".join(listed)
-    raise ValueError(
-        "several targets must all be IPv4 or all be IPv6 addresses with ports; for names, give one "
-        f"that resolves to all replicas: {', '.join(listed)}"
-    )
+    return [target for text in listed for target in _read(text)]
+
+
+def _read(text: str) -> list[Target]:
+    scheme, _, rest = text.partition(":")
+    if scheme in {"ipv4", "ipv6"}:
+        return [Target(one) for one in rest.split(",")]
+    if text.startswith("dns:///"):
+        text = text.removeprefix("dns:///")
+    elif _SCHEME.match(text):
+        return [Target(text)]
+    host, _, port = text.rpartition(":")
+    if not port.isdigit():
+        host, port = text, _PORT
+    return [Target(text) if _is_ip(host) else Target(text, host, port)]
+
+
+async def addresses_of(target: Target) -> list[Address]:
+    """The routers a target stands for; raises OSError for a name that has no address."""
+    if target.host is None:
+        return [Address(target.text)]
+    loop = asyncio.get_running_loop()
+    found = await loop.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
+    addresses = []
+    for family, _, _, _, name in found:
+        ip = f"[{name[0]!s}]" if family == socket.AF_INET6 else str(name[0])
+        addresses.append(Address(f"{ip}:{target.port}", target.text))
+    return list(dict.fromkeys(addresses))
 
 
 def open_channel(
-    target: str,
+    address: Address,
     credentials: grpc.ChannelCredentials | None,
     options: Sequence[tuple[str, str | int]],
 ) -> grpc.aio.Channel:
     """A channel that connects with its first call; `options` win over ours. Needs a loop."""
-    merged = tuple((dict(OPTIONS) | dict(options)).items())
+    merged: dict[str, str | int] = dict(OPTIONS)
+    if address.host is not None:
+        merged["grpc.default_authority"] = address.host
+    merged |= dict(options)
     if credentials is None:
-        return grpc.aio.insecure_channel(target, options=merged)
-    return grpc.aio.secure_channel(target, credentials, options=merged)
+        return grpc.aio.insecure_channel(address.target, options=tuple(merged.items()))
+    return grpc.aio.secure_channel(address.target, credentials, options=tuple(merged.items()))
 
 
-def _ip_version(target: str) -> int | None:
-    host, _, port = target.rpartition(":")
+def _is_ip(host: str) -> bool:
     try:
-        return ipaddress.ip_address(host.strip("[]")).version if port.isdigit() else None
+        ipaddress.ip_address(host.strip("[]"))
     except ValueError:
-        return None
+        return False
+    return True

@@ -99,6 +99,10 @@ class Overloaded(KvRouteError):
     """All workers are full, or a limit is reached; worth another try only with `retry_after_s`."""
 
 
+class ClientOverloaded(Overloaded):
+    """This client holds as much unanswered as it may; the router was not asked."""
+
+
 class DeadlineExceeded(KvRouteError, TimeoutError):
     """The time given to the call is over."""
 

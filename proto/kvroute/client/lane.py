@@ -1,0 +1,268 @@
+"""Route calls of many tasks as batches on one open RouteStream.
+
+Nothing waits for company: whatever there is when the stream is free goes as one batch. A batch
+holds the next one back until the router says something, so that batches grow with the load:
+
+    call ──> waiting ──(stream free)──> sent ──> answer
+                 ^                        │
+                 └──── stream ended ──────┘
+
+Law: every call gets its answer, its own error or its deadline; what a stream leaves unanswered goes
+out again on the next one, which is safe because every request has an id.
+"""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable
+from copy import copy
+from enum import Enum, auto
+from typing import TypeAlias
+
+import grpc
+import grpc.aio
+from typing_extensions import override
+
+from kvroute.client.errors import (
+    ClientClosed,
+    DeadlineExceeded,
+    KvRouteError,
+    PermissionDenied,
+    RouterUnreachable,
+    Unavailable,
+    error_from_call,
+    error_from_status,
+)
+from kvroute.client.lane_items import BATCH_BYTES_MAX, Item, LaneItems
+from kvroute.v1 import RouteBatch, RouteRequest, RouteResponse, RouteResults
+
+HOLD_S = 0.02
+"""Longest that a batch holds the next one back. The router answers every batch at once, so only a
+far one takes that long; there, batches needn't grow with the distance."""
+OPEN_TIMEOUT_S = 10.0
+"""For the router's word that a stream got through. A proxy that gathers a whole call before it
+passes it on would keep us waiting for ever."""
+PAUSE_S = 1.0
+"""After a stream that didn't get through, before another one is tried; doubles each time."""
+PAUSE_S_MAX = 60.0
+
+log = logging.getLogger("kvroute.client")
+
+RouteStream: TypeAlias = grpc.aio.StreamStreamCall[RouteBatch, RouteResults]
+
+
+class _State(Enum):
+    UNPROVEN = auto()
+    """No stream got through yet, or the last one tried didn't: calls go one by one meanwhile."""
+    OPEN = auto()
+    """A stream is open, or was when it was needed last; opened again with the next call."""
+    OFF = auto()
+    """The router has no RouteStream: calls go one by one for good."""
+
+
+class Lane:
+    """The lane to one router."""
+
+    def __init__(
+        self,
+        open_stream: Callable[[], RouteStream],
+        items: LaneItems,
+        counts: Counter[str],
+    ) -> None:
+        """counts: `batches` and `items` written, items that a stream's end sent back (`again`),
+        `cancels`, `late` answers, `overflows`, `streams` opened, `streams_refused`."""
+        self._open_stream = open_stream
+        self._items = items
+        self._counts = counts
+        self._state = _State.UNPROVEN
+        self._called = False
+        self._pause_s = PAUSE_S
+        self._next_try_s = 0.0
+        self._complained = False
+        self._closed = False
+        self._task: asyncio.Task[None] | None = None
+        self._free = asyncio.Event()
+        """Something is to be written, and no batch holds it back."""
+        self._hold: asyncio.TimerHandle | None = None
+
+    @override
+    def __repr__(self) -> str:
+        return f"<Lane {self._state.name.lower()}, {self._items!r}>"
+
+    def takes(self, size: int) -> bool:
+        """Whether a request of this many bytes goes over the lane now; if not, a call takes it.
+
+        Has a stream opened beside that call, but not beside a program's first: it may be its last.
+        """
+        if self._state is _State.OPEN:
+            return size <= BATCH_BYTES_MAX
+        if self._state is _State.UNPROVEN and self._called and not self._closed:
+            due = asyncio.get_running_loop().time() >= self._next_try_s
+            if due and self._task is None:
+                self._start()
+        return False
+
+    def called(self) -> None:
+        """A call was answered without the lane."""
+        self._called = True
+
+    async def route(self, request: RouteRequest, size: int, timeout_s: float) -> RouteResponse:
+        """One answer within timeout_s; raises KvRouteError. Being cancelled drops the item."""
+        if self._closed:
+            raise ClientClosed
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[RouteResponse] = loop.create_future()
+        try:
+            item = self._items.add(request, size, loop.time() + timeout_s, answer)
+        except KvRouteError:
+            self._counts["overflows"] += 1
+            raise
+        timer = loop.call_later(timeout_s, _expire, item, timeout_s)
+        if self._task is None:
+            self._start()
+        self._look()
+        try:
+            return await answer
+        finally:
+            timer.cancel()
+            if self._items.drop(item):
+                self._counts["cancels"] += 1
+                self._look()
+
+    async def close(self) -> None:
+        """Ends the stream; whoever still waits gets ClientClosed."""
+        self._closed = True
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task})
+
+    def _start(self) -> None:
+        self._task = asyncio.create_task(self._run())
+
+    async def _run(self) -> None:
+        """One stream after another, for as long as one is needed."""
+        broken: KvRouteError = _unreachable("the lane to the router broke")
+        try:
+            while True:
+                refused = await self._carry()
+                if refused is not None:
+                    self._refused(refused)
+                    broken = _as_of_a_call(refused)
+                    return
+                self._counts["again"] += self._items.sent
+                given_up = self._items.put_back()
+                self._fail(given_up, _unreachable("streams end before they answer"))
+                if not len(self._items):
+                    return
+        finally:
+            self._task = None
+            self._fail(self._items.clear(), ClientClosed() if self._closed else broken)
+
+    async def _carry(self) -> KvRouteError | None:
+        """Opens a stream and reads it to its end. Returns why it didn't get through; None: it did.
+
+        How one ends that got through makes no difference. gRPC couldn't always tell: to a write
+        that meets the router's end of the call, it is INTERNAL.
+        """
+        self._release()
+        call = self._open_stream()
+        writer = asyncio.create_task(self._write(call))
+        opened = False
+        try:
+            async with asyncio.timeout(OPEN_TIMEOUT_S):
+                await call.initial_metadata()
+            if not call.done():
+                opened = True
+                self._state = _State.OPEN
+                self._pause_s = PAUSE_S
+                self._counts["streams"] += 1
+            while isinstance(results := await call.read(), RouteResults):
+                self._answer(results)
+            refused: KvRouteError = _unreachable("the router ended a stream at once")
+        except grpc.aio.AioRpcError as failure:
+            refused = error_from_call(failure)
+        except TimeoutError:
+            told = f"a stream's opening was not answered in {OPEN_TIMEOUT_S:g} s"
+            refused = DeadlineExceeded(grpc.StatusCode.DEADLINE_EXCEEDED, None, told)
+        finally:
+            call.cancel()
+            writer.cancel()
+            await asyncio.wait({writer})
+        return None if opened else refused
+
+    async def _write(self, call: RouteStream) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            while True:
+                await self._free.wait()
+                batch = self._items.batch(loop.time())
+                if not self._items.to_write:  # else it was a full batch, which has nothing to gain
+                    self._hold = loop.call_later(HOLD_S, self._release)
+                self._look()
+                self._counts["batches"] += 1
+                self._counts["items"] += len(batch.items)
+                await call.write(batch)
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            return  # the stream has ended, as the reader knows
+
+    def _answer(self, results: RouteResults) -> None:
+        for result in results.results:
+            item = self._items.answered(result.index)
+            if item is None or item.answer.done():
+                self._counts["late"] += 1
+            elif result.WhichOneof("result") == "response":
+                item.answer.set_result(result.response)
+            else:
+                item.answer.set_exception(error_from_status(result.status))
+        # After those who have their answers now: what they ask next goes with the next batch.
+        asyncio.get_running_loop().call_soon(self._release)
+
+    def _release(self) -> None:
+        if self._hold is not None:
+            self._hold.cancel()
+            self._hold = None
+        self._look()
+
+    def _look(self) -> None:
+        """Lets the writer go if there is something to write and nothing holds it back."""
+        if self._items.to_write and self._hold is None:
+            self._free.set()
+        else:
+            self._free.clear()
+
+    def _refused(self, error: KvRouteError) -> None:
+        """No stream got through."""
+        self._counts["streams_refused"] += 1
+        if error.code is grpc.StatusCode.UNIMPLEMENTED:
+            self._state = _State.OFF
+            log.warning("the router has no RouteStream, so calls go one by one: %s", error)
+            return
+        self._state = _State.UNPROVEN
+        self._next_try_s = asyncio.get_running_loop().time() + self._pause_s
+        self._pause_s = min(2 * self._pause_s, PAUSE_S_MAX)
+        if not isinstance(error, Unavailable) and not self._complained:
+            self._complained = True
+            log.warning("streams don't get through, so calls go one by one: %s", error)
+
+    def _fail(self, items: list[Item], error: KvRouteError) -> None:
+        for item in items:
+            if not item.answer.done():
+                item.answer.set_exception(copy(error))  # each with a traceback of its own
+
+
+def _expire(item: Item, timeout_s: float) -> None:
+    if not item.answer.done():
+        told = f"no answer in {timeout_s:g} s"
+        item.answer.set_exception(DeadlineExceeded(grpc.StatusCode.DEADLINE_EXCEEDED, None, told))
+
+
+def _unreachable(told: str) -> RouterUnreachable:
+    return RouterUnreachable(grpc.StatusCode.UNAVAILABLE, None, told)
+
+
+def _as_of_a_call(refused: KvRouteError) -> KvRouteError:
+    """What a refused stream means for a call that waited for it: who may not open one may not call;
+    anything else is worth another try."""
+    if isinstance(refused, (Unavailable, PermissionDenied)):
+        return refused
+    return _unreachable(f"a stream was refused: {refused}")

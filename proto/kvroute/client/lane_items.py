@@ -1,0 +1,150 @@
+"""What a lane carries: items that wait to be written, items written and not answered. Pure.
+
+Laws:
+- an item waits or is sent until it is answered, dropped or given up, once;
+- items and cancels together never exceed items_max, the requests held never exceed bytes_max;
+- a batch never exceeds BATCH_ITEMS_MAX and BATCH_BYTES_MAX;
+- an item is written SENDINGS_MAX times at most.
+"""
+
+import asyncio
+import math
+from collections import OrderedDict
+from dataclasses import dataclass
+
+import grpc
+from typing_extensions import override
+
+from kvroute.client.errors import ClientOverloaded
+from kvroute.v1 import RouteBatch, RouteItem, RouteRequest, RouteResponse
+
+BATCH_ITEMS_MAX = 4096
+"""As many as the router takes."""
+BATCH_BYTES_MAX = 1_000_000
+"""Requests in a batch; below the least limit that a router (1 MiB) or a proxy (4 MiB) may have. A
+larger request goes by itself, where the cost of a call hardly matters."""
+SENDINGS_MAX = 3
+"""Streams that may end on an item before it counts as failed."""
+_TIMEOUT_MS_MAX = (1 << 32) - 1
+
+
+@dataclass(slots=True, eq=False)
+class Item:
+    """One request on its way."""
+
+    index: int
+    request: RouteRequest
+    size: int
+    """Bytes on the wire."""
+    deadline_s: float
+    answer: asyncio.Future[RouteResponse]
+    sendings: int = 0
+
+
+class LaneItems:
+    """The items of one lane, by index."""
+
+    def __init__(self, items_max: int, bytes_max: int) -> None:
+        self._items_max = items_max
+        self._bytes_max = bytes_max
+        self._bytes = 0
+        self._next_index = 1
+        self._waiting: OrderedDict[int, Item] = OrderedDict()
+        self._sent: dict[int, Item] = {}
+        self._cancels: list[int] = []
+        """Sent items that nobody waits for any more, and that the router doesn't know of yet."""
+
+    @override
+    def __repr__(self) -> str:
+        return f"<LaneItems {len(self._waiting)} waiting, {len(self._sent)} sent>"
+
+    def __len__(self) -> int:
+        return len(self._waiting) + len(self._sent)
+
+    @property
+    def to_write(self) -> bool:
+        """Whether a batch would hold anything."""
+        return bool(self._waiting or self._cancels)
+
+    @property
+    def sent(self) -> int:
+        """Items written and not answered."""
+        return len(self._sent)
+
+    def add(
+        self,
+        request: RouteRequest,
+        size: int,
+        deadline_s: float,
+        answer: asyncio.Future[RouteResponse],
+    ) -> Item:
+        """Lets a request wait for the next batch; raises ClientOverloaded at the bounds."""
+        if len(self) + len(self._cancels) >= self._items_max:
+            raise _full(f"{self._items_max} requests are unanswered")
+        if self._bytes + size > self._bytes_max and self._bytes:
+            raise _full(f"{self._bytes} bytes of requests are unanswered")
+        item = Item(self._next_index, request, size, deadline_s, answer)
+        self._next_index += 1
+        self._bytes += size
+        self._waiting[item.index] = item
+        return item
+
+    def batch(self, now_s: float) -> RouteBatch:
+        """What is to be written next: cancels, then those that wait, the oldest first."""
+        batch = RouteBatch()
+        for index in self._cancels[:BATCH_ITEMS_MAX]:
+            batch.items.append(RouteItem(index=index, cancel=True))
+        del self._cancels[:BATCH_ITEMS_MAX]
+        size = 0
+        while self._waiting:
+            item = next(iter(self._waiting.values()))
+            size += item.size
+            if len(batch.items) >= BATCH_ITEMS_MAX or (batch.items and size > BATCH_BYTES_MAX):
+                break
+            left_ms = math.ceil((item.deadline_s - now_s) * 1000)
+            written = batch.items.add(
+                index=item.index, timeout_ms=min(max(1, left_ms), _TIMEOUT_MS_MAX)
+            )
+            written.request.CopyFrom(item.request)
+            item.sendings += 1
+            del self._waiting[item.index]
+            self._sent[item.index] = item
+        return batch
+
+    def answered(self, index: int) -> Item | None:
+        """Takes out the item that an answer is for; None when nobody waits for it any more."""
+        item = self._sent.pop(index, None)
+        if item is not None:
+            self._bytes -= item.size
+        return item
+
+    def drop(self, item: Item) -> bool:
+        """Takes out an item that nobody waits for, if it is still here."""
+        if self._waiting.pop(item.index, None) is None:
+            if self._sent.pop(item.index, None) is None:
+                return False
+            self._cancels.append(item.index)
+        self._bytes -= item.size
+        return True
+
+    def put_back(self) -> list[Item]:
+        """The stream is gone: what was sent waits again, in front. Returns items given up."""
+        self._cancels.clear()
+        given_up = [item for item in self._sent.values() if item.sendings >= SENDINGS_MAX]
+        for item in given_up:
+            self.answered(item.index)
+        self._waiting = OrderedDict([*self._sent.items(), *self._waiting.items()])
+        self._sent = {}
+        return given_up
+
+    def clear(self) -> list[Item]:
+        """Gives up all; returns them."""
+        self._cancels.clear()
+        given_up = [*self._sent.values(), *self._waiting.values()]
+        self._sent, self._waiting, self._bytes = {}, OrderedDict(), 0
+        return given_up
+
+
+def _full(told: str) -> ClientOverloaded:
+    code = grpc.StatusCode.RESOURCE_EXHAUSTED
+    return ClientOverloaded(code, None, f"{told}, the most this client keeps for one router")

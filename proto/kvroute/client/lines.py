@@ -1,0 +1,245 @@
+"""The routers of a client: which there are, which one a call goes to, whose a reservation is.
+
+Each address has a channel of its own. gRPC could balance one channel over all of them, but it would
+take a report to any router, and only the one that made a reservation knows it.
+
+Laws:
+- a call goes to a connected router that has the fewest of our calls open, if any is connected;
+- a report goes to the router that made the reservation, for as long as we are connected to it;
+- lines in use never exceed LINES_MAX, those kept for their reservations RETIRED_MAX.
+"""
+
+import asyncio
+import logging
+import random
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import grpc
+import grpc.aio
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
+from typing_extensions import override
+
+from kvroute.client.channel import Address, Target, addresses_of, open_channel
+from kvroute.client.errors import RouterUnreachable
+from kvroute.client.lane import Lane
+from kvroute.v1 import FleetAsyncStub, FleetStub, RouterAsyncStub, RouterStub
+
+LINES_MAX = 16
+"""Routers used at once; of more addresses, a random choice."""
+RETIRED_MAX = 16
+OWNERS_MAX = 256
+"""Names of routers remembered; each life of a router has its own."""
+RESOLVE_S = 30.0
+"""How often names are looked up again."""
+RESOLVE_S_MIN = 1.0
+"""The same, while a router can't be reached."""
+REST_S = 1.0
+"""How long a router that failed a call is passed over, if there is another."""
+
+log = logging.getLogger("kvroute.client")
+
+
+@dataclass(slots=True, eq=False)
+class Line:
+    """One router: an open channel and what is called over it."""
+
+    address: Address
+    channel: grpc.aio.Channel
+    router: RouterAsyncStub
+    fleet: FleetAsyncStub
+    health: grpc.aio.UnaryUnaryMultiCallable[HealthCheckRequest, HealthCheckResponse]
+    lane: Lane | None
+    calls: int = 0
+    """Open ones."""
+    rests_until_s: float = 0.0
+
+    def connected(self, *, connect: bool) -> bool:
+        """Whether there is a connection; connect: has one made if not."""
+        return self.channel.get_state(connect) is grpc.ChannelConnectivity.READY
+
+    async def settled(self) -> bool:
+        """Waits until it is connected, or can't be; returns which."""
+        trying = (grpc.ChannelConnectivity.IDLE, grpc.ChannelConnectivity.CONNECTING)
+        while (state := self.channel.get_state(try_to_connect=True)) in trying:
+            await self.channel.wait_for_state_change(state)
+        return state is grpc.ChannelConnectivity.READY
+
+    async def close(self) -> None:
+        """Ends the connection and what goes over it."""
+        if self.lane is not None:
+            await self.lane.close()
+        await self.channel.close()
+
+
+class Lines:
+    """All of a client's lines. Needs a running loop."""
+
+    def __init__(
+        self,
+        targets: Sequence[Target],
+        *,
+        credentials: grpc.ChannelCredentials | None,
+        options: Sequence[tuple[str, str | int]],
+        make_lane: Callable[[RouterAsyncStub], Lane | None],
+        counts: Counter[str],
+        clock: Callable[[], float],
+        rng: random.Random,
+    ) -> None:
+        """counts: `lookups` of names, those that failed (`lookups_failed`), `lines` opened."""
+        self._targets = targets
+        self._credentials = credentials
+        self._options = options
+        self._make_lane = make_lane
+        self._counts = counts
+        self._clock = clock
+        self._rng = rng
+        self._lines: list[Line] = []
+        self._retired: list[Line] = []
+        self._owners: OrderedDict[str, Line] = OrderedDict()
+        """By the name a router gives itself, the one heard of longest ago first."""
+        self._turn = 0
+        self._named = any(target.host is not None for target in targets)
+        self._looked_up_s = 0.0
+        self._lookup: asyncio.Task[None] | None = None
+
+    @override
+    def __repr__(self) -> str:
+        calls = sum(line.calls for line in self._lines)
+        return f"<Lines {len(self._lines)} in use, {len(self._retired)} retired, {calls} calls>"
+
+    async def take(self) -> Line:
+        """The line for a call; raises RouterUnreachable when no name has an address.
+
+        The first call waits for addresses, and for the first of several routers to be there.
+        """
+        age_s = self._clock() - self._looked_up_s
+        if not self._lines:
+            await asyncio.shield(self._look_up())
+        elif self._named and age_s >= RESOLVE_S:
+            _ = self._look_up()
+        if len(self._lines) == 1:
+            return self._lines[0]
+        connected = self._connected()
+        if not connected:
+            await self._any_settled()
+            connected = self._connected() or self._lines
+        self._turn += 1
+        turned = (connected[(self._turn + i) % len(connected)] for i in range(len(connected)))
+        return min(turned, key=lambda line: line.calls)
+
+    def owner(self, reservation_id: str) -> Line | None:
+        """The line to the router that made a reservation: ids are `<router's name>-<number>`."""
+        return self._owners.get(reservation_id.rpartition("-")[0])
+
+    def heard(self, line: Line, replica: str) -> None:
+        """A router answered under this name."""
+        if self._owners.get(replica) is not line:
+            self._owners[replica] = line
+        self._owners.move_to_end(replica)
+        if len(self._owners) > OWNERS_MAX:
+            self._owners.popitem(last=False)
+
+    def failed(self, line: Line) -> bool:
+        """A router could not be reached: passes it over for a while, and looks names up again.
+
+        Returns whether another one is connected, which can be asked at once.
+        """
+        now_s = self._clock()
+        line.rests_until_s = now_s + REST_S
+        if self._named and now_s - self._looked_up_s >= RESOLVE_S_MIN:
+            _ = self._look_up()
+        return len(self._lines) > 1 and any(one is not line for one in self._connected())
+
+    async def close(self) -> None:
+        """Ends all connections."""
+        if self._lookup is not None:
+            self._lookup.cancel()
+            await asyncio.wait({self._lookup})
+        for line in (*self._lines, *self._retired):
+            await line.close()
+
+    def _connected(self) -> list[Line]:
+        """Lines that a call may take; without those that rest, unless all do."""
+        connected = [line for line in self._lines if line.connected(connect=True)]
+        now_s = self._clock()
+        return [line for line in connected if line.rests_until_s <= now_s] or connected
+
+    async def _any_settled(self) -> None:
+        """Waits until a line is connected, or none can be."""
+        waits = [asyncio.ensure_future(line.settled()) for line in self._lines]
+        try:
+            for wait in asyncio.as_completed(waits):
+                if await wait:
+                    return
+        finally:
+            for one in waits:
+                one.cancel()
+            await asyncio.wait(waits)
+
+    def _look_up(self) -> asyncio.Task[None]:
+        """Looks all names up, in one task for all who wait."""
+        if self._lookup is None:
+            self._lookup = asyncio.create_task(self._look_up_all())
+            self._lookup.add_done_callback(self._looked_up)
+        return self._lookup
+
+    def _looked_up(self, lookup: asyncio.Task[None]) -> None:
+        self._lookup = None
+        if not lookup.cancelled() and (error := lookup.exception()) is not None and self._lines:
+            log.warning("routers stay as they are: %s", error)
+
+    async def _look_up_all(self) -> None:
+        self._looked_up_s = self._clock()
+        found: list[Address] = []
+        failure: OSError | None = None
+        for target in self._targets:
+            self._counts["lookups"] += target.host is not None
+            try:
+                found += await addresses_of(target)
+            except OSError as error:
+                self._counts["lookups_failed"] += 1
+                failure = error
+        if failure is not None and (self._lines or not found):
+            # A name that has no address for a moment is no reason to leave its routers.
+            raise _unresolved(self._targets, failure) from failure
+        await self._change(list(dict.fromkeys(found)))
+
+    async def _change(self, addresses: list[Address]) -> None:
+        """Opens lines to new addresses; retires those whose address is gone."""
+        lines = {line.address: line for line in (*self._retired, *self._lines)}
+        in_use = {line.address for line in self._lines}
+        kept = [address for address in addresses if address in in_use][:LINES_MAX]
+        new = [address for address in addresses if address not in in_use]
+        room = LINES_MAX - len(kept)
+        chosen = [*kept, *(new if len(new) <= room else self._rng.sample(new, room))]
+        self._lines = [lines.get(address) or self._open(address) for address in chosen]
+        retired = [line for line in lines.values() if line not in self._lines]
+        # What is not connected any more, and isn't waited for, knows of no reservation of ours.
+        in_touch = [line for line in retired if line.calls or line.connected(connect=False)]
+        self._retired = in_touch[-RETIRED_MAX:]
+        for line in retired:
+            if line not in self._retired:
+                self._owners = OrderedDict(
+                    (name, owner) for name, owner in self._owners.items() if owner is not line
+                )
+                await line.close()
+
+    def _open(self, address: Address) -> Line:
+        self._counts["lines"] += 1
+        channel = open_channel(address, self._credentials, self._options)
+        check: grpc.aio.UnaryUnaryMultiCallable[HealthCheckRequest, HealthCheckResponse]
+        check = channel.unary_unary(
+            "/grpc.health.v1.Health/Check",
+            request_serializer=HealthCheckRequest.SerializeToString,
+            response_deserializer=HealthCheckResponse.FromString,
+        )
+        router: RouterAsyncStub = RouterStub(channel)
+        return Line(address, channel, router, FleetStub(channel), check, self._make_lane(router))
+
+
+def _unresolved(targets: Sequence[Target], failure: OSError) -> RouterUnreachable:
+    names = ", ".join(target.text for target in targets)
+    told = f"{names} can't be resolved: {failure.strerror or failure}"
+    return RouterUnreachable(grpc.StatusCode.UNAVAILABLE, None, told)
