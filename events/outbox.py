@@ -56,12 +56,15 @@ class Outbox:
     def __repr__(self) -> str:
         return f"<Outbox at {self.seq}, {len(self._pending)} facts pending, ring {len(self._ring)}>"
 
-    def start_over(self, epoch: Epoch) -> None:
-        """Another life: a new epoch, an empty ring, nothing pending."""
+    def start_over(self, epoch: Epoch, seq: int = 0) -> None:
+        """Another life: a new epoch, an empty ring, nothing pending.
+
+        seq: 1 for a life that begins with blocks, as after a message that nobody got.
+        """
         if epoch <= self.epoch:
             raise ValueError(f"epoch {epoch} is not after {self.epoch}")
         self.epoch = epoch
-        self.seq = 0
+        self.seq = seq
         self._pending.clear()
         self._pending_bytes = 0
         self._ring.clear()

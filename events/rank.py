@@ -9,7 +9,9 @@ Laws:
 - a sequence that goes back is another life of the engine: a new epoch, an empty ledger (but a live
   message that a replay overtook is none);
 - a hole that the replay socket can't close empties the ledger, since removals may be in it: what is
-  then told is true but partial, until the engine clears its cache.
+  then told is true but partial, until the engine clears its cache;
+- of a map that an earlier life of the relay kept, nothing is told before the engine has shown that
+  it is still in the life that the map is of, and that nothing was missed.
 """
 
 from collections import Counter, deque
@@ -23,7 +25,9 @@ from xxhash import xxh3_64_intdigest
 from events.decoding import DECODERS
 from events.engine_events import BlocksCleared
 from events.facts import Epoch, SnapshotChunk, SnapshotRequest
+from events.kept_map import Checkpoint
 from events.ledger import Ledger
+from events.ledger_copy import LedgerCopy
 from events.outbox import Outbox
 from events.snapshot import SnapshotDesk
 
@@ -107,24 +111,53 @@ class Rank:
         """When we heard the first message of this life."""
         self._process_start_s = 0.0
         """The latest start that the engine's process told."""
+        self._kept: tuple[Checkpoint, Ledger] | None = None
+        """What an earlier life of the relay kept, as long as it isn't known whether it is true."""
 
     @override
     def __repr__(self) -> str:
         kind = "complete" if self.complete else "partial"
         return f"<Rank {self.state.name.lower()} {kind} at {self._next_seq}, {self.ledger!r}>"
 
+    @property
+    def position(self) -> tuple[Epoch, int, float]:
+        """Changes with everything that makes a kept map worth keeping anew."""
+        return self.outbox.epoch, self._next_seq, self._process_start_s
+
+    def kept(self, now_s: float) -> tuple[Checkpoint, LedgerCopy] | None:
+        """What a next life of the relay could go on from; None when nothing was heard yet."""
+        if self._last_digest is None:
+            return None
+        checkpoint = Checkpoint(
+            seq=self._next_seq - 1,
+            digest=self._last_digest,
+            complete=self.complete,
+            process_start_s=self._process_start_s or None,
+            taken_at_s=now_s,
+        )
+        return checkpoint, self.ledger.copy()
+
+    def resume(self, checkpoint: Checkpoint, ledger: Ledger) -> None:
+        """Takes what an earlier life of the relay kept, to be believed later; call before `start`.
+
+        With a replay socket: if the engine still has the message of the checkpoint, to the byte.
+        Without: if its process tells the same start, and is next heard with the very next message.
+        """
+        self._kept = checkpoint, ledger
+        if self._process_start_s and checkpoint.is_before(self._process_start_s):
+            self._drop_kept()
+
     def start(self) -> list[RankEffect]:
         """Call once the subscription to the engine's publisher is up: live first, then replay."""
-        return self._heal_from(0) if self._has_replay else []
+        if not self._has_replay:
+            return []
+        return self._heal_from(0 if self._kept is None else self._kept[0].seq)
 
     def on_message(self, seq: int, payload: bytes, now_s: float) -> list[RankEffect]:
         """The engine published a batch. New epochs, where needed, are made of now_s."""
         if self.state is EngineState.STARTING:
-            # A late subscriber has missed the beginning, unless this is it.
-            self.state = EngineState.FOLLOWING
-            self.complete = seq == 0
-            self._next_seq = seq
-            return self._apply(seq, payload, now_s)
+            effects = self._begin(seq, now_s)
+            return effects + self._apply(seq, payload, now_s)
         if seq < self._expected():
             if self._overtaken.get(seq) == xxh3_64_intdigest(payload):
                 return []
@@ -153,6 +186,12 @@ class Rank:
         effects: list[RankEffect] = []
         if not ended:
             self.counts["replay_cut_off"] += 1
+        if self._kept is not None:
+            checkpoint, ledger = self._kept
+            same = messages and messages[0][0] == checkpoint.seq
+            if not same or xxh3_64_intdigest(messages[0][1]) != checkpoint.digest:
+                return self._drop_kept()
+            effects += self._believe(checkpoint, ledger, now_s)
         if self._last_digest is None:
             # From the start: complete only if we get the whole life of the engine.
             self.complete = ended and (not messages or messages[0][0] == 0)
@@ -229,12 +268,47 @@ class Rank:
         if started_s <= before_s:
             return []  # told before: with clocks that differ it may stay ahead of ours
         self._process_start_s = started_s
+        effects: list[RankEffect] = []
+        if self._kept is not None and self._kept[0].is_before(started_s):
+            effects += self._drop_kept()
         heard_s = self._first_heard_s
         if started_s <= heard_s if heard_s is not None else not before_s:
-            return []
-        effects = self._new_life(now_s)
+            return effects
+        effects += self._new_life(now_s)
         self.state = EngineState.STARTING
         return effects + self.start()
+
+    def _begin(self, seq: int, now_s: float) -> list[RankEffect]:
+        """The first message that we hear, without a replay socket."""
+        self.state = EngineState.FOLLOWING
+        if self._kept is not None:
+            checkpoint, ledger = self._kept
+            if checkpoint.process_start_s == self._process_start_s and seq == checkpoint.seq + 1:
+                return self._believe(checkpoint, ledger, now_s)
+            self._drop_kept()
+        # A late subscriber has missed the beginning, unless this is it.
+        self.complete = seq == 0
+        self._next_seq = seq
+        return []
+
+    def _believe(self, checkpoint: Checkpoint, ledger: Ledger, now_s: float) -> list[RankEffect]:
+        """What was kept is true: we go on from there, in an epoch that begins with its blocks."""
+        self._kept = None
+        self.counts["kept_map_resumed"] += 1
+        self.complete = checkpoint.complete
+        self._next_seq = checkpoint.seq + 1
+        self._last_digest = checkpoint.digest
+        self._process_start_s = max(self._process_start_s, checkpoint.process_start_s or 0.0)
+        if self._first_heard_s is None:
+            self._first_heard_s = now_s
+        ledger.dropped = self.counts
+        return self._start_epoch(ledger, 1, now_s)
+
+    def _drop_kept(self) -> list[RankEffect]:
+        """What was kept is of another life, or too old to go on from: we start from nothing."""
+        self._kept = None
+        self.counts["kept_map_dropped"] += 1
+        return self._heal_from(0) if self.state is EngineState.HEALING else []
 
     def _expected(self) -> int:
         """The number after the last one that we have, applied or waiting."""
@@ -272,6 +346,8 @@ class Rank:
 
     def _new_life(self, now_s: float) -> list[RankEffect]:
         self.engine_restarts += 1
+        if self._kept is not None:
+            self._drop_kept()
         self._backlog.clear()
         self._held.clear()
         self._held_bytes = 0
@@ -280,13 +356,15 @@ class Rank:
         self._last_digest = None
         self._overtaken.clear()
         self._first_heard_s = None
-        self.ledger = Ledger(self._wanted_block_size, dropped=self.counts)
-        epoch = Epoch(
-            max(int(now_s * 1e9), self.outbox.epoch.start_ns + 1), self.outbox.epoch.nonce
-        )
-        self.outbox.start_over(epoch)
-        self._desk.start_over(self.ledger)
-        return [*self.beat(now_s)]
+        return self._start_epoch(Ledger(self._wanted_block_size, dropped=self.counts), 0, now_s)
+
+    def _start_epoch(self, ledger: Ledger, seq: int, now_s: float) -> list[RankEffect]:
+        """A new epoch, of what this ledger holds: routers forget what they were told before."""
+        self.ledger = ledger
+        before = self.outbox.epoch
+        self.outbox.start_over(Epoch(max(int(now_s * 1e9), before.start_ns + 1), before.nonce), seq)
+        self._desk.start_over(ledger)
+        return self.beat(now_s)
 
     def _lose(self, now_s: float) -> list[RankEffect]:
         """A hole stays open: removals may be lost in it, so nothing held is certain any more."""

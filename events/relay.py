@@ -14,6 +14,7 @@ import random
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 
 import aiohttp
 import msgspec
@@ -27,7 +28,9 @@ from events.broker import Broker, OnMessage
 from events.engine_events import LoadSample
 from events.engine_load import EngineIdentity, LoadUnreadable, sglang_load_stat
 from events.facts import Epoch, Heartbeat, SnapshotRequest, encode
+from events.kept_map import Source
 from events.ledger import canonical_block_size
+from events.map_keeper import MapKeeper, map_path
 from events.probe import Probe
 from events.rank import EngineState, Publish, Rank, RankEffect, Replay
 from events.settings import EngineSettings
@@ -71,6 +74,8 @@ class _RankShell:
         self.events = events
         """None: the engine publishes none."""
         self.replay = replay
+        self.keeper: MapKeeper | None = None
+        """None: the rank's map is kept nowhere."""
         self.out: deque[bytes] = deque()
         self.wake = asyncio.Event()
         self.load: LoadSample | None = None
@@ -90,11 +95,12 @@ class Relay:
         clock: Callable[[], float],
         on_failure: OnFailure,
         rng: random.Random,
+        state_dir: Path | None = None,
     ) -> None:
-        """clock: Unix time in seconds that never goes back."""
+        """clock: Unix time in seconds that never goes back. state_dir: for maps to be kept in."""
         self.settings = settings
         self.counts: Counter[str] = Counter()
-        """What went wrong at the sockets."""
+        """What went wrong at the sockets, and with the maps that are kept."""
         self._broker = broker
         self._fleet = fleet
         self._clock = clock
@@ -105,6 +111,7 @@ class Relay:
         self._context = zmq.asyncio.Context()
         self._subscriptions: list[Subscription] = []
         self._tasks = Tasks(on_failure)
+        self._keepers = Tasks(on_failure)
         epoch = Epoch(int(clock() * 1e9), rng.getrandbits(32))
         self._shells = [
             _RankShell(
@@ -120,6 +127,15 @@ class Relay:
             )
             for number in range(settings.ranks)
         ]
+        if state_dir is not None and settings.events is not None:
+            for shell in self._shells:
+                shell.keeper = MapKeeper(
+                    map_path(state_dir, fleet, shell.key),
+                    Source(shell.key, settings.engine, settings.block_size),
+                    shell.rank,
+                    clock,
+                    self.counts,
+                )
 
     @property
     def ranks(self) -> list[tuple[WorkerKey, Rank]]:
@@ -152,6 +168,9 @@ class Relay:
         for subscription in self._subscriptions:
             await self._broker.unsubscribe(subscription)
         await self._tasks.close()
+        for shell in self._shells:
+            if shell.keeper is not None:
+                await shell.keeper.finish()
         if self._session is not None:
             await self._session.close()
         self._context.destroy(linger=0)
@@ -193,6 +212,9 @@ class Relay:
 
     async def _follow(self, shell: _RankShell, endpoint: str) -> None:
         """Reads the engine's publisher for ever."""
+        if shell.keeper is not None:
+            await shell.keeper.resume()
+            shell.keeper.start(self._keepers)
         socket = self._context.socket(zmq.SUB)
         socket.setsockopt(zmq.RCVHWM, RECEIVE_QUEUE_MESSAGES)
         socket.setsockopt_string(zmq.SUBSCRIBE, self.settings.topic)

@@ -188,6 +188,10 @@ class RelayConfig(Settings, frozen=True):
     nats: NatsSettings = NatsSettings()
     metrics: MetricsSettings = MetricsSettings(listen="127.0.0.1:9465")
     log: LogSettings = LogSettings()
+    state_dir: Annotated[
+        str | None,
+        Meta(description="folder that keeps what engines hold, for the relay's own restarts"),
+    ] = None
     workers: Annotated[tuple[EngineSettings, ...], Meta(description="engines to relay")] = ()
 
 

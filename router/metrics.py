@@ -347,7 +347,7 @@ class RelayCollector(Collector):
         )
         socket_errors = CounterMetricFamily(
             "kvroute_relay_socket_errors",
-            "What went wrong at a relay's sockets.",
+            "What went wrong at a relay's sockets, and with the maps it keeps.",
             labels=["worker", "kind"],
         )
         for relay in self._relays():

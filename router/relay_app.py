@@ -1,11 +1,14 @@
 """`kvroute relay`: relays beside engines, without a router."""
 
 import asyncio
+import errno
 import logging
+import os
 import random
 import secrets
 import signal
 from collections.abc import Sequence
+from pathlib import Path
 from typing import cast
 
 from prometheus_client import CollectorRegistry, Gauge, ProcessCollector
@@ -38,6 +41,7 @@ class RelayApp:
         self._config = config
         self._stop = asyncio.Event()
         self._failed: BaseException | None = None
+        state_dir = _writable(config.state_dir) if config.state_dir else None
         self._tasks = Tasks(self._broke)
         self._broker = checked_broker(config.nats, config.nats.url, "kvroute relay")
         rng = random.Random(secrets.randbits(64))
@@ -49,6 +53,7 @@ class RelayApp:
                 clock=unix_now,
                 on_failure=self._broke,
                 rng=rng,
+                state_dir=state_dir,
             )
             for worker in config.workers
         ]
@@ -124,3 +129,15 @@ class RelayApp:
     def _broke(self, error: BaseException) -> None:
         self._failed = error
         self._stop.set()
+
+
+def _writable(folder: str) -> Path:
+    """The folder, made if need be; raises ConfigError when nothing can be written there."""
+    path = Path(folder)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        if not os.access(path, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        raise ConfigError(f"can't write to {folder}: {error.strerror} - at `$.state_dir`") from None
+    return path

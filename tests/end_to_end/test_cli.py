@@ -122,6 +122,17 @@ async def test_a_relay_without_an_engine_or_a_broker_says_what_is_missing() -> N
     assert (code, "--nats URL" in err) == (2, True)
 
 
+async def test_a_relay_says_at_once_that_it_can_keep_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "no folder"
+    file.write_text("")
+    engine = ("--worker-id", "a", "--address", "http://x", "--events", "tcp://127.0.0.1:1")
+    code, _, err = await kvroute(
+        "relay", *engine, "--nats", "nats://127.0.0.1:1", "--state-dir", str(file)
+    )
+    assert code == 2
+    assert f"can't write to {file}: File exists - at `$.state_dir`" in err
+
+
 async def test_sigterm_drains_and_leaves_nothing_running(tmp_path: Path) -> None:
     async with serving(tmp_path) as server:
         nats_pid = int(server.logged(r"\(pid (\d+)\)") or 0)

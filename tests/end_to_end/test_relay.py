@@ -1,17 +1,25 @@
 """Relays over real sockets, beside stand-in engines: what routers get to hear of an engine."""
 
+import asyncio
 import random
+import sys
+from collections import deque
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 
 from events.broker import Broker
 from events.clock import unix_now
+from events.kept_map import Source, unpack
+from events.map_keeper import map_path
 from events.relay import Relay
 from events.settings import EngineSettings, NatsSettings
 from events.stream import StreamState
+from indexer.hashing import block_hashes, pack_tokens, prefix_hashes
+from indexer.identity import WorkerKey
 from router.app import RouterApp
 from router.nats_child import NatsChild
 from simulator.clock import ScaledClock
@@ -93,3 +101,85 @@ async def test_an_engine_that_publishes_no_events_is_told_of_by_its_heartbeats()
             assert rank.last_event_s is None
             assert (source.stream.seq, source.stream.complete) == (0, False)
             assert view.index.count(source.slot) == 0
+
+
+# --- a relay that is killed ---
+
+A_RELAY_THAT_KEEPS_OFTEN = (
+    "from events import map_keeper; map_keeper.KEEP_S = 0.05; from router.cli import main; main()"
+)
+
+
+@asynccontextmanager
+async def relay_process(stage: Stage, state_dir: Path, log: Path) -> AsyncIterator[None]:
+    """`kvroute relay` in a process of its own, which ends by SIGKILL."""
+    engine = stage.engine
+    with log.open("ab") as output:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", A_RELAY_THAT_KEEPS_OFTEN, "relay"),
+            *("--nats", stage.nats.url, "--worker-id", "w", "--address", engine.address),
+            *("--events", engine.events_endpoint, "--replay", engine.replay_endpoint),
+            *("--topic", engine.topic, "--state-dir", str(state_dir)),
+            *("--metrics-listen", "", "--log-format", "plain"),
+            stderr=output,
+        )
+    try:
+        yield
+        assert process.returncode is None, f"it left: see {log}"
+    finally:
+        with suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+
+
+async def test_a_relay_that_is_killed_goes_on_where_its_map_was_kept(tmp_path: Path) -> None:
+    async with an_engine_and_a_router() as stage:
+        publisher, view = stage.engine.publisher, stage.router.view
+        publisher._ring = deque(maxlen=12)
+        state_dir, log = tmp_path / "state", tmp_path / "relay.log"
+        path = map_path(state_dir, "default", WorkerKey("w", 0))
+        prompts: list[list[int]] = []
+
+        async def serve(count: int) -> None:
+            for _ in range(count):
+                rng = random.Random(len(prompts))
+                prompts.append([rng.randrange(1000) for _ in range(3 * BLOCK_SIZE)])
+                await stage.engine.engine.complete(prompts[-1], 1)
+
+        def in_step(*, complete: bool, held: int) -> bool:
+            """Whether the stream is live, says so much of itself, and holds so many blocks."""
+            source = view.sources.get(WorkerKey("w", 0))
+            if source is None or source.stream.state is not StreamState.LIVE:
+                return False
+            return (source.stream.complete, view.index.count(source.slot)) == (complete, held)
+
+        def kept_seq() -> int:
+            source = Source(WorkerKey("w", 0), "vllm", None)
+            return unpack(source, path.read_bytes())[0].seq if path.exists() else -1
+
+        async with relay_process(stage, state_dir, log):
+            await until(lambda: in_step(complete=True, held=0), "the relay to be there")
+            await serve(20)
+            await until(lambda: in_step(complete=True, held=60), "60 blocks in the index")
+            await until(lambda: kept_seq() == publisher.next_sequence - 1, "the map on disk")
+            epoch = view.sources[WorkerKey("w", 0)].stream.epoch
+            await serve(2)
+        await serve(3)
+        assert publisher._ring[0][0] > 0, "the replay socket has forgotten the beginning"
+        async with relay_process(stage, state_dir, log):
+            await until(lambda: in_step(complete=True, held=75), "all blocks in the index again")
+            stream = view.sources[WorkerKey("w", 0)].stream
+            assert stream.epoch is not None
+            assert epoch is not None
+            assert stream.epoch > epoch
+            for tokens in prompts:
+                packed = pack_tokens(tokens)
+                hashes = prefix_hashes(block_hashes(packed, BLOCK_SIZE))
+                assert int(view.index.match(hashes).run().max()) == 3
+            await serve(1)
+            await until(lambda: in_step(complete=True, held=78), "what came after that")
+        path.unlink()
+        async with relay_process(stage, state_dir, log):
+            await until(lambda: in_step(complete=False, held=36), "what the replay socket has")
+        assert "was kept, after Checkpoint" in log.read_text()
+        assert "Traceback" not in log.read_text()

@@ -4,11 +4,14 @@ import gc
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
+from unittest import mock
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from events import ledger_copy
 from events.engine_blocks import Chunk
 from events.engine_events import BlocksCleared, BlocksRemoved, BlocksStored
 from events.facts import Epoch
@@ -21,6 +24,7 @@ from events.ledger import (
     Wiped,
     canonical_block_size,
 )
+from events.ledger_copy import BlockRows
 from events.outbox import Outbox
 from events.view import FleetView
 from indexer.hashing import (
@@ -608,7 +612,7 @@ numbers = st.integers(0, 1 << 16)
 forks = st.lists(st.tuples(numbers, numbers, st.integers(0, 1)), min_size=1, max_size=5)
 actions = st.lists(
     st.tuples(
-        st.sampled_from(["store"] * 4 + ["remove"] * 4 + ["offload", "strand", "clear"]),
+        st.sampled_from(["store"] * 4 + ["remove"] * 4 + ["offload", "strand", "clear", "again"]),
         numbers,
         numbers,
         numbers,
@@ -661,6 +665,8 @@ def test_what_was_reported_is_what_a_multiset_of_copies_holds(
                 continue
             changes = ledger.apply(BlocksCleared())
             oracle.copies.clear()
+        elif what == "again":
+            changes, ledger = [], again(ledger, wanted)
         elif what == "store":
             nodes = range_of(leaf, 0 if first % 3 else first, count, len(leaf.path))
             changes = ledger.apply(store_of(oracle, nodes, tier, group))
@@ -693,6 +699,15 @@ def test_what_was_reported_is_what_a_multiset_of_copies_holds(
         assert len(ledger) == len(oracle.known())
         assert ledger.count() == sum(map(len, reported.values()))
         assert ledger.digest() == mix_digest(*(xor_of(reported[one]) for one in Tier))
+
+
+def again(ledger: Ledger, wanted: int | None) -> Ledger:
+    """The same ledger, by way of bytes."""
+    copy = ledger.copy()
+    with mock.patch.object(ledger_copy, "_ROWS_MAX", 3):
+        parts = [msgspec.msgpack.encode(rows) for rows in copy.rows()]
+    rows = [msgspec.msgpack.decode(part, type=BlockRows) for part in parts]
+    return Ledger.restored(copy.head, rows, wanted)
 
 
 def store_of(oracle: Multiset, nodes: list[Node], tier: Tier, group: int | None) -> BlocksStored:

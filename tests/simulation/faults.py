@@ -84,6 +84,10 @@ class Options:
     lingering_share: float = 0.0
     """Of relays that speak on for a while beside their successor."""
     linger_s_max: float = 4.0
+    keep_s: float | None = None
+    """From one time that a relay keeps its maps on disk to the next; None: it keeps none."""
+    map_torn: float = 0.0
+    """Maps that are torn when a relay starts again."""
     clock_back_s_max: float = 0.0
     """How far a restarted relay's clock may be behind that of its last life."""
     router_restarts_per_s: float = 0.0
@@ -156,6 +160,8 @@ def drawn(rng: random.Random) -> Options:
         slow_consumers_per_s=at_times(0.4),
         relay_restarts_per_s=at_times(0.4),
         lingering_share=at_times(0.7),
+        keep_s=rng.choice([None, 0.3, 1.0, 5.0]),
+        map_torn=at_times(0.5),
         clock_back_s_max=clock_back_s_max,
         router_restarts_per_s=at_times(0.3),
         stalls_per_s=at_times(0.4),

@@ -2,7 +2,7 @@
 events/feed.py in virtual time, around the real Rank and the real FleetView."""
 
 import random
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,7 +25,8 @@ from events.facts import (
     encode,
     unpack_hashes,
 )
-from events.feed import _ANSWER_TIMEOUT_S, _CHUNKS_MAX, _JITTER_S, _TICK_S, HELLO_S
+from events.feed import _ANSWER_TIMEOUT_S, _JITTER_S, _TICK_S, CHUNKS_MAX, HELLO_S
+from events.kept_map import Source, UnusableMap, pack, unpack
 from events.rank import EngineState, Publish, Rank, RankEffect, Replay
 from events.relay import (
     _HELLO_JITTER_S,
@@ -44,6 +45,8 @@ from tests.simulation.faults import Options
 UNIX_START_S = 1_700_000_000.0
 BEAT_TIMEOUT_S = 3.0
 _CONNECT_S_MAX = 0.08
+_LOAD_S_MAX = 0.7
+"""To read a map: a probe may be faster."""
 _SLICE_S_MAX = 0.02
 """From one slice of a replay to the next."""
 _TIERS = {"device": Tier.DEVICE, "host": Tier.HOST, "disk": Tier.DISK}
@@ -59,6 +62,8 @@ class Network(Protocol):
     now_s: float
     options: Options
     rng: random.Random
+    counts: Counter[str]
+    disk: dict[WorkerKey, bytes]
 
     def at(self, when_s: float, work: Work) -> None: ...
     def note(self, *what: object) -> None: ...
@@ -184,6 +189,10 @@ class RankShell:
     catching_up: bool = False
     """The next slice is due."""
     flushing: bool = False
+    saved: object = None
+    """The rank's position when its map was kept last."""
+    loaded: Mirror | None = None
+    """What the map held that this life began with."""
     mirror: Mirror = field(default_factory=Mirror)
     mirror_epoch: Epoch | None = None
 
@@ -223,8 +232,12 @@ class Relay(Process):
 
     def start(self) -> None:
         for shell in self.shells:
-            self.subscribe(shell)
-            self.later(_SUBSCRIBED_S, partial(self._start, shell))
+            if self.world.options.keep_s is None:
+                self._connect(shell)
+            else:
+                self.later(self.world.rng.uniform(0.0, _LOAD_S_MAX), partial(self._load, shell))
+        if self.world.options.keep_s is not None:
+            self.later(self.world.options.keep_s, self._keep)
         self._beat()
         if self.world.options.start_told:
             self.later(self.world.rng.uniform(0, PROBE_S), self._probe)
@@ -259,6 +272,50 @@ class Relay(Process):
         effects, chunk = shell.rank.answer(_request_decoder.decode(request), self.clock_s())
         self._perform(shell, effects)
         return encode(chunk)
+
+    def stop(self) -> None:
+        """Ends, not by accident."""
+        self._save()
+        self.end()
+
+    def _connect(self, shell: RankShell) -> None:
+        self.subscribe(shell)
+        self.later(_SUBSCRIBED_S, partial(self._start, shell))
+
+    def _load(self, shell: RankShell) -> None:
+        data = self.world.disk.get(shell.key)
+        if data is not None:
+            if self.world.rng.random() < self.world.options.map_torn:
+                data = data[: self.world.rng.randrange(len(data))]
+            try:
+                checkpoint, ledger = unpack(self._source(shell), data)
+            except UnusableMap:
+                self.world.counts["map torn"] += 1
+                self.world.note("map torn", shell.key)
+            else:
+                self.world.note("map loaded", shell.key, checkpoint.seq)
+                shell.loaded = Mirror()
+                for tier, hashes in ledger.placements():
+                    shell.loaded.held[tier].update(hashes)
+                shell.rank.resume(checkpoint, ledger)
+        self._connect(shell)
+
+    def _keep(self) -> None:
+        self._save()
+        self.later(self.world.options.keep_s or 0.0, self._keep)
+
+    def _save(self) -> None:
+        if self.world.options.keep_s is None:
+            return
+        for shell in self.shells:
+            position = shell.rank.position
+            kept = None if position == shell.saved else shell.rank.kept(self.clock_s())
+            if kept is not None:
+                self.world.disk[shell.key] = pack(self._source(shell), *kept)
+                shell.saved = position
+
+    def _source(self, shell: RankShell) -> Source:
+        return Source(shell.key, "vllm", self.world.options.canonical_tokens)
 
     def _start(self, shell: RankShell) -> None:
         shell.started = True
@@ -308,7 +365,10 @@ class Relay(Process):
         assert not dropped
         if message.epoch != shell.mirror_epoch:
             shell.mirror_epoch, shell.mirror = message.epoch, Mirror()
-            self.world.told(shell, message.epoch, 0)
+            if isinstance(message, Beat) and message.seq:  # an epoch that begins with blocks
+                assert shell.loaded is not None
+                shell.mirror = shell.loaded
+            self.world.told(shell, message.epoch, message.seq)
         if isinstance(message, Beat):
             self.world.from_relay(shell, payload, None, False)
             return
@@ -463,13 +523,16 @@ class Router(Process):
     def _next(self, one: _Recovery, chunk: SnapshotChunk | None) -> list[Pull] | None:
         """What the view makes of it; None: there is more to ask for. As in events/feed.py."""
         view, pull, now_s = self.view, one.pull, self.clock_s()
-        if chunk is None or chunk.expired or chunk.chunks > _CHUNKS_MAX:
+        if chunk is None or chunk.expired or chunk.chunks > CHUNKS_MAX:
             return view.on_pull_failed(pull, "no answer" if chunk is None else "expired", now_s)
         if pull.from_seq is not None:
             one.messages += chunk.messages
             if chunk.chunks < 2 or not chunk.messages:
                 return view.on_ring(pull.worker, chunk.epoch, one.messages, now_s)
             return None
+        of = (chunk.epoch, chunk.as_of, chunk.chunk)
+        if one.chunks and of != (one.epoch, one.as_of, one.chunks):
+            return view.on_pull_failed(pull, "chunks of different snapshots", now_s)
         one.epoch, one.as_of = chunk.epoch, chunk.as_of
         one.facts += chunk.facts
         one.chunks += 1

@@ -5,8 +5,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 
+import msgspec
 import pytest
 from typing_extensions import override
+from xxhash import xxh3_64_intdigest
 
 from events.engine_events import BlocksRemoved, EngineEvent
 from events.facts import Beat, Epoch, FactsMessage, Stored
@@ -29,6 +31,9 @@ TROUBLES = {
     "engine restart",
     "lost between engine and relay",
     "lost between relay and router",
+    "map believed",
+    "map dropped",
+    "map torn",
     "relay restart",
     "reset",
     "reset that is never told",
@@ -69,6 +74,21 @@ def test_where_nothing_goes_wrong_every_stream_is_complete(seed: int) -> None:
     world.run()
     assert world.counts["partial"] == 0
     assert world.counts["complete"] == 4
+
+
+def test_relays_that_keep_their_maps_stay_complete_though_replays_are_short() -> None:
+    ended: dict[float | None, Counter[str]] = {None: Counter(), 0.5: Counter()}
+    for seed in range(6):
+        for keep_s, counts in ended.items():
+            options = Options(
+                active_s=30.0, replay_ring_batches=120, relay_restarts_per_s=0.2, keep_s=keep_s
+            )
+            world = World(seed, options)
+            world.run()
+            counts.update(world.counts)
+    assert ended[None]["partial"] > ended[None]["complete"]
+    assert ended[0.5]["partial"] == ended[0.5]["map dropped"] == 0
+    assert ended[0.5]["map believed"] > 20
 
 
 @pytest.mark.parametrize("seed", [7, 8])
@@ -145,6 +165,29 @@ class BoastingRank(Rank):
         return effects
 
 
+class GullibleRank(Rank):
+    """Goes on from a kept map, whatever the engine shows."""
+
+    @override
+    def on_replay(
+        self, messages: Sequence[tuple[int, bytes]], ended: bool, now_s: float
+    ) -> list[RankEffect]:
+        if self._kept is not None and messages:
+            checkpoint, ledger = self._kept
+            seq, payload = messages[0]
+            shown = xxh3_64_intdigest(payload)
+            self._kept = msgspec.structs.replace(checkpoint, seq=seq, digest=shown), ledger
+        return super().on_replay(messages, ended, now_s)
+
+
+class QuietRank(Rank):
+    """Doesn't tell that an epoch begins with blocks."""
+
+    @override
+    def _start_epoch(self, ledger: Ledger, seq: int, now_s: float) -> list[RankEffect]:
+        return super()._start_epoch(ledger, 0, now_s)
+
+
 class HastyView(FleetView):
     """Takes a snapshot for one message newer than it is."""
 
@@ -178,6 +221,8 @@ class DeafView(FleetView):
         (Parts(ledger=HoardingLedger), {"ledger"}),
         (Parts(rank=SleepingRank), {"ledger"}),
         (Parts(rank=BoastingRank), {"ledger"}),
+        (Parts(rank=GullibleRank), {"ledger"}),
+        (Parts(rank=QuietRank), {"live"}),
         (Parts(view=HastyView), {"live"}),
         (Parts(view=DeafView), {"quiet"}),
     ],

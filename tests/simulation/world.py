@@ -38,7 +38,7 @@ from events import view as view_module
 from events.facts import Epoch
 from events.feed import _TICK_S
 from events.ledger import Ledger
-from events.rank import Rank
+from events.rank import EngineState, Rank
 from events.relay import BEAT_S
 from events.stream import Stream, StreamState
 from events.view import FleetView, Source
@@ -131,6 +131,8 @@ class World:
         self.counts: Counter[str] = Counter()
         """What went wrong, and how streams ended."""
         self.routers: list[Router] = []
+        self.disk: dict[WorkerKey, bytes] = {}
+        """The maps that relays keep."""
         self._timers: list[tuple[float, int, Work]] = []
         self._timer_count = 0
         self._workers: list[_Worker] = []
@@ -264,7 +266,9 @@ class World:
     def nobody_could_tell(self, shell: RankShell, seq: int, payload: bytes) -> bool:
         """Whether a new life goes on exactly where the last one was heard to end."""
         rank, told = shell.rank, shell.engine.told_by_digest
-        if waiting := rank._held or rank._backlog:
+        if rank._kept is not None and rank.state is EngineState.STARTING:
+            last = told[rank._kept[0].digest]
+        elif waiting := rank._held or rank._backlog:
             last = told[xxh3_64_intdigest(waiting[-1][1])]
         elif rank._last_digest is not None:
             last = told[rank._last_digest]
@@ -465,6 +469,8 @@ class World:
             self.counts["two relays"] += 1
             linger_s = down_s + self.rng.uniform(0.0, self.options.linger_s_max)
             self.at(self.now_s + linger_s, relay.end)
+        elif self.rng.random() < 0.5:
+            relay.do(relay.stop)
         else:
             relay.end()
         behind_s = 0.0
@@ -664,6 +670,10 @@ class World:
 
     def _check_quiet(self) -> None:
         """The end: everything agrees."""
+        for relay in (relay for worker in self._workers for relay in worker.relays):
+            for shell in relay.shells:
+                self.counts["map believed"] += shell.rank.counts["kept_map_resumed"]
+                self.counts["map dropped"] += shell.rank.counts["kept_map_dropped"]
         for router in self.routers:
             if router.recovery_count:
                 raise Broken("quiet", f"{router.name} still recovers: {router.view!r}")

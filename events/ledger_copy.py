@@ -1,0 +1,112 @@
+"""A ledger (events/ledger.py) as it was at one moment, and as columns that can be kept on disk.
+
+    Ledger.copy() ─> LedgerCopy ─> rows ─> bytes ─> rows ─> Ledger.restored()
+
+A copy is taken between two messages, so it has to be quick; the rest takes five times as long and
+more, and may be done in another thread: of what rows are made of, only a block's copies ever
+change, and those are in the LedgerCopy as numbers.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import msgspec
+
+from events.engine_blocks import Block, Page
+from indexer.identity import EngineHash, PrefixHash
+
+_ROWS_MAX = 1 << 14
+"""Blocks in one BlockRows: a few milliseconds of encoding."""
+
+
+class LedgerHead(msgspec.Struct, frozen=True):
+    """What a ledger knows besides its blocks, and what they add up to."""
+
+    engine_block_size: int | None
+    groups: list[int | None]
+    """By their places in `Block.copies`."""
+    other_groups: list[int | None]
+    may_miss: bool
+    count: int
+    digest: int
+
+
+class BlockRows(msgspec.Struct, frozen=True, array_like=True):
+    """Some of a ledger's blocks in columns, each page after the one before it."""
+
+    names: list[EngineHash]
+    seeds: list[int]
+    copies: list[bytes]
+    """`Block.copies`, little-endian."""
+    prefixes: list[PrefixHash]
+    """As many a block as it has canonical ones inside; none where blocks are pages."""
+    ends: list[PrefixHash | None]
+    """Of pages, as are those below."""
+    pendings: list[bytes]
+    parents: list[int | None]
+    """Row of the page before inside the same chunk, counted over all parts."""
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerCopy:
+    """A ledger's blocks, in the order in which they came."""
+
+    head: LedgerHead
+    names: list[EngineHash]
+    blocks: list[Block]
+    copies: list[int]
+
+    def rows(self) -> Iterator[BlockRows]:
+        """All blocks, part by part."""
+        place_of: dict[Block | None, int] = {}
+        for at in range(0, len(self.names), _ROWS_MAX):
+            blocks = self.blocks[at : at + _ROWS_MAX]
+            pages = [one for one in blocks if isinstance(one, Page)]
+            place_of.update((page, at + i) for i, page in enumerate(pages))
+            yield BlockRows(
+                names=self.names[at : at + _ROWS_MAX],
+                seeds=[one.seed for one in blocks],
+                copies=[_bytes_of(one) for one in self.copies[at : at + _ROWS_MAX]],
+                prefixes=[prefix for one in blocks for prefix in one.prefixes],
+                ends=[page.end for page in pages],
+                pendings=[page.pending for page in pages],
+                parents=[place_of.get(page.parent) for page in pages],
+            )
+
+
+def blocks_of(parts: Iterable[BlockRows]) -> Iterator[tuple[EngineHash, Block, int]]:
+    """Names, blocks, and the copies they had, in order; the blocks are new ones without copies.
+
+    Raises ValueError for columns that don't fit together.
+    """
+    pages: list[Page] = []
+    for rows in parts:
+        blocks: list[Block]
+        if rows.prefixes:
+            each, left = divmod(len(rows.prefixes), len(rows.names) or 1)
+            if left or not each:
+                raise ValueError(f"{len(rows.prefixes)} prefixes for {len(rows.names)} blocks")
+            ends = range(each, len(rows.prefixes) + 1, each)
+            chains = [tuple(rows.prefixes[end - each : end]) for end in ends]
+            blocks = [
+                Block(seed, chain[-1], chain)
+                for seed, chain in zip(rows.seeds, chains, strict=True)
+            ]
+        else:
+            first = len(pages)
+            for name, seed, end, pending, parent in zip(
+                rows.names, rows.seeds, rows.ends, rows.pendings, rows.parents, strict=True
+            ):
+                if parent is not None and not 0 <= parent < len(pages):
+                    raise ValueError(f"page {len(pages)} comes after page {parent}")
+                before = None if parent is None else pages[parent]
+                if before is None and not pending:
+                    raise ValueError(f"page {len(pages)} ends a chunk that never began")
+                pages.append(Page(seed, end, name, pending, before))
+            blocks = list(pages[first:])
+        copies = [int.from_bytes(one, "little") for one in rows.copies]
+        yield from zip(rows.names, blocks, copies, strict=True)
+
+
+def _bytes_of(copies: int) -> bytes:
+    return copies.to_bytes((copies.bit_length() + 7) // 8, "little")

@@ -1,0 +1,172 @@
+"""A rank's map on disk: what is written when, and that no disk ends a relay."""
+
+from collections import Counter
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from events import map_keeper as module
+from events.kept_map import Source, unpack
+from events.map_keeper import MapKeeper, map_path, pause_s, read_file, write_file
+from events.rank import Rank
+from events.tasks import Tasks
+from indexer.identity import WorkerKey
+from tests.end_to_end.stage import until
+from tests.events.one_rank import NOW_S, Engine, following
+
+SOURCE = Source(WorkerKey("w", 0), "vllm", 4)
+
+
+class Kept:
+    """Keepers of one file, and what they counted."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = map_path(folder, "f", SOURCE.worker)
+        self.counts: Counter[str] = Counter()
+        self.failures: list[BaseException] = []
+        self.tasks = Tasks(self.failures.append)
+
+    def keeper(self, rank: Rank) -> MapKeeper:
+        return MapKeeper(self.path, SOURCE, rank, lambda: NOW_S, self.counts)
+
+    async def keep(self, engine: Engine) -> None:
+        """A whole life of a keeper."""
+        keeper = self.keeper(Engine().rank)
+        keeper._rank = engine.rank
+        keeper.start(self.tasks)
+        await keeper.finish()
+
+    async def resumed(self) -> Rank:
+        rank = Engine().rank
+        await self.keeper(rank).resume()
+        return rank
+
+    def held(self) -> int:
+        """Blocks in the file; 0 without one."""
+        return unpack(SOURCE, self.path.read_bytes())[1].count() if self.path.exists() else 0
+
+
+@pytest.fixture
+async def kept(tmp_path: Path) -> AsyncIterator[Kept]:
+    kept = Kept(tmp_path)
+    yield kept
+    assert kept.failures == []
+
+
+async def test_what_was_written_at_the_end_is_read_at_the_next_start(kept: Kept) -> None:
+    await kept.keep(following(5))
+    rank = await kept.resumed()
+    assert rank._kept is not None
+    checkpoint, ledger = rank._kept
+    assert (checkpoint.seq, checkpoint.complete, ledger.count()) == (4, True, 5)
+    assert not kept.counts
+
+
+async def test_without_a_file_a_rank_starts_from_nothing(kept: Kept) -> None:
+    assert (await kept.resumed())._kept is None
+    assert not kept.counts
+
+
+async def test_a_map_is_written_now_and_then_if_it_changed(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "KEEP_S", 0.001)
+    engine = following(5)
+    keeper = kept.keeper(engine.rank)
+    keeper.start(kept.tasks)
+    engine.hear(5)
+    await until(lambda: kept.held() == 6, "the first file")
+    inode = kept.path.stat().st_ino
+    engine.hear(6)
+    await until(lambda: kept.held() == 7, "the next one")
+    assert kept.path.stat().st_ino != inode
+    inode = kept.path.stat().st_ino
+    await keeper.finish()
+    assert kept.path.stat().st_ino == inode, "nothing was new"
+
+
+async def test_a_rank_that_heard_nothing_leaves_the_file_alone(kept: Kept) -> None:
+    await kept.keep(following(5))
+    engine = Engine()
+    keeper = kept.keeper(engine.rank)
+    await keeper.resume()
+    keeper.start(kept.tasks)
+    engine.perform(engine.rank.on_process_start(NOW_S - 1, NOW_S))
+    await keeper.finish()
+    assert kept.held() == 5
+
+
+def test_a_file_that_took_long_is_written_less_often() -> None:
+    assert [pause_s(took_s) for took_s in (0.0, 0.5, 3.0)] == [30.0, 30.0, 150.0]
+
+
+async def test_a_torn_file_is_counted_and_ignored(
+    kept: Kept, caplog: pytest.LogCaptureFixture
+) -> None:
+    await kept.keep(following(5))
+    whole = kept.path.read_bytes()
+    kept.path.write_bytes(whole[:-1])
+    assert (await kept.resumed())._kept is None
+    assert kept.counts == {"map_unusable": 1}
+    assert "the checksum" in caplog.text
+    await kept.keep(following(6))
+    assert kept.held() == 6, "and replaced by the next one"
+
+
+async def test_a_file_that_cannot_be_read_is_counted_and_ignored(kept: Kept) -> None:
+    kept.path.mkdir()
+    assert (await kept.resumed())._kept is None
+    assert kept.counts == {"map_unusable": 1}
+
+
+async def test_a_disk_that_fails_is_counted_and_tried_again(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "KEEP_S", 0.001)
+    kept.path.mkdir()  # nothing can take its name
+    engine = following(5)
+    keeper = kept.keeper(engine.rank)
+    engine.hear(5)
+    keeper.start(kept.tasks)
+    await until(lambda: kept.counts["map_not_saved"] > 1, "two failures")
+    kept.path.rmdir()
+    await until(lambda: kept.held() == 6, "the file")
+    await keeper.finish()
+    assert "can't write" in caplog.text
+
+
+async def test_a_file_is_bounded(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    await kept.keep(following(5))
+    monkeypatch.setattr(module, "FILE_BYTES_MAX", kept.path.stat().st_size)
+    assert (await kept.resumed())._kept is not None
+    await kept.keep(following(9))
+    assert (kept.counts, kept.held()) == ({"map_not_saved": 1}, 5)
+    monkeypatch.setattr(module, "FILE_BYTES_MAX", kept.path.stat().st_size - 1)
+    assert (await kept.resumed())._kept is None
+    assert kept.counts["map_unusable"] == 1
+
+
+def test_a_write_that_died_half_way_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "f.w.0-1.map"
+    write_file(path, b"old")
+    path.with_suffix(".new").write_bytes(b"half of the n")
+    assert read_file(path) == b"old"
+    write_file(path, b"new")
+    assert read_file(path) == b"new"
+    assert [one.name for one in tmp_path.iterdir()] == [path.name]
+
+
+def test_every_rank_of_every_worker_has_a_name_of_its_own(tmp_path: Path) -> None:
+    ids = ["a", "a.0", "a/../b", "ü" * 256, "ü" * 255 + "u", "A"]
+    paths = {
+        map_path(tmp_path, fleet, WorkerKey(worker, rank))
+        for worker in ids
+        for rank in (0, 1, 10)
+        for fleet in ("f", "f-a")
+    }
+    assert len(paths) == 6 * 3 * 2
+    assert len({path.name.lower() for path in paths}) == len(paths)
+    for path in paths:
+        assert path.parent == tmp_path
+        path.write_bytes(b"")
