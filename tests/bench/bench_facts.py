@@ -51,4 +51,6 @@ def _row(name: str, make: Callable[[], BlockIndex], count: int) -> dict[str, Any
             view.on_stream(WORKER, message, 1.0)
 
     what = f"decode and apply facts of {count} block{'s' if count > 1 else ''} ({name})"
+    if (name, count) == ("native", 16):
+        what = "ingest_blocks_per_s"  # beside nats_ingest_blocks_per_s of bench_nats.py
     return rate(what, run, len(messages) * count, "blocks/s")
