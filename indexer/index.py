@@ -82,6 +82,15 @@ class BlockIndex(Protocol):
     def match(self, hashes: HashArray) -> Match:
         """Longest run of leading blocks a slot holds, for every slot. Reads only."""
 
+    def overlap(
+        self, hashes: HashArray, usable_max: int, slots: npt.NDArray[np.intp]
+    ) -> npt.NDArray[np.int32]:
+        """The match of some slots, and of what is usable of it: the first usable_max blocks.
+
+        Shape (2 + len(Tier) + 1, slots asked for): the run, the usable run, and the usable run by
+        the rows of a match. Reads only.
+        """
+
     def count(self, slot: int, tier: Tier | None = None) -> int:
         """Placements of a slot, on one tier or on all."""
 

@@ -36,6 +36,7 @@ cdef extern from "native/block_table.h" nogil:
     uint64_t table_remove(Table *, uint32_t, int, const uint64_t *, size_t)
     uint64_t table_retire(Table *, uint32_t, int)
     int table_match(Table *, const uint64_t *, size_t, int32_t *)
+    int table_overlap(Table *, const uint64_t *, size_t, size_t, const Py_ssize_t *, size_t, int32_t *)
     int table_has_dead(const Table *)
     int table_sweep(Table *, uint64_t)
     void xxh3_blocks(const uint8_t *, size_t, size_t, uint64_t, uint64_t *)
@@ -187,6 +188,22 @@ cdef class NativeIndex:
         if failed:
             raise MemoryError
         return Match(blocks)
+
+    def overlap(self, const uint64_t[::1] hashes not None, Py_ssize_t usable_max, const Py_ssize_t[::1] slots not None):
+        cdef size_t count = hashes.shape[0], usable = max(0, min(usable_max, hashes.shape[0]))
+        cdef Py_ssize_t width = slots.shape[0], i
+        for i in range(width):
+            self._checked(slots[i])
+        rows = np.zeros((2 + ROWS, width), np.int32)
+        if not count or not width:
+            return rows
+        cdef int32_t[:, ::1] out = rows
+        cdef int failed
+        with nogil:
+            failed = table_overlap(&self._table, &hashes[0], count, usable, &slots[0], width, &out[0, 0])
+        if failed:
+            raise MemoryError
+        return rows
 
     def count(self, slot, tier=None):
         cdef uint32_t number = self._checked(slot)

@@ -6,6 +6,7 @@ Slow where a native twin is fast, and short enough to be believed by reading it.
 from collections import defaultdict
 
 import numpy as np
+import numpy.typing as npt
 from typing_extensions import override
 from xxhash import xxh3_64_intdigest
 
@@ -126,6 +127,13 @@ class ReferenceIndex:
         for slot, counts in blocks.items():
             table[:, slot] = counts
         return Match(table)
+
+    def overlap(
+        self, hashes: HashArray, usable_max: int, slots: npt.NDArray[np.intp]
+    ) -> npt.NDArray[np.int32]:
+        usable = self.match(hashes[:usable_max])
+        rows = [self.match(hashes).run(), usable.run(), *usable.blocks]
+        return np.array(rows, np.int32)[:, slots]
 
     def count(self, slot: int, tier: Tier | None = None) -> int:
         held = self._held[slot]

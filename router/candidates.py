@@ -5,71 +5,156 @@ that its worker was judged by.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
+from math import isnan
+from typing import TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
+from typing_extensions import override
 
 from indexer.identity import WorkerKey
 
 Column: TypeAlias = npt.NDArray[np.float64]
 
+COLUMNS = (
+    "block_size",
+    "total_blocks",
+    "total_slots",
+    "trust",
+    "running",
+    "waiting",
+    "reserved",
+    "active_blocks",
+    "prefill_tokens_active",
+    "last_picked",
+    "active_slots",
+    "load",
+    "slot_ratio",
+    "full",
+    "load_unknown",
+)
+"""What is kept up to date for each worker, in this order (router/pools.py)."""
 
-@dataclass(frozen=True, slots=True)
+
 class Candidates:
     """Live workers of a pool, row by row; excluded ones too, since means go over all."""
 
-    workers: tuple[WorkerKey, ...]
-    prompt_tokens: int
-    """At least 1."""
-    block_size: Column
-    """Canonical, tokens."""
-    overlap_tokens: Column
-    """Usable: what the engine will reuse of the prompt, times trust."""
-    trust: Column
-    """Share of the usable overlap that overlap_tokens counts, by the state of the stream."""
-    new_tokens: Column
-    """prompt_tokens - overlap_tokens"""
-    active_blocks: Column
-    """Canonical blocks held by requests, reserved ones included."""
-    total_blocks: Column
-    """NaN: unknown."""
-    running: Column
-    """Requests, as the engine last told."""
-    waiting: Column
-    reserved: Column
-    """Requests sent there that the engine's sample did not count yet."""
-    total_slots: Column
-    """Requests that can run at once. NaN: unknown."""
-    prefill_tokens_active: Column
-    """Prompt tokens sent there and not computed yet."""
-    last_picked: Column
-    """Ordinal of the last pick of this worker, 0 for never."""
-    excluded: Sequence[str]
-    """Why a row can't be picked; empty when it can."""
+    __slots__ = (
+        "_table", "excluded", "new_tokens", "overlap_tokens", "prompt_tokens", "workers"
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        workers: Sequence[WorkerKey],
+        prompt_tokens: int,
+        overlap_tokens: Column,
+        excluded: Sequence[str],
+        table: npt.NDArray[np.float64],
+    ) -> None:
+        """table: shape (len(COLUMNS), rows); nobody may change it afterwards."""
+        self.workers = workers
+        self.prompt_tokens = prompt_tokens
+        """At least 1."""
+        self.overlap_tokens = overlap_tokens
+        """Usable: what the engine will reuse of the prompt, times trust."""
+        self.new_tokens = prompt_tokens - overlap_tokens
+        self.excluded = excluded
+        """Why a row can't be picked; empty when it can."""
+        self._table = cast("Sequence[Column]", table)  # a matrix is the sequence of its rows
+
+    @override
+    def __repr__(self) -> str:
+        return f"<Candidates {len(self)} rows for {self.prompt_tokens} tokens>"
 
     def __len__(self) -> int:
         return len(self.workers)
 
-    def active_slots(self) -> Column:
-        """Queue depth: running + waiting + reserved but not yet seen by the engine."""
-        return self.running + self.waiting + self.reserved
+    @property
+    def block_size(self) -> Column:
+        """Canonical, tokens."""
+        return self._table[0]
 
+    @property
+    def total_blocks(self) -> Column:
+        """NaN: unknown."""
+        return self._table[1]
+
+    @property
+    def total_slots(self) -> Column:
+        """Requests that can run at once. NaN: unknown."""
+        return self._table[2]
+
+    @property
+    def trust(self) -> Column:
+        """Share of the usable overlap that overlap_tokens counts, by the state of the stream."""
+        return self._table[3]
+
+    @property
+    def running(self) -> Column:
+        """Requests, as the engine last told."""
+        return self._table[4]
+
+    @property
+    def waiting(self) -> Column:
+        """Requests, as the engine last told."""
+        return self._table[5]
+
+    @property
+    def reserved(self) -> Column:
+        """Requests sent there that the engine's sample did not count yet."""
+        return self._table[6]
+
+    @property
+    def active_blocks(self) -> Column:
+        """Canonical blocks held by requests, reserved ones included."""
+        return self._table[7]
+
+    @property
+    def prefill_tokens_active(self) -> Column:
+        """Prompt tokens sent there and not computed yet."""
+        return self._table[8]
+
+    @property
+    def last_picked(self) -> Column:
+        """Ordinal of the last pick of this worker, 0 for never."""
+        return self._table[9]
+
+    @property
+    def active_slots(self) -> Column:
+        """Queue depth: running + waiting + reserved."""
+        return self._table[10]
+
+    @property
     def load(self) -> Column:
         """active_blocks / total_blocks; 0 where the total is unknown."""
-        known = self.total_blocks > 0
-        ratio = np.zeros(len(self))
-        np.divide(self.active_blocks, self.total_blocks, out=ratio, where=known)
-        return ratio
+        return self._table[11]
 
+    @property
     def slot_ratio(self) -> Column:
         """active_slots / total_slots; 0 where the total is unknown."""
-        ratio = np.zeros(len(self))
-        np.divide(self.active_slots(), self.total_slots, out=ratio, where=self.total_slots > 0)
-        return ratio
+        return self._table[12]
 
-    def full(self) -> npt.NDArray[np.bool_]:
-        """No slot or no block left. An unknown total never excludes (NaN compares false)."""
-        slots = self.active_slots() >= self.total_slots
-        return slots | (self.active_blocks >= self.total_blocks)
+    @property
+    def full(self) -> Column:
+        """1 where no slot or no block is left, else 0. An unknown total is never full."""
+        return self._table[13]
+
+    @property
+    def load_unknown(self) -> Column:
+        """1 where load is 0 because total_blocks is unknown, else 0."""
+        return self._table[14]
+
+
+def shares(
+    active_slots: float, active_blocks: float, total_slots: float, total_blocks: float
+) -> tuple[float, float, float, float]:
+    """load, slot_ratio, full and load_unknown of one worker; NaN: an unknown total."""
+    return (
+        active_blocks / total_blocks if total_blocks > 0 else 0.0,
+        active_slots / total_slots if total_slots > 0 else 0.0,
+        float(
+            (not isnan(total_slots) and active_slots >= total_slots)
+            or (not isnan(total_blocks) and active_blocks >= total_blocks)
+        ),
+        float(isnan(total_blocks)),
+    )

@@ -14,14 +14,14 @@ Laws:
 import random
 from collections import Counter
 from collections.abc import Callable
-from math import inf
+from math import inf, isfinite
 
 import numpy as np
 import numpy.typing as npt
 
 from events.view import FleetView, Source, schedulable
 from indexer.identity import WorkerKey
-from router.candidates import Candidates
+from router.candidates import COLUMNS, Candidates
 from router.config import ModelSettings, RoutingSettings
 from router.decision import (
     CacheReport,
@@ -148,13 +148,18 @@ class RouterCore:
             excluded = exclusions(request, output_tokens, pool, self.drained)
         rows = self._rows(request, pool, overlaps, list(excluded))
         scores = policy.score(rows) if len(pool) else Scores(np.zeros(0))
-        full, finite = rows.full(), np.isfinite(scores.costs)
-        can_be_picked = finite & ~full
+        costs = scores.costs
+        if not isfinite(costs.sum()):
+            for row in np.flatnonzero(~np.isfinite(costs)).tolist():
+                excluded[row] = excluded[row] or "cost is not a number"
+                all_can = False
+        if rows.full.any():
+            for row in np.flatnonzero(rows.full).tolist():
+                excluded[row] = excluded[row] or _FULL
+                all_can = False
         if not all_can:
-            can_be_picked &= np.array([not reason for reason in excluded], np.bool_)
-        for row in np.flatnonzero(full | ~finite).tolist():
-            excluded[row] = excluded[row] or (_FULL if full[row] else "cost is not a number")
-        order, tied = self._order(scores.costs, can_be_picked)
+            costs = np.where([not reason for reason in excluded], costs, inf)
+        order, tied = self._order(costs)
         mark("cost")
         return Decision(
             request,
@@ -285,40 +290,39 @@ class RouterCore:
             )
         return policy
 
-    def _overlaps(self, prompt: Prompt, pool: Pool) -> npt.NDArray[np.int64]:
+    def _overlaps(self, prompt: Prompt, pool: Pool) -> npt.NDArray[np.int32]:
         """What each worker holds of the prompt, in tokens: a row for each field of Overlap."""
-        tokens = np.zeros((len(Overlap._fields), len(pool)), np.int64)
-        for size in pool.block_sizes - {0}:  # 0: a worker that has not told its size yet
-            rows: slice | npt.NDArray[np.intp] = slice(None)
-            slots = pool.slots
-            if len(pool.block_sizes) > 1:
-                told = [heartbeat_of(source).block_size == size for source in pool.sources]
-                rows = np.flatnonzero(told)
-                slots = slots[rows]
-            hashes = prompt.prefixes(size)
-            # The engine recomputes the last block of a fully cached prompt.
-            cap = (prompt.token_count - 1) // size
-            capped = self.view.index.match(hashes).blocks[:, slots]
-            raw = capped.sum(axis=0)
-            if cap < len(hashes) and raw.max() > cap:
-                capped = self.view.index.match(hashes[:cap]).blocks[:, slots]
-            tokens[0, rows] = raw * size
-            tokens[1, rows] = capped.sum(axis=0) * size
-            tokens[2:, rows] = capped * size
+        if len(pool.block_sizes) == 1:
+            return self._overlaps_of(prompt, next(iter(pool.block_sizes)), pool.slots)
+        tokens = np.zeros((len(Overlap._fields), len(pool)), np.int32)
+        for size in pool.block_sizes:
+            told = [heartbeat_of(source).block_size == size for source in pool.sources]
+            rows = np.flatnonzero(told)
+            tokens[:, rows] = self._overlaps_of(prompt, size, pool.slots[rows])
+        return tokens
+
+    def _overlaps_of(
+        self, prompt: Prompt, size: int, slots: npt.NDArray[np.intp]
+    ) -> npt.NDArray[np.int32]:
+        if not size:  # workers that have not told their block size yet
+            return np.zeros((len(Overlap._fields), len(slots)), np.int32)
+        # The engine recomputes the last block of a fully cached prompt.
+        usable_max = (prompt.token_count - 1) // size
+        blocks = self.view.index.overlap(prompt.prefixes(size), usable_max, slots)
+        tokens: npt.NDArray[np.int32] = blocks * np.int32(size)
         return tokens
 
     def _rows(
-        self, request: Request, pool: Pool, overlaps: npt.NDArray[np.int64], excluded: list[str]
+        self, request: Request, pool: Pool, overlaps: npt.NDArray[np.int32], excluded: list[str]
     ) -> Candidates:
-        columns = self.pools.columns(pool)
-        overlap = columns["trust"] * overlaps[1]
+        table = self.pools.table(pool)
+        trust = table[COLUMNS.index("trust")]
         return Candidates(
             workers=pool.workers,
             prompt_tokens=request.prompt.token_count,
-            overlap_tokens=overlap,
-            new_tokens=request.prompt.token_count - overlap,
+            overlap_tokens=trust * overlaps[1],
             excluded=excluded,
-            **columns,
+            table=table,
         )
 
     def _output_tokens(self, request: Request) -> int:
@@ -326,24 +330,22 @@ class RouterCore:
         told = request.expected_output_tokens
         return min(self.routing.expected_output_tokens if told is None else told, OUTPUT_TOKENS_MAX)
 
-    def _order(
-        self, costs: npt.NDArray[np.float64], can_be_picked: npt.NDArray[np.bool_]
-    ) -> tuple[list[int], int]:
+    def _order(self, costs: npt.NDArray[np.float64]) -> tuple[list[int], int]:
         """The pick and the rows next to it, cheapest first; and how many tie for the pick.
 
-        Rows that tie take turns from a random one on, so that no second choice is everybody's.
+        A cost of infinity is never picked. Rows that tie take turns from a random one on, so that
+        no second choice is everybody's.
         """
-        left = int(np.count_nonzero(can_be_picked))
-        if not left:
+        if not len(costs) or (lowest := costs.min()) == inf:
             return [], 0
-        costs = np.where(can_be_picked, costs, inf)
-        tied = np.flatnonzero(costs == costs.min()).tolist()
-        wanted = min(left, 1 + max(1, self.routing.alternatives))  # receipts name the runner-up
+        tied = np.flatnonzero(costs == lowest).tolist()
+        wanted = 1 + max(1, self.routing.alternatives)  # receipts name the runner-up
         first = self._rng.randrange(len(tied)) if len(tied) > 1 else 0
         order = [*tied[first:], *tied[:first]][:wanted]
-        costs[tied] = inf
-        while len(order) < wanted:
-            cheapest = int(costs.argmin())
+        if len(order) < wanted:
+            costs = costs.copy()
+            costs[tied] = inf
+        while len(order) < wanted and costs[cheapest := int(costs.argmin())] < inf:
             order.append(cheapest)
             costs[cheapest] = inf
         return order, len(tied)

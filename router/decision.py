@@ -69,7 +69,7 @@ class Decision:
     """No rows when no worker of the pool is live."""
     sources: Sequence[Source]
     """One a row."""
-    tokens: npt.NDArray[np.int64]
+    tokens: npt.NDArray[np.int32]
     """Shape (fields of Overlap, rows)."""
     scores: Scores
     excluded: list[str]

@@ -10,6 +10,7 @@ Law: after `refresh`, the columns say what view and loads say.
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from math import inf, nan
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +19,7 @@ from events.facts import Heartbeat
 from events.stream import StreamState
 from events.view import FleetView, Source, schedulable
 from indexer.identity import WorkerKey
+from router.candidates import COLUMNS, shares
 from router.load import WorkerLoad
 from router.models import Models
 from router.refusals import Reason, Refusal
@@ -32,19 +34,6 @@ _TRUST = {
 }
 _POOLS_MAX = 1024
 """Remembered, by the name in the request."""
-
-SETTLED = ("block_size", "total_blocks", "total_slots", "trust")
-"""Columns that change with heartbeats and streams."""
-LOADED = (
-    "running",
-    "waiting",
-    "reserved",
-    "active_blocks",
-    "prefill_tokens_active",
-    "last_picked",
-)
-"""Columns that change with load, and with every pick."""
-_LOADED_FROM = len(SETTLED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +64,30 @@ class Pool:
         return len(self.sources)
 
 
+class _Identity(NamedTuple):
+    """What decides in which pools a worker is, and what a pool says of itself."""
+
+    slot: int
+    model: str
+    aliases: tuple[str, ...]
+    loras: tuple[str, ...]
+    block_size: int
+    role: str
+    max_model_len: int
+
+    @classmethod
+    def of(cls, slot: int, heartbeat: Heartbeat) -> "_Identity":
+        return cls(
+            slot,
+            heartbeat.model,
+            heartbeat.model_aliases,
+            heartbeat.lora_names,
+            heartbeat.block_size,
+            heartbeat.role,
+            heartbeat.max_model_len,
+        )
+
+
 class Pools:
     """Every model's pool, and the columns of the fleet."""
 
@@ -84,10 +97,12 @@ class Pools:
         self._view = view
         self._models = models
         self._load_of = load_of
-        self._columns = np.zeros((len(SETTLED) + len(LOADED), 0))
+        self._columns = np.zeros((len(COLUMNS), 0))
+        self._settled: dict[int, tuple[float, float, float, float]] = {}
+        """Slot -> its block_size, total_blocks, total_slots and trust."""
         self._up = np.zeros((2, 0), np.bool_)
         """Whether a worker may get requests: as a rule, and while most are silent."""
-        self._identities: dict[WorkerKey, tuple[object, ...]] = {}
+        self._identities: dict[WorkerKey, _Identity] = {}
         self._pools: dict[str, Pool] = {}
         self._loras: dict[str, str] = {}
 
@@ -96,28 +111,34 @@ class Pools:
         for key in self._view.take_changed():
             source = self._view.sources.get(key)
             if source is None or source.heartbeat is None:
-                if self._identities.pop(key, None) is not None:
+                if (gone := self._identities.pop(key, None)) is not None:
+                    self._settled.pop(gone.slot, None)
                     self._forget_pools()
                 continue
             self._make_room(source.slot)
-            identity = (source.slot, *_identity(source.heartbeat))
+            identity = _Identity.of(source.slot, source.heartbeat)
             if self._identities.get(key) != identity:
                 self._identities[key] = identity
                 self._forget_pools()
-                self.put_load(source.slot, self._load_of(key))
             self._settle(source, source.heartbeat)
 
     def put_load(self, slot: int, load: WorkerLoad) -> None:
         """A worker's load has changed."""
-        self._make_room(slot)
-        active = load.active_requests()
-        self._columns[_LOADED_FROM:, slot] = (
+        settled = self._settled.get(slot)
+        if settled is None:
+            return  # the load will be read once its heartbeat is
+        _, total_blocks, total_slots, _ = settled
+        active_slots, active_blocks = load.active_requests(), load.active_blocks()
+        self._columns[:, slot] = (
+            *settled,
             load.running,
             load.waiting,
-            active - load.running - load.waiting,
-            load.active_blocks(),
+            active_slots - load.running - load.waiting,
+            active_blocks,
             load.prefill_tokens,
             load.last_picked,
+            active_slots,
+            *shares(active_slots, active_blocks, total_slots, total_blocks),
         )
 
     def pool(self, model: str, ready: bool) -> Pool:
@@ -142,10 +163,9 @@ class Pools:
         reasons = [(source, schedulable(source, self._view.mass_silence)) for source in down]
         return Pool.of([pool.sources[row] for row in np.flatnonzero(up).tolist()]), reasons
 
-    def columns(self, pool: Pool) -> dict[str, npt.NDArray[np.float64]]:
-        """A copy of the columns, a row for each worker of the pool."""
-        taken = self._columns.take(pool.slots, axis=1)
-        return dict(zip((*SETTLED, *LOADED), taken, strict=True))
+    def table(self, pool: Pool) -> npt.NDArray[np.float64]:
+        """A copy of the columns, shape (len(COLUMNS), workers of the pool)."""
+        return self._columns.take(pool.slots, axis=1)
 
     def lora_of(self, model: str) -> str:
         """The LoRA that a request means by its model's name; empty when that is a whole model."""
@@ -171,12 +191,13 @@ class Pools:
 
     def _settle(self, source: Source, heartbeat: Heartbeat) -> None:
         slot = source.slot
-        self._columns[:_LOADED_FROM, slot] = (
+        self._settled[slot] = (
             heartbeat.block_size,
             heartbeat.total_blocks or nan,
             heartbeat.total_slots or nan,
             _TRUST[source.stream.state],
         )
+        self.put_load(slot, self._load_of(source.key))
         for mass_silence in (False, True):
             self._up[int(mass_silence), slot] = not schedulable(source, mass_silence)
 
@@ -228,15 +249,3 @@ def heartbeat_of(source: Source) -> Heartbeat:
     if source.heartbeat is None:
         raise AssertionError(f"{source.key} has no heartbeat")
     return source.heartbeat
-
-
-def _identity(heartbeat: Heartbeat) -> tuple[object, ...]:
-    """What decides in which pools a worker is, and what a pool says of itself."""
-    return (
-        heartbeat.model,
-        heartbeat.model_aliases,
-        heartbeat.lora_names,
-        heartbeat.block_size,
-        heartbeat.role,
-        heartbeat.max_model_len,
-    )

@@ -867,4 +867,34 @@ static int table_match(Table *t, const uint64_t *keys, size_t count, int32_t *ta
     return 0;
 }
 
+/* The match of some slots, and of the first `usable` keys alone: out[row * width + i], which must
+ * be zero, with the run, the usable run, and the rows of the usable match. 0, or -1. */
+static int table_overlap(Table *t, const uint64_t *keys, size_t count, size_t usable,
+                         const intptr_t *slots, size_t width, int32_t *out) {
+    size_t size = ROWS * (size_t)t->slots_used;
+    int32_t *table = (int32_t *)calloc(2 * size, sizeof(*table)), *whole = table;
+    int failed = !table || table_match(t, keys, usable, table), whole_run = 0;
+    for (size_t i = 0; i < width && !failed; i++) {
+        int32_t run = 0;
+        for (size_t row = 0; row < ROWS; row++) {
+            int32_t blocks = table[row * t->slots_used + (size_t)slots[i]];
+            out[(2 + row) * width + i] = blocks;
+            run += blocks;
+        }
+        out[i] = out[width + i] = run;
+        whole_run |= (size_t)run == usable;
+    }
+    if (!failed && whole_run && usable < count) { /* somebody may hold what isn't usable, too */
+        whole = table + size;
+        failed = table_match(t, keys, count, whole);
+        for (size_t i = 0; i < width && !failed; i++) {
+            out[i] = 0;
+            for (size_t row = 0; row < ROWS; row++)
+                out[i] += whole[row * t->slots_used + (size_t)slots[i]];
+        }
+    }
+    free(table);
+    return failed ? -1 : 0;
+}
+
 #endif

@@ -8,8 +8,8 @@ from router.policies.policy import Policy, Scores
 
 def least_loaded(rows: Candidates) -> Scores:
     """cost = active_slots + load / (1 + load): fewest requests, then the smallest load."""
-    slots = rows.active_slots()
-    load = rows.load()
+    slots = rows.active_slots
+    load = rows.load
     return Scores(slots + load / (1 + load), {"active_slots": slots, "load": load})
 
 

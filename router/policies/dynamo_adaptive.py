@@ -1,6 +1,6 @@
 """NVIDIA Dynamo's first cost function, with adaptive alpha."""
 
-import numpy as np
+from math import sqrt
 
 from router.candidates import Candidates
 from router.policies.policy import Policy, Scores
@@ -26,14 +26,14 @@ def score(rows: Candidates) -> Scores:
     up with the list of endpoints; here a row is one worker's. And ties, which there went to the
     first in the list, are broken at random.
     """
-    load = rows.load()
-    mean = float(load.mean())
-    std = float(load.std())
+    load = rows.load
+    mean = float(load.sum()) / len(rows)
+    deviation = load - mean
+    std = sqrt(float(deviation @ deviation) / len(rows))
     balance = mean > 0 and std > BALANCE_THRESHOLD * mean
     alpha = ALPHA_BALANCE if balance else ALPHA_CACHE
-    deviation = load - mean
     new_share = rows.new_tokens / rows.prompt_tokens
-    slot_ratio = rows.slot_ratio()
+    slot_ratio = rows.slot_ratio
     return Scores(
         costs=alpha * deviation + (1 - alpha) * new_share + GAMMA * slot_ratio,
         row_terms={
@@ -41,7 +41,7 @@ def score(rows: Candidates) -> Scores:
             "load_deviation": deviation,
             "new_share": new_share,
             "slot_ratio": slot_ratio,
-            "total_blocks_unknown": np.isnan(rows.total_blocks).astype(np.float64),
+            "total_blocks_unknown": rows.load_unknown,
         },
         shared_terms={"load_mean": mean, "load_std": std, "alpha": alpha},
     )

@@ -26,7 +26,7 @@ def score(rows: Candidates) -> Scores:
     an all-zero fleet leaves the choice to the caller; here it is a tie.
     """
     overlap_share = rows.overlap_tokens / rows.prompt_tokens
-    usage = rows.load()
+    usage = rows.load
     waiting = np.maximum(0.0, rows.waiting + rows.reserved)
     longest = float(waiting.max())
     queue_share = waiting / longest if longest > 0 else np.zeros(len(rows))
