@@ -269,6 +269,21 @@ def test_an_engine_that_restarts_while_we_catch_up_is_another_life() -> None:
     assert (engine.held(), engine.rank.state, engine.complete()) == (1, FOLLOWING, True)
     assert engine.rank.engine_restarts == 1
     assert engine.rank.catch_up(NOW_S) == []
+    engine.hear(1, stored(51, life=1))
+    assert (engine.held(), engine.rank.engine_restarts) == (2, 1)
+
+
+@pytest.mark.parametrize("waited", [0, 3])
+def test_another_life_shows_by_a_number_that_a_replay_brought_too(waited: int) -> None:
+    engine = Engine()
+    engine.start()
+    for seq in range(3, 3 + waited):
+        engine.hear(seq)
+    engine.begin_replay((0, long(0)), *range(1, 8))
+    assert engine.hear(6, stored(56, life=1)) == [0]
+    assert (engine.held(), engine.rank.state, engine.rank.engine_restarts) == (0, HEALING, 1)
+    engine.replay(*((seq, stored(50 + seq, life=1)) for seq in range(7)))
+    assert (engine.held(), engine.complete()) == (7, True)
 
 
 def test_a_process_that_starts_while_we_catch_up_ends_it() -> None:
