@@ -173,6 +173,12 @@ class Rank:
             return self._lose(now_s) + self._apply(seq, payload, now_s)
         return self._apply(seq, payload, now_s)
 
+    def on_reconnected(self) -> list[RankEffect]:
+        """The connection to the publisher is there again. What was published meanwhile is lost, and
+        the next number, which would show that, may be long in coming."""
+        following = self.state is EngineState.FOLLOWING
+        return self._heal() if following and self._has_replay else []
+
     def on_replay(
         self, messages: Sequence[tuple[int, bytes]], ended: bool, now_s: float
     ) -> list[RankEffect]:

@@ -56,6 +56,9 @@ OUT_MESSAGES_MAX = 1024
 every router anyway."""
 _HELLO_JITTER_S = 0.2
 _REPLAY_QUIET_S = 2.0
+_PING_MS = 1000
+_PONG_MS = 3000
+"""Between us and the engine's publisher, which has nothing to say while it is idle."""
 _REPLAY_MESSAGES_MAX = 100_000
 _SUBSCRIBED_S = 0.1
 """Until a subscription stands at the engine; what slips through shows as a gap, and heals."""
@@ -218,6 +221,10 @@ class Relay:
         socket = self._context.socket(zmq.SUB)
         socket.setsockopt(zmq.RCVHWM, RECEIVE_QUEUE_MESSAGES)
         socket.setsockopt_string(zmq.SUBSCRIBE, self.settings.topic)
+        socket.setsockopt(zmq.HEARTBEAT_IVL, _PING_MS)
+        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, _PONG_MS)
+        monitor = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
+        self._tasks.spawn(self._watch(shell, monitor), f"connection of {shell.key}")
         if self.settings.events_bind:
             socket.bind(endpoint)
         else:
@@ -233,6 +240,13 @@ class Relay:
                 continue
             effects = shell.rank.on_message(message.sequence, message.payload, self._clock())
             self._perform(shell, effects)
+
+    async def _watch(self, shell: _RankShell, monitor: zmq.asyncio.Socket) -> None:
+        """Heals what was lost with a connection to the publisher, once there is another."""
+        while True:
+            await monitor.recv_multipart()
+            await asyncio.sleep(_SUBSCRIBED_S)
+            self._perform(shell, shell.rank.on_reconnected())
 
     async def _fetch_replay(self, shell: _RankShell, from_seq: int) -> None:
         """Asks the replay socket. It drops for slow readers, so the bound is on what we keep."""

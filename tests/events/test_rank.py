@@ -137,6 +137,39 @@ def test_a_gap_is_healed_from_the_last_message_we_have() -> None:
     assert not any(isinstance(fact, Cleared) for fact in facts_of(engine))
 
 
+def test_what_was_lost_with_the_connection_is_healed_before_the_next_message_shows_it() -> None:
+    engine = following(3)
+    assert engine.perform(engine.rank.on_reconnected()) == [2]
+    assert engine.rank.state is HEALING
+    engine.replay(2, 3, 4)
+    assert (engine.held(), engine.complete(), engine.rank.engine_gaps) == (5, True, 0)
+
+
+def test_another_connection_after_which_nothing_is_missing_changes_nothing() -> None:
+    engine = following(3)
+    engine.perform(engine.rank.on_reconnected())
+    engine.replay(2)
+    assert (engine.held(), engine.complete(), engine.rank.state) == (3, True, FOLLOWING)
+    assert engine.hear(3) == []
+
+
+def test_the_connection_to_an_engine_that_was_not_there_is_a_start() -> None:
+    engine = Engine()
+    engine.start()
+    engine.replay(ended=False)
+    assert not engine.complete()
+    assert engine.perform(engine.rank.on_reconnected()) == [0]
+    engine.replay(0, 1)
+    assert (engine.held(), engine.complete()) == (2, True)
+
+
+def test_a_connection_changes_nothing_while_a_replay_is_awaited_or_without_its_socket() -> None:
+    engine = Engine()
+    engine.start()
+    assert engine.rank.on_reconnected() == []
+    assert following(3, has_replay=False).rank.on_reconnected() == []
+
+
 def test_a_gap_without_a_replay_socket_empties_the_ledger() -> None:
     engine = following(3, has_replay=False)
     assert engine.hear(5) == []
