@@ -12,7 +12,7 @@ class Proxy:
         self.port = 0
         self.taken = 0
         """Connections so far."""
-        self._target = target
+        self.target = target
         self._server: asyncio.Server | None = None
         self._flowing = asyncio.Event()
         self._writers: set[asyncio.StreamWriter] = set()
@@ -56,7 +56,7 @@ class Proxy:
         try:
             await self._flowing.wait()
             with suppress(OSError):
-                onward = await asyncio.open_connection("127.0.0.1", self._target)
+                onward = await asyncio.open_connection("127.0.0.1", self.target)
                 self._writers.add(onward[1])
                 try:
                     await asyncio.wait(

@@ -1,0 +1,157 @@
+"""Faults of real processes and connections: how soon they show, and how what is lost comes back.
+
+Prints the rows of a table in events/README.md: pytest -s -q tests/end_to_end/test_faults.py
+"""
+
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import pytest
+
+from events.stream import BEAT_OVERDUE_S
+from tests.end_to_end.proxied_stage import BYSTANDER, ProxiedStage, a_proxied_stage
+from tests.end_to_end.stage import until
+
+BUSY_S = 1.5
+"""What a busy machine may add, and the router's clock, which looks four times a second."""
+HEALTH_S = 3.0
+"""Silence after which a relay says that its engine doesn't answer."""
+
+Step = Callable[[ProxiedStage], Awaitable[None]]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What breaks, and what mends it."""
+
+    name: str
+    fault: Step
+    repair: Step
+    noticed_s_max: float
+    bystander: bool = True
+    """Whether the other worker goes on as if nothing had happened."""
+
+
+async def cut_router_nats(stage: ProxiedStage) -> None:
+    stage.router_nats.cut()
+
+
+async def stall_router_nats(stage: ProxiedStage) -> None:
+    stage.router_nats.stall()
+
+
+async def heal_router_nats(stage: ProxiedStage) -> None:
+    await stage.router_nats.heal()
+
+
+async def cut_relay_nats(stage: ProxiedStage) -> None:
+    stage.relay_nats.cut()
+
+
+async def stall_relay_nats(stage: ProxiedStage) -> None:
+    stage.relay_nats.stall()
+
+
+async def heal_relay_nats(stage: ProxiedStage) -> None:
+    await stage.relay_nats.heal()
+
+
+async def cut_relay_engine(stage: ProxiedStage) -> None:
+    for proxy in stage.relay_engine:
+        proxy.cut()
+
+
+async def stall_relay_engine(stage: ProxiedStage) -> None:
+    for proxy in stage.relay_engine:
+        proxy.stall()
+
+
+async def heal_relay_engine(stage: ProxiedStage) -> None:
+    for proxy in stage.relay_engine:
+        await proxy.heal()
+
+
+FAULTS = [
+    Fault(
+        "NATS killed (-9), restarted",
+        ProxiedStage.kill_nats,
+        ProxiedStage.restart_nats,
+        0.0,
+        bystander=False,
+    ),
+    Fault(
+        "relay killed (-9), restarted",
+        ProxiedStage.kill_relay,
+        ProxiedStage.start_relay,
+        BEAT_OVERDUE_S,
+    ),
+    Fault("router and NATS: cut", cut_router_nats, heal_router_nats, 0.0, bystander=False),
+    Fault(
+        "router and NATS: stalled",
+        stall_router_nats,
+        heal_router_nats,
+        BEAT_OVERDUE_S,
+        bystander=False,
+    ),
+    Fault("relay and NATS: cut", cut_relay_nats, heal_relay_nats, BEAT_OVERDUE_S),
+    Fault("relay and NATS: stalled", stall_relay_nats, heal_relay_nats, BEAT_OVERDUE_S),
+    Fault("relay and engine: cut", cut_relay_engine, heal_relay_engine, HEALTH_S + 1.0),
+    Fault("relay and engine: stalled", stall_relay_engine, heal_relay_engine, HEALTH_S + 2.0),
+    Fault(
+        "engine killed, restarted in place",
+        ProxiedStage.kill_engine,
+        ProxiedStage.restart_engine,
+        HEALTH_S + 1.0,
+    ),
+]
+
+
+@pytest.mark.parametrize("case", FAULTS, ids=lambda case: case.name)
+async def test_a_fault_shows_soon_and_what_was_lost_comes_back(case: Fault) -> None:
+    loop = asyncio.get_running_loop()
+    async with a_proxied_stage() as stage:
+        watch = Watch(stage, case)
+        watching = asyncio.create_task(watch.run())
+        began_s = loop.time()
+        await case.fault(stage)
+        await until(lambda: not stage.counts(), "the fault to show")
+        noticed_s = loop.time() - began_s
+        if not stage.engine.engine.stopped:
+            await stage.work(3)  # nobody hears of it
+        began_s = loop.time()
+        await case.repair(stage)
+        await until(lambda: stage.counts() and stage.exact(), "the worker at full trust, exact")
+        live_s = loop.time() - began_s
+        await stage.work(1)
+        await until(stage.exact, "facts to flow again")
+        watching.cancel()
+        sys.stdout.write(f"| {case.name} | {noticed_s:.1f} s | {live_s:.1f} s |\n")
+        assert watch.wrong == set()
+        assert noticed_s < case.noticed_s_max + BUSY_S
+
+
+class Watch:
+    """Notes what must not be, for as long as it runs."""
+
+    def __init__(self, stage: ProxiedStage, case: Fault) -> None:
+        self.wrong: set[str] = set()
+        self._stage = stage
+        self._bystander = case.bystander
+        self._wrong_s_max = max(case.noticed_s_max, BEAT_OVERDUE_S) + BUSY_S
+
+    async def run(self) -> None:
+        loop = asyncio.get_running_loop()
+        right_at_s = loop.time()
+        while True:
+            if len(self._stage.router.view.sources) < 2:
+                self.wrong.add("a worker is forgotten")
+                return
+            if self._bystander and not self._stage.counts(BYSTANDER):
+                self.wrong.add("the bystander suffers")
+            if not self._stage.counts() or self._stage.exact():
+                right_at_s = loop.time()
+            elif loop.time() - right_at_s > self._wrong_s_max:
+                self.wrong.add("what was lost counts for too long")
+            await asyncio.sleep(0.02)
