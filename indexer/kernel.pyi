@@ -44,6 +44,16 @@ class NativeIndex:
     def digest(self, slot: int) -> int: ...
     def stats(self) -> IndexStats: ...
 
+def cheapest(
+    costs: npt.NDArray[np.float64], can: npt.NDArray[np.bool_] | None, count: int
+) -> tuple[list[int], list[int], list[int]]:
+    """The lowest costs: (rows that tie for the lowest, the next rows after them, bad rows).
+
+    can: a bool for each row, False for one that must not be picked; None: all may be. count: rows
+    wanted in all; all that tie are given, and as many next ones as are missing, cheapest first.
+    bad: rows whose cost is no finite number; they are never among the others.
+    """
+
 class BlockUsers:
     """The distinct blocks that open requests use on one worker: a counted set."""
 

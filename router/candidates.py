@@ -40,7 +40,7 @@ class Candidates:
     """Live workers of a pool, row by row; excluded ones too, since means go over all."""
 
     __slots__ = (
-        "_table", "excluded", "new_tokens", "overlap_tokens", "prompt_tokens", "workers"
+        "_columns", "_table", "excluded", "new_tokens", "overlap_tokens", "prompt_tokens", "workers"
     )  # fmt: skip
 
     def __init__(
@@ -60,7 +60,8 @@ class Candidates:
         self.new_tokens = prompt_tokens - overlap_tokens
         self.excluded = excluded
         """Why a row can't be picked; empty when it can."""
-        self._table = cast("Sequence[Column]", table)  # a matrix is the sequence of its rows
+        self._table = table
+        self._columns = cast("Sequence[Column]", table)  # a matrix is the sequence of its rows
 
     @override
     def __repr__(self) -> str:
@@ -69,80 +70,84 @@ class Candidates:
     def __len__(self) -> int:
         return len(self.workers)
 
+    def row(self, row: int) -> dict[str, float]:
+        """All that is kept of one worker, by the names of COLUMNS."""
+        return dict(zip(COLUMNS, self._table[:, row].tolist(), strict=True))
+
     @property
     def block_size(self) -> Column:
         """Canonical, tokens."""
-        return self._table[0]
+        return self._columns[0]
 
     @property
     def total_blocks(self) -> Column:
         """NaN: unknown."""
-        return self._table[1]
+        return self._columns[1]
 
     @property
     def total_slots(self) -> Column:
         """Requests that can run at once. NaN: unknown."""
-        return self._table[2]
+        return self._columns[2]
 
     @property
     def trust(self) -> Column:
         """Share of the usable overlap that overlap_tokens counts, by the state of the stream."""
-        return self._table[3]
+        return self._columns[3]
 
     @property
     def running(self) -> Column:
         """Requests, as the engine last told."""
-        return self._table[4]
+        return self._columns[4]
 
     @property
     def waiting(self) -> Column:
         """Requests, as the engine last told."""
-        return self._table[5]
+        return self._columns[5]
 
     @property
     def reserved(self) -> Column:
         """Requests sent there that the engine's sample did not count yet."""
-        return self._table[6]
+        return self._columns[6]
 
     @property
     def active_blocks(self) -> Column:
         """Canonical blocks held by requests, reserved ones included."""
-        return self._table[7]
+        return self._columns[7]
 
     @property
     def prefill_tokens_active(self) -> Column:
         """Prompt tokens sent there and not computed yet."""
-        return self._table[8]
+        return self._columns[8]
 
     @property
     def last_picked(self) -> Column:
         """Ordinal of the last pick of this worker, 0 for never."""
-        return self._table[9]
+        return self._columns[9]
 
     @property
     def active_slots(self) -> Column:
         """Queue depth: running + waiting + reserved."""
-        return self._table[10]
+        return self._columns[10]
 
     @property
     def load(self) -> Column:
         """active_blocks / total_blocks; 0 where the total is unknown."""
-        return self._table[11]
+        return self._columns[11]
 
     @property
     def slot_ratio(self) -> Column:
         """active_slots / total_slots; 0 where the total is unknown."""
-        return self._table[12]
+        return self._columns[12]
 
     @property
     def full(self) -> Column:
         """1 where no slot or no block is left, else 0. An unknown total is never full."""
-        return self._table[13]
+        return self._columns[13]
 
     @property
     def load_unknown(self) -> Column:
         """1 where load is 0 because total_blocks is unknown, else 0."""
-        return self._table[14]
+        return self._columns[14]
 
 
 def shares(

@@ -2,6 +2,8 @@
 
 import uuid
 from collections.abc import Iterable
+from functools import cache
+from math import isnan
 
 import msgspec
 import numpy as np
@@ -19,7 +21,6 @@ from router.config import ConfigError
 from router.core import RouterCore
 from router.decision import (
     Decision,
-    Overlap,
     Pick,
     Progress,
     ProgressResult,
@@ -27,6 +28,7 @@ from router.decision import (
     Request,
     Role,
 )
+from router.policies.policy import Policy
 from router.pools import heartbeat_of
 from router.prompt import Prompt
 from router.refusals import STATUS, Reason, Refusal
@@ -139,7 +141,7 @@ def write_pick(pick: Pick, core: RouterCore, priority: int) -> router_pb2.RouteR
             _alternative(decision, other)
             for other in decision.order[1 : core.routing.alternatives + 1]
         ],
-        overlap_tokens=_overlap(overlap),
+        overlap_tokens=router_pb2.OverlapTokens(**overlap._asdict()),
         new_tokens=decision.rows.prompt_tokens - overlap.usable,
         lease_s=core.routing.lease_s,
         receipt=write_receipt(decision, core),
@@ -156,10 +158,12 @@ def write_pick(pick: Pick, core: RouterCore, priority: int) -> router_pb2.RouteR
 def write_receipt(decision: Decision, core: RouterCore) -> router_pb2.Receipt:
     """The record of a decision, whether or not somebody could be picked."""
     rows = decision.rows
+    picked, runner_up = None, None
+    if decision.order:
+        picked = _row(decision, core, decision.order[0])
+        if len(decision.order) > 1:
+            runner_up = _row(decision, core, decision.order[1])
     receipt = router_pb2.Receipt(
-        policy=decision.policy.name,
-        formula=decision.policy.formula,
-        parameters=decision.policy.parameters,
         terms=decision.scores.shared_terms,
         prompt_tokens=rows.prompt_tokens,
         candidates=len(rows) + len(decision.not_live),
@@ -168,14 +172,20 @@ def write_receipt(decision: Decision, core: RouterCore) -> router_pb2.Receipt:
         decided_at_s=decision.decided_at_s,
         best_overlap_tokens=decision.best_overlap_tokens(),
         replica=core.replica,
+        block_size=int(rows.block_size[decision.order[0]]) if decision.order else 0,
+        picked=picked,
+        runner_up=runner_up,
     )
-    if decision.order:
-        picked = decision.order[0]
-        receipt.block_size = int(rows.block_size[picked])
-        receipt.picked.CopyFrom(_row(decision, core, picked))
-        if len(decision.order) > 1:
-            receipt.runner_up.CopyFrom(_row(decision, core, decision.order[1]))
+    receipt.MergeFrom(_policy_part(decision.policy))
     return receipt
+
+
+@cache
+def _policy_part(policy: Policy) -> router_pb2.Receipt:
+    """What is the same in all receipts of a policy."""
+    return router_pb2.Receipt(
+        policy=policy.name, formula=policy.formula, parameters=policy.parameters
+    )
 
 
 def write_explanation(
@@ -360,55 +370,44 @@ def _shortened(message: str) -> str:
     return encoded[: MESSAGE_BYTES_MAX - 3].decode(errors="ignore") + "…"
 
 
-def _overlap(overlap: Overlap) -> router_pb2.OverlapTokens:
-    return router_pb2.OverlapTokens(
-        raw=overlap.raw,
-        usable=overlap.usable,
-        device=overlap.device,
-        host=overlap.host,
-        disk=overlap.disk,
-        predicted=overlap.predicted,
-    )
-
-
 def _alternative(decision: Decision, row: int) -> router_pb2.Alternative:
-    source = decision.sources[row]
+    heartbeat = heartbeat_of(decision.sources[row])
     alternative = router_pb2.Alternative(
-        worker_id=source.key.worker_id,
-        address=heartbeat_of(source).address,
-        cost=decision.scores.costs[row],
+        worker_id=decision.sources[row].key.worker_id,
+        address=heartbeat.address,
+        cost=decision.scores.costs.item(row),
     )
-    if heartbeat_of(source).multi_rank:
-        alternative.dp_rank = source.key.dp_rank
+    if heartbeat.multi_rank:
+        alternative.dp_rank = decision.sources[row].key.dp_rank
     return alternative
 
 
 def _row(decision: Decision, core: RouterCore, row: int) -> router_pb2.CandidateRow:
     rows = decision.rows
     source = decision.sources[row]
-    heartbeat = heartbeat_of(source)
     sampled_at_s = core.load_of(source.key).sampled_at_s
+    kept = rows.row(row)
     message = router_pb2.CandidateRow(
         worker_id=source.key.worker_id,
         dp_rank=source.key.dp_rank,
-        overlap_tokens=_overlap(decision.overlap(row)),
-        new_tokens=rows.new_tokens[row],
-        active_blocks=rows.active_blocks[row],
-        running=int(rows.running[row]),
-        waiting=int(rows.waiting[row]),
-        reserved=rows.reserved[row],
-        prefill_tokens_active=int(rows.prefill_tokens_active[row]),
+        overlap_tokens=router_pb2.OverlapTokens(**decision.overlap(row)._asdict()),
+        new_tokens=rows.new_tokens.item(row),
+        active_blocks=kept["active_blocks"],
+        running=int(kept["running"]),
+        waiting=int(kept["waiting"]),
+        reserved=kept["reserved"],
+        prefill_tokens_active=int(kept["prefill_tokens_active"]),
         stream_state=source.stream.state,
         stream_complete=core.view.complete(source),
-        cost=decision.scores.costs[row],
-        terms={name: column[row] for name, column in decision.scores.row_terms.items()},
+        cost=decision.scores.costs.item(row),
+        terms={name: column.item(row) for name, column in decision.scores.row_terms.items()},
         excluded=decision.excluded[row],
-        trust=rows.trust[row],
+        trust=kept["trust"],
     )
     if sampled_at_s is not None:
         message.sample_age_s = max(0.0, decision.decided_at_s - sampled_at_s)
-    if heartbeat.total_blocks:
-        message.total_blocks = heartbeat.total_blocks
-    if heartbeat.total_slots:
-        message.total_slots = heartbeat.total_slots
+    if not isnan(kept["total_blocks"]):
+        message.total_blocks = int(kept["total_blocks"])
+    if not isnan(kept["total_slots"]):
+        message.total_slots = int(kept["total_slots"])
     return message

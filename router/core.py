@@ -13,14 +13,14 @@ Laws:
 
 import random
 from collections import Counter
-from collections.abc import Callable
-from math import inf, isfinite
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from events.view import FleetView, Source, schedulable
 from indexer.identity import WorkerKey
+from indexer.kernel import cheapest
 from router.candidates import COLUMNS, Candidates
 from router.config import ModelSettings, RoutingSettings
 from router.decision import (
@@ -135,31 +135,19 @@ class RouterCore:
                 f" {self.routing.prompt_tokens_max} (routing.prompt_tokens_max)",
             )
         self.pools.refresh()
-        pool, down = self.pools.split(self.pools.pool(request.model, self.ready))
+        pool, down = self.pools.live(request.model, self.ready)
         for size in pool.block_sizes:
             request.prompt.prefixes(size)
         mark("hash")
         overlaps = self._overlaps(request.prompt, pool)
         mark("match")
         output_tokens = self._output_tokens(request)
-        all_can = takes_all(request, output_tokens, pool, bool(self.drained))
-        excluded = [""] * len(pool)
-        if not all_can:
-            excluded = exclusions(request, output_tokens, pool, self.drained)
-        rows = self._rows(request, pool, overlaps, list(excluded))
+        eligible: Sequence[str] = pool.all_eligible
+        if not takes_all(request, output_tokens, pool, bool(self.drained)):
+            eligible = exclusions(request, output_tokens, pool, self.drained)
+        rows = self._rows(request, pool, overlaps, eligible)
         scores = policy.score(rows) if len(pool) else Scores(np.zeros(0))
-        costs = scores.costs
-        if not isfinite(costs.sum()):
-            for row in np.flatnonzero(~np.isfinite(costs)).tolist():
-                excluded[row] = excluded[row] or "cost is not a number"
-                all_can = False
-        if rows.full.any():
-            for row in np.flatnonzero(rows.full).tolist():
-                excluded[row] = excluded[row] or _FULL
-                all_can = False
-        if not all_can:
-            costs = np.where([not reason for reason in excluded], costs, inf)
-        order, tied = self._order(costs)
+        excluded, order, tied = self._order(rows, scores.costs)
         mark("cost")
         return Decision(
             request,
@@ -313,7 +301,11 @@ class RouterCore:
         return tokens
 
     def _rows(
-        self, request: Request, pool: Pool, overlaps: npt.NDArray[np.int32], excluded: list[str]
+        self,
+        request: Request,
+        pool: Pool,
+        overlaps: npt.NDArray[np.int32],
+        excluded: Sequence[str],
     ) -> Candidates:
         table = self.pools.table(pool)
         trust = table[COLUMNS.index("trust")]
@@ -330,25 +322,29 @@ class RouterCore:
         told = request.expected_output_tokens
         return min(self.routing.expected_output_tokens if told is None else told, OUTPUT_TOKENS_MAX)
 
-    def _order(self, costs: npt.NDArray[np.float64]) -> tuple[list[int], int]:
-        """The pick and the rows next to it, cheapest first; and how many tie for the pick.
+    def _order(
+        self, rows: Candidates, costs: npt.NDArray[np.float64]
+    ) -> tuple[Sequence[str], list[int], int]:
+        """Why rows can't be picked; the pick and the rows next to it, cheapest first; how many tie.
 
-        A cost of infinity is never picked. Rows that tie take turns from a random one on, so that
-        no second choice is everybody's.
+        Rows that tie take turns from a random one on, so that no second choice is everybody's.
         """
-        if not len(costs) or (lowest := costs.min()) == inf:
-            return [], 0
-        tied = np.flatnonzero(costs == lowest).tolist()
+        excluded, can = rows.excluded, None
+        if self.pools.any_full or any(excluded):
+            excluded = [
+                reason or (_FULL if full else "")
+                for reason, full in zip(excluded, rows.full.tolist(), strict=True)
+            ]
+            can = np.array([not reason for reason in excluded], np.bool_)
         wanted = 1 + max(1, self.routing.alternatives)  # receipts name the runner-up
+        tied, following, bad = cheapest(costs, can, wanted)
+        if bad:
+            excluded = list(excluded)
+            for row in bad:
+                excluded[row] = excluded[row] or "cost is not a number"
         first = self._rng.randrange(len(tied)) if len(tied) > 1 else 0
-        order = [*tied[first:], *tied[:first]][:wanted]
-        if len(order) < wanted:
-            costs = costs.copy()
-            costs[tied] = inf
-        while len(order) < wanted and costs[cheapest := int(costs.argmin())] < inf:
-            order.append(cheapest)
-            costs[cheapest] = inf
-        return order, len(tied)
+        order = [*tied[first:], *tied[:first], *following][:wanted]
+        return excluded, order, len(tied)
 
     def refuse(self, decision: Decision) -> Refusal:
         """Why nobody in a pool can be picked."""
@@ -441,8 +437,10 @@ class RouterCore:
         return True
 
     def _end(self, reservation: Reservation, ending: Ending, now_s: float) -> None:
-        self._prefill_done(reservation)
         load = self._load(reservation.worker)
+        if not reservation.prefill_done:
+            reservation.prefill_done = True
+            load.prefill_done(reservation.new_tokens)
         load.close(reservation.prefixes, reservation.has_tail, now_s)
         self._put_load(reservation.worker, load)
         self.reservations.end(reservation, ending, now_s)

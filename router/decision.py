@@ -72,7 +72,7 @@ class Decision:
     tokens: npt.NDArray[np.int32]
     """Shape (fields of Overlap, rows)."""
     scores: Scores
-    excluded: list[str]
+    excluded: Sequence[str]
     """Why a row can't be picked; empty when it can."""
     order: list[int]
     """The pick, and the rows next to it that could be picked, cheapest first."""
@@ -92,10 +92,12 @@ class Decision:
 
     def best_overlap_tokens(self) -> int:
         """The usable overlap of whoever holds most."""
-        return int(self.tokens[1].max(initial=0))
+        return int(self.tokens[1].max()) if self.sources else 0
 
     def exclusions(self) -> Counter[str]:
         """Reason -> workers."""
+        if not self.not_live and not any(self.excluded):
+            return Counter()
         reasons = Counter(reason for _, reason in self.not_live)
         reasons.update(filter(None, self.excluded))
         return reasons

@@ -47,6 +47,8 @@ class Pool:
     roles: frozenset[str]
     shortest_len: float
     """The least max_model_len, tokens; inf: nobody has one."""
+    all_eligible: tuple[str, ...]
+    """No reason against any of them."""
 
     @classmethod
     def of(cls, sources: Collection[Source]) -> "Pool":
@@ -58,6 +60,7 @@ class Pool:
             block_sizes=frozenset(one.block_size for one in heartbeats),
             roles=frozenset(one.role for one in heartbeats),
             shortest_len=min((one.max_model_len or inf for one in heartbeats), default=inf),
+            all_eligible=("",) * len(sources),
         )
 
     def __len__(self) -> int:
@@ -100,19 +103,27 @@ class Pools:
         self._columns = np.zeros((len(COLUMNS), 0))
         self._settled: dict[int, tuple[float, float, float, float]] = {}
         """Slot -> its block_size, total_blocks, total_slots and trust."""
-        self._up = np.zeros((2, 0), np.bool_)
-        """Whether a worker may get requests: as a rule, and while most are silent."""
+        self._down: dict[WorkerKey, str] = {}
+        """Why workers get no requests."""
         self._identities: dict[WorkerKey, _Identity] = {}
-        self._pools: dict[str, Pool] = {}
+        self._pools: dict[str, tuple[Pool, list[tuple[Source, str]]]] = {}
+        """Name of a model -> its workers that are up; and the others, each with the reason."""
+        self._mass_silence = False
+        self._full: set[int] = set()
         self._loras: dict[str, str] = {}
 
     def refresh(self) -> None:
         """Takes over what changed in the view."""
+        if self._mass_silence != self._view.mass_silence:
+            self._mass_silence = self._view.mass_silence
+            self._pools.clear()
         for key in self._view.take_changed():
             source = self._view.sources.get(key)
             if source is None or source.heartbeat is None:
                 if (gone := self._identities.pop(key, None)) is not None:
                     self._settled.pop(gone.slot, None)
+                    self._full.discard(gone.slot)
+                    self._down.pop(key, None)
                     self._forget_pools()
                 continue
             self._make_room(source.slot)
@@ -129,6 +140,11 @@ class Pools:
             return  # the load will be read once its heartbeat is
         _, total_blocks, total_slots, _ = settled
         active_slots, active_blocks = load.active_requests(), load.active_blocks()
+        derived = shares(active_slots, active_blocks, total_slots, total_blocks)
+        if derived[2]:
+            self._full.add(slot)
+        else:
+            self._full.discard(slot)
         self._columns[:, slot] = (
             *settled,
             load.running,
@@ -138,30 +154,33 @@ class Pools:
             load.prefill_tokens,
             load.last_picked,
             active_slots,
-            *shares(active_slots, active_blocks, total_slots, total_blocks),
+            *derived,
         )
 
-    def pool(self, model: str, ready: bool) -> Pool:
-        """The workers that serve a model, up or not; raises Refusal if there is none.
+    @property
+    def any_full(self) -> bool:
+        """Whether any worker has no slot or no block left."""
+        return bool(self._full)
+
+    def live(self, model: str, ready: bool) -> tuple[Pool, list[tuple[Source, str]]]:
+        """The workers of a model that are up; and the others, each with the reason.
 
         model: by any of its names; empty: the fleet's only one. ready: the fleet has been heard.
+        Raises Refusal if nobody serves it, up or not.
         """
         found = self._pools.get(model)
         if found is None:
-            found = Pool.of(self._serving(model, ready))
+            up: list[Source] = []
+            down: list[tuple[Source, str]] = []
+            for source in self._serving(model, ready):
+                if reason := schedulable(source, self._mass_silence):
+                    down.append((source, reason))
+                else:
+                    up.append(source)
             if len(self._pools) >= _POOLS_MAX:
                 self._pools.clear()
-            self._pools[model] = found
+            found = self._pools[model] = Pool.of(up), down
         return found
-
-    def split(self, pool: Pool) -> tuple[Pool, list[tuple[Source, str]]]:
-        """Those of a pool that are up; and the others, each with the reason."""
-        up = self._up[int(self._view.mass_silence)][pool.slots]
-        if up.all():
-            return pool, []
-        down = [pool.sources[row] for row in np.flatnonzero(~up).tolist()]
-        reasons = [(source, schedulable(source, self._view.mass_silence)) for source in down]
-        return Pool.of([pool.sources[row] for row in np.flatnonzero(up).tolist()]), reasons
 
     def table(self, pool: Pool) -> npt.NDArray[np.float64]:
         """A copy of the columns, shape (len(COLUMNS), workers of the pool)."""
@@ -198,15 +217,19 @@ class Pools:
             _TRUST[source.stream.state],
         )
         self.put_load(slot, self._load_of(source.key))
-        for mass_silence in (False, True):
-            self._up[int(mass_silence), slot] = not schedulable(source, mass_silence)
+        down = schedulable(source, self._mass_silence)
+        if self._down.get(source.key, "") != down:
+            self._pools.clear()
+            if down:
+                self._down[source.key] = down
+            else:
+                del self._down[source.key]
 
     def _make_room(self, slot: int) -> None:
         there = self._columns.shape[1]
         if slot >= there:
             more = max(slot + 1, 2 * there) - there
             self._columns = np.pad(self._columns, ((0, 0), (0, more)))
-            self._up = np.pad(self._up, ((0, 0), (0, more)))
 
     def _serving(self, model: str, ready: bool) -> list[Source]:
         sources = self._view.sources

@@ -47,6 +47,7 @@ static int users_open(BlockUsers *u, const uint64_t *keys, size_t count) {
     while (2 * (u->used + count) > capacity) capacity *= 2;
     if (capacity > u->capacity && users_resize(u, capacity)) return -1;
     for (size_t i = 0; i < count; i++) {
+        if (i + 8 < count) __builtin_prefetch(&u->places[use_place(u, keys[i + 8])]);
         BlockUse *use = use_find(u, keys[i]);
         u->used += !use->users;
         use->key = keys[i];
@@ -59,6 +60,7 @@ static int users_open(BlockUsers *u, const uint64_t *keys, size_t count) {
 static void users_close(BlockUsers *u, const uint64_t *keys, size_t count) {
     uint64_t mask = u->capacity - 1;
     for (size_t i = 0; i < count; i++) {
+        if (i + 8 < count) __builtin_prefetch(&u->places[use_place(u, keys[i + 8])]);
         BlockUse *use = use_find(u, keys[i]);
         if (!use->users || --use->users) continue;
         u->used--;

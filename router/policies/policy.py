@@ -18,7 +18,7 @@ class Scores:
     """What is the same for all rows, such as the mean load."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Policy:
     """An entry of the table of policies."""
 

@@ -144,6 +144,27 @@ def test_clearing_the_device_ends_predictions_and_clearing_the_host_does_not(
     assert index.predicted(index.open_slot()) == 0
 
 
+def test_an_overlap_tells_the_run_and_what_is_usable_of_it_for_the_slots_asked_for(
+    index: BlockIndex,
+) -> None:
+    a, b, c = (index.open_slot() for _ in range(3))
+    index.store(a, DEVICE, chain(1, 4))
+    index.store(b, HOST, chain(1, 2))
+    index.predict(c, 1, chain(1, 3))
+    rows = index.overlap(chain(1, 4), 3, np.array([c, a, b], np.intp))
+    assert rows.dtype == np.int32
+    assert rows.tolist() == [
+        [3, 4, 2],
+        [3, 3, 2],
+        [0, 3, 0],
+        [0, 0, 2],
+        [0, 0, 0],
+        [3, 0, 0],
+    ]
+    assert index.overlap(array([]), 0, np.array([a], np.intp)).tolist() == [[0]] * 6
+    assert index.overlap(chain(1, 4), 4, np.array([], np.intp)).shape == (6, 0)
+
+
 def test_an_empty_prompt_matches_nothing_on_every_slot(index: BlockIndex) -> None:
     index.open_slot()
     index.open_slot()

@@ -105,6 +105,10 @@ class Twins:
 
     def compare(self, prompt: HashArray) -> None:
         native, twin = self.native.match(prompt).blocks, self.twin.match(prompt).blocks
+        slots = np.array(self.rng.sample(self.slots, len(self.slots)), np.intp)
+        usable_max = self.rng.randrange(len(prompt) + 2)
+        ours = self.native.overlap(prompt, usable_max, slots)
+        assert ours.tolist() == self.twin.overlap(prompt, usable_max, slots).tolist()
         for slot in self.slots:
             assert native[:, slot].tolist() == twin[:, slot].tolist()
             assert self.native.digest(slot) == self.twin.digest(slot)
@@ -363,3 +367,33 @@ def test_users_of_blocks_are_counted_block_by_block() -> None:
         users.close(chain)
     assert len(users) == 0
     assert users.missing(universe) == 3000
+
+
+@pytest.mark.parametrize("seed", range(SEED, SEED + 30))
+def test_the_cheapest_rows_are_those_of_a_sort(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    rows = int(rng.integers(0, 40))
+    costs = rng.choice([0.0, 0.5, 1.0, -2.5, np.inf, np.nan, -np.inf], rows) + rng.choice(
+        [0.0, rng.random()], rows
+    )
+    can = rng.random(rows) < 0.8 if seed % 3 else None
+    count = int(rng.integers(1, 6))
+    tied, following, bad = kernel.cheapest(costs, can, count)
+    assert bad == np.flatnonzero(~np.isfinite(costs)).tolist()
+    open_rows = [row for row in range(rows) if row not in bad and (can is None or can[row])]
+    ordered = sorted(open_rows, key=lambda row: (costs[row], row))
+    assert tied == [row for row in ordered if costs[row] == costs[ordered[0]]]
+    assert [*tied, *following] == ordered[: max(count, len(tied))]
+
+
+def test_a_mask_of_another_length_is_refused() -> None:
+    with pytest.raises(ValueError, match="2 bools for 3 costs"):
+        kernel.cheapest(np.zeros(3), np.ones(2, np.bool_), 1)
+
+
+def test_an_overlap_of_slots_that_were_never_opened_is_refused() -> None:
+    index = kernel.NativeIndex()
+    index.open_slot()
+    for slot in (1, -1):
+        with pytest.raises(IndexError):
+            index.overlap(keys(3), 3, np.array([0, slot]))

@@ -59,7 +59,7 @@ class TestColumns:
         assert (candidates.total_blocks[row], candidates.total_slots[row]) == (200, 8)
         assert candidates.prefill_tokens_active[row] == 100
         assert candidates.last_picked[row] == 1
-        assert candidates.excluded == [""]
+        assert list(candidates.excluded) == [""]
 
     def test_what_an_engine_does_not_tell_is_not_a_number(self) -> None:
         fleet = Fleet()
