@@ -184,6 +184,11 @@ class RouterCollector(Collector):
                 "bad_subject",
                 "tombstone",
                 "too_many_workers",
+                "too_many_tombstones",
+                "too_large",
+                "no_room_to_wait",
+                "recovery_too_large",
+                "no_room_to_recover",
             ),
         )
         yield _counter(
