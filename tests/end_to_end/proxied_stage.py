@@ -138,6 +138,11 @@ class ProxiedStage:
         source = self.source(worker_id)
         return source.stream.state is StreamState.LIVE and not self.router.core.excluded(source)
 
+    def routing(self) -> bool:
+        """Whether every worker may get requests, whatever is known of its blocks."""
+        core = self.router.core
+        return not any(core.excluded(source) for source in self.router.view.sources.values())
+
     def exact(self) -> bool:
         """Whether the index has the very blocks that the victim's engine holds.
 

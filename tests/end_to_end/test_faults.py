@@ -30,8 +30,9 @@ class Fault:
     fault: Step
     repair: Step
     noticed_s_max: float
-    bystander: bool = True
-    """Whether the other worker goes on as if nothing had happened."""
+    ours: bool = False
+    """It is the router's own connection that suffers, and it goes on routing, by load. Otherwise
+    the other worker goes on as if nothing had happened."""
 
 
 async def cut_router_nats(stage: ProxiedStage) -> None:
@@ -79,7 +80,7 @@ FAULTS = [
         ProxiedStage.kill_nats,
         ProxiedStage.restart_nats,
         0.0,
-        bystander=False,
+        ours=True,
     ),
     Fault(
         "relay killed (-9), restarted",
@@ -87,13 +88,13 @@ FAULTS = [
         ProxiedStage.start_relay,
         BEAT_OVERDUE_S,
     ),
-    Fault("router and NATS: cut", cut_router_nats, heal_router_nats, 0.0, bystander=False),
+    Fault("router and NATS: cut", cut_router_nats, heal_router_nats, 0.0, ours=True),
     Fault(
         "router and NATS: stalled",
         stall_router_nats,
         heal_router_nats,
         BEAT_OVERDUE_S,
-        bystander=False,
+        ours=True,
     ),
     Fault("relay and NATS: cut", cut_relay_nats, heal_relay_nats, BEAT_OVERDUE_S),
     Fault("relay and NATS: stalled", stall_relay_nats, heal_relay_nats, BEAT_OVERDUE_S),
@@ -120,6 +121,10 @@ async def test_a_fault_shows_soon_and_what_was_lost_comes_back(case: Fault) -> N
         noticed_s = loop.time() - began_s
         if not stage.engine.engine.stopped:
             await stage.work(3)  # nobody hears of it
+        if case.ours:
+            broker = stage.router.broker
+            assert broker is not None
+            await until(lambda: not broker.connected, "the connection to be given up")
         began_s = loop.time()
         await case.repair(stage)
         await until(lambda: stage.counts() and stage.exact(), "the worker at full trust, exact")
@@ -138,7 +143,7 @@ class Watch:
     def __init__(self, stage: ProxiedStage, case: Fault) -> None:
         self.wrong: set[str] = set()
         self._stage = stage
-        self._bystander = case.bystander
+        self._ours = case.ours
         self._wrong_s_max = max(case.noticed_s_max, BEAT_OVERDUE_S) + BUSY_S
 
     async def run(self) -> None:
@@ -148,7 +153,9 @@ class Watch:
             if len(self._stage.router.view.sources) < 2:
                 self.wrong.add("a worker is forgotten")
                 return
-            if self._bystander and not self._stage.counts(BYSTANDER):
+            if self._ours and not self._stage.routing():
+                self.wrong.add("nobody gets requests")
+            if not self._ours and not self._stage.counts(BYSTANDER):
                 self.wrong.add("the bystander suffers")
             if not self._stage.counts() or self._stage.exact():
                 right_at_s = loop.time()
