@@ -5,7 +5,7 @@ the core at scrape time, so a worker's series vanish with the worker.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.metadata import version
 from time import perf_counter
 
@@ -88,10 +88,12 @@ class Metrics:
             f"Usable overlap / prompt tokens over the last {_RATIO_DECISIONS} picks.",
             registry=registry,
         ).set_function(self._hit_ratio)
-        for stage in STAGES:
-            self.decision.labels(stage)
-        for tier in (*TIER_NAMES.values(), "predicted"):
-            self.overlap_tokens.labels(tier)
+        # Looking a label up costs as much as counting, so what each pick counts is looked up once.
+        self._stages = {stage: self.decision.labels(stage) for stage in STAGES}
+        self._picked = self.requests.labels("picked", "")
+        self._tiers = {
+            tier: self.overlap_tokens.labels(tier) for tier in (*TIER_NAMES.values(), "predicted")
+        }
         for outcome in OUTCOMES:
             if outcome != "refused":
                 self.requests.labels(outcome, "")
@@ -102,18 +104,17 @@ class Metrics:
     def picked(self, decision: Decision) -> None:
         """A pick was made."""
         overlap = decision.overlap(decision.order[0])
-        self.requests.labels("picked", "").inc()
+        self._picked.inc()
         self.prompt_tokens.inc(decision.rows.prompt_tokens)
-        self.overlap_tokens.labels("device").inc(overlap.device)
-        self.overlap_tokens.labels("host").inc(overlap.host)
-        self.overlap_tokens.labels("disk").inc(overlap.disk)
-        self.overlap_tokens.labels("predicted").inc(overlap.predicted)
+        for tier, tokens in zip(self._tiers, overlap[2:], strict=True):
+            if tokens:
+                self._tiers[tier].inc(tokens)
         self.reachable_tokens.inc(decision.best_overlap_tokens())
         self._recent.append((overlap.usable, decision.rows.prompt_tokens))
 
     def stage_clock(self) -> "StageClock":
         """A clock for one decision."""
-        return StageClock(self.decision)
+        return StageClock(self._stages)
 
     def _hit_ratio(self) -> float:
         prompt_tokens = sum(prompt for _, prompt in self._recent)
@@ -128,19 +129,19 @@ def kvroute_version() -> str:
 class StageClock:
     """Measures the stages of one decision: `core.route` calls it at the end of each."""
 
-    def __init__(self, histogram: Histogram) -> None:
-        self._histogram = histogram
+    def __init__(self, stages: Mapping[str, Histogram]) -> None:
+        self._stages = stages
         self._started = self._last = perf_counter()
 
     def __call__(self, stage: str) -> None:
         now = perf_counter()
-        self._histogram.labels(stage).observe(now - self._last)
+        self._stages[stage].observe(now - self._last)
         self._last = now
 
     def total(self) -> float:
         """Ends the measurement; seconds since it began."""
         seconds = perf_counter() - self._started
-        self._histogram.labels("total").observe(seconds)
+        self._stages["total"].observe(seconds)
         return seconds
 
 
