@@ -18,11 +18,6 @@ class Proxy:
         self._writers: set[asyncio.StreamWriter] = set()
         self._serving: set[asyncio.Task[None]] = set()
 
-    @property
-    def endpoint(self) -> str:
-        """As ZMQ names it."""
-        return f"tcp://127.0.0.1:{self.port}"
-
     async def heal(self) -> None:
         """Connections work, from now on or again."""
         self._flowing.set()

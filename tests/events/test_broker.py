@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from nats.aio.msg import Msg
+from nats.errors import SlowConsumerError
 
 from events import broker as module
 from events import nats_client
@@ -179,6 +180,22 @@ async def test_a_server_that_no_longer_lets_us_in_is_asked_until_it_does(tmp_pat
         await until(lambda: ear.connections == [True, False, True], "the door to open")
         await broker.publish("a", b"in")
         await until(lambda: ear.heard == [b"in"], "the subscription to work again")
+
+
+async def test_losses_are_told_once_a_second_at_most_and_each_is_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    broker = Broker(NatsSettings(), "nats://127.0.0.1:1", "test")
+    told: list[bool] = []
+    broker.on_connection(told.append)
+    lost = SlowConsumerError("a", "", 1, None)  # type: ignore[arg-type]
+    for _ in range(100):  # one for each message
+        await broker._on_error(lost)
+    assert told == [False, True]
+    assert broker.counts["slow_consumer"] == 100
+    monkeypatch.setattr(module, "LOSS_S", 0.0)
+    await broker._on_error(lost)
+    assert told == [False, True, False, True]
 
 
 async def test_a_server_too_busy_for_pongs_is_not_taken_for_dead(
