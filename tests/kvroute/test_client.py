@@ -369,7 +369,7 @@ async def test_a_router_that_goes_away_and_comes_back_is_found_again(server: Ser
 
 async def connected(client: KvRouteClient) -> None:
     """Waits for gRPC's own reconnect."""
-    line = await client._open().take()
+    line = await client._line(GUARD_S)
     async with asyncio.timeout(GUARD_S):
         while not await line.settled():  # noqa: ASYNC110  # gRPC's backoff is its own
             await asyncio.sleep(0.005)

@@ -484,12 +484,12 @@ class KvRouteClient:
     async def _line(self, left_s: float, reservation_id: str = "") -> Line:
         """The line for a call; raises DeadlineExceeded when it takes longer than left_s."""
         lines = self._open()
-        owner = lines.owner(reservation_id) if reservation_id else None
-        if owner is not None:
-            return owner
+        line = (lines.owner(reservation_id) if reservation_id else None) or lines.take()
+        if line is not None:
+            return line
         try:
             async with asyncio.timeout(left_s):
-                return await lines.take()
+                return await lines.wait()
         except TimeoutError:
             told = f"no router was found in {left_s:g} s"
             raise DeadlineExceeded(grpc.StatusCode.DEADLINE_EXCEEDED, None, told) from None

@@ -196,7 +196,7 @@ class Lane:
             while True:
                 await self._free.wait()
                 batch = self._items.batch(loop.time())
-                if not self._items.to_write:  # else it was a full batch, which has nothing to gain
+                if not self._items.full_batch:  # that has nothing to gain from waiting
                     self._hold = loop.call_later(HOLD_S, self._release)
                 self._look()
                 self._counts["batches"] += 1

@@ -48,6 +48,7 @@ class LaneItems:
         self._items_max = items_max
         self._bytes_max = bytes_max
         self._bytes = 0
+        self._waiting_bytes = 0
         self._next_index = 1
         self._waiting: OrderedDict[int, Item] = OrderedDict()
         self._sent: dict[int, Item] = {}
@@ -65,6 +66,11 @@ class LaneItems:
     def to_write(self) -> bool:
         """Whether a batch would hold anything."""
         return bool(self._waiting or self._cancels)
+
+    @property
+    def full_batch(self) -> bool:
+        """Whether a batch would be as large as batches get."""
+        return self._waiting_bytes >= BATCH_BYTES_MAX or len(self._waiting) >= BATCH_ITEMS_MAX
 
     @property
     def sent(self) -> int:
@@ -86,6 +92,7 @@ class LaneItems:
         item = Item(self._next_index, request, size, deadline_s, answer)
         self._next_index += 1
         self._bytes += size
+        self._waiting_bytes += size
         self._waiting[item.index] = item
         return item
 
@@ -107,6 +114,7 @@ class LaneItems:
             )
             written.request.CopyFrom(item.request)
             item.sendings += 1
+            self._waiting_bytes -= item.size
             del self._waiting[item.index]
             self._sent[item.index] = item
         return batch
@@ -120,10 +128,12 @@ class LaneItems:
 
     def drop(self, item: Item) -> bool:
         """Takes out an item that nobody waits for, if it is still here."""
-        if self._waiting.pop(item.index, None) is None:
-            if self._sent.pop(item.index, None) is None:
-                return False
+        if self._waiting.pop(item.index, None) is not None:
+            self._waiting_bytes -= item.size
+        elif self._sent.pop(item.index, None) is not None:
             self._cancels.append(item.index)
+        else:
+            return False
         self._bytes -= item.size
         return True
 
@@ -133,6 +143,7 @@ class LaneItems:
         given_up = [item for item in self._sent.values() if item.sendings >= SENDINGS_MAX]
         for item in given_up:
             self.answered(item.index)
+        self._waiting_bytes = self._bytes
         self._waiting = OrderedDict([*self._sent.items(), *self._waiting.items()])
         self._sent = {}
         return given_up
@@ -141,7 +152,8 @@ class LaneItems:
         """Gives up all; returns them."""
         self._cancels.clear()
         given_up = [*self._sent.values(), *self._waiting.values()]
-        self._sent, self._waiting, self._bytes = {}, OrderedDict(), 0
+        self._sent, self._waiting = {}, OrderedDict()
+        self._bytes = self._waiting_bytes = 0
         return given_up
 
 

@@ -109,25 +109,23 @@ class Lines:
         calls = sum(line.calls for line in self._lines)
         return f"<Lines {len(self._lines)} in use, {len(self._retired)} retired, {calls} calls>"
 
-    async def take(self) -> Line:
-        """The line for a call; raises RouterUnreachable when no name has an address.
+    def take(self) -> Line | None:
+        """The line for a call; None if that has to wait for one to be there."""
+        lines = self._lines
+        if self._named and lines and self._clock() - self._looked_up_s >= RESOLVE_S:
+            _ = self._look_up()
+        if len(lines) > 1:
+            lines = self._connected()
+        return self._least_busy(lines) if lines else None
 
-        The first call waits for addresses, and for the first of several routers to be there.
-        """
-        age_s = self._clock() - self._looked_up_s
+    async def wait(self) -> Line:
+        """The line for a call, after a wait: for addresses, and for one of several routers to be
+        connected, or none. Raises RouterUnreachable when no name has an address."""
         if not self._lines:
             await asyncio.shield(self._look_up())
-        elif self._named and age_s >= RESOLVE_S:
-            _ = self._look_up()
-        if len(self._lines) == 1:
-            return self._lines[0]
-        connected = self._connected()
-        if not connected:
+        if len(self._lines) > 1:
             await self._any_settled()
-            connected = self._connected() or self._lines
-        self._turn += 1
-        turned = (connected[(self._turn + i) % len(connected)] for i in range(len(connected)))
-        return min(turned, key=lambda line: line.calls)
+        return self._least_busy(self._connected() or self._lines)
 
     def owner(self, reservation_id: str) -> Line | None:
         """The line to the router that made a reservation: ids are `<router's name>-<number>`."""
@@ -159,6 +157,13 @@ class Lines:
             await asyncio.wait({self._lookup})
         for line in (*self._lines, *self._retired):
             await line.close()
+
+    def _least_busy(self, lines: list[Line]) -> Line:
+        """Of lines with as few open calls as any, each in its turn."""
+        fewest = min(line.calls for line in lines)
+        least = [line for line in lines if line.calls == fewest]
+        self._turn += 1
+        return least[self._turn % len(least)]
 
     def _connected(self) -> list[Line]:
         """Lines that a call may take; without those that rest, unless all do."""

@@ -1,14 +1,15 @@
 """The keywords of route(), request() and explain(), and the RouteRequest they make."""
 
-import uuid
+import secrets
 from collections.abc import Iterable, Mapping
 from typing import TypedDict
 
 import grpc
 
 from kvroute.client.errors import InvalidRequest
+from kvroute.client.hashes import block_hashes_of
 from kvroute.client.tokens import pack_tokens
-from kvroute.v1 import BlockHashes, MultimodalItem, Phase, RouteRequest
+from kvroute.v1 import MultimodalItem, Phase, RouteRequest
 
 
 class RouteOptions(TypedDict, total=False):
@@ -23,7 +24,8 @@ class RouteOptions(TypedDict, total=False):
     token_ids: Iterable[int] | None
     """list, tuple, array, numpy array, or bytes: little-endian u32 already. See pack_tokens."""
     block_hashes: Iterable[int] | None
-    """XXH3-64 of each full block, LoRA name and cache salt counted in. See router.proto."""
+    """XXH3-64 of each full block, LoRA name and cache salt counted in, see router.proto. numpy's
+    uint64 arrays cost least."""
     block_size: int | None
     """Tokens in each block of `block_hashes`."""
     prompt_tokens: int | None
@@ -80,7 +82,7 @@ def route_request(
     don't fit their fields. What only the router can judge (lengths, names), the router judges.
     """
     message = RouteRequest(
-        request_id=request_id or uuid.uuid4().hex,
+        request_id=request_id or secrets.token_hex(16),
         model=model or "",
         lora_name=lora_name or "",
         cache_salt=cache_salt or "",
@@ -102,9 +104,8 @@ def route_request(
             raise _invalid("token_ids and block_hashes are two prompts; give one")
         if block_size is None or prompt_tokens is None:
             raise _invalid("block_hashes needs block_size and prompt_tokens beside it")
-        message.block_hashes.CopyFrom(
-            BlockHashes(hashes=block_hashes, block_size=block_size, prompt_tokens=prompt_tokens)
-        )
+        hashes = block_hashes_of(block_hashes, block_size, prompt_tokens)
+        message.block_hashes.CopyFrom(hashes)
     elif block_size is not None or prompt_tokens is not None:
         raise _invalid("block_size and prompt_tokens belong to block_hashes")
     elif token_ids is not None:

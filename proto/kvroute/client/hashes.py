@@ -1,0 +1,55 @@
+"""A prompt's block hashes, in whatever form they were made, as the bytes that a message holds.
+
+Law: equal hashes make equal bytes, whatever held them.
+"""
+
+import sys
+from array import array
+from collections.abc import Iterable
+
+from kvroute.v1 import BlockHashes
+
+_U64 = "Q"
+_LITTLE = sys.byteorder == "little"
+
+
+def block_hashes_of(hashes: Iterable[int], block_size: int, prompt_tokens: int) -> BlockHashes:
+    """The message for hashes of full blocks.
+
+    A buffer of unsigned 64-bit integers (numpy, array) costs no Python int for each; lists, tuples
+    and other iterables take a little longer. Raises TypeError for what is no row of integers,
+    ValueError for one that takes more than 64 bits or is negative.
+    """
+    message = BlockHashes(block_size=block_size, prompt_tokens=prompt_tokens)
+    raw = _from_buffer(hashes)
+    if raw is None:
+        try:
+            listed = array(_U64, hashes)
+        except OverflowError as error:
+            raise ValueError("a block hash is outside 0 .. 2^64 - 1") from error
+        if not _LITTLE:
+            listed.byteswap()
+        raw = listed.tobytes()
+    if raw:
+        # On the wire, packed fixed64 are the field's key, its length, and this.
+        message.MergeFromString(b"\x0a" + _varint(len(raw)) + raw)
+    return message
+
+
+def _from_buffer(hashes: Iterable[int]) -> bytes | None:
+    """Little-endian u64 of a flat buffer of such; None when it is none."""
+    try:
+        view = memoryview(hashes)  # type: ignore[arg-type]  # asking is how one finds out
+    except (TypeError, ValueError, BufferError):
+        return None
+    with view:
+        flat = view.ndim == 1 and view.itemsize == 8 and view.format in {"Q", "L"}
+        return view.tobytes() if flat and _LITTLE else None
+
+
+def _varint(number: int) -> bytes:
+    groups = []
+    while number > 0x7F:
+        groups.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes((*groups, number))
