@@ -102,6 +102,8 @@ class Rank:
         """Of the last payload applied: tells one life's messages from another's."""
         self._backlog: deque[tuple[int, bytes]] = deque()
         """What a replay brought, and what had waited for it, as far as it is not applied yet."""
+        self._replayed = (-1, 0.0)
+        """Number and time (the engine's clock) of the last message of a replay."""
         self._held: deque[tuple[int, bytes]] = deque()
         """Live messages that wait, in order."""
         self._held_bytes = 0
@@ -215,9 +217,11 @@ class Rank:
             for seq, payload in messages[-OVERTAKEN_MAX:]
             if seq > heard
         }
-        replayed = messages[-1][0] if messages else -1
+        self._replayed = (-1, 0.0)
+        if messages:
+            self._replayed = (messages[-1][0], self._decode(messages[-1][1]).time_s)
         self._backlog = deque(messages)
-        self._backlog.extend(one for one in self._held if one[0] > replayed)
+        self._backlog.extend(one for one in self._held if one[0] > self._replayed[0])
         self._held, self._held_bytes = deque(), 0
         self.state = EngineState.CATCHING_UP
         return effects + self.catch_up(now_s)
@@ -230,21 +234,25 @@ class Rank:
         effects: list[RankEffect] = []
         room = SLICE_BYTES
         while room > 0 and self.state is EngineState.CATCHING_UP:
-            if self._backlog:
-                seq, payload = self._backlog.popleft()
-                if seq > self._next_seq:
-                    effects += self._lose(now_s)
-            elif self._held:
-                if self._held[0][0] > self._next_seq:
-                    self.engine_gaps += 1
-                    return effects + self._heal()
-                seq, payload = self._held.popleft()
-                self._held_bytes -= len(payload)
-            else:
+            came_since = not self._backlog
+            waiting = self._held if came_since else self._backlog
+            if not waiting:
                 self.state = EngineState.FOLLOWING
                 break
+            seq, payload = waiting[0]
+            of_last_life = self._is_of_last_life(seq, payload)
+            if came_since and seq > self._next_seq and not of_last_life:
+                self.engine_gaps += 1
+                return effects + self._heal()
+            waiting.popleft()
             room -= len(payload) + _MESSAGE_BYTES
-            if seq >= self._next_seq:
+            if came_since:
+                self._held_bytes -= len(payload)
+            if of_last_life:
+                self.counts["of_last_life"] += 1
+            elif seq >= self._next_seq:
+                if seq > self._next_seq:
+                    effects += self._lose(now_s)
                 effects += self._apply(seq, payload, now_s)
         return effects
 
@@ -283,6 +291,13 @@ class Rank:
         effects += self._new_life(now_s)
         self.state = EngineState.STARTING
         return effects + self.start()
+
+    def _is_of_last_life(self, seq: int, payload: bytes) -> bool:
+        """Whether a live message that waited for a replay was made before the end of the replay,
+        though its number is higher: then it is a dead process's, which was still on its way. (If
+        the engine's clock was set back instead, the gap is healed by what follows.)"""
+        last_seq, time_s = self._replayed
+        return seq > last_seq and 0.0 < self._decode(payload).time_s < time_s
 
     def _begin(self, seq: int, now_s: float) -> list[RankEffect]:
         """The first message that we hear, without a replay socket."""

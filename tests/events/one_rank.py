@@ -10,6 +10,8 @@ from events.rank import EngineState, Publish, Rank, RankEffect, Replay
 
 EPOCH = Epoch(5_000_000_000, 9)
 NOW_S = 100.0
+SAID_S = 10_000.0
+"""When batches were made, if nothing else is said: after any process started."""
 
 Message = tuple[int, bytes]
 
@@ -25,11 +27,11 @@ def stored(block: int, life: int = 0) -> bytes:
         "lora_id": None,
         "medium": "GPU",
     }
-    return msgspec.msgpack.encode([1.0 + life, [event], 0])
+    return msgspec.msgpack.encode([SAID_S + life, [event], 0])
 
 
 def batch(*events: Any) -> bytes:
-    return msgspec.msgpack.encode([1.0, list(events), 0])
+    return msgspec.msgpack.encode([SAID_S, list(events), 0])
 
 
 def removed(block: int) -> bytes:
@@ -120,7 +122,7 @@ class Life:
         else:
             payload = batch()
         # The time is in each batch, so no two lives send the same bytes.
-        stamp = [len(self.messages) + 1000.0 * self.number]
+        stamp = [SAID_S + len(self.messages) + 1000.0 * self.number]
         payload = msgspec.msgpack.encode(stamp + msgspec.msgpack.decode(payload)[1:])
         self.messages.append((len(self.messages), payload))
         self.held.append(held)

@@ -22,6 +22,7 @@ from tests.events.one_rank import (
     CLEARED,
     EPOCH,
     NOW_S,
+    SAID_S,
     Engine,
     Life,
     Message,
@@ -543,6 +544,52 @@ def test_a_restart_seen_in_the_sequence_is_not_counted_again_by_its_process() ->
     engine.hear(0, stored(50, life=1))
     engine.perform(engine.rank.on_process_start(NOW_S + 50, engine.now_s))
     assert (engine.held(), engine.rank.engine_restarts) == (1, 1)
+
+
+# --- what a dead process still says ---
+
+
+def said_at(time_s: float, block: int) -> bytes:
+    """As stored(block), made at that time."""
+    _, events, rank = msgspec.msgpack.decode(stored(block))
+    return msgspec.msgpack.encode([time_s, events, rank])
+
+
+def test_what_the_last_life_said_does_not_go_on_where_the_replay_of_the_next_one_ends() -> None:
+    engine = following(3)
+    engine.now_s = NOW_S + 60
+    assert engine.perform(engine.rank.on_process_start(NOW_S + 50, engine.now_s)) == [0]
+    engine.hear(3, said_at(SAID_S, 3))  # was on its way
+    engine.hear(4, said_at(SAID_S, 4))
+    engine.begin_replay((2, said_at(SAID_S + 60, 52)))  # all that its ring has
+    engine.catch_up()
+    assert (engine.held(), engine.rank.counts["of_last_life"]) == (1, 2)
+    assert engine.hear(3, said_at(SAID_S + 61, 53)) == []
+    assert (engine.held(), engine.rank.state) == (2, FOLLOWING)
+
+
+def test_what_the_last_life_said_may_come_while_the_next_ones_replay_is_applied() -> None:
+    engine = Engine()
+    engine.start()
+    first, second = long(0), said_at(SAID_S + 60, 1)
+    engine.begin_replay((0, first), (1, second))
+    assert engine.rank.state is CATCHING_UP
+    engine.hear(7, said_at(SAID_S - 60, 7))
+    assert engine.catch_up() == []
+    assert (engine.held(), engine.complete(), engine.rank.counts["of_last_life"]) == (2, True, 1)
+
+
+def test_what_a_clock_that_was_set_back_made_us_leave_out_is_healed() -> None:
+    engine = Engine()
+    engine.start()
+    engine.hear(2, said_at(SAID_S - 60, 2))
+    engine.replay(0, 1)
+    assert (engine.held(), engine.complete()) == (2, True)
+    assert engine.hear(3, said_at(SAID_S - 59, 3)) == [1]
+    engine.replay(1, (2, said_at(SAID_S - 60, 2)), (3, said_at(SAID_S - 59, 3)))
+    assert (engine.held(), engine.complete()) == (4, True)
+    assert engine.hear(4, said_at(SAID_S - 58, 4)) == []
+    assert engine.held() == 5
 
 
 # --- what cannot be read ---

@@ -245,6 +245,10 @@ class Relay(Process):
     def subscribe(self, shell: RankShell, after_s: float = 0.0) -> None:
         delay_s = after_s + self.world.rng.uniform(0, _CONNECT_S_MAX)
         self.later(delay_s, partial(setattr, shell, "subscribed", True))
+        self.later(delay_s + _SUBSCRIBED_S, partial(self._connected, shell))
+
+    def _connected(self, shell: RankShell) -> None:
+        self._perform(shell, shell.rank.on_reconnected())
 
     def hear(self, shell: RankShell, seq: int, payload: bytes) -> None:
         """The engine's publisher."""
