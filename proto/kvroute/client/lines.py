@@ -197,19 +197,20 @@ class Lines:
 
     async def _look_up_all(self) -> None:
         self._looked_up_s = self._clock()
-        found: list[Address] = []
+        found: dict[str, Address] = {}
         failure: OSError | None = None
         for target in self._targets:
             self._counts["lookups"] += target.host is not None
             try:
-                found += await addresses_of(target)
+                for address in await addresses_of(target):
+                    found.setdefault(address.target, address)
             except OSError as error:
                 self._counts["lookups_failed"] += 1
                 failure = error
         if failure is not None and (self._lines or not found):
             # A name that has no address for a moment is no reason to leave its routers.
             raise _unresolved(self._targets, failure) from failure
-        await self._change(list(dict.fromkeys(found)))
+        await self._change(list(found.values()))
 
     async def _change(self, addresses: list[Address]) -> None:
         """Opens lines to new addresses; retires those whose address is gone."""
