@@ -23,7 +23,6 @@ from events.facts import (
     Hello,
     SnapshotChunk,
     SnapshotRequest,
-    Stored,
     Unreadable,
     decode_chunk,
     decode_control,
@@ -188,6 +187,7 @@ class Feed:
                 again = self._view.on_pull_failed(pull, reason, self._clock())
             finally:
                 self._recovering_bytes -= recovery.bytes
+                self._view.unstage(pull.worker)
         if again:
             # Not from inside this task: recover() would cancel it as the worker's running one.
             asyncio.get_running_loop().call_soon(self.recover, again)
@@ -198,9 +198,9 @@ class Feed:
         if from_seq is not None:
             epoch, messages = await self._pull_ring(recovery, from_seq)
             return self._view.on_ring(worker, epoch, messages, self._clock())
-        last, facts = await self._pull_snapshot(recovery)
+        last = await self._pull_snapshot(recovery)
         return self._view.on_snapshot(
-            worker, last.epoch, last.as_of, facts, last.complete, self._clock()
+            worker, last.epoch, last.as_of, last.facts, last.complete, self._clock()
         )
 
     async def _pull_ring(self, recovery: _Recovery, from_seq: int) -> tuple[Epoch, list[bytes]]:
@@ -215,8 +215,8 @@ class Feed:
                 return chunk.epoch, messages
         raise _PullFailed("ring without an end")
 
-    async def _pull_snapshot(self, recovery: _Recovery) -> tuple[SnapshotChunk, list[Stored]]:
-        facts: list[Stored] = []
+    async def _pull_snapshot(self, recovery: _Recovery) -> SnapshotChunk:
+        """Stages all chunks but the last one, which it returns."""
         epoch: Epoch | None = None
         as_of: int | None = None
         for i in range(CHUNKS_MAX):
@@ -227,9 +227,9 @@ class Feed:
             if i and (chunk.epoch, chunk.as_of, chunk.chunk) != (epoch, as_of, i):
                 raise _PullFailed("chunks of different snapshots")
             epoch, as_of = chunk.epoch, chunk.as_of
-            facts += chunk.facts
             if i + 1 >= chunk.chunks:
-                return chunk, facts
+                return chunk
+            self._view.stage(recovery.pull.worker, chunk.facts)
         raise _PullFailed("snapshot without an end")
 
     async def _ask(self, recovery: _Recovery, request: SnapshotRequest) -> SnapshotChunk:

@@ -20,7 +20,7 @@ from enum import StrEnum
 
 from typing_extensions import override
 
-from events.facts import Beat, Epoch, Fact, FactsMessage, Stored
+from events.facts import Beat, Epoch, Fact, FactsMessage
 
 BUFFER_MESSAGES_MAX = 4096
 BUFFER_BYTES_MAX = 32 * 1024 * 1024
@@ -57,7 +57,12 @@ class Recover:
     from_seq: int | None
 
 
-Effect = Apply | Forget | Recover
+@dataclass(frozen=True, slots=True)
+class Adopt:
+    """The snapshot that is staged takes the place of all that this worker holds."""
+
+
+Effect = Apply | Forget | Adopt | Recover
 
 
 class Stream:
@@ -173,10 +178,8 @@ class Stream:
             return effects + self._lose("the ring does not close the gap", False, now_s)
         return effects + self._splice("ring replayed", now_s)
 
-    def on_snapshot(
-        self, epoch: Epoch, as_of: int, facts: list[Stored], complete: bool, now_s: float
-    ) -> list[Effect]:
-        """The relay's answer to a Recover without from_seq: all it held after message as_of."""
+    def on_snapshot(self, epoch: Epoch, as_of: int, complete: bool, now_s: float) -> list[Effect]:
+        """The relay's answer to a Recover without from_seq is staged: all it held after as_of."""
         self._asked = False
         if self.epoch is not None and epoch < self.epoch:
             return []
@@ -188,7 +191,7 @@ class Stream:
         self.epoch = epoch
         self.seq = as_of
         self.complete = complete
-        return [Forget(), Apply(list(facts)), *self._splice("snapshot applied", now_s)]
+        return [Adopt(), *self._splice("snapshot applied", now_s)]
 
     def on_recovery_failed(self, reason: str, from_ring: bool, now_s: float) -> list[Effect]:
         """No answer. A failed ring replay asks for a snapshot at once, a snapshot with a beat."""

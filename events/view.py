@@ -30,7 +30,7 @@ from events.facts import (
     unpack_hashes,
 )
 from events.predictions import Predictions
-from events.stream import Apply, Effect, Forget, Recover, Stream, StreamState
+from events.stream import Adopt, Apply, Effect, Forget, Recover, Stream, StreamState
 from indexer.identity import HashArray, WorkerKey
 from indexer.index import BlockIndex
 
@@ -111,6 +111,8 @@ class FleetView:
         self._predicted_ttl_s = predicted_ttl_s
         self._approximate_ttl_s = approximate_ttl_s
         self._changed: dict[WorkerKey, None] = {}
+        self._staged: dict[WorkerKey, int] = {}
+        """Slots of snapshots that are on their way."""
         self._beat_timeout_s = beat_timeout_s
         self._forget_s = forget_s
         self._workers_max = workers_max
@@ -195,13 +197,33 @@ class FleetView:
         complete: bool,
         now_s: float,
     ) -> list[Pull]:
-        """A whole snapshot, all its chunks."""
+        """The last facts of a snapshot; those before them are staged."""
         source = self.sources.get(key)
         if source is None:
             return []
+        self.stage(key, facts)
         self.recoveries["snapshot", "ok"] += 1
-        effects = source.stream.on_snapshot(epoch, as_of, facts, complete, now_s)
-        return self._perform(source, effects, now_s)
+        effects = source.stream.on_snapshot(epoch, as_of, complete, now_s)
+        pulls = self._perform(source, effects, now_s)
+        self.unstage(key)
+        return pulls
+
+    def stage(self, key: WorkerKey, facts: Iterable[Stored]) -> None:
+        """Some facts of a snapshot, beside what the worker holds, which counts until all are there.
+
+        So a snapshot of any size is applied as it comes, without a pause and without a buffer.
+        """
+        if key not in self.sources:
+            return
+        if key not in self._staged:
+            self._staged[key] = self.index.open_slot()
+        for fact in facts:
+            self._store(self._staged[key], fact)
+
+    def unstage(self, key: WorkerKey) -> None:
+        """Drops what is staged of a snapshot that comes to nothing; none is fine."""
+        if (slot := self._staged.pop(key, None)) is not None:
+            self.index.forget(slot)
 
     def on_pull_failed(self, pull: Pull, reason: str, now_s: float) -> list[Pull]:
         """A recovery got no usable answer."""
@@ -307,6 +329,7 @@ class FleetView:
 
     def _forget(self, source: Source, reason: str) -> Source:
         del self.sources[source.key]
+        self.unstage(source.key)
         self.waiting_bytes -= source.waiting_bytes
         self._changed[source.key] = None
         self.predictions.forget(source.slot)
@@ -325,6 +348,11 @@ class FleetView:
                 case Forget():
                     self.index.clear(source.slot)
                     self.predictions.forget(source.slot)
+                case Adopt():
+                    self.predictions.forget(source.slot)
+                    self.index.forget(source.slot)
+                    source.slot = self._staged.pop(source.key)
+                    self._changed[source.key] = None
                 case Recover(reason, from_seq):
                     pulls.append(Pull(source.key, reason, from_seq))
         self._account(source)
@@ -345,8 +373,7 @@ class FleetView:
         slot = source.slot
         match fact:
             case Stored():
-                self.index.store(slot, TIERS[fact.tier], unpack_hashes(fact.hashes))
-                self.facts["stored"] += 1
+                self._store(slot, fact)
             case Removed():
                 self.index.remove(slot, TIERS[fact.tier], unpack_hashes(fact.hashes))
                 self.facts["removed"] += 1
@@ -355,6 +382,10 @@ class FleetView:
                 self.index.clear(slot, TIERS[fact.tier] if fact.tier is not None else None)
                 self.facts["cleared"] += 1
                 source.gone_at_s = now_s
+
+    def _store(self, slot: int, fact: Stored) -> None:
+        self.index.store(slot, TIERS[fact.tier], unpack_hashes(fact.hashes))
+        self.facts["stored"] += 1
 
     def _silent_at_once(self, now_s: float) -> bool:
         """Whether most workers stopped beating together, which is the broker's doing or our own.

@@ -163,7 +163,7 @@ async def test_a_snapshot_is_asked_for_chunk_by_chunk(ear: Ear) -> None:
     ear.lose(WORKER, lambda request: chunk(request.chunk, 3))
     await ear.settled()
     assert ear.stream()[0] is StreamState.LIVE
-    assert ear.view.index.count(0) == 24
+    assert ear.view.index.count(ear.view.sources[WORKER].slot) == 24
     assert [(one.chunk, one.as_of) for one in ear.broker.asked] == [(0, None), (1, 2), (2, 2)]
 
 
@@ -179,7 +179,7 @@ async def test_chunks_of_different_snapshots_make_none(ear: Ear, second: Snapsho
     ear.lose(WORKER, lambda request: second if request.chunk else chunk(0, 3))
     await ear.settled()
     assert ear.stream() == (StreamState.RECOVERING, "chunks of different snapshots")
-    assert ear.view.index.count(0) == 0
+    assert ear.view.index.count(ear.view.sources[WORKER].slot) == 0
 
 
 @pytest.mark.parametrize(

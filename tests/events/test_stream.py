@@ -27,6 +27,7 @@ from events.rank import Publish, Rank
 from events.stream import (
     BUFFER_BYTES_MAX,
     BUFFER_MESSAGES_MAX,
+    Adopt,
     Apply,
     Effect,
     Forget,
@@ -49,10 +50,6 @@ def facts(seq: int, *hashes: int, epoch: Epoch = NOW) -> FactsMessage:
     return FactsMessage(VERSION, epoch, seq, [stored], 0.0)
 
 
-def snapshot(*hashes: int) -> list[Stored]:
-    return [Stored(pack_hashes(hashes), "device")]
-
-
 class Listener:
     """A stream, and the set that its effects make."""
 
@@ -60,6 +57,7 @@ class Listener:
         self.now_s = 100.0
         self.stream = Stream(TIMEOUT_S, self.now_s)
         self.held: set[int] = set()
+        self.staged: set[int] = set()
 
     @property
     def state(self) -> StreamState:
@@ -71,6 +69,8 @@ class Listener:
             match effect:
                 case Forget():
                     self.held.clear()
+                case Adopt():
+                    self.held = set(self.staged)
                 case Recover():
                     asked.append(effect)
                 case Apply(facts):
@@ -111,9 +111,8 @@ class Listener:
     def snapshot(
         self, as_of: int, *hashes: int, epoch: Epoch = NOW, complete: bool = True
     ) -> list[Recover]:
-        theirs = snapshot(*(hashes or range(1, as_of + 1)))
-        effects = self.stream.on_snapshot(epoch, as_of, theirs, complete, self.now_s)
-        return self.perform(effects)
+        self.staged = set(hashes or range(1, as_of + 1))
+        return self.perform(self.stream.on_snapshot(epoch, as_of, complete, self.now_s))
 
     def fail(self, from_ring: bool) -> list[Recover]:
         return self.perform(self.stream.on_recovery_failed("no answer", from_ring, self.now_s))
@@ -650,7 +649,7 @@ class World:
             and (decoded.epoch, decoded.seq) == (stream.epoch, stream.seq)
             and stream.trusted
         ):
-            assert self.index.digest(0) == decoded.digest
+            assert self.index.digest(self.view.sources[WORKER].slot) == decoded.digest
         self.check()
 
     def connect(self, connected: bool) -> None:
@@ -706,7 +705,8 @@ class World:
         assert source.stream._buffer == []
 
     def indexed(self) -> frozenset[tuple[Tier, int]]:
-        return frozenset((tier, one) for tier in Tier for one in self.index._held[0][tier])
+        held = self.index._held[self.view.sources[WORKER].slot]
+        return frozenset((tier, one) for tier in Tier for one in held[tier])
 
     def quiet(self) -> None:
         """All goes well for a few beats."""

@@ -522,3 +522,46 @@ def test_a_stream_that_lost_blocks_for_want_of_room_is_partial_and_not_read_anew
     view.on_stream(key(0), encode(FactsMessage(VERSION, NOW, 2, [fact_of_all], 0.0)), 0.0)
     assert view.on_stream(key(0), encode(Beat(VERSION, NOW, 2, 0, 0, True, 0.0)), 0.0) == []
     assert view.complete(source)
+
+
+# --- snapshots that come in pieces ---
+
+
+def test_what_is_staged_of_a_snapshot_counts_only_once_it_is_whole() -> None:
+    fleet = Fleet(1)
+    [pull] = fleet.beat(0, 1.0, seq=5)
+    assert pull.from_seq == 2
+    [pull] = fleet.view.on_pull_failed(pull, "ring too short", 1.0)
+    source = fleet.view.sources[key(0)]
+    before = source.slot
+    fleet.view.stage(key(0), [Stored(pack_hashes([10, 11]), "device")])
+    fleet.view.stage(key(0), [Stored(pack_hashes([12]), "host")])
+    assert fleet.index.count(source.slot) == 1
+    last = [Stored(pack_hashes([13]), "device")]
+    assert fleet.view.on_snapshot(key(0), NOW, 5, last, True, 1.0) == []
+    assert source.slot != before
+    assert [fleet.index.count(source.slot, tier) for tier in Tier] == [3, 1, 0]
+    assert fleet.index.stats().placements == 4
+    assert key(0) in fleet.view.take_changed()
+
+
+def test_a_snapshot_that_comes_to_nothing_leaves_nothing() -> None:
+    fleet = Fleet(2)
+    for number in range(2):
+        fleet.view.stage(key(number), [Stored(pack_hashes([100, 101]), "device")])
+    fleet.view.unstage(key(0))
+    fleet.view.unstage(key(0))
+    fleet.view.remove("w1", 99.0)
+    fleet.view.stage(key(7), [Stored(pack_hashes([7]), "device")])
+    assert fleet.index.stats().placements == 1
+    assert fleet.index.open_slot() < 4
+
+
+def test_a_stream_that_healed_by_itself_does_not_adopt_a_late_snapshot() -> None:
+    fleet = Fleet(1)
+    source = fleet.view.sources[key(0)]
+    slot = source.slot
+    late = [Stored(pack_hashes([55]), "device")]
+    assert fleet.view.on_snapshot(key(0), NOW, 1, late, True, 1.0) == []
+    assert (source.slot, fleet.index.count(slot)) == (slot, 1)
+    assert fleet.index.stats().placements == 1
