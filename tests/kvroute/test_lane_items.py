@@ -68,7 +68,7 @@ def test_a_dropped_item_is_not_written_and_a_written_one_is_cancelled() -> None:
     assert items.drop(written)
     assert not items.drop(written)
     assert names(items.batch(0.0)) == [f"cancel {written.index}", "c"]
-    assert items.answered(written.index) is None
+    assert items.sent(written.index) is None
 
 
 def test_items_are_bounded_and_cancels_count() -> None:
@@ -147,11 +147,10 @@ class Lane(RuleBasedStateMachine):
     @rule(data=st.data())
     def answer(self, data: st.DataObject) -> None:
         name = data.draw(st.sampled_from(sorted(self.here)))
-        item = self.here[name]
-        sent = item.index in self.items._sent
-        assert (self.items.answered(item.index) is item) == sent
-        if sent:
-            del self.here[name]
+        item = self.items.sent(self.here[name].index)
+        if item is not None:
+            self.items.answered(item)
+            assert self.here.pop(name) is item
 
     @precondition(lambda self: self.here)
     @rule(data=st.data())
@@ -161,6 +160,12 @@ class Lane(RuleBasedStateMachine):
             self.cancelled.add(item.index)
         assert self.items.drop(item)
         assert not self.items.drop(item)
+
+    @rule()
+    def undo(self) -> None:
+        self.count += 1
+        self.items.cancel(1_000_000 + self.count)
+        self.cancelled.add(1_000_000 + self.count)
 
     @rule()
     def end_of_stream(self) -> None:

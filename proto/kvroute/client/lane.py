@@ -123,11 +123,15 @@ class Lane:
         self._look()
         try:
             return await answer
+        except asyncio.CancelledError:
+            if not answer.cancelled():  # it was there, but its caller won't see it any more
+                self._items.cancel(item.index)
+            raise
         finally:
             timer.cancel()
             if self._items.drop(item):
                 self._counts["cancels"] += 1
-                self._look()
+            self._look()
 
     async def close(self) -> None:
         """Ends the stream; whoever still waits gets ClientClosed."""
@@ -149,7 +153,7 @@ class Lane:
                     self._refused(refused)
                     broken = _as_of_a_call(refused)
                     return
-                self._counts["again"] += self._items.sent
+                self._counts["again"] += self._items.sent_count
                 given_up = self._items.put_back()
                 self._fail(given_up, _unreachable("streams end before they answer"))
                 if not len(self._items):
@@ -207,10 +211,12 @@ class Lane:
 
     def _answer(self, results: RouteResults) -> None:
         for result in results.results:
-            item = self._items.answered(result.index)
-            if item is None or item.answer.done():
+            item = self._items.sent(result.index)
+            if item is None or item.answer.done():  # its caller is about to drop it
                 self._counts["late"] += 1
-            elif result.WhichOneof("result") == "response":
+                continue
+            self._items.answered(item)
+            if result.WhichOneof("result") == "response":
                 item.answer.set_result(result.response)
             else:
                 item.answer.set_exception(error_from_status(result.status))

@@ -73,7 +73,7 @@ class LaneItems:
         return self._waiting_bytes >= BATCH_BYTES_MAX or len(self._waiting) >= BATCH_ITEMS_MAX
 
     @property
-    def sent(self) -> int:
+    def sent_count(self) -> int:
         """Items written and not answered."""
         return len(self._sent)
 
@@ -119,12 +119,18 @@ class LaneItems:
             self._sent[item.index] = item
         return batch
 
-    def answered(self, index: int) -> Item | None:
-        """Takes out the item that an answer is for; None when nobody waits for it any more."""
-        item = self._sent.pop(index, None)
-        if item is not None:
-            self._bytes -= item.size
-        return item
+    def sent(self, index: int) -> Item | None:
+        """The item that an answer is for; None when nobody waits for it any more."""
+        return self._sent.get(index)
+
+    def answered(self, item: Item) -> None:
+        """Takes out a sent item."""
+        del self._sent[item.index]
+        self._bytes -= item.size
+
+    def cancel(self, index: int) -> None:
+        """Has the router undo what it answered."""
+        self._cancels.append(index)
 
     def drop(self, item: Item) -> bool:
         """Takes out an item that nobody waits for, if it is still here."""
@@ -142,7 +148,7 @@ class LaneItems:
         self._cancels.clear()
         given_up = [item for item in self._sent.values() if item.sendings >= SENDINGS_MAX]
         for item in given_up:
-            self.answered(item.index)
+            self.answered(item)
         self._waiting_bytes = self._bytes
         self._waiting = OrderedDict([*self._sent.items(), *self._waiting.items()])
         self._sent = {}
