@@ -1,0 +1,152 @@
+"""What a pick costs the router, and how many a client gets: one by one, and over the fast lane.
+
+A real `kvroute serve` with eight stand-in engines behind relays, and a client in another process.
+Prompts have 8,192 tokens, or their 512 block hashes; each is held whole by one engine. CPU is that
+of the server's process for each decision, by the kernel's account, everything in it included.
+"""
+
+import asyncio
+import json
+import random
+import sys
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+
+from events.broker import Broker
+from events.clock import unix_now
+from events.relay import Relay
+from events.settings import NatsSettings
+from kvroute.client import KvRouteClient
+from router.children import end, start
+from router.nats_child import NatsChild
+from simulator.clock import ScaledClock
+from simulator.engine import EngineConfig
+from simulator.fleet import stand_ins
+from simulator.scheduler import SchedulerConfig
+from tests.bench.lane_client import BLOCK_SIZE, PROMPT_TOKENS, PROMPTS, prompts
+from tests.bench.timing import row
+from tests.end_to_end.stage import engine_settings
+
+ENGINES = 8
+CALLERS = 32
+READY_TIMEOUT_S = 60.0
+CASES: dict[str, dict[str, Any]] = {
+    "tokens, one by one": {"form": "tokens", "lane": False, "callers": CALLERS, "requests": 1600},
+    "tokens, lane": {"form": "tokens", "lane": True, "callers": CALLERS, "requests": 3200},
+    "hashes, one by one": {"form": "hashes", "lane": False, "callers": CALLERS, "requests": 1600},
+    "hashes, lane": {"form": "hashes", "lane": True, "callers": CALLERS, "requests": 3200},
+    "alone": {"form": "tokens", "lane": False, "callers": 1, "requests": 500},
+    "alone, lane": {"form": "tokens", "lane": True, "callers": 1, "requests": 500},
+}
+ROWS = [
+    ("cpu_tokens_unary_us", "tokens, one by one", "cpu_us", "us", "less"),
+    ("cpu_tokens_lane_us", "tokens, lane", "cpu_us", "us", "less"),
+    ("cpu_hashes_unary_us", "hashes, one by one", "cpu_us", "us", "less"),
+    ("cpu_hashes_lane_us", "hashes, lane", "cpu_us", "us", "less"),
+    ("route_unary_8192_p50_us", "alone", "p50_us", "us", "less"),
+    ("route_lane_8192_p50_us", "alone, lane", "p50_us", "us", "less"),
+    ("client_tokens_rps", "tokens, lane", "rps", "picks/s", "more"),
+    ("client_hashes_rps", "hashes, lane", "rps", "picks/s", "more"),
+]
+"""Name, the case it is taken from, what of it, unit, which is better."""
+
+
+def rows() -> list[dict[str, Any]]:
+    found = asyncio.run(_measured())
+    return [
+        row(name, round(found[case][what], 1), unit, better)
+        for name, case, what, unit, better in ROWS
+    ]
+
+
+@dataclass(frozen=True)
+class Served:
+    """A router to measure."""
+
+    target: str
+    pid: int
+
+
+async def _measured() -> dict[str, dict[str, float]]:
+    """What the client found, case by case."""
+    async with served() as router:
+        client = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "tests.bench.lane_client", router.target, str(router.pid)),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+        )
+        try:
+            assert client.stdin is not None
+            assert client.stdout is not None
+            found = {}
+            for name, case in CASES.items():
+                client.stdin.write(json.dumps(case).encode() + b"\n")
+                found[name] = json.loads(await client.stdout.readline())
+            return found
+        finally:
+            await end(client)
+
+
+@asynccontextmanager
+async def served() -> AsyncIterator[Served]:
+    """A router that knows its fleet: every prompt is in one engine's cache, and in the index."""
+    async with AsyncExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvroute-bench-")))
+        nats = NatsChild()
+        stack.push_async_callback(nats.stop)
+        await nats.start()
+        scheduler = SchedulerConfig(block_count=8192, block_size=BLOCK_SIZE)
+        engines = await stack.enter_async_context(
+            stand_ins(
+                [EngineConfig(f"worker-{i}", scheduler) for i in range(ENGINES)],
+                ScaledClock(100.0),
+            )
+        )
+        socket = folder / "router.sock"
+        config = {
+            "nats": {"url": nats.url},
+            "grpc": {"listen": "127.0.0.1:0", "unix_socket": str(socket)},
+            "metrics": {"listen": ""},
+            "log": {"level": "warning"},
+            "routing": {"seed": 1},
+        }
+        file = folder / "serve.yaml"
+        file.write_text(yaml.safe_dump(config))
+        command = [sys.executable, "-m", "router.cli", "serve", "--config", str(file)]
+        router = await start(command, None)
+        stack.push_async_callback(end, router)
+        broker = Broker(NatsSettings(), nats.url, "relays")
+        stack.push_async_callback(broker.close)
+        await broker.connect()
+        failures: list[BaseException] = []
+        for engine in engines:
+            # Slots for all that a window reserves: what is measured is picks, not refusals.
+            settings = msgspec.structs.replace(engine_settings(engine), slots=1_000_000)
+            relay = Relay(
+                settings,
+                broker,
+                fleet="default",
+                clock=unix_now,
+                on_failure=failures.append,
+                rng=random.Random(1),
+            )
+            stack.push_async_callback(relay.stop)
+            await relay.start()
+        target = f"unix:{socket}"
+        async with KvRouteClient(target) as client, asyncio.timeout(READY_TIMEOUT_S):
+            await client.wait_ready(READY_TIMEOUT_S)
+            for i, prompt in enumerate(prompts()):
+                await engines[i % ENGINES].engine.complete(prompt.tolist(), 1)
+            blocks = PROMPTS * PROMPT_TOKENS // BLOCK_SIZE
+            while (await client.index_stats()).blocks < blocks:  # noqa: ASYNC110  # elsewhere
+                await asyncio.sleep(0.05)
+        yield Served(target, router.pid)
+        if failures:
+            raise failures[0]

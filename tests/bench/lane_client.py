@@ -1,0 +1,105 @@
+"""The client's half of bench_lane.py, in a process of its own: asks for picks and measures.
+
+python -m tests.bench.lane_client TARGET SERVER_PID; then one case a line on standard input, as JSON,
+{"form": "tokens" | "hashes", "lane": bool, "callers": n, "requests": n}, each answered by a line:
+{"cpu_us": server CPU a decision, "p50_us": latency, "rps": picks a second}.
+"""
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Callable
+from itertools import cycle
+from statistics import median
+from typing import Any
+
+import numpy as np
+import uvloop
+
+from indexer.hashing import block_hashes
+from kvroute.client import KvRouteClient
+from kvroute.v1 import Progress, ProgressState
+
+PROMPTS = 50
+PROMPT_TOKENS = 8192
+BLOCK_SIZE = 16
+WINDOWS = 5
+REPORTS_A_CALL = 500
+
+
+def prompts() -> list[Any]:
+    """The same on both sides of the benchmark: the engines hold them."""
+    rng = np.random.default_rng(1)
+    return [rng.integers(0, 100_000, PROMPT_TOKENS).astype(np.uint32) for _ in range(PROMPTS)]
+
+
+def cpu_s(pid: int) -> float:
+    """CPU time of another process, by the clock that clock_getcpuclockid(3) names."""
+    return time.clock_gettime((~pid << 3) | 2)
+
+
+def forms() -> dict[str, list[dict[str, Any]]]:
+    """Keywords of route(), ready to be sent: what the client costs is in `rps`, not making them."""
+    tokens = prompts()
+    return {
+        "tokens": [{"token_ids": one.tobytes()} for one in tokens],
+        "hashes": [
+            {
+                "block_hashes": block_hashes(one.tobytes(), BLOCK_SIZE),
+                "block_size": BLOCK_SIZE,
+                "prompt_tokens": PROMPT_TOKENS,
+            }
+            for one in tokens
+        ],
+    }
+
+
+async def measure(target: str, pid: int, case: dict[str, Any]) -> dict[str, float]:
+    """Medians of some windows; between them reservations are ended, unmeasured."""
+    options = cycle(forms()[case["form"]])
+    seconds: list[float] = []
+    reservations: list[str] = []
+    async with KvRouteClient(target, fast_lane=case["lane"], timeout_s=30.0) as client:
+
+        async def call(count: int) -> None:
+            for _ in range(count):
+                started = time.perf_counter()
+                pick = await client.route(**next(options))
+                seconds.append(time.perf_counter() - started)
+                reservations.append(pick.reservation_id)
+
+        async def window(requests: int) -> tuple[float, float]:
+            callers = case["callers"]
+            began_s, began_cpu_s = time.perf_counter(), cpu_s(pid)
+            await asyncio.gather(*(call(requests // callers) for _ in range(callers)))
+            spent_s, spent_cpu_s = time.perf_counter() - began_s, cpu_s(pid) - began_cpu_s
+            count = len(reservations)
+            while reservations:
+                await client.report(*map(_finished, reservations[:REPORTS_A_CALL]))
+                del reservations[:REPORTS_A_CALL]
+            return spent_cpu_s / count, spent_s / count
+
+        await window(case["requests"] // 4)  # warm: the stream opens, caches fill
+        seconds.clear()
+        windows = [await window(case["requests"]) for _ in range(WINDOWS)]
+    return {
+        "cpu_us": median(cpu for cpu, _ in windows) * 1e6,
+        "p50_us": median(seconds) * 1e6,
+        "rps": 1 / median(wall for _, wall in windows),
+    }
+
+
+def _finished(reservation_id: str) -> Progress:
+    return Progress(reservation_id=reservation_id, state=ProgressState.PROGRESS_STATE_FINISHED)
+
+
+def main(target: str, pid: int, say: Callable[[str], object]) -> None:
+    for line in sys.stdin:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            say(json.dumps(runner.run(measure(target, pid, json.loads(line)))) + "\n")
+            sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), sys.stdout.write)
