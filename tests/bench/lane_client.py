@@ -1,6 +1,6 @@
 """The client's half of bench_lane.py, in a process of its own: asks for picks and measures.
 
-python -m tests.bench.lane_client TARGET SERVER_PID; then one case a line on standard input, as JSON,
+python -m tests.bench.lane_client TARGET SERVER_PID; then a case a line on standard input, as JSON,
 {"form": "tokens" | "hashes", "lane": bool, "callers": n, "requests": n}, each answered by a line:
 {"cpu_us": server CPU a decision, "p50_us": latency, "rps": picks a second}.
 """

@@ -164,6 +164,27 @@ async def test_calls_made_at_once_are_one_batch(
         await asyncio.gather(*calls)
 
 
+async def test_a_late_answer_of_an_older_batch_lets_nothing_go(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with played(server, monkeypatch) as (client, stream):
+        first, slow = ask(client, "first"), ask(client, "slow")
+        older = await stream.read()
+        await stream.answer(older[0])
+        await first
+        second = ask(client, "second")
+        newer = await stream.read()
+        await stream.answer(older[1])
+        await slow
+        third, fourth = ask(client, "third"), ask(client, "fourth")
+        await stream.answer(*newer)
+        await second
+        last = await stream.read()
+        assert names(last) == ["third", "fourth"]
+        await stream.answer(*last)
+        await asyncio.gather(third, fourth)
+
+
 async def test_an_empty_message_lets_the_next_batch_go(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -30,7 +30,10 @@ class Desk:
     def __post_init__(self) -> None:
         self.fleet.add("w0")
         self.items = RouteItems(
-            self.route, lambda one: self.cancelled.append(one.request_id), lambda: self.now_s
+            self.route,
+            lambda one: self.cancelled.append(one.request_id),
+            clock=lambda: self.now_s,
+            cpu_clock=lambda: self.now_s,
         )
 
     def route(self, request: router_pb2.RouteRequest) -> Pick | Repeated:

@@ -1,7 +1,7 @@
 """Route calls of many tasks as batches on one open RouteStream.
 
 Nothing waits for company: whatever there is when the stream is free goes as one batch. A batch
-holds the next one back until the router says something, so that batches grow with the load:
+holds the next one back until the router begins to answer it, so that batches grow with the load:
 
     call ──> waiting ──(stream free)──> sent ──> answer
                  ^                        │
@@ -84,6 +84,8 @@ class Lane:
         self._free = asyncio.Event()
         """Something is to be written, and no batch holds it back."""
         self._hold: asyncio.TimerHandle | None = None
+        self._newest: frozenset[int] = frozenset()
+        """Indexes of the batch that holds back the next one."""
 
     @override
     def __repr__(self) -> str:
@@ -202,6 +204,7 @@ class Lane:
                 batch = self._items.batch(loop.time())
                 if not self._items.full_batch:  # that has nothing to gain from waiting
                     self._hold = loop.call_later(HOLD_S, self._release)
+                    self._newest = frozenset([item.index for item in batch.items])
                 self._look()
                 self._counts["batches"] += 1
                 self._counts["items"] += len(batch.items)
@@ -210,7 +213,9 @@ class Lane:
             return  # the stream has ended, as the reader knows
 
     def _answer(self, results: RouteResults) -> None:
+        taken = not results.results  # an empty message says that a batch was read, and no more
         for result in results.results:
+            taken = taken or result.index in self._newest
             item = self._items.sent(result.index)
             if item is None or item.answer.done():  # its caller is about to drop it
                 self._counts["late"] += 1
@@ -220,8 +225,9 @@ class Lane:
                 item.answer.set_result(result.response)
             else:
                 item.answer.set_exception(error_from_status(result.status))
-        # After those who have their answers now: what they ask next goes with the next batch.
-        asyncio.get_running_loop().call_soon(self._release)
+        if taken:
+            # After those who have their answers now: what they ask next goes with the next batch.
+            asyncio.get_running_loop().call_soon(self._release)
 
     def _release(self) -> None:
         if self._hold is not None:
