@@ -60,6 +60,7 @@ _PING_MS = 1000
 _PONG_MS = 3000
 """Between us and the engine's publisher, which has nothing to say while it is idle."""
 _REPLAY_MESSAGES_MAX = 100_000
+_REPLAY_BYTES_MAX = 512 * 1024 * 1024
 _SUBSCRIBED_S = 0.1
 """Until a subscription stands at the engine; what slips through shows as a gap, and heals."""
 
@@ -257,6 +258,7 @@ class Relay:
         socket.setsockopt(zmq.LINGER, 0)
         parts: list[tuple[int, bytes]] = []
         ended = False
+        size = 0
         try:
             socket.connect(shell.replay)
             await socket.send_multipart(replay_request(from_seq))
@@ -267,6 +269,11 @@ class Relay:
                 match part:
                     case ReplayPart(sequence, payload):
                         parts.append((sequence, payload))
+                        size += len(payload)
+                        if size > _REPLAY_BYTES_MAX:
+                            self.counts["replay_too_large"] += 1
+                            log.warning("%s: replay cut off after %d bytes", shell.key, size)
+                            break
                     case ReplayEnd():
                         ended = True
                         break

@@ -21,7 +21,9 @@ from events.stream import StreamState
 from indexer.hashing import block_hashes, pack_tokens, prefix_hashes
 from indexer.identity import WorkerKey
 from router.app import RouterApp
+from router.decision import Pick, Request
 from router.nats_child import NatsChild
+from router.prompt import Prompt
 from simulator.clock import ScaledClock
 from simulator.engine import EngineConfig
 from simulator.fleet import StandIn, stand_ins
@@ -101,6 +103,14 @@ async def test_an_engine_that_publishes_no_events_is_told_of_by_its_heartbeats()
             assert rank.last_event_s is None
             assert (source.stream.seq, source.stream.complete) == (0, False)
             assert view.index.count(source.slot) == 0
+            # Known by our own picks alone, and marked as such.
+            core, tokens = stage.router.core, pack_tokens(range(100))
+            for request_id, predicted in (("first", 0), ("again", 96)):
+                request = Request(request_id, Prompt.from_tokens(tokens))
+                pick = core.route(request, unix_now())
+                assert isinstance(pick, Pick)
+                assert pick.decision.overlap(0).predicted == predicted
+            assert source.approximate
 
 
 # --- a relay that is killed ---

@@ -101,6 +101,20 @@ async def test_a_replay_socket_that_falls_silent_ends_the_healing_too(
     assert wired.relay.counts["replay_timeout"] == 1
 
 
+async def test_a_replay_that_is_too_large_is_cut_off_and_leaves_the_stream_partial(
+    wired: Wired, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_REPLAY_BYTES_MAX", 1000)
+    wired.relay._perform(wired.shell, wired.shell.rank.start())
+    asker, *_ = await wired.replay.recv_multipart()
+    for seq in range(20):
+        await wired.replay.send_multipart([asker, b"", seq.to_bytes(8, "big"), bytes(100)])
+    await until_done(wired.shell.replaying)
+    assert wired.relay.counts["replay_too_large"] == 1
+    assert wired.shell.rank.state is EngineState.FOLLOWING
+    assert not wired.shell.rank.complete
+
+
 async def test_the_loop_turns_between_the_slices_of_a_long_replay(wired: Wired) -> None:
     wired.relay._perform(wired.shell, wired.shell.rank.start())
     asker, *_ = await wired.replay.recv_multipart()
