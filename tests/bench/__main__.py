@@ -6,43 +6,91 @@ python -m tests.bench [words of module names ...]
 import importlib
 import json
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-HERE = Path(__file__).parent
-RESULTS = HERE.parent.parent / "build" / "bench.json"
+from tests.bench import peer_service
+from tests.bench.environments import BUILD
+
+RESULTS = BUILD / "bench.json"
+FIRST = [
+    "cpu_tokens_unary_us",
+    "cpu_tokens_lane_us",
+    "cpu_hashes_unary_us",
+    "cpu_hashes_lane_us",
+    "route_unary_8192_p50_us",
+    "client_tokens_rps",
+    "client_hashes_rps",
+    "hash_8192_b16",
+    "match_512_w64",
+    "match_2048_w64",
+    "store_16",
+    "memory_chain_bytes",
+    "memory_shared64_bytes",
+    "forget_pause_ms",
+    "match_growth_in_blocks",
+    "match_growth_in_index",
+    "ingest_blocks_per_s",
+    "nats_ingest_blocks_per_s",
+    "event_to_visible_idle_p50_us",
+    "decision_8192_w8_us",
+    "decision_8192_w64_us",
+    "decision_8192_w1000_us",
+]
+"""What README.md explains one by one; the others show what these are made of."""
 
 
 def main(words: list[str]) -> None:
-    names = sorted(path.stem for path in HERE.glob("bench_*.py"))
+    names = sorted(path.stem for path in Path(__file__).parent.glob("bench_*.py"))
     chosen = [name for name in names if not words or any(word in name for word in words)]
     console = Console()
     rows: list[dict[str, Any]] = []
+    started = time.monotonic()
     for name in chosen:
-        with console.status(name):
-            rows += importlib.import_module(f"tests.bench.{name}").rows()
+        with console.status(f"{name} ({time.monotonic() - started:.0f} s so far)"):
+            rows += peer_service.compared(importlib.import_module(f"tests.bench.{name}").rows())
+    rows = in_order(rows)
     console.print(table_of(rows))
+    for row in rows:
+        if "note" in row:
+            console.print(f"  {row['name']}: {row['note']}", style="dim", highlight=False)
     RESULTS.parent.mkdir(exist_ok=True)
     RESULTS.write_text(json.dumps(rows, indent=1) + "\n")
-    console.print(f"written to {RESULTS.relative_to(HERE.parent.parent)}")
+    console.print(f"written to {RESULTS.relative_to(BUILD.parent)}")
+
+
+def in_order(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The named ones first, the others as they came. A name is there once."""
+    by_name = {row["name"]: row for row in rows}
+    if len(by_name) < len(rows):
+        raise AssertionError("two rows have the same name")
+    return [by_name.pop(name) for name in FIRST if name in by_name] + list(by_name.values())
 
 
 def table_of(rows: list[dict[str, Any]]) -> Table:
-    with_peer = any(row["peer"] is not None for row in rows)
-    table = Table(title="kvroute, one core")
-    table.add_column("benchmark")
-    table.add_column("ours", justify="right")
-    if with_peer:
-        table.add_column("peer", justify="right")
-        table.add_column("ratio", justify="right")
+    table = Table(
+        title="kvroute and its peer", caption="ratio: how many times better than the peer"
+    )
+    table.add_column("row", no_wrap=True)
+    for column in ("ours", "peer", "ratio"):
+        table.add_column(column, justify="right")
     table.add_column("unit")
-    for row in rows:
-        compared = [shown(row["peer"]), shown(row["ratio"])] if with_peer else []
+    for row, after in zip(rows, [*rows[1:], None], strict=True):
         arrow = "↑" if row["better"] == "more" else "↓"
-        table.add_row(row["name"], shown(row["ours"]), *compared, f"{row['unit']} {arrow}")
+        last_named = row["name"] in FIRST and after is not None and after["name"] not in FIRST
+        table.add_row(
+            row["name"],
+            shown(row["ours"]),
+            shown(row["peer"]),
+            shown(row["ratio"]),
+            f"{row['unit']} {arrow}",
+            style="red" if row["ratio"] is not None and row["ratio"] < 1 else None,
+            end_section=last_named,
+        )
     return table
 
 

@@ -12,6 +12,7 @@ import msgspec
 from events.decoding import DECODERS
 from events.engine_events import BlocksCleared
 from events.engine_load import sglang_metrics, vllm_loads
+from tests.bench.timing import row
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 
@@ -23,12 +24,12 @@ TIME_S = 0.2
 def rows() -> list[dict[str, Any]]:
     """One row a measurement: name, our number, unit, and which direction is better."""
     return [
-        _row("decode captured vLLM 0.32 batches", *_captured("vllm-0.32.0/single-int")),
-        _row("decode captured SGLang 0.5.23 batches", *_captured("sglang-0.5.23/server-single")),
-        _row("decode vLLM stores of 64 blocks of 64 tokens", *_long_stores()),
-        _row("read vLLM's metrics page", *_page(vllm_loads, "vllm-0.32.0/dp2-connect"), "pages/s"),
+        _row("decode_vllm_captured", *_captured("vllm-0.32.0/single-int")),
+        _row("decode_sglang_captured", *_captured("sglang-0.5.23/server-single")),
+        _row("decode_vllm_stores_64_b64", *_long_stores()),
+        _row("read_vllm_metrics", *_page(vllm_loads, "vllm-0.32.0/dp2-connect"), "pages/s"),
         _row(
-            "read SGLang's metrics page",
+            "read_sglang_metrics",
             *_page(sglang_metrics, "sglang-0.5.23/server-single"),
             "pages/s",
         ),
@@ -91,11 +92,4 @@ def _row(
             run()
             goes += 1
         best = max(best, goes * count / spent)
-    return {
-        "name": name,
-        "ours": round(best),
-        "peer": None,
-        "unit": unit,
-        "ratio": None,
-        "better": "more",
-    }
+    return row(name, round(best), unit, "more")

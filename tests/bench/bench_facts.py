@@ -50,7 +50,10 @@ def _row(name: str, make: Callable[[], BlockIndex], count: int) -> dict[str, Any
         for message in messages:
             view.on_stream(WORKER, message, 1.0)
 
-    what = f"decode and apply facts of {count} block{'s' if count > 1 else ''} ({name})"
+    return rate(_row_name(name, count), run, len(messages) * count, "blocks/s")
+
+
+def _row_name(name: str, count: int) -> str:
     if (name, count) == ("native", 16):
-        what = "ingest_blocks_per_s"  # beside nats_ingest_blocks_per_s of bench_nats.py
-    return rate(what, run, len(messages) * count, "blocks/s")
+        return "ingest_blocks_per_s"  # beside nats_ingest_blocks_per_s of bench_nats.py
+    return f"ingest_{count}_{name}"

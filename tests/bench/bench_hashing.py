@@ -16,7 +16,7 @@ def rows() -> list[dict[str, Any]]:
         packed = _prompt(count)
         found.append(
             duration_us(
-                f"hash a prompt of {count:,} tokens",
+                f"prefix_hashes_{count}",
                 lambda packed=packed: prefix_hashes(block_hashes(packed, BLOCK_SIZE)),
             )
         )
@@ -24,9 +24,9 @@ def rows() -> list[dict[str, Any]]:
     items = [MultimodalItem(i, 1024 * i, 512) for i in range(8)]
     packed = _prompt(8192)
     found += [
-        duration_us("pack a list of 8,192 token ids", lambda: pack_tokens(token_ids)),
+        duration_us("pack_token_ids_8192", lambda: pack_tokens(token_ids)),
         duration_us(
-            "hash a prompt of 8,192 tokens with 8 images",
+            "prefix_hashes_8192_8_images",
             lambda: prefix_hashes(block_hashes(packed, BLOCK_SIZE, items=items)),
         ),
     ]

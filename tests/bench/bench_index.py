@@ -43,9 +43,9 @@ def _rows_of(name: str, make: Callable[[], BlockIndex]) -> list[dict[str, Any]]:
             index.store(slot, Tier.DEVICE, staggered[: count * i // WORKERS])
         cold = _random(rng, count)
         found += [
-            _match(f"match {count} blocks, 64 workers hold all", name, index, all_share),
-            _match(f"match {count} blocks, 64 workers hold a part", name, index, staggered),
-            _match(f"match {count} blocks that nobody holds", name, index, cold),
+            _match(f"match_{count}_all_hold_{name}", index, all_share),
+            _match(f"match_{count}_some_hold_{name}", index, staggered),
+            _match(f"match_{count}_none_holds_{name}", index, cold),
         ]
     slot = slots[0]
     facts = [_random(rng, STORED_BLOCKS) for _ in range(100)]
@@ -57,12 +57,12 @@ def _rows_of(name: str, make: Callable[[], BlockIndex]) -> list[dict[str, Any]]:
             index.remove(slot, Tier.DEVICE, fact)
 
     count = 2 * len(facts) * STORED_BLOCKS
-    found.append(rate(f"store and remove ({name})", store_and_remove, count, "blocks/s"))
+    found.append(rate(f"store_and_remove_{name}", store_and_remove, count, "blocks/s"))
     return found
 
 
-def _match(what: str, name: str, index: BlockIndex, hashes: HashArray) -> dict[str, Any]:
-    return duration_us(f"{what} ({name})", lambda: index.match(hashes))
+def _match(name: str, index: BlockIndex, hashes: HashArray) -> dict[str, Any]:
+    return duration_us(name, lambda: index.match(hashes))
 
 
 def _random(rng: np.random.Generator, count: int) -> HashArray:

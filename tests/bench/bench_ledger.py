@@ -15,10 +15,10 @@ CHAIN_TOKENS = 4096
 def rows() -> list[dict[str, Any]]:
     """Engine blocks a second, stored and removed, for engine and canonical sizes."""
     return [
-        _row("64-token blocks", 64, None),
-        _row("16-token blocks", 16, None),
-        _row("64-token blocks split to 16", 64, 16),
-        _row("pages of 1 merged to 16", 1, 16),
+        _row("b64", 64, None),
+        _row("b16", 16, None),
+        _row("b64_split_to_16", 64, 16),
+        _row("b1_merged_to_16", 1, 16),
     ]
 
 
@@ -42,4 +42,4 @@ def _row(what: str, size: int, wanted: int | None) -> dict[str, Any]:
             outbox.add(ledger.apply(event), 1.0)
         outbox.flush()
 
-    return rate(f"ledger, {what}", run, 2 * CHAINS * count, "blocks/s")
+    return rate(f"ledger_{what}", run, 2 * CHAINS * count, "blocks/s")

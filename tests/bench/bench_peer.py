@@ -6,11 +6,7 @@ in the form they take best: ours arrays, theirs lists and JSON. What is measured
 caller makes, its conversions included. Inputs rotate over 50 prompts.
 """
 
-import json
-import subprocess
-import sys
 import time
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -19,24 +15,25 @@ import numpy as np
 from indexer.hashing import HashArray, block_hashes
 from indexer.identity import Tier
 from indexer.kernel import NativeIndex
-from tests.bench.timing import row
+from tests.bench.environments import Missing, peer_says
+from tests.bench.timing import beside, row
 
-PEER = "ai-dynamo-runtime==1.6.1"
-HERE = Path(__file__).parent
-ENVIRONMENT = HERE.parents[1] / "build" / "bench" / "peer"
 REPEATS = 5
 
 
 def rows() -> list[dict[str, Any]]:
-    peer = _peer()
-    return [
-        _compared("hash_8192_b16", _hash_us(), "us", "less", peer),
-        *_match_rows(peer),
-        _compared("store_16", _store_rate(), "blocks/s", "more", peer),
-        _compared("memory_chain_bytes", _memory(1, 512_000), "B", "less", peer),
-        _compared("memory_shared64_bytes", _memory(64, 8_000), "B", "less", peer),
-        row("forget_pause_ms", _forget_pause_ms(), "ms", "less"),
+    ours = [
+        row("hash_8192_b16", round(_hash_us(), 3), "us", "less"),
+        *_match_rows(),
+        row("store_16", round(_store_rate()), "blocks/s", "more"),
+        row("memory_chain_bytes", round(_memory(1, 512_000), 3), "B", "less"),
+        row("memory_shared64_bytes", round(_memory(64, 8_000), 3), "B", "less"),
     ]
+    try:
+        peer = peer_says("core")
+    except Missing as error:
+        return [one | {"note": f"no peer: {error}"} for one in ours]
+    return [beside(one, peer[one["name"]]) for one in ours]
 
 
 def _hash_us() -> float:
@@ -52,7 +49,7 @@ def _hash_us() -> float:
     return median(once() for _ in range(REPEATS))
 
 
-def _match_rows(peer: dict[str, float]) -> list[dict[str, Any]]:
+def _match_rows() -> list[dict[str, Any]]:
     """Worker i of 64 holds the first (i + 1) / 64 of every chain, as the peer's workers do."""
     rng = np.random.default_rng(1)
     index = NativeIndex()
@@ -72,7 +69,7 @@ def _match_rows(peer: dict[str, float]) -> list[dict[str, Any]]:
             return (time.perf_counter() - started) / len(prompts) * 1e6
 
         us = median(once() for _ in range(REPEATS))
-        found.append(_compared(f"match_{blocks}_w64", us, "us", "less", peer))
+        found.append(row(f"match_{blocks}_w64", round(us, 3), "us", "less"))
     return found
 
 
@@ -105,54 +102,6 @@ def _memory(workers: int, blocks: int) -> float:
             index.store(slot, Tier.DEVICE, chain)
     stats = index.stats()
     return (stats.bytes - before) / stats.placements
-
-
-def _forget_pause_ms() -> float:
-    """10 million blocks over 200 workers: the longest step of forgetting one and sweeping."""
-    rng = np.random.default_rng(4)
-    index = NativeIndex()
-    slots = [index.open_slot() for _ in range(200)]
-    for slot in slots:
-        index.store(slot, Tier.DEVICE, _chain(rng, 50_000))
-    longest = 0.0
-    started = time.perf_counter()
-    index.forget(slots[7])
-    longest = max(longest, time.perf_counter() - started)
-    more = True
-    while more:
-        started = time.perf_counter()
-        more = index.sweep()
-        longest = max(longest, time.perf_counter() - started)
-    return longest * 1e3
-
-
-def _compared(
-    name: str, ours: float, unit: str, better: str, peer: dict[str, float]
-) -> dict[str, Any]:
-    found = row(name, round(ours, 3), unit, better)
-    theirs = peer.get(name)
-    if theirs is not None:
-        found["peer"] = round(theirs, 3)
-        found["ratio"] = round(theirs / ours if better == "less" else ours / theirs, 2)
-    return found
-
-
-def _peer() -> dict[str, float]:
-    """What the peer measures, in its own process; nothing when it can't be installed."""
-    python = ENVIRONMENT / "bin" / "python"
-    try:
-        if not python.exists():
-            subprocess.run([sys.executable, "-m", "venv", str(ENVIRONMENT)], check=True)
-            pip = [str(python), "-m", "pip", "install", "--quiet", PEER, "numpy"]
-            subprocess.run(pip, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        ran = subprocess.run(
-            [str(python), str(HERE / "peer_side.py")], check=True, capture_output=True, text=True
-        )
-    except (subprocess.CalledProcessError, OSError) as error:
-        sys.stderr.write(f"no peer to compare with ({PEER}): {error}\n")
-        return {}
-    measured: dict[str, float] = json.loads(ran.stdout)
-    return measured
 
 
 def _chain(rng: np.random.Generator, length: int) -> HashArray:

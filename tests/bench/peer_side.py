@@ -1,7 +1,10 @@
-"""The peer's half of bench_peer.py: runs in an environment with ai-dynamo-runtime and numpy alone.
+"""The peer's half of two benchmarks: runs in an environment with ai-dynamo-runtime and numpy alone.
 
-Prints one JSON object: name -> value, in the units of bench_peer.py. Inputs are the same as ours,
-by the same seeds, in the form that the peer takes: lists of ints, and its events as JSON.
+    peer_side.py core            bench_peer.py: name -> value, in its units
+    peer_side.py growth STAGE... bench_growth.py: its stages, as JSON -> microseconds a match
+
+Prints JSON. Inputs are the same as ours, by the same seeds, in the form that the peer takes: lists
+of ints, and its events as JSON.
 """
 
 import json
@@ -62,7 +65,7 @@ def memory(workers, blocks):  # type: ignore[no-untyped-def]
     return (resident_bytes() - before) / (blocks * workers)
 
 
-def main():  # type: ignore[no-untyped-def]
+def core():  # type: ignore[no-untyped-def]
     rng = np.random.default_rng(1)
     prompts = [rng.integers(0, 100_000, 8192).tolist() for _ in range(50)]
     results = {
@@ -90,7 +93,39 @@ def main():  # type: ignore[no-untyped-def]
     results["store_16"] = len(messages) * 16 / (time.perf_counter() - started)
     results["memory_chain_bytes"] = memory(1, 512_000)
     results["memory_shared64_bytes"] = memory(64, 8_000)
-    json.dump(results, sys.stdout)
+    return results
+
+
+def growth(stage):  # type: ignore[no-untyped-def]
+    """Microseconds a match: for each size of the tree, for each length of a prompt."""
+    rng = np.random.default_rng(5)
+    tree = RadixTree()
+    chains = []
+    found = []
+    for count in stage["chains"]:
+        for _ in range(count - len(chains)):
+            one = chain(rng, stage["chain_blocks"])
+            chains.append(one)
+            messages = events(one, stage["stored"])
+            for worker in range(stage["workers"]):
+                held = len(messages) * (worker + 1) // stage["workers"]
+                for message in messages[:held]:
+                    tree.apply_event(worker, message)
+        turns = np.random.default_rng(6).permutation(count)[: stage["prompts"]]
+        found.append([of_prompts(tree, [chains[i][:n] for i in turns]) for n in stage["lengths"]])
+    return found
+
+
+def of_prompts(tree, prompts):  # type: ignore[no-untyped-def]
+    """Microseconds a match, rotating over prompts."""
+    return microseconds([lambda p=p: tree.find_matches(p, False) for p in prompts], 3)
+
+
+def main():  # type: ignore[no-untyped-def]
+    what, *stages = sys.argv[1:]
+    json.dump(
+        [growth(json.loads(one)) for one in stages] if what == "growth" else core(), sys.stdout
+    )
 
 
 main()

@@ -26,8 +26,9 @@ def duration_us(name: str, run: Callable[[], object]) -> dict[str, Any]:
     return row(name, round(seconds_of(run) * 1e6, 2), "us", "less")
 
 
-def row(name: str, ours: float, unit: str, better: str) -> dict[str, Any]:
-    return {
+def row(name: str, ours: float, unit: str, better: str, note: str = "") -> dict[str, Any]:
+    """A line of the report. better: "less" or "more"; a note is there only if it says something."""
+    found: dict[str, Any] = {
         "name": name,
         "ours": ours,
         "peer": None,
@@ -35,6 +36,18 @@ def row(name: str, ours: float, unit: str, better: str) -> dict[str, Any]:
         "ratio": None,
         "better": better,
     }
+    if note:
+        found["note"] = note
+    return found
+
+
+def beside(found: dict[str, Any], peer: float | None) -> dict[str, Any]:
+    """The row with a peer's number; ratio: how many times better than the peer we are."""
+    if peer is None:
+        return found
+    ours = found["ours"]
+    ratio = peer / ours if found["better"] == "less" else ours / peer
+    return found | {"peer": round(peer, 3), "ratio": round(ratio, 2)}
 
 
 def _repeat(run: Callable[[], object]) -> float:

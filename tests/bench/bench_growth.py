@@ -1,0 +1,166 @@
+"""What a match costs as work grows: longer prompts, a larger index. Draws build/bench-match.png.
+
+Chains that 8 workers hold in part: worker i the first (i + 1) / 8 of each. Prompts rotate over many
+chains, from anywhere in the index, so that a large one pays for what the CPU's caches don't have.
+The peer's tree gets the same, but only up to a million blocks, since it takes them as JSON.
+"""
+
+import json
+import math
+import time
+from statistics import median
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from indexer.identity import Tier
+from indexer.kernel import NativeIndex
+from tests.bench.environments import BUILD, PLOT, Missing, peer_says, python_of, run
+from tests.bench.timing import beside, row
+
+PICTURE = BUILD / "bench-match.png"
+WORKERS = 8
+STORED_BLOCKS = 64
+"""In one fact"""
+PROMPTS = 1000
+"""At most"""
+REPEATS = 3
+LENGTHS = [16 << i for i in range(11)]
+SIZES = [10_000, 31_623, 100_000, 316_228, 1_000_000, 3_162_278, 10_000_000]
+SIZE_BLOCKS = 512
+"""Of the chains and prompts in an index of growing size"""
+PEER_SIZES = SIZES[:5]
+LONG = LENGTHS.index(1024)
+"""From here on a match costs more than a call."""
+
+
+class Stage(NamedTuple):
+    """Chains that are stored, and prompts that are asked for."""
+
+    chain_blocks: int
+    chains: list[int]
+    """How many there are in the end, each time that is measured"""
+    lengths: list[int]
+    """Of the prompts, in blocks: beginnings of chains"""
+
+    def json(self) -> str:
+        return json.dumps(
+            self._asdict() | {"workers": WORKERS, "stored": STORED_BLOCKS, "prompts": PROMPTS}
+        )
+
+
+class Curves(NamedTuple):
+    """Microseconds a match."""
+
+    by_length: list[float]
+    by_size: list[float]
+
+    def growth_in_blocks(self) -> float:
+        """Exponent: 1 is linear."""
+        times = self.by_length[-1] / self.by_length[LONG]
+        return round(math.log(times) / math.log(LENGTHS[-1] / LENGTHS[LONG]), 2)
+
+    def growth_in_index(self, sizes: int) -> float:
+        """Times from the smallest of so many sizes to the largest: 1 is flat."""
+        return round(self.by_size[sizes - 1] / self.by_size[0], 2)
+
+
+def rows() -> list[dict[str, Any]]:
+    """How a match grows, and what the largest ones cost."""
+    ours = _curves(_ours(_by_length()), _ours(_by_size(SIZES)))
+    note = ""
+    peer: Curves | None = None
+    try:
+        said = peer_says("growth", _by_length().json(), _by_size(PEER_SIZES).json())
+        peer = _curves(*said)
+    except Missing as error:
+        note = f"no peer: {error}"
+    common = len(PEER_SIZES)
+    return [
+        row(
+            "match_growth_in_blocks",
+            ours.growth_in_blocks(),
+            "exponent",
+            "less",
+            f"1 is linear; peer {peer.growth_in_blocks() if peer else '?'}; {_draw(ours, peer)}",
+        ),
+        row(
+            "match_growth_in_index",
+            ours.growth_in_index(len(SIZES)),
+            "times",
+            "less",
+            f"10 million blocks over 10,000; to a million {ours.growth_in_index(common)},"
+            f" peer {peer.growth_in_index(common) if peer else '?'}",
+        ),
+        beside(
+            row(f"match_{LENGTHS[-1]}_w8", round(ours.by_length[-1], 2), "us", "less", note),
+            peer and peer.by_length[-1],
+        ),
+        beside(
+            row("match_512_of_1m_w8", round(ours.by_size[common - 1], 2), "us", "less", note),
+            peer and peer.by_size[common - 1],
+        ),
+        row("match_512_of_10m_w8", round(ours.by_size[-1], 2), "us", "less"),
+    ]
+
+
+def _by_length() -> Stage:
+    return Stage(LENGTHS[-1], [50], LENGTHS)
+
+
+def _by_size(sizes: list[int]) -> Stage:
+    return Stage(SIZE_BLOCKS, [size // SIZE_BLOCKS for size in sizes], [SIZE_BLOCKS])
+
+
+def _curves(by_length: list[list[float]], by_size: list[list[float]]) -> Curves:
+    return Curves(by_length[0], [one for (one,) in by_size])
+
+
+def _ours(stage: Stage) -> list[list[float]]:
+    """Microseconds a match: for each size of the index, for each length. See peer_side.py."""
+    rng = np.random.default_rng(5)
+    index = NativeIndex()
+    slots = [index.open_slot() for _ in range(WORKERS)]
+    chains = []
+    found = []
+    for count in stage.chains:
+        for _ in range(count - len(chains)):
+            chain = rng.integers(1, 1 << 62, stage.chain_blocks, np.uint64)
+            chains.append(chain)
+            facts = len(chain) // STORED_BLOCKS
+            for i, slot in enumerate(slots):
+                for n in range(facts * (i + 1) // WORKERS):
+                    fact = chain[n * STORED_BLOCKS : (n + 1) * STORED_BLOCKS]
+                    index.store(slot, Tier.DEVICE, fact)
+        turns = np.random.default_rng(6).permutation(count)[:PROMPTS]
+        found.append([_us(index, [chains[i][:length] for i in turns]) for length in stage.lengths])
+    return found
+
+
+def _us(index: NativeIndex, prompts: list[Any]) -> float:
+    """Median over repeats of the mean time of a match."""
+
+    def once() -> float:
+        started = time.perf_counter()
+        for prompt in prompts:
+            index.match(prompt)
+        return (time.perf_counter() - started) / len(prompts) * 1e6
+
+    once()
+    return median(once() for _ in range(REPEATS))
+
+
+def _draw(ours: Curves, peer: Curves | None) -> str:
+    """Draws the picture; says where it is, or why there is none."""
+    curves = {
+        "lengths": LENGTHS,
+        "sizes": SIZES,
+        "ours": ours._asdict(),
+        "peer": peer._asdict() if peer else None,
+    }
+    script = BUILD.parent / "tests" / "bench" / "plot_side.py"
+    try:
+        run(str(python_of(*PLOT)), str(script), str(PICTURE), said=json.dumps(curves))
+    except Missing as error:
+        return f"no picture: {error}"
+    return f"drawn in {PICTURE.relative_to(BUILD.parent)}"

@@ -1,0 +1,48 @@
+"""Environments of their own, in build/bench, for what only benchmarks need."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+BUILD = Path(__file__).parents[2] / "build"
+PEER = ("peer", "ai-dynamo-runtime==1.6.1", "numpy")
+"""NVIDIA Dynamo's router, as its wheel has it."""
+PLOT = ("plot", "matplotlib>=3.9")
+
+
+class Missing(Exception):
+    """What a benchmark compares with, or needs, can't be had here; the message says why."""
+
+
+def python_of(name: str, *packages: str) -> Path:
+    """The interpreter of an environment with these packages, made when it is not there.
+
+    Raises Missing.
+    """
+    folder = BUILD / "bench" / name
+    python, stamp = folder / "bin" / "python", folder / ".installed"
+    wanted = "\n".join(packages)
+    if stamp.exists() and stamp.read_text() == wanted:
+        return python
+    run(sys.executable, "-m", "venv", str(folder))
+    run(str(python), "-m", "pip", "install", "--quiet", *packages)
+    stamp.write_text(wanted)
+    return python
+
+
+def peer_says(*arguments: str) -> Any:
+    """What peer_side.py measures, in its own process and environment. Raises Missing."""
+    side = Path(__file__).with_name("peer_side.py")
+    return json.loads(run(str(python_of(*PEER)), str(side), *arguments))
+
+
+def run(*command: str, said: str = "") -> str:
+    """What a command prints. said: its input. Raises Missing when it fails."""
+    try:
+        ran = subprocess.run(command, check=True, capture_output=True, text=True, input=said)
+    except subprocess.CalledProcessError as error:
+        last = (error.stderr.strip().splitlines() or [str(error)])[-1]
+        raise Missing(f"{' '.join(command[1:4])}: {last}") from error
+    return ran.stdout
