@@ -6,6 +6,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Self, TypeVar, Unpack
 
@@ -29,6 +30,7 @@ from kvroute.client.life import RoutedRequest
 from kvroute.client.lines import Line, Lines
 from kvroute.client.options import RouteOptions, route_request
 from kvroute.client.pick import Pick
+from kvroute.client.report_lane import ReportLane
 from kvroute.client.reports import Reports
 from kvroute.client.retry import RetryPolicy
 from kvroute.v1 import (
@@ -42,6 +44,7 @@ from kvroute.v1 import (
     RegisterWorkerRequest,
     RemoveWorkerRequest,
     ReportRequest,
+    ReportResponse,
     ResyncWorkerRequest,
     RouterAsyncStub,
     RouteRequest,
@@ -94,7 +97,8 @@ class KvRouteClient:
         token with every attempt (and every stream), or a function that gives the present one.
         report_timeout_s: how long a request's own reports may hold it up (see RoutedRequest).
         pending_reports_max: last reports under way; past it they are left to the lease.
-        fast_lane: routes of many tasks go in batches over a stream; if not, each is a call.
+        fast_lane: routes of many tasks go in batches over a stream, reports of many as one call;
+        if not, each is a call of its own.
         routes_max, route_bytes_max: unanswered ones on a router's stream; past it ClientOverloaded.
         clock and sleep are in seconds. Raises ValueError.
         """
@@ -158,7 +162,7 @@ class KvRouteClient:
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """What the connections did, since the client was made: see Lane and Lines."""
+        """What the connections did since the client was made: see Lane, ReportLane and Lines."""
         return dict(self._counts)
 
     # Requests
@@ -389,12 +393,20 @@ class KvRouteClient:
         policy: RetryPolicy | None = None,
     ) -> list[ProgressOutcome]:
         """Steps of reservations that one router made."""
-        message = ReportRequest(progress=progress)
+
+        async def attempt(line: Line, left_s: float) -> list[ProgressOutcome]:
+            if line.report_lane is not None:
+                return await line.report_lane.report(progress, left_s)
+            request = ReportRequest(progress=progress)
+            return list((await self._tell(line.router, request, left_s)).outcomes)
+
         of = progress[0].reservation_id if progress else ""
-        response = await self._call(
-            lambda line: line.router.Report, message, timeout_s, policy, reservation_id=of
-        )
-        return list(response.outcomes)
+        return await self._attempts(attempt, timeout_s, policy or self._retry, of)
+
+    async def _tell(
+        self, router: RouterAsyncStub, request: ReportRequest, left_s: float
+    ) -> ReportResponse:
+        return await router.Report(request, timeout=left_s, metadata=self._metadata())
 
     async def _command(
         self, call: _Callable[_Request, _Response], message: _Request, timeout_s: float | None
@@ -408,15 +420,13 @@ class KvRouteClient:
         message: _Request,
         timeout_s: float | None,
         policy: RetryPolicy | None = None,
-        *,
-        reservation_id: str = "",
     ) -> _Response:
-        """One answer to a call over a line; reservation_id: to the router that made it."""
+        """One answer to a call over a line."""
 
         async def attempt(line: Line, left_s: float) -> _Response:
             return await call(line)(message, timeout=left_s, metadata=self._metadata())
 
-        return await self._attempts(attempt, timeout_s, policy or self._retry, reservation_id)
+        return await self._attempts(attempt, timeout_s, policy or self._retry)
 
     async def _attempts(
         self,
@@ -428,7 +438,8 @@ class KvRouteClient:
         """One answer, within timeout_s and as many attempts as the policy allows.
 
         What is left of the time is each attempt's deadline. Another router is asked at once when
-        one can't be reached and others can.
+        one can't be reached and others can; for a reservation only the one that made it will do, as
+        long as there is a line to it.
         """
         left_s = self._timeout_s if timeout_s is None else _duration("timeout_s", timeout_s)
         deadline_s = self._clock() + left_s
@@ -503,18 +514,20 @@ class KvRouteClient:
                 self._targets,
                 credentials=self._credentials,
                 options=self._channel_options,
-                make_lane=self._make_lane,
+                make_lanes=self._make_lanes,
                 counts=self._counts,
                 clock=self._clock,
                 rng=self._rng,
             )
         return self._lines
 
-    def _make_lane(self, router: RouterAsyncStub) -> Lane | None:
+    def _make_lanes(self, router: RouterAsyncStub) -> tuple[Lane | None, ReportLane | None]:
+        """The lanes of one router."""
         if not self._fast_lane:
-            return None
+            return None, None
         items = LaneItems(self._routes_max, self._route_bytes_max)
-        return Lane(lambda: router.RouteStream(metadata=self._metadata()), items, self._counts)
+        lane = Lane(lambda: router.RouteStream(metadata=self._metadata()), items, self._counts)
+        return lane, ReportLane(partial(self._tell, router), self._counts)
 
 
 def _add_removed(first: WatchWorkersResponse, known: set[tuple[str, int]]) -> None:

@@ -24,6 +24,7 @@ from typing_extensions import override
 from kvroute.client.channel import Address, Target, addresses_of, open_channel
 from kvroute.client.errors import RouterUnreachable
 from kvroute.client.lane import Lane
+from kvroute.client.report_lane import ReportLane
 from kvroute.v1 import FleetAsyncStub, FleetStub, RouterAsyncStub, RouterStub
 
 LINES_MAX = 16
@@ -51,6 +52,7 @@ class Line:
     fleet: FleetAsyncStub
     health: grpc.aio.UnaryUnaryMultiCallable[HealthCheckRequest, HealthCheckResponse]
     lane: Lane | None
+    report_lane: ReportLane | None
     calls: int = 0
     """Open ones."""
     rests_until_s: float = 0.0
@@ -70,6 +72,8 @@ class Line:
         """Ends the connection and what goes over it."""
         if self.lane is not None:
             await self.lane.close()
+        if self.report_lane is not None:
+            await self.report_lane.close()
         await self.channel.close()
 
 
@@ -82,7 +86,7 @@ class Lines:
         *,
         credentials: grpc.ChannelCredentials | None,
         options: Sequence[tuple[str, str | int]],
-        make_lane: Callable[[RouterAsyncStub], Lane | None],
+        make_lanes: Callable[[RouterAsyncStub], tuple[Lane | None, ReportLane | None]],
         counts: Counter[str],
         clock: Callable[[], float],
         rng: random.Random,
@@ -91,7 +95,7 @@ class Lines:
         self._targets = targets
         self._credentials = credentials
         self._options = options
-        self._make_lane = make_lane
+        self._make_lanes = make_lanes
         self._counts = counts
         self._clock = clock
         self._rng = rng
@@ -242,7 +246,7 @@ class Lines:
             response_deserializer=HealthCheckResponse.FromString,
         )
         router: RouterAsyncStub = RouterStub(channel)
-        return Line(address, channel, router, FleetStub(channel), check, self._make_lane(router))
+        return Line(address, channel, router, FleetStub(channel), check, *self._make_lanes(router))
 
 
 def _unresolved(targets: Sequence[Target], failure: OSError) -> RouterUnreachable:

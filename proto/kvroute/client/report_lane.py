@@ -1,0 +1,162 @@
+"""Reports of many tasks as few calls to one router.
+
+A report goes at once, unless a call is under way: then it goes with all others that come meanwhile,
+in the next one. A lone report is a call of its own and waits for nothing.
+
+Law: every report gets its outcomes, the error of the call it was in, or its own deadline.
+"""
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Sequence
+from copy import copy
+from dataclasses import dataclass
+
+import grpc
+import grpc.aio
+from typing_extensions import override
+
+from kvroute.client.errors import (
+    ClientClosed,
+    ClientOverloaded,
+    DeadlineExceeded,
+    KvRouteError,
+    RouterUnreachable,
+    error_from_call,
+)
+from kvroute.v1 import Progress, ProgressOutcome, ReportRequest, ReportResponse
+
+STEPS_A_CALL_MAX = 1024
+"""About ten milliseconds of a router's time."""
+STEPS_MAX = 65_536
+"""Steps that wait for their turn."""
+HOLD_S = 0.02
+"""Longest that a call holds the next one back, should it hang."""
+
+
+@dataclass(slots=True, eq=False)
+class _Report:
+    progress: Sequence[Progress]
+    deadline_s: float
+    outcomes: asyncio.Future[list[ProgressOutcome]]
+
+
+class ReportLane:
+    """The reports to one router."""
+
+    def __init__(
+        self,
+        send: Callable[[ReportRequest, float], Awaitable[ReportResponse]],
+        counts: Counter[str],
+    ) -> None:
+        """send: a request and its deadline in seconds. counts: `report_calls`, `reports`,
+        `report_overflows`."""
+        self._send = send
+        self._counts = counts
+        self._waiting: deque[_Report] = deque()
+        self._steps = 0
+        self._closed = False
+        self._runner: asyncio.Task[None] | None = None
+        self._calls: set[asyncio.Task[None]] = set()
+
+    @override
+    def __repr__(self) -> str:
+        return f"<ReportLane {self._steps} steps waiting, {len(self._calls)} calls>"
+
+    async def report(self, progress: Sequence[Progress], timeout_s: float) -> list[ProgressOutcome]:
+        """One outcome a step, within timeout_s; raises KvRouteError. A caller that is cancelled
+        leaves its report under way: it is true all the same."""
+        if self._closed:
+            raise ClientClosed
+        if self._steps and self._steps + len(progress) > STEPS_MAX:
+            self._counts["report_overflows"] += 1
+            told = f"{self._steps} steps wait to be reported; {STEPS_MAX} is the most"
+            raise ClientOverloaded(grpc.StatusCode.RESOURCE_EXHAUSTED, None, told)
+        loop = asyncio.get_running_loop()
+        report = _Report(progress, loop.time() + timeout_s, loop.create_future())
+        self._waiting.append(report)
+        self._steps += len(progress)
+        if self._runner is None:
+            self._runner = asyncio.create_task(self._run())
+        timer = loop.call_later(timeout_s, _expire, report, timeout_s)
+        try:
+            return await report.outcomes
+        finally:
+            timer.cancel()
+
+    async def close(self) -> None:
+        """Ends all calls; whoever waits for one gets ClientClosed."""
+        self._closed = True
+        tasks = {*self._calls} | ({self._runner} if self._runner is not None else set())
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        _fail(self._waiting, ClientClosed())
+        self._waiting.clear()
+
+    async def _run(self) -> None:
+        try:
+            while self._waiting:
+                call = asyncio.create_task(self._tell(self._take()))
+                self._calls.add(call)
+                call.add_done_callback(self._calls.discard)
+                await asyncio.wait({call}, timeout=HOLD_S)
+        finally:
+            self._runner = None
+
+    def _take(self) -> list[_Report]:
+        """What goes in the next call; one report at least, however many steps it has."""
+        taken: list[_Report] = []
+        steps = 0
+        while self._waiting:
+            steps += len(self._waiting[0].progress)
+            if taken and steps > STEPS_A_CALL_MAX:
+                break
+            report = self._waiting.popleft()
+            self._steps -= len(report.progress)
+            taken.append(report)
+        return taken
+
+    async def _tell(self, reports: list[_Report]) -> None:
+        loop = asyncio.get_running_loop()
+        left_s = max(report.deadline_s for report in reports) - loop.time()
+        request = ReportRequest(progress=[one for report in reports for one in report.progress])
+        self._counts["report_calls"] += 1
+        self._counts["reports"] += len(reports)
+        error: KvRouteError
+        try:
+            outcomes = (await self._send(request, max(0.001, left_s))).outcomes
+        except grpc.aio.AioRpcError as failure:
+            error = error_from_call(failure)
+            error.__cause__ = failure
+        except asyncio.CancelledError:
+            told = "the connection was closed"
+            error = RouterUnreachable(grpc.StatusCode.UNAVAILABLE, None, told)
+            _fail(reports, ClientClosed() if self._closed else error)
+            raise
+        else:
+            if len(outcomes) == len(request.progress):
+                answers = iter(outcomes)
+                for report in reports:
+                    those = [next(answers) for _ in report.progress]
+                    if not report.outcomes.done():
+                        report.outcomes.set_result(those)
+                return
+            told = f"{len(outcomes)} outcomes for {len(request.progress)} steps"
+            error = KvRouteError(grpc.StatusCode.INTERNAL, None, told)
+        _fail(reports, error)
+
+
+def _fail(reports: Sequence[_Report] | deque[_Report], error: KvRouteError) -> None:
+    for report in reports:
+        if not report.outcomes.done():
+            report.outcomes.set_exception(copy(error))
+
+
+def _expire(report: _Report, timeout_s: float) -> None:
+    if not report.outcomes.done():
+        told = f"no outcome in {timeout_s:g} s"
+        report.outcomes.set_exception(
+            DeadlineExceeded(grpc.StatusCode.DEADLINE_EXCEEDED, None, told)
+        )
