@@ -86,6 +86,7 @@ class RouterApp:
         self.core.ready = False
         self.registry = CollectorRegistry()
         self.metrics = Metrics(self.registry)
+        self.metrics.index_bytes_max.set(config.index.bytes_max())
         self.relays: dict[str, Relay] = {}
         self.failed: BaseException | None = None
         self._warning_log = WarningLog()

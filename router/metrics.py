@@ -38,6 +38,16 @@ _RATIO_DECISIONS = 1000
 """Decisions that kvroute_kv_hit_ratio looks back on."""
 STAGES = ("hash", "match", "cost", "total")
 OUTCOMES = ("picked", "repeated", "refused", "explained")
+_SOCKET_ERRORS = (
+    "engine_silent",
+    "malformed_frame",
+    "malformed_load",
+    "malformed_request",
+    "map_not_saved",
+    "map_unusable",
+    "replay_timeout",
+    "unsent",
+)
 
 
 class Metrics:
@@ -79,6 +89,11 @@ class Metrics:
         )
         self.reservations_expired = Counter(
             "kvroute_reservations_expired", "Reservations ended by their lease.", registry=registry
+        )
+        self.index_bytes_max = Gauge(
+            "kvroute_index_bytes_max",
+            "What the index may take up (index.memory_mib).",
+            registry=registry,
         )
         build = Gauge("kvroute_build_info", "Always 1.", ["version"], registry=registry)
         build.labels(kvroute_version()).set(1)
@@ -161,6 +176,7 @@ class RouterCollector(Collector):
         core = self._core
         view = core.view
         stats = view.index.stats()
+        yield _gauge("kvroute_ready", "1 once the router is ready to serve.", core.ready)
         yield _gauge("kvroute_index_blocks", "Distinct prefixes in the index.", stats.blocks)
         yield _gauge("kvroute_index_bytes", "Estimated memory of the index.", stats.bytes)
         yield _gauge(
@@ -364,8 +380,8 @@ class RelayCollector(Collector):
                 gaps.add_metric(names, rank.engine_gaps)
                 restarts.add_metric(names, rank.engine_restarts)
                 entries.add_metric(names, len(rank.ledger))
-            for kind, count in sorted(relay.counts.items()):
-                socket_errors.add_metric([relay.settings.id, kind], count)
+            for kind in dict.fromkeys((*_SOCKET_ERRORS, *sorted(relay.counts))):
+                socket_errors.add_metric([relay.settings.id, kind], relay.counts[kind])
         yield from (events, gaps, restarts, entries, socket_errors)
 
 

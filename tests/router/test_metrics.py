@@ -287,6 +287,15 @@ def test_reservations_are_told_while_they_are_open() -> None:
     assert observed.value("kvroute_reservations") == 0
 
 
+def test_a_router_says_whether_it_is_ready_and_how_large_its_index_may_get() -> None:
+    observed = Observed()
+    assert observed.value("kvroute_ready") == 1
+    observed.fleet.core.ready = False
+    assert observed.value("kvroute_ready") == 0
+    observed.metrics.index_bytes_max.set(1 << 32)
+    assert observed.value("kvroute_index_bytes_max") == 1 << 32
+
+
 def test_stages_are_measured_one_after_the_other() -> None:
     observed = Observed()
     observed.fleet.add("w0")
