@@ -764,7 +764,7 @@ Global___Explanation: typing_extensions.TypeAlias = Explanation
 
 @typing.final
 class RouteItem(google.protobuf.message.Message):
-    """RouteItem is one request of a batch, or the wish to drop one."""
+    """RouteItem is one request of a batch, or the wish to drop one: what it reserved meanwhile ends."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -776,7 +776,7 @@ class RouteItem(google.protobuf.message.Message):
     """chosen by the caller, unique among its open items"""
     cancel: builtins.bool
     timeout_ms: builtins.int
-    """0: none"""
+    """from the batch's arrival on; 0: none"""
     @property
     def request(self) -> Global___RouteRequest: ...
     def __init__(
@@ -840,7 +840,9 @@ Global___RouteResult: typing_extensions.TypeAlias = RouteResult
 
 @typing.final
 class RouteResults(google.protobuf.message.Message):
-    """RouteResults is some answers at once."""
+    """RouteResults is some answers at once. Every batch is followed at once by one of these at least, empty if
+    there is nothing to tell yet. The router ends a stream now and then, with OK; unanswered items go over another.
+    """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
