@@ -731,6 +731,31 @@ class TestReport:
             registry = stage.metrics.registry
             assert registry.get_sample_value("kvroute_cached_tokens_reported_total") == 64
 
+    async def test_a_long_report_lets_others_have_a_turn(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(server, "SLICE_S", 0.0)
+        async with served() as stage:
+            stage.fleet.add("w0")
+            seen: list[int] = []
+            real = stage.fleet.core.report
+            monkeypatch.setattr(
+                stage.fleet.core, "report", lambda *step: (seen.append(turns), real(*step))[1]
+            )
+            turns = 0
+
+            async def others() -> None:
+                nonlocal turns
+                while True:
+                    turns += 1
+                    await asyncio.sleep(0)
+
+            ticker = asyncio.create_task(others())
+            step = {"reservation_id": "r", "state": router_pb2.PROGRESS_STATE_RUNNING}
+            await self.outcomes(stage, *[step] * 20)
+            ticker.cancel()
+            assert len(seen) == len(set(seen)) == 20
+
     async def test_each_step_has_its_own_outcome_in_order(self) -> None:
         async with served() as stage:
             stage.fleet.add("w0")
