@@ -1,12 +1,12 @@
 """The chart, linted and rendered by real Helm; what it renders, validated by Kubernetes' schemas.
 
 Law: what the chart writes, the program reads. The rendered config.yaml is loaded by router.config,
-variables of the containers are keys of the program, the dashboard asks for exported metrics.
+and variables of the containers are keys of the program.
 """
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,155 +16,12 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from router.config import Config, RelayConfig, ServeConfig, keys, load
+from router.config import Config, RelayConfig, ServeConfig, keys
 from tests.helm.config_schema import SCHEMA_FILE, as_text, config_definitions
+from tests.helm.rendered import CHART, EXAMPLES, Object, Rendered, program_config, values_of
 
-CHART = Path(__file__).parents[2] / "helm" / "kvroute"
 KUBERNETES_VERSIONS = ("1.30", "1.34", kubernetes_validate.latest_version())
 CUSTOM_KINDS = {"ServiceMonitor", "PodMonitor"}
-
-METRICS = (
-    "kvroute_requests_total",
-    "kvroute_decision_seconds",
-    "kvroute_prompt_tokens_total",
-    "kvroute_overlap_tokens_total",
-    "kvroute_overlap_reachable_tokens_total",
-    "kvroute_cached_tokens_reported_total",
-    "kvroute_kv_hit_ratio",
-    "kvroute_load_balance_score",
-    "kvroute_worker_blocks_active",
-    "kvroute_worker_blocks_total",
-    "kvroute_worker_requests_running",
-    "kvroute_worker_requests_waiting",
-    "kvroute_worker_reserved_requests",
-    "kvroute_worker_prefill_tokens_active",
-    "kvroute_worker_up",
-    "kvroute_stream_state",
-    "kvroute_stream_complete",
-    "kvroute_stream_lag_seconds",
-    "kvroute_facts_total",
-    "kvroute_facts_dropped_total",
-    "kvroute_gaps_total",
-    "kvroute_recoveries_total",
-    "kvroute_digest_mismatches_total",
-    "kvroute_self_checks_total",
-    "kvroute_self_check_resyncs_total",
-    "kvroute_self_check_learned_blocks_total",
-    "kvroute_worker_warnings",
-    "kvroute_index_blocks",
-    "kvroute_index_bytes",
-    "kvroute_reservations",
-    "kvroute_reservations_expired_total",
-    "kvroute_build_info",
-    "kvroute_relay_events_total",
-    "kvroute_relay_engine_gaps_total",
-    "kvroute_relay_map_entries",
-)
-"""What router and relay export."""
-
-PROCESS_METRICS = ("process_cpu_seconds_total", "process_resident_memory_bytes")
-"""What the Prometheus client adds of its own."""
-
-Object = dict[str, Any]
-
-
-class Rendered:
-    """One release as Helm would install it: objects by template, and the notes."""
-
-    def __init__(self, chart: helm.Chart, values: dict[str, Any]) -> None:
-        texts = chart.render(values, name="demo", namespace="inference")
-        self.notes = texts.pop("kvroute/templates/NOTES.txt")
-        self.by_template: dict[str, Object] = {}
-        for path, text in texts.items():
-            documents = [document for document in yaml.safe_load_all(text) if document]
-            if documents:
-                (document,) = documents  # one object a template
-                self.by_template[path.removeprefix("kvroute/templates/")] = document
-
-    def __getitem__(self, template: str) -> Object:
-        return self.by_template[template]
-
-    def __contains__(self, template: str) -> bool:
-        return template in self.by_template
-
-    @property
-    def pod(self) -> Object:
-        return self["deployment.yaml"]["spec"]["template"]
-
-    @property
-    def router(self) -> Object:
-        (container,) = self.pod["spec"]["containers"]
-        return container
-
-    @property
-    def relay(self) -> Object:
-        (container,) = self["example-engine.yaml"]["spec"]["template"]["spec"]["initContainers"]
-        return container
-
-    @property
-    def config_text(self) -> str:
-        return self["configmap.yaml"]["data"]["config.yaml"]
-
-    @property
-    def checksum(self) -> str:
-        return self.pod["metadata"]["annotations"]["checksum/config"]
-
-
-EXAMPLES = sorted(path.stem for path in (CHART / "examples").glob("*.yaml"))
-
-
-def values_of(name: str) -> dict[str, Any]:
-    if name == "default":
-        return {}
-    return helm.values_from_yaml((CHART / "examples" / f"{name}.yaml").read_text(encoding="utf-8"))
-
-
-@pytest.fixture(scope="module")
-def chart() -> Iterator[helm.Chart]:
-    with helm.Chart.load(CHART) as loaded:
-        yield loaded
-
-
-@pytest.fixture(scope="module")
-def render(chart: helm.Chart) -> Callable[..., Rendered]:
-    """Renders any values, each set of them once."""
-    done: dict[str, Rendered] = {}
-
-    def render_once(**values: Any) -> Rendered:
-        key = json.dumps(values, sort_keys=True)
-        if key not in done:
-            done[key] = Rendered(chart, values)
-        return done[key]
-
-    return render_once
-
-
-@pytest.fixture(scope="module")
-def default(render: Callable[..., Rendered]) -> Rendered:
-    return render()
-
-
-@pytest.fixture(scope="module")
-def production(render: Callable[..., Rendered]) -> Rendered:
-    return render(**values_of("production"))
-
-
-@pytest.fixture(scope="module")
-def small_fleet(render: Callable[..., Rendered]) -> Rendered:
-    return render(**values_of("small-fleet"))
-
-
-@pytest.fixture(scope="module")
-def with_engine(render: Callable[..., Rendered]) -> Rendered:
-    return render(**values_of("vllm-with-relay"))
-
-
-def program_config(rendered: Rendered, folder: Path, **environment: str) -> ServeConfig:
-    """The rendered file as `kvroute serve` would load it."""
-    file = folder / "config.yaml"
-    file.write_text(rendered.config_text, encoding="utf-8")
-    return load(ServeConfig, file, environment, {})
-
 
 # --- every template, with every set of values -----------------------------------------------------
 
@@ -771,99 +628,3 @@ def test_schema_of_config_is_the_programs_own() -> None:
     schema = json.loads(SCHEMA_FILE.read_text(encoding="utf-8"))
     assert schema["$defs"] == config_definitions(), "run: python -m tests.helm.config_schema"
     assert SCHEMA_FILE.read_text(encoding="utf-8") == as_text(schema) + "\n"
-
-
-# --- the dashboard --------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def dashboard() -> Object:
-    return json.loads((CHART / "dashboards" / "kvroute.json").read_text(encoding="utf-8"))
-
-
-def panels_of(dashboard: Object) -> list[Object]:
-    return [panel for panel in dashboard["panels"] if panel["type"] != "row"]
-
-
-def metrics_in(text: str) -> set[str]:
-    names = set(re.findall(r"\b(?:kvroute|process)_[a-z_]+\b", text))
-    return {re.sub(r"_(bucket|sum|count)$", "", name) for name in names}
-
-
-def test_dashboard_reaches_the_sidecar_unchanged(default: Rendered, dashboard: Object) -> None:
-    configmap = default["dashboard.yaml"]
-    assert configmap["metadata"]["labels"]["grafana_dashboard"] == "1"
-    assert set(configmap["data"]) == {path.name for path in (CHART / "dashboards").iterdir()}
-    assert json.loads(configmap["data"]["kvroute.json"]) == dashboard
-
-
-def test_dashboard_can_be_labelled_filed_and_left_out(
-    production: Rendered, render: Callable[..., Rendered]
-) -> None:
-    assert production["dashboard.yaml"]["metadata"]["annotations"]["grafana_folder"] == "Inference"
-    labelled = render(dashboard={"label": "dash", "labelValue": "yes"})
-    assert labelled["dashboard.yaml"]["metadata"]["labels"]["dash"] == "yes"
-    assert "dashboard.yaml" not in render(dashboard={"enabled": False})
-
-
-def test_dashboard_asks_for_metrics_that_are_exported_and_shows_each_of_them(
-    dashboard: Object,
-) -> None:
-    asked = metrics_in(
-        " ".join(target["expr"] for panel in panels_of(dashboard) for target in panel["targets"])
-    )
-    assert asked == {*METRICS, *PROCESS_METRICS}
-    queries = [v["query"] for v in dashboard["templating"]["list"] if v["type"] == "query"]
-    assert metrics_in(" ".join(query["query"] for query in queries)) <= set(METRICS)
-
-
-def test_counters_are_rated_and_gauges_are_not(dashboard: Object) -> None:
-    for panel in panels_of(dashboard):
-        for target in panel["targets"]:
-            rated = set(re.findall(r"rate\((\w+)\{", target["expr"]))
-            counters = {
-                name
-                for name in re.findall(r"\b(?:kvroute|process)_\w+", target["expr"])
-                if name.endswith(("_total", "_bucket")) and name != "kvroute_worker_blocks_total"
-            }
-            assert rated == counters, panel["title"]
-
-
-def test_every_panel_says_what_it_shows(dashboard: Object) -> None:
-    for panel in panels_of(dashboard):
-        assert len(panel["description"]) > 20, panel["title"]
-        assert panel["fieldConfig"]["defaults"]["unit"], panel["title"]
-
-
-def test_every_query_goes_through_the_variables(dashboard: Object) -> None:
-    variables = {variable["name"] for variable in dashboard["templating"]["list"]}
-    assert variables == {"datasource", "fleet", "job", "worker"}
-    for panel in panels_of(dashboard):
-        assert panel["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
-        for target in panel["targets"]:
-            used = set(re.findall(r"\$(\w+)", target["expr"])) - {"__rate_interval"}
-            assert "fleet" in used, panel["title"]
-            assert used <= variables, panel["title"]
-
-
-def test_panels_have_their_own_ids_and_places(dashboard: Object) -> None:
-    ids = [panel["id"] for panel in dashboard["panels"]]
-    assert len(ids) == len(set(ids))
-    taken: dict[tuple[int, int], str] = {}
-    for panel in dashboard["panels"]:
-        place = panel["gridPos"]
-        assert place["x"] + place["w"] <= 24, panel["title"]
-        for x in range(place["x"], place["x"] + place["w"]):
-            for y in range(place["y"], place["y"] + place["h"]):
-                assert (x, y) not in taken, f"{panel['title']} lies on {taken.get((x, y))}"
-                taken[x, y] = panel["title"]
-
-
-def test_dashboard_answers_the_four_questions_in_order(dashboard: Object) -> None:
-    rows = [panel["title"] for panel in dashboard["panels"] if panel["type"] == "row"]
-    assert rows == [
-        "Is it working?",
-        "Is the index trustworthy?",
-        "Is load even?",
-        "The router itself",
-    ]

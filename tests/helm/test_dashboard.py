@@ -1,0 +1,144 @@
+"""The Grafana dashboard: it asks for what is exported, and says what it shows."""
+
+import json
+import re
+from collections.abc import Callable
+
+import pytest
+
+from tests.helm.rendered import CHART, Object, Rendered
+
+METRICS = (
+    "kvroute_requests_total",
+    "kvroute_decision_seconds",
+    "kvroute_prompt_tokens_total",
+    "kvroute_overlap_tokens_total",
+    "kvroute_overlap_reachable_tokens_total",
+    "kvroute_cached_tokens_reported_total",
+    "kvroute_kv_hit_ratio",
+    "kvroute_load_balance_score",
+    "kvroute_worker_blocks_active",
+    "kvroute_worker_blocks_total",
+    "kvroute_worker_requests_running",
+    "kvroute_worker_requests_waiting",
+    "kvroute_worker_reserved_requests",
+    "kvroute_worker_prefill_tokens_active",
+    "kvroute_worker_up",
+    "kvroute_stream_state",
+    "kvroute_stream_complete",
+    "kvroute_stream_lag_seconds",
+    "kvroute_facts_total",
+    "kvroute_facts_dropped_total",
+    "kvroute_gaps_total",
+    "kvroute_recoveries_total",
+    "kvroute_digest_mismatches_total",
+    "kvroute_self_checks_total",
+    "kvroute_self_check_resyncs_total",
+    "kvroute_self_check_learned_blocks_total",
+    "kvroute_worker_warnings",
+    "kvroute_index_blocks",
+    "kvroute_index_bytes",
+    "kvroute_reservations",
+    "kvroute_reservations_expired_total",
+    "kvroute_build_info",
+    "kvroute_relay_events_total",
+    "kvroute_relay_engine_gaps_total",
+    "kvroute_relay_map_entries",
+)
+"""What router and relay export."""
+
+PROCESS_METRICS = ("process_cpu_seconds_total", "process_resident_memory_bytes")
+"""What the Prometheus client adds of its own."""
+
+
+@pytest.fixture(scope="module")
+def dashboard() -> Object:
+    return json.loads((CHART / "dashboards" / "kvroute.json").read_text(encoding="utf-8"))
+
+
+def panels_of(dashboard: Object) -> list[Object]:
+    return [panel for panel in dashboard["panels"] if panel["type"] != "row"]
+
+
+def metrics_in(text: str) -> set[str]:
+    names = set(re.findall(r"\b(?:kvroute|process)_[a-z_]+\b", text))
+    return {re.sub(r"_(bucket|sum|count)$", "", name) for name in names}
+
+
+def test_dashboard_reaches_the_sidecar_unchanged(default: Rendered, dashboard: Object) -> None:
+    configmap = default["dashboard.yaml"]
+    assert configmap["metadata"]["labels"]["grafana_dashboard"] == "1"
+    assert set(configmap["data"]) == {path.name for path in (CHART / "dashboards").iterdir()}
+    assert json.loads(configmap["data"]["kvroute.json"]) == dashboard
+
+
+def test_dashboard_can_be_labelled_filed_and_left_out(
+    production: Rendered, render: Callable[..., Rendered]
+) -> None:
+    assert production["dashboard.yaml"]["metadata"]["annotations"]["grafana_folder"] == "Inference"
+    labelled = render(dashboard={"label": "dash", "labelValue": "yes"})
+    assert labelled["dashboard.yaml"]["metadata"]["labels"]["dash"] == "yes"
+    assert "dashboard.yaml" not in render(dashboard={"enabled": False})
+
+
+def test_dashboard_asks_for_metrics_that_are_exported_and_shows_each_of_them(
+    dashboard: Object,
+) -> None:
+    asked = metrics_in(
+        " ".join(target["expr"] for panel in panels_of(dashboard) for target in panel["targets"])
+    )
+    assert asked == {*METRICS, *PROCESS_METRICS}
+    queries = [v["query"] for v in dashboard["templating"]["list"] if v["type"] == "query"]
+    assert metrics_in(" ".join(query["query"] for query in queries)) <= set(METRICS)
+
+
+def test_counters_are_rated_and_gauges_are_not(dashboard: Object) -> None:
+    for panel in panels_of(dashboard):
+        for target in panel["targets"]:
+            rated = set(re.findall(r"rate\((\w+)\{", target["expr"]))
+            counters = {
+                name
+                for name in re.findall(r"\b(?:kvroute|process)_\w+", target["expr"])
+                if name.endswith(("_total", "_bucket")) and name != "kvroute_worker_blocks_total"
+            }
+            assert rated == counters, panel["title"]
+
+
+def test_every_panel_says_what_it_shows(dashboard: Object) -> None:
+    for panel in panels_of(dashboard):
+        assert len(panel["description"]) > 20, panel["title"]
+        assert panel["fieldConfig"]["defaults"]["unit"], panel["title"]
+
+
+def test_every_query_goes_through_the_variables(dashboard: Object) -> None:
+    variables = {variable["name"] for variable in dashboard["templating"]["list"]}
+    assert variables == {"datasource", "fleet", "job", "worker"}
+    for panel in panels_of(dashboard):
+        assert panel["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
+        for target in panel["targets"]:
+            used = set(re.findall(r"\$(\w+)", target["expr"])) - {"__rate_interval"}
+            assert "fleet" in used, panel["title"]
+            assert used <= variables, panel["title"]
+
+
+def test_panels_have_their_own_ids_and_places(dashboard: Object) -> None:
+    ids = [panel["id"] for panel in dashboard["panels"]]
+    assert len(ids) == len(set(ids))
+    taken: dict[tuple[int, int], str] = {}
+    for panel in dashboard["panels"]:
+        place = panel["gridPos"]
+        assert place["x"] + place["w"] <= 24, panel["title"]
+        for x in range(place["x"], place["x"] + place["w"]):
+            for y in range(place["y"], place["y"] + place["h"]):
+                assert (x, y) not in taken, f"{panel['title']} lies on {taken.get((x, y))}"
+                taken[x, y] = panel["title"]
+
+
+def test_dashboard_answers_the_four_questions_in_order(dashboard: Object) -> None:
+    rows = [panel["title"] for panel in dashboard["panels"] if panel["type"] == "row"]
+    assert rows == [
+        "Is it working?",
+        "Is the index trustworthy?",
+        "Is load even?",
+        "The router itself",
+    ]
