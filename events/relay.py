@@ -85,6 +85,7 @@ class _RankShell:
         self.load: LoadSample | None = None
         self.sampled_at_s: float | None = None
         self.replaying: asyncio.Task[None] | None = None
+        self.started = False
 
 
 class Relay:
@@ -232,6 +233,7 @@ class Relay:
             socket.connect(endpoint)
         await asyncio.sleep(_SUBSCRIBED_S)
         self._perform(shell, shell.rank.start())
+        shell.started = True
         while True:
             await asyncio.sleep(0)  # a message that waits is received without a turn of the loop
             message = parse_live(await socket.recv_multipart())
@@ -246,6 +248,8 @@ class Relay:
         """Heals what was lost with a connection to the publisher, once there is another."""
         while True:
             await monitor.recv_multipart()
+            if not shell.started:
+                continue  # the first connection, which the rank's start makes good for
             await asyncio.sleep(_SUBSCRIBED_S)
             self._perform(shell, shell.rank.on_reconnected())
 
