@@ -1,0 +1,72 @@
+"""What a router and a relay export at their start: the program itself is asked."""
+
+import asyncio
+import random
+from typing import NamedTuple
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import Metric
+
+from events.broker import Broker
+from events.relay import Relay
+from events.settings import EngineSettings, NatsSettings
+from router.metrics import BrokerCollector, Metrics, RelayCollector, RouterCollector
+from tests.router.fleet import START_S, Fleet
+
+
+class Series(NamedTuple):
+    """One time series, without the labels that a scrape adds."""
+
+    name: str
+    labels: dict[str, str]
+    value: float
+
+
+def router_families() -> list[Metric]:
+    """Of a router with one worker that has something to mend, and no relay inside."""
+    fleet = Fleet()
+    fleet.add("w0", warnings=("an odd thing",))
+    registry = CollectorRegistry()
+    Metrics(registry)
+    registry.register(RouterCollector(fleet.core, fleet.clock))
+    registry.register(BrokerCollector(_nobodys_broker()))
+    return list(registry.collect())
+
+
+def relay_families() -> list[Metric]:
+    """Of a relay with one engine."""
+    broker = _nobodys_broker()
+    relay = Relay(
+        EngineSettings(id="w0", engine="vllm", address="http://w0", events="tcp://w0:5557"),
+        broker,
+        fleet="default",
+        clock=lambda: START_S,
+        on_failure=lambda _: None,
+        rng=random.Random(7),
+    )
+    registry = CollectorRegistry()
+    registry.register(RelayCollector(lambda: [relay]))
+    registry.register(BrokerCollector(broker))
+    families = list(registry.collect())
+    asyncio.run(relay.stop())
+    return families
+
+
+def names(families: list[Metric]) -> set[str]:
+    """As they are queried; a histogram's without its suffixes."""
+    return {one.name + ("_total" if one.type == "counter" else "") for one in families}
+
+
+def series(families: list[Metric]) -> list[Series]:
+    """All samples but the times when counters began, which nobody asks for."""
+    return [
+        Series(sample.name, dict(sample.labels), sample.value)
+        for family in families
+        for sample in family.samples
+        if not sample.name.endswith("_created")
+    ]
+
+
+def _nobodys_broker() -> Broker:
+    """A connection that is never made."""
+    return Broker(NatsSettings(), "nats://127.0.0.1:4222", "kvroute")
