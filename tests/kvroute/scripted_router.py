@@ -161,6 +161,8 @@ class Router(RouterServicer):
         self.stream_refusals: deque[Status] = deque()
         self.streams_silent = False
         """Never a word to whoever opens a stream, like a proxy that gathers the whole call."""
+        self.streams_end = False
+        """They end with OK, and nothing else."""
         self.report_refusals: deque[Status] = deque()
         self.report_results: deque[ProgressResult.ValueType] = deque()
         self.reports = asyncio.Event()
@@ -184,6 +186,8 @@ class Router(RouterServicer):
         await obey(self.stream_refusals, context)
         if self.streams_silent:
             await asyncio.Event().wait()
+        if self.streams_end:
+            return
         await context.send_initial_metadata(())
         if self.streams_played is not None:
             played = PlayedStream(context)

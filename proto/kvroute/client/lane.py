@@ -33,7 +33,7 @@ from kvroute.client.errors import (
     error_from_call,
     error_from_status,
 )
-from kvroute.client.lane_items import BATCH_BYTES_MAX, Item, LaneItems
+from kvroute.client.lane_items import BATCH_BYTES_MAX, SENDINGS_MAX, Item, LaneItems
 from kvroute.v1 import RouteBatch, RouteRequest, RouteResponse, RouteResults
 
 HOLD_S = 0.02
@@ -79,6 +79,8 @@ class Lane:
         self._pause_s = PAUSE_S
         self._next_try_s = 0.0
         self._complained = False
+        self._wordless = 0
+        """Streams in a row that ended without a message; idle ones may."""
         self._closed = False
         self._task: asyncio.Task[None] | None = None
         self._free = asyncio.Event()
@@ -168,12 +170,15 @@ class Lane:
         """Opens a stream and reads it to its end. Returns why it didn't get through; None: it did.
 
         How one ends that got through makes no difference. gRPC couldn't always tell: to a write
-        that meets the router's end of the call, it is INTERNAL.
+        that meets the router's end of the call, that is INTERNAL, even before we looked at it.
         """
         self._release()
+        proven = self._state is _State.OPEN
         call = self._open_stream()
         writer = asyncio.create_task(self._write(call))
+        refused: KvRouteError | None = None
         opened = False
+        self._wordless += 1
         try:
             async with asyncio.timeout(OPEN_TIMEOUT_S):
                 await call.initial_metadata()
@@ -183,10 +188,12 @@ class Lane:
                 self._pause_s = PAUSE_S
                 self._counts["streams"] += 1
             while isinstance(results := await call.read(), RouteResults):
+                self._wordless = 0
                 self._answer(results)
-            refused: KvRouteError = _unreachable("the router ended a stream at once")
         except grpc.aio.AioRpcError as failure:
-            refused = error_from_call(failure)
+            met_the_end = proven and failure.code() is grpc.StatusCode.INTERNAL
+            if not opened and not met_the_end:
+                refused = error_from_call(failure)
         except TimeoutError:
             told = f"a stream's opening was not answered in {OPEN_TIMEOUT_S:g} s"
             refused = DeadlineExceeded(grpc.StatusCode.DEADLINE_EXCEEDED, None, told)
@@ -194,7 +201,9 @@ class Lane:
             call.cancel()
             writer.cancel()
             await asyncio.wait({writer})
-        return None if opened else refused
+        if refused is None and self._wordless > SENDINGS_MAX:
+            refused = _unreachable("streams end before they answer")
+        return refused
 
     async def _write(self, call: RouteStream) -> None:
         loop = asyncio.get_running_loop()
