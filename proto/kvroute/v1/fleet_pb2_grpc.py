@@ -84,7 +84,7 @@ class FleetServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def WatchWorkers(self, request, context):
-        """WatchWorkers sends every worker once, then each one again when it changes.
+        """WatchWorkers sends every worker once, then each one again when it changes. It ends now and then, with OK: watch anew.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

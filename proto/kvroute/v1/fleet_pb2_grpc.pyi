@@ -208,7 +208,7 @@ class FleetStub(typing.Generic[_FleetListWorkersType, _FleetWatchWorkersType, _F
     """ListWorkers shows every worker the router knows."""
 
     WatchWorkers: _FleetWatchWorkersType
-    """WatchWorkers sends every worker once, then each one again when it changes."""
+    """WatchWorkers sends every worker once, then each one again when it changes. It ends now and then, with OK: watch anew."""
 
     RegisterWorker: _FleetRegisterWorkerType
     """RegisterWorker makes this router run a relay for an engine that has none."""
@@ -273,7 +273,7 @@ class FleetServicer(metaclass=abc.ABCMeta):
         request: kvroute.v1.fleet_pb2.WatchWorkersRequest,
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[kvroute.v1.fleet_pb2.WatchWorkersResponse], collections.abc.AsyncIterator[kvroute.v1.fleet_pb2.WatchWorkersResponse]]:
-        """WatchWorkers sends every worker once, then each one again when it changes."""
+        """WatchWorkers sends every worker once, then each one again when it changes. It ends now and then, with OK: watch anew."""
 
     @abc.abstractmethod
     def RegisterWorker(
