@@ -6,7 +6,7 @@ that its worker was judged by.
 
 from collections.abc import Sequence
 from math import isnan
-from typing import TypeAlias, cast
+from typing import NamedTuple, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -16,24 +16,28 @@ from indexer.identity import WorkerKey
 
 Column: TypeAlias = npt.NDArray[np.float64]
 
-COLUMNS = (
-    "block_size",
-    "total_blocks",
-    "total_slots",
-    "trust",
-    "running",
-    "waiting",
-    "reserved",
-    "active_blocks",
-    "prefill_tokens_active",
-    "last_picked",
-    "active_slots",
-    "load",
-    "slot_ratio",
-    "full",
-    "load_unknown",
-)
-"""What is kept up to date for each worker, in this order (router/pools.py)."""
+
+class Row(NamedTuple):
+    """What is kept up to date of one worker (router/pools.py); the properties below say more."""
+
+    block_size: float
+    total_blocks: float
+    total_slots: float
+    trust: float
+    running: float
+    waiting: float
+    reserved: float
+    active_blocks: float
+    prefill_tokens_active: float
+    last_picked: float
+    active_slots: float
+    load: float
+    slot_ratio: float
+    full: float
+    load_unknown: float
+
+
+COLUMNS = Row._fields
 
 
 class Candidates:
@@ -70,9 +74,9 @@ class Candidates:
     def __len__(self) -> int:
         return len(self.workers)
 
-    def row(self, row: int) -> dict[str, float]:
-        """All that is kept of one worker, by the names of COLUMNS."""
-        return dict(zip(COLUMNS, self._table[:, row].tolist(), strict=True))
+    def row(self, row: int) -> Row:
+        """All that is kept of one worker."""
+        return Row._make(self._table[:, row].tolist())
 
     @property
     def block_size(self) -> Column:

@@ -131,7 +131,7 @@ def write_pick(pick: Pick, core: RouterCore, priority: int) -> router_pb2.RouteR
     row = decision.order[0]
     source = decision.sources[row]
     heartbeat = heartbeat_of(source)
-    overlap = decision.overlap(row)
+    receipt = write_receipt(decision, core)
     response = router_pb2.RouteResponse(
         reservation_id=pick.reservation.id,
         worker_id=source.key.worker_id,
@@ -141,10 +141,10 @@ def write_pick(pick: Pick, core: RouterCore, priority: int) -> router_pb2.RouteR
             _alternative(decision, other)
             for other in decision.order[1 : core.routing.alternatives + 1]
         ],
-        overlap_tokens=router_pb2.OverlapTokens(**overlap._asdict()),
-        new_tokens=decision.rows.prompt_tokens - overlap.usable,
+        overlap_tokens=receipt.picked.overlap_tokens,
+        new_tokens=decision.rows.prompt_tokens - receipt.picked.overlap_tokens.usable,
         lease_s=core.routing.lease_s,
-        receipt=write_receipt(decision, core),
+        receipt=receipt,
     )
     if heartbeat.multi_rank:
         response.dp_rank = source.key.dp_rank
@@ -158,11 +158,6 @@ def write_pick(pick: Pick, core: RouterCore, priority: int) -> router_pb2.RouteR
 def write_receipt(decision: Decision, core: RouterCore) -> router_pb2.Receipt:
     """The record of a decision, whether or not somebody could be picked."""
     rows = decision.rows
-    picked, runner_up = None, None
-    if decision.order:
-        picked = _row(decision, core, decision.order[0])
-        if len(decision.order) > 1:
-            runner_up = _row(decision, core, decision.order[1])
     receipt = router_pb2.Receipt(
         terms=decision.scores.shared_terms,
         prompt_tokens=rows.prompt_tokens,
@@ -172,11 +167,13 @@ def write_receipt(decision: Decision, core: RouterCore) -> router_pb2.Receipt:
         decided_at_s=decision.decided_at_s,
         best_overlap_tokens=decision.best_overlap_tokens(),
         replica=core.replica,
-        block_size=int(rows.block_size[decision.order[0]]) if decision.order else 0,
-        picked=picked,
-        runner_up=runner_up,
     )
     receipt.MergeFrom(_policy_part(decision.policy))
+    if decision.order:
+        receipt.block_size = int(rows.block_size.item(decision.order[0]))
+        _write_row(receipt.picked, decision, core, decision.order[0])
+    if len(decision.order) > 1:
+        _write_row(receipt.runner_up, decision, core, decision.order[1])
     return receipt
 
 
@@ -196,22 +193,17 @@ def write_explanation(
     order = sorted(
         range(len(decision.rows)), key=lambda row: (decision.excluded[row] != "", costs[row])
     )
-    explanation = router_pb2.Explanation(
-        candidates=[
-            *(_row(decision, core, row) for row in order),
-            *(
-                router_pb2.CandidateRow(
-                    worker_id=source.key.worker_id,
-                    dp_rank=source.key.dp_rank,
-                    stream_state=source.stream.state,
-                    stream_complete=core.view.complete(source),
-                    excluded=reason,
-                )
-                for source, reason in decision.not_live
-            ),
-        ],
-        receipt=write_receipt(decision, core),
-    )
+    explanation = router_pb2.Explanation(receipt=write_receipt(decision, core))
+    for row in order:
+        _write_row(explanation.candidates.add(), decision, core, row)
+    for source, reason in decision.not_live:
+        explanation.candidates.add(
+            worker_id=source.key.worker_id,
+            dp_rank=source.key.dp_rank,
+            stream_state=source.stream.state,
+            stream_complete=core.view.complete(source),
+            excluded=reason,
+        )
     if refusal is not None:
         explanation.refusal.CopyFrom(write_status(refusal))
     else:
@@ -382,32 +374,39 @@ def _alternative(decision: Decision, row: int) -> router_pb2.Alternative:
     return alternative
 
 
-def _row(decision: Decision, core: RouterCore, row: int) -> router_pb2.CandidateRow:
-    rows = decision.rows
+def _write_row(
+    message: router_pb2.CandidateRow, decision: Decision, core: RouterCore, row: int
+) -> None:
     source = decision.sources[row]
+    kept = decision.rows.row(row)
+    overlap = message.overlap_tokens
+    (
+        overlap.raw,
+        overlap.usable,
+        overlap.device,
+        overlap.host,
+        overlap.disk,
+        overlap.predicted,
+    ) = decision.tokens[:, row].tolist()
+    message.worker_id, message.dp_rank = source.key
+    message.new_tokens = decision.rows.new_tokens.item(row)
+    message.active_blocks = kept.active_blocks
+    message.running = int(kept.running)
+    message.waiting = int(kept.waiting)
+    message.reserved = kept.reserved
+    message.prefill_tokens_active = int(kept.prefill_tokens_active)
+    message.stream_state = source.stream.state
+    message.stream_complete = core.view.complete(source)
+    message.cost = decision.scores.costs.item(row)
+    message.excluded = decision.excluded[row]
+    message.trust = kept.trust
+    terms = message.terms
+    for name, column in decision.scores.row_terms.items():
+        terms[name] = column.item(row)
     sampled_at_s = core.load_of(source.key).sampled_at_s
-    kept = rows.row(row)
-    message = router_pb2.CandidateRow(
-        worker_id=source.key.worker_id,
-        dp_rank=source.key.dp_rank,
-        overlap_tokens=router_pb2.OverlapTokens(**decision.overlap(row)._asdict()),
-        new_tokens=rows.new_tokens.item(row),
-        active_blocks=kept["active_blocks"],
-        running=int(kept["running"]),
-        waiting=int(kept["waiting"]),
-        reserved=kept["reserved"],
-        prefill_tokens_active=int(kept["prefill_tokens_active"]),
-        stream_state=source.stream.state,
-        stream_complete=core.view.complete(source),
-        cost=decision.scores.costs.item(row),
-        terms={name: column.item(row) for name, column in decision.scores.row_terms.items()},
-        excluded=decision.excluded[row],
-        trust=kept["trust"],
-    )
     if sampled_at_s is not None:
         message.sample_age_s = max(0.0, decision.decided_at_s - sampled_at_s)
-    if not isnan(kept["total_blocks"]):
-        message.total_blocks = int(kept["total_blocks"])
-    if not isnan(kept["total_slots"]):
-        message.total_slots = int(kept["total_slots"])
-    return message
+    if not isnan(kept.total_blocks):
+        message.total_blocks = int(kept.total_blocks)
+    if not isnan(kept.total_slots):
+        message.total_slots = int(kept.total_slots)
