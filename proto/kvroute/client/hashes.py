@@ -16,12 +16,13 @@ _LITTLE = sys.byteorder == "little"
 def block_hashes_of(hashes: Iterable[int], block_size: int, prompt_tokens: int) -> BlockHashes:
     """The message for hashes of full blocks.
 
-    A buffer of unsigned 64-bit integers (numpy, array) costs no Python int for each; lists, tuples
-    and other iterables take a little longer. Raises TypeError for what is no row of integers,
-    ValueError for one that takes more than 64 bits or is negative.
+    bytes and bytearray are little-endian u64 already. A buffer of unsigned 64-bit integers (numpy,
+    array) costs no Python int for each; lists, tuples and other iterables take a little longer.
+    Raises TypeError for what is no row of integers, ValueError for one that takes more than 64 bits
+    or is negative, and for bytes that aren't whole.
     """
     message = BlockHashes(block_size=block_size, prompt_tokens=prompt_tokens)
-    raw = _from_buffer(hashes)
+    raw = bytes(hashes) if isinstance(hashes, (bytes, bytearray)) else _from_buffer(hashes)
     if raw is None:
         try:
             listed = array(_U64, hashes)
@@ -30,6 +31,8 @@ def block_hashes_of(hashes: Iterable[int], block_size: int, prompt_tokens: int) 
         if not _LITTLE:
             listed.byteswap()
         raw = listed.tobytes()
+    if len(raw) % 8:
+        raise ValueError(f"{len(raw)} bytes of block hashes; each takes 8")
     if raw:
         # On the wire, packed fixed64 are the field's key, its length, and this.
         message.MergeFromString(b"\x0a" + _varint(len(raw)) + raw)
