@@ -4,17 +4,14 @@ Counters and histograms are kept here as things happen; gauges of workers and st
 the core at scrape time, so a worker's series vanish with the worker.
 """
 
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from importlib.metadata import version
-from time import perf_counter
 
 import numpy as np
 from prometheus_client import (
     CollectorRegistry,
     Counter,
     Gauge,
-    Histogram,
     ProcessCollector,
     generate_latest,
 )
@@ -23,20 +20,14 @@ from prometheus_client.registry import Collector
 from typing_extensions import override
 
 from events.broker import Broker
-from events.facts import TIER_NAMES
 from events.relay import Relay
 from events.stream import StreamState
 from router.core import RouterCore
 from router.decision import Decision
+from router.pick_tally import PickTally, StageClock
 from router.refusals import Reason
 from router.self_check import CheckResult
 
-_LATENCY_BUCKETS = (
-    0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1,
-)  # fmt: skip
-_RATIO_DECISIONS = 1000
-"""Decisions that kvroute_kv_hit_ratio looks back on."""
-STAGES = ("hash", "match", "cost", "total")
 OUTCOMES = ("picked", "repeated", "refused", "explained")
 _SOCKET_ERRORS = (
     "engine_silent",
@@ -61,27 +52,6 @@ class Metrics:
             ["outcome", "reason"],
             registry=registry,
         )
-        self.decision = Histogram(
-            "kvroute_decision_seconds",
-            "Time a decision takes, by stage.",
-            ["stage"],
-            buckets=_LATENCY_BUCKETS,
-            registry=registry,
-        )
-        self.prompt_tokens = Counter(
-            "kvroute_prompt_tokens", "Prompt tokens of picks.", registry=registry
-        )
-        self.overlap_tokens = Counter(
-            "kvroute_overlap_tokens",
-            "Usable overlap on the picked worker, by the fastest tier that holds it.",
-            ["tier"],
-            registry=registry,
-        )
-        self.reachable_tokens = Counter(
-            "kvroute_overlap_reachable_tokens",
-            "Usable overlap on the worker that held most; less what was taken: what balance cost.",
-            registry=registry,
-        )
         self.cached_tokens = Counter(
             "kvroute_cached_tokens_reported",
             "Cached tokens that engines reported for routed requests.",
@@ -97,18 +67,9 @@ class Metrics:
         )
         build = Gauge("kvroute_build_info", "Always 1.", ["version"], registry=registry)
         build.labels(kvroute_version()).set(1)
-        self._recent: deque[tuple[int, int]] = deque(maxlen=_RATIO_DECISIONS)
-        Gauge(
-            "kvroute_kv_hit_ratio",
-            f"Usable overlap / prompt tokens over the last {_RATIO_DECISIONS} picks.",
-            registry=registry,
-        ).set_function(self._hit_ratio)
-        # Looking a label up costs as much as counting, so what each pick counts is looked up once.
-        self._stages = {stage: self.decision.labels(stage) for stage in STAGES}
+        self._tally = PickTally()
+        registry.register(self._tally)
         self._picked = self.requests.labels("picked", "")
-        self._tiers = {
-            tier: self.overlap_tokens.labels(tier) for tier in (*TIER_NAMES.values(), "predicted")
-        }
         for outcome in OUTCOMES:
             if outcome != "refused":
                 self.requests.labels(outcome, "")
@@ -118,46 +79,17 @@ class Metrics:
 
     def picked(self, decision: Decision) -> None:
         """A pick was made."""
-        overlap = decision.overlap(decision.order[0])
         self._picked.inc()
-        self.prompt_tokens.inc(decision.rows.prompt_tokens)
-        for tier, tokens in zip(self._tiers, overlap[2:], strict=True):
-            if tokens:
-                self._tiers[tier].inc(tokens)
-        self.reachable_tokens.inc(decision.best_overlap_tokens())
-        self._recent.append((overlap.usable, decision.rows.prompt_tokens))
+        self._tally.count(decision)
 
-    def stage_clock(self) -> "StageClock":
+    def stage_clock(self) -> StageClock:
         """A clock for one decision."""
-        return StageClock(self._stages)
-
-    def _hit_ratio(self) -> float:
-        prompt_tokens = sum(prompt for _, prompt in self._recent)
-        return sum(usable for usable, _ in self._recent) / prompt_tokens if prompt_tokens else 0.0
+        return StageClock(self._tally.stages)
 
 
 def kvroute_version() -> str:
     """The installed version."""
     return version("kvroute")
-
-
-class StageClock:
-    """Measures the stages of one decision: `core.route` calls it at the end of each."""
-
-    def __init__(self, stages: Mapping[str, Histogram]) -> None:
-        self._stages = stages
-        self._started = self._last = perf_counter()
-
-    def __call__(self, stage: str) -> None:
-        now = perf_counter()
-        self._stages[stage].observe(now - self._last)
-        self._last = now
-
-    def total(self) -> float:
-        """Ends the measurement; seconds since it began."""
-        seconds = perf_counter() - self._started
-        self._stages["total"].observe(seconds)
-        return seconds
 
 
 class RouterCollector(Collector):

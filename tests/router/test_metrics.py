@@ -11,7 +11,8 @@ from indexer.identity import Tier, WorkerKey
 from kvroute.v1 import router_pb2
 from router.codec import write_pick
 from router.decision import Pick, Progress, ProgressState
-from router.metrics import OUTCOMES, STAGES, Metrics, RouterCollector, Scrape, kvroute_version
+from router.metrics import OUTCOMES, Metrics, RouterCollector, Scrape, kvroute_version
+from router.pick_tally import STAGES
 from router.refusals import Reason
 from router.self_check import CheckResult
 from tests.router.fleet import Fleet, prompt
