@@ -125,56 +125,52 @@ def progress_result(result: ProgressResult) -> router_pb2.ProgressResult.ValueTy
     return _RESULTS[result]
 
 
-def write_pick(pick: Pick, core: RouterCore, priority: int) -> router_pb2.RouteResponse:
-    """The answer to Route."""
+def write_pick(
+    answer: router_pb2.RouteResponse, pick: Pick, core: RouterCore, priority: int
+) -> None:
+    """The answer to Route, into an empty message."""
     decision = pick.decision
     row = decision.order[0]
     source = decision.sources[row]
     heartbeat = heartbeat_of(source)
-    receipt = write_receipt(decision, core)
-    response = router_pb2.RouteResponse(
-        reservation_id=pick.reservation.id,
-        worker_id=source.key.worker_id,
-        address=heartbeat.address,
-        labels=heartbeat.labels,
-        alternatives=[
-            _alternative(decision, other)
-            for other in decision.order[1 : core.routing.alternatives + 1]
-        ],
-        overlap_tokens=receipt.picked.overlap_tokens,
-        new_tokens=decision.rows.prompt_tokens - receipt.picked.overlap_tokens.usable,
-        lease_s=core.routing.lease_s,
-        receipt=receipt,
-    )
+    write_receipt(answer.receipt, decision, core)
+    answer.overlap_tokens.CopyFrom(answer.receipt.picked.overlap_tokens)
+    answer.reservation_id = pick.reservation.id
+    answer.worker_id = source.key.worker_id
+    answer.address = heartbeat.address
+    if heartbeat.labels:
+        answer.labels.update(heartbeat.labels)
+    for other in decision.order[1 : core.routing.alternatives + 1]:
+        _write_alternative(answer.alternatives.add(), decision, other)
+    answer.new_tokens = decision.rows.prompt_tokens - answer.overlap_tokens.usable
+    answer.lease_s = core.routing.lease_s
     if heartbeat.multi_rank:
-        response.dp_rank = source.key.dp_rank
+        answer.dp_rank = source.key.dp_rank
     if heartbeat.priority_scheduling:
         higher_first = heartbeat.priority_scheduling == "higher"
         # The lowest int32 has no opposite that fits.
-        response.engine_priority = priority if higher_first else min(-priority, INT32_MAX)
-    return response
+        answer.engine_priority = priority if higher_first else min(-priority, INT32_MAX)
 
 
-def write_receipt(decision: Decision, core: RouterCore) -> router_pb2.Receipt:
-    """The record of a decision, whether or not somebody could be picked."""
+def write_receipt(receipt: router_pb2.Receipt, decision: Decision, core: RouterCore) -> None:
+    """The record of a decision, whether or not somebody could be picked; into an empty message."""
     rows = decision.rows
-    receipt = router_pb2.Receipt(
-        terms=decision.scores.shared_terms,
-        prompt_tokens=rows.prompt_tokens,
-        candidates=len(rows) + len(decision.not_live),
-        excluded=decision.exclusions(),
-        tied=decision.tied,
-        decided_at_s=decision.decided_at_s,
-        best_overlap_tokens=decision.best_overlap_tokens(),
-        replica=core.replica,
-    )
     receipt.MergeFrom(_policy_part(decision.policy))
+    for name, value in decision.scores.shared_terms.items():
+        receipt.terms[name] = value
+    receipt.prompt_tokens = rows.prompt_tokens
+    receipt.candidates = len(rows) + len(decision.not_live)
+    if excluded := decision.exclusions():
+        receipt.excluded.update(excluded)
+    receipt.tied = decision.tied
+    receipt.decided_at_s = decision.decided_at_s
+    receipt.best_overlap_tokens = decision.best_overlap_tokens()
+    receipt.replica = core.replica
     if decision.order:
         receipt.block_size = int(rows.block_size.item(decision.order[0]))
         _write_row(receipt.picked, decision, core, decision.order[0])
     if len(decision.order) > 1:
         _write_row(receipt.runner_up, decision, core, decision.order[1])
-    return receipt
 
 
 @cache
@@ -193,7 +189,8 @@ def write_explanation(
     order = sorted(
         range(len(decision.rows)), key=lambda row: (decision.excluded[row] != "", costs[row])
     )
-    explanation = router_pb2.Explanation(receipt=write_receipt(decision, core))
+    explanation = router_pb2.Explanation()
+    write_receipt(explanation.receipt, decision, core)
     for row in order:
         _write_row(explanation.candidates.add(), decision, core, row)
     for source, reason in decision.not_live:
@@ -362,16 +359,14 @@ def _shortened(message: str) -> str:
     return encoded[: MESSAGE_BYTES_MAX - 3].decode(errors="ignore") + "…"
 
 
-def _alternative(decision: Decision, row: int) -> router_pb2.Alternative:
-    heartbeat = heartbeat_of(decision.sources[row])
-    alternative = router_pb2.Alternative(
-        worker_id=decision.sources[row].key.worker_id,
-        address=heartbeat.address,
-        cost=decision.scores.costs.item(row),
-    )
+def _write_alternative(message: router_pb2.Alternative, decision: Decision, row: int) -> None:
+    source = decision.sources[row]
+    heartbeat = heartbeat_of(source)
+    message.worker_id = source.key.worker_id
+    message.address = heartbeat.address
+    message.cost = decision.scores.costs.item(row)
     if heartbeat.multi_rank:
-        alternative.dp_rank = decision.sources[row].key.dp_rank
-    return alternative
+        message.dp_rank = source.key.dp_rank
 
 
 def _write_row(

@@ -400,7 +400,7 @@ class RouterCore:
             new_tokens=prompt.token_count - overlap.usable,
             opened_at_s=now_s,
             lease_ends_s=now_s + self.routing.lease_s,
-            answer=None,
+            answer=b"",
         )
         load = self._load(source.key)
         load.open(prefixes, reservation.has_tail, reservation.new_tokens, now_s)

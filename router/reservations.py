@@ -12,7 +12,6 @@ from collections import OrderedDict
 from collections.abc import Collection
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
 
 from typing_extensions import override
 
@@ -53,8 +52,8 @@ class Reservation:
     new_tokens: int
     opened_at_s: float
     lease_ends_s: float
-    answer: Any
-    """What Route answered, for a repeated request id."""
+    answer: bytes
+    """What Route answered, for a repeated request id: the shell's own form."""
     output_tokens: int = 0
     cached_tokens: int | None = None
     prefill_done: bool = False

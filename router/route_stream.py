@@ -35,12 +35,13 @@ class RouteItems:
 
     def __init__(
         self,
-        route: Callable[[router_pb2.RouteRequest], Pick | Repeated],
+        route: Callable[[router_pb2.RouteRequest, router_pb2.RouteResponse], Pick | Repeated],
         cancel: Callable[[Reservation], None],
         clock: Callable[[], float] = perf_counter,
         cpu_clock: Callable[[], float] = thread_time,
     ) -> None:
-        """route raises Refusal; cancel ends a reservation that nobody waits for any more."""
+        """route fills in the answer or raises Refusal; cancel ends a reservation that nobody waits
+        for any more."""
         self._route = route
         self._cancel = cancel
         self._clock = clock
@@ -61,11 +62,9 @@ class RouteItems:
                 result = message.results.add()
                 result.index = item.index
                 try:
-                    answer = self._answer(item, began_s)
+                    self._answer(item, result.response, began_s)
                 except Refusal as refusal:
                     result.status.CopyFrom(codec.write_status(refusal))
-                else:
-                    result.response.CopyFrom(answer)
             if message.results and self._cpu_clock() - sent_cpu_s >= SLICE_S:
                 yield message
                 sent = True
@@ -74,7 +73,9 @@ class RouteItems:
         if message.results or not sent:
             yield message
 
-    def _answer(self, item: router_pb2.RouteItem, began_s: float) -> router_pb2.RouteResponse:
+    def _answer(
+        self, item: router_pb2.RouteItem, answer: router_pb2.RouteResponse, began_s: float
+    ) -> None:
         if not item.HasField("request"):
             raise Refusal(Reason.INVALID_FIELD, f"item {item.index} holds no request")
         waited_s = self._clock() - began_s
@@ -83,7 +84,7 @@ class RouteItems:
                 Reason.DEADLINE_EXCEEDED,
                 f"item {item.index} waited {waited_s * 1000:.0f} ms for its turn in the batch",
             )
-        outcome = self._route(item.request)
+        outcome = self._route(item.request, answer)
         if isinstance(outcome, Repeated):
             # Two items wait for this reservation now: that one is cancelled must not end it.
             self._answered = {
@@ -95,8 +96,6 @@ class RouteItems:
             if len(self._answered) >= CANCELLABLE_MAX:
                 del self._answered[next(iter(self._answered))]
             self._answered[item.index] = outcome.reservation
-        answer: router_pb2.RouteResponse = outcome.reservation.answer
-        return answer
 
     def _cancelled(self, index: int) -> None:
         if (reservation := self._answered.pop(index, None)) is not None:

@@ -71,11 +71,11 @@ class RouterService(router_pb2_grpc.RouterServicer):
     async def Route(
         self, request: router_pb2.RouteRequest, context: Context
     ) -> router_pb2.RouteResponse:
+        answer = router_pb2.RouteResponse()
         try:
-            outcome = self._route(request)
+            self._route(request, answer)
         except Refusal as refusal:
             await abort(context, refusal)
-        answer: router_pb2.RouteResponse = outcome.reservation.answer
         return answer
 
     @override
@@ -129,8 +129,10 @@ class RouterService(router_pb2_grpc.RouterServicer):
         refusal_instead = None if decision.order else self._core.refuse(decision)
         return codec.write_explanation(decision, refusal_instead, self._core)
 
-    def _route(self, request: router_pb2.RouteRequest) -> Pick | Repeated:
-        """One request, its answer in the reservation; raises Refusal, counted."""
+    def _route(
+        self, request: router_pb2.RouteRequest, answer: router_pb2.RouteResponse
+    ) -> Pick | Repeated:
+        """One request, answered in an empty message; raises Refusal, counted."""
         mark = self._metrics.stage_clock()
         now_s = self._clock()
         try:
@@ -138,9 +140,10 @@ class RouterService(router_pb2_grpc.RouterServicer):
             outcome = self._core.route(asked, now_s, mark)
             if isinstance(outcome, Repeated):
                 self._metrics.requests.labels("repeated", "").inc()
+                answer.ParseFromString(outcome.reservation.answer)
                 return outcome
             try:
-                answer = codec.write_pick(outcome, self._core, request.priority)
+                codec.write_pick(answer, outcome, self._core, request.priority)
             except BaseException:
                 self._core.withdraw(outcome.reservation, now_s)
                 raise
@@ -153,7 +156,8 @@ class RouterService(router_pb2_grpc.RouterServicer):
             raise Refusal(
                 Reason.INTERNAL, "the router failed on this request; its log says how"
             ) from error
-        outcome.reservation.answer = answer
+        # A quarter of the room that the message takes, for as long as the request is remembered.
+        outcome.reservation.answer = answer.SerializeToString()
         self._metrics.picked(outcome.decision)
         mark.total()
         return outcome

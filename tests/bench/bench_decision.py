@@ -18,6 +18,7 @@ from events.view import FleetView
 from indexer.hashing import block_hashes, prefix_hashes
 from indexer.identity import WorkerKey
 from indexer.kernel import NativeIndex
+from kvroute.v1 import router_pb2
 from router import codec
 from router.config import RoutingSettings
 from router.core import RouterCore
@@ -93,7 +94,9 @@ class Stage:
             pick = self._core.route(request, self._now_s)
             decided = time.perf_counter()
             assert isinstance(pick, Pick)
-            codec.write_pick(pick, self._core, 0)
+            answer = router_pb2.RouteResponse()
+            codec.write_pick(answer, pick, self._core, 0)
+            pick.reservation.answer = answer.SerializeToString()
             answered = time.perf_counter()
             self._in_flight.append(pick.reservation.id)
             if len(self._in_flight) > self._in_flight_max:

@@ -324,7 +324,8 @@ def test_a_pick_of_any_worker_can_be_written() -> None:
     observed = Observed()
     observed.fleet.add("w0", priority_scheduling="lower")
     pick = observed.pick(8)
-    answer = write_pick(pick, observed.fleet.core, -(1 << 31))
+    answer = router_pb2.RouteResponse()
+    write_pick(answer, pick, observed.fleet.core, -(1 << 31))
     assert isinstance(answer, router_pb2.RouteResponse)
     assert answer.engine_priority == (1 << 31) - 1
     assert pick.reservation.worker == WorkerKey("w0", 0)

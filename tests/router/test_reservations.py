@@ -30,7 +30,7 @@ def reservation(
         new_tokens=8,
         opened_at_s=now_s,
         lease_ends_s=now_s + LEASE_S,
-        answer=None,
+        answer=b"",
     )
 
 

@@ -36,14 +36,16 @@ class Desk:
             cpu_clock=lambda: self.now_s,
         )
 
-    def route(self, request: router_pb2.RouteRequest) -> Pick | Repeated:
+    def route(
+        self, request: router_pb2.RouteRequest, answer: router_pb2.RouteResponse
+    ) -> Pick | Repeated:
         self.now_s += self.cost_s
         if request.model == "none":
             raise Refusal(Reason.UNKNOWN_MODEL, "as asked")
         outcome = self.fleet.core.route(
             self.fleet.request(prompt(32), request_id=request.request_id), self.fleet.now_s
         )
-        outcome.reservation.answer = router_pb2.RouteResponse(reservation_id=outcome.reservation.id)
+        answer.reservation_id = outcome.reservation.id
         return outcome
 
     def decide(self, *items: router_pb2.RouteItem) -> list[router_pb2.RouteResults]:

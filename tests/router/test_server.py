@@ -596,10 +596,10 @@ class TestRouteStream:
             stage.fleet.add("w0")
             write_pick = codec.write_pick
 
-            def breaks(pick: Any, core: Any, priority: int) -> router_pb2.RouteResponse:
+            def breaks(answer: Any, pick: Any, core: Any, priority: int) -> None:
+                write_pick(answer, pick, core, priority)
                 if pick.reservation.request_id == "bad":
                     raise ValueError("broken")
-                return write_pick(pick, core, priority)
 
             monkeypatch.setattr(codec, "write_pick", breaks)
             bad, good = await batch(
