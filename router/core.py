@@ -118,7 +118,8 @@ class RouterCore:
         decision = self.decide(request, now_s, mark)
         if not decision.order:
             raise self.refuse(decision)
-        return Pick(self._reserve(request, decision, now_s), decision)
+        overlap = decision.overlap(decision.order[0])
+        return Pick(self._reserve(request, decision, overlap, now_s), decision, overlap)
 
     def decide(
         self, request: Request, now_s: float, mark: Callable[[str], None] = _no_mark
@@ -379,10 +380,10 @@ class RouterCore:
         if reservation.ended is None:
             self._end(reservation, Ending.FAILED_UNKNOWN, now_s)
 
-    def _reserve(self, request: Request, decision: Decision, now_s: float) -> Reservation:
-        row = decision.order[0]
-        source = decision.sources[row]
-        overlap = decision.overlap(row)
+    def _reserve(
+        self, request: Request, decision: Decision, overlap: Overlap, now_s: float
+    ) -> Reservation:
+        source = decision.sources[decision.order[0]]
         prompt = request.prompt
         size = heartbeat_of(source).block_size
         prefixes = prompt.prefixes(size)

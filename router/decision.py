@@ -92,7 +92,7 @@ class Decision:
 
     def best_overlap_tokens(self) -> int:
         """The usable overlap of whoever holds most."""
-        return int(self.tokens[1].max()) if self.sources else 0
+        return int(np.maximum.reduce(self.tokens[1])) if self.sources else 0
 
     def exclusions(self) -> Counter[str]:
         """Reason -> workers."""
@@ -109,6 +109,8 @@ class Pick:
 
     reservation: Reservation
     decision: Decision
+    overlap: Overlap
+    """Of the worker that was picked."""
 
 
 @dataclass(frozen=True, slots=True)

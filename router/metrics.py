@@ -23,7 +23,7 @@ from events.broker import Broker
 from events.relay import Relay
 from events.stream import StreamState
 from router.core import RouterCore
-from router.decision import Decision
+from router.decision import Pick
 from router.pick_tally import PickTally, StageClock
 from router.refusals import Reason
 from router.self_check import CheckResult
@@ -77,10 +77,10 @@ class Metrics:
             self.requests.labels("refused", reason)
         ProcessCollector(registry=registry)
 
-    def picked(self, decision: Decision) -> None:
+    def picked(self, pick: Pick) -> None:
         """A pick was made."""
         self._picked.inc()
-        self._tally.count(decision)
+        self._tally.count(pick)
 
     def stage_clock(self) -> StageClock:
         """A clock for one decision."""

@@ -20,7 +20,7 @@ from prometheus_client.registry import Collector
 from typing_extensions import override
 
 from events.facts import TIER_NAMES
-from router.decision import Decision
+from router.decision import Pick
 
 STAGES = ("hash", "match", "cost", "total")
 TIERS = (*TIER_NAMES.values(), "predicted")
@@ -59,14 +59,14 @@ class PickTally(Collector):
         self._recent: deque[tuple[int, int]] = deque(maxlen=_RATIO_DECISIONS)
         """Usable overlap and prompt tokens."""
 
-    def count(self, decision: Decision) -> None:
+    def count(self, pick: Pick) -> None:
         """A pick was made."""
-        overlap = decision.overlap(decision.order[0])
-        prompt_tokens = decision.rows.prompt_tokens
+        overlap = pick.overlap
+        prompt_tokens = pick.decision.rows.prompt_tokens
         self._prompt_tokens += prompt_tokens
         for i, tokens in enumerate(overlap[-len(TIERS) :]):
             self._overlap_tokens[i] += tokens
-        self._reachable_tokens += decision.best_overlap_tokens()
+        self._reachable_tokens += pick.decision.best_overlap_tokens()
         self._recent.append((overlap.usable, prompt_tokens))
 
     @override

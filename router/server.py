@@ -158,7 +158,7 @@ class RouterService(router_pb2_grpc.RouterServicer):
             ) from error
         # A quarter of the room that the message takes, for as long as the request is remembered.
         outcome.reservation.answer = answer.SerializeToString()
-        self._metrics.picked(outcome.decision)
+        self._metrics.picked(outcome)
         mark.total()
         return outcome
 

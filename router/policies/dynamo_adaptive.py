@@ -2,6 +2,8 @@
 
 from math import sqrt
 
+import numpy as np
+
 from router.candidates import Candidates
 from router.policies.policy import Policy, Scores
 
@@ -27,7 +29,7 @@ def score(rows: Candidates) -> Scores:
     first in the list, are broken at random.
     """
     load = rows.load
-    mean = float(load.sum()) / len(rows)
+    mean = float(np.add.reduce(load)) / len(rows)
     deviation = load - mean
     std = sqrt(float(deviation @ deviation) / len(rows))
     balance = mean > 0 and std > BALANCE_THRESHOLD * mean

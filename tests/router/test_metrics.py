@@ -64,7 +64,7 @@ class Observed:
 
     def pick(self, tokens: int, **about: Any) -> Pick:
         pick = self.fleet.route(prompt(tokens), **about)
-        self.metrics.picked(pick.decision)
+        self.metrics.picked(pick)
         return pick
 
     def samples(self) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
