@@ -427,7 +427,6 @@ class _Recovery:
     pull: Pull
     cancelled: bool = False
     messages: list[bytes] = field(default_factory=list)
-    facts: list[Stored] = field(default_factory=list)
     chunks: int = 0
     epoch: Epoch | None = None
     as_of: int | None = None
@@ -483,6 +482,7 @@ class Router(Process):
             self.world.note("pull", self.name, *pull)
             if (running := self._recoveries.get(pull.worker)) is not None:
                 running.cancelled = True
+                self.view.unstage(pull.worker)
             one = self._recoveries[pull.worker] = _Recovery(pull)
             self.later(self.world.rng.uniform(0, _JITTER_S), partial(self._go_on, one))
 
@@ -519,6 +519,7 @@ class Router(Process):
             self._go_on(one)
             return
         key = one.pull.worker
+        self.view.unstage(key)
         if self._recoveries.get(key) is one:
             del self._recoveries[key]
         self.world.router_moved(self, key)
@@ -538,10 +539,10 @@ class Router(Process):
         if one.chunks and of != (one.epoch, one.as_of, one.chunks):
             return view.on_pull_failed(pull, "chunks of different snapshots", now_s)
         one.epoch, one.as_of = chunk.epoch, chunk.as_of
-        one.facts += chunk.facts
         one.chunks += 1
         if one.chunks < chunk.chunks:
+            view.stage(pull.worker, chunk.facts)
             return None
         return view.on_snapshot(
-            pull.worker, chunk.epoch, chunk.as_of, one.facts, chunk.complete, now_s
+            pull.worker, chunk.epoch, chunk.as_of, chunk.facts, chunk.complete, now_s
         )
