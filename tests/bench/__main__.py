@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -57,7 +58,7 @@ def main(words: list[str]) -> None:
     console.print(table_of(rows))
     for row in rows:
         if "note" in row:
-            console.print(f"  {row['name']}: {row['note']}", style="dim", highlight=False)
+            console.print(f"{row['name']}: {row['note']}", highlight=False, soft_wrap=True)
     RESULTS.parent.mkdir(exist_ok=True)
     RESULTS.write_text(json.dumps(rows, indent=1) + "\n")
     console.print(f"written to {RESULTS.relative_to(BUILD.parent)}")
@@ -73,12 +74,15 @@ def in_order(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def table_of(rows: list[dict[str, Any]]) -> Table:
     table = Table(
-        title="kvroute and its peer", caption="ratio: how many times better than the peer"
+        title="kvroute and its peer",
+        caption="ratio: how many times better than the peer",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
     )
     table.add_column("row", no_wrap=True)
     for column in ("ours", "peer", "ratio"):
-        table.add_column(column, justify="right")
-    table.add_column("unit")
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("unit", no_wrap=True)
     for row, after in zip(rows, [*rows[1:], None], strict=True):
         arrow = "↑" if row["better"] == "more" else "↓"
         last_named = row["name"] in FIRST and after is not None and after["name"] not in FIRST
@@ -97,7 +101,9 @@ def table_of(rows: list[dict[str, Any]]) -> Table:
 def shown(value: float | None) -> str:
     if value is None:
         return ""
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:,.2f}"
+    if value >= 1e6:
+        return f"{value / 1e6:,.2f} M"
+    return f"{value:,.0f}" if value >= 100 else f"{value:,.2f}"
 
 
 if __name__ == "__main__":

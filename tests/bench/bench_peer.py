@@ -19,6 +19,8 @@ from tests.bench.environments import Missing, peer_says
 from tests.bench.timing import beside, row
 
 REPEATS = 5
+MEMORY = {"memory_chain_bytes": (1, 512_000), "memory_shared64_bytes": (64, 8_000)}
+"""Row -> workers, and blocks that each of them holds"""
 
 
 def rows() -> list[dict[str, Any]]:
@@ -26,14 +28,20 @@ def rows() -> list[dict[str, Any]]:
         row("hash_8192_b16", round(_hash_us(), 3), "us", "less"),
         *_match_rows(),
         row("store_16", round(_store_rate()), "blocks/s", "more"),
-        row("memory_chain_bytes", round(_memory(1, 512_000), 3), "B", "less"),
-        row("memory_shared64_bytes", round(_memory(64, 8_000), 3), "B", "less"),
+        *(row(name, round(_memory(*held), 3), "B", "less") for name, held in MEMORY.items()),
     ]
     try:
-        peer = peer_says("core")
+        peer = _peer()
     except Missing as error:
         return [one | {"note": f"no peer: {error}"} for one in ours]
     return [beside(one, peer[one["name"]]) for one in ours]
+
+
+def _peer() -> dict[str, float]:
+    found: dict[str, float] = peer_says("core")
+    for name, (workers, blocks) in MEMORY.items():
+        found[name] = peer_says("memory", str(workers), str(blocks))
+    return found
 
 
 def _hash_us() -> float:

@@ -42,6 +42,8 @@ def run(*command: str, said: str = "") -> str:
     """What a command prints. said: its input. Raises Missing when it fails."""
     try:
         ran = subprocess.run(command, check=True, capture_output=True, text=True, input=said)
+    except OSError as error:
+        raise Missing(str(error)) from error
     except subprocess.CalledProcessError as error:
         last = (error.stderr.strip().splitlines() or [str(error)])[-1]
         raise Missing(f"{' '.join(command[1:4])}: {last}") from error

@@ -68,6 +68,12 @@ BESIDE = {
     "client_hashes_rps": ("hashes", "rps"),
 }
 
+# A rate of ours -> what one costs our router, in microseconds.
+CPU_OF = {
+    "client_tokens_rps": "cpu_tokens_lane_us",
+    "client_hashes_rps": "cpu_hashes_lane_us",
+}
+
 
 def compared(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The rows, with the peer's number beside those that have one."""
@@ -79,11 +85,15 @@ def compared(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         return [
             row | {"note": f"no peer: {error}"} if row["name"] in BESIDE else row for row in rows
         ]
+    ours = {row["name"]: row["ours"] for row in rows}
     found = []
     for row in rows:
         way, what = BESIDE.get(row["name"], (None, ""))
         if way is not None:
-            row = beside(row, getattr(loads[way], what)) | {"note": told(loads[way])}
+            note = told(loads[way])
+            if (cpu_us := CPU_OF.get(row["name"])) in ours:
+                note = f"our router {ours[cpu_us] * row['ours'] / 1e6:.2f} cores; {note}"
+            row = beside(row, getattr(loads[way], what)) | {"note": note}
         found.append(row)
     return found
 
@@ -91,7 +101,7 @@ def compared(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def told(load: Load) -> str:
     """What took the cores while this was measured."""
     limit = "" if load.wrk_cores < WRK_BUSY_MAX else ": wrk may be the limit"
-    return f"peer: {load.service_cores:.2f} cores, wrk {load.wrk_cores:.2f}{limit}"
+    return f"peer's service {load.service_cores:.2f} cores, wrk {load.wrk_cores:.2f}{limit}"
 
 
 def measure() -> dict[str, Load]:

@@ -1,0 +1,76 @@
+"""The report of `make bench`: ratios, order, and what is said when there is no peer."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.bench import environments, peer_service
+from tests.bench.__main__ import FIRST, in_order
+from tests.bench.environments import Missing, python_of
+from tests.bench.peer_service import BESIDE, Load, compared, told
+from tests.bench.timing import beside, row
+
+LOADS = {
+    "tokens": Load(rps=4000, p50_us=3000, cpu_us=400, service_cores=1.9, wrk_cores=0.1),
+    "hashes": Load(rps=19000, p50_us=800, cpu_us=90, service_cores=1.7, wrk_cores=0.3),
+    "tokens, one at a time": Load(
+        rps=2000, p50_us=480, cpu_us=450, service_cores=0.9, wrk_cores=0.1
+    ),
+}
+
+
+def test_a_ratio_says_how_many_times_better_than_the_peer_we_are() -> None:
+    assert beside(row("x", 50, "us", "less"), 100)["ratio"] == 2
+    assert beside(row("x", 50, "blocks/s", "more"), 100)["ratio"] == 0.5
+    assert beside(row("x", 50, "us", "less"), None)["ratio"] is None
+
+
+def test_named_rows_come_first_and_the_others_as_they_came() -> None:
+    rows = [row(name, 1, "us", "less") for name in ("b", FIRST[3], "a", FIRST[0])]
+    assert [one["name"] for one in in_order(rows)] == [FIRST[0], FIRST[3], "b", "a"]
+
+
+def test_a_name_twice_is_refused() -> None:
+    with pytest.raises(AssertionError):
+        in_order([row("a", 1, "us", "less"), row("a", 2, "us", "less")])
+
+
+def test_the_peers_number_stands_beside_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer_service, "measure", lambda: LOADS)
+    rows = [row(name, 200, "us", "less") for name in BESIDE] + [row("other", 1, "us", "less")]
+    found = {one["name"]: one for one in compared(rows)}
+    assert found["cpu_tokens_lane_us"]["peer"] == 400
+    assert found["cpu_tokens_lane_us"]["ratio"] == 2
+    assert found["route_unary_8192_p50_us"]["peer"] == 480
+    assert found["client_hashes_rps"]["peer"] == 19000
+    assert found["other"]["peer"] is None
+
+
+def test_without_a_peer_the_rows_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> dict[str, Load]:
+        raise Missing("wrk is not installed")
+
+    monkeypatch.setattr(peer_service, "measure", missing)
+    (found,) = compared([row("client_hashes_rps", 5000, "picks/s", "more")])
+    assert found["peer"] is None
+    assert found["note"] == "no peer: wrk is not installed"
+
+
+def test_nothing_is_measured_for_rows_without_a_peer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(peer_service, "measure")
+    rows = [row("other", 1, "us", "less")]
+    assert compared(rows) == rows
+
+
+def test_wrk_is_named_when_it_may_be_the_limit() -> None:
+    assert "limit" not in told(LOADS["hashes"])
+    assert "limit" in told(Load(1, 1, 1, service_cores=0.5, wrk_cores=0.97))
+
+
+def test_an_environment_that_cannot_be_made_says_why(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(environments, "BUILD", tmp_path)
+    monkeypatch.setattr(environments.sys, "executable", "/bin/false")
+    with pytest.raises(Missing):
+        python_of("nothing", "no-such-package")
