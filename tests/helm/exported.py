@@ -23,9 +23,10 @@ class Series(NamedTuple):
 
 
 def router_families() -> list[Metric]:
-    """Of a router with one worker that has something to mend, and no relay inside."""
+    """Of a router with two workers, one with something to mend and one without events."""
     fleet = Fleet()
     fleet.add("w0", warnings=("an odd thing",))
+    fleet.add("w1", events=False)
     registry = CollectorRegistry()
     Metrics(registry)
     registry.register(RouterCollector(fleet.core, fleet.clock))
@@ -34,7 +35,7 @@ def router_families() -> list[Metric]:
 
 
 def relay_families() -> list[Metric]:
-    """Of a relay with one engine."""
+    """Of the relay of the first of them."""
     broker = _nobodys_broker()
     relay = Relay(
         EngineSettings(id="w0", engine="vllm", address="http://w0", events="tcp://w0:5557"),

@@ -16,12 +16,13 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from events.map_keeper import FILE_BYTES_MAX
 from router.config import Config, RelayConfig, ServeConfig, keys
 from tests.helm.config_schema import SCHEMA_FILE, as_text, config_definitions
 from tests.helm.rendered import CHART, EXAMPLES, Object, Rendered, program_config, values_of
 
 KUBERNETES_VERSIONS = ("1.30", "1.34", kubernetes_validate.latest_version())
-CUSTOM_KINDS = {"ServiceMonitor", "PodMonitor"}
+CUSTOM_KINDS = {"ServiceMonitor", "PodMonitor", "PrometheusRule"}
 
 # --- every template, with every set of values -----------------------------------------------------
 
@@ -199,6 +200,71 @@ def test_memory_is_limited_and_cpu_is_not(default: Rendered) -> None:
     assert set(resources["limits"]) == {"memory"}
 
 
+@pytest.mark.parametrize("name", ["default", *EXAMPLES])
+def test_memory_has_room_for_the_index_and_the_rest_of_the_process(
+    render: Callable[..., Rendered], name: str, tmp_path: Path
+) -> None:
+    rendered = render(**values_of(name))
+    limit = bytes_of(rendered.router["resources"]["limits"]["memory"])
+    assert limit - program_config(rendered, tmp_path).index.bytes_max() >= 512 << 20
+
+
+def bytes_of(quantity: str) -> int:
+    assert quantity[-2:] in ("Mi", "Gi")
+    return int(quantity[:-2]) << {"Mi": 20, "Gi": 30}[quantity[-2:]]
+
+
+@pytest.mark.parametrize(
+    ("limit", "memory_mib"),
+    [
+        ("5Gi", 4096),
+        ("4608Mi", 4096),
+        ("4.5Gi", 4096),
+        ("5G", 4256),
+        ("4831838208", 4096),
+        (4831838208, 4096),
+        ("5e9", 4256),
+        ("1Ti", 1 << 19),
+    ],
+)
+def test_a_memory_limit_that_holds_the_index_is_taken_in_any_spelling(
+    render: Callable[..., Rendered], limit: str | int, memory_mib: int
+) -> None:
+    rendered = render(
+        resources={"limits": {"memory": limit}}, config={"index": {"memory_mib": memory_mib}}
+    )
+    assert rendered.router["resources"]["limits"]["memory"] == limit
+
+
+@pytest.mark.parametrize(
+    ("limit", "memory_mib"),
+    [("4Gi", 4096), ("4607Mi", 4096), ("5G", 4257), (4831838207, 4096), ("900M", 512)],
+)
+def test_a_memory_limit_that_the_index_would_exceed_is_refused(
+    chart: helm.Chart, limit: str | int, memory_mib: int
+) -> None:
+    with pytest.raises(helm.HelmRenderError, match=r"lower config\.index\.memory_mib"):
+        chart.render(
+            {
+                "resources": {"limits": {"memory": limit}},
+                "config": {"index": {"memory_mib": memory_mib}},
+            }
+        )
+
+
+@pytest.mark.parametrize("limit", ["lots", "5gb", "Gi", "5 Gi"])
+def test_a_memory_limit_that_is_no_quantity_is_refused(chart: helm.Chart, limit: str) -> None:
+    with pytest.raises(helm.HelmRenderError, match=f"{limit} is no quantity"):
+        chart.render({"resources": {"limits": {"memory": limit}}})
+
+
+def test_memory_may_go_without_a_limit(render: Callable[..., Rendered]) -> None:
+    rendered = render(resources={"limits": None})
+    assert not rendered.router["resources"].get("limits")
+    rendered = render(resources={"limits": {"memory": None, "cpu": 2}})
+    assert rendered.router["resources"]["limits"] == {"cpu": 2}
+
+
 def test_routers_spread_by_their_own_labels(production: Rendered) -> None:
     (constraint,) = production.pod["spec"]["topologySpreadConstraints"]
     assert constraint["topologyKey"] == "topology.kubernetes.io/zone"
@@ -276,6 +342,24 @@ def test_engines_without_a_relay_are_named_in_the_configuration(
         ("sglang-0", "sglang", 2),
     ]
     assert config.nats.url is None
+
+
+def test_values_that_name_a_default_name_the_programs(default: Rendered, tmp_path: Path) -> None:
+    config, usual = program_config(default, tmp_path), ServeConfig()
+    assert config.index == usual.index
+    assert config.routing == usual.routing
+    assert config.fleet == usual.fleet
+    assert config.grpc.max_connection_age_s == usual.grpc.max_connection_age_s
+    assert config.ready_timeout_s == usual.ready_timeout_s
+    assert config.drain_timeout_s == usual.drain_timeout_s
+
+
+def test_an_engine_without_events_needs_none_in_the_configuration(
+    render: Callable[..., Rendered], tmp_path: Path
+) -> None:
+    engine = {"id": "quiet-0", "engine": "vllm", "address": "http://quiet-0:8000"}
+    (worker,) = program_config(render(config={"workers": [engine]}), tmp_path).workers
+    assert worker.events is None
 
 
 def test_credentials_file_and_tls_come_from_mounted_secrets(
@@ -538,6 +622,26 @@ def test_relay_starts_before_its_engine_and_leaves_after_it(with_engine: Rendere
     assert "startupProbe" not in with_engine.relay
 
 
+def test_relay_keeps_its_map_for_as_long_as_the_pod_lives(with_engine: Rendered) -> None:
+    assert "--state-dir" in {key.flag for key in keys(RelayConfig)}
+    folder = relay_flags(with_engine)["--state-dir"]
+    mounts = {m["mountPath"]: m["name"] for m in with_engine.relay["volumeMounts"]}
+    pod = with_engine["example-engine.yaml"]["spec"]["template"]["spec"]
+    volumes = {volume["name"]: volume for volume in pod["volumes"]}
+    (kind,) = set(volumes[mounts[folder]]) - {"name"}
+    assert kind == "emptyDir"
+    # A pod over the limit is evicted, with its engine: so no file, written anew, may come near it.
+    assert bytes_of(volumes[mounts[folder]][kind]["sizeLimit"]) >= 2 * FILE_BYTES_MAX
+
+
+def test_relay_can_do_without_its_map(render: Callable[..., Rendered]) -> None:
+    values = values_of("vllm-with-relay")
+    values["exampleEngine"]["relay"] = {"state": {"enabled": False}}
+    rendered = render(**values)
+    assert "--state-dir" not in relay_flags(rendered)
+    assert "relay-state" not in json.dumps(rendered["example-engine.yaml"])
+
+
 def test_relay_is_as_confined_as_the_router(with_engine: Rendered) -> None:
     confined = with_engine.router["securityContext"].items()
     assert with_engine.relay["securityContext"].items() >= confined
@@ -607,6 +711,7 @@ def test_notes_say_what_an_embedded_nats_server_can_not_do(
         ({"config": {"log": {"format": "xml"}}}, "at '/config/log/format': value must be one of"),
         ({"config": {"grpc": {"listen": "127.0.0.1:50051"}}}, "at '/config/grpc/listen'"),
         ({"exampleEngine": {"relay": {"tag": "x"}}}, "at '/exampleEngine/relay': .*'tag'"),
+        ({"config": {"index": {"worker_percent": 101}}}, "at '/config/index/worker_percent'"),
     ],
 )
 def test_schema_names_the_key_that_is_wrong(

@@ -162,6 +162,31 @@ app.kubernetes.io/part-of: kvroute
 {{- end }}
 {{- end }}
 
+{{/* Labels and annotations of an alert, up to its summary. Takes (root, severity, alert). */}}
+{{- define "kvroute.alert" -}}
+{{- $root := index . 0 }}
+{{- $rule := $root.Values.prometheusRule }}
+{{- $own := dict "severity" (index . 1) "namespace" $root.Release.Namespace "fleet" $root.Values.config.fleet.name -}}
+labels:
+  {{- merge $own $rule.alertLabels | toYaml | nindent 2 }}
+annotations:
+  {{- with $rule.playbookUrl }}
+  runbook_url: {{ printf "%s#%s" . (index $ 2 | lower) | quote }}
+  {{- end }}
+{{- end }}
+
+{{/* Bytes of a Kubernetes quantity, such as 5Gi; a number, too. */}}
+{{- define "kvroute.bytes" -}}
+{{- $text := toString . }}
+{{- $number := regexFind "^[0-9.]+([eE][+-]?[0-9]+)?" $text }}
+{{- $units := dict "" 1 "k" 1e3 "M" 1e6 "G" 1e9 "T" 1e12 "P" 1e15 "E" 1e18 "Ki" 0x1p10 "Mi" 0x1p20 "Gi" 0x1p30 "Ti" 0x1p40 "Pi" 0x1p50 "Ei" 0x1p60 }}
+{{- $unit := trimPrefix $number $text }}
+{{- if or (not $number) (not (hasKey $units $unit)) }}
+{{- fail (printf "resources.limits.memory: %s is no quantity, such as 5Gi" $text) }}
+{{- end }}
+{{- mulf $number (get $units $unit) }}
+{{- end }}
+
 {{/* What a schema can't say: values that contradict one another. The Deployment asks first. */}}
 {{- define "kvroute.validate" -}}
 {{- $url := (default dict .Values.config.nats).url }}
@@ -177,6 +202,12 @@ app.kubernetes.io/part-of: kvroute
 {{- end }}
 {{- if not .Values.nats.embedded }}
 {{- fail "config.nats.url is empty and nats.embedded is false: name a NATS server." }}
+{{- end }}
+{{- end }}
+{{- with (default dict .Values.resources.limits).memory }}
+{{- $index := int (default 4096 (default dict $.Values.config.index).memory_mib) }}
+{{- if lt (float64 (include "kvroute.bytes" .)) (mulf (addf $index 512) 0x1p20) }}
+{{- fail (printf "resources.limits.memory (%v) leaves the router less than 512Mi beside its index: raise it, or lower config.index.memory_mib (%d)." . $index) }}
 {{- end }}
 {{- end }}
 {{- $startup := mul .Values.probes.startup.periodSeconds .Values.probes.startup.failureThreshold }}

@@ -1,0 +1,280 @@
+"""What can go wrong with a fleet, as its metrics tell, and which alerts fire then and no others."""
+
+from typing import NamedTuple
+
+MINUTES = 45
+"""Of each story; it is asked what fires at the end."""
+NONE = f"0x{MINUTES}"
+ABSENT = f"_x{MINUTES}"
+
+
+def growing(by: int) -> str:
+    """Values of a counter that grows each minute."""
+    return f"0+{by}x{MINUTES}"
+
+
+def lately(minutes: int, value: str, before: str = "0") -> str:
+    """A value of the last minutes, and what it was before."""
+    return f"{before}x{MINUTES - minutes} {value}x{minutes - 1}"
+
+
+ONCE = lately(25, "5")
+
+
+class Story(NamedTuple):
+    """What differs from a healthy fleet, and what fires then."""
+
+    told: str
+    changes: dict[str, str]
+    """Selector -> values, a minute each, as promtool reads them; the later one wins."""
+    fires: set[str]
+
+
+REFUSED = 'kvroute_requests_total{reason="NO_WORKER"}'
+PICKED = 'kvroute_requests_total{outcome="picked"}'
+SOCKET = "kvroute_relay_socket_errors_total"
+STORIES = [
+    Story("nothing is wrong", {}, set()),
+    Story(
+        "all routers wait for their index",
+        {"kvroute_ready": NONE},
+        {"KvrouteNoRouterReady", "KvrouteRoutersMissing"},
+    ),
+    Story(
+        "nobody is scraped",
+        {"kvroute_ready": ABSENT},
+        {"KvrouteNoRouterReady", "KvrouteRoutersMissing"},
+    ),
+    Story(
+        "one router of three is gone",
+        {'kvroute_ready{pod="router-1"}': lately(25, "_", "1")},
+        {"KvrouteRoutersMissing"},
+    ),
+    Story(
+        "one router of three has just been replaced",
+        {'kvroute_ready{pod="router-1"}': lately(10, "0", "1")},
+        set(),
+    ),
+    Story(
+        "one router knows only workers that are down",
+        {'kvroute_worker_up{pod="router-1"}': lately(5, "0", "1")},
+        {"KvrouteNoWorkerUp"},
+    ),
+    Story(
+        "one router has forgotten all workers",
+        {'kvroute_worker_up{pod="router-1"}': lately(10, "_", "1")},
+        {"KvrouteNoWorkerUp"},
+    ),
+    Story("one worker of two is down", {'kvroute_worker_up{worker="w0"}': NONE}, set()),
+    Story(
+        "one request in eleven is refused",
+        {PICKED: growing(100), REFUSED: growing(10)},
+        {"KvrouteRequestsRefused"},
+    ),
+    Story("one in a hundred is refused", {PICKED: growing(99), REFUSED: growing(1)}, set()),
+    Story(
+        "half of a minute's requests were refused",
+        {PICKED: growing(100), REFUSED: lately(8, "50")},
+        set(),
+    ),
+    Story(
+        "a fault of the router's own",
+        {'kvroute_requests_total{reason="INTERNAL",pod="router-2"}': lately(10, "1")},
+        {"KvrouteInternalErrors"},
+    ),
+    Story("one long ago", {'kvroute_requests_total{reason="INTERNAL"}': ONCE}, set()),
+    Story(
+        "one router's decisions take 50 to 100 ms",
+        {
+            'kvroute_decision_seconds_bucket{pod="router-1"}': NONE,
+            'kvroute_decision_seconds_bucket{pod="router-1",le=~"0.1|.Inf"}': growing(60),
+        },
+        {"KvrouteDecisionsSlow"},
+    ),
+    Story(
+        "decisions take 1 to 2 ms",
+        {
+            "kvroute_decision_seconds_bucket": growing(60),
+            'kvroute_decision_seconds_bucket{le=~"5e-05|0.0001|0.0002|0.0005|0.001"}': NONE,
+        },
+        set(),
+    ),
+    Story(
+        "one pick in ten is never reported on",
+        {PICKED: growing(100), "kvroute_reservations_expired_total": growing(10)},
+        {"KvrouteReservationsExpire"},
+    ),
+    Story(
+        "one in a hundred",
+        {PICKED: growing(100), "kvroute_reservations_expired_total": growing(1)},
+        set(),
+    ),
+    Story(
+        "a client crashed with all its requests",
+        {PICKED: growing(100), "kvroute_reservations_expired_total": lately(10, "900")},
+        set(),
+    ),
+    Story(
+        "a relay has no NATS",
+        {'kvroute_broker_connected{pod="engine-0"}': lately(3, "0", "1")},
+        {"KvrouteNatsDisconnected"},
+    ),
+    Story("a relay connects again", {"kvroute_broker_connected": f"1x{MINUTES - 3} 0 1 1"}, set()),
+    Story(
+        "a router reads too slowly",
+        {'kvroute_broker_errors_total{kind="slow_consumer",pod="router-0"}': growing(1)},
+        {"KvrouteNatsErrors"},
+    ),
+    Story(
+        "NATS refuses a relay",
+        {'kvroute_broker_errors_total{kind="error",pod="engine-0"}': growing(1)},
+        {"KvrouteNatsErrors"},
+    ),
+    Story(
+        "NATS was restarted",
+        {'kvroute_broker_errors_total{kind=~"error|not_connected"}': lately(4, "9")},
+        set(),
+    ),
+    Story(
+        "one router lost its connection",
+        {
+            'kvroute_stream_state{pod="router-0",state="live"}': lately(4, "0", "1"),
+            'kvroute_stream_state{pod="router-0",state="suspect"}': lately(4, "1"),
+        },
+        {"KvrouteMostStreamsNotLive"},
+    ),
+    Story(
+        "all relays fell silent",
+        {
+            'kvroute_stream_state{state="live"}': lately(4, "0", "1"),
+            'kvroute_stream_state{state="silent"}': lately(4, "1"),
+        },
+        {"KvrouteMostStreamsNotLive"},
+    ),
+    Story(
+        "one stream goes from one trouble to another",
+        {
+            'kvroute_stream_state{pod="router-1",worker="w0",state="live"}': lately(20, "0", "1"),
+            'kvroute_stream_state{pod="router-1",worker="w0",state="recovering"}': (
+                f"0x{MINUTES - 20} 1x9 0x9"
+            ),
+            'kvroute_stream_state{pod="router-1",worker="w0",state="suspect"}': lately(10, "1"),
+        },
+        {"KvrouteStreamNotLive"},
+    ),
+    Story(
+        "one stream recovers",
+        {
+            'kvroute_stream_state{worker="w0",state="live"}': lately(5, "0", "1"),
+            'kvroute_stream_state{worker="w0",state="recovering"}': lately(5, "1"),
+        },
+        set(),
+    ),
+    Story(
+        "something is to be mended",
+        {'kvroute_worker_warnings{code="relay",pod="router-2"}': lately(20, "1", "_")},
+        {"KvrouteWorkerWarning"},
+    ),
+    Story(
+        "something heals by itself",
+        {'kvroute_worker_warnings{code="relay"}': lately(5, "1", "_")},
+        set(),
+    ),
+    Story(
+        "the index drifts",
+        {'kvroute_digest_mismatches_total{pod="router-0"}': lately(25, "5")},
+        {"KvrouteDigestsDiffer"},
+    ),
+    Story(
+        "three replicas saw the index drift once",
+        {"kvroute_digest_mismatches_total": lately(25, "2")},
+        set(),
+    ),
+    Story("messages get lost", {'kvroute_gaps_total{pod="router-0"}': growing(1)}, {"KvrouteGaps"}),
+    Story("many were lost at once", {"kvroute_gaps_total": lately(4, "1000")}, set()),
+    Story(
+        "no snapshot can be had",
+        {'kvroute_recoveries_total{how="snapshot",result="failed"}': growing(1)},
+        {"KvrouteRecoveriesFail"},
+    ),
+    Story(
+        "rings are too short, snapshots are not",
+        {
+            'kvroute_recoveries_total{how="ring",result="failed"}': growing(1),
+            'kvroute_recoveries_total{how="snapshot",result="ok"}': growing(1),
+        },
+        set(),
+    ),
+    Story(
+        "predictions keep failing",
+        {'kvroute_self_check_resyncs_total{pod="router-0"}': growing(1)},
+        {"KvrouteSelfCheckResyncs"},
+    ),
+    Story(
+        "predictions failed here and there",
+        {"kvroute_self_check_resyncs_total": lately(25, "3")},
+        set(),
+    ),
+    Story(
+        "the index is full",
+        {'kvroute_index_forgotten_total{reason="no_room"}': growing(500)},
+        {"KvrouteIndexFull"},
+    ),
+    Story(
+        "workers come and go",
+        {'kvroute_index_forgotten_total{reason=~"silent|removed"}': growing(500)},
+        set(),
+    ),
+    Story(
+        "someone speaks another language",
+        {'kvroute_facts_dropped_total{reason="malformed"}': growing(1)},
+        {"KvrouteFactsDropped"},
+    ),
+    Story(
+        "facts are told twice",
+        {'kvroute_facts_dropped_total{reason=~"duplicate|lower_epoch|tombstone"}': growing(1)},
+        set(),
+    ),
+    Story(
+        "a recovery found no room",
+        {'kvroute_facts_dropped_total{reason="no_room_to_recover"}': lately(4, "7")},
+        set(),
+    ),
+    Story(
+        "a relay is too slow for its engine",
+        {"kvroute_relay_engine_gaps_total": growing(1)},
+        {"KvrouteEngineGaps"},
+    ),
+    Story("a relay missed something once", {"kvroute_relay_engine_gaps_total": ONCE}, set()),
+    Story(
+        "an engine hangs: each question takes all the time it has",
+        {f'{SOCKET}{{kind="engine_silent"}}': growing(13)},
+        {"KvrouteEngineSilent"},
+    ),
+    Story(
+        "an engine loads its model",
+        {f'{SOCKET}{{kind="engine_silent"}}': f"0x{MINUTES - 12} 120+120x11"},
+        set(),
+    ),
+    Story(
+        "a relay can't write its maps",
+        {f'{SOCKET}{{kind="map_not_saved"}}': lately(10, "2")},
+        {"KvrouteRelayMapsLost"},
+    ),
+    Story(
+        "a new relay found a map that it can't use",
+        {f'{SOCKET}{{kind="map_unusable"}}': lately(10, "1", "_")},
+        {"KvrouteRelayMapsLost"},
+    ),
+    Story(
+        "an old relay did, when it was new",
+        {f'{SOCKET}{{kind="map_unusable"}}': lately(25, "1", "_")},
+        set(),
+    ),
+    Story(
+        "a relay can't send what it has",
+        {f'{SOCKET}{{kind="unsent"}}': growing(1)},
+        {"KvrouteRelayErrors"},
+    ),
+    Story("an engine sent a frame too many", {f'{SOCKET}{{kind="malformed_frame"}}': ONCE}, set()),
+]
