@@ -117,13 +117,17 @@ class Pools:
         if self._mass_silence != self._view.mass_silence:
             self._mass_silence = self._view.mass_silence
             self._pools.clear()
-        for key in self._view.take_changed():
+        changed = self._view.take_changed()
+        for key in changed:  # slots first: what one worker leaves, another may have by now
+            known, source = self._identities.get(key), self._view.sources.get(key)
+            if known is not None and (source is None or source.slot != known.slot):
+                self._settled.pop(known.slot, None)
+                self._full.discard(known.slot)
+        for key in changed:
             source = self._view.sources.get(key)
             if source is None or source.heartbeat is None:
-                if (gone := self._identities.pop(key, None)) is not None:
-                    self._settled.pop(gone.slot, None)
-                    self._full.discard(gone.slot)
-                    self._down.pop(key, None)
+                self._down.pop(key, None)
+                if self._identities.pop(key, None) is not None:
                     self._forget_pools()
                 continue
             self._make_room(source.slot)
