@@ -18,6 +18,8 @@ from tests.bench import peer_service
 from tests.bench.environments import BUILD
 
 RESULTS = BUILD / "bench.json"
+WIDTH = 90
+"""Columns that the table takes, at least."""
 FIRST = [
     "cpu_tokens_unary_us",
     "cpu_tokens_lane_us",
@@ -49,6 +51,7 @@ def main(words: list[str]) -> None:
     names = sorted(path.stem for path in Path(__file__).parent.glob("bench_*.py"))
     chosen = [name for name in names if not words or any(word in name for word in words)]
     console = Console()
+    console.width = max(console.width, WIDTH)
     rows: list[dict[str, Any]] = []
     started = time.monotonic()
     for name in chosen:

@@ -33,7 +33,7 @@ MESSAGES = 782
 MESSAGE_BLOCKS = 64
 TURN_BYTES = 64 * 1024
 PROMPT_BLOCKS = 512
-REPEATS = 3
+REPEATS = 5
 IDLE_S = 2.0
 """About as long as a load takes."""
 NOW_S = 1000.0
