@@ -40,7 +40,8 @@
 #define AHEAD 8 /* keys whose buckets are fetched before they are needed */
 #define BUCKET_PLACES 12
 #define SEGMENT_BUCKETS 64
-#define SEGMENT_USED_MAX (SEGMENT_BUCKETS * BUCKET_PLACES * 4 / 5)
+#define SEGMENT_USED_MAX (SEGMENT_BUCKETS * BUCKET_PLACES * 5 / 6)
+#define SEGMENT_USED_SPREAD 128
 #define ENTRY_BYTES 32 /* entry, its share of a bucket, and the room they leave, at most */
 #define SWEEP_STEPS 2    /* what looking at an extent costs, in changes of an entry */
 #define CLOCK_LOOKS 4096 /* extents that the hand passes, before it takes one that was seen */
@@ -55,7 +56,8 @@ typedef struct {
 
 typedef struct {
     uint32_t used, depth;
-    uint8_t padding[56];
+    uint32_t used_max; /* then it splits; not the same for all, or all would split at one time */
+    uint8_t padding[52];
     Bucket buckets[SEGMENT_BUCKETS];
 } Segment;
 
@@ -69,6 +71,7 @@ typedef struct {
     uint64_t salt;
     Segment **directory;
     uint32_t directory_bits;
+    uint64_t segments; /* made so far */
     Pool pool;
     HolderSets sets;
     Holder *holders; /* by number; 0 is nobody */
@@ -183,9 +186,11 @@ static Segment *segment_new(Table *t, uint32_t depth) {
     void *memory;
     if (posix_memalign(&memory, 64, sizeof(Segment))) return NULL;
     memset(memory, 0, sizeof(Segment));
-    ((Segment *)memory)->depth = depth;
+    Segment *s = (Segment *)memory;
+    s->depth = depth;
+    s->used_max = SEGMENT_USED_MAX - (uint32_t)(mixed(t, t->segments++) % SEGMENT_USED_SPREAD);
     t->bytes += sizeof(Segment);
-    return (Segment *)memory;
+    return s;
 }
 
 static int directory_double(Table *t) {
@@ -579,7 +584,7 @@ static int extent_at_hand_needed(Table *t) {
 static uint32_t entry_new(Table *t, uint64_t key, uint64_t value) {
     uint64_t mix = mixed(t, key);
     if (extent_at_hand_needed(t)) return 0;
-    while (segment_of(t, mix)->used >= SEGMENT_USED_MAX)
+    while (segment_of(t, mix)->used >= segment_of(t, mix)->used_max)
         if (segment_split(t, mix)) return 0;
     uint32_t at = pool_take(&t->pool);
     *pool_entry(&t->pool, at) = (Entry){key, value};
