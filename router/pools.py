@@ -43,6 +43,8 @@ class Pool:
     sources: tuple[Source, ...]
     workers: tuple[WorkerKey, ...]
     slots: npt.NDArray[np.intp]
+    span: slice | None
+    """The slots, where they follow one another; as is the case if all serve the same model."""
     block_sizes: frozenset[int]
     roles: frozenset[str]
     shortest_len: float
@@ -53,10 +55,13 @@ class Pool:
     @classmethod
     def of(cls, sources: Collection[Source]) -> "Pool":
         heartbeats = [heartbeat_of(source) for source in sources]
+        slots = [source.slot for source in sources]
+        in_a_row = bool(slots) and slots == list(range(slots[0], slots[0] + len(slots)))
         return cls(
             sources=tuple(sources),
             workers=tuple(source.key for source in sources),
-            slots=np.array([source.slot for source in sources], np.intp),
+            slots=np.array(slots, np.intp),
+            span=slice(slots[0], slots[0] + len(slots)) if in_a_row else None,
             block_sizes=frozenset(one.block_size for one in heartbeats),
             roles=frozenset(one.role for one in heartbeats),
             shortest_len=min((one.max_model_len or inf for one in heartbeats), default=inf),
@@ -188,6 +193,8 @@ class Pools:
 
     def table(self, pool: Pool) -> npt.NDArray[np.float64]:
         """A copy of the columns, shape (len(COLUMNS), workers of the pool)."""
+        if pool.span is not None:
+            return self._columns[:, pool.span].copy()
         return self._columns.take(pool.slots, axis=1)
 
     def lora_of(self, model: str) -> str:
