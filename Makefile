@@ -40,9 +40,11 @@ soak: $(STAMP) ## simulate the event plane under faults: SECONDS=60, or SEED=...
 
 SANITIZED := build/sanitized
 sanitize: $(STAMP) ## the kernel's tests under AddressSanitizer and UndefinedBehaviorSanitizer
-	@rm -rf $(SANITIZED) && mkdir -p $(SANITIZED)/tests && cp -r indexer setup.py pyproject.toml README.md LICENSE NOTICE $(SANITIZED) && cp -r tests/indexer tests/conftest.py $(SANITIZED)/tests
-	@cd $(SANITIZED) && rm -f indexer/*.so && CFLAGS="-O1 -g -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer" $(abspath $(BIN))/python setup.py --quiet build_ext --inplace > build.log 2>&1 || { cat build.log >&2; exit 1; }
-	@cd $(SANITIZED) && LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libstdc++.so)" ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc $(abspath $(BIN))/python -m pytest -q tests/indexer $(ARGS)
+	@rm -rf $(SANITIZED) && mkdir -p $(SANITIZED)/src $(SANITIZED)/tests
+	@cp -r indexer events router simulator proto setup.py pyproject.toml MANIFEST.in README.md LICENSE NOTICE $(SANITIZED)/src && rm -f $(SANITIZED)/src/indexer/*.so
+	@cp -r tests/indexer tests/conftest.py $(SANITIZED)/tests && cp pyproject.toml $(SANITIZED)
+	@CFLAGS="-O1 -g -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer" $(PIP) --no-deps --no-cache-dir --target $(SANITIZED)/site ./$(SANITIZED)/src > $(SANITIZED)/build.log 2>&1 || { cat $(SANITIZED)/build.log >&2; exit 1; }
+	@cd $(SANITIZED) && LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libstdc++.so)" ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc PYTHONPATH=site $(abspath $(BIN))/python -m pytest -q tests/indexer $(ARGS)
 
 real-engines: $(STAMP) ## real vLLM and SGLang on CPU: predicted against reused tokens (10 minutes, 4 GB)
 	@$(BIN)/python -m tests.real_engines $(ARGS)
