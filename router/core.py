@@ -443,6 +443,8 @@ class RouterCore:
             reservation.prefill_done = True
             load.prefill_done(reservation.new_tokens)
         load.close(reservation.prefixes, reservation.has_tail, now_s)
+        if reservation.cached_tokens is not None:  # so nobody will ask for them again
+            reservation.prefixes = np.empty(0, np.uint64)
         self._put_load(reservation.worker, load)
         self.reservations.end(reservation, ending, now_s)
         self.endings[ending] += 1

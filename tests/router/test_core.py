@@ -1174,3 +1174,17 @@ class TestPredictions:
         fleet.core.report(step, fleet.now_s)
         assert fleet.core.self_check.learned_blocks == 20
         assert fleet.route(prompt(400)).decision.overlaps[0].predicted == 320
+
+
+class TestMemory:
+    @pytest.mark.parametrize(("cached_tokens", "kept"), [(None, 25), (0, 0), (384, 0)])
+    def test_an_ended_reservation_keeps_hashes_only_while_a_report_may_be_checked_against_them(
+        self, cached_tokens: int | None, kept: int
+    ) -> None:
+        fleet = Fleet()
+        fleet.add("a")
+        reservation = fleet.route(prompt(400)).reservation
+        step = Progress(reservation.id, ProgressState.FINISHED, cached_tokens=cached_tokens)
+        fleet.core.report(step, fleet.now_s)
+        assert len(reservation.prefixes) == kept
+        assert fleet.loads() == {}
