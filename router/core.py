@@ -111,8 +111,8 @@ class RouterCore:
         if self.reservations.full():
             raise Refusal(
                 Reason.TOO_MANY_RESERVATIONS,
-                f"{len(self.reservations)} requests are in flight, the most this router keeps"
-                " (routing.reservations_max)",
+                f"{len(self.reservations)} requests are in flight, as many or as long as this"
+                " router keeps (routing.reservations_max)",
                 FULL_RETRY_S,
             )
         decision = self.decide(request, now_s, mark)
@@ -443,8 +443,6 @@ class RouterCore:
             reservation.prefill_done = True
             load.prefill_done(reservation.new_tokens)
         load.close(reservation.prefixes, reservation.has_tail, now_s)
-        if reservation.cached_tokens is not None:  # so nobody will ask for them again
-            reservation.prefixes = np.empty(0, np.uint64)
         self._put_load(reservation.worker, load)
         self.reservations.end(reservation, ending, now_s)
         self.endings[ending] += 1

@@ -3,7 +3,8 @@
 Laws:
 - a reservation is open from its pick until a Report, its lease or its worker ends it: exactly once;
 - the sum over open reservations is what WorkerLoad counts as ours;
-- open and remembered together never exceed the bound: the oldest memories go first;
+- open and remembered together never exceed the bounds, in number and in bytes of hashes but for the
+  last one: the oldest memories go first;
 - a request id finds its reservation while that is open, and for a while after it finished. One that
   ended otherwise is not found: whoever sends that request again wants it served.
 """
@@ -13,6 +14,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from enum import StrEnum
 
+import numpy as np
 from typing_extensions import override
 
 from indexer.hashing import HashArray
@@ -31,6 +33,9 @@ class Ending(StrEnum):
     EXPIRED = "expired"
     WORKER_LOST = "worker_lost"
 
+
+HASH_BYTES_MAX = 1 << 30
+"""134 million blocks of prompts: twenty thousand requests of 100,000 tokens in blocks of 16."""
 
 Fingerprint = tuple[int, str, str]
 """What a request id stands for: the prompt, the model's name, the role."""
@@ -64,9 +69,14 @@ class Reservation:
 class Reservations:
     """All reservations of this replica."""
 
-    def __init__(self, memory_window_s: float, entries_max: int) -> None:
+    def __init__(
+        self, memory_window_s: float, entries_max: int, hash_bytes_max: int = HASH_BYTES_MAX
+    ) -> None:
         self._memory_window_s = memory_window_s
         self._entries_max = entries_max
+        self._hash_bytes_max = hash_bytes_max
+        self._hash_bytes = 0
+        """Of all prefixes, open and remembered."""
         self._open: OrderedDict[str, Reservation] = OrderedDict()
         """By id, the lease that ends first in front."""
         self._ended: OrderedDict[str, tuple[float, Reservation]] = OrderedDict()
@@ -82,12 +92,17 @@ class Reservations:
 
     def full(self) -> bool:
         """Whether there is no room for another open one."""
-        return len(self._open) >= self._entries_max
+        if len(self._open) >= self._entries_max:
+            return True
+        while self._hash_bytes >= self._hash_bytes_max and self._ended:
+            self._forget_oldest()
+        return self._hash_bytes >= self._hash_bytes_max
 
     def add(self, reservation: Reservation) -> None:
         """Opens one; its request id must be free, and there must be room for it."""
         while len(self._open) + len(self._ended) >= self._entries_max and self._ended:
             self._forget_oldest()
+        self._hash_bytes += reservation.prefixes.nbytes
         self._open[reservation.id] = reservation
         self._by_request[reservation.request_id] = reservation
 
@@ -114,6 +129,8 @@ class Reservations:
         if ending is not Ending.FINISHED:
             self._forget_request(reservation)
         self._ended[reservation.id] = (now_s, reservation)
+        if reservation.cached_tokens is not None:  # so nobody will check a report against them
+            self._drop_hashes(reservation)
 
     def expired(self, now_s: float) -> list[Reservation]:
         """Open ones whose lease has ended, oldest first."""
@@ -139,7 +156,12 @@ class Reservations:
 
     def _forget_oldest(self) -> None:
         _, (_, reservation) = self._ended.popitem(last=False)
+        self._drop_hashes(reservation)
         self._forget_request(reservation)
+
+    def _drop_hashes(self, reservation: Reservation) -> None:
+        self._hash_bytes -= reservation.prefixes.nbytes
+        reservation.prefixes = np.empty(0, np.uint64)
 
     def _forget_request(self, reservation: Reservation) -> None:
         if self._by_request.get(reservation.request_id) is reservation:

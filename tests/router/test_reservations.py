@@ -134,6 +134,26 @@ def test_at_the_bound_the_oldest_memories_go_first_and_open_ones_stay() -> None:
     assert [reservations.get(f"r{i}") is not None for i in (2, 3, 4)] == [True] * 3
 
 
+def test_at_the_bound_of_bytes_memories_go_first_and_then_nobody_gets_in() -> None:
+    reservations = Reservations(WINDOW_S, 100, hash_bytes_max=24 * 8)
+    made = [reservation(i) for i in range(4)]
+    for one in made:
+        one.prefixes = hashes(range(8))
+    for one in made[:3]:
+        assert not reservations.full()
+        reservations.add(one)
+    assert reservations.full()
+    reservations.end(made[0], Ending.FINISHED, 5.0)
+    assert not reservations.full()
+    assert reservations.get("r0") is None, "its memory has made room"
+    reservations.add(made[3])
+    assert reservations.full()
+    made[1].cached_tokens = 0
+    reservations.end(made[1], Ending.FINISHED, 6.0)
+    assert not reservations.full()
+    assert reservations.get("r1") is made[1], "it holds no hashes any more, so it may stay"
+
+
 def test_open_ones_of_some_workers_are_found() -> None:
     reservations = Reservations(WINDOW_S, 10)
     made = [reservation(i, worker=(WORKER, OTHER)[i % 2]) for i in range(4)]
