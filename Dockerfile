@@ -17,14 +17,15 @@ WORKDIR /src
 # The compiler is for our own kernel (indexer/native); it stays in this stage.
 RUN apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev \
     && rm -rf /var/lib/apt/lists/*
+ENV PIP_CACHE_DIR=/var/cache/pip
 # Dependencies first: a layer that changes only with pyproject.toml.
 COPY pyproject.toml ./
-RUN --mount=type=cache,target=/root/.cache/pip \
+RUN --mount=type=cache,target=/var/cache/pip \
     python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"], sep="\n")' > /tmp/requirements.txt \
     && pip --python /opt/kvroute/bin/python install --prefer-binary --requirement /tmp/requirements.txt
 
 COPY . .
-RUN --mount=type=cache,target=/root/.cache/pip \
+RUN --mount=type=cache,target=/var/cache/pip \
     pip wheel --no-deps --wheel-dir /tmp/wheels . \
     && pip --python /opt/kvroute/bin/python install --no-deps /tmp/wheels/*.whl \
     && /opt/kvroute/bin/kvroute --help > /dev/null
