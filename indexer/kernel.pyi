@@ -65,6 +65,3 @@ class BlockUsers:
 
     def close(self, prefixes: HashArray) -> None:
         """One user less of each; all of them must have been opened."""
-
-    def missing(self, prefixes: HashArray) -> int:
-        """How many of them nobody uses."""

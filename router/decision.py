@@ -82,11 +82,6 @@ class Decision:
     """Workers of the pool that made no row, and why."""
     decided_at_s: float
 
-    @property
-    def overlaps(self) -> list[Overlap]:
-        """One a row."""
-        return list(map(Overlap._make, self.tokens.T.tolist()))
-
     def overlap(self, row: int) -> Overlap:
         return Overlap._make(self.tokens[:, row].tolist())
 

@@ -51,10 +51,6 @@ class WorkerLoad:
         """Ours: distinct prompt blocks of open reservations."""
         return len(self._users) + self._tails
 
-    def blocks_not_active(self, prefixes: HashArray) -> int:
-        """Blocks a prompt would add: those that no open reservation of ours uses here yet."""
-        return self._users.missing(prefixes)
-
     def open(self, prefixes: HashArray, has_tail: bool, new_tokens: int, now_s: float) -> None:
         """A reservation begins."""
         self._users.open(prefixes)

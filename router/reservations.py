@@ -77,6 +77,7 @@ class Reservations:
         self._hash_bytes_max = hash_bytes_max
         self._hash_bytes = 0
         """Of all prefixes, open and remembered."""
+        self._open_hash_bytes = 0
         self._open: OrderedDict[str, Reservation] = OrderedDict()
         """By id, the lease that ends first in front."""
         self._ended: OrderedDict[str, tuple[float, Reservation]] = OrderedDict()
@@ -92,17 +93,18 @@ class Reservations:
 
     def full(self) -> bool:
         """Whether there is no room for another open one."""
-        if len(self._open) >= self._entries_max:
-            return True
-        while self._hash_bytes >= self._hash_bytes_max and self._ended:
-            self._forget_oldest()
-        return self._hash_bytes >= self._hash_bytes_max
+        many = len(self._open) >= self._entries_max
+        return many or self._open_hash_bytes >= self._hash_bytes_max
 
     def add(self, reservation: Reservation) -> None:
         """Opens one; its request id must be free, and there must be room for it."""
-        while len(self._open) + len(self._ended) >= self._entries_max and self._ended:
+        while self._ended and (
+            len(self._open) + len(self._ended) >= self._entries_max
+            or self._hash_bytes >= self._hash_bytes_max
+        ):
             self._forget_oldest()
         self._hash_bytes += reservation.prefixes.nbytes
+        self._open_hash_bytes += reservation.prefixes.nbytes
         self._open[reservation.id] = reservation
         self._by_request[reservation.request_id] = reservation
 
@@ -125,6 +127,7 @@ class Reservations:
     def end(self, reservation: Reservation, ending: Ending, now_s: float) -> None:
         """Closes one, and remembers it for a while; its request id only if it finished."""
         del self._open[reservation.id]
+        self._open_hash_bytes -= reservation.prefixes.nbytes
         reservation.ended = ending
         if ending is not Ending.FINISHED:
             self._forget_request(reservation)

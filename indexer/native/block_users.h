@@ -77,12 +77,4 @@ static void users_close(BlockUsers *u, const uint64_t *keys, size_t count) {
         users_resize(u, u->capacity / 4 > SMALLEST_USERS ? u->capacity / 4 : SMALLEST_USERS);
 }
 
-/* How many of the blocks have no user. */
-static uint64_t users_missing(const BlockUsers *u, const uint64_t *keys, size_t count) {
-    uint64_t missing = 0;
-    if (!u->used) return count;
-    for (size_t i = 0; i < count; i++) missing += !use_find(u, keys[i])->users;
-    return missing;
-}
-
 #endif

@@ -34,13 +34,17 @@ from router.reservations import Ending
 from tests.router.fleet import Fleet, prompt
 
 
+def overlaps(decision: Decision) -> list[Overlap]:
+    return [decision.overlap(row) for row in range(len(decision.rows))]
+
+
 def decide(fleet: Fleet, asked: Prompt, **about: Any) -> Decision:
     return fleet.core.decide(fleet.request(asked, **about), fleet.now_s)
 
 
 def overlap(fleet: Fleet, asked: Prompt) -> Overlap:
     """Of the only worker."""
-    (told,) = decide(fleet, asked).overlaps
+    (told,) = overlaps(decide(fleet, asked))
     return told
 
 
@@ -135,7 +139,7 @@ class TestOverlap:
         decision = decide(fleet, asked)
         assert {
             key.worker_id: told.usable
-            for key, told in zip(decision.rows.workers, decision.overlaps, strict=True)
+            for key, told in zip(decision.rows.workers, overlaps(decision), strict=True)
         } == {"fine": 112, "coarse": 128}
         assert fleet.picked(asked) == "coarse"
 
@@ -145,8 +149,8 @@ class TestOverlap:
         fleet.cache(fleet.add("fine", block_size=16), asked)
         fleet.cache(fleet.add("coarse", block_size=64), asked)
         decision = decide(fleet, asked)
-        assert [told.usable for told in decision.overlaps] == [112, 64]
-        assert [told.raw for told in decision.overlaps] == [128, 128]
+        assert [told.usable for told in overlaps(decision)] == [112, 64]
+        assert [told.raw for told in overlaps(decision)] == [128, 128]
 
     def test_a_worker_that_has_not_told_its_block_size_overlaps_nothing(self) -> None:
         fleet = Fleet()
@@ -192,7 +196,7 @@ class TestTrust:
         assert decision.rows.trust.tolist() == [0, 0]
         assert decision.rows.overlap_tokens.tolist() == [0, 0]
         assert decision.tied == 2, "routing goes by load"
-        assert [told.usable for told in decision.overlaps] == [0, 64], "what is known is told"
+        assert [told.usable for told in overlaps(decision)] == [0, 64], "what is known is told"
 
     def test_a_new_epoch_forgets_what_the_worker_held(self) -> None:
         fleet = Fleet()
@@ -1143,7 +1147,7 @@ class TestPredictions:
         key = fleet.add("a")
         fleet.cache(key, prompt(400), 160)
         fleet.route(prompt(400))
-        overlap = fleet.route(prompt(400)).decision.overlaps[0]
+        overlap = fleet.route(prompt(400)).decision.overlap(0)
         assert overlap == Overlap(raw=400, usable=384, device=160, host=0, disk=0, predicted=224)
         assert overlap.told == 160
 
@@ -1152,7 +1156,7 @@ class TestPredictions:
         fleet.add("quiet", events=False)
         fleet.route(prompt(400))
         fleet.turn(60)
-        assert fleet.route(prompt(400)).decision.overlaps[0].predicted == 384
+        assert fleet.route(prompt(400)).decision.overlap(0).predicted == 384
 
     def test_a_prediction_that_no_event_confirms_is_over_soon(self) -> None:
         fleet = Fleet()
@@ -1160,7 +1164,7 @@ class TestPredictions:
         fleet.cache(key, prompt(64, first=999))
         fleet.route(prompt(400))
         fleet.turn(11)
-        assert fleet.route(prompt(400)).decision.overlaps[0].raw == 0
+        assert fleet.route(prompt(400)).decision.overlap(0).raw == 0
 
     def test_what_a_partial_stream_never_told_is_learned_from_reports(self) -> None:
         fleet = Fleet()
@@ -1173,7 +1177,7 @@ class TestPredictions:
         step = Progress(asked.id, ProgressState.FINISHED, cached_tokens=320)
         fleet.core.report(step, fleet.now_s)
         assert fleet.core.self_check.learned_blocks == 20
-        assert fleet.route(prompt(400)).decision.overlaps[0].predicted == 320
+        assert fleet.route(prompt(400)).decision.overlap(0).predicted == 320
 
 
 class TestMemory:

@@ -120,12 +120,10 @@ class TestSharedBlocks:
 
     def test_blocks_that_are_active_already_are_not_added(self) -> None:
         load = WorkerLoad()
-        assert load.blocks_not_active(hashes([1, 2])) == 2
         opened(load, 1, 2, 3, at=100.0)
-        assert load.blocks_not_active(hashes([1, 2, 9, 10])) == 2
-        assert load.blocks_not_active(hashes([1, 2, 3])) == 0
-        assert load.blocks_not_active(hashes([7, 8])) == 2
-        assert load.blocks_not_active(NONE) == 0
+        for chain, active in (((1, 2, 9, 10), 5), ((1, 2, 3), 5), ((7, 8), 7), ((), 7)):
+            opened(load, *chain, at=101.0)
+            assert load.blocks == active
 
 
 class TestHistory:
@@ -240,6 +238,3 @@ def test_load_is_what_an_oracle_that_forgets_nothing_counts(
         assert load.active_requests() == external[0] + requests
         assert load.active_blocks() == external[1] + blocks
         assert load.reserved() == load.active_requests() - load.running - load.waiting
-        for chain in ((1, 2, 3), (1, 2, 4, 5), (6, 7, 8, 9)):
-            active = {block for held in oracle.open for block in held.chain}
-            assert load.blocks_not_active(hashes(chain)) == len(set(chain) - active)

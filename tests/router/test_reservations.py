@@ -145,8 +145,9 @@ def test_at_the_bound_of_bytes_memories_go_first_and_then_nobody_gets_in() -> No
     assert reservations.full()
     reservations.end(made[0], Ending.FINISHED, 5.0)
     assert not reservations.full()
-    assert reservations.get("r0") is None, "its memory has made room"
+    assert reservations.get("r0") is made[0], "asking changes nothing"
     reservations.add(made[3])
+    assert reservations.get("r0") is None, "its memory has made room"
     assert reservations.full()
     made[1].cached_tokens = 0
     reservations.end(made[1], Ending.FINISHED, 6.0)
