@@ -20,7 +20,7 @@ One difference: vLLM sets one block aside as a null block, so its 64 blocks are 
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, KeysView, Sequence
 from dataclasses import dataclass
 
 from typing_extensions import override
@@ -102,6 +102,10 @@ class BlockPool:
     def free_count(self) -> int:
         """Blocks that nobody uses and that hold nothing. O(idle blocks)."""
         return len(self._idle) - self.cached_count
+
+    def contents(self) -> KeysView[int]:
+        """The hashes that can be found."""
+        return self._copies.keys()
 
     def copies(self, block_hash: int) -> int:
         """Physical copies of a content."""

@@ -1,6 +1,6 @@
 """A stand-in engine in asyncio: takes requests, takes time, hands out tokens and KV events.
 
-What is computed when is simulator/scheduler.py's business, how fast time passes is the clock's.
+What is computed when is the scheduler's business, how fast time passes is the clock's.
 Here are one timer an engine, for the end of the step that is going on, and the futures of those who
 wait. Everything runs on one event loop.
 
@@ -20,16 +20,16 @@ import numpy.typing as npt
 from typing_extensions import override
 
 from simulator.clock import Clock, Timer
+from simulator.content import Answer, TokenContent, greedy_answer, token_submission
 from simulator.scheduler import (
-    Answer,
     Load,
     RequestRefused,
     Scheduler,
     SchedulerConfig,
     Sequence,
     TokenArray,
-    greedy_answer,
 )
+from simulator.schedulers.vllm import VllmScheduler
 from simulator.vllm_wire import encode_batch
 
 __all__ = ["Chunk", "Completion", "Engine", "EngineConfig", "EngineStopped", "RequestRefused"]
@@ -82,6 +82,7 @@ class _Client:
     """Somebody who waits for a sequence: for its end, or for each chunk."""
 
     sequence: Sequence
+    content: TokenContent
     done: asyncio.Future[Completion]
     on_first_token: Callable[[], None] | None = None
     chunks: asyncio.Queue[Chunk | EngineStopped] | None = None
@@ -113,7 +114,8 @@ class Engine:
         self.started_unix_s = clock.unix_s()
         self.stopped = False
         self._publish = publish
-        self._scheduler = Scheduler(config.scheduler, answer)
+        self._answer = answer
+        self._scheduler: Scheduler = VllmScheduler(config.scheduler)
         self._clients: dict[str, _Client] = {}
         self._timer: Timer | None = None
         self._due_s = 0.0
@@ -128,7 +130,14 @@ class Engine:
 
     def cached_tokens(self, token_ids: Prompt, *, cache_salt: str = "", lora_name: str = "") -> int:
         """What a request would find in the cache now: the truth that an index is measured by."""
-        return self._scheduler.cached_tokens(_as_tokens(token_ids), cache_salt, lora_name)
+        asked, _ = token_submission(
+            _as_tokens(token_ids),
+            0,
+            self.config.scheduler,
+            cache_salt=cache_salt,
+            lora_name=lora_name,
+        )
+        return self._scheduler.cached_tokens(asked)
 
     def reset_prefix_cache(self) -> bool:
         """Forgets all cached content; False while requests hold blocks.
@@ -210,15 +219,17 @@ class Engine:
         if self.stopped:
             raise EngineStopped(f"engine {self.config.engine_id} stopped")
         now_s = max(self.clock.now_s(), 0.0)
-        sequence = self._scheduler.add(
+        submission, content = token_submission(
             _as_tokens(token_ids),
             max_tokens,
-            now_s,
+            self.config.scheduler,
+            answer=self._answer,
             cache_salt=cache_salt,
             lora_name=lora_name,
             session_id=session_id,
         )
-        client = _Client(sequence, asyncio.get_running_loop().create_future())
+        sequence = self._scheduler.add(submission, now_s)
+        client = _Client(sequence, content, asyncio.get_running_loop().create_future())
         self._clients[sequence.request_id] = client
         if self._scheduler.step is None:
             self._due_s = max(self._due_s, now_s)
@@ -271,18 +282,21 @@ def _deliver(client: _Client, first: int, last: int, finished: bool, now_s: floa
     sequence = client.sequence
     if first == sequence.prompt_tokens and client.on_first_token is not None:
         client.on_first_token()
-    completion = _completion(sequence, now_s) if finished else None
+    completion = _completion(client, now_s) if finished else None
     if client.chunks is not None:
-        client.chunks.put_nowait(Chunk(tuple(sequence.token_ids[first:last].tolist()), completion))
+        client.chunks.put_nowait(
+            Chunk(tuple(client.content.token_ids[first:last].tolist()), completion)
+        )
     elif completion is not None and not client.done.done():
         client.done.set_result(completion)
 
 
-def _completion(sequence: Sequence, now_s: float) -> Completion:
+def _completion(client: _Client, now_s: float) -> Completion:
+    sequence = client.sequence
     scheduled_s = sequence.arrival_s if sequence.scheduled_s is None else sequence.scheduled_s
     first_token_s = now_s if sequence.first_token_s is None else sequence.first_token_s
     return Completion(
-        token_ids=tuple(sequence.token_ids[sequence.prompt_tokens :].tolist()),
+        token_ids=tuple(client.content.token_ids[sequence.prompt_tokens :].tolist()),
         prompt_tokens=sequence.prompt_tokens,
         cached_tokens=sequence.cached_tokens or 0,
         queue_s=scheduled_s - sequence.arrival_s,

@@ -18,7 +18,9 @@ from indexer.hashing import hash_seed
 from indexer.identity import Tier, WorkerKey
 from indexer.reference import block_hashes, prefix_hashes
 from simulator.block_pool import PoolEvent, Stored
-from simulator.scheduler import Scheduler, SchedulerConfig, TokenArray
+from simulator.content import add_tokens
+from simulator.scheduler import SchedulerConfig, TokenArray
+from simulator.schedulers.vllm import VllmScheduler
 from simulator.vllm_wire import encode_batch
 from tests.simulation.faults import Options
 
@@ -98,7 +100,7 @@ class Engine:
         self.next_seq = 0
         self._host: OrderedDict[int, None] = OrderedDict()
         self._ring: deque[tuple[int, bytes]] = deque(maxlen=self._options.replay_ring_batches)
-        self._scheduler = Scheduler(self._config, _answer)
+        self._scheduler = VllmScheduler(self._config)
         self.told = Told(self.life, -1, NOTHING)
 
     def die(self) -> None:
@@ -112,10 +114,12 @@ class Engine:
             fresh = [self._rng.randrange(1 << 20, 1 << 21) for _ in range(size)]
             prompt = Prompt(np.array(fresh, dtype=np.uint32), "", "")
         room = self._config.model_len - len(prompt.token_ids)
-        self._scheduler.add(
+        add_tokens(
+            self._scheduler,
             prompt.token_ids,
             min(room, self._rng.choice([1, 1, 4, 3 * self._options.block_tokens])),
             now_s,
+            answer=_answer,
             cache_salt=prompt.cache_salt,
             lora_name=prompt.lora_name,
         )

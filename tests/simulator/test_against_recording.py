@@ -14,7 +14,9 @@ from typing import Any
 import numpy as np
 
 from simulator.block_pool import Cleared, PoolEvent, Removed, Stored
-from simulator.scheduler import Scheduler, SchedulerConfig, TokenArray
+from simulator.content import add_tokens
+from simulator.scheduler import SchedulerConfig, TokenArray
+from simulator.schedulers.vllm import VllmScheduler
 
 RECORDING = Path(__file__).parent / "data" / "vllm_0_32_sequential.jsonl"
 
@@ -30,13 +32,15 @@ def test_every_event_of_a_recorded_engine_comes_in_the_same_batch_and_order() ->
         assert len(answer) == max_tokens
         return np.array(answer, np.uint32)
 
-    scheduler = Scheduler(SchedulerConfig(block_count=63, block_size=32), recorded_answer)
+    scheduler = VllmScheduler(SchedulerConfig(block_count=63, block_size=32))
     names: dict[int, int] = {}
     for request in requests:
-        scheduler.add(
+        add_tokens(
+            scheduler,
             np.array(request["prompt"], np.uint32),
             len(request["answer"]),
             0.0,
+            answer=recorded_answer,
             cache_salt=request["cache_salt"] or "",
             session_id=request["session_id"],
         )

@@ -8,24 +8,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulator.block_pool import Cleared, Removed, Stored
-from simulator.scheduler import (
-    RequestRefused,
-    Scheduler,
-    SchedulerConfig,
-    Sequence,
-    TokenArray,
-)
+from simulator.content import TokenContent, add_tokens
+from simulator.scheduler import RequestRefused, SchedulerConfig, Sequence, TokenArray
+from simulator.schedulers.vllm import VllmScheduler
 
 
 def prompt(token_count: int, first: int = 0) -> TokenArray:
     return np.arange(first, first + token_count, dtype=np.uint32)
 
 
-def make(**limits: Any) -> Scheduler:
-    return Scheduler(SchedulerConfig(**({"block_count": 64, "block_size": 4} | limits)))
+def make(**limits: Any) -> VllmScheduler:
+    return VllmScheduler(SchedulerConfig(**({"block_count": 64, "block_size": 4} | limits)))
 
 
-def finish(scheduler: Scheduler, now_s: float = 0.0) -> tuple[list[Any], float]:
+def _answer_of(sequence: Sequence) -> list[int]:
+    assert isinstance(sequence.content, TokenContent)
+    return sequence.content.token_ids.tolist()
+
+
+def finish(scheduler: VllmScheduler, now_s: float = 0.0) -> tuple[list[Any], float]:
     """Runs until idle; returns all events and the time."""
     events: list[Any] = []
     while step := scheduler.begin_step(now_s):
@@ -40,19 +41,19 @@ def stored_hashes(events: list[Any]) -> list[int]:
 
 def test_an_answer_fills_blocks_too_but_its_last_token_is_never_computed() -> None:
     scheduler = make()
-    scheduler.add(prompt(6), 6, 0.0)  # 12 tokens known in the end, 11 computed
+    add_tokens(scheduler, prompt(6), 6, 0.0)  # 12 tokens known in the end, 11 computed
     events, _ = finish(scheduler)
     assert len(stored_hashes(events)) == 2
-    scheduler.add(prompt(6, first=100), 7, 0.0)
+    add_tokens(scheduler, prompt(6, first=100), 7, 0.0)
     events, _ = finish(scheduler)
     assert len(stored_hashes(events)) == 3
 
 
 def test_the_second_request_reuses_the_first_ones_blocks_and_is_told_so() -> None:
     scheduler = make()
-    scheduler.add(prompt(16), 1, 0.0)
+    add_tokens(scheduler, prompt(16), 1, 0.0)
     first, _ = finish(scheduler)
-    again = scheduler.add(prompt(16), 1, 0.0)
+    again = add_tokens(scheduler, prompt(16), 1, 0.0)
     second, _ = finish(scheduler)
     assert again.cached_tokens == 12
     assert stored_hashes(second) == stored_hashes(first)[3:]
@@ -62,7 +63,7 @@ def test_the_second_request_reuses_the_first_ones_blocks_and_is_told_so() -> Non
 
 def test_the_first_chunk_announces_only_what_it_fills() -> None:
     scheduler = make(step_tokens_max=10)
-    scheduler.add(prompt(16), 1, 0.0)
+    add_tokens(scheduler, prompt(16), 1, 0.0)
     step = scheduler.begin_step(0.0)
     assert step is not None
     result = scheduler.end_step(step.end_s)
@@ -77,7 +78,7 @@ def test_the_first_chunk_announces_only_what_it_fills() -> None:
 
 def test_running_requests_come_before_waiting_ones_and_slots_are_kept() -> None:
     scheduler = make(max_num_seqs=2)
-    sequences = [scheduler.add(prompt(4, first=10 * i), 3, 0.0) for i in range(3)]
+    sequences = [add_tokens(scheduler, prompt(4, first=10 * i), 3, 0.0) for i in range(3)]
     scheduler.begin_step(0.0)
     assert (scheduler.load().running, scheduler.load().waiting) == (2, 1)
     scheduler.end_step(1.0)
@@ -89,8 +90,8 @@ def test_running_requests_come_before_waiting_ones_and_slots_are_kept() -> None:
 
 def test_a_prompt_waits_until_it_fits_whole() -> None:
     scheduler = make(block_count=8)
-    scheduler.add(prompt(20), 8, 0.0)
-    big = scheduler.add(prompt(16, first=100), 1, 0.0)
+    add_tokens(scheduler, prompt(20), 8, 0.0)
+    big = add_tokens(scheduler, prompt(16, first=100), 1, 0.0)
     scheduler.begin_step(0.0)
     assert scheduler.load().waiting == 1
     scheduler.end_step(0.1)
@@ -100,8 +101,8 @@ def test_a_prompt_waits_until_it_fits_whole() -> None:
 
 def test_the_last_to_come_gives_way_when_a_running_one_cannot_grow() -> None:
     scheduler = make(block_count=6, max_model_len=24)
-    first = scheduler.add(prompt(8), 16, 0.0)
-    second = scheduler.add(prompt(8, first=50), 16, 0.0)
+    first = add_tokens(scheduler, prompt(8), 16, 0.0)
+    second = add_tokens(scheduler, prompt(8, first=50), 16, 0.0)
     finish(scheduler)
     assert first.finished
     assert second.finished
@@ -114,7 +115,7 @@ def test_the_last_to_come_gives_way_when_a_running_one_cannot_grow() -> None:
 def test_engine_hashes_depend_on_seed_salt_and_lora_and_keys_are_told_like_vllms() -> None:
     def told(seed: int = 0, salt: str = "", lora: str = "") -> Stored:
         scheduler = make(hash_seed=seed, lora_names=("x", "ad"))
-        scheduler.add(prompt(8), 1, 0.0, cache_salt=salt, lora_name=lora)
+        add_tokens(scheduler, prompt(8), 1, 0.0, cache_salt=salt, lora_name=lora)
         events, _ = finish(scheduler)
         return events[0]  # type: ignore[no-any-return]
 
@@ -129,27 +130,27 @@ def test_engine_hashes_depend_on_seed_salt_and_lora_and_keys_are_told_like_vllms
 
 def test_the_same_prompt_gets_the_same_answer_on_every_engine() -> None:
     one, other = make(hash_seed=1), make(hash_seed=2)
-    answers = [each.add(prompt(9), 5, 0.0).token_ids.tolist() for each in (one, other)]
+    answers = [_answer_of(add_tokens(each, prompt(9), 5, 0.0)) for each in (one, other)]
     assert answers[0] == answers[1]
 
 
 def test_a_reset_is_told_with_the_next_steps_events() -> None:
     scheduler = make()
-    scheduler.add(prompt(8), 1, 0.0)
+    add_tokens(scheduler, prompt(8), 1, 0.0)
     scheduler.begin_step(0.0)
     assert not scheduler.reset_prefix_cache()
     scheduler.end_step(0.1)
     assert scheduler.reset_prefix_cache()
     assert scheduler.begin_step(1.0) is None
-    scheduler.add(prompt(8), 1, 1.0)
+    add_tokens(scheduler, prompt(8), 1, 1.0)
     events, _ = finish(scheduler, 1.0)
     assert [type(event) for event in events] == [Cleared, Stored]
 
 
 def test_aborted_requests_give_their_blocks_back_wherever_they_stand() -> None:
     scheduler = make(max_num_seqs=1)
-    running = scheduler.add(prompt(8), 5, 0.0)
-    waiting = scheduler.add(prompt(8), 5, 0.0)
+    running = add_tokens(scheduler, prompt(8), 5, 0.0)
+    waiting = add_tokens(scheduler, prompt(8), 5, 0.0)
     scheduler.begin_step(0.0)
     assert scheduler.abort(waiting)
     assert scheduler.abort(running)
@@ -173,7 +174,7 @@ def test_what_cannot_be_served_is_refused_in_a_sentence(
     tokens: int, max_tokens: int, lora: str, message: str
 ) -> None:
     with pytest.raises(RequestRefused, match=message):
-        make().add(prompt(tokens), max_tokens, 0.0, lora_name=lora)
+        add_tokens(make(), prompt(tokens), max_tokens, 0.0, lora_name=lora)
 
 
 def test_a_model_longer_than_the_pool_is_refused_at_the_start() -> None:
@@ -185,7 +186,7 @@ def test_steps_out_of_order_are_our_own_mistake() -> None:
     scheduler = make()
     with pytest.raises(RuntimeError, match="no step"):
         scheduler.end_step(0.0)
-    scheduler.add(prompt(4), 1, 0.0)
+    add_tokens(scheduler, prompt(4), 1, 0.0)
     scheduler.begin_step(0.0)
     with pytest.raises(RuntimeError, match="going on"):
         scheduler.begin_step(0.0)
@@ -195,8 +196,8 @@ def test_joined_steps_give_the_same_tokens_blocks_and_times_as_single_ones() -> 
     ends = []
     for joined in (1, 16):
         scheduler = make(joined_steps_max=joined)
-        scheduler.add(prompt(10), 40, 0.0)
-        scheduler.add(prompt(7, first=100), 25, 0.0)
+        add_tokens(scheduler, prompt(10), 40, 0.0)
+        add_tokens(scheduler, prompt(7, first=100), 25, 0.0)
         events, now_s = finish(scheduler)
         ends.append((sorted(stored_hashes(events)), round(now_s, 9), scheduler.load()))
     assert ends[0] == ends[1]
@@ -204,7 +205,7 @@ def test_joined_steps_give_the_same_tokens_blocks_and_times_as_single_ones() -> 
 
 def test_a_newcomer_cuts_joined_steps_at_the_end_of_the_one_going_on() -> None:
     scheduler = make(joined_steps_max=16)
-    sequence = scheduler.add(prompt(4), 30, 0.0)
+    sequence = add_tokens(scheduler, prompt(4), 30, 0.0)
     first = scheduler.begin_step(0.0)
     assert first is not None
     scheduler.end_step(first.end_s)
@@ -268,7 +269,9 @@ def test_every_request_ends_and_every_block_comes_back(joined: int, acts: list[A
         match act:
             case (tokens, max_tokens, family):
                 life.sequences.append(
-                    life.scheduler.add(prompt(tokens, 1000 * family), max_tokens, life.now_s)
+                    add_tokens(
+                        life.scheduler, prompt(tokens, 1000 * family), max_tokens, life.now_s
+                    )
                 )
             case "step":
                 life.step()
