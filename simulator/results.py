@@ -1,0 +1,236 @@
+"""What a run left behind, request by request, and the numbers drawn from it. Pure.
+
+A world fills a `RunResult`; `aggregate` makes the numbers that reports show. Durations are in
+virtual seconds, as the request's client sees them. What never happened is NaN (a failed request has
+no first token, an answer of one token no time between tokens), and NaN takes part in no mean.
+
+Law: requests = served + failed + shed, in every result and in every part of one.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+Integers = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+
+NO_WORKER = -1
+"""In `RunResult.worker`: nobody was ever picked."""
+
+
+class Outcome(IntEnum):
+    """How a request ended."""
+
+    SERVED = 0
+    FAILED = 1
+    """Refused by router or engine, or lost with its worker."""
+    SHED = 2
+    """Turned away by the router for want of room."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunProgress:
+    """How far a run is."""
+
+    total: int
+    done: int
+    """Served, failed and shed."""
+    failed: int
+    in_flight: int
+    block_hit_rate: float
+    """Of the requests served so far."""
+
+
+OnProgress = Callable[[RunProgress], None]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RunResult:
+    """One policy's run of one trace. The first columns have one entry a request, in trace order."""
+
+    policy: str
+    order: str
+    """In which order the router's queue was served; "fcfs" where there was none."""
+    workers: Sequence[str]
+    """Worker ids; `worker` counts in them."""
+    block_size: int
+
+    arrival_s: Floats
+    """When the client sent it, since the run began."""
+    queue_s: Floats
+    """From arrival to the first step that computed some of it, waiting in the router included."""
+    ttft_s: Floats
+    """From arrival to the first token."""
+    itl_s: Floats
+    """Mean time between its tokens: (last token - first token) / (output tokens - 1)."""
+    e2e_s: Floats
+    """From arrival to the last token, or to the failure."""
+    prompt_tokens: Integers
+    cached_tokens: Integers
+    """Found in the worker's cache, any tier, when first admitted; at most prompt_tokens - 1."""
+    output_tokens: Integers
+    """Those that came."""
+    prompt_blocks: Integers
+    """Full ones."""
+    cached_blocks: Integers
+    worker: Integers
+    """Index of the worker that served it (of prefill and decode workers: the prefill one)."""
+    preemptions: Integers
+    """How often its engine sent it back to the queue."""
+    outcome: Integers
+    """An `Outcome` each."""
+
+    sample_s: Floats
+    """Times, evenly spaced; shape (samples,)."""
+    in_flight: Integers
+    """Requests a worker had at each of these times; shape (samples, workers)."""
+
+    wall_s: float
+    """What the run took here."""
+    counters: Mapping[str, int] = field(default_factory=dict)
+    """What else happened in the fleet, such as `copies` of hot prefixes."""
+    failures: Mapping[str, int] = field(default_factory=dict)
+    """Reason -> requests; adds up to the failed ones."""
+
+    @property
+    def request_count(self) -> int:
+        return len(self.arrival_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """Mean and percentiles in one unit; all NaN when there was nothing to measure."""
+
+    mean: float
+    p50: float
+    p90: float
+    p99: float
+
+
+@dataclass(frozen=True, slots=True)
+class Slo:
+    """What a request must keep to count as good; None: anything will do."""
+
+    ttft_s: float | None = None
+    itl_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Aggregates:
+    """The numbers of one run, over the requests that count (those after the warm-up)."""
+
+    policy: str
+    order: str
+    requests: int
+    """All that count: served + failed + shed."""
+    served: int
+    failed: int
+    shed: int
+    block_hit_rate: float
+    """Cached / full prompt blocks of the requests served; 0 when there were none."""
+    token_hit_rate: float
+    """Cached / all prompt tokens of the requests served."""
+    ttft_ms: Distribution
+    queue_ms: Distribution
+    itl_ms: Distribution
+    e2e_ms: Distribution
+    load_cv: float
+    """Std / mean over workers of the requests in flight, averaged over the time in which there
+    were any; 0 is even."""
+    goodput_rps: float
+    """Requests served within the SLO / seconds from the first arrival to the last end."""
+    preemptions: int
+    copies: int
+    wall_s: float
+
+
+def aggregate(run: RunResult, *, warm_up_s: float = 0.0, slo: Slo | None = None) -> Aggregates:
+    """The numbers of a run. Requests that arrived before `warm_up_s` don't count."""
+    counted = run.arrival_s >= warm_up_s
+    served = counted & (run.outcome == Outcome.SERVED)
+    counts = np.bincount(run.outcome[counted], minlength=len(Outcome))
+    return Aggregates(
+        policy=run.policy,
+        order=run.order,
+        requests=int(counted.sum()),
+        served=int(counts[Outcome.SERVED]),
+        failed=int(counts[Outcome.FAILED]),
+        shed=int(counts[Outcome.SHED]),
+        block_hit_rate=share(run.cached_blocks[served], run.prompt_blocks[served]),
+        token_hit_rate=share(run.cached_tokens[served], run.prompt_tokens[served]),
+        ttft_ms=distribution(1e3 * run.ttft_s[served]),
+        queue_ms=distribution(1e3 * run.queue_s[served]),
+        itl_ms=distribution(1e3 * run.itl_s[served]),
+        e2e_ms=distribution(1e3 * run.e2e_s[served]),
+        load_cv=load_cv(run.in_flight[run.sample_s >= warm_up_s]),
+        goodput_rps=_goodput_rps(run, counted, _is_good(run, served, slo or Slo())),
+        preemptions=int(run.preemptions[counted].sum()),
+        copies=run.counters.get("copies", 0),
+        wall_s=run.wall_s,
+    )
+
+
+def share(part: Integers, whole: Integers) -> float:
+    """sum(part) / sum(whole), 0 for nothing of nothing."""
+    total = int(whole.sum())
+    return int(part.sum()) / total if total else 0.0
+
+
+def distribution(values: Floats) -> Distribution:
+    """Mean and percentiles (linear between neighbours) of what is not NaN."""
+    known = values[~np.isnan(values)]
+    if not len(known):
+        return Distribution(np.nan, np.nan, np.nan, np.nan)
+    p50, p90, p99 = np.percentile(known, [50, 90, 99]).tolist()
+    return Distribution(float(known.mean()), p50, p90, p99)
+
+
+def load_cv(in_flight: Integers) -> float:
+    """Mean over samples with any load of std / mean over workers; shape (samples, workers)."""
+    if not in_flight.size:
+        return 0.0
+    means = in_flight.mean(axis=1)
+    busy = means > 0
+    if not busy.any():
+        return 0.0
+    return float((in_flight[busy].std(axis=1) / means[busy]).mean())
+
+
+def sample_in_flight(
+    start_s: Floats, end_s: Floats, worker: Integers, worker_count: int, sample_s: Floats
+) -> Integers:
+    """Requests each worker has at each of the times, when request i is there in [start, end).
+
+    Shape (samples, worker_count). Requests with NO_WORKER, or a NaN end, are nowhere.
+    sample_s: ascending.
+    """
+    in_flight = np.zeros((len(sample_s), worker_count), np.int64)
+    known = ~np.isnan(end_s)
+    for index in range(worker_count):
+        here = known & (worker == index)
+        begun = np.searchsorted(np.sort(start_s[here]), sample_s, side="right")
+        ended = np.searchsorted(np.sort(end_s[here]), sample_s, side="right")
+        in_flight[:, index] = begun - ended
+    return in_flight
+
+
+def _is_good(run: RunResult, served: Mask, slo: Slo) -> Mask:
+    good = served.copy()
+    if slo.ttft_s is not None:
+        good &= run.ttft_s <= slo.ttft_s
+    if slo.itl_s is not None:
+        good &= np.isnan(run.itl_s) | (run.itl_s <= slo.itl_s)
+    return good
+
+
+def _goodput_rps(run: RunResult, counted: Mask, good: Mask) -> float:
+    ends = (run.arrival_s + run.e2e_s)[counted]
+    ends = ends[~np.isnan(ends)]
+    if not len(ends):
+        return 0.0
+    span_s = float(ends.max() - run.arrival_s[counted].min())
+    return int(good.sum()) / span_s if span_s > 0 else 0.0

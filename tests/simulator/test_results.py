@@ -1,0 +1,140 @@
+"""From columns to numbers: what counts, what is left out, and runs in which nothing came."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simulator.results import (
+    NO_WORKER,
+    Outcome,
+    RunResult,
+    Slo,
+    aggregate,
+    distribution,
+    load_cv,
+    sample_in_flight,
+)
+
+
+def run_of(count: int, **columns: Any) -> RunResult:
+    """A run of `count` served requests, one a second, with some columns changed."""
+    default: dict[str, Any] = {
+        "arrival_s": np.arange(count, dtype=float),
+        "queue_s": np.full(count, 0.1),
+        "ttft_s": np.full(count, 0.2),
+        "itl_s": np.full(count, 0.01),
+        "e2e_s": np.full(count, 1.0),
+        "prompt_tokens": np.full(count, 100),
+        "cached_tokens": np.full(count, 32),
+        "output_tokens": np.full(count, 9),
+        "prompt_blocks": np.full(count, 6),
+        "cached_blocks": np.full(count, 2),
+        "worker": np.zeros(count, np.int64),
+        "preemptions": np.zeros(count, np.int64),
+        "outcome": np.zeros(count, np.int64),
+        "sample_s": np.empty(0),
+        "in_flight": np.empty((0, 1), np.int64),
+    }
+    return RunResult("p", "fcfs", ["w0"], 16, wall_s=1.0, **(default | columns))
+
+
+def test_rates_weigh_requests_by_their_length_and_leave_out_what_was_not_served() -> None:
+    run = run_of(
+        3,
+        prompt_tokens=np.array([100, 300, 9]),
+        cached_tokens=np.array([80, 0, 9]),
+        prompt_blocks=np.array([6, 18, 1]),
+        cached_blocks=np.array([5, 0, 1]),
+        outcome=np.array([Outcome.SERVED, Outcome.SERVED, Outcome.FAILED]),
+    )
+    numbers = aggregate(run)
+    assert (numbers.requests, numbers.served, numbers.failed, numbers.shed) == (3, 2, 1, 0)
+    assert numbers.token_hit_rate == 80 / 400
+    assert numbers.block_hit_rate == 5 / 24
+
+
+def test_requests_of_the_warm_up_are_run_but_not_counted() -> None:
+    run = run_of(4, ttft_s=np.array([9.0, 9.0, 1.0, 3.0]), preemptions=np.array([5, 0, 1, 0]))
+    numbers = aggregate(run, warm_up_s=2.0)
+    assert numbers.requests == 2
+    assert numbers.ttft_ms.mean == 2000.0
+    assert numbers.preemptions == 1
+
+
+def test_percentiles_are_those_of_the_served() -> None:
+    ttft_s = np.arange(101) / 1e3
+    numbers = aggregate(run_of(101, ttft_s=ttft_s))
+    found = numbers.ttft_ms
+    assert (found.mean, found.p50, found.p90, found.p99) == pytest.approx((50, 50, 90, 99))
+
+
+def test_goodput_wants_both_promises_kept_and_one_token_has_no_gap_to_be_late_in() -> None:
+    run = run_of(
+        4,
+        ttft_s=np.array([0.1, 0.1, 0.9, 0.1]),
+        itl_s=np.array([0.01, 0.2, 0.01, np.nan]),
+    )
+    span_s = 3 + 1.0
+    assert aggregate(run).goodput_rps == 4 / span_s
+    assert aggregate(run, slo=Slo(ttft_s=0.5)).goodput_rps == 3 / span_s
+    assert aggregate(run, slo=Slo(ttft_s=0.5, itl_s=0.05)).goodput_rps == 2 / span_s
+
+
+def test_a_run_without_requests_has_numbers_too() -> None:
+    numbers = aggregate(run_of(0))
+    assert numbers.requests == 0
+    assert numbers.block_hit_rate == numbers.goodput_rps == numbers.load_cv == 0.0
+    assert math.isnan(numbers.ttft_ms.p99)
+
+
+def test_a_run_in_which_all_failed_has_numbers_too() -> None:
+    nothing = np.full(2, np.nan)
+    run = run_of(
+        2,
+        queue_s=nothing,
+        ttft_s=nothing,
+        itl_s=nothing,
+        e2e_s=nothing,
+        worker=np.full(2, NO_WORKER),
+        outcome=np.array([Outcome.FAILED, Outcome.SHED]),
+    )
+    numbers = aggregate(run)
+    assert (numbers.requests, numbers.served, numbers.failed, numbers.shed) == (2, 0, 1, 1)
+    assert numbers.goodput_rps == 0.0
+    assert math.isnan(numbers.e2e_ms.mean)
+
+
+def test_nan_takes_part_in_no_mean() -> None:
+    assert distribution(np.array([1.0, np.nan, 3.0])).mean == 2.0
+
+
+def test_load_spread_is_averaged_over_the_time_with_load() -> None:
+    assert load_cv(np.array([[2, 2], [0, 0], [4, 0]])) == 0.5
+    assert load_cv(np.array([[0, 0]])) == 0.0
+    assert load_cv(np.empty((0, 3), np.int64)) == 0.0
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 20), st.one_of(st.none(), st.integers(0, 9)), st.integers(NO_WORKER, 2)
+        )
+    )
+)
+def test_samples_count_who_is_there(requests: list[tuple[int, int | None, int]]) -> None:
+    start = np.array([begin for begin, _, _ in requests], float)
+    end = np.array([np.nan if n is None else begin + n for begin, n, _ in requests], float)
+    worker = np.array([where for _, _, where in requests], np.int64)
+    times = np.arange(0.0, 31.0, 0.5)
+    sampled = sample_in_flight(start, end, worker, 3, times)
+    for i, time in enumerate(times):
+        for index in range(3):
+            there = [
+                n is not None and begin <= time < begin + n and where == index
+                for begin, n, where in requests
+            ]
+            assert sampled[i, index] == sum(there)
