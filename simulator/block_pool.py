@@ -25,6 +25,8 @@ from dataclasses import dataclass
 
 from typing_extensions import override
 
+from indexer.identity import Tier
+
 BlockId = int
 """A physical block: its place in the pool, 0 <= id < block_count."""
 
@@ -42,6 +44,8 @@ class Stored:
     lora_name: str | None = None
     lora_id: int | None = None
     session_id: str | None = None
+    tier: Tier = Tier.DEVICE
+    dp_rank: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +53,15 @@ class Removed:
     """One physical copy of a block was evicted."""
 
     block_hash: int
+    tier: Tier = Tier.DEVICE
+    dp_rank: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Cleared:
-    """The cache was reset: no block can be found any more."""
+    """The cache was reset: no block can be found any more, on any tier."""
+
+    dp_rank: int = 0
 
 
 PoolEvent = Stored | Removed | Cleared
