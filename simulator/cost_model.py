@@ -1,31 +1,29 @@
-"""How long one engine step takes: a roofline of a transformer on a GPU. Pure.
+"""How long an engine's step takes, and how long its KV cache takes to move. Pure.
 
-    step_s = base_s
-           + decode_sequences * sequence_s + decode_context_tokens * context_token_s
-           + prefill_tokens * prefill_token_s + attention_pairs * pair_s
+Two models of a step, with one face:
 
-- base_s: reading the weights once, at the memory bandwidth, plus the step's fixed overhead;
-- context_token_s: reading one token's keys and values, at the memory bandwidth;
-- prefill_token_s: 2 floating point operations a parameter, at the arithmetic rate;
-- pair_s: 4 * layers * hidden operations for each pair of a query and an earlier key, so that a
-  prompt costs linear plus quadratic time, chunked or not.
+- `LinearCost`, ours: linear in the work of a step; attention makes a prompt quadratic through the
+  number of its pairs, which is the same whole or in chunks. Its prices come from a roofline
+  (simulator/profiles.py) or from measurements (simulator/calibration.py).
+- `PolynomialCost`: quadratic in a step's prompt tokens, and in the share of the cache that decoding
+  requests attend to; NVIDIA Dynamo's mock engine is priced so.
 
-Sources. Models: the published configurations of Llama 3.1 8B and 70B (32 or 80 layers, hidden size
-4096 or 8192, 8 KV heads of 128, bf16). GPU: NVIDIA's H100 SXM datasheet (989 Tflop/s dense bf16,
-3.35 TB/s). Assumptions, of ours: half of the arithmetic and three quarters of the bandwidth are
-reached, tensor parallelism keeps nine tenths of that, 2 ms fixed overhead a step (4 ms with
-tensor parallelism), 20 us a sequence for sampling and bookkeeping. These are typical, not measured.
+Laws:
+- a run of k decode steps costs what its k steps cost one by one;
+- more work never takes less time.
 """
 
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from math import ceil
+from types import MappingProxyType
 
-_H100_FLOPS = 989e12
-_H100_BYTES_PER_S = 3.35e12
-_FLOPS_REACHED = 0.5
-_BANDWIDTH_REACHED = 0.75
-_TENSOR_PARALLEL_KEPT = 0.9
-_BYTES_PER_VALUE = 2
-_SEQUENCE_S = 20e-6
+from typing_extensions import override
+
+from indexer.identity import Tier
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +39,128 @@ class PrefillChunk:
         return self.token_count * (self.context_tokens + (self.token_count + 1) / 2)
 
 
+class Distance(IntEnum):
+    """How far apart two engines are: the nearest place that they share."""
+
+    HOST = 0
+    RACK = 1
+    CLUSTER = 2
+
+
 @dataclass(frozen=True, slots=True)
-class CostModel:
-    """The five prices of a step, all in seconds."""
+class Link:
+    """A way for KV cache to travel: a transfer of n bytes takes latency_s + n / bytes_per_s."""
+
+    bytes_per_s: float
+    latency_s: float = 0.0
+
+    def seconds(self, byte_count: float) -> float:
+        """Nothing to carry takes no time."""
+        return self.latency_s + byte_count / self.bytes_per_s if byte_count else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class KvTransfer:
+    """What a token's KV cache weighs, and the links that it can take."""
+
+    bytes_per_token: int
+    """Keys and values of all layers, over all GPUs of the engine."""
+    tiers: Mapping[Tier, Link] = field(default_factory=lambda: MappingProxyType({}))
+    """From a lower tier to the device."""
+    distances: Mapping[Distance, Link] = field(default_factory=lambda: MappingProxyType({}))
+    """From one engine's device to another's."""
+
+
+class NoLink(LookupError):
+    """The model knows no way for this transfer: a mistake in the profile or in the options."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostModel(ABC):
+    """What time an engine needs, in seconds."""
+
+    kv: KvTransfer | None = None
+    """None: this model doesn't move KV cache."""
+
+    @abstractmethod
+    def step_s(
+        self,
+        prefill: Sequence[PrefillChunk],
+        decode_sequences: int = 0,
+        decode_context_tokens: float = 0,
+    ) -> float:
+        """Duration of one step.
+
+        decode_context_tokens: tokens that the decoding requests attend to, summed over them.
+        """
+
+    @abstractmethod
+    def run_s(self, steps: int, decode_sequences: int, decode_context_tokens: float) -> float:
+        """Duration of decode steps on end: `decode_context_tokens` are those of the first one, and
+        each step leaves every sequence one token longer. No step: 0."""
+
+    def steps_within(
+        self,
+        duration_s: float,
+        decode_sequences: int,
+        decode_context_tokens: float,
+        steps_max: int,
+    ) -> int:
+        """The inverse of `run_s`: how many whole decode steps fit, 0 to `steps_max`."""
+        return bisect_right(
+            range(1, steps_max + 1),
+            duration_s,
+            key=lambda steps: self.run_s(steps, decode_sequences, decode_context_tokens),
+        )
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Raises NoLink when the model doesn't move KV cache."""
+        return self._kv().bytes_per_token
+
+    def load_s(self, tokens: int, tier: Tier) -> float:
+        """Time to bring the KV cache of `tokens` from a tier to the device, the device's own: 0.
+
+        Raises NoLink.
+        """
+        if tier is Tier.DEVICE:
+            return 0.0
+        kv = self._kv()
+        link = kv.tiers.get(tier)
+        if link is None:
+            raise NoLink(f"no link from tier {tier.name.lower()} to the device")
+        return link.seconds(tokens * kv.bytes_per_token)
+
+    def transfer_s(self, tokens: int, distance: Distance) -> float:
+        """Time to copy the KV cache of `tokens` from one engine to another. Raises NoLink."""
+        kv = self._kv()
+        link = kv.distances.get(distance)
+        if link is None:
+            raise NoLink(f"no link between engines of the same {distance.name.lower()}")
+        return link.seconds(tokens * kv.bytes_per_token)
+
+    def _kv(self) -> KvTransfer:
+        if self.kv is None:
+            raise NoLink("the cost model has no size of a token's KV cache, and no links")
+        return self.kv
+
+
+@dataclass(frozen=True, slots=True)
+class LinearCost(CostModel):
+    """Five prices, each of a unit of a step's work:
+
+        step_s = base_s
+               + (decode_sequences + prefill chunks) * sequence_s
+               + decode_context_tokens * context_token_s
+               + prefill_tokens * prefill_token_s
+               + attention_pairs * pair_s
+
+    - base_s: reading the weights, and whatever else a step costs however small it is;
+    - sequence_s: sampling and bookkeeping;
+    - context_token_s: reading one token's keys and values;
+    - prefill_token_s: a prompt token's way through the weights;
+    - pair_s: attention of one query to one key.
+    """
 
     base_s: float
     sequence_s: float
@@ -51,22 +168,90 @@ class CostModel:
     prefill_token_s: float
     pair_s: float
 
+    @override
     def step_s(
         self,
-        prefill: list[PrefillChunk],
+        prefill: Sequence[PrefillChunk],
         decode_sequences: int = 0,
         decode_context_tokens: float = 0,
     ) -> float:
-        """Duration of one step, in seconds."""
-        prefill_tokens = sum(chunk.token_count for chunk in prefill)
-        pairs = sum(chunk.attention_pairs() for chunk in prefill)
-        return (
+        took_s = (
             self.base_s
             + (decode_sequences + len(prefill)) * self.sequence_s
             + decode_context_tokens * self.context_token_s
-            + prefill_tokens * self.prefill_token_s
-            + pairs * self.pair_s
         )
+        for chunk in prefill:
+            pairs = chunk.attention_pairs()
+            took_s += chunk.token_count * self.prefill_token_s + pairs * self.pair_s
+        return took_s
+
+    @override
+    def run_s(self, steps: int, decode_sequences: int, decode_context_tokens: float) -> float:
+        mean_context = decode_context_tokens + decode_sequences * (steps - 1) / 2
+        return steps * (
+            self.base_s + decode_sequences * self.sequence_s + mean_context * self.context_token_s
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PolynomialCost(CostModel):
+    """A prefill part when the step has prompt tokens, and a decode part when it has decodes:
+
+        prefill_s = p0 + p1 * prefill_tokens + p2 * prefill_tokens ** 2
+        decode_s  = d0 + d1 * share + d2 * share ** 2
+        share     = min(1, decode_context_tokens / capacity_tokens)
+
+    What a chunk's request has computed before costs nothing: chunks make a long prompt cheaper.
+    """
+
+    prefill_s: tuple[float, float, float]
+    """p0 to p2, in seconds."""
+    decode_s: tuple[float, float, float]
+    """d0 to d2, in seconds. Must not fall between 0 and 1, or a longer context took less time."""
+    capacity_tokens: int
+    """Tokens that the KV cache holds."""
+
+    @override
+    def step_s(
+        self,
+        prefill: Sequence[PrefillChunk],
+        decode_sequences: int = 0,
+        decode_context_tokens: float = 0,
+    ) -> float:
+        took_s = 0.0
+        if prefill:
+            tokens = sum(chunk.token_count for chunk in prefill)
+            constant, linear, square = self.prefill_s
+            took_s = constant + (linear + square * tokens) * tokens
+        if decode_sequences:
+            constant, linear, square = self.decode_s
+            share = min(1.0, decode_context_tokens / self.capacity_tokens)
+            took_s += constant + (linear + square * share) * share
+        return took_s
+
+    @override
+    def run_s(self, steps: int, decode_sequences: int, decode_context_tokens: float) -> float:
+        room = self.capacity_tokens - decode_context_tokens
+        # Steps below full capacity are summed in closed form, those at it all cost the same.
+        n = min(steps, max(0, ceil(room / decode_sequences)))
+        first = decode_context_tokens / self.capacity_tokens
+        growth = decode_sequences / self.capacity_tokens
+        triangle = n * (n - 1) / 2
+        pyramid = triangle * (2 * n - 1) / 3
+        shares = n * first + growth * triangle
+        squares = n * first**2 + 2 * first * growth * triangle + growth**2 * pyramid
+        constant, linear, square = self.decode_s
+        full = steps - n
+        return steps * constant + linear * (shares + full) + square * (squares + full)
+
+
+_H100_FLOPS = 989e12
+_H100_BYTES_PER_S = 3.35e12
+_FLOPS_REACHED = 0.5
+_BANDWIDTH_REACHED = 0.75
+_TENSOR_PARALLEL_KEPT = 0.9
+_BYTES_PER_VALUE = 2
+_SEQUENCE_S = 20e-6
 
 
 def h100_cost(
@@ -76,7 +261,7 @@ def h100_cost(
     kv_values_per_layer: int,
     gpus: int,
     overhead_s: float,
-) -> CostModel:
+) -> LinearCost:
     """The roofline of a dense bf16 transformer on `gpus` H100s in tensor parallelism.
 
     kv_values_per_layer: 2 (key and value) * KV heads * head size.
@@ -84,7 +269,7 @@ def h100_cost(
     kept = 1.0 if gpus == 1 else _TENSOR_PARALLEL_KEPT
     flops = gpus * _H100_FLOPS * _FLOPS_REACHED * kept
     bytes_per_s = gpus * _H100_BYTES_PER_S * _BANDWIDTH_REACHED * kept
-    return CostModel(
+    return LinearCost(
         base_s=overhead_s + parameters * _BYTES_PER_VALUE / bytes_per_s,
         sequence_s=_SEQUENCE_S,
         context_token_s=layers * kv_values_per_layer * _BYTES_PER_VALUE / bytes_per_s,

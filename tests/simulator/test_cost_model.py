@@ -1,16 +1,43 @@
-"""The prices of a step, against sums worked out by hand."""
+"""The prices of a step and of a transfer, against sums worked out by hand."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from simulator.cost_model import LLAMA_8B_H100, LLAMA_70B_4XH100, CostModel, PrefillChunk
+from indexer.identity import Tier
+from simulator.cost_model import (
+    CostModel,
+    Distance,
+    KvTransfer,
+    LinearCost,
+    Link,
+    NoLink,
+    PolynomialCost,
+    PrefillChunk,
+)
+
+LINEAR = LinearCost(
+    base_s=1.0, sequence_s=0.1, context_token_s=0.01, prefill_token_s=0.001, pair_s=1e-4
+)
+POLYNOMIAL = PolynomialCost(
+    prefill_s=(0.1, 0.01, 0.001), decode_s=(0.5, 2.0, -0.75), capacity_tokens=1000
+)
+MODELS = pytest.mark.parametrize("model", [LINEAR, POLYNOMIAL])
 
 
-def test_a_step_costs_what_the_formula_says() -> None:
-    cost = CostModel(
-        base_s=1.0, sequence_s=0.1, context_token_s=0.01, prefill_token_s=0.001, pair_s=1e-4
-    )
+def test_a_linear_step_costs_what_the_formula_says() -> None:
     # 1 + (2 + 1) * 0.1 + 30 * 0.01 + 10 * 0.001 + 10 * (20 + 5.5) * 1e-4
-    assert cost.step_s([PrefillChunk(10, 20)], 2, 30) == pytest.approx(1.6355)
+    assert LINEAR.step_s([PrefillChunk(10, 20)], 2, 30) == pytest.approx(1.6355)
+
+
+def test_a_polynomial_step_costs_what_the_formula_says() -> None:
+    chunks = [PrefillChunk(10, 900), PrefillChunk(30, 0)]
+    # 0.1 + 40 * 0.01 + 1600 * 0.001
+    assert POLYNOMIAL.step_s(chunks) == pytest.approx(2.1)
+    # 0.5 + 0.4 * 2 - 0.16 * 0.75
+    assert POLYNOMIAL.step_s([], 4, 400) == pytest.approx(1.18)
+    assert POLYNOMIAL.step_s(chunks, 4, 400) == pytest.approx(2.1 + 1.18)
+    assert POLYNOMIAL.step_s([], 4, 1700) == POLYNOMIAL.step_s([], 4, 1000)
 
 
 def test_chunks_of_a_prompt_cost_as_many_pairs_as_the_whole() -> None:
@@ -19,8 +46,70 @@ def test_chunks_of_a_prompt_cost_as_many_pairs_as_the_whole() -> None:
     assert parts == whole == 10_000 * 10_001 / 2
 
 
-def test_the_presets_are_in_the_range_of_published_numbers() -> None:
-    assert 0.005 < LLAMA_8B_H100.step_s([], 1, 1000) < 0.012
-    assert 25_000 < 1 / LLAMA_8B_H100.prefill_token_s < 40_000
-    assert 0.015 < LLAMA_70B_4XH100.step_s([], 1, 1000) < 0.030
-    assert 10_000 < 1 / LLAMA_70B_4XH100.prefill_token_s < 16_000
+@MODELS
+@given(steps=st.integers(0, 60), sequences=st.integers(1, 40), context=st.integers(0, 2000))
+def test_a_run_costs_what_its_steps_cost(
+    model: CostModel, steps: int, sequences: int, context: int
+) -> None:
+    one_by_one = sum(model.step_s([], sequences, context + i * sequences) for i in range(steps))
+    assert model.run_s(steps, sequences, context) == pytest.approx(one_by_one)
+
+
+@MODELS
+@given(
+    duration_s=st.floats(0, 100),
+    sequences=st.integers(1, 40),
+    context=st.integers(0, 2000),
+    most=st.integers(0, 60),
+)
+def test_the_steps_within_a_duration_are_all_that_fit(
+    model: CostModel, duration_s: float, sequences: int, context: int, most: int
+) -> None:
+    steps = model.steps_within(duration_s, sequences, context, most)
+    assert 0 <= steps <= most
+    assert steps == 0 or model.run_s(steps, sequences, context) <= duration_s
+    assert steps == most or model.run_s(steps + 1, sequences, context) > duration_s
+
+
+@MODELS
+@given(
+    tokens=st.integers(1, 8192),
+    context=st.integers(0, 100_000),
+    sequences=st.integers(1, 256),
+    decode_context=st.integers(0, 2000),
+)
+def test_more_work_never_takes_less_time(
+    model: CostModel, tokens: int, context: int, sequences: int, decode_context: int
+) -> None:
+    less = model.step_s([PrefillChunk(tokens, context)], sequences, decode_context)
+    for more in (
+        model.step_s([PrefillChunk(tokens + 1, context)], sequences, decode_context),
+        model.step_s([PrefillChunk(tokens, context + 1)], sequences, decode_context),
+        model.step_s([PrefillChunk(tokens, context)], sequences + 1, decode_context),
+        model.step_s([PrefillChunk(tokens, context)], sequences, decode_context + 1),
+    ):
+        assert more >= less
+
+
+def test_kv_cache_moves_as_fast_as_its_link() -> None:
+    kv = KvTransfer(
+        bytes_per_token=1000,
+        tiers={Tier.HOST: Link(1e6, latency_s=0.5)},
+        distances={Distance.RACK: Link(2e6)},
+    )
+    model = LinearCost(1.0, 0.0, 0.0, 0.0, 0.0, kv=kv)
+    assert model.kv_bytes_per_token == 1000
+    assert model.load_s(4000, Tier.HOST) == pytest.approx(0.5 + 4.0)
+    assert model.load_s(0, Tier.HOST) == 0.0
+    assert model.load_s(4000, Tier.DEVICE) == 0.0
+    assert model.transfer_s(4000, Distance.RACK) == pytest.approx(2.0)
+
+
+def test_a_transfer_without_a_link_says_which_one_is_missing() -> None:
+    linked = LinearCost(1.0, 0.0, 0.0, 0.0, 0.0, kv=KvTransfer(1000))
+    with pytest.raises(NoLink, match="tier disk"):
+        linked.load_s(10, Tier.DISK)
+    with pytest.raises(NoLink, match="same cluster"):
+        linked.transfer_s(10, Distance.CLUSTER)
+    with pytest.raises(NoLink, match="no size"):
+        _ = LINEAR.kv_bytes_per_token
