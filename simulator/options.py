@@ -1,0 +1,127 @@
+"""What a virtual run is asked for: fleet, router, traffic's way to it, and what goes wrong.
+
+Every field has a unit and a check, so that a run never starts with a number that means nothing.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from router.config import RoutingSettings
+from router.policies import POLICIES
+from simulator.scheduler import SchedulerConfig
+from simulator.schedulers import SCHEDULERS
+
+WORKERS_MAX = 4096
+REPLICAS_MAX = 64
+SHADOWS_MAX = 16
+
+EventForm = Literal["facts", "engine", "none"]
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An engine dies at once, with all its requests and its cache, and comes back empty."""
+
+    at_s: float
+    worker: int
+    """Index of the engine."""
+    down_s: float = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class RelayRestart:
+    """An engine's relay ends and starts again; the engine goes on."""
+
+    at_s: float
+    worker: int
+    down_s: float = 5.0
+    keeps_map: bool = False
+    """Whether the new life knows what the engine holds; else its stream is partial."""
+
+
+def default_scheduler() -> SchedulerConfig:
+    """16,384 blocks of 64 tokens."""
+    return SchedulerConfig(block_count=16_384, block_size=64, joined_steps_max=10_000)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """One run. Raises ValueError for what can't be run."""
+
+    policy: str = "dynamo-adaptive"
+    order: str = "fcfs"
+    """Of the router's queue; "fcfs" is also what having none amounts to."""
+    seed: int = 0
+
+    workers: int = 8
+    """Engines."""
+    ranks: int = 1
+    """Of each engine; every one is a worker of its own."""
+    engine: str = "vllm"
+    """A name of simulator.schedulers.SCHEDULERS."""
+    scheduler: SchedulerConfig = field(default_factory=default_scheduler)
+
+    routing: RoutingSettings = field(default_factory=RoutingSettings)
+    """Its policy is `policy`."""
+    replicas: int = 1
+    """Routers, each with a view of its own."""
+    spread: Literal["round_robin", "random"] = "round_robin"
+    """How requests choose a replica."""
+    output_hint: bool = False
+    """Whether requests tell the router how much output they will bring."""
+    shadows: tuple[str, ...] = ()
+    """Policies that score the same requests and never act."""
+
+    events: EventForm = "facts"
+    """facts: what a relay would tell, directly. engine: the engine's own bytes through the relay's
+    code, token ids and all; slow, for tests. none: workers that publish nothing."""
+    event_delay_s: float = 0.005
+    """From a step's end to the router's index, on average."""
+    event_jitter_s: float = 0.0
+    """The delay is uniform in delay +- jitter; one worker's messages stay in order."""
+    event_loss: float = 0.0
+    """Share of the relays' messages that a replica never gets."""
+    approximate_workers: int = 0
+    """The first so many engines publish no events."""
+
+    failures: tuple[Failure, ...] = ()
+    relay_restarts: tuple[RelayRestart, ...] = ()
+    past_router_share: float = 0.0
+    """Share of the requests that go to a random worker without asking the router."""
+
+    patience_s: float = 60.0
+    """A client that is refused tries again for so long."""
+    resends_max: int = 3
+    """How often a request that died with its worker is sent again."""
+
+    check: bool = False
+    """Whether the laws of conservation are checked, all the time: slow."""
+
+    def __post_init__(self) -> None:
+        known = set(POLICIES)
+        for name in (self.policy, *self.shadows):
+            if name not in known:
+                raise ValueError(f"unknown policy {name!r}; there are {', '.join(POLICIES)}")
+        if self.engine not in SCHEDULERS:
+            raise ValueError(f"unknown engine {self.engine!r}; there are {', '.join(SCHEDULERS)}")
+        _between("workers", self.workers, 1, WORKERS_MAX)
+        _between("ranks", self.ranks, 1, 64)
+        _between("replicas", self.replicas, 1, REPLICAS_MAX)
+        _between("shadows", len(self.shadows), 0, SHADOWS_MAX)
+        _between("event_delay_s", self.event_delay_s, 0.0, 60.0)
+        _between("event_jitter_s", self.event_jitter_s, 0.0, self.event_delay_s)
+        _between("event_loss", self.event_loss, 0.0, 0.9)
+        _between("approximate_workers", self.approximate_workers, 0, self.workers)
+        _between("past_router_share", self.past_router_share, 0.0, 1.0)
+        _between("patience_s", self.patience_s, 0.0, 3600.0)
+        _between("resends_max", self.resends_max, 0, 100)
+        for trouble in (*self.failures, *self.relay_restarts):
+            name = type(trouble).__name__
+            _between(f"{name}.worker", trouble.worker, 0, self.workers - 1)
+            _between(f"{name}.at_s", trouble.at_s, 0.0, 1e9)
+            _between(f"{name}.down_s", trouble.down_s, 0.0, 1e9)
+
+
+def _between(name: str, value: float, least: float, most: float) -> None:
+    if not least <= value <= most:
+        raise ValueError(f"{name} must be between {least:g} and {most:g}, got {value:g}")
