@@ -77,9 +77,10 @@ class ClientRouting:
         self._client = client
 
     async def pick(self, request: TraceRequest) -> demo.Pick:
+        tokens = request.token_ids().tobytes()
         started = perf_counter()
         pick = await self._client.route(
-            token_ids=request.token_ids.tobytes(), expected_output_tokens=request.output_tokens
+            token_ids=tokens, expected_output_tokens=request.output_tokens
         )
         return demo.Pick(pick.worker_id, pick.reservation_id, perf_counter() - started)
 

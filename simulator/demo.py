@@ -21,8 +21,10 @@ from rich.table import Table
 from simulator.clock import Clock, sleep_until
 from simulator.cost_model import LLAMA_70B_4XH100
 from simulator.engine import Completion, Engine, EngineConfig
+from simulator.reuse import reuse_ceiling
 from simulator.scheduler import SchedulerConfig
-from simulator.trace import TraceRequest, load_slice, reuse_ceiling
+from simulator.trace import TraceRequest
+from simulator.trace_file import load_trace
 
 ENGINE_COUNT = 8
 BLOCK_SIZE = 64
@@ -110,9 +112,9 @@ class RunResult:
         }
 
 
-def demo_trace() -> list[TraceRequest]:
+def demo_trace() -> Sequence[TraceRequest]:
     """The slice that ships with the project, at the arrival rate of the whole trace."""
-    return load_slice(COMPRESSION)
+    return load_trace("conversation").spread().at_rate(COMPRESSION).requests
 
 
 def demo_engines() -> list[EngineConfig]:
@@ -206,7 +208,7 @@ async def replay(
         requests=len(trace),
         failed=tally.failed,
         block_hit_rate=tally.block_hit_rate,
-        ceiling=reuse_ceiling(trace, block_size),
+        ceiling=reuse_ceiling(trace, block_size).blocks,
         ttft_ms_mean=float(ttft_ms.mean()),
         ttft_ms_p50=float(np.percentile(ttft_ms, 50)),
         ttft_ms_p99=float(np.percentile(ttft_ms, 99)),
@@ -232,7 +234,7 @@ async def _serve(
     telling = asyncio.create_task(tell_first_token())
     try:
         completion = await engines[pick.worker_id].complete(
-            request.token_ids, request.output_tokens, on_first_token=first_token.set
+            request.token_ids(), request.output_tokens, on_first_token=first_token.set
         )
         await telling
     except Exception:

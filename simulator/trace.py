@@ -1,22 +1,18 @@
-"""Reads request traces in Mooncake's form, and says how much reuse they allow.
+"""Requests of a trace: when they come, how long they are, and which text they share. Pure.
 
-One JSON object a line: `timestamp` (ms), `input_length`, `output_length` (tokens), `hash_ids`: one
-id for each 512 prompt tokens, the last one perhaps partial. Equal ids mean equal text, so each id
-is expanded to 512 token ids that depend on nothing but the id.
+A prompt is told by ids, one for each 512 tokens, the last one perhaps partial. Equal ids mean equal
+text. Everything is derived from the id alone and lazily, since a long trace has a hundred million
+tokens: the names of a prompt's blocks for virtual runs, token ids for engines that want them.
 
-Law: two requests whose first k ids are equal have equal token ids as far as both reach into them.
+Law: two requests whose first k ids are equal share block hashes, and token ids, as far as both
+reach into them, and nothing else is shared.
 """
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from itertools import groupby
-from pathlib import Path
-from typing import Annotated
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
-import msgspec
 import numpy as np
-from msgspec import Meta
-from xxhash import xxh3_64_intdigest
+import numpy.typing as npt
 
 from simulator.scheduler import TokenArray
 
@@ -24,25 +20,13 @@ ID_TOKENS = 512
 _TOKEN_MASK = np.uint32(0xFFFF)
 """Token ids below 65,536: inside every vocabulary of today."""
 
-SLICE_PATH = Path(__file__).parent / "data" / "mooncake_conversation_slice.jsonl"
-"""The slice that ships with the project; data/README.md tells its origin."""
+HashIds = npt.NDArray[np.uint64]
 
-SLICE_TICK_S = 3.0
-"""The recorder of that trace stamped arrivals in ticks of this length."""
-
-
-class TraceError(ValueError):
-    """A line that is no request, with its number."""
-
-
-class TraceLine(msgspec.Struct, frozen=True):
-    """One request as the file tells it. Other fields are ignored."""
-
-    timestamp: Annotated[float, Meta(ge=0)]
-    """ms since the trace began"""
-    input_length: Annotated[int, Meta(ge=1)]
-    output_length: Annotated[int, Meta(ge=0)]
-    hash_ids: list[Annotated[int, Meta(ge=0)]]
+_TICK_S_MIN = 0.1
+"""Stamps this fine make no bursts worth spreading."""
+_TICK_SHARED = 0.25
+_TICK_FITTING = 0.95
+_TICK_TOLERANCE = 0.02
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,114 +34,146 @@ class TraceRequest:
     """One request as it is sent."""
 
     arrival_s: float
-    token_ids: TokenArray
+    """Since the run began. Of a turn with `think_s`: where the recording had it."""
+    prompt_tokens: int
     output_tokens: int
     """At least 1: an engine always samples one."""
+    hash_ids: HashIds
+    session_id: str | None = None
+    turn: int = 0
+    think_s: float | None = None
+    """Sent this long after its session's turn before it ended; None: sent at `arrival_s`."""
+
+    def block_hashes(self, block_size: int) -> HashIds:
+        """A name for each full block, that depends on the text of the block alone.
+
+        Shape (prompt_tokens // block_size,). Raises ValueError unless block_size divides 512.
+        """
+        check_block_size(block_size)
+        parts = ID_TOKENS // block_size
+        block_count = self.prompt_tokens // block_size
+        # The mix is a bijection, so that two names are equal when id and part are, for ids below
+        # 2^55; above, names of different blocks are as likely to be equal as any 64-bit hashes.
+        firsts = self.hash_ids[: -(-block_count // parts)] * np.uint64(parts)
+        places: HashIds = np.add.outer(firsts, np.arange(parts, dtype=np.uint64))
+        return _mix(places.reshape(-1)[:block_count])
+
+    def token_ids(self) -> TokenArray:
+        """The prompt's tokens, made anew with every call."""
+        return expand(self.hash_ids, self.prompt_tokens)
 
 
-def read_trace(
-    lines: Iterable[str], *, tick_s: float = 0.0, compression: float = 1.0, seed: int = 0
-) -> Iterator[TraceRequest]:
-    """Yields a trace's requests in order of arrival. Raises TraceError, with the line's number.
+@dataclass(frozen=True, slots=True, eq=False)
+class Trace:
+    """Requests in order of their (recorded) arrival. A session's turns are in their order."""
 
-    tick_s: requests with one timestamp are spread over this many seconds after it (never past the
-    next timestamp), each at a random place in its own equal share; 0 leaves them together.
-    compression: arrival times are divided by it, which restores the rate of a thinned trace.
+    name: str
+    requests: Sequence[TraceRequest]
+    tick_s: float = 0.0
+    """Arrivals were stamped in ticks of this length, and have been spread over them."""
+
+    @property
+    def is_closed_loop(self) -> bool:
+        """Whether some requests wait for others to end."""
+        return any(request.think_s is not None for request in self.requests)
+
+    def spread(self, tick_s: float | None = None, seed: int = 0) -> "Trace":
+        """The trace with requests of one stamp spread over `tick_s` seconds after it.
+
+        Never past the next stamp, each at a random place in its own equal share.
+        None: the tick that `detect_tick` finds. 0: they stay together.
+        """
+        stamps = np.array([request.arrival_s for request in self.requests])
+        if tick_s is None:
+            tick_s = detect_tick(stamps)
+        if not tick_s:
+            return replace(self, tick_s=0.0)
+        known, first, share = np.unique(stamps, return_index=True, return_counts=True)
+        width = np.minimum(np.diff(known, append=np.inf), tick_s) / share
+        rank = np.arange(len(stamps)) - np.repeat(first, share)
+        places = rank + np.random.default_rng(seed).random(len(stamps))
+        return replace(self._at(stamps + places * np.repeat(width, share)), tick_s=tick_s)
+
+    def window(self, from_s: float = 0.0, until_s: float = np.inf) -> "Trace":
+        """The requests that arrive in [from_s, until_s), as a trace that begins at from_s.
+
+        A session's first turn inside is sent when it was recorded; its earlier ones are not.
+        """
+        begun: set[str] = set()
+        kept = []
+        for request in self.requests:
+            if not from_s <= request.arrival_s < until_s:
+                continue
+            think_s = request.think_s if request.session_id in begun else None
+            if request.session_id is not None:
+                begun.add(request.session_id)
+            arrival_s = request.arrival_s - from_s
+            kept.append(replace(request, arrival_s=arrival_s, think_s=think_s))
+        return replace(self, requests=tuple(kept))
+
+    def at_rate(self, rate: float) -> "Trace":
+        """The trace with its clock going `rate` times faster: arrivals and think times.
+
+        Raises ValueError unless rate is positive.
+        """
+        if not rate > 0:
+            raise ValueError(f"a trace's rate is more than 0, got {rate}")
+        faster = [
+            replace(
+                request,
+                arrival_s=request.arrival_s / rate,
+                think_s=None if request.think_s is None else request.think_s / rate,
+            )
+            for request in self.requests
+        ]
+        return replace(self, requests=tuple(faster))
+
+    def _at(self, arrivals_s: npt.NDArray[np.float64]) -> "Trace":
+        moved = [
+            replace(request, arrival_s=arrival_s)
+            for request, arrival_s in zip(self.requests, arrivals_s.tolist(), strict=True)
+        ]
+        return replace(self, requests=tuple(moved))
+
+
+def check_block_size(block_size: int) -> None:
+    """Raises ValueError for a size that a trace's ids can't be expanded to."""
+    if block_size < 1 or ID_TOKENS % block_size:
+        raise ValueError(
+            f"a trace's ids stand for {ID_TOKENS} tokens, which blocks of {block_size} don't"
+            " divide: choose a power of 2 up to 512"
+        )
+
+
+def detect_tick(stamps_s: npt.NDArray[np.float64]) -> float:
+    """The length of the ticks in which arrivals were stamped, in s; 0: they were not.
+
+    They were if a quarter of the requests share their stamp and nearly all distances between stamps
+    are multiples of the shortest one, within 2 % of it. stamps_s: ascending.
     """
-    rng = np.random.default_rng(seed)
-    ticks = groupby(parse_lines(lines), key=lambda line: line.timestamp)
-    waiting: list[TraceLine] = []
-    for timestamp, group in ticks:
-        if waiting:
-            room_s = timestamp / 1e3 - waiting[0].timestamp / 1e3
-            yield from _spread(waiting, min(tick_s, room_s), compression, rng)
-        waiting = list(group)
-    if waiting:
-        yield from _spread(waiting, tick_s, compression, rng)
+    known, share = np.unique(stamps_s, return_counts=True)
+    if len(known) < 3 or share[share > 1].sum() < _TICK_SHARED * len(stamps_s):
+        return 0.0
+    gaps = np.diff(known)
+    shortest = float(np.percentile(gaps, 1))
+    multiples = np.maximum(np.rint(gaps / shortest), 1)
+    tick_s = float(np.median(gaps / multiples))
+    fitting = np.abs(gaps - multiples * tick_s) <= _TICK_TOLERANCE * tick_s
+    return tick_s if tick_s >= _TICK_S_MIN and fitting.mean() >= _TICK_FITTING else 0.0
 
 
-def load_slice(compression: float = 1.0) -> list[TraceRequest]:
-    """The requests of the slice that ships with the project."""
-    with SLICE_PATH.open(encoding="utf-8") as lines:
-        return list(read_trace(lines, tick_s=SLICE_TICK_S, compression=compression))
-
-
-def parse_lines(lines: Iterable[str]) -> Iterator[TraceLine]:
-    """Checks and yields the lines; blank ones are skipped. Raises TraceError."""
-    decoder = msgspec.json.Decoder(TraceLine)
-    previous_ms = 0.0
-    for number, text in enumerate(lines, 1):
-        if not text.strip():
-            continue
-        try:
-            line = decoder.decode(text)
-        except msgspec.DecodeError as error:
-            raise TraceError(f"line {number}: {error}") from error
-        ids_needed = -(-line.input_length // ID_TOKENS)
-        if len(line.hash_ids) != ids_needed:
-            raise TraceError(
-                f"line {number}: input_length {line.input_length} needs {ids_needed} hash_ids of "
-                f"{ID_TOKENS} tokens, but there are {len(line.hash_ids)}"
-            )
-        if line.timestamp < previous_ms:
-            raise TraceError(
-                f"line {number}: timestamp {line.timestamp:g} is before the last, {previous_ms:g}"
-            )
-        previous_ms = line.timestamp
-        yield line
-
-
-def expand(hash_ids: Iterable[int], token_count: int) -> TokenArray:
+def expand(hash_ids: HashIds | Sequence[int], token_count: int) -> TokenArray:
     """Token ids of a prompt: 512 for each id, the last one cut off at `token_count`.
 
     From numpy's Philox counter keyed by the id; its raw output is the same in every version.
     """
-    words = [np.random.Philox(key=one).random_raw(ID_TOKENS // 2) for one in hash_ids]
+    words = [np.random.Philox(key=int(one)).random_raw(ID_TOKENS // 2) for one in hash_ids]
     return np.concatenate(words).view(np.uint32)[:token_count] & _TOKEN_MASK
 
 
-def reuse_ceiling(trace: Iterable[TraceRequest], block_size: int) -> float:
-    """The best block hit rate that any fleet can reach on a trace, 0 to 1.
-
-    One cache for all, infinite, that knows a prompt as soon as it has arrived:
-
-        sum over requests of usable cached blocks / sum of full prompt blocks
-
-    usable: leading blocks seen before, at most (prompt_tokens - 1) // block_size. The demo measures
-    hits in the same unit. An empty trace, or one of prompts shorter than a block: 0.
-    """
-    seen: set[int] = set()
-    hit_blocks = prompt_blocks = 0
-    for request in trace:
-        chain = _chain(request.token_ids, block_size)
-        run = 0
-        for block in chain[: (len(request.token_ids) - 1) // block_size]:
-            if block not in seen:
-                break
-            run += 1
-        hit_blocks += run
-        prompt_blocks += len(chain)
-        seen.update(chain)
-    return hit_blocks / prompt_blocks if prompt_blocks else 0.0
-
-
-def _chain(token_ids: TokenArray, block_size: int) -> list[int]:
-    chain: list[int] = []
-    parent = 0
-    content = memoryview(token_ids.tobytes())
-    for end in range(4 * block_size, len(content) + 1, 4 * block_size):
-        parent = xxh3_64_intdigest(content[end - 4 * block_size : end], parent)
-        chain.append(parent)
-    return chain
-
-
-def _spread(
-    tick: list[TraceLine], width_s: float, compression: float, rng: np.random.Generator
-) -> Iterator[TraceRequest]:
-    places = (np.arange(len(tick)) + rng.random(len(tick))) / len(tick) * width_s
-    for line, place_s in zip(tick, places.tolist(), strict=True):
-        yield TraceRequest(
-            arrival_s=(line.timestamp / 1e3 + place_s) / compression,
-            token_ids=expand(line.hash_ids, line.input_length),
-            output_tokens=max(1, line.output_length),
-        )
+def _mix(values: HashIds) -> HashIds:
+    """The finalizer of SplitMix64, a bijection. Source: Steele, Lea, Flood, OOPSLA 2014."""
+    values = values + np.uint64(0x9E3779B97F4A7C15)
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))

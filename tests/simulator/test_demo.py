@@ -58,12 +58,13 @@ class AllKnowing(RoundRobin):
 
     @override
     def choose(self, request: TraceRequest) -> str:
-        tokens = len(request.token_ids)
+        token_ids = request.token_ids()
+        tokens = len(token_ids)
 
         def cost(worker_id: str) -> tuple[float, str]:
             engine = self.engines[worker_id]
             load = engine.load()
-            new_tokens = tokens - engine.cached_tokens(request.token_ids)
+            new_tokens = tokens - engine.cached_tokens(token_ids)
             return new_tokens / tokens + 0.2 * (load.running + load.waiting), worker_id
 
         return min(self.engines, key=cost)
@@ -85,9 +86,9 @@ async def run(
 SMALL = [EngineConfig(f"w{i}", SchedulerConfig(block_count=64, block_size=4)) for i in range(2)]
 
 
-def request(arrival_s: float, first_token: int, tokens: int = 16) -> TraceRequest:
-    token_ids = np.arange(first_token, first_token + tokens, dtype=np.uint32)
-    return TraceRequest(arrival_s, token_ids, 4)
+def request(arrival_s: float, text: int, tokens: int = 16) -> TraceRequest:
+    hash_ids = np.arange(text, text - (-tokens // 512), dtype=np.uint64)
+    return TraceRequest(arrival_s, tokens, 4, hash_ids)
 
 
 async def test_hits_are_cached_blocks_over_full_prompt_blocks_and_reports_carry_them() -> None:

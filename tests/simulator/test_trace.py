@@ -1,27 +1,42 @@
-"""Reading traces: expansion, ticks, the ceiling, and what a bad line gets."""
-
-import json
-from typing import Any
+"""What a trace's ids stand for, and what is done to its clock."""
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from simulator.trace import (
-    TraceError,
-    TraceRequest,
-    expand,
-    load_slice,
-    read_trace,
-    reuse_ceiling,
-)
+from router.prompt import Prompt
+from simulator.trace import Trace, TraceRequest, detect_tick, expand
+from simulator.trace_file import SLICES, load_trace
 
 KNOWN_TOKENS = [55451, 47716, 50610, 11019]
 """The first tokens of id 0."""
+KNOWN_NAMES = [16294208416658607535, 10451216379200822465, 10905525725756348110]
+"""Of the first blocks of 64 of id 0."""
+
+BLOCK_SIZES = [1, 16, 32, 64, 128, 256, 512]
 
 
-def line(timestamp: float, input_length: int, hash_ids: list[int], **others: Any) -> str:
-    known = {"timestamp": timestamp, "input_length": input_length, "output_length": 5}
-    return json.dumps(known | {"hash_ids": hash_ids} | others)
+def request(
+    ids: list[int],
+    prompt_tokens: int | None = None,
+    *,
+    arrival_s: float = 0.0,
+    session_id: str | None = None,
+    turn: int = 0,
+    think_s: float | None = None,
+) -> TraceRequest:
+    tokens = 512 * len(ids) if prompt_tokens is None else prompt_tokens
+    hash_ids = np.array(ids, np.uint64)
+    return TraceRequest(arrival_s, tokens, 5, hash_ids, session_id, turn, think_s)
+
+
+def at(*arrivals_s: float) -> Trace:
+    return Trace("t", [request([i], arrival_s=when) for i, when in enumerate(arrivals_s)])
+
+
+def arrivals(trace: Trace) -> list[float]:
+    return [one.arrival_s for one in trace.requests]
 
 
 def test_equal_ids_give_equal_tokens_whatever_stands_around_them() -> None:
@@ -35,73 +50,132 @@ def test_expansion_is_the_same_today_and_tomorrow() -> None:
     assert expand([0], 4).tolist() == KNOWN_TOKENS
     assert expand([0], 512).dtype == np.uint32
     assert expand(list(range(20)), 512 * 20).max() < 1 << 16
+    assert request([0]).block_hashes(64)[:3].tolist() == KNOWN_NAMES
+
+
+@pytest.mark.parametrize("block_size", BLOCK_SIZES)
+def test_a_partial_last_id_has_only_its_full_blocks(block_size: int) -> None:
+    for tokens in (513, 700, 1023, 1024):
+        names = request([3, 4], tokens).block_hashes(block_size)
+        assert len(names) == tokens // block_size
+        whole = request([3, 4]).block_hashes(block_size)
+        assert (names == whole[: len(names)]).all()
+    assert len(request([3], 5).block_hashes(16)) == 0
+
+
+@pytest.mark.parametrize("block_size", [0, -1, 24, 1024])
+def test_a_block_size_that_ids_dont_divide_into_is_refused(block_size: int) -> None:
+    with pytest.raises(ValueError, match="choose a power of 2 up to 512"):
+        request([1]).block_hashes(block_size)
+
+
+@given(
+    st.lists(st.integers(0, (1 << 55) - 1), min_size=1, max_size=40, unique=True),
+    st.sampled_from(BLOCK_SIZES),
+)
+def test_blocks_of_different_text_never_have_one_name(ids: list[int], block_size: int) -> None:
+    names = request(ids).block_hashes(block_size)
+    assert len(set(names.tolist())) == len(names) == len(ids) * 512 // block_size
+
+
+@given(
+    st.lists(st.integers(0, 3), min_size=1, max_size=4),
+    st.lists(st.integers(0, 3), min_size=1, max_size=4),
+    st.integers(1, 512),
+    st.integers(1, 512),
+    st.sampled_from([16, 64, 512]),
+)
+def test_names_agree_exactly_where_tokens_do(
+    one: list[int], other: list[int], one_last: int, other_last: int, block_size: int
+) -> None:
+    a = request(one, 512 * (len(one) - 1) + one_last)
+    b = request(other, 512 * (len(other) - 1) + other_last)
+    by_tokens = [
+        Prompt.from_tokens(prompt.token_ids().tobytes()).prefixes(block_size) for prompt in (a, b)
+    ]
+    by_names = [
+        Prompt.from_hashes(
+            prompt.block_hashes(block_size), block_size, prompt.prompt_tokens
+        ).prefixes(block_size)
+        for prompt in (a, b)
+    ]
+    shared = min(map(len, by_tokens))
+    assert list(map(len, by_names)) == list(map(len, by_tokens))
+    assert (
+        (by_names[0][:shared] == by_names[1][:shared])
+        == (by_tokens[0][:shared] == by_tokens[1][:shared])
+    ).all()
 
 
 def test_a_tick_is_spread_in_order_over_its_length_and_never_past_the_next() -> None:
-    lines = [line(0, 10, [i]) for i in range(4)] + [line(1000, 10, [9]), line(9000, 10, [10])]
-    arrivals = [one.arrival_s for one in read_trace(lines, tick_s=3.0)]
-    assert arrivals == sorted(arrivals)
-    for place, arrival_s in enumerate(arrivals[:4]):
+    trace = at(0, 0, 0, 0, 1, 9)
+    spread = arrivals(trace.spread(3.0))
+    assert spread == sorted(spread)
+    for place, arrival_s in enumerate(spread[:4]):
         assert place / 4 <= arrival_s < (place + 1) / 4  # the next tick is 1 s away
-    assert 1.0 <= arrivals[4] < 4.0
-    assert 9.0 <= arrivals[5] < 12.0
-    assert arrivals == [one.arrival_s for one in read_trace(lines, tick_s=3.0)]
-    assert arrivals != [one.arrival_s for one in read_trace(lines, tick_s=3.0, seed=1)]
+    assert 1.0 <= spread[4] < 4.0
+    assert 9.0 <= spread[5] < 12.0
+    assert spread == arrivals(trace.spread(3.0))
+    assert spread != arrivals(trace.spread(3.0, seed=1))
+    assert arrivals(trace.spread(0.0)) == [0, 0, 0, 0, 1, 9]
 
 
-def test_without_ticks_arrivals_are_the_timestamps_and_compression_divides_them() -> None:
-    lines = [line(0, 10, [1]), "", line(5000, 10, [2])]
-    assert [one.arrival_s for one in read_trace(lines, compression=2.0)] == [0.0, 2.5]
+def test_ticks_are_found_where_stamps_are_shared_and_evenly_apart() -> None:
+    rng = np.random.default_rng(7)
+    poisson = np.cumsum(rng.exponential(0.3, 3000))
+    assert detect_tick(poisson) == 0.0
+    assert detect_tick(np.floor(poisson / 3) * 3) == 3.0
+    jitter = np.floor(poisson / 3) * 3
+    jitter += rng.integers(-1, 2, len(poisson))[np.unique(jitter, return_inverse=True)[1]] / 1e3
+    assert detect_tick(jitter) == pytest.approx(3.0, abs=0.003)
+    assert detect_tick(np.floor(poisson)) == 1.0
+    assert detect_tick(np.round(poisson, 3)) == 0.0
+    assert detect_tick(np.repeat(poisson, 2)) == 0.0  # shared, but no even distances
+    assert detect_tick(np.empty(0)) == detect_tick(np.zeros(9)) == 0.0
 
 
-@pytest.mark.parametrize(
-    ("bad", "message"),
-    [
-        ("{", "line 2: "),
-        ("[]", "line 2: "),
-        (line(0, 0, []), "line 2: .*input_length"),
-        (line(0, 513, [1]), "line 2: input_length 513 needs 2 hash_ids of 512 tokens"),
-        (line(0, 10, [-1]), "line 2: .*hash_ids"),
-        (line(-5, 10, [1]), "line 2: .*timestamp"),
-        ('{"timestamp": 0, "input_length": 3, "hash_ids": [1]}', "line 2: .*output_length"),
-    ],
-)
-def test_a_bad_line_is_named_by_its_number(bad: str, message: str) -> None:
-    with pytest.raises(TraceError, match=message):
-        list(read_trace([line(0, 10, [1]), bad]))
+def test_a_found_tick_is_told() -> None:
+    trace = at(*(3.0 * (i // 3) for i in range(30)))
+    assert trace.spread().tick_s == 3.0
+    assert at(0.1, 0.5, 0.7).spread().tick_s == 0.0
+    assert arrivals(Trace("none", []).spread()) == []
 
 
-def test_time_that_goes_back_is_a_bad_line() -> None:
-    with pytest.raises(TraceError, match="line 2: timestamp 1 is before the last, 2"):
-        list(read_trace([line(2, 10, [1]), line(1, 10, [1])]))
+def test_a_rate_makes_the_whole_clock_faster() -> None:
+    trace = Trace(
+        "t", [request([1], arrival_s=4.0), request([2], arrival_s=8.0, session_id="s", think_s=3.0)]
+    )
+    faster = trace.at_rate(2.0)
+    assert arrivals(faster) == [2.0, 4.0]
+    assert [one.think_s for one in faster.requests] == [None, 1.5]
+    for rate in (0.0, -1.0, float("nan")):
+        with pytest.raises(ValueError, match="more than 0"):
+            trace.at_rate(rate)
 
 
-def test_other_fields_are_ignored_and_an_answer_has_at_least_one_token() -> None:
-    [request] = read_trace([line(0, 3, [1], output_length=0, session_id="s")])
-    assert request.output_tokens == 1
-    assert len(request.token_ids) == 3
+def test_a_window_begins_at_its_start_and_leaves_out_its_end() -> None:
+    assert arrivals(at(0, 5, 6, 10).window(5, 10)) == [0, 1]
+    assert arrivals(at(0, 5).window()) == [0, 5]
+    assert arrivals(at(0, 5).window(6)) == []
 
 
-def request(token_ids: list[int]) -> TraceRequest:
-    return TraceRequest(0.0, np.array(token_ids, np.uint32), 1)
+def test_the_first_turn_in_a_window_waits_for_nobody() -> None:
+    turns = [
+        request(
+            [1], arrival_s=10.0 * turn, session_id="s", turn=turn, think_s=2.0 if turn else None
+        )
+        for turn in range(4)
+    ]
+    cut = Trace("t", turns).window(10).requests
+    assert [one.think_s for one in cut] == [None, 2.0, 2.0]
+    assert [one.turn for one in cut] == [1, 2, 3]
 
 
-def test_the_ceiling_counts_usable_leading_blocks_over_full_ones() -> None:
-    chain = list(range(16))
-    assert reuse_ceiling([], 4) == 0.0
-    assert reuse_ceiling([request([1, 2, 3])], 4) == 0.0
-    # 4 full blocks, then again: 3 usable of 4, since one token must be computed
-    assert reuse_ceiling([request(chain), request(chain)], 4) == 3 / 8
-    # one token more makes the fourth usable
-    assert reuse_ceiling([request(chain), request([*chain, 99])], 4) == 4 / 8
-    # equal blocks behind a different one are not the same prefix
-    assert reuse_ceiling([request(chain), request([99, *chain[1:]])], 4) == 0.0
-
-
-def test_the_slice_that_ships_is_what_its_readme_says() -> None:
-    trace = load_slice()
-    assert len(trace) == 350
-    assert sum(len(one.token_ids) for one in trace) == 3_324_529
-    assert max(len(one.token_ids) for one in trace) == 32_756
-    assert 741.0 <= trace[-1].arrival_s < 744.0
-    assert round(reuse_ceiling(trace, 64), 3) == 0.390
+@pytest.mark.parametrize("name", SLICES)
+def test_in_the_slices_an_id_always_follows_the_same_one(name: str) -> None:
+    """So that equal ids mean equal prefixes, as their READMEs say."""
+    before: dict[int, int] = {}
+    for one in load_trace(name).requests:
+        ids = one.hash_ids.tolist()
+        for earlier, later in zip([-1, *ids], ids, strict=False):
+            assert before.setdefault(later, earlier) == earlier

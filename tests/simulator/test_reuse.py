@@ -1,0 +1,96 @@
+"""The ceiling of reuse, against a cache that remembers every block by its whole prefix."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.prompt import Prompt
+from simulator.reuse import Ceiling, reusable_blocks, reuse_ceiling
+from simulator.trace import TraceRequest
+from simulator.trace_file import load_trace
+
+
+def request(ids: list[int], last_tokens: int = 512) -> TraceRequest:
+    tokens = 512 * (len(ids) - 1) + last_tokens
+    return TraceRequest(0.0, tokens, 1, np.array(ids, np.uint64))
+
+
+def test_the_ceiling_counts_usable_leading_blocks_over_full_ones() -> None:
+    assert reuse_ceiling([], 128) == Ceiling(0.0, 0.0)
+    assert reuse_ceiling([request([1], 100)], 128) == Ceiling(0.0, 0.0)
+    # 4 full blocks, then again: 3 usable of 4, since one token must be computed
+    again = reuse_ceiling([request([1]), request([1])], 128)
+    assert again == Ceiling(3 / 8, 3 * 128 / 1024)
+    # one token more makes the fourth usable
+    assert reuse_ceiling([request([1]), request([1, 2], 1)], 128).blocks == 4 / 8
+    # equal blocks behind a different one are not the same prefix
+    assert reuse_ceiling([request([1, 2]), request([3, 2])], 128).blocks == 0.0
+
+
+def test_requests_that_dont_count_are_remembered() -> None:
+    twice = [request([1], 511), request([1], 511)]
+    assert reuse_ceiling(twice, 128, counted=np.array([False, True])).blocks == 1.0
+    assert reuse_ceiling(twice, 128, counted=np.zeros(2, bool)) == Ceiling(0.0, 0.0)
+
+
+def test_a_block_size_that_ids_dont_divide_into_is_refused() -> None:
+    with pytest.raises(ValueError, match="blocks of 48"):
+        reuse_ceiling([request([1])], 48)
+
+
+def slow(requests: list[TraceRequest], block_size: int) -> list[int]:
+    seen: set[int] = set()
+    found = []
+    for one in requests:
+        names = one.block_hashes(block_size)
+        prefixes = Prompt.from_hashes(names, block_size, one.prompt_tokens).prefixes(block_size)
+        run = 0
+        for prefix in prefixes[: (one.prompt_tokens - 1) // block_size].tolist():
+            if prefix not in seen:
+                break
+            run += 1
+        found.append(run)
+        seen.update(prefixes.tolist())
+    return found
+
+
+@given(
+    st.lists(
+        st.tuples(st.lists(st.integers(0, 2), min_size=1, max_size=4), st.integers(1, 512)),
+        max_size=12,
+    ),
+    st.sampled_from([16, 64, 128, 512]),
+)
+def test_it_finds_what_a_cache_of_every_block_would(
+    prompts: list[tuple[list[int], int]], block_size: int
+) -> None:
+    requests = [request(ids, last_tokens) for ids, last_tokens in prompts]
+    assert reusable_blocks(requests, block_size).tolist() == slow(requests, block_size)
+
+
+@pytest.mark.parametrize(
+    ("name", "requests", "prompt_tokens", "largest", "last_s", "tick_s", "ceiling"),
+    [
+        ("conversation", 350, 3_324_529, 32_756, 741, 3.0, 0.390),
+        ("synthetic", 667, 10_078_511, 134_773, 1014, 0.0, 0.663),
+        ("agentic", 244, 17_380_297, 303_560, 1369, 0.0, 0.909),
+    ],
+)
+def test_the_slices_are_what_their_readme_says(
+    name: str,
+    requests: int,
+    prompt_tokens: int,
+    largest: int,
+    last_s: float,
+    tick_s: float,
+    ceiling: float,
+) -> None:
+    trace = load_trace(name).spread()
+    assert len(trace.requests) == requests
+    assert sum(one.prompt_tokens for one in trace.requests) == prompt_tokens
+    assert max(one.prompt_tokens for one in trace.requests) == largest
+    assert trace.requests[-1].arrival_s == pytest.approx(last_s, abs=max(0.5, tick_s))
+    assert trace.tick_s == pytest.approx(tick_s)
+    assert round(reuse_ceiling(trace.requests, 64).blocks, 3) == ceiling
+    assert trace.is_closed_loop == (name == "agentic")
