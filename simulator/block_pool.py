@@ -20,7 +20,7 @@ One difference: vLLM sets one block aside as a null block, so its 64 blocks are 
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable, KeysView, Sequence
+from collections.abc import Collection, KeysView, Sequence
 from dataclasses import dataclass
 
 from typing_extensions import override
@@ -50,9 +50,9 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """One physical copy of a block was evicted."""
+    """One physical copy of each of these blocks was evicted, in this order."""
 
-    block_hash: int
+    hashes: tuple[int, ...]
     tier: Tier = Tier.DEVICE
     dp_rank: int = 0
 
@@ -79,8 +79,10 @@ class BlockPool:
         """block -> requests that count on it"""
         self._content: list[int | None] = [None] * block_count
         """block -> hash of its content"""
-        self._copies: dict[int, dict[BlockId, None]] = {}
-        """hash -> its physical copies, oldest first; never empty"""
+        self._block_of: dict[int, BlockId] = {}
+        """hash -> the oldest of its physical copies"""
+        self._further: dict[int, list[BlockId]] = {}
+        """hash -> its other copies, oldest first; never empty"""
         self._idle: OrderedDict[BlockId, None] = OrderedDict.fromkeys(range(block_count))
         """blocks nobody uses, in the order in which they will be taken"""
         self._events: list[PoolEvent] = []
@@ -113,11 +115,11 @@ class BlockPool:
 
     def contents(self) -> KeysView[int]:
         """The hashes that can be found."""
-        return self._copies.keys()
+        return self._block_of.keys()
 
     def copies(self, block_hash: int) -> int:
         """Physical copies of a content."""
-        return len(self._copies.get(block_hash, ()))
+        return (block_hash in self._block_of) + len(self._further.get(block_hash, ()))
 
     def find_prefix(self, hashes: Sequence[int], token_count: int) -> list[BlockId]:
         """The blocks to reuse for a sequence: its longest cached run of leading blocks.
@@ -125,42 +127,60 @@ class BlockPool:
         At most (token_count - 1) // block_size of them, so that one token is left to compute.
         Takes nothing: `take` does.
         """
+        block_of = self._block_of
         found: list[BlockId] = []
         for block_hash in hashes[: max(0, token_count - 1) // self.block_size]:
-            copies = self._copies.get(block_hash)
-            if copies is None:
+            block = block_of.get(block_hash)
+            if block is None:
                 break
-            found.append(next(iter(copies)))
+            found.append(block)
         return found
 
-    def fits(self, reused: Iterable[BlockId], new_count: int) -> bool:
+    def fits(self, reused: Collection[BlockId], new_count: int) -> bool:
         """Whether `new_count` blocks are left once `reused` ones are out of the queue."""
-        return new_count <= len(self._idle) - sum(not self._users[block] for block in reused)
+        users = self._users
+        return new_count <= len(self._idle) - sum(not users[block] for block in reused)
 
-    def take(self, reused: Sequence[BlockId], new_count: int) -> list[BlockId] | None:
+    def take(self, reused: Collection[BlockId], new_count: int) -> list[BlockId] | None:
         """Counts a new user on `reused` blocks and takes `new_count` fresh ones; returns the fresh.
 
         None, and nothing changed, when there are not enough. Evicts the contents of what it takes.
         """
         if not self.fits(reused, new_count):
             return None
+        users, idle = self._users, self._idle
         for block in reused:
-            if not self._users[block]:
-                del self._idle[block]
-            self._users[block] += 1
-        fresh = [self._idle.popitem(last=False)[0] for _ in range(new_count)]
+            if not users[block]:
+                del idle[block]
+            users[block] += 1
+        fresh = [idle.popitem(last=False)[0] for _ in range(new_count)]
+        content, block_of, further = self._content, self._block_of, self._further
+        evicted = []
         for block in fresh:
-            self._users[block] = 1
-            self._evict(block)
+            users[block] = 1
+            block_hash = content[block]
+            if block_hash is not None:
+                content[block] = None
+                evicted.append(block_hash)
+                if block_hash in further:
+                    self._forget_copy(block_hash, block)
+                else:
+                    del block_of[block_hash]
+        if evicted:
+            self._events.append(Removed(tuple(evicted)))
         return fresh
 
     def store(self, blocks: Sequence[BlockId], told: Stored) -> None:
         """Gives `blocks` their content, `told.hashes` one by one, and tells it."""
+        users, content, block_of = self._users, self._content, self._block_of
         for block, block_hash in zip(blocks, told.hashes, strict=True):
-            if self._content[block] is not None or not self._users[block]:
+            if content[block] is not None or not users[block]:
                 raise ValueError(f"block {block} has content already, or no user")
-            self._content[block] = block_hash
-            self._copies.setdefault(block_hash, {})[block] = None
+            content[block] = block_hash
+            if block_hash in block_of:
+                self._further.setdefault(block_hash, []).append(block)
+            else:
+                block_of[block_hash] = block
         self._events.append(told)
 
     def release(self, blocks: Sequence[BlockId]) -> None:
@@ -169,21 +189,24 @@ class BlockPool:
         Tails join the queue before roots, so that a chain is evicted from its end. Blocks without
         content, such as a half-filled last one, go to the front: taking them again costs nobody.
         """
+        users, content, idle = self._users, self._content, self._idle
         for block in reversed(blocks):
-            if not self._users[block]:
+            left = users[block] - 1
+            if left < 0:
                 raise ValueError(f"block {block} has no user")
-            self._users[block] -= 1
-            if not self._users[block]:
-                self._idle[block] = None
-                if self._content[block] is None:
-                    self._idle.move_to_end(block, last=False)
+            users[block] = left
+            if not left:
+                idle[block] = None
+                if content[block] is None:
+                    idle.move_to_end(block, last=False)
 
     def reset(self) -> bool:
         """Forgets all contents; False, and nothing changed, while any block is in use."""
         if self.in_use_count:
             return False
         self._content = [None] * self.block_count
-        self._copies.clear()
+        self._block_of.clear()
+        self._further.clear()
         self._events.append(Cleared())
         return True
 
@@ -192,13 +215,12 @@ class BlockPool:
         events, self._events = self._events, []
         return events
 
-    def _evict(self, block: BlockId) -> None:
-        block_hash = self._content[block]
-        if block_hash is None:
-            return
-        self._content[block] = None
-        copies = self._copies[block_hash]
-        del copies[block]
-        if not copies:
-            del self._copies[block_hash]
-        self._events.append(Removed(block_hash))
+    def _forget_copy(self, block_hash: int, block: BlockId) -> None:
+        """Of a content that has several."""
+        others = self._further[block_hash]
+        if self._block_of[block_hash] == block:
+            self._block_of[block_hash] = others.pop(0)
+        else:
+            others.remove(block)
+        if not others:
+            del self._further[block_hash]

@@ -55,7 +55,8 @@ def encode_batch(
     unix_s: float, events: Iterable[PoolEvent], block_size: int, dp_rank: int = 0
 ) -> bytes:
     """The payload of one message: all events of one step, in order."""
-    return _encoder.encode(_Batch(unix_s, [_event(one, block_size) for one in events], dp_rank))
+    told = [one for event in events for one in _told(event, block_size)]
+    return _encoder.encode(_Batch(unix_s, told, dp_rank))
 
 
 def encode_sequence(sequence: int) -> bytes:
@@ -63,10 +64,13 @@ def encode_sequence(sequence: int) -> bytes:
     return sequence.to_bytes(8, "big")
 
 
-def _event(event: PoolEvent, block_size: int) -> _BlockStored | _BlockRemoved | _AllBlocksCleared:
+_Event = _BlockStored | _BlockRemoved | _AllBlocksCleared
+
+
+def _told(event: PoolEvent, block_size: int) -> list[_Event]:
     match event:
         case Stored():
-            return _BlockStored(
+            stored = _BlockStored(
                 block_hashes=event.hashes,
                 parent_block_hash=event.parent,
                 token_ids=event.token_ids,
@@ -79,9 +83,10 @@ def _event(event: PoolEvent, block_size: int) -> _BlockStored | _BlockRemoved | 
                 kv_cache_spec_kind="full_attention",
                 session_id=event.session_id,
             )
-        case Removed():
-            return _BlockRemoved(block_hashes=(event.block_hash,), medium=MEDIUM, group_idx=0)
+            return [stored]
+        case Removed():  # each block in an event of its own
+            return [_BlockRemoved((one,), medium=MEDIUM, group_idx=0) for one in event.hashes]
         case Cleared():
-            return _AllBlocksCleared()
+            return [_AllBlocksCleared()]
         case _:
             assert_never(event)

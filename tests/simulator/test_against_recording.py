@@ -47,11 +47,11 @@ def test_every_event_of_a_recorded_engine_comes_in_the_same_batch_and_order() ->
         batches = []
         while step := scheduler.begin_step(0.0):
             if events := scheduler.end_step(step.end_s).events:
-                batches.append([_plain(event, names) for event in events])
+                batches.append([one for event in events for one in _plain(event, names)])
         assert batches == request["batches"], request["label"]
 
 
-def _plain(event: PoolEvent, names: dict[int, int]) -> dict[str, Any]:
+def _plain(event: PoolEvent, names: dict[int, int]) -> list[dict[str, Any]]:
     match event:
         case Stored():
             told: dict[str, Any] = {
@@ -60,8 +60,8 @@ def _plain(event: PoolEvent, names: dict[int, int]) -> dict[str, Any]:
                 "token_ids": list(event.token_ids),
                 "extra_keys": [keys and list(keys) for keys in event.extra_keys],
             }
-            return told | ({"session_id": event.session_id} if event.session_id else {})
+            return [told | ({"session_id": event.session_id} if event.session_id else {})]
         case Removed():
-            return {"removed": [names[event.block_hash]]}
+            return [{"removed": [names[one]]} for one in event.hashes]
         case Cleared():
-            return {"cleared": True}
+            return [{"cleared": True}]

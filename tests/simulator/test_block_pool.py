@@ -29,7 +29,7 @@ def fill(pool: BlockPool, hashes: list[int]) -> list[BlockId]:
 
 
 def removed(events: list[PoolEvent]) -> list[int]:
-    return [event.block_hash for event in events if isinstance(event, Removed)]
+    return [one for event in events if isinstance(event, Removed) for one in event.hashes]
 
 
 def test_a_fully_cached_prompt_leaves_one_token_to_compute() -> None:
@@ -169,7 +169,7 @@ class PoolLaws(RuleBasedStateMachine):
                 case Stored():
                     self.heard.update(event.hashes)
                 case Removed():
-                    self.heard[event.block_hash] -= 1
+                    self.heard.subtract(event.hashes)
                 case Cleared():
                     self.heard.clear()
         for block_hash in range(40):

@@ -68,7 +68,7 @@ def _event(told: dict[str, Any]) -> PoolEvent:
                 session_id=told.get("session_id"),
             )
         case "BlockRemoved":
-            return Removed(told["block_hashes"][0])
+            return Removed(tuple(told["block_hashes"]))
         case _:
             return Cleared()
 
@@ -96,3 +96,8 @@ def test_a_lora_is_told_by_number_and_name_and_in_every_blocks_keys() -> None:
 def test_sequence_numbers_are_eight_bytes_big_endian() -> None:
     assert encode_sequence(258) == bytes([0, 0, 0, 0, 0, 0, 1, 2])
     assert END_OF_REPLAY == b"\xff" * 8
+
+
+def test_each_evicted_block_is_told_in_an_event_of_its_own() -> None:
+    _, events, _ = msgspec.msgpack.decode(encode_batch(0.0, [Removed((1, 2))], 1))
+    assert [event["block_hashes"] for event in events] == [[1], [2]]

@@ -246,7 +246,8 @@ class _Life:
                     for one in event.hashes:
                         self.copies[one] = self.copies.get(one, 0) + 1
                 case Removed():
-                    self.copies[event.block_hash] -= 1
+                    for one in event.hashes:
+                        self.copies[one] -= 1
                 case _:
                     raise AssertionError(event)
 
