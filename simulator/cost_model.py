@@ -4,7 +4,7 @@ Two models of a step, with one face:
 
 - `LinearCost`, ours: linear in the work of a step; attention makes a prompt quadratic through the
   number of its pairs, which is the same whole or in chunks. Its prices come from a roofline
-  (simulator/profiles.py) or from measurements (simulator/calibration.py).
+  (simulator/profile.py) or from measurements (simulator/calibration.py).
 - `PolynomialCost`: quadratic in a step's prompt tokens, and in the share of the cache that decoding
   requests attend to; NVIDIA Dynamo's mock engine is priced so.
 
