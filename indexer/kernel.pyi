@@ -65,3 +65,6 @@ class BlockUsers:
 
     def close(self, prefixes: HashArray) -> None:
         """One user less of each; all of them must have been opened."""
+
+    def leading(self, prefixes: HashArray) -> int:
+        """How many blocks of a chain have users, from its first on."""

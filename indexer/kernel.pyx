@@ -53,6 +53,7 @@ cdef extern from "native/block_users.h" nogil:
         uint64_t used
     int users_open(Users *, const uint64_t *, size_t)
     void users_close(Users *, const uint64_t *, size_t)
+    uint64_t users_leading(const Users *, const uint64_t *, size_t)
 
 DEF TIERS = 3
 DEF LEVELS = 5
@@ -343,3 +344,9 @@ cdef class BlockUsers:
         """One user less of each; all of them must have been opened."""
         if prefixes.shape[0] and self._users.used:
             users_close(&self._users, &prefixes[0], prefixes.shape[0])
+
+    def leading(self, const uint64_t[::1] prefixes not None):
+        """How many blocks of a chain have users, from its first on."""
+        if not prefixes.shape[0]:
+            return 0
+        return users_leading(&self._users, &prefixes[0], prefixes.shape[0])

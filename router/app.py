@@ -32,7 +32,6 @@ from router.core import RouterCore
 from router.http import MetricsServer
 from router.metrics import BrokerCollector, Metrics, RelayCollector, RouterCollector
 from router.nats_child import NatsChild, NatsChildError
-from router.policies import POLICIES
 from router.refusals import Reason, Refusal
 from router.server import ControlDesk, FleetService, GrpcServer, RouterService
 from router.warnings import WarningLog
@@ -52,11 +51,6 @@ class RouterApp:
 
     def __init__(self, config: ServeConfig, *, clock: Callable[[], float] = unix_now) -> None:
         """Raises ConfigError for what only this process can find wrong."""
-        if config.routing.policy not in POLICIES:
-            raise ConfigError(
-                f"unknown policy {config.routing.policy!r} at `$.routing.policy`;"
-                f" there are {', '.join(POLICIES)}"
-            )
         for worker in config.workers:
             check_engine(worker)
         if config.nats.url is not None:

@@ -6,13 +6,19 @@ that its worker was judged by.
 
 from collections.abc import Sequence
 from math import isnan
-from typing import NamedTuple, TypeAlias, cast
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
 from typing_extensions import override
+from xxhash import xxh3_64_intdigest
 
 from indexer.identity import WorkerKey
+
+if TYPE_CHECKING:  # they are made of columns themselves
+    from router.decision import Request
+    from router.further import Further
+    from router.pools import Pool
 
 Column: TypeAlias = npt.NDArray[np.float64]
 
@@ -44,7 +50,8 @@ class Candidates:
     """Live workers of a pool, row by row; excluded ones too, since means go over all."""
 
     __slots__ = (
-        "_columns", "_table", "excluded", "new_tokens", "overlap_tokens", "prompt_tokens", "workers"
+        "_columns", "_further", "_pool", "_table", "_tokens", "excluded", "new_tokens", "now_s",
+        "overlap_tokens", "prompt_tokens", "request", "workers",
     )  # fmt: skip
 
     def __init__(
@@ -54,8 +61,16 @@ class Candidates:
         overlap_tokens: Column,
         excluded: Sequence[str],
         table: npt.NDArray[np.float64],
+        request: "Request",
+        tokens: npt.NDArray[np.int32],
+        pool: "Pool",
+        further: "Further",
+        now_s: float,
     ) -> None:
-        """table: shape (len(COLUMNS), rows); nobody may change it afterwards."""
+        """table: shape (len(COLUMNS), rows); nobody may change it afterwards.
+
+        tokens: shape (fields of Overlap, rows), before any trust.
+        """
         self.workers = workers
         self.prompt_tokens = prompt_tokens
         """At least 1."""
@@ -63,7 +78,14 @@ class Candidates:
         """Usable: what the engine will reuse of the prompt, times trust."""
         self.new_tokens = prompt_tokens - overlap_tokens
         self.excluded = excluded
-        """Why a row can't be picked; empty when it can."""
+        """Why a row can't be picked; empty when it can, unless it is full."""
+        self.request = request
+        """What was asked: prompt, session_id, tenant, expected_output_tokens and so on."""
+        self.now_s = now_s
+        """Unix time."""
+        self._tokens = tokens
+        self._pool = pool
+        self._further = further
         self._table = table
         self._columns = cast("Sequence[Column]", table)  # a matrix is the sequence of its rows
 
@@ -152,6 +174,77 @@ class Candidates:
     def load_unknown(self) -> Column:
         """1 where load is 0 because total_blocks is unknown, else 0."""
         return self._columns[14]
+
+    # Most policies don't read what follows; it is made when asked for.
+
+    @property
+    def can_take(self) -> npt.NDArray[np.bool_]:
+        """True where a row can be picked: neither excluded nor full."""
+        can: npt.NDArray[np.bool_] = self.full == 0
+        if any(self.excluded):
+            can &= np.array([not reason for reason in self.excluded], np.bool_)
+        return can
+
+    @property
+    def device_tokens(self) -> Column:
+        """Of overlap_tokens: on the device, or predicted to be."""
+        return self._trusted(self._tokens[2] + self._tokens[5])
+
+    @property
+    def host_tokens(self) -> Column:
+        """Of overlap_tokens: on the host and not on the device."""
+        return self._trusted(self._tokens[3])
+
+    @property
+    def disk_tokens(self) -> Column:
+        """Of overlap_tokens: on disk alone."""
+        return self._trusted(self._tokens[4])
+
+    @property
+    def block_tokens(self) -> Column:
+        """block_size, and 1 where a worker has not told its own: a divisor."""
+        return np.maximum(self.block_size, 1.0)
+
+    @property
+    def prompt_blocks(self) -> Column:
+        """Blocks that the prompt fills, the last one perhaps in part."""
+        return np.ceil(self.prompt_tokens / self.block_tokens)
+
+    @property
+    def new_blocks(self) -> Column:
+        """Of prompt_blocks: those that no open request of ours on that worker uses already."""
+        return self.prompt_blocks - self._further.blocks_in_use(self._pool, self.request.prompt)
+
+    @property
+    def free_blocks(self) -> Column:
+        """total_blocks - active_blocks; inf where the total is unknown."""
+        return np.where(np.isnan(self.total_blocks), np.inf, self.total_blocks - self.active_blocks)
+
+    @property
+    def name_hashes(self) -> npt.NDArray[np.uint64]:
+        """Of each worker's id and rank; the same in every process."""
+        return self._pool.name_hashes
+
+    @property
+    def affinity_key(self) -> int:
+        """64 bits that requests which belong together share.
+
+        By session_id; without one by the prompt's first block, or all of a prompt that fills none.
+        """
+        if self.request.session_id:
+            return xxh3_64_intdigest(self.request.session_id.encode())
+        sizes = [size for size in self._pool.block_sizes if size]
+        first = self.request.prompt.prefixes(min(sizes, default=0))[:1]
+        return int(first[0]) if len(first) else self.request.prompt.fingerprint() & (1 << 64) - 1
+
+    def _trusted(self, tokens: npt.NDArray[np.int32]) -> Column:
+        counted: Column = self.trust * tokens
+        return counted
+
+    def mean_distance(self, targets: npt.NDArray[np.bool_]) -> Column:
+        """From each worker to those where targets is True, on average: 0 the same host, 1 the same
+        rack, 2 the same cluster, 3 beyond or unknown; 0 without targets."""
+        return self._further.mean_distance(self._pool, targets)
 
 
 def shares(

@@ -96,7 +96,7 @@ def _option(key: Key) -> Callable[[Command], Command]:
 
 def _is_scalar(hint: Any) -> bool:
     options = [hint, *get_args(hint)]
-    return not any(get_origin(one) is tuple or one is tuple for one in options)
+    return not any((get_origin(one) or one) in (tuple, dict) for one in options)
 
 
 def _load(config: type[Config], file: Path | None, given: dict[str, Any]) -> Config:

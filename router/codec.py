@@ -98,6 +98,8 @@ def read_request(message: router_pb2.RouteRequest, core: RouterCore) -> Request:
             message.expected_output_tokens if message.HasField("expected_output_tokens") else None
         ),
         policy=message.policy,
+        tenant=message.tenant,
+        session_id=message.session_id,
         required_labels=dict(message.required_labels),
         allowed_workers=frozenset(message.allowed_worker_ids),
         excluded_workers=frozenset(message.excluded_worker_ids),

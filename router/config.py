@@ -106,6 +106,13 @@ class RoutingSettings(Settings, frozen=True):
         float,
         Meta(ge=0, description="the same for workers whose events tell nothing, or not all"),
     ] = 120.0
+    parameters: Annotated[
+        dict[str, dict[str, float]],
+        Meta(description="numbers of policies, by policy and name: see `kvroute policies`"),
+    ] = msgspec.field(default_factory=dict)
+    host_label: Annotated[str, Meta(description="label that names a worker's host")] = "host"
+    rack_label: Annotated[str, Meta(description="label that names its rack")] = "rack"
+    cluster_label: Annotated[str, Meta(description="label that names its cluster")] = "cluster"
 
 
 class IndexSettings(Settings, frozen=True):

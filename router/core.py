@@ -35,15 +35,17 @@ from router.decision import (
     Request,
 )
 from router.eligibility import DRAINED, TOO_LONG, exclusions, takes_all, too_long
+from router.further import Further
 from router.load import WorkerLoad
 from router.models import Models
-from router.policies import POLICIES
+from router.policies.configured import configured
 from router.policies.policy import Policy, Scores
 from router.pools import Pool, Pools, heartbeat_of
 from router.prompt import Prompt
 from router.refusals import Reason, Refusal
 from router.reservations import Ending, Reservation, Reservations
 from router.self_check import SelfCheck
+from router.topology import PlaceLabels
 from router.warnings import FleetWatch, WorkerWarning
 
 DRAINED_MAX = 10_000
@@ -87,6 +89,10 @@ class RouterCore:
         """Worker ids that get nothing new."""
         self.models = Models(models, model_memory_s)
         self.pools = Pools(view, self.models, self.load_of)
+        self.policies = configured(routing)
+        """By name, with their parameters."""
+        labels = PlaceLabels(routing.host_label, routing.rack_label, routing.cluster_label)
+        self.further = Further(self.load_of, labels)
         self._tombstone_s = tombstone_s
         self._rng = rng
         self._picks = 0
@@ -146,9 +152,9 @@ class RouterCore:
         eligible: Sequence[str] = pool.all_eligible
         if not takes_all(request, output_tokens, pool, bool(self.drained)):
             eligible = exclusions(request, output_tokens, pool, self.drained)
-        rows = self._rows(request, pool, overlaps, eligible)
+        rows = self._rows(request, pool, overlaps, eligible, now_s)
         scores = policy.score(rows) if len(pool) else Scores(np.zeros(0))
-        excluded, order, tied = self._order(rows, scores.costs)
+        excluded, order, tied = self._order(rows, scores)
         mark("cost")
         return Decision(
             request,
@@ -273,10 +279,9 @@ class RouterCore:
                 Reason.POLICY_NOT_ALLOWED,
                 "requests may not choose a policy here (routing.policy_per_request)",
             )
-        if (policy := POLICIES.get(name)) is None:
-            raise Refusal(
-                Reason.UNKNOWN_POLICY, f"unknown policy {name!r}; there are {', '.join(POLICIES)}"
-            )
+        if (policy := self.policies.get(name)) is None:
+            known = ", ".join(self.policies)
+            raise Refusal(Reason.UNKNOWN_POLICY, f"unknown policy {name!r}; there are {known}")
         return policy
 
     def _overlaps(self, prompt: Prompt, pool: Pool) -> npt.NDArray[np.int32]:
@@ -307,6 +312,7 @@ class RouterCore:
         pool: Pool,
         overlaps: npt.NDArray[np.int32],
         excluded: Sequence[str],
+        now_s: float,
     ) -> Candidates:
         table = self.pools.table(pool)
         trust = table[COLUMNS.index("trust")]
@@ -316,6 +322,11 @@ class RouterCore:
             overlap_tokens=trust * overlaps[1],
             excluded=excluded,
             table=table,
+            request=request,
+            tokens=overlaps,
+            pool=pool,
+            further=self.further,
+            now_s=now_s,
         )
 
     def _output_tokens(self, request: Request) -> int:
@@ -323,12 +334,11 @@ class RouterCore:
         told = request.expected_output_tokens
         return min(self.routing.expected_output_tokens if told is None else told, OUTPUT_TOKENS_MAX)
 
-    def _order(
-        self, rows: Candidates, costs: npt.NDArray[np.float64]
-    ) -> tuple[Sequence[str], list[int], int]:
+    def _order(self, rows: Candidates, scores: Scores) -> tuple[Sequence[str], list[int], int]:
         """Why rows can't be picked; the pick and the rows next to it, cheapest first; how many tie.
 
         Rows that tie take turns from a random one on, so that no second choice is everybody's.
+        Where the policy gives chances, the pick is drawn by them.
         """
         excluded, can = rows.excluded, None
         if self.pools.any_full or any(excluded):
@@ -338,14 +348,22 @@ class RouterCore:
             ]
             can = np.array([not reason for reason in excluded], np.bool_)
         wanted = 1 + max(1, self.routing.alternatives)  # receipts name the runner-up
-        tied, following, bad = cheapest(costs, can, wanted)
+        tied, following, bad = cheapest(scores.costs, can, wanted)
         if bad:
             excluded = list(excluded)
             for row in bad:
                 excluded[row] = excluded[row] or "cost is not a number"
         first = self._rng.randrange(len(tied)) if len(tied) > 1 else 0
         order = [*tied[first:], *tied[:first], *following][:wanted]
+        if scores.chances is not None and len(order) > 1:
+            drawn = self._drawn(scores.chances, excluded)
+            order = [drawn, *(row for row in order if row != drawn)][:wanted]
         return excluded, order, len(tied)
+
+    def _drawn(self, chances: npt.NDArray[np.float64], excluded: Sequence[str]) -> int:
+        """A row that can be picked, at random by chances, of which one at least is above 0."""
+        can = [row for row, reason in enumerate(excluded) if not reason]
+        return self._rng.choices(can, chances[can].tolist())[0]
 
     def refuse(self, decision: Decision) -> Refusal:
         """Why nobody in a pool can be picked."""

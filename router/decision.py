@@ -34,6 +34,8 @@ class Request:
     role: Role = Role.BOTH
     expected_output_tokens: int | None = None
     policy: str = ""
+    tenant: str = ""
+    session_id: str = ""
     required_labels: Mapping[str, str] = field(default_factory=dict)
     allowed_workers: frozenset[str] = frozenset()
     excluded_workers: frozenset[str] = frozenset()

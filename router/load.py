@@ -59,6 +59,10 @@ class WorkerLoad:
         self.prefill_tokens += new_tokens
         self._remember(now_s)
 
+    def in_use(self, prefixes: HashArray) -> int:
+        """How many blocks of a prompt our open reservations use already, from its first on."""
+        return self._users.leading(prefixes)
+
     def prefill_done(self, new_tokens: int) -> None:
         """A reservation's prompt is computed."""
         self.prefill_tokens -= new_tokens

@@ -7,13 +7,14 @@ object a worker.
 Law: after `refresh`, the columns say what view and loads say.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from math import inf, nan
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from xxhash import xxh3_64_intdigest
 
 from events.facts import Heartbeat
 from events.stream import StreamState
@@ -51,6 +52,8 @@ class Pool:
     """The least max_model_len, tokens; inf: nobody has one."""
     all_eligible: tuple[str, ...]
     """No reason against any of them."""
+    name_hashes: npt.NDArray[np.uint64]
+    """Of each worker's id and rank."""
 
     @classmethod
     def of(cls, sources: Collection[Source]) -> "Pool":
@@ -66,6 +69,10 @@ class Pool:
             roles=frozenset(one.role for one in heartbeats),
             shortest_len=min((one.max_model_len or inf for one in heartbeats), default=inf),
             all_eligible=("",) * len(sources),
+            name_hashes=np.array(
+                [xxh3_64_intdigest(one.key.worker_id.encode(), one.key.dp_rank) for one in sources],
+                np.uint64,
+            ),
         )
 
     def __len__(self) -> int:
@@ -82,6 +89,7 @@ class _Identity(NamedTuple):
     block_size: int
     role: str
     max_model_len: int
+    labels: Mapping[str, str]
 
     @classmethod
     def of(cls, slot: int, heartbeat: Heartbeat) -> "_Identity":
@@ -93,6 +101,7 @@ class _Identity(NamedTuple):
             heartbeat.block_size,
             heartbeat.role,
             heartbeat.max_model_len,
+            heartbeat.labels,
         )
 
 

@@ -77,4 +77,16 @@ static void users_close(BlockUsers *u, const uint64_t *keys, size_t count) {
         users_resize(u, u->capacity / 4 > SMALLEST_USERS ? u->capacity / 4 : SMALLEST_USERS);
 }
 
+/* How many blocks of a chain are used, from its first on. Whoever uses a block uses those before it,
+ * so the used ones of a chain come first, and halving finds where they end. */
+static uint64_t users_leading(const BlockUsers *u, const uint64_t *keys, size_t count) {
+    size_t low = 0, high = u->used ? count : 0;
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+        if (use_find(u, keys[middle])->users) low = middle + 1;
+        else high = middle;
+    }
+    return low;
+}
+
 #endif

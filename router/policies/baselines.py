@@ -3,17 +3,17 @@
 import numpy as np
 
 from router.candidates import Candidates
-from router.policies.policy import Policy, Scores
+from router.policies.policy import Parameters, Policy, Scores
 
 
-def least_loaded(rows: Candidates) -> Scores:
+def least_loaded(rows: Candidates, _: Parameters) -> Scores:
     """cost = active_slots + load / (1 + load): fewest requests, then the smallest load."""
     slots = rows.active_slots
     load = rows.load
     return Scores(slots + load / (1 + load), {"active_slots": slots, "load": load})
 
 
-def round_robin(rows: Candidates) -> Scores:
+def round_robin(rows: Candidates, _: Parameters) -> Scores:
     """cost = ordinal of the worker's last pick: whose turn is longest ago is next.
 
     Works without a list to keep in step: workers come and go, and the turns go on.
@@ -21,7 +21,7 @@ def round_robin(rows: Candidates) -> Scores:
     return Scores(rows.last_picked, {"last_picked": rows.last_picked})
 
 
-def random(rows: Candidates) -> Scores:
+def random(rows: Candidates, _: Parameters) -> Scores:
     """cost = 0: all tie, and ties are broken at random."""
     return Scores(np.zeros(len(rows)))
 
@@ -30,14 +30,14 @@ LEAST_LOADED = Policy(
     "least-loaded",
     "fewest requests running, waiting or under way; blind to caches",
     "active_slots + load / (1 + load)",
-    {},
+    Parameters(),
     least_loaded,
 )
 ROUND_ROBIN = Policy(
     "round-robin",
     "the worker whose turn is longest ago; blind to caches and load",
     "last_picked",
-    {},
+    Parameters(),
     round_robin,
 )
-RANDOM = Policy("random", "any worker; blind to caches and load", "0", {}, random)
+RANDOM = Policy("random", "any worker; blind to caches and load", "0", Parameters(), random)

@@ -1,17 +1,25 @@
 """The cost function of NVIDIA Dynamo's first Python router."""
 
+from typing import Annotated
+
 import numpy as np
+from msgspec import Meta
 
 from router.candidates import Candidates
-from router.policies.policy import Policy, Scores
-
-OVERLAP_WEIGHT = 2.0
+from router.policies.policy import Parameters, Policy, Scores
 
 
-def score(rows: Candidates) -> Scores:
+class LogitParameters(Parameters, frozen=True):
+    """The one weight."""
+
+    overlap_weight: Annotated[float, Meta(ge=0, description="of the prompt's cached share")] = 2.0
+
+
+def score(rows: Candidates, parameters: LogitParameters) -> Scores:
     """Twice the cached share of the prompt, less cache usage, less the share of the longest queue.
 
-        logit = 2 * overlap_tokens / prompt_tokens - cache_usage - waiting / max(waiting)
+        logit = overlap_weight (2) * overlap_tokens / prompt_tokens
+                - cache_usage - waiting / max(waiting)
         cost  = -logit
 
         cache_usage = active_blocks / total_blocks          (0 where the total is unknown)
@@ -31,7 +39,7 @@ def score(rows: Candidates) -> Scores:
     longest = float(waiting.max())
     queue_share = waiting / longest if longest > 0 else np.zeros(len(rows))
     return Scores(
-        costs=-(OVERLAP_WEIGHT * overlap_share - usage - queue_share),
+        costs=-(parameters.overlap_weight * overlap_share - usage - queue_share),
         row_terms={
             "overlap_share": overlap_share,
             "cache_usage": usage,
@@ -46,6 +54,6 @@ DYNAMO_LOGIT = Policy(
     name="dynamo-logit",
     summary="cached share against cache usage and queue; Dynamo's first Python router",
     formula="-(overlap_weight * overlap_share - cache_usage - queue_share)",
-    parameters={"overlap_weight": OVERLAP_WEIGHT},
-    score=score,
+    settings=LogitParameters(),
+    function=score,
 )

@@ -2,8 +2,15 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
 
 from router.candidates import Candidates, Column
+
+
+class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The numbers of a policy that an operator may change: each with its range and meaning."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +23,9 @@ class Scores:
     """What the cost of a row is made of, for receipts."""
     shared_terms: Mapping[str, float] = field(default_factory=dict)
     """What is the same for all rows, such as the mean load."""
+    chances: Column | None = None
+    """One a row, at least 0, and above it for a row that can be picked: by these the pick is drawn,
+    whatever the costs say. None: the lowest cost is picked."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -25,6 +35,15 @@ class Policy:
     name: str
     summary: str
     formula: str
-    parameters: Mapping[str, float]
-    score: Callable[[Candidates], Scores]
-    """Pure: no clock, no randomness. Gets at least one row."""
+    settings: Parameters
+    function: Callable[[Candidates, Any], Scores]
+    """Pure: no clock, no randomness. Gets at least one row, and the settings."""
+
+    @property
+    def parameters(self) -> Mapping[str, float]:
+        """The constants of the formula."""
+        return msgspec.structs.asdict(self.settings)
+
+    def score(self, rows: Candidates) -> Scores:
+        """Costs of at least one row."""
+        return self.function(rows, self.settings)

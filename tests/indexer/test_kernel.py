@@ -366,6 +366,20 @@ def test_users_of_blocks_are_counted_block_by_block() -> None:
     assert len(users) == 0
 
 
+def test_the_used_blocks_of_a_chain_are_counted_from_its_first_on() -> None:
+    users = kernel.BlockUsers()
+    chain = keys(1000)
+    assert users.leading(chain) == users.leading(chain[:0]) == 0
+    for longest in (1, 7, 512, 999, 1000):
+        users.open(chain[:longest])
+        assert [users.leading(chain[:asked]) for asked in (0, 1, 8, 600, 1000)] == [
+            min(asked, longest) for asked in (0, 1, 8, 600, 1000)
+        ]
+    for longest in (1000, 999):
+        users.close(chain[:longest])
+    assert users.leading(chain) == 512
+
+
 @pytest.mark.parametrize("seed", range(SEED, SEED + 30))
 def test_the_cheapest_rows_are_those_of_a_sort(seed: int) -> None:
     rng = np.random.default_rng(seed)

@@ -117,3 +117,67 @@ class TestColumns:
             "w9": (48, 109),
         }
         assert WorkerKey("w1", 0) not in candidates.workers
+
+
+class TestMadeWhenAskedFor:
+    def test_overlap_by_tier_is_trusted_as_the_whole_is(self) -> None:
+        fleet = Fleet()
+        asked = prompt(160)
+        key = fleet.add("w0")
+        fleet.cache(key, asked, 32)
+        fleet.store(key, asked.prefixes(16)[2:5], Tier.HOST)
+        fleet.store(key, asked.prefixes(16)[5:6], Tier.DISK)
+        candidates = table(fleet, 160)
+        assert candidates.device_tokens.tolist() == [32]
+        assert candidates.host_tokens.tolist() == [48]
+        assert candidates.disk_tokens.tolist() == [16]
+        fleet.tell(key, lost=True)
+        fleet.beat(key)  # recovering
+        halved = table(fleet, 160)
+        assert halved.host_tokens.tolist() == [24]
+        assert halved.overlap_tokens.tolist() == [48]
+
+    def test_what_is_predicted_will_be_on_the_device(self) -> None:
+        fleet = Fleet()
+        fleet.add("w0")
+        fleet.route(prompt(64))
+        assert table(fleet, 160).device_tokens.tolist() == [64]
+
+    def test_blocks_that_our_requests_share_are_not_new(self) -> None:
+        fleet = Fleet()
+        fleet.add("w0")
+        fleet.add("w1", block_size=0)
+        fleet.route(prompt(100), allowed_workers=frozenset({"w0"}))
+        candidates = table(fleet, 168)
+        assert candidates.prompt_blocks.tolist() == [11, 168]
+        assert candidates.new_blocks.tolist() == [11 - 6, 168]
+        assert candidates.free_blocks.tolist() == [1000 - 7, 1000]
+
+    def test_blocks_are_free_without_end_where_nobody_knows_how_many_there_are(self) -> None:
+        assert rows(10, {"active_blocks": 9}).free_blocks.tolist() == [np.inf]
+
+    def test_rows_can_take_a_request_unless_they_are_excluded_or_full(self) -> None:
+        said = {"excluded": "drained"}, {"active_blocks": 1, "total_blocks": 1}, {"running": 9}
+        assert rows(10, *said).can_take.tolist() == [False, False, True]
+
+    def test_requests_of_a_session_share_a_key_and_so_do_prompts_that_start_alike(self) -> None:
+        fleet = Fleet()
+        fleet.add("w0")
+
+        def key(tokens: int, **about: str) -> int:
+            request = fleet.request(prompt(tokens), **about)
+            return fleet.core.decide(request, fleet.now_s).rows.affinity_key
+
+        assert key(64, session_id="a") == key(96, session_id="a") != key(64, session_id="b")
+        assert key(64) == key(96)
+        assert key(8) == key(8) != key(9)
+        assert 0 <= key(8) < 1 << 64
+
+    def test_where_a_worker_is_is_read_from_its_labels_as_they_change(self) -> None:
+        fleet = Fleet(host_label="node")
+        here = fleet.add("w0", labels={"node": "a"})
+        fleet.add("w1", labels={"node": "a"})
+        first = np.array([True, False])
+        assert table(fleet).mean_distance(first).tolist() == [0, 0]
+        fleet.say(here, labels={"node": "b"})
+        assert table(fleet).mean_distance(first).tolist() == [0, 3]

@@ -14,7 +14,8 @@ from router.policies import POLICIES
 
 SERVE_KEYS = list(keys(ServeConfig))
 RELAY_KEYS = list(keys(RelayConfig))
-SCALARS = [key for key in SERVE_KEYS if key.path not in (("models",), ("workers",))]
+COMPOUND = (("models",), ("workers",), ("routing", "parameters"))
+SCALARS = [key for key in SERVE_KEYS if key.path not in COMPOUND]
 
 SERVICE_LINKS = {
     "KVROUTE_SERVICE_HOST": "10.0.0.1",

@@ -27,7 +27,7 @@ from router.decision import (
 )
 from router.models import MODELS_MAX
 from router.policies import POLICIES
-from router.policies.policy import Policy, Scores
+from router.policies.policy import Parameters, Policy, Scores
 from router.prompt import Prompt
 from router.refusals import Reason, Refusal
 from router.reservations import Ending
@@ -577,14 +577,14 @@ class TestFull:
         report(fleet, held.id, "finished")
         fleet.route(prompt(8))
 
-    def test_a_cost_that_is_no_number_never_wins(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_cost_that_is_no_number_never_wins(self) -> None:
         costs = {"a": nan, "b": 3.0, "c": -np.inf, "d": 2.0, "e": np.inf}
 
-        def score(rows: Candidates) -> Scores:
+        def score(rows: Candidates, _: Parameters) -> Scores:
             return Scores(np.array([costs[key.worker_id] for key in rows.workers]))
 
-        monkeypatch.setitem(POLICIES, "broken", Policy("broken", "", "", {}, score))
         fleet = Fleet()
+        fleet.core.policies["broken"] = Policy("broken", "", "", Parameters(), score)
         for name in costs:
             fleet.add(name)
         assert fleet.picked(prompt(8), policy="broken") == "d"
@@ -1192,3 +1192,23 @@ class TestMemory:
         fleet.core.report(step, fleet.now_s)
         assert len(reservation.prefixes) == kept
         assert fleet.loads() == {}
+
+
+class TestChances:
+    def test_where_a_policy_gives_chances_the_pick_is_drawn_by_them(self) -> None:
+        def score(rows: Candidates, _: Parameters) -> Scores:
+            return Scores(np.array([0.0, 1.0, 2.0, 3.0]), chances=np.array([0.0, 1.0, 3.0, 4.0]))
+
+        fleet = Fleet()
+        fleet.core.policies["drawn"] = Policy("drawn", "", "", Parameters(), score)
+        for name in "abcd":
+            fleet.add(name)
+        fleet.core.drain("d")
+        picks: Counter[str] = Counter()
+        for _ in range(400):
+            decision = fleet.core.decide(fleet.request(prompt(8), policy="drawn"), fleet.now_s)
+            names = [decision.rows.workers[row].worker_id for row in decision.order]
+            picks[names[0]] += 1
+            assert names == {"b": ["b", "a", "c"], "c": ["c", "a", "b"]}[names[0]]
+        assert picks["b"] + picks["c"] == 400
+        assert 70 < picks["b"] < 130  # a quarter, and what five standard deviations may add

@@ -1,0 +1,46 @@
+"""Columns that few policies read, made when one of them asks.
+
+What most decisions need is copied out of one table (router/pools.py). The rest costs time that a
+policy which does not read it should not pay for.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from indexer.identity import WorkerKey
+from router.candidates import Column
+from router.load import WorkerLoad
+from router.pools import Pool, heartbeat_of
+from router.prompt import Prompt
+from router.topology import PlaceLabels, Topology
+
+
+class Further:
+    """Reads load and labels of a pool's workers; changes nothing."""
+
+    def __init__(self, load_of: Callable[[WorkerKey], WorkerLoad], labels: PlaceLabels) -> None:
+        self._load_of = load_of
+        self._labels = labels
+        self._topology: tuple[Pool, Topology] | None = None
+        """Of the pool that was asked last, as a rule the only one."""
+
+    def blocks_in_use(self, pool: Pool, prompt: Prompt) -> Column:
+        """Blocks of a prompt that our open requests on each worker use already."""
+        used = np.zeros(len(pool))
+        for row, source in enumerate(pool.sources):
+            if size := heartbeat_of(source).block_size:
+                used[row] = self._load_of(source.key).in_use(prompt.prefixes(size))
+        return used
+
+    def mean_distance(self, pool: Pool, targets: npt.NDArray[np.bool_]) -> Column:
+        """From each worker to some of them (router/topology.py), on average."""
+        return self.topology(pool).mean_distance(targets)
+
+    def topology(self, pool: Pool) -> Topology:
+        """Where a pool's workers are."""
+        if self._topology is None or self._topology[0] is not pool:
+            labels = [heartbeat_of(source).labels for source in pool.sources]
+            self._topology = pool, Topology(labels, self._labels)
+        return self._topology[1]

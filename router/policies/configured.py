@@ -1,0 +1,41 @@
+"""The table of policies as an operator has set it up."""
+
+from dataclasses import replace
+
+import msgspec
+
+from router.config import ConfigError, RoutingSettings
+from router.policies import POLICIES
+from router.policies.policy import Policy
+
+
+def configured(routing: RoutingSettings) -> dict[str, Policy]:
+    """All policies by name, with the numbers of routing.parameters; raises ConfigError."""
+    policies = dict(POLICIES)
+    for name, numbers in routing.parameters.items():
+        if name not in policies:
+            raise ConfigError(
+                f"unknown policy {name!r} at `$.routing.parameters`;"
+                f" there are {', '.join(policies)}"
+            )
+        policies[name] = _with(policies[name], numbers)
+    if routing.policy not in policies:
+        raise ConfigError(
+            f"unknown policy {routing.policy!r} at `$.routing.policy`;"
+            f" there are {', '.join(policies)}"
+        )
+    return policies
+
+
+def _with(policy: Policy, numbers: dict[str, float]) -> Policy:
+    """A policy with other numbers; raises ConfigError that names the first that can't be."""
+    try:
+        settings = msgspec.convert({**policy.parameters, **numbers}, type(policy.settings))
+    except msgspec.ValidationError as error:
+        where = f"$.routing.parameters.{policy.name}"
+        told = str(error).replace("`$.", f"`{where}.")
+        if told == str(error):
+            known = ", ".join(policy.parameters) or "none"
+            told = f"{told} - at `{where}`; it has {known}"
+        raise ConfigError(told) from error
+    return replace(policy, settings=settings)
