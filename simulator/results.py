@@ -48,6 +48,21 @@ class RunProgress:
 OnProgress = Callable[[RunProgress], None]
 
 
+@dataclass(frozen=True, slots=True)
+class ShadowResult:
+    """What a policy that only watched would have done with the same decisions."""
+
+    decisions: int
+    agreements: int
+    """Its cheapest workers included the one that was picked."""
+    predicted_tokens_more: int
+    """Cached tokens that it expected of its own choices, less those expected of the picks."""
+
+
+def _no_integers() -> Integers:
+    return np.zeros(0, np.int64)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class RunResult:
     """One policy's run of one trace. The first columns have one entry a request, in trace order."""
@@ -95,6 +110,18 @@ class RunResult:
     """What else happened in the fleet, such as `copies` of hot prefixes."""
     failures: Mapping[str, int] = field(default_factory=dict)
     """Reason -> requests; adds up to the failed ones."""
+
+    predicted_tokens: Integers = field(default_factory=_no_integers)
+    """One a request: the cached tokens that the router expected at the last pick; 0 without one."""
+    attempts: Integers = field(default_factory=_no_integers)
+    """One a request: how often it was sent to a worker."""
+    waiting: Integers = field(default_factory=_no_integers)
+    """Requests in each worker's queue, as it told last; shape (samples, workers)."""
+    used_blocks: Integers = field(default_factory=_no_integers)
+    """Blocks that requests held, as it told last; shape (samples, workers)."""
+    shadows: Mapping[str, ShadowResult] = field(default_factory=dict)
+    digest: int = 0
+    """Of all that was decided and done, in order: the same for the same seed."""
 
     @property
     def request_count(self) -> int:
@@ -149,7 +176,8 @@ class Aggregates:
 
 
 def aggregate(run: RunResult, *, warm_up_s: float = 0.0, slo: Slo | None = None) -> Aggregates:
-    """The numbers of a run. Requests that arrived before `warm_up_s` don't count."""
+    """The numbers of a run. Requests that arrived before `warm_up_s`, which is the run's own time,
+    don't count."""
     counted = run.arrival_s >= warm_up_s
     served = counted & (run.outcome == Outcome.SERVED)
     counts = np.bincount(run.outcome[counted], minlength=len(Outcome))

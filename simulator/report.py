@@ -1,0 +1,331 @@
+"""What runs came to, side by side: a table while they go on, one at the end, JSON and CSV."""
+
+import csv
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+import numpy as np
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from simulator.results import Aggregates, Distribution, OnProgress, RunProgress, RunResult, Slo
+from simulator.reuse import Ceiling
+
+_REDRAWS_PER_S = 4
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Run:
+    """One policy at one rate, once for each seed."""
+
+    first: RunResult
+    """With the first seed: what plots show."""
+    by_seed: Sequence[Aggregates]
+
+    @property
+    def label(self) -> str:
+        return run_label(self.first.policy, self.first.order)
+
+    @property
+    def numbers(self) -> Aggregates:
+        """The mean over seeds."""
+        return mean_of(self.by_seed)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Comparison:
+    """Several policies on the same traffic, each from a cold start."""
+
+    trace: str
+    workers: int
+    engine: str
+    rate: float
+    """Times the trace's own clock."""
+    ceiling: Ceiling
+    """Over the requests that count."""
+    slo: Slo
+    seeds: Sequence[int]
+    runs: Sequence[Run]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The form of `kvroute replay --json`. Hit rates and the ceiling are shares, 0 to 1."""
+        return {
+            "trace": self.trace,
+            "workers": self.workers,
+            "engine": self.engine,
+            "rate": self.rate,
+            "ceiling": self.ceiling.blocks,
+            "runs": [_run_dict(run.numbers) for run in self.runs],
+        }
+
+
+def run_label(policy: str, order: str) -> str:
+    """What a run is called in tables and plots."""
+    return policy if order == "fcfs" else f"{policy}, {order}"
+
+
+def mean_of(runs: Sequence[Aggregates]) -> Aggregates:
+    """Each number's mean over the runs, counts rounded; numbers of one run are its own."""
+    if len(runs) == 1:
+        return runs[0]
+    means: dict[str, Any] = {}
+    for one in fields(Aggregates):
+        values = [getattr(run, one.name) for run in runs]
+        if isinstance(values[0], str):
+            means[one.name] = values[0]
+        elif isinstance(values[0], Distribution):
+            columns = [[getattr(value, name) for name in _PARTS] for value in values]
+            means[one.name] = Distribution(*np.mean(columns, axis=0).tolist())
+        elif isinstance(values[0], int):
+            means[one.name] = round(float(np.mean(values)))
+        else:
+            means[one.name] = float(np.mean(values))
+    return Aggregates(**means)
+
+
+def to_json(comparisons: Sequence[Comparison]) -> str:
+    """One comparison as an object, several (one a rate) as a list of them. NaN becomes null."""
+    told = [comparison.to_dict() for comparison in comparisons]
+    return msgspec.json.format(msgspec.json.encode(told[0] if len(told) == 1 else told)).decode()
+
+
+def write_csv(comparisons: Sequence[Comparison], path: Path) -> None:
+    """One row a run, each seed its own; what is not known is an empty cell."""
+    with path.open("w", encoding="utf-8", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow([*_CSV_ABOUT, *_csv_names()])
+        for comparison in comparisons:
+            about = [comparison.trace, comparison.workers, comparison.engine, comparison.rate]
+            ceiling = [comparison.ceiling.blocks, comparison.ceiling.tokens]
+            for run in comparison.runs:
+                for seed, numbers in zip(comparison.seeds, run.by_seed, strict=True):
+                    rows.writerow([*about, seed, *ceiling, *_csv_cells(numbers)])
+
+
+def table(comparison: Comparison) -> Table:
+    """The runs side by side, beside the ceiling."""
+    of_seeds = f", mean of {len(comparison.seeds)} seeds" if len(comparison.seeds) > 1 else ""
+    shown = Table(
+        title=f"{comparison.trace} at {comparison.rate:g}x, {comparison.workers} workers"
+        f" ({comparison.engine}){of_seeds}"
+    )
+    shown.add_column("")
+    for run in comparison.runs:
+        shown.add_column(run.label, justify="right")
+    shown.add_column("best possible", justify="right")
+    numbers = [run.numbers for run in comparison.runs]
+    ceiling = comparison.ceiling
+
+    def row(name: str, cell: Callable[[Aggregates], str], best: str = "") -> None:
+        shown.add_row(name, *map(cell, numbers), best)
+
+    row("block hit rate", lambda one: f"{one.block_hit_rate:.1%}", f"{ceiling.blocks:.1%}")
+    row("  of the best possible", lambda one: _of(one.block_hit_rate, ceiling.blocks), "100%")
+    row("token hit rate", lambda one: f"{one.token_hit_rate:.1%}", f"{ceiling.tokens:.1%}")
+    shown.add_section()
+    for name, pick, digits in _DURATIONS:
+        for part in _PARTS:
+            label = f"{name}, mean" if part == "mean" else f"  {part}"
+
+            def cell(
+                one: Aggregates,
+                pick: Callable[[Aggregates], Distribution] = pick,
+                part: str = part,
+                digits: int = digits,
+            ) -> str:
+                return _ms(getattr(pick(one), part), digits)
+
+            row(label, cell)
+        if name == "time to first token" and len(comparison.seeds) > 1:
+            deviations = [f"{_deviation(run):,.0f} ms" for run in comparison.runs]
+            shown.add_row("  mean, std between seeds", *deviations, "")
+    shown.add_section()
+    row(_promise(comparison.slo), lambda one: f"{one.goodput_rps:.2f} /s")
+    row("spread of load (std / mean)", lambda one: f"{one.load_cv:.2f}", "0.00")
+    row("requests", lambda one: f"{one.requests}")
+    row("  failed", lambda one: f"{one.failed}", "0")
+    row("  shed", lambda one: f"{one.shed}", "0")
+    row("preemptions", lambda one: f"{one.preemptions}", "0")
+    if any(one.copies for one in numbers):
+        row("copies", lambda one: f"{one.copies}")
+    row("took here", lambda one: f"{one.wall_s:.1f} s")
+    return shown
+
+
+class Watcher(Protocol):
+    """Sees runs begin, go on, and end."""
+
+    def begin(self, label: str) -> OnProgress: ...
+
+    def end(self, label: str, numbers: Aggregates) -> None: ...
+
+
+@contextmanager
+def watch(console: Console) -> Iterator[Watcher]:
+    """Shows how runs go: a table that is redrawn on a terminal, else a line every quarter."""
+    if not console.is_terminal:
+        yield _Lines(console)
+        return
+    with Live(console=console, refresh_per_second=_REDRAWS_PER_S, transient=True) as live:
+        yield _LiveTable(live)
+
+
+class Unwatched:
+    """For --quiet."""
+
+    def begin(self, label: str) -> OnProgress:
+        return lambda now: None
+
+    def end(self, label: str, numbers: Aggregates) -> None:
+        pass
+
+
+class _LiveTable:
+    def __init__(self, live: Live) -> None:
+        self._live = live
+        self._now: dict[str, RunProgress | None] = {}
+        self._ended: dict[str, Aggregates] = {}
+
+    def begin(self, label: str) -> OnProgress:
+        self._now[label] = None
+
+        def show(now: RunProgress) -> None:
+            self._now[label] = now
+            self._live.update(self._table())
+
+        return show
+
+    def end(self, label: str, numbers: Aggregates) -> None:
+        self._ended[label] = numbers
+        self._live.update(self._table(), refresh=True)
+
+    def _table(self) -> Table:
+        shown = Table()
+        for name in ("run", "requests", "in flight", "failed", "hit rate", "TTFT mean"):
+            shown.add_column(name, justify="left" if name == "run" else "right")
+        for label, now in self._now.items():
+            done = self._ended.get(label)
+            if done is not None:
+                hit_rate, ttft = f"{done.block_hit_rate:.1%}", _ms(done.ttft_ms.mean)
+                shown.add_row(
+                    label, f"{done.requests}", "", f"{done.failed + done.shed}", hit_rate, ttft
+                )
+            elif now is not None:
+                shown.add_row(
+                    label,
+                    f"{now.done} of {now.total}",
+                    f"{now.in_flight}",
+                    f"{now.failed}",
+                    f"{now.block_hit_rate:.1%}",
+                    "",
+                )
+        return shown
+
+
+class _Lines:
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    def begin(self, label: str) -> OnProgress:
+        quarters = 0
+
+        def show(now: RunProgress) -> None:
+            nonlocal quarters
+            if now.total and now.done * 4 // now.total > quarters:
+                quarters = now.done * 4 // now.total
+                self._print(
+                    f"{label}: {now.done} of {now.total} requests, {now.failed} failed, "
+                    f"{now.in_flight} in flight, hit rate {now.block_hit_rate:.1%}"
+                )
+
+        return show
+
+    def end(self, label: str, numbers: Aggregates) -> None:
+        self._print(
+            f"{label}: done in {numbers.wall_s:.1f} s, hit rate {numbers.block_hit_rate:.1%}, "
+            f"TTFT mean {_ms(numbers.ttft_ms.mean)}"
+        )
+
+    def _print(self, line: str) -> None:
+        self._console.print(line, highlight=False, soft_wrap=True)
+
+
+_PARTS = ("mean", "p50", "p90", "p99")
+_DURATIONS: tuple[tuple[str, Callable[[Aggregates], Distribution], int], ...] = (
+    ("time to first token", lambda one: one.ttft_ms, 0),
+    ("queue", lambda one: one.queue_ms, 0),
+    ("between tokens", lambda one: one.itl_ms, 1),
+    ("end to end", lambda one: one.e2e_ms, 0),
+)
+"""Name, what, digits after the point."""
+
+_CSV_ABOUT = ("trace", "workers", "engine", "rate", "seed", "ceiling", "token_ceiling")
+
+
+def _run_dict(numbers: Aggregates) -> dict[str, Any]:
+    return {
+        "policy": numbers.policy,
+        "order": numbers.order,
+        "requests": numbers.requests,
+        "failed": numbers.failed,
+        "shed": numbers.shed,
+        "block_hit_rate": numbers.block_hit_rate,
+        "token_hit_rate": numbers.token_hit_rate,
+        "ttft_ms": _distribution_dict(numbers.ttft_ms),
+        "itl_ms": _distribution_dict(numbers.itl_ms),
+        "e2e_ms": _distribution_dict(numbers.e2e_ms),
+        "load_cv": numbers.load_cv,
+        "goodput_rps": numbers.goodput_rps,
+        "copies": numbers.copies,
+        "wall_s": numbers.wall_s,
+    }
+
+
+def _distribution_dict(one: Distribution) -> dict[str, float | None]:
+    values = {name: getattr(one, name) for name in _PARTS}
+    return {name: None if math.isnan(value) else value for name, value in values.items()}
+
+
+def _csv_names() -> list[str]:
+    names = []
+    for one in fields(Aggregates):
+        is_distribution = one.type is Distribution
+        names += [f"{one.name}_{part}" for part in _PARTS] if is_distribution else [one.name]
+    return names
+
+
+def _csv_cells(numbers: Aggregates) -> list[object]:
+    cells: list[object] = []
+    for one in fields(Aggregates):
+        value = getattr(numbers, one.name)
+        if isinstance(value, Distribution):
+            cells += ["" if told is None else told for told in _distribution_dict(value).values()]
+        else:
+            cells.append(value)
+    return cells
+
+
+def _promise(slo: Slo) -> str:
+    """What goodput counts."""
+    kept = [("TTFT", slo.ttft_s), ("ITL", slo.itl_s)]
+    told = [f"{name} <= {1e3 * most:g} ms" for name, most in kept if most is not None]
+    return f"goodput ({', '.join(told)})" if told else "served"
+
+
+def _of(rate: float, ceiling: float) -> str:
+    return f"{rate / ceiling:.0%}" if ceiling else "-"
+
+
+def _ms(value: float, digits: int = 0) -> str:
+    return "-" if math.isnan(value) else f"{value:,.{digits}f} ms"
+
+
+def _deviation(run: Run) -> float:
+    """Of the mean time to first token, in ms."""
+    return float(np.std([numbers.ttft_ms.mean for numbers in run.by_seed]))

@@ -1,0 +1,236 @@
+"""Tables, JSON, CSV and pictures of runs that went well, badly, and not at all."""
+
+import csv
+import io
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from simulator.plots import PlotsMissing, hit_rates_over_time, write_plots
+from simulator.report import (
+    Comparison,
+    Run,
+    Unwatched,
+    mean_of,
+    table,
+    to_json,
+    watch,
+    write_csv,
+)
+from simulator.results import (
+    NO_WORKER,
+    Outcome,
+    RunProgress,
+    RunResult,
+    Slo,
+    aggregate,
+    sample_in_flight,
+)
+from simulator.reuse import Ceiling
+
+SLO = Slo(ttft_s=0.5, itl_s=0.05)
+
+
+def result(policy: str, count: int = 40, *, failed: bool = False, seed: int = 0) -> RunResult:
+    """Two workers, a request a second; cached and quick in the second half."""
+    rng = np.random.default_rng(seed)
+    arrival_s = np.arange(count, dtype=float)
+    ttft_s = np.full(count, np.nan) if failed else rng.uniform(0.1, 0.9, count)
+    e2e_s = ttft_s + 2.0
+    worker = np.full(count, NO_WORKER) if failed else np.arange(count) % 2
+    sample_s = np.arange(0.0, count + 3.0)
+    prompt_blocks = np.full(count, 10)
+    cached_blocks = np.where(arrival_s >= count / 2, 5, 0)
+    return RunResult(
+        policy=policy,
+        order="fcfs",
+        workers=["w0", "w1"],
+        block_size=64,
+        arrival_s=arrival_s,
+        queue_s=ttft_s / 2,
+        ttft_s=ttft_s,
+        itl_s=np.full(count, np.nan if failed else 0.02),
+        e2e_s=e2e_s,
+        prompt_tokens=64 * prompt_blocks,
+        cached_tokens=64 * cached_blocks,
+        output_tokens=np.full(count, 9),
+        prompt_blocks=prompt_blocks,
+        cached_blocks=cached_blocks,
+        worker=worker,
+        preemptions=np.zeros(count, np.int64),
+        outcome=np.full(count, Outcome.FAILED if failed else Outcome.SERVED),
+        sample_s=sample_s,
+        in_flight=sample_in_flight(arrival_s, arrival_s + e2e_s, worker, 2, sample_s),
+        wall_s=1.5,
+        counters={"copies": 3},
+    )
+
+
+def comparison(
+    *policies: str, rate: float = 1.0, seeds: Sequence[int] = (0,), **about: Any
+) -> Comparison:
+    runs = []
+    for policy in policies:
+        results = [result(policy, seed=seed, **about) for seed in seeds]
+        runs.append(Run(results[0], [aggregate(one, slo=SLO) for one in results]))
+    return Comparison("trace", 2, "vllm", rate, Ceiling(0.4, 0.39), SLO, seeds, runs)
+
+
+def printed(one: Comparison) -> str:
+    file = io.StringIO()
+    Console(file=file, width=160).print(table(one))
+    return file.getvalue()
+
+
+def test_json_has_exactly_the_published_fields() -> None:
+    told = json.loads(to_json([comparison("round-robin", "dynamo-adaptive", rate=3.0)]))
+    assert {key: told[key] for key in told if key != "runs"} == {
+        "trace": "trace",
+        "workers": 2,
+        "engine": "vllm",
+        "rate": 3.0,
+        "ceiling": 0.4,
+    }
+    assert [run["policy"] for run in told["runs"]] == ["round-robin", "dynamo-adaptive"]
+    for run in told["runs"]:
+        parts = {"mean", "p50", "p90", "p99"}
+        assert parts == set(run["ttft_ms"]) == set(run["itl_ms"]) == set(run["e2e_ms"])
+        assert set(run) == {
+            *("policy", "order", "requests", "failed", "shed", "block_hit_rate"),
+            *("token_hit_rate", "ttft_ms", "itl_ms", "e2e_ms", "load_cv", "goodput_rps"),
+            *("copies", "wall_s"),
+        }
+        assert (run["order"], run["requests"], run["failed"], run["shed"]) == ("fcfs", 40, 0, 0)
+        assert run["block_hit_rate"] == run["token_hit_rate"] == 0.25
+        assert run["itl_ms"]["p99"] == pytest.approx(20.0)
+        assert (run["copies"], run["wall_s"]) == (3, 1.5)
+
+
+def test_several_rates_are_a_list_of_the_same_form() -> None:
+    told = json.loads(to_json([comparison("p", rate=1.0), comparison("p", rate=3.0)]))
+    assert [one["rate"] for one in told] == [1.0, 3.0]
+
+
+@pytest.mark.parametrize("about", [{"count": 0}, {"failed": True}])
+def test_nothing_to_measure_is_null_in_json_a_dash_in_tables_and_no_error(
+    about: dict[str, Any], tmp_path: Path
+) -> None:
+    one = comparison("p", **about)
+    told = json.loads(to_json([one]))["runs"][0]
+    assert told["ttft_ms"] == {"mean": None, "p50": None, "p90": None, "p99": None}
+    assert told["goodput_rps"] == told["block_hit_rate"] == 0.0
+    assert " - " in printed(one)
+    write_csv([one], tmp_path / "runs.csv")
+    assert len(write_plots([one], tmp_path)) == 3
+
+
+def test_the_table_puts_runs_beside_the_best_possible() -> None:
+    shown = printed(comparison("round-robin", "dynamo-adaptive"))
+    for text in (
+        *("trace at 1x, 2 workers (vllm)", "round-robin", "dynamo-adaptive", "best possible"),
+        *("25.0%", "40.0%", "39.0%", "62%", "goodput (TTFT <= 500 ms, ITL <= 50 ms)"),
+        *("queue, mean", "between tokens, mean", "20.0 ms", "end to end, mean", "p99", "copies"),
+    ):
+        assert text in shown
+    assert "seeds" not in shown
+
+
+def test_several_seeds_are_averaged_and_their_spread_is_told() -> None:
+    one = comparison("p", seeds=(1, 2, 3))
+    each = [numbers.ttft_ms.mean for numbers in one.runs[0].by_seed]
+    assert len(set(each)) == 3
+    assert one.runs[0].numbers.ttft_ms.mean == pytest.approx(np.mean(each))
+    assert one.runs[0].numbers.requests == 40
+    shown = printed(one)
+    assert "mean of 3 seeds" in shown
+    assert f"{np.std(each):,.0f} ms" in shown
+
+
+def test_the_mean_of_one_run_is_that_run() -> None:
+    numbers = aggregate(result("p"))
+    assert mean_of([numbers]) == mean_of([numbers, numbers]) == numbers
+
+
+def test_csv_has_a_row_for_each_policy_rate_and_seed(tmp_path: Path) -> None:
+    path = tmp_path / "runs.csv"
+    seeds = (4, 5)
+    write_csv([comparison("a", "b", rate=rate, seeds=seeds) for rate in (1.0, 3.0)], path)
+    rows = list(csv.DictReader(path.read_text().splitlines()))
+    assert [(row["rate"], row["policy"], row["seed"]) for row in rows] == [
+        (rate, policy, seed)
+        for rate in ("1.0", "3.0")
+        for policy in ("a", "b")
+        for seed in ("4", "5")
+    ]
+    first = rows[0]
+    assert (first["trace"], first["ceiling"], first["token_ceiling"]) == ("trace", "0.4", "0.39")
+    assert float(first["itl_ms_p90"]) == pytest.approx(20.0)
+    assert float(first["queue_ms_mean"]) == pytest.approx(float(first["ttft_ms_mean"]) / 2)
+
+
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def test_pictures_are_drawn_for_every_rate(tmp_path: Path) -> None:
+    rates = [comparison("round-robin", "dynamo-adaptive", rate=rate) for rate in (6.0, 1.0)]
+    files = write_plots(rates, tmp_path / "new")
+    assert sorted(file.name for file in files) == [
+        "hit_rate_over_time_1x.png",
+        "hit_rate_over_time_6x.png",
+        "load_per_worker_1x.png",
+        "load_per_worker_6x.png",
+        "ttft_over_rate.png",
+    ]
+    for file in files:
+        content = file.read_bytes()
+        assert content.startswith(PNG)
+        assert len(content) > 10_000
+
+
+def test_hit_rates_over_time_follow_the_arrivals() -> None:
+    rates = hit_rates_over_time(result("p"), np.array([0.0, 10.0, 20.0, 40.0, 50.0]))
+    assert rates[:3].tolist() == [0.0, 0.0, 0.5]
+    assert np.isnan(rates[3])
+
+
+def test_without_matplotlib_one_sentence_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(PlotsMissing, match=r"pip install 'kvroute\[plots\]'"):
+        write_plots([comparison("p")], tmp_path / "never")
+    assert not (tmp_path / "never").exists()
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_runs_are_seen_while_they_go_on(terminal: bool) -> None:
+    file = io.StringIO()
+    console = Console(file=file, force_terminal=terminal, width=100)
+    numbers = aggregate(result("p"))
+    with watch(console) as watcher:
+        on_progress = watcher.begin("p")
+        for done in range(0, 41, 5):
+            on_progress(RunProgress(40, done, 0, 3, 0.125))
+        watcher.end("p", numbers)
+    shown = file.getvalue()
+    if terminal:
+        assert "TTFT mean" in shown
+        return
+    lines = shown.splitlines()
+    assert lines[0] == "p: 10 of 40 requests, 0 failed, 3 in flight, hit rate 12.5%"
+    assert len(lines) == 5
+    assert lines[-1].startswith("p: done in 1.5 s, hit rate 25.0%, TTFT mean ")
+
+
+def test_progress_of_nothing_and_progress_that_nobody_watches() -> None:
+    with watch(Console(file=io.StringIO())) as watcher:
+        watcher.begin("p")(RunProgress(0, 0, 0, 0, 0.0))
+    quiet = Unwatched()
+    quiet.begin("p")(RunProgress(1, 1, 0, 0, 0.0))
+    quiet.end("p", aggregate(result("p")))
