@@ -115,7 +115,8 @@ class RunOptions:
         _between("past_router_share", self.past_router_share, 0.0, 1.0)
         _between("patience_s", self.patience_s, 0.0, 3600.0)
         _between("resends_max", self.resends_max, 0, 100)
-        for trouble in (*self.failures, *self.relay_restarts):
+        troubles: tuple[Failure | RelayRestart, ...] = (*self.failures, *self.relay_restarts)
+        for trouble in troubles:
             name = type(trouble).__name__
             _between(f"{name}.worker", trouble.worker, 0, self.workers - 1)
             _between(f"{name}.at_s", trouble.at_s, 0.0, 1e9)

@@ -1,0 +1,96 @@
+"""One router replica in virtual time: the real decision core, view and index, and a network to it.
+
+Messages arrive in the order of their times, those of one worker in the order in which they were
+sent. They are looked at when the replica next decides or ticks, which nobody can tell from looking
+at once.
+"""
+
+import heapq
+import random
+from collections.abc import Callable, Sequence
+from enum import IntEnum
+
+import msgspec
+from typing_extensions import override
+
+from events.view import FleetView, Pull
+from indexer.identity import WorkerKey
+from indexer.kernel import NativeIndex
+from router.config import FleetSettings, IndexSettings
+from router.core import RouterCore
+from simulator.options import RunOptions
+
+OnPulls = Callable[["VirtualRouter", list[Pull]], None]
+
+
+class Plane(IntEnum):
+    """Which subject a message comes on."""
+
+    FACTS = 0
+    LOAD = 1
+
+
+class VirtualRouter:
+    """A replica. `on_pulls` is told which relays it wants to ask."""
+
+    def __init__(self, number: int, options: RunOptions, on_pulls: OnPulls) -> None:
+        fleet, index, routing = FleetSettings(), IndexSettings(), options.routing
+        self.number = number
+        self.view = FleetView(
+            NativeIndex(index.bytes_max(), index.blocks_max()),
+            beat_timeout_s=fleet.beat_timeout_s,
+            forget_s=fleet.forget_s,
+            workers_max=fleet.workers_max,
+            predicted_ttl_s=routing.predicted_ttl_s,
+            approximate_ttl_s=routing.approximate_ttl_s,
+        )
+        self.rng = random.Random(f"{options.seed}/ties of {number}")
+        self.core = RouterCore(
+            self.view,
+            msgspec.structs.replace(routing, policy=options.policy, policy_per_request=True),
+            replica=f"replica-{number}",
+            rng=self.rng,
+        )
+        self._on_pulls = on_pulls
+        self._inbox: list[tuple[float, int, Plane, WorkerKey, bytes]] = []
+        self._sent = 0
+        self._last_s: dict[WorkerKey, float] = {}
+        """When the last message of a worker arrives."""
+
+    @override
+    def __repr__(self) -> str:
+        return f"<VirtualRouter {self.number} {self.view!r}, {len(self._inbox)} messages under way>"
+
+    @property
+    def inbox_empty(self) -> bool:
+        return not self._inbox
+
+    def send(self, plane: Plane, key: WorkerKey, messages: Sequence[bytes], when_s: float) -> None:
+        """Messages are under way, and arrive then, or after those sent before them."""
+        when_s = self._last_s[key] = max(when_s, self._last_s.get(key, 0.0))
+        for message in messages:
+            self._sent += 1
+            heapq.heappush(self._inbox, (when_s, self._sent, plane, key, message))
+
+    def hear(self, now_s: float) -> None:
+        """All that has arrived by now."""
+        inbox = self._inbox
+        while inbox and inbox[0][0] <= now_s:
+            when_s, _, plane, key, message = heapq.heappop(inbox)
+            if plane is Plane.FACTS:
+                pulls = self.view.on_stream(key, message, when_s)
+                if pulls:
+                    self._on_pulls(self, pulls)
+            elif self.view.on_heartbeat(key, message, when_s) is not None:
+                self.core.on_heartbeat(key, when_s)
+
+    def tick(self, now_s: float) -> None:
+        """Time went by: what the feed's and the service's clocks do."""
+        self.hear(now_s)
+        forgotten = self.view.tick(now_s)
+        if forgotten:
+            self.core.on_forgotten(forgotten, now_s)
+        self.core.tick(now_s)
+        pulls = self.core.self_check.begin_resyncs(now_s)
+        if pulls:
+            self._on_pulls(self, pulls)
