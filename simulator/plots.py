@@ -61,6 +61,8 @@ def hit_rates_over_time(run: RunResult, edges_s: Floats) -> Floats:
 
 
 def _ttft_over_rate(comparisons: Sequence[Comparison]) -> "Figure":
+    from matplotlib.ticker import ScalarFormatter
+
     figure, axes = _figure()
     by_rate = sorted(comparisons, key=lambda comparison: comparison.rate)
     rates = [comparison.rate for comparison in by_rate]
@@ -70,6 +72,8 @@ def _ttft_over_rate(comparisons: Sequence[Comparison]) -> "Figure":
         axes.plot(rates, [one.p90 for one in numbers], ":", marker=".", color=line.get_color())
     axes.set(xlabel="rate (times the trace's clock)", ylabel="time to first token (ms)")
     axes.set_yscale("log", nonpositive="mask")
+    axes.yaxis.set_major_formatter(ScalarFormatter())
+    axes.yaxis.set_minor_formatter(ScalarFormatter())
     axes.set_title(f"{_about(by_rate[0])}: mean (solid) and p90 (dotted)")
     axes.legend()
     return figure
