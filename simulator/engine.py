@@ -234,29 +234,42 @@ class Engine:
         if self._scheduler.step is None:
             self._due_s = max(self._due_s, now_s)
             self._begin_step()
-        elif self._scheduler.step.count > 1:
-            step = self._scheduler.cut_step(now_s)
-            if step is not None:
-                self._wait_until(step.end_s)
+        else:
+            self._cut_step(now_s)
         return client
 
     def _leave(self, client: _Client) -> None:
         if self._clients.pop(client.sequence.request_id, None) is not None:
+            self._cut_step(max(self.clock.now_s(), 0.0))
             self._scheduler.abort(client.sequence)
+
+    def _cut_step(self, now_s: float) -> None:
+        step = self._scheduler.step
+        if step is not None and step.count > 1:
+            step = self._scheduler.cut_step(now_s)
+            if step is not None:
+                self._due_s = step.end_s
+                self._call_at(step.end_s, self._end_step)
 
     def _begin_step(self) -> None:
         step = self._scheduler.begin_step(self._due_s)
         if step is not None:
-            self._wait_until(step.end_s)
+            self._due_s = step.end_s
+            self._call_at(step.end_s, self._end_step)
+        elif (ready_s := self._scheduler.next_ready_s) is not None:
+            self._call_at(ready_s, self._wake)
 
-    def _wait_until(self, when_s: float) -> None:
+    def _wake(self) -> None:
+        self._due_s = max(self._due_s, self.clock.now_s())
+        self._begin_step()
+
+    def _call_at(self, when_s: float, then: Callable[[], None]) -> None:
+        """The engine has one timer: what it waited for before is no more."""
         if self._timer is not None:
             self._timer.cancel()
-        self._due_s = when_s
-        self._timer = self.clock.call_at(when_s, self._end_step)
+        self._timer = self.clock.call_at(when_s, then)
 
     def _end_step(self) -> None:
-        self._timer = None
         result = self._scheduler.end_step(self._due_s)
         self.counters.steps += 1
         if result.events and self._publish is not None:

@@ -15,8 +15,9 @@ Laws:
 - the events of all steps, applied in order, give the contents of the caches.
 
 *Joined steps.* While consecutive steps differ only in their number, up to `joined_steps_max` of
-them are done as one run; `cut_step` shortens the run when somebody comes, and `advance` applies the
-steps of it that have ended by now.
+them are done as one run; `cut_step` shortens the run when somebody comes or goes, and `advance`
+applies the steps of it that have ended by now. Tokens, blocks, events and times are those of the
+steps done one by one.
 """
 
 from collections.abc import Iterable
@@ -154,15 +155,11 @@ class Sequence:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What the engine is computing: `count` equal steps on end."""
+    """What the engine is computing: `count` steps on end that differ only in their number."""
 
     start_s: float
-    single_s: float
-    count: int
-
-    @property
-    def end_s(self) -> float:
-        return self.start_s + self.single_s * self.count
+    end_s: float
+    count: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +222,21 @@ class Scheduler(Protocol):
     def step(self) -> Step | None:
         """The step that is going on."""
 
+    @property
+    def next_ready_s(self) -> float | None:
+        """When the next of those who wait for something else than their turn (KV cache on its way,
+        a grammar, more input) will be ready. An engine whose `begin_step` found nothing to do tries
+        again then; a step that is going on needs no care."""
+
+    def running(self) -> list[Sequence]:
+        """The batch, in the scheduler's order. For checks."""
+
+    def waiting(self) -> list[Sequence]:
+        """Those who wait, next one first. For checks."""
+
+    def scheduled(self) -> list[tuple[Sequence, int]]:
+        """Whom the step that is going on computes, with the tokens of each. For checks."""
+
     def load(self, dp_rank: int = 0) -> Load:
         """What one rank tells about itself."""
 
@@ -239,7 +251,9 @@ class Scheduler(Protocol):
         """Takes a request in. Raises RequestRefused."""
 
     def abort(self, sequence: Sequence) -> bool:
-        """Forgets a request, gives its blocks back; False when it has already ended."""
+        """Forgets a request, gives its blocks back; False when it has already ended.
+
+        Cut joined steps first, or who waits for these blocks gets them at the end of the run."""
 
     def cached_tokens(self, submission: Submission) -> int:
         """What a request would find in the cache if it were admitted now. Changes nothing."""

@@ -14,20 +14,21 @@ Laws:
 A caller runs it as  step = begin_step(now) -> wait until step.end_s -> end_step(now).
 
 *Joined steps.* While all running requests decode and nobody can be admitted, consecutive steps
-differ only in their number, so up to `joined_steps_max` are done as one, at their average price;
-`cut_step` shortens the run when somebody comes. What this changes: blocks that the run will fill
-are taken when it begins, and told when it ends. 1 turns it off.
+differ only in their number. A run of them ends when somebody finishes, when the blocks would not
+suffice for another step, or when somebody comes (`cut_step`). A block is taken, evicted and stored
+with the step of the run that does it.
 """
 
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable
-from math import ceil
 
 from typing_extensions import override
 
 from indexer.identity import Tier
 from simulator.block_pool import BlockPool
 from simulator.cost_model import PrefillChunk
+from simulator.decode_run import DecodeRun
 from simulator.scheduler import (
     BlockCounts,
     Load,
@@ -52,6 +53,13 @@ class VllmScheduler:
         self._scheduled: list[tuple[Sequence, int]] = []
         """Sequences of the step that is going on, with the tokens it computes of each."""
         self._step: Step | None = None
+        self._run: DecodeRun | None = None
+        """The step that is going on, if it is one of several."""
+        self._begun = self._ended = 0
+        """Its steps whose blocks are taken, and those whose tokens are out."""
+        self._blocked_hash: int | None = None
+        """What the first in line would need in the cache to find more of its prompt there; None
+        when that is not what it waits for."""
         self.newest_arrival_s = 0.0
         self._queried_tokens = self._hit_tokens = self._preemptions = 0
         self._prompt_tokens = self._generated_tokens = self._finished = self._aborted = 0
@@ -65,6 +73,19 @@ class VllmScheduler:
     def step(self) -> Step | None:
         """The step that is going on."""
         return self._step
+
+    @property
+    def next_ready_s(self) -> float | None:
+        return None
+
+    def running(self) -> list[Sequence]:
+        return list(self._running)
+
+    def waiting(self) -> list[Sequence]:
+        return list(self._waiting)
+
+    def scheduled(self) -> list[tuple[Sequence, int]]:
+        return list(self._scheduled)
 
     def load(self, dp_rank: int = 0) -> Load:
         return Load(
@@ -132,41 +153,59 @@ class VllmScheduler:
                 self._schedule(sequence, tokens)
                 budget -= tokens
                 i += 1
-        if self._preemptions == preemptions:
+        preempted = self._preemptions > preemptions
+        if not preempted:
             self._admit(budget, now_s)
         if not self._scheduled:
             return None
-        self._step = self._price(now_s)
+        self._step = self._price(now_s, may_join=not preempted)
         return self._step
 
     def cut_step(self, now_s: float) -> Step | None:
         """Shortens joined steps to the end of the one going on; returns the step as it is now."""
-        step = self._step
-        if step is not None and step.count > 1:
-            begun = ceil((now_s - step.start_s) / step.single_s)
-            self._step = Step(step.start_s, step.single_s, min(max(begun, 1), step.count))
+        step, run = self._step, self._run
+        if step is not None and run is not None:
+            steps = max(run.begun(now_s, step.count), self._begun)
+            self._step = Step(step.start_s, run.end_s(steps), steps)
         return self._step
 
     def advance(self, now_s: float) -> StepResult:
-        return StepResult([], [])
+        """Applies those of the joined steps that have ended by now, but not the last."""
+        step, run = self._step, self._run
+        if step is None or run is None:
+            return StepResult([], [])
+        ended = run.ended(now_s, step.count - 1)
+        if ended <= self._ended:
+            return StepResult([], [])
+        self._begin_joined(ended)
+        outputs = self._apply(ended, now_s)
+        events = self.pool.take_events()
+        self._begin_joined(ended + 1)
+        return StepResult(outputs, events)
 
     def end_step(self, now_s: float) -> StepResult:
         """Applies the step: tokens come out, requests finish, events are told."""
         if self._step is None:
             raise RuntimeError("no step is going on")
-        steps = self._step.count
+        self._begin_joined(self._step.count)
+        outputs = self._apply(self._step.count, now_s)
+        self._scheduled.clear()
+        self._step = self._run = None
+        return StepResult(outputs, self.pool.take_events())
+
+    def _apply(self, ended: int, now_s: float) -> list[Output]:
+        """Brings out the tokens of all steps up to the `ended`-th."""
+        steps = ended - self._ended
+        self._ended = ended
         outputs: list[Output] = []
         for sequence, tokens in self._scheduled:
             if not sequence.blocks:
                 continue  # aborted while the step was going on
-            sequence.computed_tokens += tokens
+            sequence.computed_tokens += tokens + steps - 1
             if sequence.computed_tokens < sequence.known_tokens:
                 continue  # more of the prompt to come
             first = sequence.known_tokens
             sequence.known_tokens += steps
-            if steps > 1:
-                sequence.computed_tokens += steps - 1
-                self._store_full_blocks(sequence, sequence.computed_tokens)
             if sequence.first_token_s is None:
                 sequence.first_token_s = now_s
                 self._prompt_tokens += sequence.prompt_tokens
@@ -176,9 +215,33 @@ class VllmScheduler:
                 self._running.remove(sequence)
                 self._release(sequence)
                 self._finished += 1
-        self._scheduled.clear()
-        self._step = None
-        return StepResult(outputs, self.pool.take_events())
+        return outputs
+
+    def _begin_joined(self, target: int) -> None:
+        """Takes and announces the blocks of the run's steps up to the `target`-th, step by step."""
+        steps = target - self._begun
+        if steps <= 0:
+            return
+        size = self.config.block_size
+        crossings: list[tuple[int, int, bool, int]] = []
+        """(step after those begun, place in the batch, whether it fills a block, tokens there)"""
+        for place, (sequence, _) in enumerate(self._scheduled):
+            if not sequence.blocks:
+                continue  # aborted
+            computed = sequence.computed_tokens + self._begun - self._ended
+            boundary = computed + -computed % size
+            for tokens in range(boundary, computed + steps + 1, size):
+                if tokens > computed:
+                    crossings.append((tokens - computed, place, True, tokens))
+                if tokens < computed + steps:
+                    crossings.append((tokens - computed + 1, place, False, tokens + 1))
+        for _, place, full, tokens in sorted(crossings):
+            sequence, _ = self._scheduled[place]
+            if full:
+                self._store_full_blocks(sequence, tokens)
+            elif not self._grow(sequence, tokens):
+                raise RuntimeError(f"a run of steps that doesn't fit: {self.pool!r}")
+        self._begun = target
 
     def _grow_or_preempt(self, sequence: Sequence, tokens: int) -> bool:
         """Makes room for `tokens` more; False when the sequence itself had to give way."""
@@ -194,12 +257,15 @@ class VllmScheduler:
         return True
 
     def _admit(self, budget: int, now_s: float) -> None:
+        self._blocked_hash = None
         while self._waiting and budget and len(self._running) < self.config.max_num_seqs:
             sequence = self._waiting[0]
             hashes = sequence.content.hashes(sequence.known_tokens // self.config.block_size)
             reused = self.pool.find_prefix(hashes, sequence.known_tokens)
             whole = self._blocks_for(sequence.known_tokens) - len(reused)
             if not self.pool.fits(reused, whole):
+                if len(reused) < (sequence.known_tokens - 1) // self.config.block_size:
+                    self._blocked_hash = hashes[len(reused)]
                 return
             computed = len(reused) * self.config.block_size
             tokens = min(sequence.known_tokens - computed, budget)
@@ -223,8 +289,9 @@ class VllmScheduler:
         self._store_full_blocks(sequence, sequence.computed_tokens + tokens)
         self._scheduled.append((sequence, tokens))
 
-    def _price(self, now_s: float) -> Step:
+    def _price(self, now_s: float, *, may_join: bool) -> Step:
         """The step's duration; joins steps where that changes nothing but their number."""
+        cost = self.config.cost
         prefill: list[PrefillChunk] = []
         decoding = context = 0
         for sequence, tokens in self._scheduled:
@@ -233,24 +300,40 @@ class VllmScheduler:
                 context += sequence.computed_tokens
             else:
                 prefill.append(PrefillChunk(tokens, sequence.computed_tokens))
-        steps = 1
-        if not prefill and decoding == len(self._running):
-            steps = self._join()
-        mean_context = context + decoding * (steps - 1) / 2
-        return Step(now_s, self.config.cost.step_s(prefill, decoding, mean_context), steps)
+        self._begun, self._ended = 1, 0
+        if may_join and not prefill and decoding == len(self._running):
+            steps = self._joinable()
+            if steps > 1:
+                self._run = DecodeRun(cost, now_s, decoding, context)
+                return Step(now_s, self._run.end_s(steps), steps)
+        return Step(now_s, now_s + cost.step_s(prefill, decoding, context))
 
-    def _join(self) -> int:
-        """How many decode steps can be done as one; takes the blocks that they will fill."""
-        steps = min(
-            self.config.joined_steps_max, min(one.remaining_tokens for one in self._running)
-        )
+    def _joinable(self) -> int:
+        """How many decode steps from this one on differ only in their number."""
+        steps = self.config.joined_steps_max
+        for one in self._running:
+            steps = min(steps, one.remaining_tokens)
+        if steps > 1 and not self._steps_fit(steps):
+            steps = bisect_right(range(1, steps), False, key=lambda n: not self._steps_fit(n))
+        if steps > 1 and self._blocked_hash is not None:
+            steps = min(steps, self._steps_before_store(self._blocked_hash, steps))
+        return max(steps, 1)
+
+    def _steps_fit(self, steps: int) -> bool:
         needed = sum(
             self._blocks_for(one.computed_tokens + steps) - len(one.blocks) for one in self._running
         )
-        if steps == 1 or not self.pool.fits((), needed):
-            return 1
+        return self.pool.fits((), needed)
+
+    def _steps_before_store(self, block_hash: int, steps: int) -> int:
+        """How many of the next steps pass before one stores this content."""
+        size = self.config.block_size
         for one in self._running:
-            self._grow(one, one.computed_tokens + steps)
+            last = (one.computed_tokens + steps) // size
+            hashes = one.content.hashes(last)
+            if block_hash in hashes[one.stored_count : last]:
+                at = hashes.index(block_hash, one.stored_count, last)
+                steps = (at + 1) * size - one.computed_tokens - 1
         return steps
 
     def _grow(self, sequence: Sequence, token_count: int) -> bool:
