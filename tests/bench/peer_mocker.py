@@ -1,0 +1,31 @@
+"""Records what the peer's offline simulator makes of a trace, for simulator/profiles/mocker.yaml.
+
+    python -m tests.bench.peer_mocker CONVERSATION_TRACE
+
+The trace is Mooncake's conversation trace (simulator/data/README.md tells where it is); the slice of
+it that ships is replayed too, on one worker. Writes tests/simulator/data/peer_mocker.json, which
+tests hold our simulator against. Takes a minute or two.
+"""
+
+import json
+import sys
+
+from simulator.trace_file import SLICES
+from tests.bench.environments import BUILD, PEER, python_of, run
+
+RECORD = BUILD.parent / "tests" / "simulator" / "data" / "peer_mocker.json"
+
+
+def main(trace: str) -> None:
+    side = RECORD.parents[2] / "bench" / "peer_mocker_side.py"
+    found = json.loads(run(str(python_of(*PEER)), str(side), trace, str(SLICES["conversation"])))
+    found = {
+        "command": "python -m tests.bench.peer_mocker mooncake_conversation_trace.jsonl",
+        "peer": PEER[1],
+    } | found
+    lines = json.dumps(found, separators=(",", ":")).replace('},{"', '},\n{"')
+    RECORD.write_text(lines.replace('],"', '],\n"') + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
