@@ -2,9 +2,9 @@
 
     python -m tests.bench.peer_mocker CONVERSATION_TRACE
 
-The trace is Mooncake's conversation trace (simulator/data/README.md tells where it is); the slice of
-it that ships is replayed too, on one worker. Writes tests/simulator/data/peer_mocker.json, which
-tests hold our simulator against. Takes a minute or two.
+The trace is Mooncake's conversation trace (simulator/data/README.md tells where it is); the slice
+of it that ships is replayed too, on one worker. Writes tests/simulator/data/peer_mocker.json, which
+tests hold our simulator against. Takes two or three minutes.
 """
 
 import json
