@@ -223,10 +223,11 @@ class Profile(_Section, frozen=True):
     kv: Kv
     engine: EngineDefaults
 
-    def cost_model(self) -> CostModel:
+    def cost_model(self, capacity_tokens: int | None = None) -> CostModel:
+        """capacity_tokens: of the KV cache; None: the profile's own. Only shares need it."""
         kv = self.kv.transfer()
         if isinstance(self.step, Polynomial):
-            return self.step.cost_model(kv, self.engine.capacity_tokens)
+            return self.step.cost_model(kv, capacity_tokens or self.engine.capacity_tokens)
         return self.step.cost_model(kv)
 
 
