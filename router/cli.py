@@ -13,6 +13,7 @@ import msgspec
 import uvloop
 
 from events.settings import DynamoSettings, EngineSettings, Settings
+from router.cli_simulator import capacity, replay
 from router.config import (
     Config,
     ConfigError,
@@ -372,6 +373,10 @@ def demo(json_file: Path | None, chosen: tuple[str, ...], speed: float | None,
 
     set_up(LogSettings(format="plain", level="info" if verbose else "error"))
     _run(run_demo(chosen or ("round-robin", "dynamo-adaptive"), speed, json_file, verbose))
+
+
+cli.add_command(replay)
+cli.add_command(capacity)
 
 
 if __name__ == "__main__":

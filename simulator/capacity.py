@@ -15,7 +15,7 @@ from typing import Literal
 import numpy as np
 from rich.table import Table
 
-from simulator.results import Outcome, RunResult
+from simulator.results import Outcome, RunResult, WarmUp
 
 Percentile = Literal["mean", "p50", "p90", "p99"]
 
@@ -84,13 +84,12 @@ def smallest_fleet(
     return found(size if keeps(size) else None)
 
 
-def promised_ttft_s(run: RunResult, percentile: Percentile, *, warm_up_s: float = 0.0) -> float:
+def promised_ttft_s(run: RunResult, percentile: Percentile, warm_up: WarmUp) -> float:
     """A run's time to first token in the form that was promised, in s; 0 without requests.
 
     A request that failed or was shed waits for ever. Percentiles are values that a request had.
     """
-    counted = run.arrival_s >= warm_up_s
-    ttft_s = np.where(run.outcome == Outcome.SERVED, run.ttft_s, np.inf)[counted]
+    ttft_s = np.where(run.outcome == Outcome.SERVED, run.ttft_s, np.inf)[warm_up.counted(run)]
     if not len(ttft_s):
         return 0.0
     if percentile == "mean":

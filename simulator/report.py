@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import msgspec
 import numpy as np
+from rich.box import SIMPLE
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
@@ -113,12 +114,13 @@ def table(comparison: Comparison) -> Table:
     of_seeds = f", mean of {len(comparison.seeds)} seeds" if len(comparison.seeds) > 1 else ""
     shown = Table(
         title=f"{comparison.trace} at {comparison.rate:g}x, {comparison.workers} workers"
-        f" ({comparison.engine}){of_seeds}"
+        f" ({comparison.engine}){of_seeds}",
+        box=SIMPLE,
     )
-    shown.add_column("")
+    shown.add_column("", no_wrap=True)
     for run in comparison.runs:
-        shown.add_column(run.label, justify="right")
-    shown.add_column("best possible", justify="right")
+        shown.add_column(run.label, justify="right", overflow="fold")
+    shown.add_column("ceiling", justify="right")
     numbers = [run.numbers for run in comparison.runs]
     ceiling = comparison.ceiling
 
@@ -126,12 +128,12 @@ def table(comparison: Comparison) -> Table:
         shown.add_row(name, *map(cell, numbers), best)
 
     row("block hit rate", lambda one: f"{one.block_hit_rate:.1%}", f"{ceiling.blocks:.1%}")
-    row("  of the best possible", lambda one: _of(one.block_hit_rate, ceiling.blocks), "100%")
+    row("  of the ceiling", lambda one: _of(one.block_hit_rate, ceiling.blocks), "100%")
     row("token hit rate", lambda one: f"{one.token_hit_rate:.1%}", f"{ceiling.tokens:.1%}")
     shown.add_section()
     for name, pick, digits in _DURATIONS:
         for part in _PARTS:
-            label = f"{name}, mean" if part == "mean" else f"  {part}"
+            label = f"{name} mean" if part == "mean" else f"  {part}"
 
             def cell(
                 one: Aggregates,
@@ -142,12 +144,12 @@ def table(comparison: Comparison) -> Table:
                 return _ms(getattr(pick(one), part), digits)
 
             row(label, cell)
-        if name == "time to first token" and len(comparison.seeds) > 1:
+        if name == "TTFT" and len(comparison.seeds) > 1:
             deviations = [f"{_deviation(run):,.0f} ms" for run in comparison.runs]
-            shown.add_row("  mean, std between seeds", *deviations, "")
+            shown.add_row("  mean, std of seeds", *deviations, "")
     shown.add_section()
     row(_promise(comparison.slo), lambda one: f"{one.goodput_rps:.2f} /s")
-    row("spread of load (std / mean)", lambda one: f"{one.load_cv:.2f}", "0.00")
+    row("load, std / mean", lambda one: f"{one.load_cv:.2f}", "0.00")
     row("requests", lambda one: f"{one.requests}")
     row("  failed", lambda one: f"{one.failed}", "0")
     row("  shed", lambda one: f"{one.shed}", "0")
@@ -258,9 +260,9 @@ class _Lines:
 
 _PARTS = ("mean", "p50", "p90", "p99")
 _DURATIONS: tuple[tuple[str, Callable[[Aggregates], Distribution], int], ...] = (
-    ("time to first token", lambda one: one.ttft_ms, 0),
+    ("TTFT", lambda one: one.ttft_ms, 0),
     ("queue", lambda one: one.queue_ms, 0),
-    ("between tokens", lambda one: one.itl_ms, 1),
+    ("ITL", lambda one: one.itl_ms, 1),
     ("end to end", lambda one: one.e2e_ms, 0),
 )
 """Name, what, digits after the point."""
@@ -315,7 +317,7 @@ def _promise(slo: Slo) -> str:
     """What goodput counts."""
     kept = [("TTFT", slo.ttft_s), ("ITL", slo.itl_s)]
     told = [f"{name} <= {1e3 * most:g} ms" for name, most in kept if most is not None]
-    return f"goodput ({', '.join(told)})" if told else "served"
+    return "\n  ".join(["goodput", *told]) if told else "served"
 
 
 def _of(rate: float, ceiling: float) -> str:

@@ -175,12 +175,27 @@ class Aggregates:
     wall_s: float
 
 
-def aggregate(run: RunResult, *, warm_up_s: float = 0.0, slo: Slo | None = None) -> Aggregates:
-    """The numbers of a run. Requests that arrived before `warm_up_s`, which is the run's own time,
-    don't count."""
-    counted = run.arrival_s >= warm_up_s
+@dataclass(frozen=True, slots=True)
+class WarmUp:
+    """What is run but not counted: requests that arrive before `until_s` of the run's time, and
+    the first `requests` of the trace."""
+
+    until_s: float = 0.0
+    requests: int = 0
+
+    def counted(self, run: RunResult) -> Mask:
+        """Which requests count; one that was never sent doesn't."""
+        return (run.arrival_s >= self.until_s) & (np.arange(run.request_count) >= self.requests)
+
+
+def aggregate(
+    run: RunResult, *, warm_up: WarmUp | None = None, slo: Slo | None = None
+) -> Aggregates:
+    """The numbers of a run. Load counts from the first request on that does."""
+    counted = (warm_up or WarmUp()).counted(run)
     served = counted & (run.outcome == Outcome.SERVED)
     counts = np.bincount(run.outcome[counted], minlength=len(Outcome))
+    begin_s = float(run.arrival_s[counted].min()) if counted.any() else np.inf
     return Aggregates(
         policy=run.policy,
         order=run.order,
@@ -194,7 +209,7 @@ def aggregate(run: RunResult, *, warm_up_s: float = 0.0, slo: Slo | None = None)
         queue_ms=distribution(1e3 * run.queue_s[served]),
         itl_ms=distribution(1e3 * run.itl_s[served]),
         e2e_ms=distribution(1e3 * run.e2e_s[served]),
-        load_cv=load_cv(run.in_flight[run.sample_s >= warm_up_s]),
+        load_cv=load_cv(run.in_flight[run.sample_s >= begin_s]),
         goodput_rps=_goodput_rps(run, counted, _is_good(run, served, slo or Slo())),
         preemptions=int(run.preemptions[counted].sum()),
         copies=run.counters.get("copies", 0),

@@ -16,7 +16,7 @@ from simulator.capacity import (
     promised_ttft_s,
     smallest_fleet,
 )
-from simulator.results import Outcome, RunResult
+from simulator.results import Outcome, RunResult, WarmUp
 
 
 @given(st.integers(1, 64), st.integers(1, 64))
@@ -77,12 +77,12 @@ def run_of(ttft_s: list[float], failed: int) -> RunResult:
 
 def test_a_request_that_was_not_served_waits_for_ever() -> None:
     run = run_of([float(i) for i in range(1, 11)], failed=1)
-    assert promised_ttft_s(run, "p50") == 6.0
-    assert promised_ttft_s(run, "p90") == 10.0
-    assert promised_ttft_s(run, "p99") == math.inf
-    assert promised_ttft_s(run, "mean") == math.inf
-    assert promised_ttft_s(run, "mean", warm_up_s=1.0) == 6.0
-    assert promised_ttft_s(run, "p90", warm_up_s=100.0) == 0.0
+    assert promised_ttft_s(run, "p50", WarmUp()) == 6.0
+    assert promised_ttft_s(run, "p90", WarmUp()) == 10.0
+    assert promised_ttft_s(run, "p99", WarmUp()) == math.inf
+    assert promised_ttft_s(run, "mean", WarmUp()) == math.inf
+    assert promised_ttft_s(run, "mean", WarmUp(until_s=1.0)) == 6.0
+    assert promised_ttft_s(run, "p90", WarmUp(until_s=100.0)) == 0.0
 
 
 def test_the_table_names_the_answer() -> None:

@@ -13,6 +13,7 @@ from simulator.results import (
     Outcome,
     RunResult,
     Slo,
+    WarmUp,
     aggregate,
     distribution,
     load_cv,
@@ -57,12 +58,26 @@ def test_rates_weigh_requests_by_their_length_and_leave_out_what_was_not_served(
     assert numbers.block_hit_rate == 5 / 24
 
 
-def test_requests_of_the_warm_up_are_run_but_not_counted() -> None:
-    run = run_of(4, ttft_s=np.array([9.0, 9.0, 1.0, 3.0]), preemptions=np.array([5, 0, 1, 0]))
-    numbers = aggregate(run, warm_up_s=2.0)
+@pytest.mark.parametrize("warm_up", [WarmUp(until_s=2.0), WarmUp(requests=2), WarmUp(1.5, 1)])
+def test_requests_of_the_warm_up_are_run_but_not_counted(warm_up: WarmUp) -> None:
+    run = run_of(
+        4,
+        ttft_s=np.array([9.0, 9.0, 1.0, 3.0]),
+        preemptions=np.array([5, 0, 1, 0]),
+        sample_s=np.arange(4.0),
+        in_flight=np.array([[1, 0], [1, 0], [1, 1], [1, 1]]),
+    )
+    numbers = aggregate(run, warm_up=warm_up)
     assert numbers.requests == 2
     assert numbers.ttft_ms.mean == 2000.0
     assert numbers.preemptions == 1
+    assert numbers.load_cv == 0.0
+
+
+def test_a_request_that_was_never_sent_does_not_count() -> None:
+    run = run_of(3, arrival_s=np.array([0.0, 1.0, np.nan]), outcome=np.array([0, 0, 1]))
+    assert aggregate(run).requests == 2
+    assert aggregate(run, warm_up=WarmUp(requests=3)).requests == 0
 
 
 def test_percentiles_are_those_of_the_served() -> None:

@@ -1,0 +1,386 @@
+"""`kvroute replay`, `capacity` and `simulate`: fleets without GPUs, in virtual time or live.
+
+What takes long to import is imported when a command runs: `kvroute --help` needn't wait for it.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from simulator.capacity import Percentile
+    from simulator.comparison import Traffic
+    from simulator.options import RunOptions
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+_File = click.Path(path_type=Path, dir_okay=False)
+_Positive = click.FloatRange(min=0, min_open=True)
+_Share = click.FloatRange(0, 0.9)
+_NotNegative = click.FloatRange(min=0)
+_Count = click.IntRange(min=1)
+
+
+def _as_rates(context: click.Context, option: click.Parameter, text: str) -> tuple[float, ...]:
+    try:
+        rates = tuple(float(word) for word in text.split(","))
+    except ValueError:
+        raise click.BadParameter(f"{text!r}: expected numbers such as 1,3,6") from None
+    if not all(0 < rate < float("inf") for rate in rates):
+        raise click.BadParameter(f"{text!r}: every rate must be more than 0")
+    return tuple(dict.fromkeys(rates))
+
+
+def _as_failures(
+    context: click.Context, option: click.Parameter, texts: tuple[str, ...]
+) -> list[tuple[int, float, float]]:
+    """(worker, second, seconds down) of each."""
+    failures = []
+    for text in texts:
+        worker, _, when = text.partition("@")
+        at_s, _, down_s = when.partition("+")
+        try:
+            failures.append((int(worker), float(at_s), float(down_s or 30)))
+        except ValueError:
+            raise click.BadParameter(
+                f"{text!r}: expected WORKER@SECONDS or WORKER@SECONDS+DOWN, such as 3@120+60"
+            ) from None
+    return failures
+
+
+def _options(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
+    def decorate(command: Command) -> Command:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
+
+
+_traffic_options = _options(
+    click.option("--tick-s", type=_NotNegative, default=None,
+                 help="Spread requests of one stamp over so many seconds. [found in the stamps]"),
+    click.option("--from", "from_s", type=_NotNegative, default=0.0, show_default=True,
+                 help="Leave out what arrives before this second of the trace."),
+    click.option("--until", "until_s", type=_Positive, default=None,
+                 help="Leave out what arrives from this second on."),
+    click.option("--warm-up", "warm_up_s", type=_NotNegative, default=0.0, show_default=True,
+                 help="Seconds of the trace that are run but not counted."),
+    click.option("--warm-up-requests", type=click.IntRange(min=0), default=0, show_default=True,
+                 help="Requests that are run but not counted."),
+)  # fmt: skip
+
+_fleet_options = _options(
+    click.option("--engine", type=click.Choice(["vllm", "sglang", "chitu"]), default="vllm",
+                 show_default=True, help="Whose scheduler the engines follow."),
+    click.option("--profile", default="llama-8b-h100", show_default=True,
+                 help="Model and GPU: a profile that ships, or a YAML file."),
+    click.option("--block-size", type=_Count, default=64, show_default=True,
+                 help="Tokens, a power of 2 up to 512."),
+    click.option("--blocks", type=_Count, default=None,
+                 help="Blocks of each worker. [what the profile's memory holds]"),
+    click.option("--ranks", type=_Count, default=1, show_default=True,
+                 help="Data-parallel ranks of each engine."),
+    click.option("--order", default="fcfs", show_default=True, help="Of the router's queue."),
+    click.option("--config", "-c", "config_file", type=_File, default=None,
+                 help="A router's YAML file; its `routing` counts."),
+    click.option("--replicas", type=_Count, default=1, show_default=True,
+                 help="Routers, each with a view of its own."),
+    click.option("--event-delay-ms", type=_NotNegative, default=5.0, show_default=True,
+                 help="From an engine's step to the routers' index."),
+    click.option("--event-loss", type=_Share, default=0.0, show_default=True,
+                 help="Share of the event messages that are lost."),
+    click.option("--fail", "failures", callback=_as_failures, multiple=True,
+                 metavar="WORKER@S[+DOWN_S]",
+                 help="A worker, counted from 0, dies at this second of the run and is back, empty,"
+                      " after 30 or DOWN_S. Repeatable."),
+)  # fmt: skip
+
+
+@click.command()
+@click.argument("trace")
+@click.option("--workers", "-w", type=_Count, default=8, show_default=True)
+@click.option(
+    "--rate",
+    "rates",
+    callback=_as_rates,
+    default="1",
+    show_default=True,
+    help="Times the trace's own clock; several with commas: 1,3,6.",
+)
+@click.option("--policy", default="dynamo-adaptive", show_default=True)
+@click.option("--compare", default="", help="More policies, with commas, on the same traffic.")
+@_fleet_options
+@_traffic_options
+@click.option(
+    "--seed",
+    "seeds",
+    type=int,
+    multiple=True,
+    default=(0,),
+    show_default=True,
+    help="Repeatable: numbers are then means over the seeds.",
+)
+@click.option(
+    "--shadow",
+    "shadows",
+    multiple=True,
+    help="A policy that scores the same requests and never acts. Repeatable.",
+)
+@click.option(
+    "--slo-ttft-ms",
+    type=_Positive,
+    default=None,
+    help="Goodput counts requests whose first token came within.",
+)
+@click.option(
+    "--slo-itl-ms",
+    type=_Positive,
+    default=None,
+    help="And whose mean time between tokens is within.",
+)
+@click.option("--json", "json_file", type=_File, help="Write the numbers to this file.")
+@click.option("--csv", "csv_file", type=_File, help="Write a row for each run to this file.")
+@click.option(
+    "--plot",
+    "plot_folder",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Draw pictures into this folder; needs kvroute[plots].",
+)
+@click.option("--quiet", "-q", is_flag=True, help="Print nothing.")
+def replay(
+    trace: str,
+    workers: int,
+    rates: tuple[float, ...],
+    policy: str,
+    compare: str,
+    seeds: tuple[int, ...],
+    shadows: tuple[str, ...],
+    slo_ttft_ms: float | None,
+    slo_itl_ms: float | None,
+    json_file: Path | None,
+    csv_file: Path | None,
+    plot_folder: Path | None,
+    quiet: bool,
+    **given: Any,
+) -> None:  # fmt: skip
+    """Replay a trace on simulated engines, in virtual time, and compare policies.
+
+    TRACE is a file of Mooncake's form (timestamp, input_length, output_length, hash_ids), the same
+    with session_id, turn and think_ms (a turn starts when the one before it has ended), or CSV
+    with arrival_s, input_length and output_length; or one of the slices that ship: conversation,
+    synthetic, agentic.
+
+    The router's own decision core picks, each policy from cold caches. Times are those of the
+    profile's cost model, not of this machine.
+    """
+    from rich.console import Console
+
+    from simulator import world
+    from simulator.comparison import compare as compare_runs
+    from simulator.plots import PlotsMissing, check_plots, write_plots
+    from simulator.report import Unwatched, table, to_json, watch, write_csv
+    from simulator.results import Slo
+
+    traffic = _traffic(trace, given)
+    names = list(dict.fromkeys([policy, *filter(None, map(str.strip, compare.split(",")))]))
+    fleets = [_fleet(name, workers, given, shadows=shadows) for name in names]
+    slo = Slo(*(None if ms is None else ms / 1e3 for ms in (slo_ttft_ms, slo_itl_ms)))
+    console = Console(quiet=quiet)
+    try:
+        if plot_folder is not None:
+            check_plots()
+        console.print(_about(traffic))
+        arguments: dict[str, Any] = {"rates": rates, "seeds": tuple(dict.fromkeys(seeds))}
+        if quiet:
+            runs = compare_runs(traffic, fleets, world.run, Unwatched(), slo=slo, **arguments)
+        else:
+            with watch(console) as watcher:
+                runs = compare_runs(traffic, fleets, world.run, watcher, slo=slo, **arguments)
+        for one in runs:
+            console.print(table(one))
+            for run in one.runs:
+                for reason, count in sorted(run.first.failures.items()):
+                    console.print(f"{run.label}: {count} failed: {reason}", style="red")
+        if json_file is not None:
+            json_file.write_text(to_json(runs) + "\n", encoding="utf-8")
+        if csv_file is not None:
+            write_csv(runs, csv_file)
+        if plot_folder is not None:
+            for file in write_plots(runs, plot_folder):
+                console.print(f"drawn: {file}", highlight=False, soft_wrap=True)
+    except (ValueError, OSError, PlotsMissing) as error:
+        raise click.ClickException(str(error)) from error
+
+
+@click.command()
+@click.argument("trace")
+@click.option("--policy", default="dynamo-adaptive", show_default=True)
+@click.option("--ttft-ms", type=_Positive, required=True, help="The promise.")
+@click.option(
+    "--percentile",
+    type=click.Choice(["mean", "p50", "p90", "p99"]),
+    default="p90",
+    show_default=True,
+    help="Of which it is one; a request that fails breaks it.",
+)
+@click.option(
+    "--rate", type=_Positive, default=1.0, show_default=True, help="Times the trace's own clock."
+)
+@click.option("--workers-min", type=_Count, default=1, show_default=True)
+@click.option("--workers-max", type=_Count, default=256, show_default=True)
+@_fleet_options
+@_traffic_options
+@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--json", "json_file", type=_File, help="Write the answer to this file.")
+@click.option("--quiet", "-q", is_flag=True, help="Print the number alone.")
+def capacity(
+    trace: str,
+    policy: str,
+    ttft_ms: float,
+    percentile: "Percentile",
+    rate: float,
+    workers_min: int,
+    workers_max: int,
+    seed: int,
+    json_file: Path | None,
+    quiet: bool,
+    **given: Any,
+) -> None:  # fmt: skip
+    """Find the smallest fleet that keeps a promise about the time to first token.
+
+    Doubles the fleet until it keeps it, halves what is between, and asks the next larger fleet too,
+    since more workers need not mean less waiting. TRACE is as for `kvroute replay`. Exit code 1
+    when no fleet that was allowed keeps it.
+    """
+    import msgspec
+    from rich.console import Console
+
+    from simulator import world
+    from simulator.capacity import capacity_table, promised_ttft_s, smallest_fleet
+
+    traffic = _traffic(trace, given)
+    fleet = replace(_fleet(policy, workers_max, given), seed=seed)
+    played = traffic.at(rate, seed)
+    warm_up = traffic.warm_up(rate)
+    console = Console(quiet=quiet)
+    console.print(_about(traffic))
+
+    def measure(workers: int) -> float:
+        with console.status(f"{workers} workers"):
+            result = world.run(replace(fleet, workers=workers), played, None)
+        return promised_ttft_s(result, percentile, warm_up)
+
+    try:
+        found = smallest_fleet(measure, ttft_ms / 1e3, least=workers_min, most=workers_max)
+    except ValueError as error:
+        raise click.ClickException(str(error)) from error
+    console.print(capacity_table(found, percentile, ttft_ms / 1e3))
+    if not found.is_monotone:
+        console.print("More workers did not always mean less waiting: see the table.")
+    if json_file is not None:
+        told = {
+            "trace": traffic.trace.name,
+            "policy": policy,
+            "rate": rate,
+            "percentile": percentile,
+            "ttft_ms": ttft_ms,
+            "workers": found.workers,
+            "trials": [
+                {
+                    "workers": trial.workers,
+                    "ttft_ms": 1e3 * trial.ttft_s if trial.ttft_s < float("inf") else None,
+                    "kept": trial.kept,
+                }
+                for trial in found.trials
+            ],
+        }
+        json_file.write_text(msgspec.json.format(msgspec.json.encode(told)).decode() + "\n")
+    if found.workers is None:
+        click.echo(f"kvroute: not even {workers_max} workers keep it", err=True)
+        raise click.exceptions.Exit(1)
+    if quiet:
+        click.echo(found.workers)
+    else:
+        console.print(f"{found.workers} workers keep it with {policy}.", highlight=False)
+
+
+def _traffic(name: str, given: dict[str, Any]) -> "Traffic":
+    from simulator.comparison import Traffic
+    from simulator.trace_file import TraceError, load_trace
+
+    try:
+        trace = load_trace(name)
+    except TraceError as error:
+        raise click.UsageError(str(error)) from error
+    until_s = given["until_s"]
+    return Traffic(
+        trace=trace,
+        tick_s=given["tick_s"],
+        from_s=given["from_s"],
+        until_s=float("inf") if until_s is None else until_s,
+        warm_up_s=given["warm_up_s"],
+        warm_up_requests=given["warm_up_requests"],
+    )
+
+
+def _fleet(
+    policy: str, workers: int, given: dict[str, Any], *, shadows: Sequence[str] = ()
+) -> "RunOptions":
+    """What every run of one policy has in common. Raises UsageError for what can't be run."""
+    from router.config import ServeConfig, load
+    from simulator.options import Failure, RunOptions
+    from simulator.trace import check_block_size
+
+    config = load(ServeConfig, given["config_file"], {}, {})
+    try:
+        check_block_size(given["block_size"])
+        return RunOptions(
+            policy=policy,
+            order=given["order"],
+            workers=workers,
+            ranks=given["ranks"],
+            engine=given["engine"],
+            scheduler=_scheduler(given),
+            routing=config.routing,
+            replicas=given["replicas"],
+            shadows=tuple(shadows),
+            event_delay_s=given["event_delay_ms"] / 1e3,
+            event_loss=given["event_loss"],
+            failures=tuple(
+                Failure(at_s=at_s, worker=worker, down_s=down_s)
+                for worker, at_s, down_s in given["failures"]
+            ),
+        )
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+
+
+def _scheduler(given: dict[str, Any]) -> Any:
+    """One engine's limits and prices. Raises ValueError."""
+    from simulator.profile import load_profile
+    from simulator.scheduler import SchedulerConfig
+
+    profile = load_profile(given["profile"])
+    block_size = given["block_size"]
+    return SchedulerConfig(
+        block_count=given["blocks"] or profile.engine.blocks_of(block_size),
+        block_size=block_size,
+        max_num_seqs=profile.engine.max_num_seqs,
+        step_tokens_max=profile.engine.max_num_batched_tokens,
+        joined_steps_max=_JOINED_STEPS,
+        cost=profile.cost_model(),
+    )
+
+
+_JOINED_STEPS = 10_000
+"""Decode steps with nothing to decide between them are computed as one."""
+
+
+def _about(traffic: "Traffic") -> str:
+    trace = traffic.trace.spread(traffic.tick_s)
+    ticks = f", stamped in ticks of {trace.tick_s:.3g} s, which are spread" if trace.tick_s else ""
+    loop = ", turns wait for the ones before them" if trace.is_closed_loop else ""
+    return f"{trace.name}: {len(trace.requests)} requests{ticks}{loop}"
