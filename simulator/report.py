@@ -112,11 +112,11 @@ def write_csv(comparisons: Sequence[Comparison], path: Path) -> None:
 def table(comparison: Comparison) -> Table:
     """The runs side by side, beside the ceiling."""
     of_seeds = f", mean of {len(comparison.seeds)} seeds" if len(comparison.seeds) > 1 else ""
-    shown = Table(
-        title=f"{comparison.trace} at {comparison.rate:g}x, {comparison.workers} workers"
-        f" ({comparison.engine}){of_seeds}",
-        box=SIMPLE,
+    title = (
+        f"{comparison.trace} at {comparison.rate:g}x, {comparison.workers} workers"
+        f" ({comparison.engine}){of_seeds}"
     )
+    shown = Table(title=title, box=SIMPLE, min_width=len(title) + 1)
     shown.add_column("", no_wrap=True)
     for run in comparison.runs:
         shown.add_column(run.label, justify="right", overflow="fold")
