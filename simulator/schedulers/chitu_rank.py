@@ -1,0 +1,344 @@
+"""One rank's cache in Chitu: who gets blocks, who gives them up, how much is let in. Pure.
+
+A prefill is let in if what it needs fits under the *block threshold*. That is the whole pool until
+a decode finds no block: each task that is evicted then halves it, and any task that ends restores
+it. So after an eviction prompts wait while the tasks that made it necessary go on.
+
+Laws:
+- a new prefill leaves room for all that is missing to the prefills on their way, so these can't
+  block one another for ever;
+- of the tasks of one round, no task gives way to one behind it.
+
+Source: thu-pacman/chitu chitu/scheduler.py (read 2026-11-21), where this is the scheduler of a
+rank: `_schedule_prefill_tasks`, `_schedule_decode_tasks`, `evict_task`.
+"""
+
+from bisect import bisect_right
+from dataclasses import replace
+
+from typing_extensions import override
+
+from simulator.block_pool import BlockId, BlockPool, PoolEvent
+from simulator.scheduler import Load, Sequence, Submission
+from simulator.schedulers.chitu_task import ChituConfig, Task, TaskType, Work
+
+
+class Rank:
+    """A block pool, the tasks that hold its blocks, and what it counts."""
+
+    def __init__(self, config: ChituConfig, dp_rank: int) -> None:
+        self.config = config
+        self.dp_rank = dp_rank
+        self.pool = BlockPool(config.block_count, config.block_size)
+        self.block_threshold = config.block_count
+        self.holders: dict[Task, None] = {}
+        """Tasks that hold blocks."""
+        self.evictions = 0
+        self._blocked_hash: int | None = None
+        """What the new task that found no room last would need in the cache to find more of its
+        prompt there; None when that is not what it waits for."""
+        self._queried_tokens = self._hit_tokens = 0
+        self._prompt_tokens = self._generated_tokens = self._finished = self._aborted = 0
+
+    @override
+    def __repr__(self) -> str:
+        return f"<Rank {self.dp_rank}: threshold {self.block_threshold}, {self.pool!r}>"
+
+    def load(self, waiting: int) -> Load:
+        return Load(
+            running=len(self.holders),
+            waiting=waiting,
+            used_blocks=self.pool.in_use_count,
+            total_blocks=self.pool.block_count,
+            prefix_queried_tokens=self._queried_tokens,
+            prefix_hit_tokens=self._hit_tokens,
+            preemptions=self.evictions,
+            prompt_tokens=self._prompt_tokens,
+            generated_tokens=self._generated_tokens,
+            finished=self._finished,
+            aborted=self._aborted,
+        )
+
+    def take_events(self) -> list[PoolEvent]:
+        """What happened to the cache since the last call, in order."""
+        events = self.pool.take_events()
+        if not self.dp_rank:
+            return events
+        return [replace(event, dp_rank=self.dp_rank) for event in events]
+
+    def cached_tokens(self, submission: Submission) -> int:
+        """What a request would find in the cache if it were let in now. Changes nothing."""
+        length = submission.prompt_tokens
+        hashes = submission.content.hashes(length // self.config.block_size)
+        found = self.pool.find_prefix(hashes, length + 1) if self.config.prefix_caching else []
+        return min(len(found) * self.config.block_size, length - 1)
+
+    def prefill(self, ordered: list[Task], limit: int, budget: int, now_s: float) -> list[Work]:
+        """At most `limit` prefills of at most `budget` tokens, the best first, with their blocks.
+
+        When a new task finds no room, no new one behind it is let in, but those on their way go on.
+        When one on its way finds none, it evicts the last one on its way behind it. That doesn't
+        lower the threshold, since it makes room for this very task.
+        """
+        tasks = [task for task in ordered if task.type is TaskType.PREFILL]
+        work: list[Work] = []
+        self._blocked_hash = None
+        full = False
+        i = 0
+        while i < len(tasks) and len(work) < limit and budget:
+            task = tasks[i]
+            on_its_way = task.holds_blocks
+            if on_its_way:
+                tokens = self._extend(task, budget)
+            else:
+                tokens = 0 if full else self._admit(task, budget, now_s)
+                full = not tokens
+            if tokens:
+                work.append((task, tokens))
+                budget -= tokens
+            elif on_its_way:
+                behind = next((one for one in reversed(tasks[i + 1 :]) if one.holds_blocks), None)
+                if behind is None:
+                    break
+                self._evict(behind)
+                continue
+            i += 1
+        return work
+
+    def decode(self, ordered: list[Task], limit: int) -> list[Work]:
+        """At most `limit` decodes, the best first, with a block for those that need one.
+
+        Who finds none evicts the last prefill on its way, or else the last decode. When nobody is
+        left to evict, it waits for the batches in flight.
+        """
+        decodes = [task for task in ordered if task.type is TaskType.DECODE]
+        prefills = [task for task in ordered if task.type is TaskType.PREFILL and task.holds_blocks]
+        work: list[Work] = []
+        i = 0
+        while i < len(decodes) and len(work) < limit:
+            task = decodes[i]
+            if self._grow(task.sequence, task.sequence.known_tokens):
+                self._store(task.sequence, task.sequence.known_tokens)
+                work.append((task, 1))
+                i += 1
+                continue
+            if prefills:
+                victim = prefills.pop()
+            elif len(decodes) > i + 1:
+                victim = decodes.pop()
+            else:
+                break
+            self._evict(victim)
+            self.block_threshold = max(1, self.block_threshold // 2)
+        return work
+
+    def receive(self, ordered: list[Task], now_s: float) -> None:
+        """Takes in new tasks with KV that another engine has computed, of all their tokens but the
+        last; they are decodes then. Ends with the first that finds no room."""
+        self._blocked_hash = None
+        for task in ordered:
+            if task.type is TaskType.DECODE:
+                continue
+            sequence = task.sequence
+            reused = self._find(sequence)
+            if not self._take(task, reused, self._blocks_for(sequence.known_tokens) - len(reused)):
+                return
+            computed = sequence.known_tokens - 1
+            self._count_hits(sequence, min(len(reused) * self.config.block_size, computed), now_s)
+            sequence.computed_tokens = computed
+            self._store(sequence, computed)
+            task.type = TaskType.DECODE
+
+    def steps_alike(self, tasks: list[Task], steps: int) -> int:
+        """How many of the next `steps` decode steps of these tasks, the one that is scheduled
+        included, find their blocks and change nothing for whoever waits. At least 1."""
+        if steps > 1 and not self._steps_fit(tasks, steps):
+            steps = bisect_right(
+                range(1, steps), False, key=lambda count: not self._steps_fit(tasks, count)
+            )
+        if steps > 1 and self._blocked_hash is not None:
+            steps = min(steps, self._steps_before_store(tasks, self._blocked_hash, steps))
+        return max(steps, 1)
+
+    def decode_ahead(self, tasks: list[Task], begun: int, steps: int) -> None:
+        """Takes and announces the blocks of `steps` more decode steps, in the order of the steps.
+
+        begun: steps whose blocks are taken and whose tokens are not out.
+        """
+        size = self.config.block_size
+        crossings: list[tuple[int, int, int, bool]] = []
+        """(step, place in the batch, tokens then, whether they fill a block or need a new one)"""
+        for place, task in enumerate(tasks):
+            computed = task.sequence.computed_tokens + begun
+            for full, first in ((False, 1 + -computed % size), (True, size - computed % size)):
+                crossings += [
+                    (step, place, computed + step, full) for step in range(first, steps + 1, size)
+                ]
+        for _, place, tokens, full in sorted(crossings):
+            sequence = tasks[place].sequence
+            if full:
+                self._store(sequence, tokens)
+            elif not self._grow(sequence, tokens):
+                raise RuntimeError(f"a run of steps that doesn't fit: {self!r}")
+
+    def compute(self, task: Task, tokens: int, steps: int, now_s: float) -> int:
+        """Applies `steps` rounds that each computed `tokens`; returns how many new tokens came out.
+
+        A task that is at its end gives its blocks back.
+        """
+        sequence = task.sequence
+        sequence.computed_tokens += tokens * steps
+        known = sequence.known_tokens
+        if task.type is TaskType.PREFILL and sequence.computed_tokens < known:
+            return 0
+        task.type = TaskType.DECODE
+        sequence.known_tokens = sequence.computed_tokens + 1
+        self._store(sequence, sequence.computed_tokens)
+        if sequence.first_token_s is None:
+            sequence.first_token_s = now_s
+            self._prompt_tokens += sequence.prompt_tokens
+        new = sequence.known_tokens - known
+        self._generated_tokens += new
+        if sequence.finished:
+            self._finished += 1
+            self._end(task)
+        return new
+
+    def abort(self, task: Task) -> None:
+        self._aborted += 1
+        self._end(task)
+
+    def _admit(self, task: Task, budget: int, now_s: float) -> int:
+        """Begins a prefill; returns the tokens of its first chunk, 0 when there is no room.
+
+        A prompt that is cached to its last token needs no block: its last token is computed again,
+        in place.
+        """
+        sequence, size = task.sequence, self.config.block_size
+        reused = self._find(sequence)
+        cached = min(len(reused) * size, sequence.known_tokens - 1)
+        tokens = min(sequence.known_tokens - cached, budget)
+        missing = self._blocks_for(cached + tokens) - len(reused)
+        if not self._take(task, reused, missing):
+            return 0
+        self._count_hits(sequence, cached, now_s)
+        sequence.computed_tokens = cached
+        self._store(sequence, cached + tokens)
+        return tokens
+
+    def _take(self, task: Task, reused: list[BlockId], missing: int) -> bool:
+        """Gives a new task its blocks, if they fit under the threshold and leave enough for the
+        prefills on their way."""
+        kept = self.config.block_count - self.block_threshold + self._reserved()
+        if missing and not self.pool.fits(reused, missing + kept):
+            self._blocked_hash = self._next_hash(task.sequence, len(reused))
+            return False
+        fresh = self.pool.take(reused, missing)
+        if fresh is None:
+            raise RuntimeError(f"room under the threshold, but not in the pool: {self!r}")
+        task.sequence.blocks = [*reused, *fresh]
+        task.sequence.stored_count = len(reused)
+        self.holders[task] = None
+        return True
+
+    def _extend(self, task: Task, budget: int) -> int:
+        """The next chunk of a prefill on its way; returns its tokens, 0 when there is no room."""
+        sequence = task.sequence
+        tokens = min(sequence.known_tokens - sequence.computed_tokens, budget)
+        wanted = sequence.computed_tokens + tokens
+        missing = self._blocks_for(wanted) - len(sequence.blocks)
+        kept = self.config.block_count - self.block_threshold
+        if missing and not self.pool.fits((), missing + kept):
+            return 0
+        if not self._grow(sequence, wanted):
+            raise RuntimeError(f"room under the threshold, but not in the pool: {self!r}")
+        self._store(sequence, wanted)
+        return tokens
+
+    def _reserved(self) -> int:
+        """Blocks that are missing to the whole prompts of the prefills on their way."""
+        return sum(
+            self._blocks_for(one.sequence.known_tokens) - len(one.sequence.blocks)
+            for one in self.holders
+            if one.type is TaskType.PREFILL
+        )
+
+    def _find(self, sequence: Sequence) -> list[BlockId]:
+        """Blocks to reuse: up to the whole of what is known."""
+        if not self.config.prefix_caching:
+            return []
+        hashes = sequence.content.hashes(sequence.known_tokens // self.config.block_size)
+        return self.pool.find_prefix(hashes, sequence.known_tokens + 1)
+
+    def _next_hash(self, sequence: Sequence, found: int) -> int | None:
+        """Of the first full block that is not in the cache."""
+        full = sequence.known_tokens // self.config.block_size
+        if found == full or not self.config.prefix_caching:
+            return None
+        return sequence.content.hashes(full)[found]
+
+    def _count_hits(self, sequence: Sequence, cached: int, now_s: float) -> None:
+        if sequence.cached_tokens is None:  # coming back after an eviction is no query
+            sequence.cached_tokens = cached
+            sequence.scheduled_s = now_s
+            self._queried_tokens += sequence.prompt_tokens
+            self._hit_tokens += cached
+
+    def _evict(self, task: Task) -> None:
+        """Back to before the prefill, which will compute the answer so far, too."""
+        self._release(task)
+        task.type = TaskType.PREFILL
+        task.sequence.computed_tokens = 0
+        task.sequence.preemptions += 1
+        self.evictions += 1
+
+    def _end(self, task: Task) -> None:
+        if task.holds_blocks:
+            self._release(task)
+        self.block_threshold = self.config.block_count
+
+    def _release(self, task: Task) -> None:
+        self.pool.release(task.sequence.blocks)
+        task.sequence.blocks = []
+        task.sequence.stored_count = 0
+        del self.holders[task]
+
+    def _steps_fit(self, tasks: list[Task], steps: int) -> bool:
+        missing = 0
+        for task in tasks:
+            sequence = task.sequence
+            missing += self._blocks_for(sequence.computed_tokens + steps) - len(sequence.blocks)
+        return self.pool.fits((), missing)
+
+    def _steps_before_store(self, tasks: list[Task], block_hash: int, steps: int) -> int:
+        """How many of the next steps pass before one stores this content."""
+        size = self.config.block_size
+        for task in tasks:
+            sequence = task.sequence
+            last = (sequence.computed_tokens + steps) // size
+            hashes = sequence.content.hashes(last)
+            if block_hash in hashes[sequence.stored_count : last]:
+                at = hashes.index(block_hash, sequence.stored_count, last)
+                steps = (at + 1) * size - sequence.computed_tokens - 1
+        return steps
+
+    def _grow(self, sequence: Sequence, token_count: int) -> bool:
+        missing = self._blocks_for(token_count) - len(sequence.blocks)
+        if missing <= 0:
+            return True
+        fresh = self.pool.take((), missing)
+        if fresh is None:
+            return False
+        sequence.blocks += fresh
+        return True
+
+    def _store(self, sequence: Sequence, token_count: int) -> None:
+        """Announces the blocks that are full with the first `token_count` tokens."""
+        first, last = sequence.stored_count, token_count // self.config.block_size
+        if last <= first or not self.config.prefix_caching:
+            return
+        self.pool.store(sequence.blocks[first:last], sequence.content.stored(first, last))
+        sequence.stored_count = last
+
+    def _blocks_for(self, token_count: int) -> int:
+        return -(-token_count // self.config.block_size)
