@@ -19,8 +19,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from simulator.clock import Clock, sleep_until
-from simulator.cost_model import LLAMA_70B_4XH100
 from simulator.engine import Completion, Engine, EngineConfig
+from simulator.profile import load_profile
 from simulator.reuse import reuse_ceiling
 from simulator.scheduler import SchedulerConfig
 from simulator.trace import TraceRequest
@@ -123,7 +123,7 @@ def demo_engines() -> list[EngineConfig]:
         block_count=BLOCK_COUNT,
         block_size=BLOCK_SIZE,
         joined_steps_max=32,
-        cost=LLAMA_70B_4XH100,
+        cost=load_profile("llama-70b-4xh100").cost_model(),
     )
     # Each with a seed of its own: no two engines of a fleet agree on a block's hash.
     return [

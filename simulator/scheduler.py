@@ -29,7 +29,8 @@ import numpy.typing as npt
 
 from indexer.identity import Tier
 from simulator.block_pool import BlockId, PoolEvent, Stored
-from simulator.cost_model import LLAMA_8B_H100, CostModel
+from simulator.cost_model import CostModel
+from simulator.profile import load_profile
 
 TokenArray = npt.NDArray[np.uint32]
 
@@ -52,7 +53,7 @@ class SchedulerConfig:
     vocabulary: int = 128_256
     hash_seed: int = 0
     """Two engines with different seeds name the same block differently."""
-    cost: CostModel = LLAMA_8B_H100
+    cost: CostModel = field(default_factory=load_profile("llama-8b-h100").cost_model)
     lora_names: tuple[str, ...] = ()
 
     @property

@@ -9,21 +9,25 @@ import numpy as np
 import pytest
 
 from simulator.clock import VirtualClock, sleep_until
-from simulator.cost_model import LLAMA_8B_H100, PrefillChunk
+from simulator.cost_model import PrefillChunk
 from simulator.engine import Chunk, Engine, EngineConfig, EngineStopped, RequestRefused
+from simulator.profile import load_profile
 from simulator.scheduler import SchedulerConfig
 
 CONFIG = EngineConfig("w0", SchedulerConfig(block_count=64, block_size=4))
 JOINED = EngineConfig("w0", SchedulerConfig(block_count=64, block_size=4, joined_steps_max=32))
+
+COST = load_profile("llama-8b-h100").cost_model()
+"""Of SchedulerConfig's default."""
 
 
 async def test_a_request_takes_the_time_of_its_steps() -> None:
     clock = VirtualClock()
     engine = Engine(CONFIG, clock)
     done = await clock.run(engine.complete(list(range(10)), 3))
-    prefill_s = LLAMA_8B_H100.step_s([PrefillChunk(10, 0)])
+    prefill_s = COST.step_s([PrefillChunk(10, 0)])
     assert done.ttft_s == pytest.approx(prefill_s)
-    decode_s = LLAMA_8B_H100.step_s([], 1, 10) + LLAMA_8B_H100.step_s([], 1, 11)
+    decode_s = COST.step_s([], 1, 10) + COST.step_s([], 1, 11)
     assert done.e2e_s == pytest.approx(prefill_s + decode_s)
     assert (done.prompt_tokens, done.cached_tokens, done.preemptions) == (10, 0, 0)
     assert len(done.token_ids) == 3
@@ -40,7 +44,7 @@ async def test_a_newcomer_waits_for_the_step_going_on_not_for_joined_ones() -> N
         await first
         return second.queue_s
 
-    assert await clock.run(traffic()) < LLAMA_8B_H100.step_s([], 1, 70)
+    assert await clock.run(traffic()) < COST.step_s([], 1, 70)
 
 
 async def test_published_batches_carry_the_blocks_of_prompt_and_answer() -> None:
