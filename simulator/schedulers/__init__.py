@@ -15,4 +15,7 @@ from simulator.schedulers.vllm import VllmScheduler
 SCHEDULERS: dict[str, Callable[[SchedulerConfig], Scheduler]] = {
     "vllm": VllmScheduler,
     "sglang": SglangScheduler,
+    "chitu": ChituScheduler,
+    "chitu-skew": SkewScheduler,
+    "chitu-dp": DpFifoScheduler,
 }
