@@ -1,0 +1,512 @@
+"""SGLang: which requests a step computes, and what comes of it. Pure.
+
+A step is a prefill batch if anybody can be admitted (or is half computed), else one token for each
+running request. Who is let in: sglang_budget.py; in which order: sglang_policy.py; what can be
+found again: radix_cache.py. A prompt joins the radix tree when it has been computed, an answer when
+it ends. Memory is not set aside for whole answers, so running requests can outgrow it: then those
+with the fewest tokens out are *retracted*, back to the queue, until the others have room for their
+next token, and the share that is set aside rises.
+
+Once somebody found no memory, or all places are taken, nobody is looked at until a request has left
+the batch (`_full`), except under priority scheduling, where whom the new one may stop is tried
+before each step.
+
+Laws, besides those of every scheduler (simulator/scheduler.py):
+- pages add up: free + evictable + protected + private = total, private those of admitted requests;
+- at most one request is half computed, and while one is, nobody decodes (unless mixed_chunk).
+
+Source: sgl-project/sglang python/sglang/srt/managers/scheduler.py and schedule_batch.py, release
+0.5.7 without overlap; where that loses requests or pages, or where a recording differs, as 0.5.23:
+- preempted requests go back to the queue even when nobody was admitted for them;
+- an empty batch is never full;
+- eviction frees what is missing, not once more all that is wanted;
+- an ended answer joins the tree (0.5.7 keeps the prompt only);
+- events are told with each step, not every 40 decode steps.
+What differs here: an aborted request leaves at once instead of after one more step, a request that
+can never fit is refused instead of its answer shortened, and a lookup precedes preemption.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterable
+from itertools import count
+
+from typing_extensions import override
+
+from indexer.identity import Tier
+from simulator.cost_model import PrefillChunk
+from simulator.decode_run import DecodeRun
+from simulator.radix_cache import RadixCache
+from simulator.scheduler import (
+    BlockCounts,
+    Load,
+    Output,
+    RequestRefused,
+    SchedulerConfig,
+    Sequence,
+    Step,
+    StepResult,
+    Submission,
+    check,
+)
+from simulator.schedulers.sglang_budget import (
+    RETRACT_DECODE_STEPS,
+    NewTokenRatio,
+    PrefillBudget,
+    Verdict,
+)
+from simulator.schedulers.sglang_config import LOWEST_PRIORITY, SglangSequence, sglang_config
+from simulator.schedulers.sglang_policy import WaitingOrder
+
+LENGTH_MARGIN_TOKENS = 2
+"""Of the pool, that prompt and answer of one request leave free."""
+
+
+class SglangScheduler:
+    """The queue, the running batch and the radix cache of one engine."""
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self.config = config
+        self._config = sglang_config(config)
+        self.cache = RadixCache(config.block_count)
+        self.ratio = NewTokenRatio(self._config.conservativeness)
+        self._order = WaitingOrder(self._config, self.cache)
+        self._waiting: list[SglangSequence] = []
+        self._running: list[SglangSequence] = []
+        """The decode batch: all whose prompt is computed."""
+        self._chunked: SglangSequence | None = None
+        """The request that is half computed; not in `_running`."""
+        self._prefill: list[SglangSequence] = []
+        """Those whose prompt, or a part of it, the step that is going on computes."""
+        self._decode: list[SglangSequence] = []
+        """Those whose next token it computes."""
+        self._full = False
+        """Nobody is admitted until somebody has left the batch."""
+        self._step: Step | None = None
+        self._run: DecodeRun | None = None
+        """The step that is going on, if it only decodes."""
+        self._begun = self._ended = 0
+        """Its steps whose pages are taken, and those whose tokens are out."""
+        self.newest_arrival_s = 0.0
+        self._arrivals = count()
+        self._queried_tokens = self._hit_tokens = self._preemptions = 0
+        self._prompt_tokens = self._generated_tokens = self._finished = self._aborted = 0
+
+    @override
+    def __repr__(self) -> str:
+        running, waiting = len(self.running()), len(self._waiting)
+        return f"<SglangScheduler {running} running, {waiting} waiting, {self.cache!r}>"
+
+    @property
+    def step(self) -> Step | None:
+        """The step that is going on."""
+        return self._step
+
+    @property
+    def next_ready_s(self) -> float | None:
+        return None
+
+    def running(self) -> list[Sequence]:
+        """The decode batch, then those whose prompt is being computed."""
+        joining = [
+            one for one in self._prefill if one.node is not None and one is not self._chunked
+        ]
+        half = [] if self._chunked is None else [self._chunked]
+        return [*self._running, *joining, *half]
+
+    def waiting(self) -> list[Sequence]:
+        return list(self._waiting)
+
+    def scheduled(self) -> list[tuple[Sequence, int]]:
+        return [
+            *((one, one.extend_tokens) for one in self._prefill),
+            *((one, 1) for one in self._decode),
+        ]
+
+    def load(self, dp_rank: int = 0) -> Load:
+        """Running ones include those in prefill, whom SGLang's own gauge leaves out."""
+        joining = sum(one.node is not None and one is not self._chunked for one in self._prefill)
+        return Load(
+            running=len(self._running) + joining + (self._chunked is not None),
+            waiting=len(self._waiting),
+            used_blocks=self.cache.page_count - self.cache.available,
+            total_blocks=self.cache.page_count,
+            prefix_queried_tokens=self._queried_tokens,
+            prefix_hit_tokens=self._hit_tokens,
+            preemptions=self._preemptions,
+            prompt_tokens=self._prompt_tokens,
+            generated_tokens=self._generated_tokens,
+            finished=self._finished,
+            aborted=self._aborted,
+        )
+
+    def blocks(self, dp_rank: int = 0) -> BlockCounts:
+        cache = self.cache
+        in_use = cache.protected + cache.private
+        return BlockCounts(cache.free, cache.evictable, in_use, cache.page_count)
+
+    def contents(self, dp_rank: int = 0) -> Iterable[tuple[Tier, int]]:
+        return [(Tier.DEVICE, page) for page in self.cache.contents()]
+
+    def add(self, submission: Submission, now_s: float) -> Sequence:
+        """Puts a request at the end of the queue. Raises RequestRefused."""
+        check(submission, self.config)
+        sequence = SglangSequence(submission, submission.prompt_tokens, now_s)
+        self._refuse_hopeless(sequence)
+        priority = submission.priority
+        if priority is None or not self._config.priority_scheduling:
+            priority = LOWEST_PRIORITY[self._config.low_priority_values_first]
+        sequence.priority = priority
+        self._enqueue(sequence)
+        self.newest_arrival_s = max(self.newest_arrival_s, now_s)
+        return sequence
+
+    def abort(self, sequence: Sequence) -> bool:
+        """Forgets a request; what it has computed stays in the cache. False when it has ended."""
+        if not isinstance(sequence, SglangSequence):
+            raise TypeError(f"{sequence!r} is another engine's")
+        if sequence.node is not None:
+            if sequence is self._chunked:
+                self._chunked = None
+            elif sequence in self._running:
+                self._running.remove(sequence)
+            self._store_and_release(sequence)
+            self._full = False
+        elif sequence in self._waiting:
+            self._waiting.remove(sequence)
+        else:
+            return False
+        self._aborted += 1
+        return True
+
+    def cached_tokens(self, submission: Submission) -> int:
+        """What a request would find in the cache if it were admitted now. Changes nothing."""
+        if not self._config.radix_cache:
+            return 0
+        pages = (submission.prompt_tokens - 1) // self._config.block_size
+        return self.cache.find(submission.content.hashes(pages), pages) * self._config.block_size
+
+    def reset_prefix_cache(self) -> bool:
+        """Forgets all cached content; False, and nothing changed, while requests hold pages."""
+        return self.cache.reset()
+
+    def begin_step(self, now_s: float) -> Step | None:
+        """Decides what to compute next and takes the pages for it; None when there is nothing."""
+        if self._step is not None:
+            raise RuntimeError("a step is going on")
+        if self._chunked is not None:
+            self._store(self._chunked)
+        self._admit(now_s)
+        if not self._prefill and self._running:
+            self._make_room_to_decode()
+            self._decode = list(self._running)
+        if not self._prefill and not self._decode:
+            self.ratio.restart()
+            return None
+        self._step = self._price(now_s)
+        return self._step
+
+    def cut_step(self, now_s: float) -> Step | None:
+        """Shortens joined steps to the end of the one going on; returns the step as it is now."""
+        step, run = self._step, self._run
+        if step is not None and run is not None:
+            steps = max(run.begun(now_s, step.count), self._begun)
+            self._take_pages(steps)
+            self._step = Step(step.start_s, run.end_s(steps), steps)
+        return self._step
+
+    def advance(self, now_s: float) -> StepResult:
+        """Applies those of the joined steps that have ended by now, but not the last. What a reset
+        has to tell is told at once: SGLang does so even when idle."""
+        step, run = self._step, self._run
+        if step is None:
+            return StepResult([], self.cache.take_events())
+        ended = 0 if run is None else run.ended(now_s, step.count - 1)
+        if ended <= self._ended:
+            return StepResult([], [])
+        self._take_pages(ended)
+        outputs = self._apply_decode(ended)
+        events = self.cache.take_events()
+        self._take_pages(ended + 1)
+        return StepResult(outputs, events)
+
+    def end_step(self, now_s: float) -> StepResult:
+        """Applies the step: tokens come out, requests finish, events are told."""
+        if self._step is None:
+            raise RuntimeError("no step is going on")
+        outputs = self._apply_prefill(now_s)
+        self._take_pages(self._step.count)
+        outputs += self._apply_decode(self._step.count)
+        self._prefill, self._decode = [], []
+        self._step = self._run = None
+        return StepResult(outputs, self.cache.take_events())
+
+    # Queue and admission
+
+    def _refuse_hopeless(self, sequence: SglangSequence) -> None:
+        """Raises RequestRefused for what not even an empty engine would ever admit."""
+        config = self._config
+        room = config.block_count * config.block_size - LENGTH_MARGIN_TOKENS
+        if config.ignore_eos and not config.radix_cache:
+            room -= config.block_size  # prompts are counted in whole pages then
+        if sequence.prompt_tokens + sequence.max_tokens > room:
+            raise RequestRefused(
+                f"the cache has room for {room} tokens, but the prompt has "
+                f"{sequence.prompt_tokens} and up to {sequence.max_tokens} are asked for"
+            )
+
+    def _enqueue(self, sequence: SglangSequence) -> None:
+        sequence.queued = next(self._arrivals)
+        self._waiting.append(sequence)
+
+    def _admit(self, now_s: float) -> None:
+        """Makes a prefill batch of the half computed request and of waiting ones."""
+        config, running = self._config, self._running
+        if config.priority_scheduling or not running:
+            self._full = False
+        if self._chunked is None:
+            if self._full or not self._waiting:
+                return
+            if len(running) >= config.max_num_seqs and not config.priority_scheduling:
+                self._full = True
+                return
+        self._order.sort(self._waiting)
+        mixed = len(running) if config.mixed_chunk and config.chunked_prefill else 0
+        budget = PrefillBudget(config, self.cache, running, self.ratio.value, mixed)
+        if self._chunked is not None:
+            budget.add_next_chunk(self._chunked)
+        preempted: list[SglangSequence] = []
+        for sequence in self._waiting:
+            if sequence.submission.lora_name and not self._loras_fit(sequence, budget):
+                continue
+            if len(budget.admitted) >= config.max_num_seqs - len(self._running):
+                self._full = True
+            if self._full:
+                stopped = self._preempt_for(sequence, budget)
+                if not stopped:
+                    break
+                preempted += stopped
+            verdict = budget.add(sequence)
+            if verdict is Verdict.NO_MEMORY:
+                self._full = bool(budget.admitted or self._running)
+            if verdict is not Verdict.GO_ON:
+                break
+        if budget.admitted:
+            admitted = set(budget.admitted)
+            self._waiting = [one for one in self._waiting if one not in admitted]
+        for one in preempted:
+            self._enqueue(one)
+        self._chunked = budget.chunked
+        self._prefill = budget.admitted
+        if self._prefill:
+            self._begin_prefill(now_s)
+
+    def _loras_fit(self, sequence: SglangSequence, budget: PrefillBudget) -> bool:
+        """Whether the batch has room for its adapter."""
+        names = {one.submission.lora_name for one in (*self._running, *budget.admitted)}
+        return len(names | {sequence.submission.lora_name}) <= self._config.loras_max
+
+    def _preempt_for(self, sequence: SglangSequence, budget: PrefillBudget) -> list[SglangSequence]:
+        """Stops less important running requests, if that makes room; returns them."""
+        if not self._config.priority_scheduling:
+            return []
+        victims = set(budget.victims(sequence, self._running))
+        stopped = [one for one in self._running if one in victims]
+        left = len(self._running)
+        for one in stopped:
+            left -= 1
+            budget.forgo(one)
+            self._stop(one, left)
+        self._running = [one for one in self._running if one not in victims]
+        return stopped
+
+    def _begin_prefill(self, now_s: float) -> None:
+        """Takes the pages of the prefill batch, and of the decodes that join it."""
+        size = self._config.block_size
+        extend = wanted = 0
+        for one in self._prefill:
+            if one.cached_tokens is None:  # computing it again is no query
+                one.cached_tokens = one.computed_tokens
+                one.scheduled_s = now_s
+                self._queried_tokens += one.prompt_tokens
+                self._hit_tokens += one.computed_tokens
+            pages = -(-(one.computed_tokens + one.extend_tokens) // size) - one.shared_pages
+            extend += one.extend_tokens
+            wanted += pages - one.private_pages
+            one.private_pages = pages
+        self.cache.make_room(extend if size == 1 else -(-extend // size) + len(self._prefill))
+        self.cache.take(wanted)
+        if self._config.mixed_chunk:
+            needed = self._pages_of_next_token(self._running)
+            if self.cache.make_room(needed):  # or they wait, where the engine would fail
+                self._decode = list(self._running)
+
+    # Decoding
+
+    def _make_room_to_decode(self) -> None:
+        """Retracts requests until each of the others has room for its next token."""
+        if self.cache.make_room(self._pages_of_next_token(self._running)):
+            self.ratio.decay(1)
+            return
+        # fewest tokens out go first, the longest prompt among those
+        kept = sorted(
+            self._running, key=lambda one: (one.output_tokens, -one.prompt_tokens), reverse=True
+        )
+        retracted: list[SglangSequence] = []
+        while len(kept) > 1 and not (
+            retracted and self.cache.make_room(self._pages_of_next_token(kept))
+        ):
+            retracted.append(kept.pop())
+            self._stop(retracted[-1], len(kept))
+        if not self.cache.make_room(self._pages_of_next_token(kept)):
+            raise RuntimeError(f"no page for the only request left: {self.cache!r}")
+        self._running = kept
+        self.ratio.set_after_retraction(kept)
+        for one in retracted:
+            self._enqueue(one)
+        self._full = False
+
+    def _pages_of_next_token(self, sequences: Iterable[SglangSequence]) -> int:
+        return sum(not one.computed_tokens % self._config.block_size for one in sequences)
+
+    def _price(self, now_s: float) -> Step:
+        """The step's duration; joins steps where that changes nothing but their number."""
+        cost = self._config.cost
+        decoding = len(self._decode)
+        context = sum(one.computed_tokens for one in self._decode)
+        self._begun = self._ended = 0
+        if self._prefill:
+            self._take_pages(1)
+            chunks = [PrefillChunk(one.extend_tokens, one.computed_tokens) for one in self._prefill]
+            return Step(now_s, now_s + cost.step_s(chunks, decoding, context))
+        steps = self._joinable()
+        self._run = DecodeRun(cost, now_s, decoding, context)
+        self._take_pages(1)
+        return Step(now_s, self._run.end_s(steps), steps)
+
+    def _joinable(self) -> int:
+        """How many decode steps from this one on differ only in their number."""
+        if self._waiting and (self._config.priority_scheduling or not self._full):
+            return 1
+        steps = self._config.joined_steps_max
+        for one in self._decode:
+            steps = min(steps, one.remaining_tokens)
+        if steps > 1 and not self._steps_fit(steps):
+            steps = bisect_right(range(1, steps), False, key=lambda n: not self._steps_fit(n))
+        return max(steps, 1)
+
+    def _steps_fit(self, steps: int) -> bool:
+        size = self._config.block_size
+        return self.cache.available >= sum(
+            -(-(one.computed_tokens + steps) // size) - one.shared_pages - one.private_pages
+            for one in self._decode
+        )
+
+    def _take_pages(self, target: int) -> None:
+        """Takes the pages of the decode steps up to the `target`-th, as one by one would.
+
+        Each step first makes room for a page of every request, whether it needs one or not. What
+        that evicts in all is what the last step's room evicts on top of what those before took.
+        """
+        if target <= self._begun or not self._decode:
+            return
+        size, behind = self._config.block_size, self._ended
+        decoding = before = last = 0
+        for one in self._decode:
+            if one.node is None:
+                continue  # aborted
+            held = one.shared_pages + one.private_pages
+            held_before = -(-(one.computed_tokens + target - 1 - behind) // size)
+            held_then = -(-(one.computed_tokens + target - behind) // size)
+            decoding += 1
+            before += held_before - held
+            last += held_then - held_before
+            one.private_pages += held_then - held
+        self.cache.make_room(before + decoding)
+        self.cache.take(before + last)
+        if self._begun:
+            self.ratio.decay(target - self._begun)
+        self._begun = target
+
+    # What comes of a step
+
+    def _apply_prefill(self, now_s: float) -> list[Output]:
+        outputs: list[Output] = []
+        for one in self._prefill:
+            if one.node is None:
+                continue  # aborted
+            one.computed_tokens += one.extend_tokens
+            if one is self._chunked:
+                self._full = False
+                continue
+            one.known_tokens += 1
+            if one.first_token_s is None:
+                one.first_token_s = now_s
+                self._prompt_tokens += one.prompt_tokens
+            self._generated_tokens += 1
+            outputs.append(Output(one, one.known_tokens - 1, one.known_tokens, one.finished))
+            if one.finished:
+                self._finish(one)
+            else:
+                self._store(one)
+                self._running.append(one)
+        return outputs
+
+    def _apply_decode(self, ended: int) -> list[Output]:
+        """Brings out the tokens of all decode steps up to the `ended`-th."""
+        steps = ended - self._ended
+        self._ended = ended
+        outputs: list[Output] = []
+        for one in self._decode:
+            if one.node is None:
+                continue  # aborted
+            first = one.known_tokens
+            one.computed_tokens += steps
+            one.known_tokens += steps
+            self._generated_tokens += steps
+            outputs.append(Output(one, first, one.known_tokens, one.finished))
+            if one.finished:
+                self._running.remove(one)
+                self._finish(one)
+        return outputs
+
+    def _finish(self, sequence: SglangSequence) -> None:
+        self._store_and_release(sequence)
+        self._finished += 1
+        self._full = False
+
+    # Pages
+
+    def _store(self, sequence: SglangSequence) -> None:
+        """Puts into the tree what is computed of a request that goes on, and locks that."""
+        if not self._config.radix_cache or sequence.node is None:
+            return
+        pages = sequence.computed_tokens // self._config.block_size
+        node, found = self.cache.insert(sequence.content, pages)
+        self.cache.give_back(found - sequence.shared_pages)  # what somebody else computed, too
+        self.cache.unlock(sequence.node)
+        self.cache.lock(node)
+        sequence.node = node
+        sequence.private_pages -= pages - sequence.shared_pages
+        sequence.shared_pages = pages
+
+    def _store_and_release(self, sequence: SglangSequence) -> None:
+        """Puts into the tree what is computed of a request that ends."""
+        self._store(sequence)
+        self._release(sequence)
+
+    def _stop(self, sequence: SglangSequence, others: int) -> None:
+        """Takes all pages from a running request, which will be computed again: its own at once,
+        those in the tree when somebody needs them."""
+        self._release(sequence)
+        sequence.computed_tokens = 0
+        sequence.preemptions += 1
+        self._preemptions += 1
+        self.cache.make_room(-(-others * RETRACT_DECODE_STEPS // self._config.block_size))
+
+    def _release(self, sequence: SglangSequence) -> None:
+        if sequence.node is None:
+            raise RuntimeError(f"{sequence.request_id} holds nothing")
+        self.cache.give_back(sequence.private_pages)
+        self.cache.unlock(sequence.node)
+        sequence.node = None
+        sequence.shared_pages = sequence.private_pages = sequence.extend_tokens = 0
