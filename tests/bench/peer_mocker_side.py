@@ -50,7 +50,9 @@ def fleet_runs(trace):  # type: ignore[no-untyped-def]
 def numbers(summary):  # type: ignore[no-untyped-def]
     return {
         "requests": summary["completed_requests"],
-        "token_hit_rate": round(summary["prefix_cache_reused_ratio"], 5),
+        # The peer's headline counts what a preempted request finds of its own, too.
+        "token_hit_rate": round(summary["first_admission_prefix_cache_reused_ratio"], 5),
+        "token_hit_rate_again": round(summary["prefix_cache_reused_ratio"], 5),
         "ttft_ms": spread(summary, "ttft_ms"),
         "itl_ms": spread(summary, "itl_ms"),
         "e2e_ms": spread(summary, "e2e_latency_ms"),
@@ -120,7 +122,7 @@ def each(records):  # type: ignore[no-untyped-def]
         "arrival_ms": [round(one["arrival_time_ms"], 3) for one in ordered],
         "input_tokens": [one["input_length"] for one in ordered],
         "output_tokens": [one["output_length"] for one in ordered],
-        "cached_tokens": [one["reused_input_tokens"] for one in ordered],
+        "cached_tokens": [one["admission_history"][0]["reused_input_tokens"] for one in ordered],
         "ttft_ms": [round(one["ttft_ms"], 3) for one in ordered],
         "e2e_ms": [round(one["e2e_latency_ms"], 3) for one in ordered],
     }

@@ -1,0 +1,139 @@
+"""Our vLLM scheduler at the peer's prices, held against the peer's own simulator.
+
+data/peer_mocker.json tells what NVIDIA Dynamo's offline replay made of the same requests
+(tests/bench/peer_mocker.py recorded it). One worker: nothing is routed, every request is compared.
+"""
+
+import json
+from collections.abc import Sequence as Rows
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from xxhash import xxh3_64_intdigest
+
+from simulator.content import ChainContent
+from simulator.profile import load_profile
+from simulator.scheduler import SchedulerConfig, Submission
+from simulator.schedulers.vllm import VllmScheduler
+from simulator.trace import TraceRequest
+from simulator.trace_file import load_trace
+
+RECORD: dict[str, Any] = json.loads(
+    (Path(__file__).parent / "data" / "peer_mocker.json").read_text(encoding="utf-8")
+)
+
+LIMITS = ("speedup", "num_gpu_blocks", "max_num_seqs", "max_num_batched_tokens")
+"""What the recorded engines differ in."""
+
+
+@dataclass(slots=True)
+class Times:
+    """What became of each request, in the trace's order; ms."""
+
+    ttft_ms: np.ndarray
+    e2e_ms: np.ndarray
+    cached_tokens: np.ndarray
+
+
+def mocker_config(limits: dict[str, int]) -> SchedulerConfig:
+    """The peer's engine, with limits by the peer's names."""
+    profile = load_profile("mocker")
+    engine = profile.engine
+    blocks = limits.get("num_gpu_blocks", engine.block_count)
+    return SchedulerConfig(
+        block_count=blocks,
+        block_size=engine.block_size,
+        max_num_seqs=limits.get("max_num_seqs", engine.max_num_seqs),
+        step_tokens_max=limits.get("max_num_batched_tokens", engine.max_num_batched_tokens),
+        joined_steps_max=10_000,
+        cost=profile.cost_model(blocks * engine.block_size),
+    )
+
+
+def play(requests: Rows[TraceRequest], speedup: float, config: SchedulerConfig) -> Times:
+    """All requests on one engine. Who comes during a step is there for the next one."""
+    scheduler = VllmScheduler(config)
+    arrivals = [request.arrival_s / speedup for request in requests]
+    times = Times(*(np.zeros(len(requests)) for _ in range(3)))
+    now_s, come = 0.0, 0
+    while True:
+        step = scheduler.step or scheduler.begin_step(now_s)
+        if come < len(requests) and (step is None or arrivals[come] < step.end_s):
+            now_s = arrivals[come]
+            scheduler.cut_step(now_s)
+            while come < len(requests) and arrivals[come] == now_s:
+                scheduler.add(submission(come, requests[come], config), now_s)
+                come += 1
+            continue
+        if step is None:
+            return times
+        now_s = step.end_s
+        for output in scheduler.end_step(now_s).outputs:
+            sequence = output.sequence
+            i = int(sequence.request_id)
+            if output.finished and sequence.first_token_s is not None:
+                times.ttft_ms[i] = (sequence.first_token_s - arrivals[i]) * 1e3
+                times.e2e_ms[i] = (now_s - arrivals[i]) * 1e3
+                times.cached_tokens[i] = sequence.cached_tokens
+
+
+def submission(i: int, request: TraceRequest, config: SchedulerConfig) -> Submission:
+    chain: list[int] = []
+    for name in request.block_hashes(config.block_size).tolist():
+        chain.append(xxh3_64_intdigest(name.to_bytes(8, "little"), chain[-1] if chain else 0))
+    return Submission(
+        request_id=str(i),
+        content=ChainContent(chain, str(i)),
+        prompt_tokens=request.prompt_tokens,
+        output_tokens=request.output_tokens,
+    )
+
+
+def recorded(each: dict[str, list[float]], requests: Rows[TraceRequest]) -> Times:
+    """The peer's columns, from order of arrival and length to the trace's order."""
+    order = sorted(
+        range(len(requests)),
+        key=lambda i: (
+            requests[i].arrival_s,
+            requests[i].prompt_tokens,
+            requests[i].output_tokens,
+        ),
+    )
+    assert [requests[i].prompt_tokens for i in order] == each["input_tokens"]
+    columns = []
+    for name in ("ttft_ms", "e2e_ms", "cached_tokens"):
+        column = np.zeros(len(requests))
+        column[order] = each[name]
+        columns.append(column)
+    return Times(*columns)
+
+
+@pytest.mark.parametrize("probe", RECORD["probes"], ids=lambda probe: str(probe["requests"]))
+def test_requests_on_an_idle_engine_take_as_long(probe: dict[str, Any]) -> None:
+    first = np.cumsum([0, *(inputs for _, inputs, _ in probe["requests"])])
+    requests = [
+        TraceRequest(at_ms / 1e3, inputs, outputs, np.arange(start, start + inputs, dtype="u8"))
+        for (at_ms, inputs, outputs), start in zip(probe["requests"], first, strict=False)
+    ]
+    ours, theirs = play(requests, 1.0, mocker_config({})), recorded(probe["each"], requests)
+    assert ours.ttft_ms == pytest.approx(theirs.ttft_ms, abs=0.01)
+    assert ours.e2e_ms == pytest.approx(theirs.e2e_ms, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    "run",
+    RECORD["engine"],
+    ids=lambda run: "-".join(f"{key}={run[key]}" for key in run if key in LIMITS),
+)
+def test_a_busy_engine_serves_every_request_as_the_peer_does(run: dict[str, Any]) -> None:
+    requests = load_trace("conversation").requests
+    ours = play(requests, run["speedup"], mocker_config(run))
+    theirs = recorded(run["each"], requests)
+    assert ours.cached_tokens.tolist() == theirs.cached_tokens.tolist()
+    assert ours.ttft_ms.mean() == pytest.approx(theirs.ttft_ms.mean(), rel=0.005)
+    assert ours.e2e_ms.mean() == pytest.approx(theirs.e2e_ms.mean(), rel=0.005)
+    # One request later or earlier by a step now and then: who came just before or after its end.
+    assert np.abs(ours.ttft_ms - theirs.ttft_ms).max() < 200
