@@ -83,13 +83,32 @@ async def test_the_http_face_answers_as_vllm_does(
     ]
     sources = await get("/kv_event_sources")
     assert sources["0"]["endpoint"] == engine.events_endpoint
-    async with http.post("/tokenize", json={"prompt": "hé"}) as response:
-        assert (await response.json())["tokens"] == list("hé".encode())
+    status, told = await post(http, "/tokenize", prompt="hé")
+    assert (status, told["tokens"], told["count"]) == (200, list("hé".encode()), 3)
+    assert (await post(http, "/detokenize", tokens=told["tokens"]))[1] == {"prompt": "hé"}
+    assert (await post(http, "/detokenize", tokens=[65, 700]))[1] == {"prompt": "A<700>"}
+    status, told = await post(http, "/tokenize", messages=[{"role": "user", "content": "hi"}])
+    assert bytes(told["tokens"]) == b"<|user|>\nhi\n<|assistant|>\n"
+    for path, body in (("/tokenize", {}), ("/detokenize", {"tokens": "x"})):
+        assert (await post(http, path, **body))[0] == 400
+
+
+async def post(http: aiohttp.ClientSession, path: str, **body: Any) -> tuple[int, dict[str, Any]]:
+    async with http.post(path, json=body) as response:
+        return response.status, await response.json()
 
 
 async def complete(http: aiohttp.ClientSession, **body: Any) -> tuple[int, dict[str, Any]]:
-    async with http.post("/v1/completions", json=body) as response:
-        return response.status, await response.json()
+    return await post(http, "/v1/completions", **body)
+
+
+async def stream(http: aiohttp.ClientSession, path: str, **body: Any) -> list[Any]:
+    """The parts of a streamed answer, which must end with [DONE]."""
+    async with http.post(path, json=body | {"stream": True}) as response:
+        assert response.content_type == "text/event-stream"
+        lines = [line for line in (await response.text()).split("\n\n") if line]
+    assert lines[-1] == "data: [DONE]"
+    return [msgspec.json.decode(line.removeprefix("data: ")) for line in lines[:-1]]
 
 
 async def test_completions_tell_what_was_cached_and_metrics_count_it(
@@ -135,15 +154,48 @@ async def test_completions_tell_what_was_cached_and_metrics_count_it(
 
 
 async def test_a_stream_ends_with_usage_and_done(http: aiohttp.ClientSession) -> None:
-    body = {"prompt": "hello", "max_tokens": 3, "stream": True}
-    options = {"stream_options": {"include_usage": True}}
-    async with http.post("/v1/completions", json=body | options) as response:
-        lines = [line for line in (await response.text()).split("\n\n") if line]
-    assert lines[-1] == "data: [DONE]"
-    parts = [msgspec.json.decode(line.removeprefix("data: ")) for line in lines[:-1]]
+    usage = {"stream_options": {"include_usage": True}}
+    parts = await stream(http, "/v1/completions", prompt="hello", max_tokens=3, **usage)
     assert [len(part["choices"]) for part in parts] == [1, 1, 1, 0]
     assert [part["choices"][0]["finish_reason"] for part in parts[:3]] == [None, None, "length"]
     assert parts[3]["usage"]["completion_tokens"] == 3
+
+
+CHAT: dict[str, Any] = {
+    "messages": [
+        {"role": "system", "content": "Answer in one word."},
+        {"role": "user", "content": [{"type": "text", "text": "Why?"}, {"type": "image_url"}]},
+    ]
+}
+
+
+async def test_a_chat_is_answered_and_the_next_turn_finds_it_in_the_cache(
+    http: aiohttp.ClientSession,
+) -> None:
+    status, first = await post(http, "/v1/chat/completions", **CHAT, max_completion_tokens=4)
+    assert status == 200
+    assert first["object"] == "chat.completion"
+    choice = first["choices"][0]
+    assert (choice["message"]["role"], choice["finish_reason"]) == ("assistant", "length")
+    asked = len("<|system|>\nAnswer in one word.\n<|user|>\nWhy?\n<|assistant|>\n")
+    assert first["usage"]["prompt_tokens"] == asked
+    assert first["usage"]["completion_tokens"] == 4
+    longer = [*CHAT["messages"], choice["message"], {"role": "user", "content": None}]
+    _, second = await post(http, "/v1/chat/completions", messages=longer, max_tokens=1)
+    assert second["usage"]["prompt_tokens_details"]["cached_tokens"] == asked // 4 * 4
+
+
+async def test_a_chat_may_be_streamed_and_ends_by_itself(http: aiohttp.ClientSession) -> None:
+    parts = await stream(http, "/v1/chat/completions", **CHAT)
+    assert {part["object"] for part in parts} == {"chat.completion.chunk"}
+    deltas = [part["choices"][0]["delta"] for part in parts]
+    assert deltas[0]["role"] == "assistant"
+    assert all("role" not in delta for delta in deltas[1:])
+    assert [part["choices"][0]["finish_reason"] for part in parts[-2:]] == [None, "stop"]
+    assert len(parts) == 256
+    _, whole = await post(http, "/v1/chat/completions", **CHAT)
+    assert whole["choices"][0]["finish_reason"] == "stop"
+    assert whole["choices"][0]["message"]["content"] == "".join(one["content"] for one in deltas)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -161,6 +213,10 @@ async def test_refusals_have_vllms_form(http: aiohttp.ClientSession, stream: boo
         assert got == status
         assert message in reply["error"]["message"]
         assert reply["error"]["code"] == status
+    for chat, message in (({}, "messages"), ({"messages": []}, "messages")):
+        got, reply = await post(http, "/v1/chat/completions", **chat, stream=stream)
+        assert got == 400
+        assert message in reply["error"]["message"]
 
 
 async def test_a_client_that_goes_away_aborts_its_request(

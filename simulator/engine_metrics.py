@@ -1,0 +1,49 @@
+"""An engine's counters as Prometheus text in vLLM's names. Pure."""
+
+from simulator.engine import Engine
+
+
+def metrics_text(engine: Engine) -> str:
+    """Prometheus text in vLLM's names; total_blocks and block_size are labels of an info gauge."""
+    load = engine.load()
+    config = engine.config
+    scheduler = config.scheduler
+    own = {"engine": "0", "model_name": config.model}
+    cache = {
+        "block_size": str(scheduler.block_size),
+        "enable_prefix_caching": "True",
+        "engine": "0",
+        # vLLM counts its null block, which holds nothing, too.
+        "num_gpu_blocks": str(scheduler.block_count + 1),
+    }
+    hit, queried = load.prefix_hit_tokens, load.prefix_queried_tokens
+    return "".join(
+        [
+            _metric("process_start_time_seconds", "gauge", {}, engine.started_unix_s),
+            _metric("vllm:num_requests_running", "gauge", own, load.running),
+            _metric("vllm:num_requests_waiting", "gauge", own, load.waiting),
+            _metric("vllm:kv_cache_usage_perc", "gauge", own, load.usage),
+            _metric("vllm:cache_config_info", "gauge", cache, 1),
+            _metric("vllm:prefix_cache_queries_total", "counter", own, queried),
+            _metric("vllm:prefix_cache_hits_total", "counter", own, hit),
+            _metric("vllm:num_preemptions_total", "counter", own, load.preemptions),
+            _metric("vllm:prompt_tokens_total", "counter", own, load.prompt_tokens),
+            _metric("vllm:generation_tokens_total", "counter", own, load.generated_tokens),
+            _metric(
+                "vllm:request_success_total",
+                "counter",
+                own | {"finished_reason": "length"},
+                load.finished,
+            ),
+        ]
+    )
+
+
+def _metric(name: str, kind: str, labels: dict[str, str], value: float) -> str:
+    inside = ",".join(f'{label}="{_escape(text)}"' for label, text in sorted(labels.items()))
+    series = f"{name}{{{inside}}}" if inside else name
+    return f"# TYPE {name} {kind}\n{series} {float(value)!r}\n"
+
+
+def _escape(label_value: str) -> str:
+    return label_value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
