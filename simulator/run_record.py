@@ -1,4 +1,4 @@
-"""What a run writes down while it goes on, request by request, and its RunResult at the end. Pure."""
+"""What a run writes down while it goes on, request by request, and its RunResult. Pure."""
 
 import struct
 from collections import Counter

@@ -1,6 +1,6 @@
 """One engine in virtual time: a scheduler, and when its step ends. Pure.
 
-    add -> step begins -> step ends (StepResult) -> the next one begins without a gap
+    add -> begin_step -> end_step (StepResult) -> the next one begins without a gap
 
 Law: while there is work, step follows step; an engine with nothing to compute has no due time.
 """
@@ -23,7 +23,6 @@ class VirtualEngine:
         self.up = True
         self.life = 0
         """Counts restarts."""
-        self.steps = 0
         self.due_s: float | None = None
         """When the step that is going on ends; None: there is none."""
         self._make = make
@@ -38,7 +37,7 @@ class VirtualEngine:
         """Takes a request in. Raises RequestRefused."""
         sequence = self.scheduler.add(submission, now_s)
         if self.due_s is None:
-            self._begin(now_s)
+            self.begin_step(now_s)
         else:
             self._cut(now_s)
         return sequence
@@ -57,12 +56,14 @@ class VirtualEngine:
         return self.scheduler.advance(now_s)
 
     def end_step(self, now_s: float) -> StepResult:
-        """What the step that ends now brings; the next one begins."""
-        step = self.scheduler.step
-        self.steps += step.count if step is not None else 0
-        result = self.scheduler.end_step(now_s)
-        self._begin(now_s)
-        return result
+        """What the step that ends now brings; call `begin_step` next, at the same time."""
+        self.due_s = None
+        return self.scheduler.end_step(now_s)
+
+    def begin_step(self, now_s: float) -> None:
+        """The next step, if there is anything to compute."""
+        step = self.scheduler.begin_step(now_s)
+        self.due_s = None if step is None else step.end_s
 
     def load(self, rank: int = 0) -> Load:
         """What one rank tells about itself."""
@@ -78,10 +79,6 @@ class VirtualEngine:
         self.up = True
         self.life += 1
         self.scheduler = self._make()
-
-    def _begin(self, now_s: float) -> None:
-        step = self.scheduler.begin_step(now_s)
-        self.due_s = None if step is None else step.end_s
 
     def _cut(self, now_s: float) -> None:
         step = self.scheduler.cut_step(now_s)

@@ -133,7 +133,7 @@ class VirtualRelay:
         self.held = Held()
         self.complete = True
         self.tells_events = tells_events
-        self.outbox = Outbox(Epoch(_nanoseconds(now_s), 0))
+        self.outbox = Outbox(Epoch(round(now_s * 1e9), 0))
         self._config = config
         self._engine = engine
         self._multi_rank = multi_rank
@@ -206,14 +206,17 @@ class VirtualRelay:
         """Another life of the engine: a new epoch, complete from its first word on."""
         self.held.wipe()
         self.complete = True
-        self.outbox.start_over(Epoch(_nanoseconds(now_s), 0))
+        self.outbox.start_over(self._next_epoch(now_s))
 
     def on_restart(self, now_s: float, *, keeps_map: bool) -> None:
         """Another life of the relay: with what it holds by now, or with nothing."""
         if not keeps_map:
             self.held.wipe()
             self.complete = False
-        self.outbox.start_over(Epoch(_nanoseconds(now_s), 0), 1 if keeps_map else 0)
+        self.outbox.start_over(self._next_epoch(now_s), 1 if keeps_map else 0)
+
+    def _next_epoch(self, now_s: float) -> Epoch:
+        return Epoch(round(now_s * 1e9), self.outbox.epoch.nonce + 1)
 
     def _changes(self, removed_from: Tier | None, events: Iterable[PoolEvent]) -> list[Change]:
         """What equal events in a row change."""
@@ -235,7 +238,3 @@ class VirtualRelay:
 def _removed_from(event: PoolEvent) -> Tier | None:
     """Removals from one tier in a row make one fact."""
     return event.tier if isinstance(event, BlockRemoved) else None
-
-
-def _nanoseconds(now_s: float) -> int:
-    return 1 + round(now_s * 1e9)

@@ -30,7 +30,8 @@ from router.prompt import Prompt
 from router.refusals import Reason, Refusal
 from router.reservations import Ending
 from simulator.content import ChainContent
-from simulator.options import RelayRestart, RunOptions
+from simulator.laws import Laws
+from simulator.options import Failure, RelayRestart, RunOptions
 from simulator.results import OnProgress, RunResult
 from simulator.run_record import Happened, RunRecord
 from simulator.scheduler import Load, RequestRefused, Sequence, StepResult, Submission
@@ -47,6 +48,8 @@ QUIET_S = 300.0
 left of a longer quiet is skipped."""
 RETRY_S = 0.5
 """After a refusal that doesn't say when to try again."""
+SETTLE_S = 45.0
+"""After the last request and the last trouble: what is forgotten after 30 s is heard again."""
 _WAKE_S = 2.0
 """Relays beat again so long before the routers' clocks go on."""
 _PULL_JITTER_S = 0.2
@@ -118,6 +121,7 @@ class World:
         self._timers: list[tuple[float, int, Work]] = []
         self._clockwork: list[tuple[float, int, Work, float]] = []
         """Beats and ticks: (when, order, call, period)."""
+        self.clockwork_turns = 0
         self._order = 0
         self._idle_since_s: float | None = 0.0
         self._network = random.Random(f"{options.seed}/network")
@@ -132,6 +136,8 @@ class World:
         ]
         self._next_turn = _next_turns(trace)
         self._choice = 0
+        self._loss = options.event_loss
+        self.laws = Laws(self) if options.check else None
 
     # --- time ---
 
@@ -145,20 +151,43 @@ class World:
         started = time.perf_counter()  # the run's own cost, which decides nothing
         self._begin()
         while self.record.ended < len(self._trace.requests):
-            if self._clockwork[0][0] <= self._timers[0][0]:
-                self._tick_clockwork()
-            else:
-                self.now_s, _, work = heapq.heappop(self._timers)
-                work()
+            self._step()
         self._count()
+        if self._on_progress is not None:
+            self._on_progress(self.record.progress())
         wall_s = time.perf_counter() - started
+        if self.laws is not None:
+            self._settle(self.laws)
         names = [str(worker.relay.key) for worker in self.workers]
         return self.record.result(self.options, names, {}, wall_s)
+
+    def _step(self) -> None:
+        """The next thing that happens."""
+        if not self._timers or self._clockwork[0][0] <= self._timers[0][0]:
+            self._tick_clockwork()
+        else:
+            self.now_s, _, work = heapq.heappop(self._timers)
+            work()
+
+    def _settle(self, laws: Laws) -> None:
+        """All is done: nothing is lost any more, and every stream has time to recover."""
+        self._loss = 0.0
+        self._idle_since_s = None
+        troubles: tuple[Failure | RelayRestart, ...] = (
+            *self.options.failures,
+            *self.options.relay_restarts,
+        )
+        last_s = max((trouble.at_s + trouble.down_s for trouble in troubles), default=0.0)
+        end_s = max(self.now_s, last_s) + SETTLE_S
+        while self.now_s < end_s:
+            self._step()
+        laws.at_the_end()
 
     def _tick_clockwork(self) -> None:
         """The next beat or tick, unless nothing is going on for long."""
         when_s, order, work, period_s = self._clockwork[0]
-        if self._idle_since_s is not None and when_s - self._idle_since_s > QUIET_S:
+        idle_s = 0.0 if self._idle_since_s is None else when_s - self._idle_since_s
+        if idle_s > QUIET_S and self._timers:
             skipped_s = float(int(self._timers[0][0] - when_s - _WAKE_S - 1))
             if skipped_s > 0:
                 self._clockwork = [
@@ -169,6 +198,7 @@ class World:
                 self._idle_since_s = when_s + skipped_s
                 return
         self.now_s = when_s
+        self.clockwork_turns += 1
         heapq.heapreplace(self._clockwork, (when_s + period_s, order, work, period_s))
         work()
 
@@ -226,9 +256,11 @@ class World:
     def _end_step(self, engine: VirtualEngine, life: int, due_s: float) -> None:
         if engine.life != life or engine.due_s != due_s:
             return  # it was cut shorter, or has died
-        result = engine.end_step(self.now_s)
+        self._take(engine, engine.end_step(self.now_s), self._delay_s())
+        if self.laws is not None:
+            self.laws.on_settled(engine)
+        engine.begin_step(self.now_s)
         self._await_step(engine)
-        self._take(engine, result, self._delay_s())
 
     def _advance(self, engine: VirtualEngine, until_s: float, delay_s: float) -> None:
         if engine.due_s is not None:
@@ -241,6 +273,8 @@ class World:
                 events = result.events
                 if self.options.ranks > 1:
                     events = [event for event in events if event.dp_rank == worker.rank]
+                if self.laws is not None:
+                    self.laws.on_events(worker.relay.key, events)
                 messages = worker.relay.tell(events, self.now_s)
                 if worker.relay_up:
                     self._send(worker, Plane.FACTS, messages, delay_s)
@@ -270,7 +304,7 @@ class World:
             self._send(worker, Plane.FACTS, [relay.beat(self.now_s)], delay_s)
 
     def _send(self, worker: Worker, plane: Plane, messages: list[bytes], delay_s: float) -> None:
-        loss = self.options.event_loss
+        loss = self._loss
         for router in self.routers:
             arrived = messages
             if loss:
@@ -384,6 +418,8 @@ class World:
         due_s = engine.due_s
         try:
             life.sequence = engine.add(submission, self.now_s)
+            if self.laws is not None:
+                self.laws.on_added(engine)
         except RequestRefused as refusal:
             self._report(life, ProgressState.FAILED, failure=Ending.FAILED_CLIENT)
             self._leave(life)
@@ -401,6 +437,8 @@ class World:
         record, index, sequence = self.record, life.index, life.sequence
         if sequence is None or life.worker is None:
             raise AssertionError(f"{life.request_id} ends, but was nowhere")
+        if self.laws is not None:
+            self.laws.on_finished(sequence)
         cached, output = sequence.cached_tokens or 0, sequence.output_tokens
         scheduled_s = self.now_s if sequence.scheduled_s is None else sequence.scheduled_s
         record.queue_s[index] = scheduled_s - life.arrived_s
@@ -485,6 +523,8 @@ class World:
     def _tick(self) -> None:
         for router in self.routers:
             router.tick(self.now_s)
+        if self.laws is not None:
+            self.laws.on_tick()
         if self.lives:
             workers = self.workers
             self.record.sample(
@@ -515,6 +555,8 @@ class World:
 
     def _boot_engine(self, engine: VirtualEngine) -> None:
         engine.boot()
+        if self.laws is not None:
+            self.laws.on_restart(engine)
         for worker in self._ranks(engine):
             worker.relay.on_engine_restart(self.now_s)
             self._beat(worker)
@@ -547,7 +589,7 @@ class World:
 
     def _answer(self, router: VirtualRouter, pull: Pull, number: int) -> None:
         worker = self._targets[pull.worker]
-        lost = self._network.random() < self.options.event_loss
+        lost = self._network.random() < self._loss
         if lost or not worker.relay_up:
             when_s = self.now_s + _PULL_TIMEOUT_S
             self.at(when_s, partial(self._recovered, router, pull, number, None))

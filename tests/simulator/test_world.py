@@ -1,0 +1,356 @@
+"""The virtual world: conservation under every option, determinism, and stories with known ends."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from simulator.laws import LawBroken
+from simulator.options import Failure, RelayRestart, RunOptions
+from simulator.results import Outcome, RunResult
+from simulator.scheduler import SchedulerConfig, StepResult
+from simulator.trace import Trace, TraceRequest
+from simulator.trace_file import load_trace
+from simulator.virtual_engine import VirtualEngine
+from simulator.virtual_relay import Held
+from simulator.world import World, run
+
+SMALL = SchedulerConfig(block_count=96, block_size=64, joined_steps_max=10_000, max_num_seqs=8)
+
+
+def request(
+    arrival_s: float,
+    ids: list[int],
+    output_tokens: int = 8,
+    *,
+    session_id: str | None = None,
+    think_s: float | None = None,
+) -> TraceRequest:
+    """A prompt of whole 512-token ids."""
+    return TraceRequest(
+        arrival_s=arrival_s,
+        prompt_tokens=512 * len(ids),
+        output_tokens=output_tokens,
+        hash_ids=np.array(ids, np.uint64),
+        session_id=session_id,
+        think_s=think_s,
+    )
+
+
+def trace(*requests: TraceRequest) -> Trace:
+    return Trace("by hand", requests)
+
+
+def conversation(count: int, rate: float = 1.0) -> Trace:
+    """The beginning of the slice that ships, at the rate of the whole trace."""
+    whole = load_trace("conversation").spread()
+    return replace(whole, requests=whole.requests[:count]).at_rate(10 * rate)
+
+
+def checked(of: Trace, **options: Any) -> tuple[World, RunResult]:
+    options.setdefault("scheduler", SMALL)
+    options.setdefault("workers", 2)
+    world = World(RunOptions(check=True, **options), of)
+    return world, world.run()
+
+
+@st.composite
+def traces(draw: st.DrawFn) -> Trace:
+    """A few requests that share beginnings, some of them turns of sessions."""
+    requests: list[TraceRequest] = []
+    arrival_s = 0.0
+    sessions: dict[str, list[int]] = {}
+    for number in range(draw(st.integers(1, 25))):
+        arrival_s += draw(st.sampled_from([0.0, 0.01, 0.3, 2.0, 400.0]))
+        session = draw(st.sampled_from([None, "a", "b"]))
+        shared = list(range(draw(st.integers(0, 3))))
+        ids, think_s = [*shared, 100 + number], None
+        if session is not None:
+            if session in sessions:
+                think_s = draw(st.sampled_from([0.0, 0.5, 3.0, None]))
+                ids = [*sessions[session], 100 + number][:9]
+            sessions[session] = ids
+        cut = draw(st.integers(0, 200))
+        made = request(
+            arrival_s, ids, draw(st.integers(1, 300)), session_id=session, think_s=think_s
+        )
+        requests.append(replace(made, prompt_tokens=made.prompt_tokens - cut))
+    return trace(*requests)
+
+
+@st.composite
+def fleets(draw: st.DrawFn) -> dict[str, Any]:
+    """What may go wrong, and how much of it."""
+    workers = draw(st.integers(1, 4))
+    worker = st.integers(0, workers - 1)
+    at_s, down_s = st.floats(0.0, 10.0), st.sampled_from([0.2, 4.0, 40.0])
+    delay_s = draw(st.sampled_from([0.0, 0.005, 0.5]))
+    return {
+        "workers": workers,
+        "policy": draw(st.sampled_from(["dynamo-adaptive", "round-robin", "random"])),
+        "seed": draw(st.integers(0, 1000)),
+        "replicas": draw(st.integers(1, 3)),
+        "spread": draw(st.sampled_from(["round_robin", "random"])),
+        "events": draw(st.sampled_from(["facts", "facts", "none"])),
+        "event_delay_s": delay_s,
+        "event_jitter_s": draw(st.floats(0.0, 1.0)) * delay_s,
+        "event_loss": draw(st.sampled_from([0.0, 0.0, 0.2])),
+        "approximate_workers": draw(st.integers(0, workers)),
+        "past_router_share": draw(st.sampled_from([0.0, 0.3])),
+        "failures": tuple(
+            draw(st.lists(st.builds(Failure, at_s=at_s, worker=worker, down_s=down_s), max_size=3))
+        ),
+        "relay_restarts": tuple(
+            draw(
+                st.lists(
+                    st.builds(
+                        RelayRestart,
+                        at_s=at_s,
+                        worker=worker,
+                        down_s=down_s,
+                        keeps_map=st.booleans(),
+                    ),
+                    max_size=2,
+                )
+            )
+        ),
+    }
+
+
+@given(traces(), fleets())
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_no_option_breaks_a_law(of: Trace, options: dict[str, Any]) -> None:
+    world, result = checked(of, **options)
+    assert len(of.requests) == world.record.ended
+    counts = np.bincount(result.outcome, minlength=len(Outcome))
+    assert counts[Outcome.FAILED] == sum(result.failures.values())
+    served = result.outcome == Outcome.SERVED
+    assert (result.cached_tokens[served] < result.prompt_tokens[served]).all()
+    assert (result.ttft_s[served] >= result.queue_s[served]).all()
+    assert (result.e2e_s[served] >= result.ttft_s[served]).all()
+
+
+def test_the_slice_keeps_all_laws_and_something_was_checked() -> None:
+    world, result = checked(
+        conversation(80),
+        workers=4,
+        scheduler=SchedulerConfig(block_count=2048, block_size=64, joined_steps_max=10_000),
+    )
+    assert (result.outcome == Outcome.SERVED).all()
+    laws = world.laws
+    assert laws is not None
+    for law in ("blocks", "events", "requests", "tokens", "load", "index"):
+        assert laws.checks[law] > 0, law
+
+
+def test_the_same_seed_has_the_same_log_and_another_seed_another() -> None:
+    def digest(seed: int) -> int:
+        options = RunOptions(workers=4, seed=seed, event_jitter_s=0.004, event_loss=0.05)
+        return run(options, conversation(60)).digest
+
+    assert digest(1) == digest(1)
+    assert digest(1) != digest(2)
+
+
+def test_checking_changes_nothing() -> None:
+    plain = run(RunOptions(workers=2, scheduler=SMALL), trace(*REUSE))
+    _, looked_at = checked(trace(*REUSE))
+    assert plain.digest == looked_at.digest
+
+
+def test_joined_steps_change_nothing() -> None:
+    single = run(RunOptions(workers=2, scheduler=replace(SMALL, joined_steps_max=1)), trace(*REUSE))
+    joined = run(RunOptions(workers=2, scheduler=SMALL), trace(*REUSE))
+    np.testing.assert_allclose(single.ttft_s, joined.ttft_s)
+    np.testing.assert_allclose(single.e2e_s, joined.e2e_s)
+    np.testing.assert_array_equal(single.cached_tokens, joined.cached_tokens)
+
+
+REUSE = [request(0.5 * i, [1, 2, 3, 10 + i % 2], 40) for i in range(10)]
+
+
+def test_a_prompt_seen_before_is_reused_but_for_its_last_block() -> None:
+    _, result = checked(trace(request(0.0, [1, 2]), request(5.0, [1, 2])), workers=1)
+    assert result.cached_tokens.tolist() == [0, 1024 - 64]
+    assert result.cached_blocks.tolist() == [0, 15]
+    assert result.predicted_tokens.tolist() == [0, 1024 - 64]
+    assert result.ttft_s[1] < result.ttft_s[0]
+
+
+def test_the_router_finds_the_worker_that_has_the_prompt() -> None:
+    prompts = [request(3.0 * i, [1, 2, 3, 4]) for i in range(6)]
+    _, result = checked(trace(*prompts), workers=4)
+    assert len(set(result.worker.tolist())) == 1
+    assert (result.cached_tokens[1:] > 0).all()
+
+
+def test_itl_is_the_time_between_tokens() -> None:
+    _, result = checked(trace(request(0.0, [1], 11), request(9.0, [2], 1)), workers=1)
+    spent_s = result.e2e_s[0] - result.ttft_s[0]
+    assert result.itl_s[0] == pytest.approx(spent_s / 10)
+    assert np.isnan(result.itl_s[1])
+
+
+def test_a_turn_starts_when_the_one_before_it_has_ended_and_was_thought_about() -> None:
+    turns = [
+        request(1.0, [1], 100, session_id="s"),
+        request(1.1, [1, 2], 5, session_id="s", think_s=2.0),
+    ]
+    _, result = checked(trace(*turns))
+    ended_s = result.arrival_s[0] + result.e2e_s[0]
+    assert result.arrival_s[1] == pytest.approx(ended_s + 2.0)
+
+
+def test_a_turn_goes_on_after_one_that_failed() -> None:
+    turns = [
+        request(0.0, list(range(20)), session_id="s"),  # longer than the pool
+        request(0.0, [1], session_id="s", think_s=1.0),
+    ]
+    _, result = checked(trace(*turns))
+    assert result.outcome.tolist() == [Outcome.FAILED, Outcome.SERVED]
+    assert result.arrival_s[1] == pytest.approx(1.0)
+
+
+def test_a_long_quiet_is_skipped_and_nothing_is_forgotten_in_it() -> None:
+    week_s = 7 * 86_400.0
+    world, result = checked(trace(request(0.0, [1, 2]), request(week_s, [1, 2])), workers=1)
+    assert result.predicted_tokens[1] == result.cached_tokens[1] == 1024 - 64
+    assert world.clockwork_turns < 2000
+
+
+def test_requests_of_a_dead_worker_are_sent_again_elsewhere() -> None:
+    prompts = [request(0.0, [10 + i], 200) for i in range(4)]
+    _, result = checked(trace(*prompts), failures=(Failure(at_s=0.5, worker=0, down_s=20.0),))
+    assert (result.outcome == Outcome.SERVED).all()
+    assert result.counters["resent"] == (result.attempts == 2).sum() > 0
+    assert set(result.worker.tolist()) == {1}
+
+
+def test_a_request_that_dies_too_often_fails() -> None:
+    _, result = checked(
+        trace(request(0.0, [1], 2000)),
+        workers=1,
+        resends_max=0,
+        failures=(Failure(at_s=0.5, worker=0, down_s=1.0),),
+    )
+    assert result.failures == {"worker lost": 1}
+    assert result.e2e_s[0] == pytest.approx(0.5)
+
+
+def test_clients_are_refused_while_all_is_full_and_give_up_in_the_end() -> None:
+    crowd = [request(0.0, list(range(10 * i, 10 * i + 10)), 600) for i in range(12)]
+    _, patient = checked(trace(*crowd), workers=1, patience_s=3600.0)
+    assert (patient.outcome == Outcome.SERVED).all()
+    assert patient.counters["retries"] > 0
+    _, hasty = checked(trace(*crowd), workers=1, patience_s=1.0)
+    assert (hasty.outcome == Outcome.SHED).sum() > 0
+    assert not hasty.failures
+
+
+def test_a_lost_fact_is_a_gap_and_is_recovered() -> None:
+    many = [request(0.2 * i, [100 + i], 4) for i in range(40)]
+    world, result = checked(trace(*many), event_loss=0.3)
+    counters = result.counters
+    assert counters["messages_lost"] > 0
+    assert counters["gaps"] > 0
+    assert counters["recoveries_ring_ok"] > 0
+    assert counters["streams_live"] == len(world.workers)
+
+
+def test_a_relay_that_lost_its_map_tells_a_subset_and_one_that_kept_it_tells_all() -> None:
+    def predicted(keeps_map: bool) -> int:
+        restart = RelayRestart(at_s=5.0, worker=0, down_s=1.0, keeps_map=keeps_map)
+        prompts = trace(request(0.0, [1, 2]), request(20.0, [1, 2]))
+        _, result = checked(prompts, workers=1, relay_restarts=(restart,))
+        assert result.cached_tokens[1] == 1024 - 64
+        return int(result.predicted_tokens[1])
+
+    assert predicted(keeps_map=True) == 1024 - 64
+    assert predicted(keeps_map=False) == 0
+
+
+def test_late_events_are_not_seen_early() -> None:
+    twins = trace(request(0.0, [1, 2], 1), request(1.5, [1, 2], 1))
+    _, late = checked(twins, workers=1, event_delay_s=2.0)
+    assert late.predicted_tokens[1] == 0
+    assert late.cached_tokens[1] == 1024 - 64
+
+
+def test_load_past_the_router_is_seen_in_its_heartbeats() -> None:
+    busy = [request(0.1 * i, [100 + i], 300) for i in range(30)]
+    world, result = checked(trace(*busy), past_router_share=0.5)
+    assert 0 < result.counters["past_router"] < 30
+    external = [load.external_requests for load in world.routers[0].core.loads.values()]
+    assert max(external) == 0.0  # and all of it is gone in the end
+
+
+def test_long_requests_keep_their_reservations() -> None:
+    slow = replace(SMALL, cost=replace(SMALL.cost, base_s=1.0))
+    _, result = checked(trace(request(0.0, [1], 400)), workers=1, scheduler=slow)
+    assert result.e2e_s[0] > 2 * RunOptions().routing.lease_s
+    assert result.outcome.tolist() == [Outcome.SERVED]
+
+
+def test_samples_show_where_requests_were() -> None:
+    _, result = checked(trace(request(0.0, [1], 500), request(0.0, [2], 500)))
+    assert result.in_flight.shape == (len(result.sample_s), 2)
+    assert result.in_flight[1].tolist() == [1, 1]
+    assert result.used_blocks[2].min() >= 8
+
+
+def test_an_empty_trace_has_an_empty_result() -> None:
+    result = run(RunOptions(), trace())
+    assert result.request_count == 0
+
+
+def test_progress_comes_and_ends_complete() -> None:
+    told = []
+    run(RunOptions(workers=2, scheduler=SMALL), trace(*REUSE), told.append)
+    assert told[-1].done == told[-1].total == len(REUSE)
+    assert all(one.in_flight >= 0 for one in told)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [
+        ({"policy": "best"}, "unknown policy 'best'"),
+        ({"engine": "abacus"}, "unknown engine 'abacus'"),
+        ({"workers": 0}, "workers"),
+        ({"event_delay_s": 1.0, "event_jitter_s": 2.0}, "event_jitter_s"),
+        ({"failures": (Failure(1.0, 8),)}, "Failure.worker"),
+        ({"approximate_workers": 9}, "approximate_workers"),
+    ],
+)
+def test_options_that_mean_nothing_are_refused(wrong: dict[str, Any], named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        RunOptions(**wrong)
+
+
+# --- the checker itself, under planted bugs ---
+
+
+def test_a_relay_that_forgets_removals_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Held, "remove", lambda *_: [])
+    many = [request(0.3 * i, [100 * i + j for j in range(5)]) for i in range(20)]
+    with pytest.raises(LawBroken, match="index"):
+        checked(trace(*many))
+
+
+def test_an_engine_that_loses_its_news_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = VirtualEngine.end_step
+
+    def deaf(self: VirtualEngine, now_s: float) -> StepResult:
+        return StepResult(whole(self, now_s).outputs, [])
+
+    monkeypatch.setattr(VirtualEngine, "end_step", deaf)
+    with pytest.raises(LawBroken, match="events"):
+        checked(trace(*REUSE))
+
+
+def test_a_client_that_reports_nothing_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(World, "_report", lambda *_, **__: None)
+    with pytest.raises(LawBroken, match="load"):
+        checked(trace(*REUSE))
