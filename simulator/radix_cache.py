@@ -66,7 +66,7 @@ class RadixCache:
         self.root = RadixNode([], None, 0)
         """Has no pages, is never locked, split or evicted."""
         self._uses = 0
-        """Lookups and insertions so far: the clock of last uses."""
+        """Lookups, insertions and new nodes so far: the clock of last uses."""
         self._queue: list[tuple[int, int, RadixNode]] = []
         """(last use when offered, serial number, node): a heap with at most one entry a node.
 
@@ -138,6 +138,7 @@ class RadixCache:
         self._uses += 1
         node, found = self._walk(hashes, page_count)
         if found < page_count:
+            self._uses += 1  # new nodes are younger than what the same call only passed
             leaf = RadixNode(hashes[found:page_count], node, self._uses)
             node.children[hashes[found]] = leaf
             node = leaf
@@ -240,6 +241,7 @@ class RadixCache:
         parent = node.parent
         if parent is None:
             raise RuntimeError("the root can't be split")
+        self._uses += 1
         head = RadixNode(node.hashes[:head_count], parent, self._uses)
         head.lock_count = node.lock_count
         head.children[node.hashes[head_count]] = node
