@@ -25,6 +25,8 @@ class VirtualEngine:
         """Counts restarts."""
         self.due_s: float | None = None
         """When the step that is going on ends; None: there is none."""
+        self.ready_s: float | None = None
+        """When somebody who waits for something else than his turn is ready, if no step goes on."""
         self._make = make
         self.scheduler = make()
 
@@ -42,12 +44,6 @@ class VirtualEngine:
             self._cut(now_s)
         return sequence
 
-    def abort(self, sequence: Sequence, now_s: float) -> None:
-        """A client leaves."""
-        self.scheduler.abort(sequence)
-        if self.due_s is not None:
-            self._cut(now_s)
-
     def advance(self, now_s: float) -> StepResult:
         """What has happened by now in steps that were joined."""
         step = self.scheduler.step
@@ -61,9 +57,10 @@ class VirtualEngine:
         return self.scheduler.end_step(now_s)
 
     def begin_step(self, now_s: float) -> None:
-        """The next step, if there is anything to compute."""
+        """The next step, if there is anything to compute; else `ready_s` says when to ask again."""
         step = self.scheduler.begin_step(now_s)
         self.due_s = None if step is None else step.end_s
+        self.ready_s = self.scheduler.next_ready_s if step is None else None
 
     def load(self, rank: int = 0) -> Load:
         """What one rank tells about itself."""
@@ -72,7 +69,7 @@ class VirtualEngine:
     def die(self) -> None:
         """All is lost: requests, cache, counters."""
         self.up = False
-        self.due_s = None
+        self.due_s = self.ready_s = None
 
     def boot(self) -> None:
         """Comes back empty."""

@@ -252,6 +252,13 @@ class World:
         """Calls back when the engine's step ends, as far as can be said now."""
         if engine.due_s is not None:
             self.at(engine.due_s, partial(self._end_step, engine, engine.life, engine.due_s))
+        elif engine.ready_s is not None:
+            self.at(engine.ready_s, partial(self._wake, engine, engine.life, engine.ready_s))
+
+    def _wake(self, engine: VirtualEngine, life: int, ready_s: float) -> None:
+        if engine.life == life and engine.ready_s == ready_s:
+            engine.begin_step(self.now_s)
+            self._await_step(engine)
 
     def _end_step(self, engine: VirtualEngine, life: int, due_s: float) -> None:
         if engine.life != life or engine.due_s != due_s:
@@ -415,7 +422,7 @@ class World:
             session_id=request.session_id,
             dp_rank=worker.rank if self.options.ranks > 1 else None,
         )
-        due_s = engine.due_s
+        before = engine.due_s, engine.ready_s
         try:
             life.sequence = engine.add(submission, self.now_s)
             if self.laws is not None:
@@ -425,7 +432,7 @@ class World:
             self._leave(life)
             self._fail(life, f"engine: {refusal}")
             return
-        if engine.due_s != due_s:
+        if (engine.due_s, engine.ready_s) != before:
             self._await_step(engine)
 
     def _first_token(self, life: Life) -> None:
