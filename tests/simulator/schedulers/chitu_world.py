@@ -39,6 +39,8 @@ class World:
         self.scheduler = kind(config)
         self.sequences: list[Sequence] = []
         self.refused = 0
+        self.joined = 0
+        """Runs of several steps."""
         self.log: list[Any] = []
         """All effects, with their times."""
         self.events: list[list[tuple[str, int]]] = [[] for _ in self.scheduler.ranks]
@@ -141,6 +143,7 @@ class World:
         if step is None:
             assert not self.scheduler.pool, f"nothing to compute: {self.scheduler!r}"
             return
+        self.joined += step.count > 1
         for batch in self.scheduler.in_flight:
             assert all(task.in_flight for task, _ in batch.work)
         in_flight = [task for batch in self.scheduler.in_flight for task, _ in batch.work]

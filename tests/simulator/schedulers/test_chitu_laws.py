@@ -1,6 +1,7 @@
 """The laws of Chitu's three schedulers, whatever their options and whoever comes and goes."""
 
 from dataclasses import replace
+from random import Random
 from typing import Any
 
 import pytest
@@ -21,16 +22,16 @@ Acts = list[tuple[float, Any]]
 requests = st.tuples(
     st.sampled_from([None, 0, 1, 2]),
     st.integers(1, 60),
-    st.one_of(st.integers(1, 20), st.integers(1, 80)),
+    st.sampled_from([1, 3, 20, 50, 79]),
     st.one_of(st.none(), st.integers(0, 2)),
 )
 acts_over_time = st.lists(
     st.tuples(
-        st.floats(0.0, 0.2).map(lambda s: s + 0.000123),
+        st.one_of(st.just(0.0), st.floats(0.0, 0.3).map(lambda s: s + 0.000123)),
         st.one_of(requests, requests, requests, st.integers(0, 20)),
     ),
     min_size=1,
-    max_size=25,
+    max_size=30,
 )
 types = st.sampled_from(
     [
@@ -50,10 +51,10 @@ types = st.sampled_from(
 @st.composite
 def engines(draw: st.DrawFn) -> tuple[type[ChituScheduler], ChituConfig]:
     kind = draw(st.sampled_from(KINDS))
-    groups, places = draw(st.integers(1, 3)), draw(st.integers(3, 6))
+    groups, places = draw(st.sampled_from([1, 1, 2, 3])), draw(st.integers(3, 9))
     names = types.filter(lambda name: name != "decode_only") if kind is SkewScheduler else types
     config = ChituConfig(
-        block_count=20 * places if kind is SkewScheduler else draw(st.integers(20, 44)),
+        block_count=20 * places if kind is SkewScheduler else draw(st.integers(20, 30)),
         block_size=SIZE,
         max_model_len=LENGTH,
         max_num_seqs=places,
@@ -113,12 +114,8 @@ def test_the_same_run_has_the_same_effects(
     assert one.log == other.log
 
 
-@settings(max_examples=200, deadline=None)
-@given(engine=engines(), acts=acts_over_time, joined=st.sampled_from([7, 10_000]))
-def test_a_run_is_its_steps_one_by_one(
-    engine: tuple[type[ChituScheduler], ChituConfig], acts: Acts, joined: int
-) -> None:
-    kind, config = engine
+def assert_alike(kind: type[ChituScheduler], config: ChituConfig, acts: Acts, joined: int) -> World:
+    """Joined steps against single ones; returns the joined world."""
     single, run = World(kind, config), World(kind, replace(config, joined_steps_max=joined))
     now_s = 0.0
     for index, (after_s, doing) in enumerate(acts):
@@ -131,3 +128,44 @@ def test_a_run_is_its_steps_one_by_one(
     assert run.finish(now_s) == pytest.approx(single.finish(now_s), rel=1e-9)
     assert run.state() == single.state()
     assert run.first_tokens() == pytest.approx(single.first_tokens(), rel=1e-9)
+    return run
+
+
+@settings(max_examples=200, deadline=None)
+@given(engine=engines(), acts=acts_over_time, joined=st.sampled_from([7, 10_000]))
+def test_a_run_is_its_steps_one_by_one(
+    engine: tuple[type[ChituScheduler], ChituConfig], acts: Acts, joined: int
+) -> None:
+    assert_alike(*engine, acts, joined)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_under_heavy_load_a_run_is_its_steps_one_by_one(kind: type[ChituScheduler]) -> None:
+    evictions = joined = 0
+    for seed in range(12):
+        rng = Random(seed)
+        config = ChituConfig(
+            block_count=60 if kind is SkewScheduler else rng.randint(30, 60),
+            block_size=SIZE,
+            max_model_len=LENGTH,
+            max_num_seqs=3 if kind is SkewScheduler else 16,
+            step_tokens_max=rng.choice([8, 32, 256]),
+            scheduler_type=rng.choice(["prefill_first", "request_preset,prefill_first", "fcfs"]),
+            dp_size=2 if kind is DpFifoScheduler else 1,
+        )
+        run = assert_alike(kind, config, heavy_load(rng), 10_000)
+        evictions += sum(rank.evictions for rank in run.scheduler.ranks)
+        joined += run.joined
+    assert joined > 100
+    assert (evictions > 20) == (kind is not SkewScheduler)
+
+
+def heavy_load(rng: Random) -> Acts:
+    acts: Acts = []
+    for _ in range(50):
+        prompt, output = rng.randint(1, 40), rng.randint(1, 40)
+        request = (rng.choice([None, 0, 1]), prompt, output, rng.choice([None, None, 0, 2]))
+        acts.append((rng.choice([0.0, 0.01, 0.1]) * rng.random(), request))
+        if rng.random() < 0.1:
+            acts.append((0.01, rng.randrange(50)))
+    return acts
