@@ -11,8 +11,8 @@ PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
-KERNEL := indexer/kernel.pyx $(wildcard indexer/native/*.h)
-$(STAMP): pyproject.toml setup.py $(KERNEL)
+NATIVE := indexer/kernel.pyx indexer/kernel.pxd router/lane.pyx $(wildcard indexer/native/*.h router/native/*.h)
+$(STAMP): pyproject.toml setup.py $(NATIVE)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "kvroute needs Python 3.11 or newer; name one: make PYTHON=python3.12 ..." >&2; exit 1; }
 	@echo "setting up $(VENV) (once, a minute or two)"
 	@$(PYTHON) -m venv $(VENV)
@@ -39,12 +39,12 @@ soak: $(STAMP) ## simulate the event plane under faults: SECONDS=60, or SEED=...
 	@$(BIN)/python -W error -m tests.simulation --seconds $(or $(SECONDS),60) $(if $(SEED),--seed $(SEED)) $(if $(RUNS),--runs $(RUNS)) $(ARGS)
 
 SANITIZED := build/sanitized
-sanitize: $(STAMP) ## the kernel's tests under AddressSanitizer and UndefinedBehaviorSanitizer
+sanitize: $(STAMP) ## the native parts' tests under AddressSanitizer and UndefinedBehaviorSanitizer
 	@rm -rf $(SANITIZED) && mkdir -p $(SANITIZED)/src $(SANITIZED)/tests
-	@cp -r indexer events router simulator proto setup.py pyproject.toml MANIFEST.in README.md LICENSE NOTICE $(SANITIZED)/src && rm -f $(SANITIZED)/src/indexer/*.so
-	@cp -r tests/indexer tests/conftest.py $(SANITIZED)/tests && cp pyproject.toml $(SANITIZED)
+	@cp -r indexer events router simulator proto setup.py pyproject.toml MANIFEST.in README.md LICENSE NOTICE $(SANITIZED)/src && rm -f $(SANITIZED)/src/*/*.so
+	@cp -r tests/indexer tests/router tests/conftest.py $(SANITIZED)/tests && cp pyproject.toml $(SANITIZED)
 	@CFLAGS="-O1 -g -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer" $(PIP) --no-deps --no-cache-dir --target $(SANITIZED)/site ./$(SANITIZED)/src > $(SANITIZED)/build.log 2>&1 || { cat $(SANITIZED)/build.log >&2; exit 1; }
-	@cd $(SANITIZED) && LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libstdc++.so)" ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc PYTHONPATH=site $(abspath $(BIN))/python -m pytest -q tests/indexer $(ARGS)
+	@cd $(SANITIZED) && LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libstdc++.so)" ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc PYTHONPATH=site $(abspath $(BIN))/python -m pytest -q tests/indexer tests/router/test_lane.py $(ARGS)
 
 real-engines: $(STAMP) ## real vLLM and SGLang on CPU: predicted against reused tokens (10 minutes, 4 GB)
 	@$(BIN)/python -m tests.real_engines $(ARGS)

@@ -1,16 +1,26 @@
-"""The native kernel; all else is in pyproject.toml."""
+"""The native parts; all else is in pyproject.toml."""
 
 from pathlib import Path
 
 from setuptools import Extension, setup
 
+
+def native(name: str, folders: list[str]) -> Extension:
+    """A module of a .pyx file, and of the headers that it is made of."""
+    headers = [path for folder in folders for path in Path(folder).glob("native/*.h")]
+    return Extension(
+        name,
+        [f"{name.replace('.', '/')}.pyx"],
+        include_dirs=["."],
+        depends=["indexer/kernel.pxd", *map(str, headers)],
+        # Products and sums are rounded one by one, as numpy does.
+        extra_compile_args=["-O3", "-Wall", "-Wextra", "-Wno-unused-function", "-ffp-contract=off"],
+    )
+
+
 setup(
     ext_modules=[
-        Extension(
-            "indexer.kernel",
-            ["indexer/kernel.pyx"],
-            depends=[str(header) for header in Path("indexer/native").glob("*.h")],
-            extra_compile_args=["-O3", "-Wall", "-Wextra", "-Wno-unused-function"],
-        )
+        native("indexer.kernel", ["indexer"]),
+        native("router.lane", ["indexer", "router"]),
     ]
 )

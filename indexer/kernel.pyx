@@ -7,7 +7,7 @@ long. One writer: an index must not be used by two threads at once.
 
 from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t
 from libc.math cimport INFINITY, isfinite
-from libc.stdlib cimport free, malloc
+from libc.stdlib cimport free
 
 import secrets
 
@@ -15,45 +15,6 @@ import numpy as np
 
 from indexer.identity import Tier
 from indexer.index import IndexStats, Match, mix_digest
-
-cdef extern from "native/block_table.h" nogil:
-    const uint64_t NO_MEMORY
-    ctypedef struct Holder:
-        uint64_t held, told, digest
-    ctypedef struct Pool:
-        uint64_t live
-    ctypedef struct Table:
-        Pool pool
-        Holder *holders
-        uint32_t *slots
-        uint32_t slots_used
-        uint64_t bytes_max, share_max, forgotten
-    int table_init(Table *, uint64_t)
-    void table_free(Table *)
-    uint64_t table_bytes(const Table *)
-    int table_reserve_slots(Table *, uint32_t)
-    const Holder *table_holder(const Table *, uint32_t, int)
-    uint64_t table_store(Table *, uint32_t, int, const uint64_t *, size_t)
-    uint64_t table_remove(Table *, uint32_t, int, const uint64_t *, size_t)
-    uint64_t table_retire(Table *, uint32_t, int)
-    int table_match(Table *, const uint64_t *, size_t, int32_t *)
-    int table_overlap(Table *, const uint64_t *, size_t, size_t, const Py_ssize_t *, size_t, int32_t *)
-    int table_has_dead(const Table *)
-    int table_sweep(Table *, uint64_t)
-    void xxh3_blocks(const uint8_t *, size_t, size_t, uint64_t, uint64_t *)
-    void xxh3_chain(const uint64_t *, size_t, int, uint64_t, uint64_t, uint64_t *)
-    void xxh3_secret(uint64_t, uint8_t *)
-    uint64_t xxh3_64(const uint8_t *, size_t, uint64_t, const uint8_t *)
-
-cdef extern from "native/block_users.h" nogil:
-    ctypedef struct BlockUse:
-        pass
-    ctypedef struct Users "BlockUsers":
-        BlockUse *places
-        uint64_t used
-    int users_open(Users *, const uint64_t *, size_t)
-    void users_close(Users *, const uint64_t *, size_t)
-    uint64_t users_leading(const Users *, const uint64_t *, size_t)
 
 DEF TIERS = 3
 DEF LEVELS = 5
@@ -108,9 +69,6 @@ cdef class NativeIndex:
 
     `stats().blocks` counts what forgotten workers held until `sweep` has passed.
     """
-
-    cdef Table _table
-    cdef list _free_slots
 
     def __cinit__(self, bytes_max=None, share_max=None):
         """bytes_max: of the whole index. share_max: placements of one worker. None: no limit."""
@@ -320,8 +278,6 @@ def cheapest(const double[::1] costs not None, can, Py_ssize_t count):
 
 cdef class BlockUsers:
     """The distinct blocks that open requests use on one worker: a counted set."""
-
-    cdef Users _users
 
     def __cinit__(self):
         self._users.places = NULL

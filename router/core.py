@@ -14,13 +14,16 @@ Laws:
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
+from math import isfinite
 
 import numpy as np
 import numpy.typing as npt
 
 from events.view import FleetView, Source, schedulable
+from indexer.hashing import HashArray
 from indexer.identity import WorkerKey
-from indexer.kernel import cheapest
+from indexer.kernel import NativeIndex, cheapest
 from router.candidates import COLUMNS, Candidates
 from router.config import ModelSettings, RoutingSettings
 from router.decision import (
@@ -33,9 +36,11 @@ from router.decision import (
     ProgressState,
     Repeated,
     Request,
+    Weighed,
 )
 from router.eligibility import DRAINED, TOO_LONG, exclusions, takes_all, too_long
 from router.further import Further
+from router.lane import Lane
 from router.load import WorkerLoad
 from router.models import Models
 from router.policies.configured import configured
@@ -43,7 +48,7 @@ from router.policies.policy import Policy, Scores
 from router.pools import Pool, Pools, heartbeat_of
 from router.prompt import Prompt
 from router.refusals import Reason, Refusal
-from router.reservations import Ending, Reservation, Reservations
+from router.reservations import Ending, Fingerprint, Reservation, Reservations
 from router.self_check import SelfCheck
 from router.topology import PlaceLabels
 from router.warnings import FleetWatch, WorkerWarning
@@ -54,6 +59,7 @@ OUTPUT_TOKENS_MAX = 4096
 FULL_RETRY_S = 0.5
 """What RetryInfo says when all are full: about the time until something ends."""
 _FULL = "full"
+_NOT_A_NUMBER = "cost is not a number"
 _ENDED_BY_US = (Ending.EXPIRED, Ending.WORKER_LOST)
 
 
@@ -97,12 +103,18 @@ class RouterCore:
         self._rng = rng
         self._picks = 0
         self._ids = 0
+        index = view.index
+        self.lane = Lane(self, rng) if isinstance(index, NativeIndex) else None
+        """Picks for plain requests; the rest of this file is its twin, and for all others."""
         self._watch = FleetWatch(view, self.self_check, lambda name: self.models.names(name)[0])
 
     def route(
         self, request: Request, now_s: float, mark: Callable[[str], None] = _no_mark
     ) -> Pick | Repeated:
         """Picks and reserves; raises Refusal. mark is called with the name of each stage's end."""
+        if self.lane is not None and (picked := self.lane.pick(request, now_s, mark)) is not None:
+            reservation, overlap, weighed = picked
+            return Pick(reservation, partial(self._told, request, weighed, now_s), overlap)
         earlier = self.reservations.of_request(request.request_id)
         if earlier is not None:
             if earlier.fingerprint != request.fingerprint():
@@ -125,7 +137,17 @@ class RouterCore:
         if not decision.order:
             raise self.refuse(decision)
         overlap = decision.overlap(decision.order[0])
-        return Pick(self._reserve(request, decision, overlap, now_s), decision, overlap)
+        source = decision.sources[decision.order[0]]
+        reservation = self.reserve(
+            source,
+            request.request_id,
+            request.fingerprint(),
+            request.prompt.prefixes(heartbeat_of(source).block_size),
+            request.prompt.token_count,
+            overlap,
+            now_s,
+        )
+        return Pick(reservation, decision, overlap)
 
     def decide(
         self, request: Request, now_s: float, mark: Callable[[str], None] = _no_mark
@@ -152,7 +174,7 @@ class RouterCore:
         eligible: Sequence[str] = pool.all_eligible
         if not takes_all(request, output_tokens, pool, bool(self.drained)):
             eligible = exclusions(request, output_tokens, pool, self.drained)
-        rows = self._rows(request, pool, overlaps, eligible, now_s)
+        rows = self._rows(request, pool, self.pools.table(pool), overlaps, eligible, now_s)
         scores = policy.score(rows) if len(pool) else Scores(np.zeros(0))
         excluded, order, tied = self._order(rows, scores)
         mark("cost")
@@ -167,6 +189,30 @@ class RouterCore:
             order,
             tied,
             down,
+            now_s,
+        )
+
+    def _told(self, request: Request, weighed: Weighed, now_s: float) -> Decision:
+        """A decision of the lane, as the general way would have told it."""
+        policy = self._policy(request)
+        pool = weighed.pool
+        rows = self._rows(request, pool, weighed.table, weighed.tokens, pool.all_eligible, now_s)
+        scores = policy.score(rows)
+        excluded = [
+            _FULL if full else "" if isfinite(cost) else _NOT_A_NUMBER
+            for full, cost in zip(rows.full.tolist(), scores.costs.tolist(), strict=True)
+        ]
+        return Decision(
+            request,
+            policy,
+            rows,
+            pool.sources,
+            weighed.tokens,
+            scores,
+            excluded,
+            weighed.order,
+            weighed.tied,
+            weighed.not_live,
             now_s,
         )
 
@@ -310,11 +356,11 @@ class RouterCore:
         self,
         request: Request,
         pool: Pool,
+        table: npt.NDArray[np.float64],
         overlaps: npt.NDArray[np.int32],
         excluded: Sequence[str],
         now_s: float,
     ) -> Candidates:
-        table = self.pools.table(pool)
         trust = table[COLUMNS.index("trust")]
         return Candidates(
             workers=pool.workers,
@@ -352,7 +398,7 @@ class RouterCore:
         if bad:
             excluded = list(excluded)
             for row in bad:
-                excluded[row] = excluded[row] or "cost is not a number"
+                excluded[row] = excluded[row] or _NOT_A_NUMBER
         first = self._rng.randrange(len(tied)) if len(tied) > 1 else 0
         order = [*tied[first:], *tied[:first], *following][:wanted]
         if scores.chances is not None and len(order) > 1:
@@ -398,25 +444,30 @@ class RouterCore:
         if reservation.ended is None:
             self._end(reservation, Ending.FAILED_UNKNOWN, now_s)
 
-    def _reserve(
-        self, request: Request, decision: Decision, overlap: Overlap, now_s: float
+    def reserve(
+        self,
+        source: Source,
+        request_id: str,
+        fingerprint: Fingerprint,
+        prefixes: HashArray,
+        prompt_tokens: int,
+        overlap: Overlap,
+        now_s: float,
     ) -> Reservation:
-        source = decision.sources[decision.order[0]]
-        prompt = request.prompt
+        """Reserves a pick's load: prefixes are the prompt's, overlap is that of the source."""
         size = heartbeat_of(source).block_size
-        prefixes = prompt.prefixes(size)
         self._ids += 1
         self._picks += 1
         reservation = Reservation(
             id=f"{self.replica}-{self._ids}",
-            request_id=request.request_id,
+            request_id=request_id,
             worker=source.key,
-            fingerprint=request.fingerprint(),
+            fingerprint=fingerprint,
             prefixes=prefixes,
-            has_tail=not size or prompt.token_count % size > 0,
-            prompt_tokens=prompt.token_count,
+            has_tail=not size or prompt_tokens % size > 0,
+            prompt_tokens=prompt_tokens,
             predicted_tokens=overlap.told,
-            new_tokens=prompt.token_count - overlap.usable,
+            new_tokens=prompt_tokens - overlap.usable,
             opened_at_s=now_s,
             lease_ends_s=now_s + self.routing.lease_s,
             answer=b"",

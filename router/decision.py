@@ -1,7 +1,7 @@
 """What goes into the decision core and what comes out: requests, decisions, steps in a life."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
@@ -12,6 +12,7 @@ import numpy.typing as npt
 from events.view import Source
 from router.candidates import Candidates
 from router.policies.policy import Policy, Scores
+from router.pools import Pool
 from router.prompt import Prompt
 from router.reservations import Ending, Fingerprint, Reservation
 
@@ -100,14 +101,33 @@ class Decision:
         return reasons
 
 
+class Weighed(NamedTuple):
+    """What the lane keeps of a decision, so that it can be told."""
+
+    pool: Pool
+    not_live: list[tuple[Source, str]]
+    table: npt.NDArray[np.float64]
+    """Shape (columns of Candidates, rows)."""
+    tokens: npt.NDArray[np.int32]
+    order: list[int]
+    tied: int
+
+
 @dataclass(slots=True)
 class Pick:
     """A decision that was made, and its reservation."""
 
     reservation: Reservation
-    decision: Decision
+    decided: Decision | Callable[[], Decision]
+    """The decision, or what makes it from what was weighed."""
     overlap: Overlap
     """Of the worker that was picked."""
+
+    @property
+    def decision(self) -> Decision:
+        if not isinstance(self.decided, Decision):
+            self.decided = self.decided()
+        return self.decided
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ the core at scrape time, so a worker's series vanish with the worker.
 
 from collections.abc import Callable, Iterable, Iterator
 from importlib.metadata import version
+from itertools import accumulate
 
 import numpy as np
 from prometheus_client import (
@@ -15,7 +16,12 @@ from prometheus_client import (
     ProcessCollector,
     generate_latest,
 )
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
@@ -24,7 +30,7 @@ from events.relay import Relay
 from events.stream import StreamState
 from router.core import RouterCore
 from router.decision import Pick
-from router.pick_tally import PickTally, StageClock
+from router.pick_tally import BUCKETS_S, RATIO_DECISIONS, TIERS, PickTally, StageClock
 from router.refusals import Reason
 from router.self_check import CheckResult
 
@@ -67,8 +73,8 @@ class Metrics:
         )
         build = Gauge("kvroute_build_info", "Always 1.", ["version"], registry=registry)
         build.labels(kvroute_version()).set(1)
-        self._tally = PickTally()
-        registry.register(self._tally)
+        self.tally = PickTally()
+        registry.register(TallyCollector(self.tally))
         self._picked = self.requests.labels("picked", "")
         for outcome in OUTCOMES:
             if outcome != "refused":
@@ -80,16 +86,64 @@ class Metrics:
     def picked(self, pick: Pick) -> None:
         """A pick was made."""
         self._picked.inc()
-        self._tally.count(pick)
+        self.tally.count(pick)
+
+    def picked_plain(self, count: int) -> None:
+        """The lane made picks, and counted all else of them."""
+        if count:
+            self._picked.inc(count)
 
     def stage_clock(self) -> StageClock:
         """A clock for one decision."""
-        return StageClock(self._tally.stages)
+        return StageClock(self.tally.stages)
 
 
 def kvroute_version() -> str:
     """The installed version."""
     return version("kvroute")
+
+
+class TallyCollector(Collector):
+    """Reads what picks counted."""
+
+    def __init__(self, tally: PickTally) -> None:
+        self._tally = tally
+
+    @override
+    def collect(self) -> Iterator[Metric]:
+        tally = self._tally
+        durations = HistogramMetricFamily(
+            "kvroute_decision_seconds", "Time a decision takes, by stage.", labels=["stage"]
+        )
+        bounds = (*map(str, BUCKETS_S), "+Inf")
+        for stage, seconds in tally.stages.items():
+            counts = map(float, accumulate(seconds.counts.tolist()))
+            buckets = list(zip(bounds, counts, strict=True))
+            durations.add_metric([stage], buckets, float(seconds.total_s[0]))
+        yield durations
+        prompt_tokens, reachable, *taken = tally.tokens.tolist()
+        yield CounterMetricFamily(
+            "kvroute_prompt_tokens", "Prompt tokens of picks.", value=prompt_tokens
+        )
+        overlap = CounterMetricFamily(
+            "kvroute_overlap_tokens",
+            "Usable overlap on the picked worker, by the fastest tier that holds it.",
+            labels=["tier"],
+        )
+        for tier, tokens in zip(TIERS, taken, strict=True):
+            overlap.add_metric([tier], tokens)
+        yield overlap
+        yield CounterMetricFamily(
+            "kvroute_overlap_reachable_tokens",
+            "Usable overlap on the worker that held most; less what was taken: what balance cost.",
+            value=reachable,
+        )
+        usable, asked = tally.recent.sum(axis=0).tolist()
+        yield GaugeMetricFamily(
+            "kvroute_kv_hit_ratio",
+            f"Usable overlap / prompt tokens over the last {RATIO_DECISIONS} picks.",
+            value=usable / asked if asked else 0.0,
+        )
 
 
 class RouterCollector(Collector):

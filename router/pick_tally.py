@@ -5,29 +5,19 @@ as a tenth of a decision. The event loop counts alone here, and scrapes read wha
 """
 
 from bisect import bisect_left
-from collections import deque
-from collections.abc import Iterator
-from itertools import accumulate
 from time import perf_counter
 
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    Metric,
-)
-from prometheus_client.registry import Collector
-from typing_extensions import override
+import numpy as np
 
 from events.facts import TIER_NAMES
 from router.decision import Pick
 
 STAGES = ("hash", "match", "cost", "total")
 TIERS = (*TIER_NAMES.values(), "predicted")
-_BUCKETS_S = (
+BUCKETS_S = (
     0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1,
 )  # fmt: skip
-_RATIO_DECISIONS = 1000
+RATIO_DECISIONS = 1000
 """Decisions that kvroute_kv_hit_ratio looks back on."""
 
 
@@ -35,71 +25,33 @@ class Durations:
     """A histogram of seconds."""
 
     def __init__(self) -> None:
-        self._counts = [0] * (len(_BUCKETS_S) + 1)
-        self._total_s = 0.0
+        self.counts = np.zeros(len(BUCKETS_S) + 1, np.int64)
+        self.total_s = np.zeros(1)
 
     def add(self, seconds: float) -> None:
-        self._counts[bisect_left(_BUCKETS_S, seconds)] += 1
-        self._total_s += seconds
-
-    def add_to(self, family: HistogramMetricFamily, stage: str) -> None:
-        names = (*map(str, _BUCKETS_S), "+Inf")
-        counts = map(float, accumulate(self._counts))
-        family.add_metric([stage], list(zip(names, counts, strict=True)), self._total_s)
+        self.counts[bisect_left(BUCKETS_S, seconds)] += 1
+        self.total_s[0] += seconds
 
 
-class PickTally(Collector):
-    """Picks since the start."""
+class PickTally:
+    """Picks since the start. Arrays, so that the lane (router/lane.pyx) counts in them, too."""
 
     def __init__(self) -> None:
         self.stages = {stage: Durations() for stage in STAGES}
-        self._prompt_tokens = 0
-        self._overlap_tokens = [0] * len(TIERS)
-        self._reachable_tokens = 0
-        self._recent: deque[tuple[int, int]] = deque(maxlen=_RATIO_DECISIONS)
-        """Usable overlap and prompt tokens."""
+        self.tokens = np.zeros(2 + len(TIERS), np.int64)
+        """Of prompts, of the longest usable overlaps, and of those taken, by tier."""
+        self.recent = np.zeros((RATIO_DECISIONS, 2), np.int64)
+        """Usable overlap and prompt tokens of the last picks, in a ring."""
+        self.picks = np.zeros(1, np.int64)
 
     def count(self, pick: Pick) -> None:
         """A pick was made."""
         overlap = pick.overlap
         prompt_tokens = pick.decision.rows.prompt_tokens
-        self._prompt_tokens += prompt_tokens
-        for i, tokens in enumerate(overlap[-len(TIERS) :]):
-            self._overlap_tokens[i] += tokens
-        self._reachable_tokens += pick.decision.best_overlap_tokens()
-        self._recent.append((overlap.usable, prompt_tokens))
-
-    @override
-    def collect(self) -> Iterator[Metric]:
-        durations = HistogramMetricFamily(
-            "kvroute_decision_seconds", "Time a decision takes, by stage.", labels=["stage"]
-        )
-        for stage, seconds in self.stages.items():
-            seconds.add_to(durations, stage)
-        yield durations
-        yield CounterMetricFamily(
-            "kvroute_prompt_tokens", "Prompt tokens of picks.", value=self._prompt_tokens
-        )
-        overlap = CounterMetricFamily(
-            "kvroute_overlap_tokens",
-            "Usable overlap on the picked worker, by the fastest tier that holds it.",
-            labels=["tier"],
-        )
-        for tier, tokens in zip(TIERS, self._overlap_tokens, strict=True):
-            overlap.add_metric([tier], tokens)
-        yield overlap
-        yield CounterMetricFamily(
-            "kvroute_overlap_reachable_tokens",
-            "Usable overlap on the worker that held most; less what was taken: what balance cost.",
-            value=self._reachable_tokens,
-        )
-        asked = sum(prompt_tokens for _, prompt_tokens in self._recent)
-        usable = sum(usable for usable, _ in self._recent)
-        yield GaugeMetricFamily(
-            "kvroute_kv_hit_ratio",
-            f"Usable overlap / prompt tokens over the last {_RATIO_DECISIONS} picks.",
-            value=usable / asked if asked else 0.0,
-        )
+        reachable = pick.decision.best_overlap_tokens()
+        self.tokens += (prompt_tokens, reachable, *overlap[-len(TIERS) :])
+        self.recent[self.picks[0] % RATIO_DECISIONS] = overlap.usable, prompt_tokens
+        self.picks += 1
 
 
 class StageClock:

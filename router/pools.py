@@ -114,7 +114,8 @@ class Pools:
         self._view = view
         self._models = models
         self._load_of = load_of
-        self._columns = np.zeros((len(COLUMNS), 0))
+        self.columns = np.zeros((len(COLUMNS), 0))
+        """A place for each slot; another array once there are more slots."""
         self._settled: dict[int, tuple[float, float, float, float]] = {}
         """Slot -> its block_size, total_blocks, total_slots and trust."""
         self._down: dict[WorkerKey, str] = {}
@@ -163,7 +164,7 @@ class Pools:
             self._full.add(slot)
         else:
             self._full.discard(slot)
-        self._columns[:, slot] = (
+        self.columns[:, slot] = (
             *settled,
             load.running,
             load.waiting,
@@ -203,8 +204,8 @@ class Pools:
     def table(self, pool: Pool) -> npt.NDArray[np.float64]:
         """A copy of the columns, shape (len(COLUMNS), workers of the pool)."""
         if pool.span is not None:
-            return self._columns[:, pool.span].copy()
-        return self._columns.take(pool.slots, axis=1)
+            return self.columns[:, pool.span].copy()
+        return self.columns.take(pool.slots, axis=1)
 
     def lora_of(self, model: str) -> str:
         """The LoRA that a request means by its model's name; empty when that is a whole model."""
@@ -246,10 +247,10 @@ class Pools:
                 del self._down[source.key]
 
     def _make_room(self, slot: int) -> None:
-        there = self._columns.shape[1]
+        there = self.columns.shape[1]
         if slot >= there:
             more = max(slot + 1, 2 * there) - there
-            self._columns = np.pad(self._columns, ((0, 0), (0, more)))
+            self.columns = np.pad(self.columns, ((0, 0), (0, more)))
 
     def _serving(self, model: str, ready: bool) -> list[Source]:
         sources = self._view.sources

@@ -14,10 +14,11 @@ from types import TracebackType
 from typing import Any, Self, TypeAlias
 
 import grpc.aio
+from google.protobuf.message import DecodeError
 
 from kvroute.v1 import router_pb2
 from router import codec
-from router.decision import Pick, Repeated
+from router.lane import Batch, Results
 from router.refusals import Reason, Refusal
 from router.reservations import Reservation
 
@@ -30,53 +31,66 @@ CANCELLABLE_MAX = 4096
 names one of the last."""
 
 
+Answered: TypeAlias = tuple[bytes, Reservation, bool]
+"""A RouteResponse, its reservation, and whether it was an earlier request's."""
+
+
 class RouteItems:
     """What a stream's items come to."""
 
     def __init__(
         self,
-        route: Callable[[router_pb2.RouteRequest, router_pb2.RouteResponse], Pick | Repeated],
+        route: Callable[[bytes], Answered],
         cancel: Callable[[Reservation], None],
+        run: Callable[[Batch, Results, float], dict[int, Reservation]] = lambda *_: {},
         clock: Callable[[], float] = perf_counter,
         cpu_clock: Callable[[], float] = thread_time,
     ) -> None:
-        """route fills in the answer or raises Refusal; cancel ends a reservation that nobody waits
-        for any more."""
+        """route answers a RouteRequest or raises Refusal; cancel ends a reservation that nobody
+        waits for any more; run answers some items at once: see Lane.answers."""
         self._route = route
         self._cancel = cancel
+        self._run = run
         self._clock = clock
         self._cpu_clock = cpu_clock
         self._answered: dict[int, Reservation] = {}
         """By item index, the oldest first."""
 
-    def decide(self, batch: router_pb2.RouteBatch) -> Iterator[router_pb2.RouteResults]:
+    def decide(self, batch: Batch) -> Iterator[bytes]:
         """Decides item by item; yields a message whenever SLICE_S is spent, and at the end."""
         began_s = self._clock()
         sent_cpu_s = self._cpu_clock()
         sent = False
-        message = router_pb2.RouteResults()
-        for item in batch.items:
-            if item.WhichOneof("action") == "cancel":
-                self._cancelled(item.index)
-            else:
-                result = message.results.add()
-                result.index = item.index
-                try:
-                    self._answer(item, result.response, began_s)
-                except Refusal as refusal:
-                    result.status.CopyFrom(codec.write_status(refusal))
-            if message.results and self._cpu_clock() - sent_cpu_s >= SLICE_S:
-                yield message
+        results = Results()
+        while True:
+            self._remember(self._run(batch, results, self._clock() - began_s))
+            if not batch.next():
+                break
+            self._answer(batch, results, began_s)
+            if len(results) and self._cpu_clock() - sent_cpu_s >= SLICE_S:
+                yield results.take()
                 sent = True
-                message = router_pb2.RouteResults()
                 sent_cpu_s = self._cpu_clock()
-        if message.results or not sent:
-            yield message
+        if len(results) or not sent:
+            yield results.take()
 
-    def _answer(
-        self, item: router_pb2.RouteItem, answer: router_pb2.RouteResponse, began_s: float
-    ) -> None:
-        if not item.HasField("request"):
+    def _answer(self, item: Batch, results: Results, began_s: float) -> None:
+        """Answers the item that the batch is at."""
+        if item.cancel:
+            if (reservation := self._answered.pop(item.index, None)) is not None:
+                self._cancel(reservation)
+            return
+        try:
+            answer = self._routed(item, began_s)
+        except Refusal as refusal:
+            status = codec.write_status(refusal).SerializeToString()
+            results.add_status(item.index, status)
+        else:
+            results.add_answer(item.index, answer)
+
+    def _routed(self, item: Batch, began_s: float) -> bytes:
+        request = item.request
+        if request is None:
             raise Refusal(Reason.INVALID_FIELD, f"item {item.index} holds no request")
         waited_s = self._clock() - began_s
         if 0 < item.timeout_ms <= waited_s * 1000:
@@ -84,22 +98,34 @@ class RouteItems:
                 Reason.DEADLINE_EXCEEDED,
                 f"item {item.index} waited {waited_s * 1000:.0f} ms for its turn in the batch",
             )
-        outcome = self._route(item.request, answer)
-        if isinstance(outcome, Repeated):
+        answer, reservation, repeated = self._route(request)
+        if repeated:
             # Two items wait for this reservation now: that one is cancelled must not end it.
             self._answered = {
-                index: one
-                for index, one in self._answered.items()
-                if one is not outcome.reservation
+                index: one for index, one in self._answered.items() if one is not reservation
             }
         else:
-            if len(self._answered) >= CANCELLABLE_MAX:
-                del self._answered[next(iter(self._answered))]
-            self._answered[item.index] = outcome.reservation
+            self._remember({item.index: reservation})
+        return answer
 
-    def _cancelled(self, index: int) -> None:
-        if (reservation := self._answered.pop(index, None)) is not None:
-            self._cancel(reservation)
+    def _remember(self, answered: dict[int, Reservation]) -> None:
+        self._answered.update(answered)
+        while len(self._answered) > CANCELLABLE_MAX:
+            del self._answered[next(iter(self._answered))]
+
+
+def read_batch(content: bytes) -> Batch:
+    """A RouteBatch; raises Refusal for bytes that are none."""
+    try:
+        return Batch(content)
+    except ValueError:
+        pass
+    try:
+        batch = router_pb2.RouteBatch.FromString(content)
+    except DecodeError as error:
+        raise Refusal(Reason.INVALID_FIELD, f"no RouteBatch: {error}") from error
+    batch.DiscardUnknownFields()
+    return Batch(batch.SerializeToString())
 
 
 class StreamLife:
@@ -129,7 +155,7 @@ class StreamLife:
     ) -> None:
         self._end.cancel()
 
-    async def read(self, context: "Context") -> router_pb2.RouteBatch | None:
+    async def read(self, context: "Context") -> bytes | None:
         """The next batch; None when the client or we have had enough."""
         if self._over:
             return None
@@ -155,4 +181,4 @@ class StreamLife:
             self._reader.cancel()
 
 
-Context: TypeAlias = grpc.aio.ServicerContext[router_pb2.RouteBatch, router_pb2.RouteResults]
+Context: TypeAlias = grpc.aio.ServicerContext[bytes, bytes]

@@ -12,6 +12,7 @@ from typing import Any, NoReturn, TypeAlias
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from grpc_status import rpc_status
@@ -24,11 +25,12 @@ from kvroute.v1 import fleet_pb2, fleet_pb2_grpc, router_pb2, router_pb2_grpc
 from router import codec
 from router.config import ConfigError, GrpcSettings
 from router.core import RouterCore
-from router.decision import Pick, Progress, ProgressState, Repeated
+from router.decision import Progress, ProgressState, Repeated
+from router.lane import Batch, Results
 from router.metrics import Metrics
 from router.refusals import Reason, Refusal
 from router.reservations import Ending, Reservation
-from router.route_stream import SLICE_S, RouteItems, StreamLife
+from router.route_stream import SLICE_S, Answered, RouteItems, StreamLife, read_batch
 
 BATCH_ITEMS_MAX = 4096
 PROGRESS_MAX = 65_536
@@ -66,34 +68,42 @@ class RouterService(router_pb2_grpc.RouterServicer):
         self._clock = clock
         self._stopping = stopping
         self._stream_age_s = stream_age_s
+        if core.lane is not None:
+            core.lane.tally = metrics.tally
 
     @override
-    async def Route(
-        self, request: router_pb2.RouteRequest, context: Context
-    ) -> router_pb2.RouteResponse:
-        answer = router_pb2.RouteResponse()
+    async def Route(  # type: ignore[override]  # messages are bytes here
+        self, request: bytes, context: Context
+    ) -> bytes:
         try:
-            self._route(request, answer)
+            answer, _, _ = self._route(request)
         except Refusal as refusal:
             await abort(context, refusal)
         return answer
 
     @override
-    async def RouteStream(  # type: ignore[override]  # the generated type knows iterators alone
+    async def RouteStream(  # type: ignore[override]  # the same, and read one by one
         self, request_iterator: object, context: Context
     ) -> None:
         await context.send_initial_metadata(())  # the client sees that streams get through
-        items = RouteItems(self._route, self._cancel)
+        items = self.route_items()
         async with StreamLife(self._stopping, jittered(self._stream_age_s)) as life:
-            while (batch := await life.read(context)) is not None:
-                if len(batch.items) > BATCH_ITEMS_MAX:
-                    refusal = Refusal(
-                        Reason.INVALID_FIELD,
-                        f"a batch of {len(batch.items)} items; {BATCH_ITEMS_MAX} is the most",
-                    )
+            while (content := await life.read(context)) is not None:
+                try:
+                    batch = read_batch(content)
+                    if len(batch) > BATCH_ITEMS_MAX:
+                        raise Refusal(
+                            Reason.INVALID_FIELD,
+                            f"a batch of {len(batch)} items; {BATCH_ITEMS_MAX} is the most",
+                        )
+                except Refusal as refusal:
                     await abort(context, refusal)
                 for results in items.decide(batch):
                     await context.write(results)
+
+    def route_items(self) -> RouteItems:
+        """For one stream."""
+        return RouteItems(self._route, self._cancel, self._run)
 
     @override
     async def Report(
@@ -129,24 +139,13 @@ class RouterService(router_pb2_grpc.RouterServicer):
         refusal_instead = None if decision.order else self._core.refuse(decision)
         return codec.write_explanation(decision, refusal_instead, self._core)
 
-    def _route(
-        self, request: router_pb2.RouteRequest, answer: router_pb2.RouteResponse
-    ) -> Pick | Repeated:
-        """One request, answered in an empty message; raises Refusal, counted."""
-        mark = self._metrics.stage_clock()
+    def _route(self, request: bytes) -> Answered:
+        """One request, answered; raises Refusal, counted."""
         now_s = self._clock()
         try:
-            asked = codec.read_request(request, self._core)
-            outcome = self._core.route(asked, now_s, mark)
-            if isinstance(outcome, Repeated):
-                self._metrics.requests.labels("repeated", "").inc()
-                answer.ParseFromString(outcome.reservation.answer)
-                return outcome
-            try:
-                codec.write_pick(answer, outcome, self._core, request.priority)
-            except BaseException:
-                self._core.withdraw(outcome.reservation, now_s)
-                raise
+            if (answered := self._plain(request, now_s)) is not None:
+                return answered
+            return self._any(read_message(request), now_s)
         except Refusal as refusal:
             self._metrics.requests.labels("refused", refusal.reason).inc()
             raise
@@ -156,11 +155,49 @@ class RouterService(router_pb2_grpc.RouterServicer):
             raise Refusal(
                 Reason.INTERNAL, "the router failed on this request; its log says how"
             ) from error
-        # A quarter of the room that the message takes, for as long as the request is remembered.
-        outcome.reservation.answer = answer.SerializeToString()
+
+    def _plain(self, request: bytes, now_s: float) -> Answered | None:
+        """A request answered by the lane; None when it takes the general way."""
+        lane = self._core.lane
+        if lane is None or (reservation := lane.answer(request, now_s)) is None:
+            return None
+        self._metrics.picked_plain(1)
+        return reservation.answer, reservation, False
+
+    def _any(self, request: router_pb2.RouteRequest, now_s: float) -> Answered:
+        """A request answered the general way."""
+        mark = self._metrics.stage_clock()
+        asked = codec.read_request(request, self._core)
+        outcome = self._core.route(asked, now_s, mark)
+        reservation = outcome.reservation
+        if isinstance(outcome, Repeated):
+            self._metrics.requests.labels("repeated", "").inc()
+            return reservation.answer, reservation, True
+        answer = router_pb2.RouteResponse()
+        try:
+            codec.write_pick(answer, outcome, self._core, request.priority)
+            if request.omit_receipt:
+                answer.ClearField("receipt")
+            reservation.answer = answer.SerializeToString()
+        except BaseException:
+            self._core.withdraw(reservation, now_s)
+            raise
         self._metrics.picked(outcome)
         mark.total()
-        return outcome
+        return reservation.answer, reservation, False
+
+    def _run(self, batch: Batch, results: Results, waited_s: float) -> dict[int, Reservation]:
+        """Plain items at the front of what is left of a batch, answered by the lane."""
+        answered: dict[int, Reservation] = {}
+        if (lane := self._core.lane) is not None:
+            try:
+                lane.answers(batch, results, int(waited_s * 1000), self._clock(), answered)
+            except Refusal:
+                pass  # of the item that is next: the general way comes to it again
+            except Exception:  # a fault of ours; the next item is tried once more by itself
+                log.exception("routing a batch failed")
+            self._metrics.picked_plain(len(answered))
+        return answered
 
     def _cancel(self, reservation: Reservation) -> None:
         """Ends a reservation whose caller left before it had the answer."""
@@ -369,6 +406,7 @@ class GrpcServer:
         self._draining = False
         self.port = 0
         router_pb2_grpc.add_RouterServicer_to_server(router, self._server)
+        self._server.add_registered_method_handlers(SERVICES[0], byte_handlers(router))
         fleet_pb2_grpc.add_FleetServicer_to_server(fleet, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         if settings.reflection:
@@ -424,6 +462,14 @@ class _Health(health.aio.HealthServicer):
             await watch
 
 
+def byte_handlers(router: RouterService) -> dict[str, "grpc.RpcMethodHandler[Any, Any]"]:
+    """Route and RouteStream as bytes, which the lane reads and writes by itself."""
+    return {
+        "Route": grpc.unary_unary_rpc_method_handler(router.Route),
+        "RouteStream": grpc.stream_stream_rpc_method_handler(router.RouteStream),
+    }
+
+
 def server_options(settings: GrpcSettings) -> list[tuple[str, int]]:
     """gRPC's channel arguments."""
     size = settings.max_message_mib * 1024 * 1024
@@ -477,6 +523,14 @@ async def abort(context: Context, refusal: Refusal) -> NoReturn:
     status = rpc_status.to_status(codec.write_status(refusal))
     await context.abort(status.code, status.details, status.trailing_metadata)
     raise AssertionError("abort() ends the call")
+
+
+def read_message(content: bytes) -> router_pb2.RouteRequest:
+    """A RouteRequest; raises Refusal for bytes that are none."""
+    try:
+        return router_pb2.RouteRequest.FromString(content)
+    except DecodeError as error:
+        raise Refusal(Reason.INVALID_FIELD, f"no RouteRequest: {error}") from error
 
 
 def _settled(status: fleet_pb2.WorkerStatus) -> bytes:

@@ -40,7 +40,7 @@ def score(rows: Candidates, parameters: AdaptiveParameters) -> Scores:
     first in the list, are broken at random.
     """
     load = rows.load
-    # Sums row after row, which are the same to the last bit wherever they are made (router/lane.pyx).
+    # Sums row after row: the same to the last bit wherever they are made (router/lane.pyx).
     mean = float(np.add.accumulate(load)[-1]) / len(rows)
     deviation = load - mean
     std = sqrt(float(np.add.accumulate(deviation * deviation)[-1]) / len(rows))

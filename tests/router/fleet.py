@@ -28,7 +28,7 @@ from events.facts import (
 from events.view import FleetView, Pull
 from indexer.hashing import HashArray, pack_tokens
 from indexer.identity import Tier, WorkerKey
-from indexer.index import mix_digest
+from indexer.index import BlockIndex, mix_digest
 from indexer.reference import ReferenceIndex
 from router.config import ModelSettings, RoutingSettings
 from router.core import RouterCore
@@ -72,11 +72,14 @@ class Fleet:
         seed: int = 7,
         replica: str = "here",
         predicted_ttl_s: float = 5.0,
+        index: BlockIndex | None = None,
         **routing: Any,
     ) -> None:
+        """index: the reference by default, so that the core decides by itself; a native one has it
+        take the lane."""
         self.now_s = START_S
         self.view = FleetView(
-            ReferenceIndex(),
+            ReferenceIndex() if index is None else index,
             beat_timeout_s=3.0,
             forget_s=30.0,
             workers_max=4096,

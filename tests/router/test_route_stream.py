@@ -6,14 +6,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kvroute.v1 import router_pb2
 from router import route_stream
-from router.decision import Pick, Repeated
+from router.decision import Repeated
 from router.refusals import Reason, Refusal
-from router.route_stream import SLICE_S, RouteItems, StreamLife
+from router.route_stream import SLICE_S, Answered, RouteItems, StreamLife, read_batch
 from tests.router.fleet import Fleet, prompt
 from tests.router.served import taken_apart
 
@@ -36,20 +37,25 @@ class Desk:
             cpu_clock=lambda: self.now_s,
         )
 
-    def route(
-        self, request: router_pb2.RouteRequest, answer: router_pb2.RouteResponse
-    ) -> Pick | Repeated:
+    def route(self, content: bytes) -> Answered:
+        request = router_pb2.RouteRequest.FromString(content)
         self.now_s += self.cost_s
         if request.model == "none":
             raise Refusal(Reason.UNKNOWN_MODEL, "as asked")
         outcome = self.fleet.core.route(
             self.fleet.request(prompt(32), request_id=request.request_id), self.fleet.now_s
         )
-        answer.reservation_id = outcome.reservation.id
-        return outcome
+        reservation = outcome.reservation
+        answer = router_pb2.RouteResponse(reservation_id=reservation.id).SerializeToString()
+        return answer, reservation, isinstance(outcome, Repeated)
+
+    def messages(self, *items: router_pb2.RouteItem) -> Iterator[router_pb2.RouteResults]:
+        batch = read_batch(router_pb2.RouteBatch(items=items).SerializeToString())
+        for message in self.items.decide(batch):
+            yield router_pb2.RouteResults.FromString(message)
 
     def decide(self, *items: router_pb2.RouteItem) -> list[router_pb2.RouteResults]:
-        return list(self.items.decide(router_pb2.RouteBatch(items=items)))
+        return list(self.messages(*items))
 
 
 def item(index: int, name: str | None = None, **about: Any) -> router_pb2.RouteItem:
@@ -76,7 +82,7 @@ def test_a_slow_batch_is_answered_in_slices() -> None:
 
 def test_sending_a_slice_is_no_part_of_the_next() -> None:
     desk = Desk(cost_s=SLICE_S * 0.6)
-    messages = desk.items.decide(router_pb2.RouteBatch(items=map(item, range(4))))
+    messages = desk.messages(*map(item, range(4)))
     next(messages)
     desk.now_s += 1.0
     assert len(next(messages).results) == 2
@@ -169,6 +175,42 @@ def test_every_item_but_a_cancel_is_answered_once_and_in_order(
     assert answered == [i for i, (kind, _) in enumerate(kinds) if kind != "cancel"]
 
 
+def test_a_batch_that_only_protobuf_can_read_is_read_by_it() -> None:
+    halves = [
+        router_pb2.RouteItem(index=7, request=router_pb2.RouteRequest(**about))
+        for about in ({"request_id": "r"}, {"model": "m"})
+    ]
+    content = b"".join(one.SerializeToString() for one in halves)  # a message in two parts
+    odd = b"\x0a" + bytes([len(content)]) + content + b"\x9a\x06\x01x"  # and a field of the future
+    batch = read_batch(odd)
+    assert (len(batch), batch.next(), batch.index) == (1, True, 7)
+    assert batch.request is not None
+    request = router_pb2.RouteRequest.FromString(batch.request)
+    assert (request.request_id, request.model) == ("r", "m")
+    assert not batch.next()
+
+
+def test_bytes_that_are_no_batch_are_refused() -> None:
+    with pytest.raises(Refusal, match="no RouteBatch") as caught:
+        read_batch(b"\x0a\x05\x08")
+    assert caught.value.reason is Reason.INVALID_FIELD
+
+
+@given(st.binary(max_size=40))
+def test_a_batch_is_read_as_protobuf_reads_it(content: bytes) -> None:
+    try:
+        expected = router_pb2.RouteBatch.FromString(content)
+    except DecodeError:
+        return  # what is in a request is looked at when its turn comes
+    batch = read_batch(content)
+    for one in expected.items:
+        assert batch.next()
+        assert (batch.index, batch.timeout_ms) == (one.index, one.timeout_ms)
+        assert batch.cancel == (one.WhichOneof("action") == "cancel")
+        assert (batch.request is not None) == one.HasField("request")
+    assert not batch.next()
+
+
 class Wire:
     """A call whose client says something when the test does."""
 
@@ -189,7 +231,7 @@ async def test_a_life_ends_the_wait_for_a_message_with_its_age() -> None:
 async def test_a_life_that_ends_while_something_is_decided_leaves_that_alone() -> None:
     wire: Any = Wire()
     stopping = asyncio.Event()
-    batch = router_pb2.RouteBatch()
+    batch = b"a batch"
     async with asyncio.timeout(10), StreamLife(stopping, None) as life:
         wire.messages.put_nowait(batch)
         assert await life.read(wire) is batch

@@ -373,7 +373,7 @@ class KvRouteClient:
                 )
                 if line.lane is not None:
                     line.lane.called()
-            self._open().heard(line, response.receipt.replica)
+            self._open().heard(line, response.reservation_id)
             return response
 
         response = await self._attempts(attempt, timeout_s, self._retry)

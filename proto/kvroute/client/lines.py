@@ -132,11 +132,12 @@ class Lines:
         return self._least_busy(self._connected() or self._lines)
 
     def owner(self, reservation_id: str) -> Line | None:
-        """The line to the router that made a reservation: ids are `<router's name>-<number>`."""
-        return self._owners.get(reservation_id.rpartition("-")[0])
+        """The line to the router that made a reservation."""
+        return self._owners.get(_name(reservation_id))
 
-    def heard(self, line: Line, replica: str) -> None:
-        """A router answered under this name."""
+    def heard(self, line: Line, reservation_id: str) -> None:
+        """A router made this reservation."""
+        replica = _name(reservation_id)
         if self._owners.get(replica) is not line:
             self._owners[replica] = line
         self._owners.move_to_end(replica)
@@ -253,3 +254,8 @@ def _unresolved(targets: Sequence[Target], failure: OSError) -> RouterUnreachabl
     names = ", ".join(target.text for target in targets)
     told = f"{names} can't be resolved: {failure.strerror or failure}"
     return RouterUnreachable(grpc.StatusCode.UNAVAILABLE, None, told)
+
+
+def _name(reservation_id: str) -> str:
+    """Of the router that made it: ids are `<router's name>-<number>`."""
+    return reservation_id.rpartition("-")[0]

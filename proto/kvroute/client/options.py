@@ -51,6 +51,8 @@ class RouteOptions(TypedDict, total=False):
     excluded_worker_ids: Iterable[str] | None
     policy: str | None
     """Absent: the one the router is configured with."""
+    omit_receipt: bool | None
+    """True: the pick has no receipt, which saves the router and us a part of the work."""
 
 
 def route_request(
@@ -75,6 +77,7 @@ def route_request(
     allowed_worker_ids: Iterable[str] | None = None,
     excluded_worker_ids: Iterable[str] | None = None,
     policy: str | None = None,
+    omit_receipt: bool | None = None,
 ) -> RouteRequest:
     """The message for these options, the prompt always as bytes or as hashes.
 
@@ -98,6 +101,7 @@ def route_request(
         allowed_worker_ids=allowed_worker_ids or (),
         excluded_worker_ids=excluded_worker_ids or (),
         policy=policy or "",
+        omit_receipt=omit_receipt or False,
     )
     if block_hashes is not None:
         if token_ids is not None:

@@ -108,7 +108,7 @@ class Pick:
 
     @property
     def receipt(self) -> Receipt:
-        """The record of the decision, enough to recompute it by hand."""
+        """The record of the decision, enough to recompute it by hand; empty if it was omitted."""
         return self.response.receipt
 
     @property

@@ -251,6 +251,7 @@ class RouteRequest(google.protobuf.message.Message):
     ALLOWED_WORKER_IDS_FIELD_NUMBER: builtins.int
     EXCLUDED_WORKER_IDS_FIELD_NUMBER: builtins.int
     POLICY_FIELD_NUMBER: builtins.int
+    OMIT_RECEIPT_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """the same id and prompt get the same answer; empty: the router makes one up"""
     model: builtins.str
@@ -269,6 +270,8 @@ class RouteRequest(google.protobuf.message.Message):
     phase: Global___Phase.ValueType
     policy: builtins.str
     """empty: the configured one"""
+    omit_receipt: builtins.bool
+    """true: the answer has no receipt, which costs a part of what it takes to make one"""
     @property
     def token_ids(self) -> Global___TokenIds: ...
     @property
@@ -305,9 +308,10 @@ class RouteRequest(google.protobuf.message.Message):
         allowed_worker_ids: collections.abc.Iterable[builtins.str] | None = ...,
         excluded_worker_ids: collections.abc.Iterable[builtins.str] | None = ...,
         policy: builtins.str = ...,
+        omit_receipt: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_expected_output_tokens", b"_expected_output_tokens", "_priority", b"_priority", "_queue_timeout_ms", b"_queue_timeout_ms", "_ttft_slo_ms", b"_ttft_slo_ms", "block_hashes", b"block_hashes", "expected_output_tokens", b"expected_output_tokens", "priority", b"priority", "prompt", b"prompt", "queue_timeout_ms", b"queue_timeout_ms", "token_bytes", b"token_bytes", "token_ids", b"token_ids", "ttft_slo_ms", b"ttft_slo_ms"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_expected_output_tokens", b"_expected_output_tokens", "_priority", b"_priority", "_queue_timeout_ms", b"_queue_timeout_ms", "_ttft_slo_ms", b"_ttft_slo_ms", "allowed_worker_ids", b"allowed_worker_ids", "block_hashes", b"block_hashes", "cache_salt", b"cache_salt", "excluded_worker_ids", b"excluded_worker_ids", "expected_output_tokens", b"expected_output_tokens", "lora_name", b"lora_name", "model", b"model", "multimodal_items", b"multimodal_items", "phase", b"phase", "policy", b"policy", "priority", b"priority", "prompt", b"prompt", "queue_timeout_ms", b"queue_timeout_ms", "request_id", b"request_id", "required_labels", b"required_labels", "session_id", b"session_id", "tenant", b"tenant", "token_bytes", b"token_bytes", "token_ids", b"token_ids", "ttft_slo_ms", b"ttft_slo_ms"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_expected_output_tokens", b"_expected_output_tokens", "_priority", b"_priority", "_queue_timeout_ms", b"_queue_timeout_ms", "_ttft_slo_ms", b"_ttft_slo_ms", "allowed_worker_ids", b"allowed_worker_ids", "block_hashes", b"block_hashes", "cache_salt", b"cache_salt", "excluded_worker_ids", b"excluded_worker_ids", "expected_output_tokens", b"expected_output_tokens", "lora_name", b"lora_name", "model", b"model", "multimodal_items", b"multimodal_items", "omit_receipt", b"omit_receipt", "phase", b"phase", "policy", b"policy", "priority", b"priority", "prompt", b"prompt", "queue_timeout_ms", b"queue_timeout_ms", "request_id", b"request_id", "required_labels", b"required_labels", "session_id", b"session_id", "tenant", b"tenant", "token_bytes", b"token_bytes", "token_ids", b"token_ids", "ttft_slo_ms", b"ttft_slo_ms"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_expected_output_tokens", b"_expected_output_tokens"]) -> typing.Literal["expected_output_tokens"] | None: ...
     @typing.overload

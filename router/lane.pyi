@@ -1,0 +1,76 @@
+"""The native lane: plain requests picked, reserved and answered, bytes to bytes; see lane.pyx."""
+
+import random
+from collections.abc import Callable
+
+from router.core import RouterCore
+from router.decision import Overlap, Request, Weighed
+from router.pick_tally import PickTally
+from router.reservations import Reservation
+
+class Batch:
+    """A RouteBatch, item by item: `next` goes on to one, and the attributes are of that one."""
+
+    def __init__(self, content: bytes) -> None:
+        """Raises ValueError for bytes that protobuf must put in order first."""
+
+    def __len__(self) -> int:
+        """Items that are left."""
+
+    def next(self) -> bool:
+        """Whether there is another one."""
+
+    @property
+    def index(self) -> int: ...
+    @property
+    def timeout_ms(self) -> int: ...
+    @property
+    def cancel(self) -> bool: ...
+    @property
+    def request(self) -> bytes | None:
+        """A RouteRequest's bytes; None for an item without."""
+
+class Results:
+    """A RouteResults message that grows."""
+
+    def __len__(self) -> int: ...
+    def add_answer(self, index: int, answer: bytes) -> None:
+        """An item's RouteResponse."""
+
+    def add_status(self, index: int, status: bytes) -> None:
+        """An item's google.rpc.Status."""
+
+    def take(self) -> bytes:
+        """The message's bytes; the next one begins."""
+
+class Lane:
+    """The native lane of one RouterCore."""
+
+    tally: PickTally
+    """Counts the picks that are answered here."""
+
+    def __init__(self, core: RouterCore, rng: random.Random) -> None:
+        """core: with a NativeIndex. rng: the core's own."""
+
+    def pick(
+        self, request: Request, now_s: float, mark: Callable[[str], None]
+    ) -> tuple[Reservation, Overlap, Weighed] | None:
+        """A Request of RouterCore.route: its reservation, the pick's overlap, and what was weighed;
+        None: the general way must pick. mark is called with the name of each stage's end."""
+
+    def answer(self, request: bytes, now_s: float) -> Reservation | None:
+        """A RouteRequest's reservation, with its answer; None: the general way must answer."""
+
+    def answers(
+        self,
+        batch: Batch,
+        results: Results,
+        waited_ms: int,
+        now_s: float,
+        reservations: dict[int, Reservation],
+    ) -> None:
+        """Answers a batch's items from the next one on, until one isn't plain or enough is done.
+
+        waited_ms: how long they have waited; one that has waited too long stays, too.
+        reservations: gets each item's, by index.
+        """

@@ -1,0 +1,812 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
+"""The native lane: plain requests picked, reserved and answered from bytes to bytes.
+
+A request is plain if it asks the default policy, dynamo-adaptive, about a pool of one block size, and
+names nothing that narrows the choice (native/asked.h). RouterCore and router/codec.py are the twin:
+they take all other requests, and come to the same pick, answer, reservation and load for these. Both
+work on the same loads, reservations and columns; nothing is kept here but what can be made again.
+
+Laws:
+- a request that is not plain, or that would be refused, changes nothing here: the general way
+  answers it;
+- an answer is written before its load is reserved, so what can't be answered reserves nothing.
+"""
+
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.unicode cimport PyUnicode_DecodeASCII
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdlib cimport free, malloc, realloc
+from libc.string cimport memcpy
+from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
+
+import uuid
+from collections import Counter
+
+import numpy as np
+
+from indexer.hashing import HASH_SEED
+from indexer.kernel cimport (
+    NativeIndex, table_holder, table_overlap, xxh3_64, xxh3_blocks, xxh3_chain, xxh3_secret,
+)
+from router.candidates import COLUMNS
+from router.decision import Overlap, Role, Weighed
+from router.pick_tally import BUCKETS_S, RATIO_DECISIONS, PickTally, STAGES as STAGE_NAMES
+from router.policies.dynamo_adaptive import DYNAMO_ADAPTIVE
+from router.reservations import Reservation
+
+cdef extern from "native/wire.h" nogil:
+    ctypedef struct Span:
+        const uint8_t *at
+        size_t size
+    ctypedef struct Backward:
+        uint8_t *bytes
+        size_t capacity, at
+        int failed
+    size_t written(const Backward *)
+    const uint8_t *beginning(const Backward *)
+    void put_raw(Backward *, const void *, size_t)
+    void put_varint(Backward *, uint64_t)
+    void put_uint(Backward *, uint32_t, uint64_t)
+    void put_uint_always(Backward *, uint32_t, uint64_t)
+    void put_bytes(Backward *, uint32_t, Span)
+    void put_bytes_always(Backward *, uint32_t, const void *, size_t)
+    void put_term(Backward *, uint32_t, const char *, double)
+    void put_message(Backward *, uint32_t, size_t)
+
+cdef extern from "native/asked.h" nogil:
+    ctypedef struct Asked:
+        Span request_id, model, tokens, hashes
+        uint32_t hashes_block_size
+        uint64_t prompt_tokens
+        int64_t output_tokens
+        int32_t priority
+        int omit_receipt
+    ctypedef struct Item:
+        uint64_t index, timeout_ms
+        Span request
+        int is_request, is_cancel
+    int read_plain(Span, Asked *)
+    int read_item(Span *, Item *)
+
+cdef extern from "native/adaptive.h" nogil:
+    ctypedef struct Weights:
+        double balance_threshold, alpha_balance, alpha_cache, gamma
+    ctypedef struct Columns:
+        const double *block_size
+        const double *total_blocks
+        const double *total_slots
+        const double *trust
+        const double *running
+        const double *waiting
+        const double *reserved
+        const double *active_blocks
+        const double *prefill_tokens_active
+        const double *load
+        const double *slot_ratio
+        const double *full
+        const double *load_unknown
+    ctypedef struct Shared:
+        double mean, std, alpha
+    ctypedef struct Cheapest:
+        double lowest
+        size_t tied, full, not_finite
+    Shared adaptive_costs(const Weights *, const Columns *, const Py_ssize_t *, size_t, const int32_t *, double, double *)
+    Cheapest cheapest_of(const double *, const double *, const Py_ssize_t *, size_t)
+    size_t order_of(const double *, const double *, const Py_ssize_t *, size_t, const Cheapest *, size_t, size_t, uint32_t *)
+
+cdef extern from "native/answer.h" nogil:
+    ctypedef struct Face "Face":
+        Span picked, alternative, row
+    ctypedef struct Condition:
+        Span stream_state
+        int stream_complete
+        double sample_age_s
+    ctypedef struct Decided:
+        const Columns *columns
+        const Py_ssize_t *slots
+        const int32_t *overlaps
+        const double *costs
+        size_t rows
+        double prompt_tokens
+        Shared shared
+    ctypedef struct About:
+        Span policy, replica, excluded
+        size_t not_live
+        Cheapest cheapest
+        double decided_at_s
+        int32_t best_overlap_tokens
+    void put_answer(Backward *, const Decided *, const About *, const uint32_t *, size_t, size_t, const Face *, const Condition *, double, const int32_t *)
+
+DEF FIELDS = 6
+"""Of OverlapTokens: raw, usable, and the rows of a match."""
+DEF TIERS = 3
+DEF STAGES = 4
+"""Of a decision: hash, match, cost, total."""
+DEF BUCKETS = 11
+DEF WANTED_MAX = 20
+"""Rows in order: one pick, and as many alternatives as the configuration allows (16), or a runner-up."""
+cdef size_t RUN_ITEMS_MAX = 16
+"""Items decided without a look at the clock,"""
+cdef size_t RUN_BYTES_MAX = 1 << 19
+"""and bytes of them."""
+cdef size_t PLANS_MAX = 1024
+cdef uint64_t HASH_SEED_C = HASH_SEED
+cdef size_t RATIO_DECISIONS_C = RATIO_DECISIONS
+assert len(BUCKETS_S) == BUCKETS and len(STAGE_NAMES) == STAGES
+cdef object _both = Role.BOTH
+cdef object _empty = np.empty
+cdef object _u64 = np.uint64
+
+
+cdef inline Span _span(bytes content):
+    return Span(<const uint8_t *>PyBytes_AS_STRING(content), PyBytes_GET_SIZE(content))
+
+
+cdef inline str _text(Span text):
+    return PyUnicode_DecodeASCII(<const char *>text.at, text.size, NULL)
+
+
+cdef const void *_pointer(object array) except? NULL:
+    """Where an array lies, which must be contiguous and outlive the use."""
+    cdef Py_buffer view
+    PyObject_GetBuffer(array, &view, PyBUF_SIMPLE)
+    cdef const void *at = view.buf
+    PyBuffer_Release(&view)
+    return at
+
+
+cdef void _begin(Backward *b):
+    b.at = b.capacity
+    b.failed = 0
+
+
+cdef bytes _taken(Backward *b):
+    """What was written, as bytes; begins anew."""
+    cdef bytes content
+    if b.failed:
+        _begin(b)
+        raise MemoryError
+    content = PyBytes_FromStringAndSize(<const char *>beginning(b), written(b))
+    _begin(b)
+    return content
+
+
+cdef void _put_text(Backward *b, uint32_t number, str text):
+    cdef bytes encoded = text.encode()
+    put_bytes(b, number, _span(encoded))
+
+
+cdef class _WorkerFace:
+    """What answers repeat of a worker, written as its heartbeat had it."""
+
+    cdef object heartbeat
+    cdef bytes picked, alternative, row
+    cdef int priority_direction
+    """1: higher is sooner, -1: lower is; 0: the engine doesn't schedule by priority."""
+
+    def __init__(self, source):
+        cdef Backward b
+        cdef size_t before
+        cdef bytes encoded
+        heartbeat = self.heartbeat = source.heartbeat
+        worker_id, dp_rank = source.key
+        b.bytes, b.capacity, b.at, b.failed = NULL, 0, 0, 0
+        try:
+            for name, value in sorted(heartbeat.labels.items(), reverse=True):
+                before = written(&b)
+                encoded = value.encode()
+                put_bytes_always(&b, 2, PyBytes_AS_STRING(encoded), len(encoded))
+                encoded = name.encode()
+                put_bytes_always(&b, 1, PyBytes_AS_STRING(encoded), len(encoded))
+                put_message(&b, 5, before)
+            _put_text(&b, 4, heartbeat.address)
+            if heartbeat.multi_rank:
+                put_uint_always(&b, 3, dp_rank)
+            _put_text(&b, 2, worker_id)
+            self.picked = _taken(&b)
+            _put_text(&b, 3, heartbeat.address)
+            if heartbeat.multi_rank:
+                put_uint_always(&b, 2, dp_rank)
+            _put_text(&b, 1, worker_id)
+            self.alternative = _taken(&b)
+            put_uint(&b, 2, dp_rank)
+            _put_text(&b, 1, worker_id)
+            self.row = _taken(&b)
+        finally:
+            free(b.bytes)
+        self.priority_direction = 0
+        if heartbeat.priority_scheduling:
+            self.priority_direction = 1 if heartbeat.priority_scheduling == "higher" else -1
+
+    cdef Face spans(self):
+        return Face(_span(self.picked), _span(self.alternative), _span(self.row))
+
+
+cdef class _Plan:
+    """What is the same for all decisions about a pool."""
+
+    cdef object found, pool, down
+    cdef tuple sources
+    cdef const Py_ssize_t *slots
+    cdef size_t rows
+    cdef uint32_t block_size
+    """0: requests about this pool are not plain."""
+    cdef double shortest_len
+    cdef list faces
+    cdef bytes excluded
+    """Receipt.excluded of the workers that make no row, written."""
+    cdef size_t not_live
+
+    def __init__(self, found, lora_name):
+        cdef Backward b
+        cdef size_t before
+        cdef bytes encoded
+        self.found = found
+        self.pool, self.down = found
+        pool = self.pool
+        self.sources = pool.sources
+        self.rows = len(pool.sources)
+        self.block_size = 0
+        if self.rows and len(pool.block_sizes) == 1 and pool.roles <= {_both} and not lora_name:
+            self.block_size = next(iter(pool.block_sizes))
+        self.slots = <const Py_ssize_t *>_pointer(pool.slots)
+        self.shortest_len = pool.shortest_len
+        self.faces = [None] * self.rows
+        self.not_live = len(self.down)
+        b.bytes, b.capacity, b.at, b.failed = NULL, 0, 0, 0
+        try:
+            for reason, count in Counter([reason for _, reason in self.down]).items():
+                before = written(&b)
+                put_uint_always(&b, 2, count)
+                encoded = reason.encode()
+                put_bytes_always(&b, 1, PyBytes_AS_STRING(encoded), len(encoded))
+                put_message(&b, 10, before)
+            self.excluded = _taken(&b)
+        finally:
+            free(b.bytes)
+
+    cdef _WorkerFace face(self, size_t row):
+        source = self.sources[row]
+        cdef _WorkerFace face = self.faces[row]
+        if face is None or face.heartbeat is not source.heartbeat:
+            face = self.faces[row] = _WorkerFace(source)
+        return face
+
+
+cdef class Batch:
+    """A RouteBatch, item by item: `next` goes on to one, and the attributes are of that one."""
+
+    cdef bytes _content
+    cdef Span _left
+    cdef Item _item
+
+    def __init__(self, bytes content not None):
+        """Raises ValueError for bytes that protobuf must put in order first."""
+        cdef Span left = _span(content)
+        cdef int more = 1
+        while more > 0:
+            more = read_item(&left, &self._item)
+        if more < 0:
+            raise ValueError("a batch that can't be read in place")
+        self._content = content
+        self._left = _span(content)
+
+    def __len__(self):
+        """Items that are left."""
+        cdef Span left = self._left
+        cdef Item item
+        cdef size_t count = 0
+        while read_item(&left, &item) > 0:
+            count += 1
+        return count
+
+    def next(self):
+        """Whether there is another one."""
+        return read_item(&self._left, &self._item) > 0
+
+    @property
+    def index(self):
+        return self._item.index
+
+    @property
+    def timeout_ms(self):
+        return self._item.timeout_ms
+
+    @property
+    def cancel(self):
+        return bool(self._item.is_cancel)
+
+    @property
+    def request(self):
+        """A RouteRequest's bytes; None for an item without."""
+        if not self._item.is_request:
+            return None
+        return PyBytes_FromStringAndSize(<const char *>self._item.request.at, self._item.request.size)
+
+
+cdef class Results:
+    """A RouteResults message that grows."""
+
+    cdef uint8_t *_bytes
+    cdef size_t _used, _capacity, _count
+
+    def __dealloc__(self):
+        free(self._bytes)
+
+    def __len__(self):
+        return self._count
+
+    def add_answer(self, uint64_t index, bytes answer not None):
+        """An item's RouteResponse."""
+        self._add(index, 2, _span(answer))
+
+    def add_status(self, uint64_t index, bytes status not None):
+        """An item's google.rpc.Status."""
+        self._add(index, 3, _span(status))
+
+    def take(self):
+        """The message's bytes; the next one begins."""
+        cdef bytes message = PyBytes_FromStringAndSize(<const char *>self._bytes, self._used)
+        self._used = self._count = 0
+        return message
+
+    cdef int _add(self, uint64_t index, uint32_t number, Span content) except -1:
+        cdef uint8_t room[48]
+        cdef Backward head
+        cdef size_t size
+        head.bytes, head.capacity, head.at, head.failed = room, sizeof(room), sizeof(room), 0
+        put_varint(&head, content.size)
+        put_varint(&head, number << 3 | 2)
+        put_uint(&head, 1, index)
+        put_varint(&head, written(&head) + content.size)
+        put_varint(&head, 1 << 3 | 2)
+        size = written(&head)
+        if self._used + size + content.size > self._capacity:
+            self._grow(self._used + size + content.size)
+        memcpy(self._bytes + self._used, beginning(&head), size)
+        memcpy(self._bytes + self._used + size, content.at, content.size)
+        self._used += size + content.size
+        self._count += 1
+        return 0
+
+    cdef int _grow(self, size_t needed) except -1:
+        cdef size_t capacity = max(4096, 2 * self._capacity)
+        while capacity < needed:
+            capacity *= 2
+        cdef uint8_t *grown = <uint8_t *>realloc(self._bytes, capacity)
+        if not grown:
+            raise MemoryError
+        self._bytes = grown
+        self._capacity = capacity
+        return 0
+
+
+cdef class _Counts:
+    """Where a PickTally counts."""
+
+    cdef object tally
+    cdef int64_t *durations[STAGES]
+    cdef double *totals_s[STAGES]
+    cdef int64_t *tokens
+    cdef int64_t *recent
+    cdef int64_t *picks
+    cdef double bounds_s[BUCKETS]
+    cdef double began_s, last_s
+
+    def __init__(self, tally):
+        self.tally = tally
+        for i, stage in enumerate(tally.stages.values()):
+            self.durations[i] = <int64_t *>_pointer(stage.counts)
+            self.totals_s[i] = <double *>_pointer(stage.total_s)
+        self.tokens = <int64_t *>_pointer(tally.tokens)
+        self.recent = <int64_t *>_pointer(tally.recent)
+        self.picks = <int64_t *>_pointer(tally.picks)
+        for i, bound in enumerate(BUCKETS_S):
+            self.bounds_s[i] = bound
+
+    cdef void begin(self):
+        self.began_s = self.last_s = _clock_s()
+
+    cdef void mark(self, int stage):
+        """The end of a stage."""
+        cdef double now_s = _clock_s()
+        self._add(stage, now_s - self.last_s)
+        self.last_s = now_s
+
+    cdef void picked(self, uint64_t prompt_tokens, uint64_t reachable_tokens, const int32_t *overlaps, size_t rows):
+        """Overlaps: of the pick, at every `rows`th place."""
+        cdef size_t at = 2 * (<size_t>self.picks[0] % RATIO_DECISIONS_C), i
+        self.tokens[0] += prompt_tokens
+        self.tokens[1] += reachable_tokens
+        for i in range(2, FIELDS):
+            self.tokens[i] += overlaps[i * rows]
+        self.recent[at] = overlaps[rows]
+        self.recent[at + 1] = prompt_tokens
+        self.picks[0] += 1
+        self._add(STAGES - 1, _clock_s() - self.began_s)
+
+    cdef void _add(self, int stage, double seconds):
+        cdef int i = 0
+        while i < BUCKETS and self.bounds_s[i] < seconds:
+            i += 1
+        self.durations[stage][i] += 1
+        self.totals_s[stage][0] += seconds
+
+
+cdef inline double _clock_s() noexcept nogil:
+    cdef timespec time
+    clock_gettime(CLOCK_MONOTONIC, &time)
+    return <double>time.tv_sec + 1e-9 * <double>time.tv_nsec
+
+
+cdef class Lane:
+    """The native lane of one RouterCore."""
+
+    cdef object _core, _pools, _reservations, _rng
+    cdef NativeIndex _index
+    cdef object _routing
+    """What the fields below were read of."""
+    cdef bint _plain_policy
+    cdef size_t _alternatives, _wanted
+    cdef uint64_t _prompt_tokens_max
+    cdef int64_t _output_tokens
+    cdef double _lease_s
+    cdef Weights _weights
+    cdef bytes _policy_part, _replica
+    cdef _Counts _counts
+    cdef dict _plans
+    cdef object _table
+    """The array that `_columns` points into."""
+    cdef Columns _columns
+    cdef int32_t *_overlaps
+    cdef double *_costs
+    cdef size_t _rows_max
+    cdef uint8_t _secret[192]
+    cdef Backward _answer
+    # The decision at hand:
+    cdef _Plan _plan
+    cdef Decided _decided
+    cdef Cheapest _cheapest
+    cdef uint32_t _order[WANTED_MAX]
+    cdef size_t _ordered
+    cdef object _prefixes
+
+    def __init__(self, core, rng):
+        """core: with a NativeIndex. rng: the core's own."""
+        self._core = core
+        self._rng = rng
+        self._pools = core.pools
+        self._reservations = core.reservations
+        self._index = core.view.index
+        self._plans = {}
+        policy = core.policies[DYNAMO_ADAPTIVE.name]
+        parameters = policy.parameters
+        self._weights.balance_threshold = parameters["balance_threshold"]
+        self._weights.alpha_balance = parameters["alpha_balance"]
+        self._weights.alpha_cache = parameters["alpha_cache"]
+        self._weights.gamma = parameters["gamma"]
+        cdef bytes name
+        for text, value in sorted(parameters.items(), reverse=True):
+            name = text.encode()
+            put_term(&self._answer, 3, name, value)
+        _put_text(&self._answer, 2, policy.formula)
+        _put_text(&self._answer, 1, policy.name)
+        self._policy_part = _taken(&self._answer)
+        self._replica = core.replica.encode()
+        self.tally = PickTally()
+        xxh3_secret(HASH_SEED, self._secret)
+
+    def __dealloc__(self):
+        free(self._overlaps)
+        free(self._costs)
+        free(self._answer.bytes)
+
+    @property
+    def tally(self):
+        """Counts the picks that are answered here; a PickTally."""
+        return self._counts.tally
+
+    @tally.setter
+    def tally(self, tally):
+        self._counts = _Counts(tally)
+
+    def answer(self, bytes request not None, double now_s):
+        """A RouteRequest's reservation, with its answer; None: the general way must answer."""
+        cdef Asked asked
+        if not read_plain(_span(request), &asked):
+            return None
+        return self._picked(&asked, now_s)
+
+    def answers(self, Batch batch not None, Results results not None, uint64_t waited_ms, double now_s, dict reservations not None):
+        """Answers a batch's items from the next one on, until one isn't plain or enough is done.
+
+        waited_ms: how long they have waited; one that has waited too long stays, too.
+        reservations: gets each item's, by index.
+        """
+        cdef Span left
+        cdef Item item
+        cdef Asked asked
+        cdef size_t count = 0, size = 0
+        while count < RUN_ITEMS_MAX and size < RUN_BYTES_MAX:
+            left = batch._left
+            if read_item(&left, &item) <= 0 or not item.is_request:
+                return
+            if 0 < item.timeout_ms <= waited_ms or not read_plain(item.request, &asked):
+                return
+            reservation = self._picked(&asked, now_s)
+            if reservation is None:
+                return
+            batch._left = left
+            results._add(item.index, 2, _span(reservation.answer))
+            reservations[item.index] = reservation
+            count += 1
+            size += item.request.size
+
+    def pick(self, request, double now_s, mark):
+        """A Request of RouterCore.route: its reservation, the pick's overlap, and what was weighed;
+        None: the general way must pick. mark is called with the name of each stage's end."""
+        if (
+            request.policy and request.policy != DYNAMO_ADAPTIVE.name
+            or request.role is not _both
+            or request.required_labels or request.allowed_workers or request.excluded_workers
+        ):
+            return None
+        prompt = request.prompt
+        if prompt.lora_name or not self._prepare(request.request_id):
+            return None
+        cdef _Plan plan = self._plan_of(request.model)
+        expected = request.expected_output_tokens
+        cdef uint64_t token_count = prompt.token_count
+        cdef uint32_t hashes_block_size = prompt.hashes_block_size
+        if not self._takes(plan, hashes_block_size, token_count, -1 if expected is None else expected):
+            return None
+        prefixes = prompt.prefixes(plan.block_size)
+        mark("hash")
+        self._match(plan, prefixes, token_count)
+        mark("match")
+        if not self._decide():
+            return None
+        mark("cost")
+        tokens = _empty((FIELDS, plan.rows), np.int32)
+        memcpy(<void *>_pointer(tokens), self._overlaps, FIELDS * plan.rows * sizeof(int32_t))
+        table = self._pools.table(plan.pool)
+        order = [self._order[i] for i in range(self._ordered)]
+        overlap = self._overlap()
+        reservation = self._reserve(request.request_id, request.fingerprint(), overlap, now_s)
+        return reservation, overlap, Weighed(plan.pool, plan.down, table, tokens, order, self._cheapest.tied)
+
+    cdef object _picked(self, Asked *asked, double now_s):
+        """A reservation with its answer; None: the general way must pick."""
+        cdef str request_id = _text(asked.request_id)
+        self._counts.begin()
+        if not self._prepare(request_id):
+            return None
+        cdef str model = _text(asked.model)
+        cdef _Plan plan = self._plan_of(model)
+        if not self._takes(plan, asked.hashes_block_size, asked.prompt_tokens, asked.output_tokens):
+            return None
+        cdef size_t count = asked.prompt_tokens / plan.block_size
+        prefixes = _empty(count, _u64)
+        cdef uint64_t *hashes
+        cdef Span content = asked.hashes if asked.hashes_block_size else asked.tokens
+        if count:
+            hashes = <uint64_t *>_pointer(prefixes)
+            if asked.hashes_block_size:
+                memcpy(hashes, content.at, content.size)
+            else:
+                xxh3_blocks(content.at, count, 4 * <size_t>plan.block_size, HASH_SEED_C, hashes)
+            xxh3_chain(hashes, count, 0, 0, HASH_SEED_C, hashes)
+        self._counts.mark(0)
+        self._match(plan, prefixes, asked.prompt_tokens)
+        self._counts.mark(1)
+        if not self._decide():
+            return None
+        self._counts.mark(2)
+        cdef uint64_t form = asked.prompt_tokens | <uint64_t>asked.hashes_block_size << 32
+        cdef uint64_t fingerprint = xxh3_64(content.at, content.size, HASH_SEED_C, self._secret) ^ form
+        if not request_id:
+            request_id = uuid.uuid4().hex
+        try:
+            self._write(asked, now_s)
+            reservation = self._reserve(request_id, (fingerprint, model, _both), self._overlap(), now_s)
+        except BaseException:
+            _begin(&self._answer)
+            raise
+        _put_text(&self._answer, 1, reservation.id)
+        reservation.answer = _taken(&self._answer)
+        self._counts.picked(asked.prompt_tokens, self._best_overlap(), self._overlaps + self._order[0], self._decided.rows)
+        return reservation
+
+    cdef bint _prepare(self, str request_id) except -1:
+        """Whether a new request with this id may be picked here; takes over what changed."""
+        if self._reservations.of_request(request_id) is not None or self._reservations.full():
+            return False
+        routing = self._core.routing
+        if routing is not self._routing:
+            self._routing = routing
+            self._plain_policy = routing.policy == DYNAMO_ADAPTIVE.name
+            self._alternatives = routing.alternatives
+            self._wanted = 1 + max(1, routing.alternatives)
+            self._prompt_tokens_max = routing.prompt_tokens_max
+            self._output_tokens = routing.expected_output_tokens
+            self._lease_s = routing.lease_s
+        if not self._plain_policy or self._wanted > WANTED_MAX or self._core.drained:
+            return False
+        self._pools.refresh()
+        return True
+
+    cdef _Plan _plan_of(self, str model):
+        """Raises Refusal if nobody serves the model."""
+        found = self._pools.live(model, self._core.ready)
+        cdef _Plan plan = self._plans.get(model)
+        if plan is None or plan.found is not found:
+            if len(self._plans) >= PLANS_MAX:
+                self._plans.clear()
+            plan = self._plans[model] = _Plan(found, self._pools.lora_of(model))
+        return plan
+
+    cdef bint _takes(self, _Plan plan, uint32_t hashes_block_size, uint64_t prompt_tokens, int64_t output_tokens) except -1:
+        """Whether all workers of a pool may take a prompt (router/eligibility.py)."""
+        if output_tokens < 0:
+            output_tokens = self._output_tokens
+        if output_tokens > 4096:
+            output_tokens = 4096
+        return (
+            plan.block_size != 0
+            and prompt_tokens <= self._prompt_tokens_max
+            and hashes_block_size in (0, plan.block_size)
+            and <double>prompt_tokens + <double>output_tokens <= plan.shortest_len
+        )
+
+    cdef int _match(self, _Plan plan, prefixes, uint64_t prompt_tokens) except -1:
+        """Finds what a plan's workers hold of a prompt."""
+        cdef size_t count = len(prefixes), rows = plan.rows, i
+        cdef size_t usable = (prompt_tokens - 1) / plan.block_size
+        cdef const uint64_t *hashes = NULL
+        self._make_room(rows)
+        cdef int32_t *overlaps = self._overlaps
+        for i in range(FIELDS * rows):
+            overlaps[i] = 0
+        if count:
+            hashes = <const uint64_t *>_pointer(prefixes)
+            if table_overlap(&self._index._table, hashes, count, min(usable, count), plan.slots, rows, overlaps):
+                raise MemoryError
+        for i in range(FIELDS * rows):
+            overlaps[i] *= <int32_t>plan.block_size
+        self._plan = plan
+        self._prefixes = prefixes
+        self._decided.slots = plan.slots
+        self._decided.overlaps = overlaps
+        self._decided.rows = rows
+        self._decided.prompt_tokens = <double>prompt_tokens
+        return 0
+
+    cdef bint _decide(self) except -1:
+        """Whether somebody can be picked: costs and order of what was matched."""
+        cdef Decided *d = &self._decided
+        cdef size_t first = 0
+        table = self._pools.columns
+        if table is not self._table:
+            self._read_columns(table)
+        d.columns = &self._columns
+        d.costs = self._costs
+        d.shared = adaptive_costs(&self._weights, d.columns, d.slots, d.rows, d.overlaps + d.rows, d.prompt_tokens, self._costs)
+        self._cheapest = cheapest_of(d.costs, self._columns.full, d.slots, d.rows)
+        if not self._cheapest.tied:
+            return False
+        if self._cheapest.tied > 1:
+            first = self._rng.randrange(self._cheapest.tied)
+        self._ordered = order_of(d.costs, self._columns.full, d.slots, d.rows, &self._cheapest, first, self._wanted, self._order)
+        return True
+
+    cdef object _overlap(self):
+        """The pick's."""
+        cdef const int32_t *overlaps = self._overlaps + self._order[0]
+        cdef size_t rows = self._decided.rows
+        return Overlap(overlaps[0], overlaps[rows], overlaps[2 * rows], overlaps[3 * rows], overlaps[4 * rows], overlaps[5 * rows])
+
+    cdef object _reserve(self, str request_id, tuple fingerprint, overlap, double now_s):
+        """Reserves for the decision at hand."""
+        return self._core.reserve(
+            self._plan.sources[self._order[0]], request_id, fingerprint, self._prefixes,
+            <uint64_t>self._decided.prompt_tokens, overlap, now_s,
+        )
+
+    cdef int _write(self, Asked *asked, double now_s) except -1:
+        """Writes the answer to the decision at hand, but for its reservation's id. Before that is
+        made: a receipt shows workers as they were."""
+        cdef Face faces[WANTED_MAX]
+        cdef Condition conditions[2]
+        cdef About about
+        cdef size_t i
+        cdef _WorkerFace face
+        cdef int32_t priority = asked.priority
+        cdef int32_t *engine_priority = NULL
+        cdef bytes state
+        cdef list keep = []
+        for i in range(self._ordered):
+            face = self._plan.face(self._order[i])
+            keep.append(face)
+            faces[i] = face.spans()
+        face = keep[0]
+        if face.priority_direction:
+            if face.priority_direction < 0:  # the lowest int32 has no opposite that fits
+                priority = 0x7FFFFFFF if priority == -0x80000000 else -priority
+            engine_priority = &priority
+        if not asked.omit_receipt:
+            for i in range(min(2, self._ordered)):
+                source = self._plan.sources[self._order[i]]
+                state = source.stream.state.encode()
+                keep.append(state)
+                conditions[i].stream_state = _span(state)
+                conditions[i].stream_complete = source.stream.complete and self._holds_all(source.slot)
+                load = self._core.loads.get(source.key)
+                conditions[i].sample_age_s = 0.0
+                if load is not None and load.sampled_at_s is not None:
+                    conditions[i].sample_age_s = max(0.0, now_s - <double>load.sampled_at_s)
+            about.policy = _span(self._policy_part)
+            about.replica = _span(self._replica)
+            about.excluded = _span(self._plan.excluded)
+            about.not_live = self._plan.not_live
+            about.cheapest = self._cheapest
+            about.decided_at_s = now_s
+            about.best_overlap_tokens = self._best_overlap()
+        put_answer(
+            &self._answer, &self._decided, NULL if asked.omit_receipt else &about, self._order,
+            self._ordered, self._alternatives, faces, conditions, self._lease_s, engine_priority,
+        )
+        if self._answer.failed:
+            raise MemoryError
+        return 0
+
+    cdef int32_t _best_overlap(self):
+        """The usable overlap of whoever holds most."""
+        cdef const int32_t *usable = self._overlaps + self._decided.rows
+        cdef int32_t best = 0
+        cdef size_t i
+        for i in range(self._decided.rows):
+            best = max(best, usable[i])
+        return best
+
+    cdef bint _holds_all(self, uint32_t slot):
+        """Whether the index holds all that a worker was told to hold."""
+        cdef uint64_t told = 0, held = 0
+        cdef int level
+        for level in range(TIERS):
+            told += table_holder(&self._index._table, slot, level).told
+            held += table_holder(&self._index._table, slot, level).held
+        return told == held
+
+    cdef int _make_room(self, size_t rows) except -1:
+        if rows <= self._rows_max:
+            return 0
+        cdef int32_t *overlaps = <int32_t *>realloc(self._overlaps, FIELDS * rows * sizeof(int32_t))
+        if not overlaps:
+            raise MemoryError
+        self._overlaps = overlaps
+        cdef double *costs = <double *>realloc(self._costs, rows * sizeof(double))
+        if not costs:
+            raise MemoryError
+        self._costs = costs
+        self._rows_max = rows
+        return 0
+
+    cdef int _read_columns(self, table) except -1:
+        cdef const double *at = <const double *>_pointer(table)
+        cdef size_t width = table.shape[1]
+        self._columns.block_size = at + <size_t>COLUMNS.index("block_size") * width
+        self._columns.total_blocks = at + <size_t>COLUMNS.index("total_blocks") * width
+        self._columns.total_slots = at + <size_t>COLUMNS.index("total_slots") * width
+        self._columns.trust = at + <size_t>COLUMNS.index("trust") * width
+        self._columns.running = at + <size_t>COLUMNS.index("running") * width
+        self._columns.waiting = at + <size_t>COLUMNS.index("waiting") * width
+        self._columns.reserved = at + <size_t>COLUMNS.index("reserved") * width
+        self._columns.active_blocks = at + <size_t>COLUMNS.index("active_blocks") * width
+        self._columns.prefill_tokens_active = at + <size_t>COLUMNS.index("prefill_tokens_active") * width
+        self._columns.load = at + <size_t>COLUMNS.index("load") * width
+        self._columns.slot_ratio = at + <size_t>COLUMNS.index("slot_ratio") * width
+        self._columns.full = at + <size_t>COLUMNS.index("full") * width
+        self._columns.load_unknown = at + <size_t>COLUMNS.index("load_unknown") * width
+        self._table = table
+        return 0

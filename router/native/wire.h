@@ -1,0 +1,169 @@
+/* Protobuf's wire format: what a message's bytes are made of.
+ *
+ * Messages are written from their end to their beginning, so that a length is known when its turn
+ * comes. Fields that hold their default are left out, as proto3 does. */
+#ifndef KVROUTE_WIRE_H
+#define KVROUTE_WIRE_H
+
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct {
+    const uint8_t *at;
+    size_t size;
+} Span;
+
+enum { VARINT = 0, FIXED64 = 1, BYTES = 2, FIXED32 = 5 };
+
+/* ---- reading ---- */
+
+/* A varint; what is left begins after it. 0, or -1 where there is none. */
+static int read_varint(Span *left, uint64_t *value) {
+    uint64_t read = 0;
+    for (int shift = 0; shift < 64 && left->size; shift += 7) {
+        uint8_t byte = *left->at++;
+        left->size--;
+        if (shift == 63 && byte > 1) return -1;
+        read |= (uint64_t)(byte & 0x7F) << shift;
+        if (byte < 0x80) {
+            *value = read;
+            return 0;
+        }
+    }
+    return -1;
+}
+
+/* One field: a varint's value, or the bytes of any other. */
+typedef struct {
+    uint32_t number;
+    int type;
+    uint64_t value;
+    Span bytes;
+} Field;
+
+/* The next field; what is left begins after it. 0, or -1 where there is none. */
+static int read_field(Span *left, Field *field) {
+    uint64_t tag;
+    if (read_varint(left, &tag) || tag >> 32 || tag < 8) return -1;
+    field->number = (uint32_t)(tag >> 3);
+    field->type = (int)(tag & 7);
+    uint64_t size;
+    switch (field->type) {
+        case VARINT:
+            return read_varint(left, &field->value);
+        case FIXED64:
+            size = 8;
+            break;
+        case FIXED32:
+            size = 4;
+            break;
+        case BYTES:
+            if (read_varint(left, &size)) return -1;
+            break;
+        default:
+            return -1;
+    }
+    if (size > left->size) return -1;
+    field->bytes = (Span){left->at, (size_t)size};
+    left->at += size;
+    left->size -= (size_t)size;
+    return 0;
+}
+
+static inline int is_ascii(Span text) {
+    uint8_t high = 0;
+    for (size_t i = 0; i < text.size; i++) high |= text.at[i];
+    return high < 0x80;
+}
+
+/* ---- writing ---- */
+
+/* What is written lies from `at` to `capacity`. failed: there was no memory. */
+typedef struct {
+    uint8_t *bytes;
+    size_t capacity, at;
+    int failed;
+} Backward;
+
+static inline size_t written(const Backward *b) { return b->capacity - b->at; }
+static inline const uint8_t *beginning(const Backward *b) { return b->bytes + b->at; }
+
+static int backward_grow(Backward *b, size_t size) {
+    size_t capacity = b->capacity ? 2 * b->capacity : 4096, used = written(b);
+    while (capacity < used + size) capacity *= 2;
+    uint8_t *bytes = (uint8_t *)malloc(capacity);
+    if (!bytes) {
+        b->failed = 1;
+        return -1;
+    }
+    if (used) memcpy(bytes + capacity - used, b->bytes + b->at, used);
+    free(b->bytes);
+    *b = (Backward){bytes, capacity, capacity - used, 0};
+    return 0;
+}
+
+static inline void put_raw(Backward *b, const void *bytes, size_t size) {
+    if (!size || (b->at < size && backward_grow(b, size))) return;
+    b->at -= size;
+    memcpy(b->bytes + b->at, bytes, size);
+}
+
+static inline void put_varint(Backward *b, uint64_t value) {
+    uint8_t bytes[10];
+    size_t size = 0;
+    for (; value > 0x7F; value >>= 7) bytes[size++] = (uint8_t)value | 0x80;
+    bytes[size++] = (uint8_t)value;
+    put_raw(b, bytes, size);
+}
+
+static inline void put_tag(Backward *b, uint32_t number, int type) {
+    put_varint(b, number << 3 | (uint32_t)type);
+}
+
+static inline void put_uint_always(Backward *b, uint32_t number, uint64_t value) {
+    put_varint(b, value);
+    put_tag(b, number, VARINT);
+}
+
+static inline void put_uint(Backward *b, uint32_t number, uint64_t value) {
+    if (value) put_uint_always(b, number, value);
+}
+
+static inline void put_double_always(Backward *b, uint32_t number, double value) {
+    put_raw(b, &value, 8);
+    put_tag(b, number, FIXED64);
+}
+
+/* Minus zero is no default. */
+static inline void put_double(Backward *b, uint32_t number, double value) {
+    uint64_t bits;
+    memcpy(&bits, &value, 8);
+    if (bits) put_double_always(b, number, value);
+}
+
+/* Closes a message whose fields are all that was written since `before` bytes were. */
+static inline void put_message(Backward *b, uint32_t number, size_t before) {
+    put_varint(b, written(b) - before);
+    put_tag(b, number, BYTES);
+}
+
+static inline void put_bytes_always(Backward *b, uint32_t number, const void *bytes, size_t size) {
+    put_raw(b, bytes, size);
+    put_varint(b, size);
+    put_tag(b, number, BYTES);
+}
+
+static inline void put_bytes(Backward *b, uint32_t number, Span bytes) {
+    if (bytes.size) put_bytes_always(b, number, bytes.at, bytes.size);
+}
+
+/* An entry of a map<string, double>. */
+static inline void put_term(Backward *b, uint32_t number, const char *name, double value) {
+    size_t before = written(b);
+    put_double_always(b, 2, value);
+    put_bytes_always(b, 1, name, strlen(name));
+    put_message(b, number, before);
+}
+
+#endif
