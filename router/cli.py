@@ -13,7 +13,7 @@ import msgspec
 import uvloop
 
 from events.settings import DynamoSettings, EngineSettings, Settings
-from router.cli_simulator import capacity, replay
+from router.cli_simulator import capacity, replay, simulate
 from router.config import (
     Config,
     ConfigError,
@@ -377,6 +377,7 @@ def demo(json_file: Path | None, chosen: tuple[str, ...], speed: float | None,
 
 cli.add_command(replay)
 cli.add_command(capacity)
+cli.add_command(simulate)
 
 
 if __name__ == "__main__":

@@ -136,7 +136,7 @@ async def _stage(
         relay = {
             "nats": {"url": nats.url},
             "metrics": {"listen": ""},
-            "workers": [_worker(engine) for engine in engines],
+            "workers": [engine.relay_settings() for engine in engines],
         }
         await stack.enter_async_context(_kvroute("serve", router, folder, verbose))
         await stack.enter_async_context(_kvroute("relay", relay, folder, verbose))
@@ -154,18 +154,6 @@ async def _all_schedulable(client: KvRouteClient, count: int) -> None:
             schedulable |= {worker.worker_id: worker.schedulable for worker in update.changed}
             if sum(schedulable.values()) == count:
                 return
-
-
-def _worker(engine: StandIn) -> dict[str, object]:
-    return {
-        "id": engine.engine_id,
-        "engine": "vllm",
-        "address": engine.address,
-        "events": engine.events_endpoint,
-        "replay": engine.replay_endpoint,
-        "topic": engine.topic,
-        "slots": engine.engine.config.scheduler.max_num_seqs,
-    }
 
 
 @asynccontextmanager

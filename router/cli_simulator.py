@@ -50,6 +50,18 @@ def _as_failures(
     return failures
 
 
+def _as_options(
+    context: click.Context, option: click.Parameter, texts: tuple[str, ...]
+) -> dict[str, str]:
+    given = {}
+    for text in texts:
+        name, separator, value = text.partition("=")
+        if not separator:
+            raise click.BadParameter(f"{text!r}: expected NAME=VALUE")
+        given[name.strip()] = value.strip()
+    return given
+
+
 def _options(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
     def decorate(command: Command) -> Command:
         for option in reversed(options):
@@ -72,15 +84,23 @@ _traffic_options = _options(
                  help="Requests that are run but not counted."),
 )  # fmt: skip
 
-_fleet_options = _options(
-    click.option("--engine", type=click.Choice(["vllm", "sglang", "chitu"]), default="vllm",
-                 show_default=True, help="Whose scheduler the engines follow."),
+_engine_options = _options(
+    click.option("--engine", default="vllm", show_default=True,
+                 type=click.Choice(["vllm", "sglang", "chitu", "chitu-skew", "chitu-dp"]),
+                 help="Whose scheduler the engines follow."),
+    click.option("--engine-option", "engine_options", callback=_as_options, multiple=True,
+                 metavar="NAME=VALUE",
+                 help="Of the engine's own, such as max_num_seqs=64, or policy=lpm for sglang."
+                      " Repeatable."),
     click.option("--profile", default="llama-8b-h100", show_default=True,
                  help="Model and GPU: a profile that ships, or a YAML file."),
-    click.option("--block-size", type=_Count, default=64, show_default=True,
-                 help="Tokens, a power of 2 up to 512."),
+    click.option("--block-size", type=_Count, default=64, show_default=True, help="Tokens."),
     click.option("--blocks", type=_Count, default=None,
                  help="Blocks of each worker. [what the profile's memory holds]"),
+)  # fmt: skip
+
+_fleet_options = _options(
+    _engine_options,
     click.option("--ranks", type=_Count, default=1, show_default=True,
                  help="Data-parallel ranks of each engine."),
     click.option("--order", default="fcfs", show_default=True, help="Of the router's queue."),
@@ -307,6 +327,66 @@ def capacity(
         console.print(f"{found.workers} workers keep it with {policy}.", highlight=False)
 
 
+@click.command()
+@click.option("--engines", "count", type=_Count, default=2, show_default=True)
+@_engine_options
+@click.option("--model", default="stand-in", show_default=True, help="What it is called.")
+@click.option(
+    "--speed",
+    type=click.FloatRange(min=0.01, max=1000),
+    default=1.0,
+    show_default=True,
+    help="Engine seconds to a second.",
+)
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=0,
+    help="Of the first engine's HTTP; events, replay and the next engine follow. [free ones]",
+)
+@click.option(
+    "--write-config",
+    "router_file",
+    type=_File,
+    help="Write a configuration for `kvroute serve` with these engines.",
+)
+def simulate(
+    count: int, model: str, speed: float, port: int, router_file: Path | None, **given: Any
+) -> None:  # fmt: skip
+    """Run engines without GPUs on loopback, until Ctrl-C.
+
+    They answer as vLLM does over HTTP (completions, chats, metrics, tokenize), publish real KV
+    events over ZMQ and replay them, take the time that the profile says, and make up their
+    answers. For trying kvroute, and for tests.
+    """
+    import asyncio
+
+    import uvloop
+    import zmq
+    from rich.console import Console
+
+    from simulator.engine import EngineConfig
+    from simulator.fleet import PORTS
+    from simulator.live import run_live
+
+    if port + PORTS * count > 1 << 16:
+        raise click.UsageError(f"{count} engines need {PORTS * count} ports from {port} on")
+    try:
+        scheduler = _scheduler(given)
+        # Each with a seed of its own: no two engines of a fleet agree on a block's hash.
+        configs = [
+            EngineConfig(
+                f"worker-{i}", replace(scheduler, hash_seed=i + 1), model, kind=given["engine"]
+            )
+            for i in range(count)
+        ]
+        work = run_live(configs, Console(), speed=speed, port=port, router_file=router_file)
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(work)
+    except (ValueError, OSError, zmq.ZMQError) as error:
+        raise click.ClickException(str(error)) from error
+
+
 def _traffic(name: str, given: dict[str, Any]) -> "Traffic":
     from simulator.comparison import Traffic
     from simulator.trace_file import TraceError, load_trace
@@ -343,7 +423,7 @@ def _fleet(
             workers=workers,
             ranks=given["ranks"],
             engine=given["engine"],
-            scheduler=_scheduler(given),
+            scheduler=_scheduler(given, ranks=given["ranks"], joined_steps_max=_JOINED_STEPS),
             routing=config.routing,
             replicas=given["replicas"],
             shadows=tuple(shadows),
@@ -358,21 +438,23 @@ def _fleet(
         raise click.UsageError(str(error)) from error
 
 
-def _scheduler(given: dict[str, Any]) -> Any:
+def _scheduler(given: dict[str, Any], *, ranks: int = 1, joined_steps_max: int = 1) -> Any:
     """One engine's limits and prices. Raises ValueError."""
+    from simulator.engine_options import scheduler_config
     from simulator.profile import load_profile
-    from simulator.scheduler import SchedulerConfig
+    from simulator.schedulers import SCHEDULERS
 
-    profile = load_profile(given["profile"])
-    block_size = given["block_size"]
-    return SchedulerConfig(
-        block_count=given["blocks"] or profile.engine.blocks_of(block_size),
-        block_size=block_size,
-        max_num_seqs=profile.engine.max_num_seqs,
-        step_tokens_max=profile.engine.max_num_batched_tokens,
-        joined_steps_max=_JOINED_STEPS,
-        cost=profile.cost_model(),
+    config = scheduler_config(
+        given["engine"],
+        load_profile(given["profile"]),
+        block_size=given["block_size"],
+        block_count=given["blocks"],
+        ranks=ranks,
+        joined_steps_max=joined_steps_max,
+        options=given["engine_options"],
     )
+    SCHEDULERS[given["engine"]](config)  # which has the last word on what fits together
+    return config
 
 
 _JOINED_STEPS = 10_000

@@ -29,7 +29,7 @@ from simulator.scheduler import (
     Sequence,
     TokenArray,
 )
-from simulator.schedulers.vllm import VllmScheduler
+from simulator.schedulers import SCHEDULERS
 from simulator.vllm_wire import encode_batch
 
 __all__ = ["Chunk", "Completion", "Engine", "EngineConfig", "EngineStopped", "RequestRefused"]
@@ -50,6 +50,8 @@ class EngineConfig:
     engine_id: str
     scheduler: SchedulerConfig
     model: str = "stand-in"
+    kind: str = "vllm"
+    """Whose scheduler it follows: a name of simulator.schedulers.SCHEDULERS."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +117,7 @@ class Engine:
         self.stopped = False
         self._publish = publish
         self._answer = answer
-        self._scheduler: Scheduler = VllmScheduler(config.scheduler)
+        self._scheduler: Scheduler = SCHEDULERS[config.kind](config.scheduler)
         self._clients: dict[str, _Client] = {}
         self._timer: Timer | None = None
         self._due_s = 0.0

@@ -1,0 +1,61 @@
+"""An engine's limits from a profile, and its own options by name, as a command line gives them."""
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any, get_type_hints
+
+import msgspec
+
+from simulator.profile import Profile
+from simulator.scheduler import SchedulerConfig
+from simulator.schedulers.chitu_task import ChituConfig
+from simulator.schedulers.sglang_config import SglangConfig
+
+_CONFIGS: dict[str, type[SchedulerConfig]] = {
+    "sglang": SglangConfig,
+    "chitu": ChituConfig,
+    "chitu-skew": ChituConfig,
+    "chitu-dp": ChituConfig,
+}
+"""Engines with options beyond the common ones."""
+
+_GIVEN_OTHERWISE = ("block_size", "block_count", "cost", "hash_seed", "lora_names", "vocabulary")
+
+
+def scheduler_config(
+    engine: str,
+    profile: Profile,
+    *,
+    block_size: int,
+    block_count: int | None = None,
+    ranks: int = 1,
+    joined_steps_max: int = 1,
+    options: Mapping[str, str] | None = None,
+) -> SchedulerConfig:
+    """The limits of one engine, or of one rank. block_count: None: what the profile's memory holds.
+
+    options: fields of the engine's configuration, as text, such as policy: lpm for SGLang.
+    Raises ValueError for options that it doesn't have, and for numbers that don't fit together.
+    """
+    config = _CONFIGS.get(engine, SchedulerConfig)
+    blocks = profile.engine.blocks_of(block_size) if block_count is None else block_count
+    values: dict[str, Any] = {
+        "block_count": blocks,
+        "block_size": block_size,
+        "max_num_seqs": profile.engine.max_num_seqs,
+        "step_tokens_max": profile.engine.max_num_batched_tokens,
+        "joined_steps_max": joined_steps_max,
+        "cost": profile.cost_model(blocks * block_size),
+    }
+    if config is ChituConfig:
+        values["dp_size"] = ranks
+    hints = get_type_hints(config)
+    known = [one.name for one in fields(config) if one.name not in _GIVEN_OTHERWISE]
+    for name, text in (options or {}).items():
+        if name not in known:
+            raise ValueError(f"{engine} has no option {name!r}; there are {', '.join(known)}")
+        try:
+            values[name] = msgspec.convert(text, hints[name], strict=False)
+        except msgspec.ValidationError as error:
+            raise ValueError(f"{name}={text}: {error}") from error
+    return config(**values)
