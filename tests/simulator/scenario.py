@@ -25,6 +25,7 @@ Commands (times in seconds; every request has a name):
 - end: it ends; prints new tokens by request, and how many blocks were stored and removed.
 - step: both.  run [N]: N steps, or until there is nothing left; prints one line a step.
 - advance S, cut S, wait S: time passes within a run of joined steps, or while the engine is idle.
+- state: what else an engine is made of; what it prints says the engine's own test.
 - abort NAME.  show [NAME...]: where requests stand.  load FIELD...: fields of `Load`.  blocks.
 """
 
@@ -63,6 +64,8 @@ class EngineUnderTest:
     config: type[SchedulerConfig]
     make: Callable[[Any], Scheduler]
     place: Place | None = None
+    state: Callable[[Any], str] | None = None
+    """Prints what only this engine has."""
 
 
 class Player:
@@ -111,6 +114,10 @@ class Player:
             case "load":
                 load = self.scheduler.load()
                 return " ".join(f"{name}={getattr(load, name)}" for name in names)
+            case "state":
+                if self._kind.state is None:
+                    raise ValueError("this engine has no `state`")
+                return self._kind.state(self.scheduler)
             case "blocks":
                 counts = self.scheduler.blocks()
                 return f"free={counts.free} cached={counts.cached} in_use={counts.in_use}"
