@@ -210,6 +210,10 @@ class BlockPool:
         self._events.append(Cleared())
         return True
 
+    def tell(self, event: PoolEvent) -> None:
+        """Puts in what another tier did, so that there is one order of events."""
+        self._events.append(event)
+
     def take_events(self) -> list[PoolEvent]:
         """What happened since the last call, in order."""
         events, self._events = self._events, []

@@ -29,7 +29,7 @@ import numpy.typing as npt
 
 from indexer.identity import Tier
 from simulator.block_pool import BlockId, PoolEvent, Stored
-from simulator.cost_model import CostModel
+from simulator.cost_model import CostModel, Distance
 from simulator.profile import load_profile
 
 TokenArray = npt.NDArray[np.uint32]
@@ -99,6 +99,15 @@ class Submission:
     session_id: str | None = None
     dp_rank: int | None = None
     """The rank that shall serve it; None: the engine chooses."""
+    ready_s: float = 0.0
+    """It isn't computed before: its grammar is being compiled. Engines that have no such state
+    begin at once."""
+    input_ready_s: float = 0.0
+    """The same for a session whose input is still streaming in; it holds a slot of the batch."""
+    remote_tokens: int = 0
+    """Leading tokens of the prompt whose KV another engine has, and sends once blocks are found."""
+    remote_distance: Distance = Distance.RACK
+    """How far that engine is."""
 
 
 @dataclass(slots=True, eq=False)
@@ -122,6 +131,13 @@ class Sequence:
     first_token_s: float | None = None
     scheduled_s: float | None = None
     preemptions: int = 0
+    prompt_tokens: int = field(init=False)
+    total_tokens: int = field(init=False)
+    """Of the prompt, and of the whole answer."""
+
+    def __post_init__(self) -> None:
+        self.prompt_tokens = self.submission.prompt_tokens
+        self.total_tokens = self.prompt_tokens + self.submission.output_tokens
 
     @property
     def request_id(self) -> str:
@@ -132,18 +148,9 @@ class Sequence:
         return self.submission.content
 
     @property
-    def prompt_tokens(self) -> int:
-        return self.submission.prompt_tokens
-
-    @property
-    def total_tokens(self) -> int:
-        """Of the prompt, and of the whole answer."""
-        return self.submission.prompt_tokens + self.submission.output_tokens
-
-    @property
     def output_tokens(self) -> int:
         """Of the answer so far."""
-        return self.known_tokens - self.submission.prompt_tokens
+        return self.known_tokens - self.prompt_tokens
 
     @property
     def remaining_tokens(self) -> int:
@@ -196,6 +203,16 @@ class Load:
     generated_tokens: int
     finished: int
     aborted: int
+    deferred: int = 0
+    """Of the waiting: those whom the last step passed over, since they wait for something else
+    than their turn, or for a LoRA's."""
+    external_queried_tokens: int = 0
+    """Not found on the device, looked for on the host or asked of another engine."""
+    external_hit_tokens: int = 0
+    """Of these, found and loaded."""
+    drafted_tokens: int = 0
+    """Verified by steps."""
+    accepted_tokens: int = 0
 
     @property
     def usage(self) -> float:

@@ -1,34 +1,42 @@
 """vLLM V1: which requests a step computes, and what comes of it. Pure.
 
-One step computes at most `step_tokens_max` tokens. Running requests
-come first, one token each or the next chunk of their prompt; then waiting ones in order of arrival,
-while tokens, slots and blocks last. A request waits until its whole prompt fits, since two
-half-admitted prompts could block one another. When a running request finds no block, the one that
-came last gives up its blocks and starts over ("preempted by recompute").
+One step computes at most `step_tokens_max` tokens. Running requests come first: one token each, the
+next chunk of their prompt, or drafted tokens to verify. Then waiting ones, in order of arrival or
+priority, while tokens, slots and blocks last. A request waits until its whole prompt fits, since
+two half-admitted prompts could block one another. Who waits for a grammar, for more input, for KV
+on its way or for a LoRA's turn is passed over and holds up nobody. When a running request finds no
+block, the one that came last, or has the worst priority, gives up its blocks and starts over
+("preempted by recompute"); nobody is admitted in such a step.
+
+KV that the host cache or another engine has is loaded: the request holds its blocks meanwhile, and
+has computed what came when it is its turn again.
+
+*Joined steps.* While all running requests decode and nobody can be admitted, consecutive steps
+differ only in their number. A run of them ends when somebody finishes, when the blocks would not
+suffice for another step, when somebody passed over becomes ready, or when somebody comes
+(`cut_step`). A block is taken, evicted and stored with the step of the run that does it.
 
 Laws:
 - the first in line always gets on: no request waits for ever, and none is lost;
 - KV of a token exists once it has been computed, so never for the last token of an answer;
 - a block is announced when the step that fills it begins, and told when that step ends.
 
-A caller runs it as  step = begin_step(now) -> wait until step.end_s -> end_step(now).
-
-*Joined steps.* While all running requests decode and nobody can be admitted, consecutive steps
-differ only in their number. A run of them ends when somebody finishes, when the blocks would not
-suffice for another step, or when somebody comes (`cut_step`). A block is taken, evicted and stored
-with the step of the run that does it.
+Source: vllm-project/vllm vllm/v1/core/sched/scheduler.py and vllm/v1/core/kv_cache_manager.py,
+release 0.32.0, read 2026-11-21.
 """
 
 from bisect import bisect_right
-from collections import deque
 from collections.abc import Iterable
+from itertools import chain
+from random import Random
 
 from typing_extensions import override
 
 from indexer.identity import Tier
-from simulator.block_pool import BlockPool
+from simulator.block_pool import BlockId, BlockPool
 from simulator.cost_model import PrefillChunk
 from simulator.decode_run import DecodeRun
+from simulator.host_cache import HostCache
 from simulator.scheduler import (
     BlockCounts,
     Load,
@@ -40,17 +48,28 @@ from simulator.scheduler import (
     Submission,
     check,
 )
+from simulator.schedulers.vllm_config import VllmSequence, vllm_config
+from simulator.schedulers.vllm_queue import QUEUES, FcfsQueue, WaitingQueue
 
 
 class VllmScheduler:
-    """The queue, the running batch and the block pool of one engine."""
+    """The queue, the running batch, the block pool and the host cache of one engine."""
 
     def __init__(self, config: SchedulerConfig) -> None:
-        self.config = config
-        self.pool = BlockPool(config.block_count, config.block_size)
-        self._waiting: deque[Sequence] = deque()
-        self._running: list[Sequence] = []
-        self._scheduled: list[tuple[Sequence, int]] = []
+        self._config = own = vllm_config(config)
+        self.config: SchedulerConfig = own
+        self.pool = BlockPool(own.block_count, own.block_size)
+        self.host = (
+            HostCache(own.host_block_count, self.pool.tell) if own.host_block_count else None
+        )
+        self.newest_arrival_s = 0.0
+        self._waiting: WaitingQueue = QUEUES[own.policy]()
+        self._holding: WaitingQueue = FcfsQueue()
+        """Who waits with blocks: KV for them is on its way, or has come."""
+        self._running: list[VllmSequence] = []
+        self._unready: dict[VllmSequence, float] = {}
+        """Who waits for something else than its turn, and when that is there."""
+        self._scheduled: list[tuple[VllmSequence, int]] = []
         """Sequences of the step that is going on, with the tokens it computes of each."""
         self._step: Step | None = None
         self._run: DecodeRun | None = None
@@ -60,13 +79,17 @@ class VllmScheduler:
         self._blocked_hash: int | None = None
         """What the first in line would need in the cache to find more of its prompt there; None
         when that is not what it waits for."""
-        self.newest_arrival_s = 0.0
+        self._watermark_blocks = int(own.watermark * own.block_count)
+        self._rng = Random(own.seed)
+        self._added = self._deferred = 0
         self._queried_tokens = self._hit_tokens = self._preemptions = 0
+        self._external_queried_tokens = self._external_hit_tokens = 0
+        self._drafted_tokens = self._accepted_tokens = 0
         self._prompt_tokens = self._generated_tokens = self._finished = self._aborted = 0
 
     @override
     def __repr__(self) -> str:
-        running, waiting = len(self._running), len(self._waiting)
+        running, waiting = len(self._running), len(self._waiting) + len(self._holding)
         return f"<VllmScheduler {running} running, {waiting} waiting, {self.pool!r}>"
 
     @property
@@ -76,13 +99,13 @@ class VllmScheduler:
 
     @property
     def next_ready_s(self) -> float | None:
-        return None
+        return min(self._unready.values(), default=None)
 
     def running(self) -> list[Sequence]:
         return list(self._running)
 
     def waiting(self) -> list[Sequence]:
-        return list(self._waiting)
+        return [*self._holding, *self._waiting]
 
     def scheduled(self) -> list[tuple[Sequence, int]]:
         return list(self._scheduled)
@@ -90,7 +113,7 @@ class VllmScheduler:
     def load(self, dp_rank: int = 0) -> Load:
         return Load(
             running=len(self._running),
-            waiting=len(self._waiting),
+            waiting=len(self._waiting) + len(self._holding),
             used_blocks=self.pool.in_use_count,
             total_blocks=self.pool.block_count,
             prefix_queried_tokens=self._queried_tokens,
@@ -100,6 +123,11 @@ class VllmScheduler:
             generated_tokens=self._generated_tokens,
             finished=self._finished,
             aborted=self._aborted,
+            deferred=self._deferred,
+            external_queried_tokens=self._external_queried_tokens,
+            external_hit_tokens=self._external_hit_tokens,
+            drafted_tokens=self._drafted_tokens,
+            accepted_tokens=self._accepted_tokens,
         )
 
     def blocks(self, dp_rank: int = 0) -> BlockCounts:
@@ -107,55 +135,66 @@ class VllmScheduler:
         return BlockCounts(pool.free_count, pool.cached_count, pool.in_use_count, pool.block_count)
 
     def contents(self, dp_rank: int = 0) -> Iterable[tuple[Tier, int]]:
-        return [(Tier.DEVICE, block_hash) for block_hash in self.pool.contents()]
+        return chain(
+            ((Tier.DEVICE, block_hash) for block_hash in self.pool.contents()),
+            ((Tier.HOST, block_hash) for block_hash in (self.host.contents() if self.host else ())),
+        )
 
     def add(self, submission: Submission, now_s: float) -> Sequence:
-        """Puts a request at the end of the queue. Raises RequestRefused."""
-        check(submission, self.config)
-        sequence = Sequence(submission, submission.prompt_tokens, now_s)
-        self._waiting.append(sequence)
+        """Puts a request into the queue. Raises RequestRefused."""
+        check(submission, self._config)
+        sequence = VllmSequence(submission, submission.prompt_tokens, now_s, number=self._added)
+        self._added += 1
+        self._waiting.add(sequence)
+        ready_s = max(submission.ready_s, submission.input_ready_s)
+        if ready_s > now_s:
+            sequence.ready_s = self._unready[sequence] = ready_s
         self.newest_arrival_s = max(self.newest_arrival_s, now_s)
         return sequence
 
     def abort(self, sequence: Sequence) -> bool:
         """Forgets a request, gives its blocks back; False when it has already ended."""
-        if sequence in self._waiting:
-            self._waiting.remove(sequence)
-        elif sequence in self._running:
-            self._running.remove(sequence)
-        else:
+        if not isinstance(sequence, VllmSequence):
             return False
+        if sequence in self._running:
+            self._running.remove(sequence)
+        elif not (self._holding.remove(sequence) or self._waiting.remove(sequence)):
+            return False
+        if sequence.loading:
+            self._end_load(sequence)
+        self._unready.pop(sequence, None)
         self._release(sequence)
         self._aborted += 1
         return True
 
     def cached_tokens(self, submission: Submission) -> int:
-        """What a request would find in the cache if it were admitted now. Changes nothing."""
-        length, size = submission.prompt_tokens, self.config.block_size
+        """What a request would find in the caches if it were admitted now. Changes nothing."""
+        length, size = submission.prompt_tokens, self._config.block_size
         hashes = submission.content.hashes(length // size)[: length // size]
-        return len(self.pool.find_prefix(hashes, length)) * size
+        found = len(self.pool.find_prefix(hashes, length))
+        if self.host is not None:
+            found += self.host.run_length(hashes, found, len(hashes))
+        return min(found * size, length - 1)
 
     def reset_prefix_cache(self) -> bool:
-        """Forgets all cached content; False, and nothing changed, while requests hold blocks."""
-        return self.pool.reset()
+        """Forgets all cached content, the host's too; False, and nothing changed, while requests
+        hold blocks."""
+        done = self.pool.reset()
+        if done and self.host is not None:
+            self.host.clear()
+        return done
 
     def begin_step(self, now_s: float) -> Step | None:
         """Decides what to compute next and takes the blocks for it; None when there is nothing."""
         if self._step is not None:
             raise RuntimeError("a step is going on")
-        budget = self.config.step_tokens_max
         preemptions = self._preemptions
-        i = 0
-        while i < len(self._running) and budget:
-            sequence = self._running[i]
-            tokens = min(sequence.known_tokens - sequence.computed_tokens, budget)
-            if self._grow_or_preempt(sequence, tokens):
-                self._schedule(sequence, tokens)
-                budget -= tokens
-                i += 1
+        chunk_max = self._chunk_max()
+        budget = self._schedule_running(chunk_max)
         preempted = self._preemptions > preemptions
-        if not preempted:
-            self._admit(budget, now_s)
+        # A step that nobody is left in takes no time: the next one admits.
+        if not preempted or not self._scheduled:
+            self._admit(budget, chunk_max, now_s)
         if not self._scheduled:
             return None
         self._step = self._price(now_s, may_join=not preempted)
@@ -193,42 +232,367 @@ class VllmScheduler:
         self._step = self._run = None
         return StepResult(outputs, self.pool.take_events())
 
+    # ---- the running ----
+
+    def _chunk_max(self) -> int:
+        """The most tokens of one request in this step."""
+        threshold = self._config.long_prefill_token_threshold
+        alone = len(self._running) + len(self._waiting) + len(self._holding) <= 1
+        return threshold if threshold and not alone else self._config.step_tokens_max
+
+    def _schedule_running(self, chunk_max: int) -> int:
+        """Schedules who runs already; returns the tokens that are left."""
+        size, running = self._config.block_size, self._running
+        length_max, lookahead = self._config.model_len, self._config.lookahead_tokens
+        budget = self._config.step_tokens_max
+        at = 0
+        while at < len(running) and budget:
+            sequence = running[at]
+            computed = sequence.computed_tokens
+            tokens = min(
+                sequence.known_tokens + sequence.draft_tokens - computed,
+                chunk_max,
+                budget,
+                length_max - 1 - computed,
+            )
+            needed = min(computed + tokens + lookahead, length_max)
+            while needed > len(sequence.blocks) * size and not self._grow(sequence, needed):
+                victim = self._victim()
+                place = running.index(victim)
+                del running[place]
+                if place < at:
+                    at -= 1
+                    budget += self._unschedule(victim)
+                self._preempt(victim)
+                if victim is sequence:
+                    return budget
+            self._schedule(sequence, tokens)
+            budget -= tokens
+            at += 1
+        return budget
+
+    def _victim(self) -> VllmSequence:
+        """Who gives way: the last to come, or the worst priority (the latest of these)."""
+        if self._config.policy == "fcfs":
+            return self._running[-1]
+        return max(self._running, key=lambda one: one.rank[:2])
+
+    def _unschedule(self, victim: VllmSequence) -> int:
+        """Takes somebody out of this step again; returns its tokens. What was announced as filled
+        stays announced, as with vLLM."""
+        for place, (sequence, tokens) in enumerate(self._scheduled):
+            if sequence is victim:
+                del self._scheduled[place]
+                return tokens
+        return 0
+
+    def _preempt(self, victim: VllmSequence) -> None:
+        self._release(victim)
+        victim.computed_tokens = victim.draft_tokens = 0
+        victim.preemptions += 1
+        self._preemptions += 1
+        self._waiting.put_back([victim])
+
+    def _schedule(self, sequence: VllmSequence, tokens: int) -> None:
+        computed = sequence.computed_tokens + tokens
+        self._store_full_blocks(sequence, min(computed, sequence.known_tokens))
+        self._scheduled.append((sequence, tokens))
+
+    # ---- the waiting ----
+
+    def _admit(self, budget: int, chunk_max: int, now_s: float) -> None:
+        config = self._config
+        self._blocked_hash = None
+        passed: list[VllmSequence] = []
+        passed_holding: list[VllmSequence] = []
+        slots = config.max_num_seqs - sum(
+            one.submission.input_ready_s > now_s for one in self._unready
+        )
+        loras: set[str] = set()
+        if config.lora_names:
+            loras = {one.submission.lora_name for one, _ in self._scheduled} - {""}
+        while budget and len(self._running) < slots:
+            queue = self._holding if len(self._holding) else self._waiting
+            if not len(queue):
+                break
+            sequence = queue.peek()
+            lora = sequence.submission.lora_name
+            lora_waits = lora and lora not in loras and len(loras) >= config.max_loras
+            if lora_waits or not self._is_ready(sequence, now_s):
+                (passed if queue is self._waiting else passed_holding).append(queue.pop())
+                continue
+            if sequence.blocks:
+                tokens = self._place(sequence, [], sequence.computed_tokens, budget, chunk_max)
+            else:
+                hashes = sequence.content.hashes(sequence.known_tokens // config.block_size)
+                reused = self.pool.find_prefix(hashes, sequence.known_tokens)
+                found = len(reused) * config.block_size
+                external = self._external_tokens(sequence, hashes, len(reused))
+                if external:
+                    tokens = self._load(sequence, reused, external, now_s)
+                else:
+                    tokens = self._place(sequence, reused, found, budget, chunk_max)
+                if tokens is None:
+                    if len(reused) < (sequence.known_tokens - 1) // config.block_size:
+                        self._blocked_hash = hashes[len(reused)]
+                    break
+                self._count_query(sequence, found, external)
+            if tokens is None:
+                break
+            queue.pop()
+            if sequence.loading:
+                passed_holding.append(sequence)
+                continue
+            if sequence.scheduled_s is None:
+                sequence.scheduled_s = now_s
+            if lora:
+                loras.add(lora)
+            self._running.append(sequence)
+            self._schedule(sequence, tokens)
+            budget -= tokens
+        self._waiting.put_back(passed)
+        self._holding.put_back(passed_holding)
+        self._deferred = len(passed) + len(passed_holding)
+
+    def _is_ready(self, sequence: VllmSequence, now_s: float) -> bool:
+        """Whether it waits for nothing but its turn; KV that has come counts as computed."""
+        if sequence.ready_s is None:
+            return True
+        if now_s < sequence.ready_s:
+            return False
+        sequence.ready_s = None
+        del self._unready[sequence]
+        if sequence.loading:
+            self._end_load(sequence)
+            self._store_full_blocks(sequence, sequence.computed_tokens)
+            sequence.computed_tokens = min(sequence.computed_tokens, sequence.known_tokens - 1)
+        return True
+
+    def _place(
+        self,
+        sequence: VllmSequence,
+        reused: list[BlockId],
+        computed: int,
+        budget: int,
+        chunk_max: int,
+    ) -> int | None:
+        """Finds blocks for somebody's first chunk; returns its tokens, None when there is no room.
+
+        computed: tokens of it that are in the cache, or were loaded.
+        """
+        config = self._config
+        tokens = min(sequence.known_tokens - computed, chunk_max)
+        if tokens > budget and not config.enable_chunked_prefill:
+            return None
+        tokens = min(tokens, budget)
+        held = len(sequence.blocks) + len(reused)
+        end = min(computed + tokens + config.lookahead_tokens, config.model_len)
+        needed = max(self._blocks_for(end) - held, 0)
+        whole = self._blocks_for(sequence.known_tokens) - held
+        wanted = max(needed, whole) if config.scheduler_reserve_full_isl else needed
+        if not self.pool.fits(reused, wanted + self._watermark()):
+            return None
+        self._take(sequence, reused, needed)
+        sequence.computed_tokens = computed
+        return tokens
+
+    def _load(
+        self, sequence: VllmSequence, reused: list[BlockId], external: int, now_s: float
+    ) -> int | None:
+        """Finds blocks for KV that has to come, and lets it come; None when there is no room.
+
+        Such blocks are held without progress, so they must leave what others need to go on.
+        """
+        config, cost = self._config, self._config.cost
+        found = len(reused) * config.block_size
+        needed = self._blocks_for(found + external) - len(reused)
+        whole = self._blocks_for(sequence.known_tokens) - len(reused)
+        wanted = needed + self._reserved_blocks()
+        if config.scheduler_reserve_full_isl:
+            wanted = max(wanted, whole)
+        if not self.pool.fits(reused, wanted + self._watermark()):
+            return None
+        self._take(sequence, reused, needed)
+        sequence.computed_tokens = found + external
+        sequence.offered_count = sequence.computed_tokens // config.block_size
+        sequence.loading = True
+        if self._asks_another(sequence):
+            took_s = cost.transfer_s(external, sequence.submission.remote_distance)
+            sequence.remote_asked = True
+        else:
+            took_s = cost.load_s(external, Tier.HOST)
+            sequence.loads_from_host = True
+            if self.host is not None:
+                self.host.begin_load(self._loaded_hashes(sequence))
+        sequence.ready_s = self._unready[sequence] = now_s + took_s
+        return 0
+
+    def _end_load(self, sequence: VllmSequence) -> None:
+        if self.host is not None and sequence.loads_from_host:
+            self.host.end_load(self._loaded_hashes(sequence))
+        sequence.loading = sequence.loads_from_host = False
+
+    def _loaded_hashes(self, sequence: VllmSequence) -> list[int]:
+        last = sequence.computed_tokens // self._config.block_size
+        return sequence.content.hashes(last)[sequence.stored_count : last]
+
+    def _external_tokens(self, sequence: VllmSequence, hashes: list[int], found: int) -> int:
+        """Tokens that can be loaded beyond the first `found` blocks."""
+        size = self._config.block_size
+        if self._asks_another(sequence):
+            return max(sequence.submission.remote_tokens - found * size, 0)
+        if self.host is None:
+            return 0
+        return self.host.run_length(hashes, found, sequence.known_tokens // size) * size
+
+    def _asks_another(self, sequence: VllmSequence) -> bool:
+        return bool(sequence.submission.remote_tokens) and not sequence.remote_asked
+
+    def _reserved_blocks(self) -> int:
+        """What those whose prompts are not through yet still need."""
+        return sum(
+            max(self._blocks_for(one.known_tokens) - len(one.blocks), 0)
+            for one in chain(self._running, self._holding)
+        )
+
+    def _watermark(self) -> int:
+        return self._watermark_blocks if self._running else 0
+
+    def _count_query(self, sequence: VllmSequence, found: int, external: int) -> None:
+        if sequence.cached_tokens is not None:
+            return  # recomputing after a preemption is no query
+        sequence.cached_tokens = min(found + external, sequence.known_tokens - 1)
+        self._queried_tokens += sequence.prompt_tokens
+        self._hit_tokens += found
+        if self.host is not None or sequence.submission.remote_tokens:
+            self._external_queried_tokens += sequence.prompt_tokens - found
+            self._external_hit_tokens += external
+
+    # ---- the step ----
+
     def _apply(self, ended: int, now_s: float) -> list[Output]:
         """Brings out the tokens of all steps up to the `ended`-th."""
         steps = ended - self._ended
         self._ended = ended
+        drafts = self._config.num_speculative_tokens
         outputs: list[Output] = []
         for sequence, tokens in self._scheduled:
             if not sequence.blocks:
                 continue  # aborted while the step was going on
-            sequence.computed_tokens += tokens + steps - 1
-            if sequence.computed_tokens < sequence.known_tokens:
-                continue  # more of the prompt to come
+            computed = sequence.computed_tokens + tokens + steps - 1
             first = sequence.known_tokens
-            sequence.known_tokens += steps
+            if computed < first:
+                sequence.computed_tokens = computed  # more of the prompt to come
+                continue
+            new = steps
+            if computed > first + steps - 1:  # with drafted tokens, of which some may be rejected
+                accepted = self._accepted(computed - first)
+                new += accepted
+                computed = first + accepted
+            left = sequence.total_tokens - first
+            new = min(new, left)
+            sequence.computed_tokens = computed
+            sequence.known_tokens = first + new
+            sequence.draft_tokens = drafts
+            self._generated_tokens += new
             if sequence.first_token_s is None:
                 sequence.first_token_s = now_s
                 self._prompt_tokens += sequence.prompt_tokens
-            self._generated_tokens += steps
-            outputs.append(Output(sequence, first, sequence.known_tokens, sequence.finished))
-            if sequence.finished:
-                self._running.remove(sequence)
-                self._release(sequence)
-                self._finished += 1
+            finished = new == left
+            outputs.append(Output(sequence, first, first + new, finished))
+            if finished:
+                self._finish(sequence)
         return outputs
+
+    def _accepted(self, drafted: int) -> int:
+        accepted = 0
+        while accepted < drafted and self._rng.random() < self._config.acceptance_rate:
+            accepted += 1
+        self._drafted_tokens += drafted
+        self._accepted_tokens += accepted
+        return accepted
+
+    def _finish(self, sequence: VllmSequence) -> None:
+        self._running.remove(sequence)
+        if self.host is not None:
+            last = sequence.computed_tokens // self._config.block_size
+            self.host.touch(sequence.content.hashes(last)[:last])
+        self._release(sequence)
+        self._finished += 1
+
+    def _price(self, now_s: float, *, may_join: bool) -> Step:
+        """The step's duration; joins steps where that changes nothing but their number."""
+        cost = self._config.cost
+        prefill: list[PrefillChunk] = []
+        decoding = context = 0
+        for sequence, tokens in self._scheduled:
+            computed = sequence.computed_tokens
+            if computed + 1 == sequence.known_tokens > sequence.prompt_tokens:
+                decoding += 1
+                context += computed
+                if tokens > 1:  # drafted tokens go through the model like a prompt's
+                    prefill.append(PrefillChunk(tokens - 1, computed + 1))
+            else:
+                prefill.append(PrefillChunk(tokens, computed))
+        self._begun, self._ended = 1, 0
+        if may_join and not prefill and decoding == len(self._running):
+            run = DecodeRun(cost, now_s, decoding, context)
+            steps = self._joinable(run)
+            if steps > 1:
+                self._run = run
+                return Step(now_s, run.end_s(steps), steps)
+        return Step(now_s, now_s + cost.step_s(prefill, decoding, context))
+
+    # ---- joined steps ----
+
+    def _joinable(self, run: DecodeRun) -> int:
+        """How many decode steps from this one on differ only in their number."""
+        if self._config.num_speculative_tokens:
+            return 1
+        steps = self._config.joined_steps_max
+        for one in self._running:
+            left = one.total_tokens - one.known_tokens
+            steps = min(steps, left)
+        if steps > 1 and not self._steps_fit(steps):
+            steps = bisect_right(range(1, steps), False, key=lambda n: not self._steps_fit(n))
+        if steps > 1 and self._blocked_hash is not None:
+            steps = min(steps, self._steps_before_store(self._blocked_hash, steps))
+        for ready_s in self._unready.values():
+            if ready_s > run.start_s:
+                steps = min(steps, run.begun(ready_s, max(steps, 1)))
+        return max(steps, 1)
+
+    def _steps_fit(self, steps: int) -> bool:
+        size = self._config.block_size
+        needed = sum(
+            -(-(one.computed_tokens + steps) // size) - len(one.blocks) for one in self._running
+        )
+        return self.pool.fits((), needed)
+
+    def _steps_before_store(self, block_hash: int, steps: int) -> int:
+        """How many of the next steps pass before one stores this content."""
+        size = self._config.block_size
+        for one in self._running:
+            last = (one.computed_tokens + steps) // size
+            hashes = one.content.hashes(last)
+            if block_hash in hashes[one.stored_count : last]:
+                at = hashes.index(block_hash, one.stored_count, last)
+                steps = (at + 1) * size - one.computed_tokens - 1
+        return steps
 
     def _begin_joined(self, target: int) -> None:
         """Takes and announces the blocks of the run's steps up to the `target`-th, step by step."""
         steps = target - self._begun
         if steps <= 0:
             return
-        size = self.config.block_size
+        size = self._config.block_size
         crossings: list[tuple[int, int, bool, int]] = []
         """(step after those begun, place in the batch, whether it fills a block, tokens there)"""
+        lead = self._begun - self._ended
         for place, (sequence, _) in enumerate(self._scheduled):
             if not sequence.blocks:
                 continue  # aborted
-            computed = sequence.computed_tokens + self._begun - self._ended
+            computed = sequence.computed_tokens + lead
             boundary = computed + -computed % size
             for tokens in range(boundary, computed + steps + 1, size):
                 if tokens > computed:
@@ -243,100 +607,18 @@ class VllmScheduler:
                 raise RuntimeError(f"a run of steps that doesn't fit: {self.pool!r}")
         self._begun = target
 
-    def _grow_or_preempt(self, sequence: Sequence, tokens: int) -> bool:
-        """Makes room for `tokens` more; False when the sequence itself had to give way."""
-        while not self._grow(sequence, sequence.computed_tokens + tokens):
-            victim = self._running.pop()
-            self._release(victim)
-            victim.computed_tokens = 0
-            victim.preemptions += 1
-            self._preemptions += 1
-            self._waiting.appendleft(victim)
-            if victim is sequence:
-                return False
-        return True
+    # ---- blocks ----
 
-    def _admit(self, budget: int, now_s: float) -> None:
-        self._blocked_hash = None
-        while self._waiting and budget and len(self._running) < self.config.max_num_seqs:
-            sequence = self._waiting[0]
-            hashes = sequence.content.hashes(sequence.known_tokens // self.config.block_size)
-            reused = self.pool.find_prefix(hashes, sequence.known_tokens)
-            whole = self._blocks_for(sequence.known_tokens) - len(reused)
-            if not self.pool.fits(reused, whole):
-                if len(reused) < (sequence.known_tokens - 1) // self.config.block_size:
-                    self._blocked_hash = hashes[len(reused)]
-                return
-            computed = len(reused) * self.config.block_size
-            tokens = min(sequence.known_tokens - computed, budget)
-            fresh = self.pool.take(reused, self._blocks_for(computed + tokens) - len(reused))
-            if fresh is None:
-                raise RuntimeError(f"room for a whole prompt, but not for a part: {self.pool!r}")
-            sequence.blocks = [*reused, *fresh]
+    def _take(self, sequence: VllmSequence, reused: list[BlockId], new_count: int) -> None:
+        fresh = self.pool.take(reused, new_count)
+        if fresh is None:
+            raise RuntimeError(f"room for a whole prompt, but not for a part: {self.pool!r}")
+        if not sequence.blocks:
             sequence.stored_count = len(reused)
-            sequence.computed_tokens = computed
-            if sequence.cached_tokens is None:  # recomputing after a preemption is no query
-                sequence.cached_tokens = computed
-                sequence.scheduled_s = now_s
-                self._queried_tokens += sequence.prompt_tokens
-                self._hit_tokens += computed
-            self._waiting.popleft()
-            self._running.append(sequence)
-            self._schedule(sequence, tokens)
-            budget -= tokens
+            sequence.offered_count = 0
+        sequence.blocks += [*reused, *fresh]
 
-    def _schedule(self, sequence: Sequence, tokens: int) -> None:
-        self._store_full_blocks(sequence, sequence.computed_tokens + tokens)
-        self._scheduled.append((sequence, tokens))
-
-    def _price(self, now_s: float, *, may_join: bool) -> Step:
-        """The step's duration; joins steps where that changes nothing but their number."""
-        cost = self.config.cost
-        prefill: list[PrefillChunk] = []
-        decoding = context = 0
-        for sequence, tokens in self._scheduled:
-            if sequence.output_tokens and sequence.computed_tokens + 1 == sequence.known_tokens:
-                decoding += 1
-                context += sequence.computed_tokens
-            else:
-                prefill.append(PrefillChunk(tokens, sequence.computed_tokens))
-        self._begun, self._ended = 1, 0
-        if may_join and not prefill and decoding == len(self._running):
-            steps = self._joinable()
-            if steps > 1:
-                self._run = DecodeRun(cost, now_s, decoding, context)
-                return Step(now_s, self._run.end_s(steps), steps)
-        return Step(now_s, now_s + cost.step_s(prefill, decoding, context))
-
-    def _joinable(self) -> int:
-        """How many decode steps from this one on differ only in their number."""
-        steps = self.config.joined_steps_max
-        for one in self._running:
-            steps = min(steps, one.remaining_tokens)
-        if steps > 1 and not self._steps_fit(steps):
-            steps = bisect_right(range(1, steps), False, key=lambda n: not self._steps_fit(n))
-        if steps > 1 and self._blocked_hash is not None:
-            steps = min(steps, self._steps_before_store(self._blocked_hash, steps))
-        return max(steps, 1)
-
-    def _steps_fit(self, steps: int) -> bool:
-        needed = sum(
-            self._blocks_for(one.computed_tokens + steps) - len(one.blocks) for one in self._running
-        )
-        return self.pool.fits((), needed)
-
-    def _steps_before_store(self, block_hash: int, steps: int) -> int:
-        """How many of the next steps pass before one stores this content."""
-        size = self.config.block_size
-        for one in self._running:
-            last = (one.computed_tokens + steps) // size
-            hashes = one.content.hashes(last)
-            if block_hash in hashes[one.stored_count : last]:
-                at = hashes.index(block_hash, one.stored_count, last)
-                steps = (at + 1) * size - one.computed_tokens - 1
-        return steps
-
-    def _grow(self, sequence: Sequence, token_count: int) -> bool:
+    def _grow(self, sequence: VllmSequence, token_count: int) -> bool:
         missing = self._blocks_for(token_count) - len(sequence.blocks)
         if missing <= 0:
             return True
@@ -347,18 +629,21 @@ class VllmScheduler:
         return True
 
     def _blocks_for(self, token_count: int) -> int:
-        return -(-token_count // self.config.block_size)
+        return -(-token_count // self._config.block_size)
 
-    def _release(self, sequence: Sequence) -> None:
+    def _release(self, sequence: VllmSequence) -> None:
         self.pool.release(sequence.blocks)
         sequence.blocks = []
         sequence.stored_count = 0
 
-    def _store_full_blocks(self, sequence: Sequence, token_count: int) -> None:
+    def _store_full_blocks(self, sequence: VllmSequence, token_count: int) -> None:
         """Announces the blocks that are full with the first `token_count` tokens."""
-        first, last = sequence.stored_count, token_count // self.config.block_size
-        if last <= first:
-            return
-        told = sequence.content.stored(first, last)
-        self.pool.store(sequence.blocks[first:last], told)
-        sequence.stored_count = last
+        first, last = sequence.stored_count, token_count // self._config.block_size
+        if last > first:
+            told = sequence.content.stored(first, last)
+            self.pool.store(sequence.blocks[first:last], told)
+            sequence.stored_count = last
+        if self.host is not None and last > sequence.offered_count:
+            content = sequence.content
+            self.host.offer(content.hashes(last)[:last], sequence.offered_count, content.stored)
+            sequence.offered_count = last
