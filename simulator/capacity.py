@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+from rich.box import SIMPLE
 from rich.table import Table
 
 from simulator.results import Outcome, RunResult, WarmUp
@@ -99,7 +100,7 @@ def promised_ttft_s(run: RunResult, percentile: Percentile, warm_up: WarmUp) -> 
 
 def capacity_table(capacity: Capacity, percentile: Percentile, ttft_s: float) -> Table:
     """All sizes that were tried."""
-    shown = Table(title=f"time to first token, {percentile} <= {1e3 * ttft_s:g} ms")
+    shown = Table(box=SIMPLE, title=f"time to first token, {percentile} <= {1e3 * ttft_s:g} ms")
     for name in ("workers", percentile, ""):
         shown.add_column(name, justify="right")
     for trial in capacity.trials:
