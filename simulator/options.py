@@ -83,6 +83,9 @@ class RunOptions:
     """Share of the relays' messages that a replica never gets."""
     approximate_workers: int = 0
     """The first so many engines publish no events."""
+    tells_capacity: bool = True
+    """Whether heartbeats say how many blocks and slots there are. A router takes no worker that is
+    full, by any policy; one of unknown capacity never counts as full."""
 
     failures: tuple[Failure, ...] = ()
     relay_restarts: tuple[RelayRestart, ...] = ()

@@ -128,11 +128,13 @@ class VirtualRelay:
         role: str = "both",
         labels: dict[str, str] | None = None,
         tells_events: bool = True,
+        tells_capacity: bool = True,
     ) -> None:
         self.key = key
         self.held = Held()
         self.complete = True
         self.tells_events = tells_events
+        self.tells_capacity = tells_capacity
         self.outbox = Outbox(Epoch(round(now_s * 1e9), 0))
         self._config = config
         self._engine = engine
@@ -178,8 +180,8 @@ class VirtualRelay:
                 running=load.running,
                 waiting=load.waiting,
                 used_blocks=load.used_blocks,
-                total_blocks=load.total_blocks,
-                total_slots=config.max_num_seqs,
+                total_blocks=load.total_blocks if self.tells_capacity else None,
+                total_slots=config.max_num_seqs if self.tells_capacity else None,
                 token_budget=config.step_tokens_max,
                 preemptions=load.preemptions,
                 sampled_at_s=sampled_at_s,

@@ -239,6 +239,7 @@ class World:
                     engine=options.engine,
                     multi_rank=options.ranks > 1,
                     tells_events=tells,
+                    tells_capacity=options.tells_capacity,
                 )
                 worker = Worker(len(self.workers), engine, rank, relay, engine.load(rank))
                 self.workers.append(worker)
