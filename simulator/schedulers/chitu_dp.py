@@ -2,9 +2,9 @@
 
 All ranks compute the same type of task in a round: prefills while any can be let in, else decodes.
 With its first prefill a request gets a *cache owner*, the next rank in turn that has a place, and
-keeps it. Each rank has its share of the prompt tokens of a round.
+keeps it. Each rank has a budget of prompt tokens of its own.
 
-Law: a rank never owns more than max_num_tasks_per_dp tasks.
+Law: a rank never owns more than max_num_seqs tasks (max_num_tasks_per_dp).
 
 Source: the description of Chitu's scheduling (part 10 of its series), and thu-pacman/chitu
 chitu/scheduler.py as of the release it describes (`DPFifoScheduler`), read 2026-11-21. That class
@@ -58,12 +58,12 @@ class DpFifoScheduler(ChituScheduler):
             self._give_owner(task)
         work: list[Work] = []
         for rank, tasks in zip(self.ranks, self._by_owner(prefills), strict=True):
-            work += rank.prefill(tasks, options.max_num_tasks_per_dp, self._budget(rank), now_s)
+            work += rank.prefill(tasks, options.max_num_seqs, options.chunk_tokens, now_s)
         if work:
             return Batch(group, TaskType.PREFILL, work)
         ready = [task for task in self.pool.values() if task.holds_blocks and not task.in_flight]
         for rank, tasks in zip(self.ranks, self._by_owner(ready), strict=True):
-            work += rank.decode(tasks, options.max_num_tasks_per_dp)
+            work += rank.decode(tasks, options.max_num_seqs)
         if not work:
             return None
         decode_count = sum(task.type is TaskType.DECODE for task in ready)
@@ -87,7 +87,7 @@ class DpFifoScheduler(ChituScheduler):
             for task in self.pool.values()
             if task.type is TaskType.PREFILL and not task.in_flight
         )
-        return list(islice(ready, self.options.max_num_tasks_per_dp * len(self.ranks)))
+        return list(islice(ready, self.options.max_num_seqs * len(self.ranks)))
 
     def _give_owner(self, task: Task) -> None:
         """An owner for good, unless it has one, or no rank that may own it has a place."""
@@ -99,7 +99,7 @@ class DpFifoScheduler(ChituScheduler):
             if wanted is None:
                 return
             self._turn = (wanted + 1) % len(self.ranks)
-        elif self._owned[wanted] == self.options.max_num_tasks_per_dp:
+        elif self._owned[wanted] == self.options.max_num_seqs:
             return
         task.owner = wanted
         self._owned[wanted] += 1
@@ -108,7 +108,7 @@ class DpFifoScheduler(ChituScheduler):
         """The next one in turn that has a place."""
         ranks = len(self.ranks)
         in_turn = ((self._turn + i) % ranks for i in range(ranks))
-        most = self.options.max_num_tasks_per_dp
+        most = self.options.max_num_seqs
         return next((rank for rank in in_turn if self._owned[rank] < most), None)
 
     def _by_owner(self, tasks: list[Task]) -> list[list[Task]]:
@@ -118,8 +118,3 @@ class DpFifoScheduler(ChituScheduler):
             if task.owner is not None:
                 by_owner[task.owner].append(task)
         return by_owner
-
-    def _budget(self, rank: Rank) -> int:
-        """Prompt tokens of a round; the first rank has what doesn't divide."""
-        share, rest = divmod(self.options.chunk_tokens, len(self.ranks))
-        return share if rank.dp_rank else share + rest

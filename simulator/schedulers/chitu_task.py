@@ -22,9 +22,9 @@ class TaskType(Enum):
 class ChituConfig(SchedulerConfig):
     """Chitu's own options beside the common ones.
 
-    max_num_seqs is Chitu's max_batch_size: requests that hold cache, over all ranks.
-    step_tokens_max is its prefill_chunk_size: prompt tokens of one round, over all ranks.
-    block_count is each rank's.
+    max_num_seqs is Chitu's max_batch_size, the requests that hold cache, and step_tokens_max its
+    prefill_chunk_size, the prompt tokens of one round. Chitu divides both among ranks; here they
+    are a rank's share, as block_count is.
     """
 
     scheduler_type: str = "request_preset,prefill_first"
@@ -50,41 +50,36 @@ class ChituConfig(SchedulerConfig):
 
     @property
     def prefill_limit(self) -> int:
-        return self.prefill_num_tasks or self._share(self.num_scheduler_groups)
+        return self.prefill_num_tasks or self._group_share
 
     @property
     def decode_limit(self) -> int:
-        return self.decode_num_tasks or self._share(self.num_scheduler_groups)
-
-    @property
-    def max_num_tasks_per_dp(self) -> int:
-        return self._share(self.dp_size)
+        return self.decode_num_tasks or self._group_share
 
     @property
     def chunk_tokens(self) -> int:
         """Prompt tokens that one round may compute; without chunks, more than there can be."""
-        if self.chunked_prefill:
-            return self.step_tokens_max
-        return self.model_len * self.max_num_seqs * self.dp_size
+        return self.step_tokens_max if self.chunked_prefill else self.model_len * self.max_num_seqs
 
     @override
     def __post_init__(self) -> None:
         # Not super(): a dataclass with slots is made anew, and super() would mean the old one.
         SchedulerConfig.__post_init__(self)
-        counts = (self.prefill_limit, self.decode_limit, self.num_scheduler_groups, self.dp_size)
+        limits = (self.prefill_num_tasks, self.decode_num_tasks)
+        counts = (
+            self.num_scheduler_groups,
+            self.dp_size,
+            *(one for one in limits if one is not None),
+        )
         if min(counts) < 1:
             raise ValueError(
                 "prefill_num_tasks, decode_num_tasks, num_scheduler_groups and dp_size must be "
                 "at least 1"
             )
-        if self.chunk_tokens < self.dp_size:
-            raise ValueError(
-                f"step_tokens_max {self.step_tokens_max} leaves some of {self.dp_size} ranks "
-                "without a token of prefill"
-            )
 
-    def _share(self, parts: int) -> int:
-        return -(-self.max_num_seqs // parts) if parts > 0 else 0
+    @property
+    def _group_share(self) -> int:
+        return -(-self.max_num_seqs // self.num_scheduler_groups)
 
 
 @dataclass(slots=True, eq=False)

@@ -148,7 +148,7 @@ def test_under_heavy_load_a_run_is_its_steps_one_by_one(kind: type[ChituSchedule
             block_count=60 if kind is SkewScheduler else rng.randint(30, 60),
             block_size=SIZE,
             max_model_len=LENGTH,
-            max_num_seqs=3 if kind is SkewScheduler else 16,
+            max_num_seqs={SkewScheduler: 3, DpFifoScheduler: 8}.get(kind, 16),
             step_tokens_max=rng.choice([8, 32, 256]),
             scheduler_type=rng.choice(["prefill_first", "request_preset,prefill_first", "fcfs"]),
             dp_size=2 if kind is DpFifoScheduler else 1,
