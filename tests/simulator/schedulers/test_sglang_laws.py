@@ -158,8 +158,11 @@ class Engine:
 def submission(
     index: int, family: int, prompt_tokens: int, output_tokens: int, priority: int | None = None
 ) -> Submission:
-    """Requests of one family have the same prompt as far as both reach, and the same answer."""
-    hashes = [1000 * (family + 1) + i for i in range(60)]
+    """Requests of one family have the same prompt as far as both reach, and the same answer.
+
+    Families 0 and 3 have the first six pages in common.
+    """
+    hashes = [1000 * (family % 3 + 1) + i + 500 * (family == 3 and i > 5) for i in range(60)]
     return Submission(
         request_id=f"r{index}",
         content=ChainContent(hashes, f"r{index}"),
@@ -173,7 +176,7 @@ def submission(
 
 Acts = list[tuple[float, Any]]
 requests = st.tuples(
-    st.integers(0, 2), st.integers(1, 90), st.integers(1, 80), st.none() | st.integers(-30, 30)
+    st.integers(0, 3), st.integers(1, 90), st.integers(1, 80), st.none() | st.integers(-30, 30)
 )
 acts_over_time = st.lists(
     st.tuples(
@@ -196,9 +199,11 @@ configs = st.one_of(
         conservativeness=st.sampled_from([0.0, 0.3, 1.0]),
     ),
     st.builds(
-        lambda **choices: replace(CONFIG, priority_scheduling=True, **choices),
+        lambda **choices: replace(CONFIG, priority_scheduling=True, max_num_seqs=2, **choices),
+        block_count=st.sampled_from([40, 120]),
         policy=st.sampled_from(["fcfs", "lof"]),
         low_priority_values_first=st.booleans(),
+        preemption_threshold=st.sampled_from([0, 10]),
         conservativeness=st.sampled_from([0.3, 1.0]),
     ),
 )
