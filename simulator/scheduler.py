@@ -22,7 +22,7 @@ steps done one by one.
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -170,8 +170,7 @@ class Step:
     count: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Output:
+class Output(NamedTuple):
     """New tokens of one request: from place `first` to before `last`, prompt included."""
 
     sequence: Sequence

@@ -249,13 +249,12 @@ class VllmScheduler:
         while at < len(running) and budget:
             sequence = running[at]
             computed = sequence.computed_tokens
-            tokens = min(
-                sequence.known_tokens + sequence.draft_tokens - computed,
-                chunk_max,
-                budget,
-                length_max - 1 - computed,
-            )
-            needed = min(computed + tokens + lookahead, length_max)
+            tokens = sequence.known_tokens + sequence.draft_tokens - computed
+            if tokens > 1:
+                tokens = min(tokens, chunk_max, budget, length_max - 1 - computed)
+            needed = computed + tokens + lookahead
+            if needed > length_max:
+                needed = length_max
             while needed > len(sequence.blocks) * size and not self._grow(sequence, needed):
                 victim = self._victim()
                 place = running.index(victim)
@@ -294,8 +293,10 @@ class VllmScheduler:
         self._waiting.put_back([victim])
 
     def _schedule(self, sequence: VllmSequence, tokens: int) -> None:
-        computed = sequence.computed_tokens + tokens
-        self._store_full_blocks(sequence, min(computed, sequence.known_tokens))
+        last = (sequence.computed_tokens + tokens) // self._config.block_size
+        if last > sequence.stored_count or last > sequence.offered_count:
+            certain = min(sequence.computed_tokens + tokens, sequence.known_tokens)
+            self._store_full_blocks(sequence, certain)
         self._scheduled.append((sequence, tokens))
 
     # ---- the waiting ----
@@ -475,6 +476,7 @@ class VllmScheduler:
         steps = ended - self._ended
         self._ended = ended
         drafts = self._config.num_speculative_tokens
+        generated = 0
         outputs: list[Output] = []
         for sequence, tokens in self._scheduled:
             if not sequence.blocks:
@@ -484,24 +486,22 @@ class VllmScheduler:
             if computed < first:
                 sequence.computed_tokens = computed  # more of the prompt to come
                 continue
-            new = steps
-            if computed > first + steps - 1:  # with drafted tokens, of which some may be rejected
-                accepted = self._accepted(computed - first)
-                new += accepted
-                computed = first + accepted
-            left = sequence.total_tokens - first
-            new = min(new, left)
+            end = first + steps
+            if computed >= end:  # with drafted tokens, of which some may be rejected
+                computed = first + self._accepted(computed - first)
+                end = min(computed + 1, sequence.total_tokens)
             sequence.computed_tokens = computed
-            sequence.known_tokens = first + new
+            sequence.known_tokens = end
             sequence.draft_tokens = drafts
-            self._generated_tokens += new
+            generated += end - first
             if sequence.first_token_s is None:
                 sequence.first_token_s = now_s
                 self._prompt_tokens += sequence.prompt_tokens
-            finished = new == left
-            outputs.append(Output(sequence, first, first + new, finished))
+            finished = end == sequence.total_tokens
+            outputs.append(Output(sequence, first, end, finished))
             if finished:
                 self._finish(sequence)
+        self._generated_tokens += generated
         return outputs
 
     def _accepted(self, drafted: int) -> int:
@@ -643,7 +643,8 @@ class VllmScheduler:
             told = sequence.content.stored(first, last)
             self.pool.store(sequence.blocks[first:last], told)
             sequence.stored_count = last
-        if self.host is not None and last > sequence.offered_count:
-            content = sequence.content
-            self.host.offer(content.hashes(last)[:last], sequence.offered_count, content.stored)
+        if last > sequence.offered_count:
+            if self.host is not None:
+                content = sequence.content
+                self.host.offer(content.hashes(last)[:last], sequence.offered_count, content.stored)
             sequence.offered_count = last
