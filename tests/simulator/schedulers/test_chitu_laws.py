@@ -93,7 +93,7 @@ def played(world: World, acts: Acts) -> float:
     return world.finish(now_s)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(engine=engines(), acts=acts_over_time, joined=st.sampled_from([1, 5, 10_000]))
 def test_blocks_requests_tokens_and_events_add_up_at_every_step(
     engine: tuple[type[ChituScheduler], ChituConfig], acts: Acts, joined: int
@@ -131,7 +131,7 @@ def assert_alike(kind: type[ChituScheduler], config: ChituConfig, acts: Acts, jo
     return run
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(engine=engines(), acts=acts_over_time, joined=st.sampled_from([7, 10_000]))
 def test_a_run_is_its_steps_one_by_one(
     engine: tuple[type[ChituScheduler], ChituConfig], acts: Acts, joined: int
