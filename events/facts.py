@@ -173,7 +173,7 @@ class Hello(msgspec.Struct, frozen=True):
     """A router asks who is there."""
 
     v: int
-    replica: str
+    replica: Name
 
 
 class Control(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -185,6 +185,8 @@ class Control(msgspec.Struct, frozen=True, omit_defaults=True):
     """drain, undrain, remove or resync"""
     worker_id: Name
     tombstone_s: float = 0.0
+    at_s: UnixSeconds = 0.0
+    """When it was given: of two commands for a worker, the newer one holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +200,7 @@ class Unreadable:
 _stream_decoder = msgspec.msgpack.Decoder(FactsMessage | Beat)
 _heartbeat_decoder = msgspec.msgpack.Decoder(Heartbeat)
 _chunk_decoder = msgspec.msgpack.Decoder(SnapshotChunk)
+_hello_decoder = msgspec.msgpack.Decoder(Hello)
 _control_decoder = msgspec.msgpack.Decoder(Control)
 _encoder = msgspec.msgpack.Encoder()
 
@@ -267,6 +270,16 @@ def decode_chunk(payload: bytes) -> SnapshotChunk | Unreadable:
         return Unreadable("malformed", str(error))
     bad = _implausible(chunk.facts)
     return Unreadable("malformed", bad) if bad else chunk
+
+
+def decode_hello(payload: bytes) -> Hello | Unreadable:
+    """A message of the hello subject. Never raises."""
+    if len(payload) > MESSAGE_BYTES_MAX:
+        return _too_large(payload)
+    try:
+        return _hello_decoder.decode(payload)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        return Unreadable("malformed", str(error))
 
 
 def decode_control(payload: bytes) -> Control | Unreadable:

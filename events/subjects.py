@@ -34,6 +34,18 @@ def all_of(fleet: str, plane: str) -> str:
     return f"{_PREFIX}.{fleet}.{plane}.*.*"
 
 
+def inflight(fleet: str, replica: str) -> str:
+    return f"{_PREFIX}.{fleet}.inflight.{escape(replica)}"
+
+
+def every_inflight(fleet: str) -> str:
+    return f"{_PREFIX}.{fleet}.inflight.*"
+
+
+def report(fleet: str, replica: str) -> str:
+    return f"{_PREFIX}.{fleet}.report.{escape(replica)}"
+
+
 def hello(fleet: str) -> str:
     return f"{_PREFIX}.{fleet}.hello"
 

@@ -28,12 +28,20 @@ from events.view import FleetView
 from indexer.identity import WorkerKey
 from indexer.kernel import NativeIndex
 from router.config import ConfigError, ServeConfig, render
+from router.control_desk import ControlDesk
 from router.core import RouterCore
 from router.http import MetricsServer
-from router.metrics import BrokerCollector, Metrics, RelayCollector, RouterCollector
+from router.metrics import (
+    BrokerCollector,
+    Metrics,
+    PeerCollector,
+    RelayCollector,
+    RouterCollector,
+)
 from router.nats_child import NatsChild, NatsChildError
+from router.peer_link import PeerLink
 from router.refusals import Reason, Refusal
-from router.server import ControlDesk, FleetService, GrpcServer, RouterService
+from router.server import FleetService, GrpcServer, RouterService
 from router.warnings import WarningLog
 
 TICK_S = 0.25
@@ -91,6 +99,7 @@ class RouterApp:
         self._nats: NatsChild | None = None
         self.broker: Broker | None = None
         self.feed: Feed | None = None
+        self.link: PeerLink | None = None
         self._grpc: GrpcServer | None = None
         self._http: MetricsServer | None = None
         self._started_at_s = clock()
@@ -143,15 +152,28 @@ class RouterApp:
         self.registry.register(RouterCollector(self.core, self.clock))
         self.registry.register(BrokerCollector(broker))
         self.registry.register(RelayCollector(self.relays.values))
+        service = RouterService(
+            self.core,
+            self.metrics,
+            self.clock,
+            self._stopping,
+            stream_age_s=config.grpc.stream_age_s,
+        )
+        self.link = service.peers = PeerLink(
+            broker,
+            self.core,
+            desk,
+            fleet=config.fleet.name,
+            clock=self.clock,
+            rng=self._rng,
+            tells=config.fleet.inflight,
+            on_report=service.report_of_peer,
+            on_failure=self._broke,
+        )
+        self.registry.register(PeerCollector(self.core, self.link, self.clock))
         self._grpc = GrpcServer(
             config.grpc,
-            RouterService(
-                self.core,
-                self.metrics,
-                self.clock,
-                self._stopping,
-                stream_age_s=config.grpc.stream_age_s,
-            ),
+            service,
             FleetService(
                 self.core,
                 self.clock,
@@ -168,7 +190,7 @@ class RouterApp:
             self._http = MetricsServer(self.registry, config.metrics.listen)
             await self._http.start()
             log.info("metrics on %s (port %d)", config.metrics.listen, self._http.port)
-        self._tasks.spawn(self._connect(broker, feed), "connection to NATS")
+        self._tasks.spawn(self._connect(broker, feed, self.link), "connection to NATS")
         self._tasks.spawn(self._tick(), "router clock")
 
     async def run(self) -> int:
@@ -191,6 +213,8 @@ class RouterApp:
             await self._grpc.drain(self.config.drain_timeout_s)
         for relay in self.relays.values():
             await relay.stop()
+        if self.link is not None:
+            await self.link.stop()
         if self.feed is not None:
             await self.feed.stop()
         await self._tasks.close()
@@ -230,8 +254,9 @@ class RouterApp:
         self.relays[settings.id] = relay
         await relay.start()
 
-    async def _connect(self, broker: Broker, feed: Feed) -> None:
+    async def _connect(self, broker: Broker, feed: Feed, link: PeerLink) -> None:
         await broker.connect()
+        await link.start()  # first, since the feed's hello asks for fleet commands, too
         await feed.start()
         self._connected_at_s = self.clock()
         for settings in self.config.workers:

@@ -151,6 +151,9 @@ class FleetSettings(Settings, frozen=True):
         Seconds, Meta(description="how long a removed worker's beats are ignored")
     ] = 60.0
     workers_max: Annotated[int, Meta(ge=1, description="workers known at once")] = 4096
+    inflight: Annotated[
+        bool, Meta(description="tell other router replicas what is reserved here, and heed theirs")
+    ] = True
 
 
 class ModelSettings(Settings, frozen=True):

@@ -13,13 +13,14 @@ Laws:
 
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from math import isfinite
 
 import numpy as np
 import numpy.typing as npt
 
+from events.inflight import Peers
 from events.view import FleetView, Source, schedulable
 from indexer.hashing import HashArray
 from indexer.identity import WorkerKey
@@ -85,6 +86,8 @@ class RouterCore:
         self.routing = routing
         self.replica = replica
         self.loads: dict[WorkerKey, WorkerLoad] = {}
+        self.peers = Peers(replica)
+        """The load that other replicas have reserved."""
         self.reservations = Reservations(routing.memory_window_s, routing.reservations_max)
         self.endings: Counter[Ending] = Counter()
         self.cache_reports: dict[WorkerKey, CacheReport] = {}
@@ -99,7 +102,7 @@ class RouterCore:
         """By name, with their parameters."""
         labels = PlaceLabels(routing.host_label, routing.rack_label, routing.cluster_label)
         self.further = Further(self.load_of, labels)
-        self._tombstone_s = tombstone_s
+        self.tombstone_s = tombstone_s
         self._rng = rng
         self._picks = 0
         self._ids = 0
@@ -252,8 +255,19 @@ class RouterCore:
             # The age is by the relay's clock alone, so that a skew between hosts does no harm.
             age_s = max(0.0, heartbeat.sent_at_s - heartbeat.sampled_at_s)
             load = self._load(key)
-            load.sample(heartbeat.running, heartbeat.waiting, heartbeat.used_blocks, now_s - age_s)
+            load.sample(
+                heartbeat.running,
+                heartbeat.waiting,
+                heartbeat.used_blocks,
+                now_s - age_s,
+                self.peers.now(key),
+                self.peers.at(key, now_s - age_s),
+            )
             self.pools.put_load(source.slot, load)
+
+    def on_inflight(self, payload: bytes, now_s: float) -> None:
+        """Another replica tells what it has reserved."""
+        self._hear(self.peers.on_message(payload, now_s))
 
     def on_forgotten(self, workers: list[WorkerKey], now_s: float) -> None:
         """Workers that the view knows no more: what they had reserved ends."""
@@ -280,7 +294,7 @@ class RouterCore:
 
     def remove(self, worker_id: str, tombstone_s: float, now_s: float) -> int:
         """Forgets a worker, ignores it for a while (0: the configured time). Returns its ranks."""
-        removed = self.view.remove(worker_id, now_s + (tombstone_s or self._tombstone_s))
+        removed = self.view.remove(worker_id, now_s + (tombstone_s or self.tombstone_s))
         self.on_forgotten(removed, now_s)
         return len(removed)
 
@@ -291,6 +305,7 @@ class RouterCore:
             self._end(reservation, Ending.EXPIRED, now_s)
         self.reservations.forget_old(now_s)
         self.models.tick(now_s)
+        self._hear(self.peers.tick(now_s))
         self.pools.refresh()
         self._watch.on_tick(self.loads, now_s)
         return len(expired)
@@ -515,6 +530,14 @@ class RouterCore:
         self._put_load(reservation.worker, load)
         self.reservations.end(reservation, ending, now_s)
         self.endings[ending] += 1
+
+    def _hear(self, workers: Collection[WorkerKey]) -> None:
+        for key in workers:
+            if key in self.view.sources:
+                load = self._load(key)
+                sampled_at_s = load.sampled_at_s or 0.0
+                load.hear(self.peers.now(key), self.peers.at(key, sampled_at_s))
+                self._put_load(key, load)
 
     def _put_load(self, key: WorkerKey, load: WorkerLoad) -> None:
         if (source := self.view.sources.get(key)) is not None:

@@ -1,9 +1,10 @@
-"""The load of workers: what engines report, fused with what we have sent them.
+"""The load of workers: what engines report, fused with what we and our peers have sent them.
 
-    external = max(0, reported - ours at the time of the sample)
-    load     = external + ours now
+    external = max(0, reported - ours and theirs at the time of the sample)
+    load     = external + ours now + theirs now
 
-so that nothing is counted twice, work that others send shows, and our own shows at once.
+so that nothing is counted twice, work that others send shows, and our own shows at once. *Theirs*
+is what other router replicas say that they have reserved (events/inflight.py).
 
 Laws:
 - `ours` is the sum over the reservations that are open, a block that several use counted once;
@@ -11,9 +12,11 @@ Laws:
 """
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import isfinite
 
+from events.inflight import Totals
 from indexer.hashing import HashArray
 from indexer.kernel import BlockUsers
 
@@ -21,6 +24,8 @@ HISTORY_MAX = 8192
 """Changes of `ours` kept a worker, to look back to the time of its last sample."""
 HISTORY_S = 10.0
 """How far back they are kept: a sample comes every second, and after 3 the worker is unhealthy."""
+
+_NOTHING = Totals()
 
 
 @dataclass(slots=True)
@@ -37,6 +42,10 @@ class WorkerLoad:
     external_blocks: float = 0.0
     sampled_at_s: float | None = None
     last_picked: int = 0
+    peers: Totals = _NOTHING
+    """Theirs: what other replicas have reserved."""
+    _reported: tuple[float, float] = (0.0, 0.0)
+    """Requests and blocks of the last sample, less ours of that time; may be below zero."""
     _users: BlockUsers = field(default_factory=BlockUsers)
     """Of each prompt block: our open reservations."""
     _tails: int = 0
@@ -50,6 +59,30 @@ class WorkerLoad:
     def blocks(self) -> int:
         """Ours: distinct prompt blocks of open reservations."""
         return len(self._users) + self._tails
+
+    @property
+    def ours(self) -> Totals:
+        return Totals(self.requests, self.blocks, self.prefill_tokens)
+
+    @property
+    def prefill_tokens_active(self) -> int:
+        """Prompt tokens sent there, by us and by peers, and not computed yet."""
+        return self.prefill_tokens + self.peers.prefill_tokens
+
+    def ours_at(self, times_s: Sequence[float]) -> list[tuple[int, int]]:
+        """Our requests and blocks as they were at times of the last seconds, which ascend.
+
+        For a time before the last sample: as they were then.
+        """
+        found: list[tuple[int, int]] = []
+        held, history = self._before, iter(self._history)
+        change = next(history, None)
+        for time_s in times_s:
+            while change is not None and change[0] <= time_s:
+                held = change[1], change[2]
+                change = next(history, None)
+            found.append(held)
+        return found
 
     def open(self, prefixes: HashArray, has_tail: bool, new_tokens: int, now_s: float) -> None:
         """A reservation begins."""
@@ -75,28 +108,43 @@ class WorkerLoad:
         self._remember(now_s)
 
     def sample(
-        self, running: int, waiting: int, used_blocks: float | None, sampled_at_s: float
+        self,
+        running: int,
+        waiting: int,
+        used_blocks: float | None,
+        sampled_at_s: float,
+        peers: Totals = _NOTHING,
+        peers_then: tuple[int, int] = (0, 0),
     ) -> None:
-        """The engine reported: as of then, on our clock. used_blocks None: it does not tell."""
+        """The engine reported: as of then, on our clock. used_blocks None: it does not tell.
+
+        peers, peers_then: as for `hear`.
+        """
         self.running = running
         self.waiting = waiting
         requests, blocks = self._ours_at(sampled_at_s)
         if used_blocks is None or not isfinite(used_blocks):
             used_blocks = 0.0
-        self.external_requests = max(0.0, running + waiting - requests)
-        self.external_blocks = max(0.0, used_blocks - blocks)
+        self._reported = running + waiting - requests, used_blocks - blocks
         self.sampled_at_s = sampled_at_s
+        self.hear(peers, peers_then)
+
+    def hear(self, peers: Totals, peers_then: tuple[int, int]) -> None:
+        """What peers have reserved, now and (requests, blocks) at the time of the last sample."""
+        self.peers = peers
+        self.external_requests = max(0.0, self._reported[0] - peers_then[0])
+        self.external_blocks = max(0.0, self._reported[1] - peers_then[1])
 
     def active_requests(self) -> float:
         """Running, waiting, and under way."""
-        return self.external_requests + self.requests
+        return self.external_requests + self.requests + self.peers.requests
 
     def active_blocks(self) -> float:
         """Canonical blocks that requests hold, or will."""
-        return self.external_blocks + self.blocks
+        return self.external_blocks + self.blocks + self.peers.blocks
 
     def reserved(self) -> float:
-        """Ours that the engine's sample did not count; less those that ended since then."""
+        """Ours and theirs that the engine's sample did not count; less those that ended since."""
         return self.active_requests() - self.running - self.waiting
 
     def _remember(self, now_s: float) -> None:

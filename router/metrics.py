@@ -30,6 +30,7 @@ from events.relay import Relay
 from events.stream import StreamState
 from router.core import RouterCore
 from router.decision import Pick
+from router.peer_link import PeerLink
 from router.pick_tally import BUCKETS_S, RATIO_DECISIONS, TIERS, PickTally, StageClock
 from router.refusals import Reason
 from router.self_check import CheckResult
@@ -241,7 +242,7 @@ class RouterCollector(Collector):
             running.add_metric(names, load.running)
             waiting.add_metric(names, load.waiting)
             reserved.add_metric(names, load.requests)
-            prefill.add_metric(names, load.prefill_tokens)
+            prefill.add_metric(names, load.prefill_tokens_active)
             if source.heartbeat is not None and source.heartbeat.total_blocks:
                 total.add_metric(names, source.heartbeat.total_blocks)
                 if is_up:
@@ -309,6 +310,46 @@ class RouterCollector(Collector):
             for code in {warning.code for warning in self._core.warnings(source, now_s)}:
                 family.add_metric([key.worker_id, str(key.dp_rank), code], 1)
         return family
+
+
+class PeerCollector(Collector):
+    """Other router replicas, read at each scrape."""
+
+    def __init__(self, core: RouterCore, link: PeerLink, clock: Callable[[], float]) -> None:
+        self._core = core
+        self._link = link
+        self._clock = clock
+
+    @override
+    def collect(self) -> Iterator[Metric]:
+        ages = self._core.peers.ages_s(self._clock())
+        yield _gauge("kvroute_peers", "Other router replicas that are heard.", len(ages))
+        yield _gauge(
+            "kvroute_peer_age_seconds",
+            "Since the replica that is heard least was heard; 0 without any.",
+            max(ages.values(), default=0.0),
+        )
+        messages = CounterMetricFamily(
+            "kvroute_peer_messages",
+            "Messages about other replicas' reserved load.",
+            labels=["result"],
+        )
+        for result, count in self._core.peers.results.items():
+            messages.add_metric([result], count)
+        yield messages
+        yield CounterMetricFamily(
+            "kvroute_peer_workers_untold",
+            "Workers that had no room in a message about our reserved load.",
+            value=self._link.untold,
+        )
+        reports = CounterMetricFamily(
+            "kvroute_reports_forwarded",
+            "Reports handed to the replica that owns the reservation.",
+            labels=["result"],
+        )
+        for result, count in self._link.forwarded.items():
+            reports.add_metric([result], count)
+        yield reports
 
 
 class BrokerCollector(Collector):

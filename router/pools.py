@@ -170,7 +170,7 @@ class Pools:
             load.waiting,
             active_slots - load.running - load.waiting,
             active_blocks,
-            load.prefill_tokens,
+            load.prefill_tokens_active,
             load.last_picked,
             active_slots,
             *derived,

@@ -3,9 +3,9 @@
 import asyncio
 import logging
 import random
-from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
+from itertools import islice
 from math import inf
 from time import thread_time
 from typing import Any, NoReturn, TypeAlias
@@ -28,6 +28,7 @@ from router.core import RouterCore
 from router.decision import Progress, ProgressState, Repeated
 from router.lane import Batch, Results
 from router.metrics import Metrics
+from router.peer_link import PeerLink
 from router.refusals import Reason, Refusal
 from router.reservations import Ending, Reservation
 from router.route_stream import SLICE_S, Answered, RouteItems, StreamLife, read_batch
@@ -37,6 +38,10 @@ PROGRESS_MAX = 65_536
 KEEPALIVE_TIMEOUT_S = 20.0
 """What a client has to answer a ping."""
 WATCH_S = 0.5
+PEER_PROGRESS_MAX = 1024
+"""Steps in one question to another replica."""
+OWNERS_MAX = 64
+"""Replicas asked for one Report."""
 
 log = logging.getLogger("kvroute.grpc")
 
@@ -70,6 +75,8 @@ class RouterService(router_pb2_grpc.RouterServicer):
         self._stream_age_s = stream_age_s
         if core.lane is not None:
             core.lane.tally = metrics.tally
+        self.peers: PeerLink | None = None
+        """The way to other replicas, once there is one."""
 
     @override
     async def Route(  # type: ignore[override]  # messages are bytes here
@@ -124,7 +131,51 @@ class RouterService(router_pb2_grpc.RouterServicer):
             if thread_time() - began_s >= SLICE_S:
                 await asyncio.sleep(0)  # other calls have a turn
                 began_s = thread_time()
+        if self.peers is not None:
+            await self._ask_owners(self.peers, request.progress, outcomes)
         return router_pb2.ReportResponse(outcomes=outcomes)
+
+    def report_of_peer(self, payload: bytes) -> bytes:
+        """Another replica hands on what it was told of our reservations: the answer's bytes."""
+        request = router_pb2.ReportRequest()
+        try:
+            request.ParseFromString(payload)
+        except DecodeError:
+            self._core.view.dropped["malformed"] += 1
+            return b""
+        outcomes = [self._report(one) for one in request.progress]
+        return router_pb2.ReportResponse(outcomes=outcomes).SerializeToString()
+
+    async def _ask_owners(
+        self,
+        peers: PeerLink,
+        progress: Sequence[router_pb2.Progress],
+        outcomes: list[router_pb2.ProgressOutcome],
+    ) -> None:
+        """Hands steps of others' reservations to the replicas that own them; an owner that does not
+        answer leaves them unknown."""
+        places: dict[str, list[int]] = {}
+        for i, outcome in enumerate(outcomes):
+            if outcome.result == router_pb2.PROGRESS_RESULT_UNKNOWN and (
+                owner := peers.owner(outcome.reservation_id)
+            ):
+                places.setdefault(owner, []).append(i)
+
+        async def ask(owner: str, mine: list[int]) -> None:
+            for first in range(0, len(mine), PEER_PROGRESS_MAX):
+                some = mine[first : first + PEER_PROGRESS_MAX]
+                asked = router_pb2.ReportRequest(progress=[progress[i] for i in some])
+                answer = await peers.forward(owner, asked.SerializeToString())
+                for i, outcome in zip(some, _outcomes(answer, len(some)), strict=True):
+                    outcomes[i] = outcome or router_pb2.ProgressOutcome(
+                        reservation_id=progress[i].reservation_id,
+                        result=router_pb2.PROGRESS_RESULT_UNKNOWN,
+                        message=f"its replica, {owner}, does not answer",
+                    )
+
+        if len(places) > OWNERS_MAX:  # nobody's clients know as many replicas
+            places = dict(islice(places.items(), OWNERS_MAX))
+        await asyncio.gather(*(ask(owner, mine) for owner, mine in places.items()))
 
     @override
     async def Explain(
@@ -348,7 +399,7 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
             )
         self._commands += 1
         name = f"{self._core.replica}-{self._commands}"
-        control = Control(VERSION, name, action, worker_id, tombstone_s)
+        control = Control(VERSION, name, action, worker_id, tombstone_s, self._clock())
         ranks = self._apply_control(control)
         if not await self._send_control(control):
             await abort(
@@ -359,41 +410,6 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
                 ),
             )
         return ranks
-
-
-class ControlDesk:
-    """Applies fleet commands, each one once: our own come back to us over NATS."""
-
-    _IDS_MAX = 1024
-
-    def __init__(self, core: RouterCore, clock: Callable[[], float]) -> None:
-        self._core = core
-        self._clock = clock
-        self._ids: deque[str] = deque(maxlen=self._IDS_MAX)
-        self.on_resync: Callable[[str], None] = lambda _worker_id: None
-
-    def apply(self, control: Control) -> int:
-        """Returns the ranks reached; 0 for a command that was applied before or isn't known."""
-        if control.id in self._ids:
-            return 0
-        self._ids.append(control.id)
-        log.info("%s worker %s (command %s)", control.action, control.worker_id, control.id)
-        match control.action:
-            case "drain":
-                return self._core.drain(control.worker_id)
-            case "undrain":
-                return self._core.undrain(control.worker_id)
-            case "remove" if 0 <= control.tombstone_s < inf:
-                return self._core.remove(control.worker_id, control.tombstone_s, self._clock())
-            case "resync":
-                self.on_resync(control.worker_id)
-                return len(self._core.view.ranks(control.worker_id))
-            case "remove":
-                self._core.view.dropped["malformed"] += 1
-                return 0
-            case _:
-                self._core.view.dropped["unknown_kind"] += 1
-                return 0
 
 
 class GrpcServer:
@@ -495,6 +511,17 @@ def server_options(settings: GrpcSettings) -> list[tuple[str, int]]:
 def jittered(age_s: float | None) -> float | None:
     """An age between half of it and the whole, so that streams opened at once don't end at once."""
     return None if age_s is None else random.uniform(age_s / 2, age_s)
+
+
+def _outcomes(answer: bytes | None, count: int) -> Sequence[router_pb2.ProgressOutcome | None]:
+    """What another replica said of some steps; None of each when it said nothing of use."""
+    response = router_pb2.ReportResponse()
+    if answer:
+        with suppress(DecodeError):
+            response.ParseFromString(answer)
+    if len(response.outcomes) != count:
+        return [None] * count
+    return response.outcomes
 
 
 def _milliseconds(seconds: float) -> int:

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -99,6 +100,13 @@ async def until(condition: Callable[[], object], told: str) -> None:
         raise AssertionError(f"waited {DEADLINE_S:g} s in vain for: {told}") from None
 
 
+def free_port() -> int:
+    """A port of loopback that nobody has at the moment."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
 def engine_settings(engine: StandIn) -> EngineSettings:
     return EngineSettings(
         id=engine.engine_id,
@@ -136,7 +144,9 @@ async def router_app(
 
 
 @asynccontextmanager
-async def a_stage(engine_count: int = 2, block_count: int = 2048) -> AsyncIterator[Stage]:
+async def a_stage(
+    engine_count: int = 2, block_count: int = 2048, speed: float = 100.0
+) -> AsyncIterator[Stage]:
     """Everything up, every worker schedulable."""
     async with AsyncExitStack() as stack:
         nats = NatsChild()
@@ -144,7 +154,7 @@ async def a_stage(engine_count: int = 2, block_count: int = 2048) -> AsyncIterat
         await nats.start()
         scheduler = SchedulerConfig(block_count=block_count, block_size=BLOCK_SIZE)
         configs = [EngineConfig(f"worker-{i}", scheduler) for i in range(engine_count)]
-        engines = await stack.enter_async_context(stand_ins(configs, ScaledClock(100.0)))
+        engines = await stack.enter_async_context(stand_ins(configs, ScaledClock(speed)))
         clock = TurnedClock()
         router, client = await stack.enter_async_context(router_app(serve_config(nats.url), clock))
         failures: list[BaseException] = []

@@ -19,8 +19,9 @@ from events.settings import EngineSettings
 from indexer.hashing import pack_tokens
 from kvroute.v1 import fleet_pb2_grpc, router_pb2, router_pb2_grpc
 from router.config import GrpcSettings
+from router.control_desk import ControlDesk
 from router.metrics import Metrics
-from router.server import ControlDesk, FleetService, GrpcServer, RouterService
+from router.server import FleetService, GrpcServer, RouterService
 from tests.router.fleet import Fleet
 
 

@@ -12,7 +12,6 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from events.facts import VERSION, Control
 from indexer.hashing import block_hashes, pack_tokens
 from indexer.identity import Tier, WorkerKey
 from kvroute.v1 import fleet_pb2, router_pb2
@@ -21,7 +20,7 @@ from router.config import ConfigError, GrpcSettings, ModelSettings
 from router.policies import POLICIES
 from router.refusals import STATUS, Reason
 from router.reservations import Ending
-from router.server import BATCH_ITEMS_MAX, PROGRESS_MAX, SERVICES, ControlDesk, server_options
+from router.server import BATCH_ITEMS_MAX, PROGRESS_MAX, SERVICES, server_options
 from tests.router.fleet import Fleet, prompt
 from tests.router.served import Refused, Served, asked, refusal, served, taken_apart
 
@@ -1068,47 +1067,6 @@ class TestFleet:
             assert (stats.blocks, stats.placements, stats.workers) == (4, 8, 2)
             assert stats.facts_applied == 2
             assert stats.bytes > 0
-
-
-class TestControlDesk:
-    def test_a_command_is_applied_once(self) -> None:
-        fleet = Fleet()
-        fleet.add("w0")
-        desk = ControlDesk(fleet.core, fleet.clock)
-        drain = Control(VERSION, "r1-1", "drain", "w0")
-        assert desk.apply(drain) == 1
-        fleet.core.undrain("w0")
-        assert desk.apply(drain) == 0, "our own command, back over NATS"
-        assert fleet.core.drained == {}
-
-    def test_commands_of_others_reach_us(self) -> None:
-        fleet = Fleet()
-        key = fleet.add("w0")
-        desk = ControlDesk(fleet.core, fleet.clock)
-        assert desk.apply(Control(VERSION, "r2-1", "remove", "w0", 5.0)) == 1
-        assert key not in fleet.view.sources
-
-    @pytest.mark.parametrize("seconds", [-1.0, nan, inf])
-    def test_a_tombstone_that_is_no_time_is_counted_and_ignored(self, seconds: float) -> None:
-        fleet = Fleet()
-        key = fleet.add("w0")
-        desk = ControlDesk(fleet.core, fleet.clock)
-        assert desk.apply(Control(VERSION, "r2-1", "remove", "w0", seconds)) == 0
-        assert key in fleet.view.sources
-        assert fleet.view.dropped["malformed"] == 1
-
-    def test_a_command_of_a_newer_release_is_counted_and_ignored(self) -> None:
-        fleet = Fleet()
-        desk = ControlDesk(fleet.core, fleet.clock)
-        assert desk.apply(Control(VERSION, "r2-1", "polish", "w0")) == 0
-        assert fleet.view.dropped["unknown_kind"] == 1
-
-    def test_what_it_remembers_is_bounded(self) -> None:
-        fleet = Fleet()
-        desk = ControlDesk(fleet.core, fleet.clock)
-        for i in range(ControlDesk._IDS_MAX + 10):
-            desk.apply(Control(VERSION, f"r2-{i}", "undrain", "w0"))
-        assert len(desk._ids) == ControlDesk._IDS_MAX
 
 
 class TestHealth:

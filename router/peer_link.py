@@ -1,0 +1,145 @@
+"""The shell between router replicas: reserved load out and in, and Reports to their owners.
+
+    core.loads ──every TELL_S──> inflight.<us>        inflight.<others> ──> core.peers
+    Report of another's reservation ──> report.<its owner> ──> there, and its outcome back
+    hello of a replica that starts ──> the fleet commands in force
+
+It awaits, then calls. All state changes happen on the event loop.
+"""
+
+import asyncio
+import logging
+import random
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+
+from nats.aio.msg import Msg
+
+from events import subjects
+from events.broker import Broker
+from events.facts import Control, Epoch, Unreadable, decode_hello, encode
+from events.inflight import Teller
+from events.tasks import OnFailure, Tasks
+from router.control_desk import ControlDesk
+from router.core import RouterCore
+
+TELL_S = 0.02
+"""Between two messages, at least: as long as a pick of ours is unknown to the others."""
+FORWARD_TIMEOUT_S = 2.0
+FORWARDS_MAX = 256
+"""Calls to other replicas under way. Each is a Report call of a client."""
+HELLO_JITTER_S = 0.2
+HELLO_S = 1.0
+"""Between two answers to hellos, at least."""
+
+log = logging.getLogger("kvroute.peers")
+
+
+class PeerLink:
+    """Ties one replica to the others."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        core: RouterCore,
+        desk: ControlDesk,
+        *,
+        fleet: str,
+        clock: Callable[[], float],
+        rng: random.Random,
+        tells: bool = True,
+        on_report: Callable[[bytes], bytes],
+        on_failure: OnFailure,
+    ) -> None:
+        """tells: whether reserved load goes out and in.
+
+        on_report: takes another replica's ReportRequest, returns the ReportResponse."""
+        self._broker = broker
+        self._core = core
+        self._desk = desk
+        self._fleet = fleet
+        self._clock = clock
+        self._rng = rng
+        self._tells = tells
+        self._on_report = on_report
+        self._forwards = 0
+        self._hello_at_s = -HELLO_S
+        self._tasks = Tasks(on_failure)
+        epoch = Epoch(round(clock() * 1e9), rng.getrandbits(62))
+        self._teller = Teller(core.replica, epoch)
+        self.forwarded: Counter[str] = Counter()
+        """Report calls that another replica was asked to answer, by what became of them."""
+
+    async def start(self) -> None:
+        """Subscribes, and begins to tell. The broker must be connected."""
+        replica = self._core.replica
+        listen = self._broker.subscribe
+        await listen(subjects.report(self._fleet, replica), self._report_came)
+        await listen(subjects.hello(self._fleet), self._hello_came)
+        if self._tells:
+            await listen(subjects.every_inflight(self._fleet), self._inflight_came)
+            self._tasks.spawn(self._tell(), "telling peers")
+
+    @property
+    def untold(self) -> int:
+        """Workers that had no room in a message about reserved load."""
+        return self._teller.untold
+
+    async def stop(self) -> None:
+        await self._tasks.close()
+
+    def owner(self, reservation_id: str) -> str:
+        """The replica that a reservation's id names, if it is another one; else empty."""
+        owner, _, _ = reservation_id.rpartition("-")
+        return "" if owner == self._core.replica else owner
+
+    async def forward(self, owner: str, report: bytes) -> bytes | None:
+        """A ReportRequest's answer from another replica; None when there is none."""
+        if self._forwards >= FORWARDS_MAX:
+            self.forwarded["busy"] += 1
+            return None
+        self._forwards += 1
+        try:
+            subject = subjects.report(self._fleet, owner)
+            answer = await self._broker.request(subject, report, FORWARD_TIMEOUT_S)
+        finally:
+            self._forwards -= 1
+        self.forwarded["no_answer" if answer is None else "answered"] += 1
+        return answer
+
+    async def _tell(self) -> None:
+        subject = subjects.inflight(self._fleet, self._core.replica)
+        while True:
+            if self._broker.connected:
+                message = self._teller.message(self._core.loads, self._clock())
+                if message is not None:
+                    await self._broker.publish(subject, message)
+            await asyncio.sleep(TELL_S)
+
+    async def _inflight_came(self, message: Msg) -> None:
+        self._core.on_inflight(message.data, self._clock())
+
+    async def _report_came(self, message: Msg) -> None:
+        if message.reply:
+            await self._broker.publish(message.reply, self._on_report(message.data))
+
+    async def _hello_came(self, message: Msg) -> None:
+        hello = decode_hello(message.data)
+        if isinstance(hello, Unreadable):
+            self._core.view.dropped[hello.reason] += 1
+            return
+        now_s = self._clock()
+        if hello.replica == self._core.replica or now_s - self._hello_at_s < HELLO_S:
+            return
+        self._hello_at_s = now_s
+        if in_force := self._desk.in_force():
+            self._tasks.spawn(self._answer(in_force), f"commands for {hello.replica}")
+
+    async def _answer(self, in_force: list[Control]) -> None:
+        """A little later than others who heard the same hello: they say the same."""
+        await asyncio.sleep(self._rng.uniform(0, HELLO_JITTER_S))
+        log.info("telling a replica that has started of %d fleet commands", len(in_force))
+        publish = partial(self._broker.publish, subjects.control(self._fleet))
+        for control in in_force:
+            await publish(encode(control))

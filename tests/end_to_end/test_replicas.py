@@ -1,0 +1,142 @@
+"""Several routers on one fleet, over real NATS: load, Reports and fleet commands cross over."""
+
+import random
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import msgspec
+
+from kvroute.client import KvRouteClient, Pick
+from kvroute.v1 import Progress, ProgressResult, ProgressState
+from router.app import RouterApp
+from router.children import end, start
+from tests.end_to_end.stage import (
+    BLOCK_SIZE,
+    Stage,
+    a_stage,
+    free_port,
+    router_app,
+    serve_config,
+    until,
+)
+
+
+def prompt(rng: random.Random) -> list[int]:
+    return [rng.randrange(100_000) for _ in range(4 * BLOCK_SIZE)]
+
+
+@asynccontextmanager
+async def another(
+    stage: Stage, *, ready: bool = True
+) -> AsyncIterator[tuple[RouterApp, KvRouteClient]]:
+    """One more router on a stage, which sees its workers."""
+    async with router_app(serve_config(stage.nats.url)) as (app, client):
+        if ready:
+            await until(
+                lambda: (
+                    len(app.view.sources) == len(stage.engines)
+                    and not any(app.core.excluded(one) for one in app.view.sources.values())
+                ),
+                "its workers schedulable",
+            )
+        yield app, client
+
+
+def reserved(app: RouterApp) -> int:
+    return sum(load.requests for load in app.core.loads.values())
+
+
+def of_peers(app: RouterApp) -> int:
+    return sum(load.peers.requests for load in app.core.loads.values())
+
+
+def finished(pick: Pick) -> Progress:
+    state = ProgressState.PROGRESS_STATE_FINISHED
+    return Progress(reservation_id=pick.reservation_id, state=state, cached_tokens=3)
+
+
+async def test_a_pick_here_is_load_there_until_it_ends() -> None:
+    rng = random.Random(1)
+    async with a_stage(engine_count=2) as stage, another(stage) as (there, client):
+        picks = [await stage.client.route(token_ids=prompt(rng)) for _ in range(3)]
+        await until(lambda: of_peers(there) == 3, "three requests of the other replica")
+        (one, two) = await client.list_workers()
+        assert one.reserved_by_peers + two.reserved_by_peers == 3
+        assert (one.reserved, two.reserved) == (0, 0)
+        for pick in picks:
+            await stage.finish(pick)
+        await until(lambda: of_peers(there) == 0, "nothing of the other replica")
+        assert of_peers(stage.router) == 0
+
+
+async def test_a_report_finds_its_owner_through_any_replica() -> None:
+    rng = random.Random(2)
+    async with a_stage(engine_count=2) as stage, another(stage) as (there, client):
+        pick = await stage.client.route(token_ids=prompt(rng))
+        own = await client.route(token_ids=prompt(rng))
+        assert (reserved(stage.router), reserved(there)) == (1, 1)
+        nobodys = Progress(reservation_id="gone-1", state=ProgressState.PROGRESS_STATE_FINISHED)
+        outcomes = await client.report(finished(pick), finished(own), nobodys)
+        assert [one.result for one in outcomes] == [
+            ProgressResult.PROGRESS_RESULT_APPLIED,
+            ProgressResult.PROGRESS_RESULT_APPLIED,
+            ProgressResult.PROGRESS_RESULT_UNKNOWN,
+        ]
+        assert [one.reservation_id for one in outcomes][2] == "gone-1"
+        assert "gone" in outcomes[2].message
+        assert (reserved(stage.router), reserved(there)) == (0, 0)
+        (again,) = await client.report(finished(pick))
+        assert again.result == ProgressResult.PROGRESS_RESULT_UNCHANGED
+        assert there.link is not None
+        assert there.link.forwarded == {"answered": 2, "no_answer": 1}
+
+
+async def test_fleet_commands_reach_replicas_that_start_later() -> None:
+    async with a_stage(engine_count=2) as stage:
+        await stage.client.drain_worker("worker-0")
+        async with another(stage, ready=False) as (there, client):
+            await until(lambda: list(there.core.drained) == ["worker-0"], "the drain")
+            await client.drain_worker("worker-0", undrain=True)
+            await until(lambda: not stage.router.core.drained, "the end of the drain")
+
+
+async def test_replicas_that_shall_not_tell_one_another_do_not() -> None:
+    rng = random.Random(3)
+    async with a_stage(engine_count=1) as stage:
+        config = serve_config(stage.nats.url)
+        deaf = msgspec.structs.replace(
+            config, fleet=msgspec.structs.replace(config.fleet, inflight=False)
+        )
+        async with router_app(deaf) as (there, client), another(stage) as (third, _):
+            await until(lambda: len(there.view.sources) == 1, "the worker")
+            await until(lambda: there.ready, "readiness")
+            await stage.client.route(token_ids=prompt(rng))
+            await until(lambda: of_peers(third) == 1, "a replica that listens")
+            await client.route(token_ids=prompt(rng))
+            assert of_peers(there) == 0
+            assert of_peers(third) == 1
+
+
+async def test_a_replica_that_is_killed_gives_its_load_back() -> None:
+    rng = random.Random(4)
+    async with a_stage(engine_count=2) as stage:
+        address = f"127.0.0.1:{free_port()}"
+        command = [
+            *(sys.executable, "-m", "router.cli", "serve", "--nats", stage.nats.url),
+            *("--grpc-listen", address, "--metrics-listen", "", "--log-level", "error"),
+        ]
+        process = await start(command, None)
+        try:
+            async with KvRouteClient(address) as client:
+                await client.wait_ready(30.0)
+                for _ in range(5):
+                    await client.route(token_ids=prompt(rng))
+            await until(lambda: of_peers(stage.router) == 5, "five requests of the other replica")
+            process.kill()
+            await process.wait()
+            assert of_peers(stage.router) == 5, "it may come back"
+            await until(lambda: of_peers(stage.router) == 0, "its load given back")
+            assert len(stage.router.core.peers) == 0
+        finally:
+            await end(process)

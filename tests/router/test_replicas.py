@@ -1,0 +1,155 @@
+"""Several cores on one fleet, in turned time: load that they tell one another, and that they don't.
+
+The stage: eight workers, requests that take five seconds, replicas that get them at random. Engines
+report once a second; replicas exchange every 20 ms, as `PeerLink` does.
+"""
+
+import random
+from collections import Counter
+from dataclasses import dataclass
+
+import pytest
+
+from events.facts import Epoch
+from events.inflight import TTL_S, Teller
+from indexer.identity import WorkerKey
+from router.decision import Progress, ProgressState
+from tests.router.fleet import START_S, Fleet, prompt
+
+WORKERS = [WorkerKey(f"w{i}", 0) for i in range(8)]
+SERVICE_S = 5.0
+TURN_S = 0.02
+
+
+@dataclass
+class Served:
+    """A request on its worker."""
+
+    replica: Fleet
+    reservation_id: str
+    worker: WorkerKey
+    ends_s: float
+
+
+class Replicas:
+    """N cores that see the same workers."""
+
+    def __init__(self, count: int, *, tell: bool, seed: int, policy: str) -> None:
+        self.fleets = [Fleet(seed=seed + i, replica=f"r{i}", policy=policy) for i in range(count)]
+        for fleet in self.fleets:
+            for key in WORKERS:
+                fleet.add(key.worker_id, total_slots=1000)
+        self.tellers = [Teller(f"r{i}", Epoch(1, i)) for i in range(count)] if tell else []
+        self.rng = random.Random(seed)
+        self.now_s = START_S
+        self.served: list[Served] = []
+        self._sent = 0
+        self._sampled_s = START_S
+
+    def send(self, count: int = 1) -> None:
+        for _ in range(count):
+            fleet = self.rng.choice(self.fleets)
+            self._sent += 1
+            pick = fleet.route(prompt(256, first=1000 * self._sent), request_id=f"q{self._sent}")
+            found = pick.reservation
+            self.served.append(Served(fleet, found.id, found.worker, self.now_s + SERVICE_S))
+
+    def turn(self) -> None:
+        """20 ms go by."""
+        self.now_s += TURN_S
+        for fleet in self.fleets:
+            fleet.now_s = self.now_s
+        for one in [one for one in self.served if one.ends_s <= self.now_s]:
+            self.served.remove(one)
+            done = Progress(one.reservation_id, ProgressState.FINISHED)
+            one.replica.core.report(done, self.now_s)
+        if self.now_s - self._sampled_s >= 1.0:
+            self._sampled_s = self.now_s
+            running = self.in_flight()
+            for fleet in self.fleets:
+                for key in WORKERS:
+                    fleet.beat(key)
+                    fleet.say(key, running=running[key], used_blocks=16.0 * running[key])
+        self.exchange()
+
+    def exchange(self) -> None:
+        for teller, fleet in zip(self.tellers, self.fleets, strict=False):
+            message = teller.message(fleet.core.loads, self.now_s)
+            for other in self.fleets:
+                if message is not None:
+                    other.core.on_inflight(message, self.now_s)
+                other.core.tick(self.now_s)
+
+    def in_flight(self) -> Counter[WorkerKey]:
+        return Counter(one.worker for one in self.served)
+
+
+def imbalance(count: int, *, tell: bool, policy: str) -> float:
+    """max / mean of requests in flight, in the mean over the run's second half."""
+    replicas = Replicas(count, tell=tell, seed=3, policy=policy)
+    found = []
+    for i in range(600):  # twelve seconds
+        replicas.send(replicas.rng.choice([0, 1, 1, 2]))
+        replicas.turn()
+        if i >= 300:
+            load = replicas.in_flight()
+            found.append(max(load.values()) / (load.total() / len(WORKERS)))
+    return sum(found) / len(found)
+
+
+@pytest.mark.parametrize("policy", ["dynamo-adaptive", "least-loaded"])
+def test_replicas_that_tell_one_another_spread_load_as_one_router_does(policy: str) -> None:
+    alone = imbalance(1, tell=False, policy=policy)
+    for count in (2, 4):
+        together = imbalance(count, tell=True, policy=policy)
+        assert together < 1.1 * alone, f"{count} replicas: {together:.3f}, one: {alone:.3f}"
+    apart = imbalance(4, tell=False, policy=policy)
+    assert apart > together, f"apart: {apart:.3f}, together: {together:.3f}"
+
+
+def test_load_is_counted_once_whoever_sent_it() -> None:
+    """At every moment each replica's view of a worker is what is in flight there."""
+    replicas = Replicas(3, tell=True, seed=5, policy="random")
+    for i in range(400):
+        replicas.send(replicas.rng.choice([0, 0, 1, 2]))
+        replicas.exchange()
+        truth = replicas.in_flight()
+        for fleet in replicas.fleets:
+            for key in WORKERS:
+                load = fleet.core.load_of(key)
+                assert load.active_requests() == truth[key], f"turn {i}, {key}"
+        replicas.turn()
+
+
+def test_a_replica_that_dies_gives_its_load_back_when_it_has_not_been_heard_for_the_ttl() -> None:
+    replicas = Replicas(2, tell=True, seed=1, policy="round-robin")
+    replicas.send(40)
+    replicas.turn()
+    here, there = replicas.fleets
+    sent_there = sum(load.requests for load in there.core.loads.values())
+    assert sum(here.core.load_of(key).peers.requests for key in WORKERS) == sent_there
+    # What it had sent vanishes with it; the engines' next samples show what is left.
+    replicas.served = [one for one in replicas.served if one.replica is here]
+    replicas.fleets, replicas.tellers = [here], replicas.tellers[:1]
+    for _ in range(round((TTL_S + 1.5) / TURN_S)):
+        replicas.turn()
+    truth = replicas.in_flight()
+    for key in WORKERS:
+        load = here.core.load_of(key)
+        assert load.peers.requests == 0
+        assert load.active_requests() == truth[key]
+
+
+def test_a_worker_that_comes_back_is_seen_with_what_peers_have_there() -> None:
+    replicas = Replicas(2, tell=True, seed=1, policy="round-robin")
+    replicas.send(16)
+    replicas.turn()
+    here, there = replicas.fleets
+    key = WORKERS[0]
+    sent_there = there.core.load_of(key).requests
+    assert sent_there
+    here.core.remove(key.worker_id, 0.001, here.now_s)
+    here.now_s += 1.0
+    here.core.tick(here.now_s)
+    here.add(key.worker_id, total_slots=1000)
+    assert here.core.load_of(key).peers.requests == sent_there
