@@ -97,7 +97,7 @@ async def test_fleet_commands_reach_replicas_that_start_later() -> None:
         await stage.client.drain_worker("worker-0")
         async with another(stage, ready=False) as (there, client):
             await until(lambda: list(there.core.drained) == ["worker-0"], "the drain")
-            await client.drain_worker("worker-0", undrain=True)
+            await client.undrain_worker("worker-0")
             await until(lambda: not stage.router.core.drained, "the end of the drain")
 
 
