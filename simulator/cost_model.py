@@ -14,7 +14,6 @@ Laws:
 """
 
 from abc import ABC, abstractmethod
-from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -97,21 +96,8 @@ class CostModel(ABC):
     @abstractmethod
     def run_s(self, steps: int, decode_sequences: int, decode_context_tokens: float) -> float:
         """Duration of decode steps on end: `decode_context_tokens` are those of the first one, and
-        each step leaves every sequence one token longer. No step: 0."""
-
-    def steps_within(
-        self,
-        duration_s: float,
-        decode_sequences: int,
-        decode_context_tokens: float,
-        steps_max: int,
-    ) -> int:
-        """The inverse of `run_s`: how many whole decode steps fit, 0 to `steps_max`."""
-        return bisect_right(
-            range(1, steps_max + 1),
-            duration_s,
-            key=lambda steps: self.run_s(steps, decode_sequences, decode_context_tokens),
-        )
+        each step leaves every sequence one token longer. No step: 0. (Its inverse:
+        simulator/decode_run.py.)"""
 
     @property
     def kv_bytes_per_token(self) -> int:

@@ -57,22 +57,6 @@ def test_a_run_costs_what_its_steps_cost(
 
 @MODELS
 @given(
-    duration_s=st.floats(0, 100),
-    sequences=st.integers(1, 40),
-    context=st.integers(0, 2000),
-    most=st.integers(0, 60),
-)
-def test_the_steps_within_a_duration_are_all_that_fit(
-    model: CostModel, duration_s: float, sequences: int, context: int, most: int
-) -> None:
-    steps = model.steps_within(duration_s, sequences, context, most)
-    assert 0 <= steps <= most
-    assert steps == 0 or model.run_s(steps, sequences, context) <= duration_s
-    assert steps == most or model.run_s(steps + 1, sequences, context) > duration_s
-
-
-@MODELS
-@given(
     tokens=st.integers(1, 8192),
     context=st.integers(0, 100_000),
     sequences=st.integers(1, 256),
