@@ -169,6 +169,9 @@ _fleet_options = _options(
     type=click.Path(path_type=Path, file_okay=False),
     help="Draw pictures into this folder; needs kvroute[plots].",
 )
+@click.option(
+    "--jobs", "-j", type=_Count, default=1, show_default=True, help="Processes that share the runs."
+)
 @click.option("--quiet", "-q", is_flag=True, help="Print nothing.")
 def replay(
     trace: str,
@@ -183,6 +186,7 @@ def replay(
     json_file: Path | None,
     csv_file: Path | None,
     plot_folder: Path | None,
+    jobs: int,
     quiet: bool,
     **given: Any,
 ) -> None:  # fmt: skip
@@ -214,11 +218,12 @@ def replay(
             check_plots()
         console.print(_about(traffic))
         arguments: dict[str, Any] = {"rates": rates, "seeds": tuple(dict.fromkeys(seeds))}
+        arguments |= {"slo": slo, "jobs": jobs}
         if quiet:
-            runs = compare_runs(traffic, fleets, world.run, Unwatched(), slo=slo, **arguments)
+            runs = compare_runs(traffic, fleets, world.run, Unwatched(), **arguments)
         else:
             with watch(console) as watcher:
-                runs = compare_runs(traffic, fleets, world.run, watcher, slo=slo, **arguments)
+                runs = compare_runs(traffic, fleets, world.run, watcher, **arguments)
         for one in runs:
             console.print(table(one))
             for run in one.runs:

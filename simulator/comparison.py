@@ -1,7 +1,10 @@
 """Runs of one trace at several rates, with several policies and seeds, each from a cold start."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
+from itertools import islice, repeat
+from multiprocessing import get_context
 
 import numpy as np
 
@@ -39,6 +42,15 @@ class Traffic:
         return WarmUp(self.warm_up_s / rate, self.warm_up_requests)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Task:
+    """One run."""
+
+    label: str
+    options: RunOptions
+    trace: Trace
+
+
 def compare(
     traffic: Traffic,
     fleets: Sequence[RunOptions],
@@ -48,43 +60,71 @@ def compare(
     rates: Sequence[float],
     seeds: Sequence[int],
     slo: Slo,
+    jobs: int = 1,
 ) -> list[Comparison]:
     """Plays the traffic for every rate, fleet (a policy each) and seed; one Comparison a rate.
 
-    Raises ValueError for traffic without requests, and for what `Traffic.at` refuses.
+    jobs: processes that share the work; with more than one, `play` must be importable there, and
+    runs are seen when they end. Raises ValueError for traffic without requests, and for what
+    `Traffic.at` refuses.
     """
-    comparisons = []
-    for rate in rates:
-        traces = [traffic.at(rate, seed) for seed in seeds]
-        if not traces[0].requests:
-            raise ValueError("no request of the trace is left to play")
-        runs = []
+    traces = {(rate, seed): traffic.at(rate, seed) for rate in rates for seed in seeds}
+    if not all(trace.requests for trace in traces.values()):
+        raise ValueError("no request of the trace is left to play")
+    labels = {
+        (rate, place): run_label(fleet.policy, fleet.order)
+        + (f" at {rate:g}x" if len(rates) > 1 else "")
+        for rate in rates
+        for place, fleet in enumerate(fleets)
+    }
+    results = _play_all(
+        [
+            _Task(label, replace(fleets[place], seed=seed), traces[rate, seed])
+            for (rate, place), label in labels.items()
+            for seed in seeds
+        ],
+        play,
+        watcher,
+        jobs,
+    )
+    runs: dict[float, list[Run]] = {rate: [] for rate in rates}
+    for (rate, _), label in labels.items():
         warm_up = traffic.warm_up(rate)
-        for fleet in fleets:
-            label = run_label(fleet.policy, fleet.order)
-            if len(rates) > 1:
-                label += f" at {rate:g}x"
-            results = []
-            for seed, trace in zip(seeds, traces, strict=True):
-                on_progress = watcher.begin(label)
-                results.append(play(replace(fleet, seed=seed), trace, on_progress))
-            run = Run(results[0], [aggregate(one, warm_up=warm_up, slo=slo) for one in results])
-            watcher.end(label, run.numbers)
-            runs.append(run)
-        fleet = fleets[0]
-        comparisons.append(
-            Comparison(
-                trace=traffic.trace.name,
-                workers=fleet.workers,
-                engine=fleet.engine,
-                rate=rate,
-                ceiling=ceiling_of(traces[0], runs[0].first, warm_up),
-                slo=slo,
-                seeds=seeds,
-                runs=runs,
-            )
+        of_seeds = list(islice(results, len(seeds)))
+        by_seed = [aggregate(result, warm_up=warm_up, slo=slo) for result in of_seeds]
+        runs[rate].append(Run(of_seeds[0], by_seed))
+        watcher.end(label, runs[rate][-1].numbers)
+    return [
+        Comparison(
+            trace=traffic.trace.name,
+            workers=fleets[0].workers,
+            engine=fleets[0].engine,
+            rate=rate,
+            ceiling=ceiling_of(traces[rate, seeds[0]], played[0].first, traffic.warm_up(rate)),
+            slo=slo,
+            seeds=seeds,
+            runs=played,
         )
-    return comparisons
+        for rate, played in runs.items()
+    ]
+
+
+def _play_all(
+    tasks: Sequence[_Task], play: Play, watcher: Watcher, jobs: int
+) -> Iterator[RunResult]:
+    """The tasks' results, in their order."""
+    if jobs == 1:
+        for task in tasks:
+            yield play(task.options, task.trace, watcher.begin(task.label))
+        return
+    # Not forked: a forked child would have the parent's threads' locks, but not its threads.
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        yield from pool.map(
+            play,
+            [task.options for task in tasks],
+            [task.trace for task in tasks],
+            repeat(None),
+        )
 
 
 def ceiling_of(trace: Trace, run: RunResult, warm_up: WarmUp) -> Ceiling:

@@ -1,0 +1,109 @@
+"""What is played for a comparison, and what counts of it."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from simulator import world
+from simulator.comparison import Traffic, ceiling_of, compare
+from simulator.options import RunOptions
+from simulator.report import Unwatched
+from simulator.results import OnProgress, Outcome, RunProgress, RunResult, Slo, WarmUp
+from simulator.trace import Trace, TraceRequest
+from simulator.trace_file import load_trace
+
+
+def trace_of(*arrivals_s: float) -> Trace:
+    ids = [np.array([i % 2, 10 + i % 2], np.uint64) for i in range(len(arrivals_s))]
+    requests = [TraceRequest(at, 1024, 5, ids[i]) for i, at in enumerate(arrivals_s)]
+    return Trace("t", requests)
+
+
+class FakeWorld:
+    """Serves everything at once, cached from the third request on; keeps what it was asked."""
+
+    def __init__(self) -> None:
+        self.played: list[tuple[str, int, list[float]]] = []
+
+    def play(self, options: RunOptions, trace: Trace, on_progress: OnProgress | None) -> RunResult:
+        arrivals_s = [request.arrival_s for request in trace.requests]
+        self.played.append((options.policy, options.seed, arrivals_s))
+        count = len(arrivals_s)
+        if on_progress is not None:
+            on_progress(RunProgress(count, count, 0, 0, 0.0))
+        cached = np.array([0, 0] + [15] * count)[:count]
+        tenth = np.full(count, 0.1)
+        return RunResult(
+            *(options.policy, options.order, ["w0"], 64, np.array(arrivals_s, float)),
+            *(tenth, tenth, tenth, tenth, np.full(count, 1024), 64 * cached, np.full(count, 5)),
+            *(np.full(count, 16), cached, np.zeros(count, np.int64), np.zeros(count, np.int64)),
+            *(np.full(count, Outcome.SERVED), np.empty(0), np.empty((0, 1), np.int64)),
+            wall_s=0.5,
+        )
+
+
+FLEETS = [RunOptions(policy="round-robin"), RunOptions(policy="random")]
+
+
+def test_every_policy_plays_the_same_traffic_at_every_rate_and_seed() -> None:
+    fake = FakeWorld()
+    comparisons = compare(
+        Traffic(trace=trace_of(0, 1, 2, 3)),
+        FLEETS,
+        fake.play,
+        Unwatched(),
+        rates=(1.0, 2.0),
+        seeds=(7, 8),
+        slo=Slo(),
+    )
+    assert fake.played == [
+        (policy, seed, [second / rate for second in range(4)])
+        for rate in (1.0, 2.0)
+        for policy in ("round-robin", "random")
+        for seed in (7, 8)
+    ]
+    assert [one.rate for one in comparisons] == [1.0, 2.0]
+    for one in comparisons:
+        assert [run.label for run in one.runs] == ["round-robin", "random"]
+        assert [len(run.by_seed) for run in one.runs] == [2, 2]
+        # of 4 x 16 blocks the last two prompts find 15 usable ones each
+        assert one.ceiling.blocks == one.runs[0].numbers.block_hit_rate == 30 / 64
+
+
+def test_the_same_requests_count_at_every_rate() -> None:
+    traffic = Traffic(trace=trace_of(0, 10, 20, 30, 40), from_s=5, until_s=35, warm_up_s=10)
+    comparisons = compare(
+        traffic, FLEETS, FakeWorld().play, Unwatched(), rates=(1.0, 5.0), seeds=(0,), slo=Slo()
+    )
+    for one in comparisons:
+        # 5, 15, 25 seconds after the window's beginning; the first is the warm-up's
+        assert one.runs[0].numbers.requests == 2
+        assert one.ceiling.blocks == 15 / 32
+
+
+def test_nothing_left_to_play_is_refused() -> None:
+    for traffic in (Traffic(trace=trace_of()), Traffic(trace=trace_of(1), from_s=2)):
+        with pytest.raises(ValueError, match="no request of the trace is left"):
+            compare(
+                traffic, FLEETS, FakeWorld().play, Unwatched(), rates=(1,), seeds=(0,), slo=Slo()
+            )
+
+
+def test_the_ceiling_is_that_of_the_order_in_which_requests_came() -> None:
+    trace = trace_of(0, 1, 2, 3)
+    run = FakeWorld().play(FLEETS[0], trace, None)
+    run.arrival_s[:] = [0, 1, 3, np.nan]  # a turn that was never sent
+    assert ceiling_of(trace, run, WarmUp()).blocks == 15 / 48
+    run.arrival_s[:] = [3, 1, 0, 2]
+    assert ceiling_of(trace, run, WarmUp(until_s=1.0)).blocks == 30 / 48
+
+
+def test_processes_that_share_the_work_find_the_same() -> None:
+    traffic = Traffic(trace=load_trace("conversation"), until_s=30)
+    arguments: dict[str, Any] = {"rates": (1.0,), "seeds": (1, 2), "slo": Slo()}
+    one = compare(traffic, FLEETS, world.run, Unwatched(), **arguments)
+    two = compare(traffic, FLEETS, world.run, Unwatched(), jobs=2, **arguments)
+    digests = [[run.first.digest for run in runs[0].runs] for runs in (one, two)]
+    assert digests[0] == digests[1]
+    assert len(set(digests[0])) == 2
