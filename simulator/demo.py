@@ -21,6 +21,7 @@ from rich.table import Table
 from simulator.clock import Clock, sleep_until
 from simulator.engine import Completion, Engine, EngineConfig
 from simulator.profile import load_profile
+from simulator.results import OnProgress, RunProgress
 from simulator.reuse import reuse_ceiling
 from simulator.scheduler import SchedulerConfig
 from simulator.trace import TraceRequest
@@ -56,20 +57,6 @@ class Routing(Protocol):
     ) -> None: ...
 
     async def failed(self, reservation_id: str) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class RunProgress:
-    """How far a run is."""
-
-    total: int
-    done: int
-    failed: int
-    in_flight: int
-    block_hit_rate: float
-
-
-OnProgress = Callable[[RunProgress], None]
 
 
 @dataclass(frozen=True, slots=True)

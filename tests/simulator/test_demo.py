@@ -11,7 +11,6 @@ from typing_extensions import override
 
 from simulator.clock import VirtualClock
 from simulator.demo import (
-    OnProgress,
     Pick,
     RunResult,
     demo_engines,
@@ -23,6 +22,7 @@ from simulator.demo import (
     verdict,
 )
 from simulator.engine import Engine, EngineConfig
+from simulator.results import OnProgress
 from simulator.scheduler import SchedulerConfig
 from simulator.trace import TraceRequest
 
