@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from router.config import RoutingSettings
-from router.policies import POLICIES
+from router.decision import Role
+from router.policies.configured import configured
 from simulator.scheduler import SchedulerConfig
 from simulator.schedulers import SCHEDULERS
 
@@ -39,6 +40,14 @@ class RelayRestart:
     """Whether the new life knows what the engine holds; else its stream is partial."""
 
 
+@dataclass(frozen=True, slots=True)
+class Disaggregation:
+    """Prefill and decode apart: the first engines compute prompts, the others fetch the KV cache of
+    a prompt and bring out the answer."""
+
+    prefill_workers: int
+
+
 def default_scheduler() -> SchedulerConfig:
     """16,384 blocks of 64 tokens."""
     return SchedulerConfig(block_count=16_384, block_size=64, joined_steps_max=10_000)
@@ -60,6 +69,11 @@ class RunOptions:
     engine: str = "vllm"
     """A name of simulator.schedulers.SCHEDULERS."""
     scheduler: SchedulerConfig = field(default_factory=default_scheduler)
+
+    disaggregation: Disaggregation | None = None
+    engines_per_host: int = 1
+    hosts_per_rack: int = 8
+    """Racks are of one cluster."""
 
     routing: RoutingSettings = field(default_factory=RoutingSettings)
     """Its policy is `policy`."""
@@ -101,14 +115,19 @@ class RunOptions:
     """Whether the laws of conservation are checked, all the time: slow."""
 
     def __post_init__(self) -> None:
-        known = set(POLICIES)
+        known = configured(self.routing)
         for name in (self.policy, *self.shadows):
             if name not in known:
-                raise ValueError(f"unknown policy {name!r}; there are {', '.join(POLICIES)}")
+                raise ValueError(f"unknown policy {name!r}; there are {', '.join(known)}")
         if self.engine not in SCHEDULERS:
             raise ValueError(f"unknown engine {self.engine!r}; there are {', '.join(SCHEDULERS)}")
         _between("workers", self.workers, 1, WORKERS_MAX)
         _between("ranks", self.ranks, 1, 64)
+        if self.disaggregation is not None:
+            prefill = self.disaggregation.prefill_workers
+            _between("Disaggregation.prefill_workers", prefill, 1, self.workers - 1)
+        _between("engines_per_host", self.engines_per_host, 1, WORKERS_MAX)
+        _between("hosts_per_rack", self.hosts_per_rack, 1, WORKERS_MAX)
         _between("replicas", self.replicas, 1, REPLICAS_MAX)
         _between("shadows", len(self.shadows), 0, SHADOWS_MAX)
         _between("event_delay_s", self.event_delay_s, 0.0, 60.0)
@@ -118,12 +137,20 @@ class RunOptions:
         _between("past_router_share", self.past_router_share, 0.0, 1.0)
         _between("patience_s", self.patience_s, 0.0, 3600.0)
         _between("resends_max", self.resends_max, 0, 100)
+        if self.events == "engine" and (self.failures or self.relay_restarts or self.ranks > 1):
+            raise ValueError("events in the engine's own bytes: one rank, and no restarts")
         troubles: tuple[Failure | RelayRestart, ...] = (*self.failures, *self.relay_restarts)
         for trouble in troubles:
             name = type(trouble).__name__
             _between(f"{name}.worker", trouble.worker, 0, self.workers - 1)
             _between(f"{name}.at_s", trouble.at_s, 0.0, 1e9)
             _between(f"{name}.down_s", trouble.down_s, 0.0, 1e9)
+
+    def role_of(self, engine: int) -> Role:
+        """What an engine is for."""
+        if self.disaggregation is None:
+            return Role.BOTH
+        return Role.PREFILL if engine < self.disaggregation.prefill_workers else Role.DECODE
 
 
 def _between(name: str, value: float, least: float, most: float) -> None:

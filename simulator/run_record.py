@@ -60,12 +60,11 @@ class RunRecord:
         """One more line of the log, which is kept as a digest only."""
         self._log.update(_LOG.pack(what, now_s, first, second))
 
-    def serve(self, index: int, cached_tokens: int) -> None:
+    def serve(self, index: int) -> None:
         """A request has come to its good end."""
         self.outcome[index] = Outcome.SERVED
-        self.cached_tokens[index] = cached_tokens
         self.served += 1
-        self._hit_tokens += cached_tokens
+        self._hit_tokens += int(self.cached_tokens[index])
         self._asked_tokens += int(self.prompt_tokens[index])
 
     def fail(self, index: int, reason: str) -> None:

@@ -17,8 +17,9 @@ NOTHING = StepResult([], [])
 class VirtualEngine:
     """Who computes what and until when; whoever owns it calls `end_step` at `due_s`."""
 
-    def __init__(self, engine_id: str, ranks: int, make: Callable[[], Scheduler]) -> None:
-        self.engine_id = engine_id
+    def __init__(self, number: int, ranks: int, make: Callable[[], Scheduler]) -> None:
+        self.number = number
+        self.engine_id = f"worker-{number}"
         self.ranks = ranks
         self.up = True
         self.life = 0

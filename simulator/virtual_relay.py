@@ -19,6 +19,7 @@ from typing_extensions import override
 from events.facts import TIER_NAMES, Epoch, Heartbeat, Stored, encode, pack_hashes
 from events.ledger import Change, Gone, Placed, Wiped
 from events.outbox import Outbox
+from events.rank import Publish, Rank, RankEffect
 from events.snapshot import CHUNK_BYTES
 from indexer.identity import PrefixHash, Tier, WorkerKey
 from indexer.index import mix_digest
@@ -26,6 +27,7 @@ from simulator.block_pool import Cleared, PoolEvent
 from simulator.block_pool import Removed as BlockRemoved
 from simulator.block_pool import Stored as BlocksStored
 from simulator.scheduler import Load, SchedulerConfig
+from simulator.vllm_wire import encode_batch
 
 HEALTH_S = 3.0
 """An engine that doesn't answer for so long is told unhealthy."""
@@ -144,7 +146,7 @@ class VirtualRelay:
 
     @override
     def __repr__(self) -> str:
-        return f"<VirtualRelay {self.key} {self.held.count()} placements, {self.outbox!r}>"
+        return f"<VirtualRelay {self.key} {self.count()} placements, {self.outbox!r}>"
 
     def tell(self, events: Iterable[PoolEvent], now_s: float) -> list[bytes]:
         """The messages that some events of the engine make."""
@@ -155,9 +157,17 @@ class VirtualRelay:
             messages += self.outbox.add(self._changes(removed_from, group), now_s)
         return messages + self.outbox.flush()
 
-    def beat(self, now_s: float) -> bytes:
+    def beat(self, now_s: float) -> list[bytes]:
         """The state of the stream."""
-        return self.outbox.beat(self.held.count(), self.held.digest(), self.complete, now_s)
+        return [self.outbox.beat(self.count(), self.digest(), self.complete, now_s)]
+
+    def count(self) -> int:
+        """Placements that were told and are still there."""
+        return self.held.count()
+
+    def digest(self) -> int:
+        """Of these placements."""
+        return self.held.digest()
 
     def heartbeat(self, load: Load, now_s: float, *, sampled_at_s: float) -> bytes:
         """Identity and load. sampled_at_s: when the engine last answered."""
@@ -240,3 +250,73 @@ class VirtualRelay:
 def _removed_from(event: PoolEvent) -> Tier | None:
     """Removals from one tier in a row make one fact."""
     return event.tier if isinstance(event, BlockRemoved) else None
+
+
+class EngineBytesRelay(VirtualRelay):
+    """The same with nothing left out: the scheduler's events in vLLM's bytes, through the relay's
+    own code. Needs sequences with token ids; blocks get their names from those. Slow, and knows of
+    no restarts: for tests."""
+
+    def __init__(
+        self,
+        key: WorkerKey,
+        config: SchedulerConfig,
+        now_s: float,
+        *,
+        engine: str,
+        multi_rank: bool = False,
+        role: str = "both",
+        labels: dict[str, str] | None = None,
+        tells_events: bool = True,
+    ) -> None:
+        super().__init__(
+            key,
+            config,
+            now_s,
+            engine=engine,
+            multi_rank=multi_rank,
+            role=role,
+            labels=labels,
+            tells_events=tells_events,
+        )
+        self._rank = Rank("vllm", self.outbox.epoch, has_replay=False)
+        self.outbox = self._rank.outbox
+        self._next_seq = 0
+        """Of the engine's publisher."""
+
+    @override
+    def tell(self, events: Iterable[PoolEvent], now_s: float) -> list[bytes]:
+        payload = encode_batch(now_s, list(events), self._config.block_size)
+        effects = self._rank.on_message(self._next_seq, payload, now_s)
+        self._next_seq += 1
+        return self._published([*effects, *self._rank.flush()])
+
+    @override
+    def beat(self, now_s: float) -> list[bytes]:
+        return self._published(self._rank.beat(now_s))
+
+    @override
+    def count(self) -> int:
+        return self._rank.ledger.count()
+
+    @override
+    def digest(self) -> int:
+        return self._rank.ledger.digest()
+
+    @override
+    def snapshot(self) -> Snapshot:
+        facts = [
+            Stored(pack_hashes(hashes), TIER_NAMES[tier])
+            for tier, hashes in self._rank.ledger.placements()
+            if hashes
+        ]
+        return Snapshot(self.outbox.epoch, self.outbox.seq, facts, self.complete)
+
+    def _published(self, effects: Iterable[RankEffect]) -> list[bytes]:
+        self.complete = self._rank.complete
+        return [
+            message
+            for effect in effects
+            if isinstance(effect, Publish)
+            for message in effect.messages
+        ]

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from simulator.clients import Clients
 from simulator.laws import LawBroken
 from simulator.options import Failure, RelayRestart, RunOptions
 from simulator.results import Outcome, RunResult
@@ -218,7 +219,7 @@ def test_a_long_quiet_is_skipped_and_nothing_is_forgotten_in_it() -> None:
     week_s = 7 * 86_400.0
     world, result = checked(trace(request(0.0, [1, 2]), request(week_s, [1, 2])), workers=1)
     assert result.predicted_tokens[1] == result.cached_tokens[1] == 1024 - 64
-    assert world.clockwork_turns < 2000
+    assert world.timeline.strokes < 2000
 
 
 def test_requests_of_a_dead_worker_are_sent_again_elsewhere() -> None:
@@ -257,7 +258,7 @@ def test_a_lost_fact_is_a_gap_and_is_recovered() -> None:
     assert counters["messages_lost"] > 0
     assert counters["gaps"] > 0
     assert counters["recoveries_ring_ok"] > 0
-    assert counters["streams_live"] == len(world.workers)
+    assert counters["streams_live"] == len(world.fleet.workers)
 
 
 def test_a_relay_that_lost_its_map_tells_a_subset_and_one_that_kept_it_tells_all() -> None:
@@ -283,7 +284,7 @@ def test_load_past_the_router_is_seen_in_its_heartbeats() -> None:
     busy = [request(0.1 * i, [100 + i], 300) for i in range(30)]
     world, result = checked(trace(*busy), past_router_share=0.5)
     assert 0 < result.counters["past_router"] < 30
-    external = [load.external_requests for load in world.routers[0].core.loads.values()]
+    external = [load.external_requests for load in world.fleet.routers[0].core.loads.values()]
     assert max(external) == 0.0  # and all of it is gone in the end
 
 
@@ -351,6 +352,6 @@ def test_an_engine_that_loses_its_news_is_found(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_client_that_reports_nothing_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(World, "_report", lambda *_, **__: None)
+    monkeypatch.setattr(Clients, "_report", lambda *_, **__: None)
     with pytest.raises(LawBroken, match="load"):
         checked(trace(*REUSE))
