@@ -11,9 +11,11 @@ from typing import assert_never
 
 import msgspec
 
+from indexer.identity import Tier
 from simulator.block_pool import Cleared, PoolEvent, Removed, Stored
 
 MEDIUM = "GPU"
+HOST_MEDIUM = "CPU"
 END_OF_REPLAY = (-1).to_bytes(8, "big", signed=True)
 """The sequence number of the message that ends a replay."""
 
@@ -69,6 +71,12 @@ _Event = _BlockStored | _BlockRemoved | _AllBlocksCleared
 
 def _told(event: PoolEvent, block_size: int) -> list[_Event]:
     match event:
+        case Stored(tier=Tier.HOST):
+            # As the offloading connector tells it by default: each block by itself, hash only.
+            return [
+                _BlockStored((one,), None, (), 0, None, HOST_MEDIUM, None, group_idx=0)
+                for one in event.hashes
+            ]
         case Stored():
             stored = _BlockStored(
                 block_hashes=event.hashes,
@@ -84,6 +92,8 @@ def _told(event: PoolEvent, block_size: int) -> list[_Event]:
                 session_id=event.session_id,
             )
             return [stored]
+        case Removed(tier=Tier.HOST):
+            return [_BlockRemoved(event.hashes, medium=HOST_MEDIUM, group_idx=0)]
         case Removed():  # each block in an event of its own
             return [_BlockRemoved((one,), medium=MEDIUM, group_idx=0) for one in event.hashes]
         case Cleared():

@@ -5,6 +5,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from events.engine_events import BlocksRemoved, BlocksStored
+from events.vllm_events import decode
+from indexer.identity import Tier
 from simulator.block_pool import Cleared, PoolEvent, Removed, Stored
 from simulator.vllm_wire import END_OF_REPLAY, encode_batch, encode_sequence
 
@@ -101,3 +104,16 @@ def test_sequence_numbers_are_eight_bytes_big_endian() -> None:
 def test_each_evicted_block_is_told_in_an_event_of_its_own() -> None:
     _, events, _ = msgspec.msgpack.decode(encode_batch(0.0, [Removed((1, 2))], 1))
     assert [event["block_hashes"] for event in events] == [[1], [2]]
+
+
+def test_the_host_tier_is_told_as_the_offloading_connector_does() -> None:
+    told = Stored((1, 2), 9, (5, 6), (None, None), tier=Tier.HOST)
+    gone = Removed((3, 4), tier=Tier.HOST)
+    batch = decode(encode_batch(0.0, [told, gone], 1))
+    first, second, removed = batch.events
+    assert isinstance(first, BlocksStored)
+    assert isinstance(second, BlocksStored)
+    assert isinstance(removed, BlocksRemoved)
+    assert (first.hashes, second.hashes, removed.hashes) == ((1,), (2,), (3, 4))
+    assert (first.medium, first.parent, len(first.token_ids)) == ("CPU", None, 0)
+    assert removed.medium == "CPU"
