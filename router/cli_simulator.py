@@ -97,6 +97,8 @@ _engine_options = _options(
     click.option("--block-size", type=_Count, default=64, show_default=True, help="Tokens."),
     click.option("--blocks", type=_Count, default=None,
                  help="Blocks of each worker. [what the profile's memory holds]"),
+    click.option("--host-blocks", type=_Count, default=None,
+                 help="Blocks of each worker's host cache, for vllm. [none]"),
 )  # fmt: skip
 
 _fleet_options = _options(
@@ -449,6 +451,9 @@ def _scheduler(given: dict[str, Any], *, ranks: int = 1, joined_steps_max: int =
     from simulator.profile import load_profile
     from simulator.schedulers import SCHEDULERS
 
+    options = dict(given["engine_options"])
+    if given["host_blocks"] is not None:
+        options["host_block_count"] = str(given["host_blocks"])
     config = scheduler_config(
         given["engine"],
         load_profile(given["profile"]),
@@ -456,7 +461,7 @@ def _scheduler(given: dict[str, Any], *, ranks: int = 1, joined_steps_max: int =
         block_count=given["blocks"],
         ranks=ranks,
         joined_steps_max=joined_steps_max,
-        options=given["engine_options"],
+        options=options,
     )
     SCHEDULERS[given["engine"]](config)  # which has the last word on what fits together
     return config

@@ -10,14 +10,16 @@ from simulator.profile import Profile
 from simulator.scheduler import SchedulerConfig
 from simulator.schedulers.chitu_task import ChituConfig
 from simulator.schedulers.sglang_config import SglangConfig
+from simulator.schedulers.vllm_config import VllmConfig
 
 _CONFIGS: dict[str, type[SchedulerConfig]] = {
+    "vllm": VllmConfig,
     "sglang": SglangConfig,
     "chitu": ChituConfig,
     "chitu-skew": ChituConfig,
     "chitu-dp": ChituConfig,
 }
-"""Engines with options beyond the common ones."""
+"""By engine, what it is told."""
 
 _GIVEN_OTHERWISE = ("block_size", "block_count", "cost", "hash_seed", "lora_names", "vocabulary")
 
@@ -37,7 +39,7 @@ def scheduler_config(
     options: fields of the engine's configuration, as text, such as policy: lpm for SGLang.
     Raises ValueError for options that it doesn't have, and for numbers that don't fit together.
     """
-    config = _CONFIGS.get(engine, SchedulerConfig)
+    config = _CONFIGS[engine]
     blocks = profile.engine.blocks_of(block_size) if block_count is None else block_count
     values: dict[str, Any] = {
         "block_count": blocks,

@@ -103,7 +103,16 @@ def test_windows_failures_replicas_and_loss_are_options(trace: Path, tmp_path: P
     done = kvroute(
         *("replay", trace, "--workers", 2, "--from", 5, "--until", 20, "--fail", "1@3+4"),
         *("--replicas", 2, "--event-delay-ms", 20, "--event-loss", 0.1, "--json", file),
-        *("--blocks", 400, "--block-size", 32, "--profile", "llama-70b-4xh100"),
+        *(
+            "--blocks",
+            400,
+            "--host-blocks",
+            900,
+            "--block-size",
+            32,
+            "--profile",
+            "llama-70b-4xh100",
+        ),
     )
     assert done.exit_code == 0, done.output
     [run] = json.loads(file.read_text())["runs"]
@@ -138,8 +147,9 @@ def test_a_slice_that_ships_is_a_trace(tmp_path: Path) -> None:
         (["{trace}", "--block-size", "48"], 2, "choose a power of 2 up to 512"),
         (["{trace}", "--profile", "abacus"], 2, "no such profile: abacus; there are"),
         (["{trace}", "--engine", "abacus"], 2, "'abacus' is not one of"),
-        (["{trace}", "--engine-option", "policy=lpm"], 2, "vllm has no option 'policy'"),
+        (["{trace}", "--engine-option", "colour=red"], 2, "vllm has no option 'colour'"),
         (["{trace}", "--engine-option", "policy"], 2, "expected NAME=VALUE"),
+        (["{trace}", "--engine", "chitu", "--host-blocks", "9"], 2, "chitu has no option 'host_"),
         (["{trace}", "--engine", "chitu-skew"], 2, "a dense cache has room"),
         (["{trace}", "--from", "1000"], 1, "no request of the trace is left to play"),
         (["{trace}", "--json", "/dev/null/a"], 1, "Not a directory"),

@@ -7,6 +7,7 @@ from simulator.profile import load_profile, profile_names
 from simulator.schedulers import SCHEDULERS
 from simulator.schedulers.chitu_task import ChituConfig
 from simulator.schedulers.sglang_config import SglangConfig
+from simulator.schedulers.vllm_config import VllmConfig
 
 PROFILE = load_profile("llama-8b-h100")
 
@@ -32,6 +33,9 @@ def test_an_engines_own_options_are_given_as_text() -> None:
     config = scheduler_config("sglang", PROFILE, block_size=64, options=options)
     assert isinstance(config, SglangConfig)
     assert (config.policy, config.conservativeness, config.mixed_chunk) == ("lpm", 0.3, True)
+    cached = scheduler_config("vllm", PROFILE, block_size=64, options={"host_block_count": "9000"})
+    assert isinstance(cached, VllmConfig)
+    assert cached.host_block_count == 9000
     few = scheduler_config("vllm", PROFILE, block_size=64, options={"max_num_seqs": "4"})
     assert few.max_num_seqs == 4
 
@@ -39,7 +43,8 @@ def test_an_engines_own_options_are_given_as_text() -> None:
 @pytest.mark.parametrize(
     ("engine", "name", "text", "message"),
     [
-        ("vllm", "policy", "lpm", "vllm has no option 'policy'; there are max_model_len"),
+        ("vllm", "colour", "red", "vllm has no option 'colour'; there are max_model_len"),
+        ("vllm", "policy", "lpm", "policy=lpm: Invalid enum value 'lpm'"),
         ("sglang", "block_size", "8", "no option 'block_size'"),
         ("sglang", "policy", "best", "policy=best: Invalid enum value 'best'"),
         ("vllm", "max_num_seqs", "few", "max_num_seqs=few: "),
