@@ -207,7 +207,7 @@ def replay(
     from simulator import world
     from simulator.comparison import compare as compare_runs
     from simulator.plots import PlotsMissing, check_plots, write_plots
-    from simulator.report import Unwatched, table, to_json, watch, write_csv
+    from simulator.report import Unwatched, shadow_table, table, to_json, watch, write_csv
     from simulator.results import Slo
 
     traffic = _traffic(trace, given)
@@ -228,6 +228,8 @@ def replay(
                 runs = compare_runs(traffic, fleets, world.run, watcher, **arguments)
         for one in runs:
             console.print(table(one))
+            if (shadows_shown := shadow_table(one)) is not None:
+                console.print(shadows_shown)
             for run in one.runs:
                 for reason, count in sorted(run.first.failures.items()):
                     console.print(f"{run.label}: {count} failed: {reason}", style="red")

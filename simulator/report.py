@@ -154,9 +154,27 @@ def table(comparison: Comparison) -> Table:
     row("  failed", lambda one: f"{one.failed}", "0")
     row("  shed", lambda one: f"{one.shed}", "0")
     row("preemptions", lambda one: f"{one.preemptions}", "0")
-    if any(one.copies for one in numbers):
-        row("copies", lambda one: f"{one.copies}")
+    row("copies", lambda one: f"{one.copies}")
+    for name in _noted(comparison.runs):
+        cells = [f"{run.first.counters.get(name, 0)}" for run in comparison.runs]
+        shown.add_row(name.replace("_", " "), *cells, "")
     row("took here", lambda one: f"{one.wall_s:.1f} s")
+    return shown
+
+
+def shadow_table(comparison: Comparison) -> Table | None:
+    """What policies that only watched would have done; None: there were none."""
+    watched = [(run, name) for run in comparison.runs for name in run.first.shadows]
+    if not watched:
+        return None
+    shown = Table(title="policies that only watched", box=SIMPLE)
+    for name in ("policy", "in the run of", "decisions", "same pick", "more hits hoped for"):
+        shown.add_column(name, justify="left" if name in ("policy", "in the run of") else "right")
+    for run, name in watched:
+        shadow = run.first.shadows[name]
+        same = f"{shadow.agreements / shadow.decisions:.1%}" if shadow.decisions else "-"
+        more = f"{shadow.predicted_tokens_more:+,}"
+        shown.add_row(name, run.label, f"{shadow.decisions}", same, more)
     return shown
 
 
@@ -311,6 +329,12 @@ def _csv_cells(numbers: Aggregates) -> list[object]:
         else:
             cells.append(value)
     return cells
+
+
+def _noted(runs: Sequence[Run]) -> list[str]:
+    """What else was counted in any of the runs, with the first seed."""
+    names = {name for run in runs for name, count in run.first.counters.items() if count}
+    return sorted(names - {"copies", "streams_live"})
 
 
 def _promise(slo: Slo) -> str:

@@ -18,6 +18,7 @@ from simulator.report import (
     Run,
     Unwatched,
     mean_of,
+    shadow_table,
     table,
     to_json,
     watch,
@@ -28,6 +29,7 @@ from simulator.results import (
     Outcome,
     RunProgress,
     RunResult,
+    ShadowResult,
     Slo,
     aggregate,
     sample_in_flight,
@@ -37,7 +39,14 @@ from simulator.reuse import Ceiling
 SLO = Slo(ttft_s=0.5, itl_s=0.05)
 
 
-def result(policy: str, count: int = 40, *, failed: bool = False, seed: int = 0) -> RunResult:
+def result(
+    policy: str,
+    count: int = 40,
+    *,
+    failed: bool = False,
+    seed: int = 0,
+    shadows: dict[str, ShadowResult] | None = None,
+) -> RunResult:
     """Two workers, a request a second; cached and quick in the second half."""
     rng = np.random.default_rng(seed)
     arrival_s = np.arange(count, dtype=float)
@@ -68,7 +77,8 @@ def result(policy: str, count: int = 40, *, failed: bool = False, seed: int = 0)
         sample_s=sample_s,
         in_flight=sample_in_flight(arrival_s, arrival_s + e2e_s, worker, 2, sample_s),
         wall_s=1.5,
-        counters={"copies": 3},
+        counters={"copies": 3, "messages_lost": 12, "gaps": 0, "streams_live": 2},
+        shadows=shadows or {},
     )
 
 
@@ -139,6 +149,18 @@ def test_the_table_puts_runs_beside_the_best_possible() -> None:
     ):
         assert text in shown
     assert "seeds" not in shown
+    assert "messages lost" in shown
+    for nothing in ("gaps", "streams"):
+        assert nothing not in shown
+
+
+def test_policies_that_only_watched_have_a_table_of_their_own() -> None:
+    assert shadow_table(comparison("p")) is None
+    shadows = {"watcher": ShadowResult(400, 300, -5000), "idle": ShadowResult(0, 0, 0)}
+    file = io.StringIO()
+    Console(file=file, width=160).print(shadow_table(comparison("p", shadows=shadows)))
+    for text in ("watcher", "400", "75.0%", "-5,000", "idle"):
+        assert text in file.getvalue()
 
 
 def test_several_seeds_are_averaged_and_their_spread_is_told() -> None:
