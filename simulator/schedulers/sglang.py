@@ -409,15 +409,18 @@ class SglangScheduler:
         """
         if target <= self._begun or not self._decode:
             return
-        size, behind = self._config.block_size, self._ended
+        size, ahead = self._config.block_size, target - self._ended
         decoding = before = last = 0
         for one in self._decode:
             if one.node is None:
                 continue  # aborted
-            held = one.shared_pages + one.private_pages
-            held_before = -(-(one.computed_tokens + target - 1 - behind) // size)
-            held_then = -(-(one.computed_tokens + target - behind) // size)
             decoding += 1
+            held = one.shared_pages + one.private_pages
+            tokens = one.computed_tokens + ahead
+            if tokens <= held * size:
+                continue
+            held_before = max(held, -(-(tokens - 1) // size))
+            held_then = -(-tokens // size)
             before += held_before - held
             last += held_then - held_before
             one.private_pages += held_then - held
@@ -461,12 +464,13 @@ class SglangScheduler:
                 continue  # aborted
             first = one.known_tokens
             one.computed_tokens += steps
-            one.known_tokens += steps
-            self._generated_tokens += steps
-            outputs.append(Output(one, first, one.known_tokens, one.finished))
-            if one.finished:
+            one.known_tokens = last = first + steps
+            finished = last == one.total_tokens
+            outputs.append(Output(one, first, last, finished))
+            if finished:
                 self._running.remove(one)
                 self._finish(one)
+        self._generated_tokens += steps * len(outputs)
         return outputs
 
     def _finish(self, sequence: SglangSequence) -> None:
