@@ -105,15 +105,26 @@ _fleet_options = _options(
     _engine_options,
     click.option("--ranks", type=_Count, default=1, show_default=True,
                  help="Data-parallel ranks of each engine."),
-    click.option("--order", default="fcfs", show_default=True, help="Of the router's queue."),
     click.option("--config", "-c", "config_file", type=_File, default=None,
                  help="A router's YAML file; its `routing` counts."),
     click.option("--replicas", type=_Count, default=1, show_default=True,
                  help="Routers, each with a view of its own."),
     click.option("--event-delay-ms", type=_NotNegative, default=5.0, show_default=True,
                  help="From an engine's step to the routers' index."),
+    click.option("--event-jitter-ms", type=_NotNegative, default=0.0, show_default=True,
+                 help="The delay is even in delay +- jitter."),
     click.option("--event-loss", type=_Share, default=0.0, show_default=True,
                  help="Share of the event messages that are lost."),
+    click.option("--approximate-workers", type=click.IntRange(min=0), default=0, show_default=True,
+                 help="So many of the workers publish no events: routers guess from their picks."),
+    click.option("--past-router", "past_router_share", type=click.FloatRange(0, 1), default=0.0,
+                 show_default=True, help="Share of the requests that no router is asked about."),
+    click.option("--prefill-workers", type=_Count, default=None,
+                 help="So many of the workers compute prompts, the others bring out the answers."
+                      " [every worker does both]"),
+    click.option("--engines-per-host", type=_Count, default=1, show_default=True,
+                 help="For the way that KV cache takes."),
+    click.option("--hosts-per-rack", type=_Count, default=8, show_default=True),
     click.option("--fail", "failures", callback=_as_failures, multiple=True,
                  metavar="WORKER@S[+DOWN_S]",
                  help="A worker, counted from 0, dies at this second of the run and is back, empty,"
@@ -420,15 +431,15 @@ def _fleet(
 ) -> "RunOptions":
     """What every run of one policy has in common. Raises UsageError for what can't be run."""
     from router.config import ServeConfig, load
-    from simulator.options import Failure, RunOptions
+    from simulator.options import Disaggregation, Failure, RunOptions
     from simulator.trace import check_block_size
 
     config = load(ServeConfig, given["config_file"], {}, {})
+    prefill_workers = given["prefill_workers"]
     try:
         check_block_size(given["block_size"])
         return RunOptions(
             policy=policy,
-            order=given["order"],
             workers=workers,
             ranks=given["ranks"],
             engine=given["engine"],
@@ -437,7 +448,13 @@ def _fleet(
             replicas=given["replicas"],
             shadows=tuple(shadows),
             event_delay_s=given["event_delay_ms"] / 1e3,
+            event_jitter_s=given["event_jitter_ms"] / 1e3,
             event_loss=given["event_loss"],
+            approximate_workers=given["approximate_workers"],
+            past_router_share=given["past_router_share"],
+            disaggregation=None if prefill_workers is None else Disaggregation(prefill_workers),
+            engines_per_host=given["engines_per_host"],
+            hosts_per_rack=given["hosts_per_rack"],
             failures=tuple(
                 Failure(at_s=at_s, worker=worker, down_s=down_s)
                 for worker, at_s, down_s in given["failures"]

@@ -120,6 +120,20 @@ def test_windows_failures_replicas_and_loss_are_options(trace: Path, tmp_path: P
     assert run["failed"] == 0
 
 
+def test_prompts_and_answers_may_have_workers_of_their_own(trace: Path, tmp_path: Path) -> None:
+    file = tmp_path / "a.json"
+    done = kvroute(
+        *("replay", trace, "--workers", 4, "--prefill-workers", 2, "--engines-per-host", 2),
+        *("--approximate-workers", 1, "--event-jitter-ms", 2, "--past-router", 0.0, "--json", file),
+    )
+    assert done.exit_code == 0, done.output
+    [run] = json.loads(file.read_text())["runs"]
+    assert (run["requests"], run["failed"]) == (60, 0)
+    refused = kvroute("replay", trace, "--workers", 2, "--prefill-workers", 2)
+    assert refused.exit_code == 2
+    assert "prefill_workers must be between 1 and 1, got 2" in refused.output
+
+
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "chitu"])
 def test_every_engine_replays(engine: str, trace: Path) -> None:
     done = kvroute("replay", trace, "--engine", engine, "--engine-option", "max_num_seqs=32")
