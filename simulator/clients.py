@@ -31,7 +31,7 @@ from simulator.virtual_router import VirtualRouter
 
 BACKOFF_S = 0.1
 BACKOFF_S_MAX = 2.0
-"""As kvroute's client: what RetryInfo says, plus uniform(0, min(max, backoff * 2^refusals))."""
+"""As in kvroute's client: RetryInfo + uniform(0, min(max, backoff * 2^(failures - 1)))."""
 _UNAVAILABLE = (Reason.NO_WORKER, Reason.NO_ELIGIBLE_WORKER)
 
 
@@ -46,7 +46,8 @@ class Life:
     content: Callable[[], Content]
     role: Role
     """What it wants a worker for now."""
-    attempts: int = 0
+    losses: int = 0
+    """That were lost with their worker."""
     refusals: int = 0
     router: VirtualRouter | None = None
     """Who picked; None: nobody was asked."""
@@ -60,7 +61,8 @@ class Life:
 
     @property
     def request_id(self) -> str:
-        return f"r{self.index}-{self.role}"
+        """For router and engine: one for each try of each role."""
+        return f"r{self.index}-{self.role}-{self.losses}"
 
 
 class Clients:
@@ -186,9 +188,8 @@ class Clients:
         counters["refusals"] += 1
         self._record.note(Happened.REFUSED, now_s, life.index)
         asked_s = refusal.retry_after_s
-        backoff_s = min(BACKOFF_S_MAX, BACKOFF_S * 2.0**life.refusals)
-        life.refusals = min(life.refusals + 1, 10)
-        retry_s = (asked_s or 0.0) + self._rng.uniform(0.0, backoff_s)
+        life.refusals += 1
+        retry_s = (asked_s or 0.0) + self._backoff_s(life.refusals)
         can_wait = asked_s is not None or refusal.reason in _UNAVAILABLE
         if can_wait and now_s + retry_s - life.arrived_s <= self._options.patience_s:
             counters["retries"] += 1
@@ -199,8 +200,11 @@ class Clients:
             self._record.turn_away(life.index)
             self._end(life)
 
+    def _backoff_s(self, failures: int) -> float:
+        ceiling_s = min(BACKOFF_S_MAX, BACKOFF_S * 2.0 ** min(failures - 1, 10))
+        return self._rng.uniform(0.0, ceiling_s)
+
     def _submit(self, life: Life, worker: Worker) -> None:
-        life.attempts += life.role is not Role.DECODE
         life.worker = worker
         worker.in_flight += 1
         if not worker.engine.up:
@@ -269,14 +273,15 @@ class Clients:
             raise AssertionError(f"{life.request_id} is lost, but was nowhere")
         self._report(life, ProgressState.FAILED, failure=Ending.FAILED_WORKER)
         self._leave(life)
-        if life.attempts > self._options.resends_max:
+        life.losses += 1
+        if life.losses > self._options.resends_max:
             self._fail(life, "worker lost")
             return
         life.failed_workers = {worker.engine.engine_id}
         if life.role is Role.DECODE:
             life.role, life.prefilled_at = Role.PREFILL, None
         self._record.counters["resent"] += 1
-        retry_s = self._rng.uniform(0.0, BACKOFF_S)
+        retry_s = self._backoff_s(life.losses)
         self._timeline.at(self._timeline.now_s + retry_s, partial(self._place, life))
 
     def _leave(self, life: Life) -> None:
@@ -294,7 +299,7 @@ class Clients:
     def _end(self, life: Life) -> None:
         """However it ended: its client goes on."""
         record, now_s = self._record, self._timeline.now_s
-        record.attempts[life.index] = life.attempts
+        record.losses[life.index] = life.losses
         record.note(Happened.ENDED, now_s, life.index, int(record.outcome[life.index]))
         del self.lives[life.index]
         if not self.lives:

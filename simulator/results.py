@@ -113,8 +113,8 @@ class RunResult:
 
     predicted_tokens: Integers = field(default_factory=_no_integers)
     """One a request: the cached tokens that the router expected at the last pick; 0 without one."""
-    attempts: Integers = field(default_factory=_no_integers)
-    """One a request: how often it was sent to a worker."""
+    losses: Integers = field(default_factory=_no_integers)
+    """One a request: how often its worker died under it."""
     waiting: Integers = field(default_factory=_no_integers)
     """Requests in each worker's queue, as it told last; shape (samples, workers)."""
     used_blocks: Integers = field(default_factory=_no_integers)

@@ -41,7 +41,7 @@ class RunRecord:
         self.itl_s, self.e2e_s = floats(), floats()
         self.prompt_tokens, self.cached_tokens = integers(), integers()
         self.output_tokens, self.predicted_tokens = integers(), integers()
-        self.preemptions, self.attempts = integers(), integers()
+        self.preemptions, self.losses = integers(), integers()
         self.worker = np.full(request_count, NO_WORKER, np.int64)
         self.outcome = np.full(request_count, Outcome.FAILED, np.int64)
         self.counters: Counter[str] = Counter()
@@ -128,7 +128,7 @@ class RunRecord:
             counters=dict(self.counters),
             failures=dict(self.failures),
             predicted_tokens=self.predicted_tokens,
-            attempts=self.attempts,
+            losses=self.losses,
             waiting=matrices[1],
             used_blocks=matrices[2],
             shadows=shadows,

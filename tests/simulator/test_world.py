@@ -1,6 +1,7 @@
 """The virtual world: conservation under every option, determinism, and stories with known ends."""
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -8,9 +9,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from router.prompt import Prompt
 from simulator.clients import Clients
+from simulator.cost_model import Distance
 from simulator.laws import LawBroken
-from simulator.options import Failure, RelayRestart, RunOptions
+from simulator.options import Disaggregation, Failure, RelayRestart, RunOptions
 from simulator.results import Outcome, RunResult
 from simulator.scheduler import SchedulerConfig, StepResult
 from simulator.trace import Trace, TraceRequest
@@ -101,6 +104,9 @@ def fleets(draw: st.DrawFn) -> dict[str, Any]:
         "event_loss": draw(st.sampled_from([0.0, 0.0, 0.2])),
         "approximate_workers": draw(st.integers(0, workers)),
         "past_router_share": draw(st.sampled_from([0.0, 0.3])),
+        "disaggregation": None
+        if workers == 1 or draw(st.booleans())
+        else Disaggregation(draw(st.integers(1, workers - 1))),
         "failures": tuple(
             draw(st.lists(st.builds(Failure, at_s=at_s, worker=worker, down_s=down_s), max_size=3))
         ),
@@ -226,7 +232,7 @@ def test_requests_of_a_dead_worker_are_sent_again_elsewhere() -> None:
     prompts = [request(0.0, [10 + i], 200) for i in range(4)]
     _, result = checked(trace(*prompts), failures=(Failure(at_s=0.5, worker=0, down_s=20.0),))
     assert (result.outcome == Outcome.SERVED).all()
-    assert result.counters["resent"] == (result.attempts == 2).sum() > 0
+    assert result.counters["resent"] == (result.losses == 1).sum() > 0
     assert set(result.worker.tolist()) == {1}
 
 
@@ -293,6 +299,117 @@ def test_long_requests_keep_their_reservations() -> None:
     _, result = checked(trace(request(0.0, [1], 400)), workers=1, scheduler=slow)
     assert result.e2e_s[0] > 2 * RunOptions().routing.lease_s
     assert result.outcome.tolist() == [Outcome.SERVED]
+
+
+def test_prompts_are_computed_by_some_and_answers_brought_out_by_others() -> None:
+    world, result = checked(
+        trace(*(request(2.0 * i, [1, 2, 10 + i], 50) for i in range(6))),
+        workers=4,
+        disaggregation=Disaggregation(prefill_workers=2),
+    )
+    assert (result.outcome == Outcome.SERVED).all()
+    assert set(result.worker.tolist()) <= {0, 1}
+    told = [worker.engine.load() for worker in world.fleet.workers]
+    assert sum(load.finished for load in told[:2]) == sum(load.finished for load in told[2:]) == 6
+    assert sum(load.generated_tokens for load in told[:2]) == 6
+    assert sum(load.generated_tokens for load in told[2:]) == 6 * 50
+    assert (result.output_tokens == 50).all()
+    assert (result.cached_tokens[1:] >= 512).all()
+
+
+def test_kv_cache_from_farther_away_takes_longer() -> None:
+    def ttft_s(**places: int) -> float:
+        options: dict[str, Any] = {"disaggregation": Disaggregation(1), **places}
+        _, result = checked(trace(request(0.0, [1, 2, 3, 4])), **options)
+        return float(result.ttft_s[0])
+
+    host = ttft_s(engines_per_host=2)
+    rack = ttft_s(hosts_per_rack=2)
+    cluster = ttft_s(hosts_per_rack=1)
+    assert host < rack < cluster
+    kv = 2048 * SMALL.cost.kv_bytes_per_token
+    assert cluster - rack == pytest.approx(kv / 20e9 - kv / 40e9 + 50e-6)
+
+
+def test_a_request_whose_decode_worker_dies_starts_over_with_its_prompt() -> None:
+    _, result = checked(
+        trace(request(0.0, [1], 200)),
+        workers=3,
+        disaggregation=Disaggregation(1),
+        failures=(Failure(0.5, 1, 30.0), Failure(0.5, 2, 1.0)),
+        resends_max=20,
+    )
+    assert result.outcome.tolist() == [Outcome.SERVED]
+    assert result.losses[0] >= 1
+    assert result.cached_tokens[0] == 512 - 64
+
+
+def test_shadows_watch_and_change_nothing() -> None:
+    mixed = conversation(80)
+    alone = run(RunOptions(workers=4), mixed)
+    watched = run(RunOptions(workers=4, shadows=("dynamo-adaptive", "round-robin")), mixed)
+    assert watched.digest == alone.digest
+    own, other = watched.shadows["dynamo-adaptive"], watched.shadows["round-robin"]
+    assert own.decisions == own.agreements == other.decisions == 80
+    assert own.predicted_tokens_more == 0
+    assert other.agreements < 60
+    assert other.predicted_tokens_more < 0
+
+
+def test_the_engines_own_bytes_through_the_relays_code_lead_to_the_same_index() -> None:
+    mixed = conversation(50)
+    small = SchedulerConfig(block_count=1024, block_size=64, joined_steps_max=10_000)
+    direct = World(RunOptions(workers=3, scheduler=small, check=True), mixed)
+    real = World(RunOptions(workers=3, scheduler=small, check=True, events="engine"), mixed)
+    assert direct.run().digest == real.run().digest  # every pick, at every time
+    views = direct.fleet.routers[0].view, real.fleet.routers[0].view
+    for sources in zip(*(view.sources.values() for view in views), strict=True):
+        counts = [view.index.told(one.slot) for view, one in zip(views, sources, strict=True)]
+        assert counts[0] == counts[1] > 0
+    slots = [np.array([source.slot for source in view.sources.values()], np.intp) for view in views]
+    for asked in mixed.requests:
+        prompts = (
+            Prompt.from_hashes(asked.block_hashes(64), 64, asked.prompt_tokens),
+            Prompt.from_tokens(asked.token_ids().tobytes()),
+        )
+        overlaps = [
+            view.index.overlap(prompt.prefixes(64), 1 << 20, at)
+            for view, prompt, at in zip(views, prompts, slots, strict=True)
+        ]
+        np.testing.assert_array_equal(*overlaps)
+
+
+def test_a_copied_prefix_is_found_by_the_next_request() -> None:
+    twins = trace(request(0.0, [1, 2, 3], 4), request(6.0, [1, 2, 3], 4))
+    plain = run(RunOptions(workers=2, scheduler=SMALL, policy="round-robin"), twins)
+    assert plain.cached_tokens.tolist() == [0, 0]
+    world = World(RunOptions(workers=2, scheduler=SMALL, policy="round-robin", check=True), twins)
+    outcomes: list[bool] = []
+    prompt = Prompt.from_hashes(twins.requests[0].block_hashes(64), 64, 1536)
+    for worker in world.fleet.workers:
+        copy = partial(
+            world.copy_prefix, prompt.prefixes(64).tolist(), worker, Distance.RACK, outcomes.append
+        )
+        world.timeline.at(3.0, copy)
+    result = world.run()
+    assert result.cached_tokens[1] == 1536 - 64
+    assert outcomes == [True, True]
+    assert result.counters["copies"] == 2
+
+
+def test_a_copy_to_an_engine_that_dies_fails() -> None:
+    outcomes: list[bool] = []
+    world = World(
+        RunOptions(workers=2, scheduler=SMALL, failures=(Failure(1.0, 0, 5.0),), check=True),
+        trace(request(0.0, [9], 4), request(20.0, [9], 4)),
+    )
+    worker = world.fleet.workers[0]
+    names = list(range(1, 65))
+    for when_s in (0.9999, 2.0):  # under way, and down
+        copy = partial(world.copy_prefix, names, worker, Distance.CLUSTER, outcomes.append)
+        world.timeline.at(when_s, copy)
+    world.run()
+    assert outcomes == [False, False]
 
 
 def test_samples_show_where_requests_were() -> None:
