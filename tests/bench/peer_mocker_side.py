@@ -16,7 +16,6 @@ from dynamo._core import run_mocker_trace_replay
 from dynamo.llm import KvRouterConfig
 
 TRACE_BLOCK = 512
-SPEEDUPS = 1.0, 3.0, 6.0
 REPEATS = 5
 """Of the KV router, whose ties are broken at random."""
 
@@ -25,24 +24,25 @@ def replay(path, **options):  # type: ignore[no-untyped-def]
     return run_mocker_trace_replay([path], trace_block_size=TRACE_BLOCK, **options)
 
 
-def fleet_runs(trace):  # type: ignore[no-untyped-def]
-    """Eight workers with everything at its default, by router."""
+def fleet_runs(trace, workers, speedups):  # type: ignore[no-untyped-def]
+    """Engines at their defaults, by router."""
     found = []
     for router, config, repeats in (
         ("round_robin", None, 1),
         ("kv_router", None, REPEATS),
         ("kv_router", {"prefill_load_scale": 4.0}, REPEATS),
     ):
-        for speedup in SPEEDUPS:
+        for speedup in speedups:
             for _ in range(repeats):
                 result = replay(
                     trace,
-                    num_workers=8,
+                    num_workers=workers,
                     router_mode=router,
                     router_config=KvRouterConfig(**config) if config else None,
                     arrival_speedup_ratio=speedup,
                 )
-                row = {"router": router, "config": config or {}, "speedup": speedup}
+                row = {"router": router, "config": config or {}}
+                row |= {"workers": workers, "speedup": speedup}
                 found.append(row | numbers(result.summary))
     return found
 
@@ -54,7 +54,8 @@ def numbers(summary):  # type: ignore[no-untyped-def]
         "token_hit_rate": round(summary["first_admission_prefix_cache_reused_ratio"], 5),
         "token_hit_rate_again": round(summary["prefix_cache_reused_ratio"], 5),
         "ttft_ms": spread(summary, "ttft_ms"),
-        "itl_ms": spread(summary, "itl_ms"),
+        "itl_ms": spread(summary, "itl_ms"),  # of gaps; TPOT: of requests' mean gaps
+        "tpot_ms": spread(summary, "tpot_ms"),
         "e2e_ms": spread(summary, "e2e_latency_ms"),
         "requests_per_s": round(summary["request_throughput_rps"], 4),
         "duration_s": round(summary["duration_ms"] / 1e3, 3),
@@ -129,6 +130,10 @@ def each(records):  # type: ignore[no-untyped-def]
 
 
 trace, its_slice = sys.argv[1:]
-json.dump(
-    {"probes": probes(), "engine": engine_runs(its_slice), "fleet": fleet_runs(trace)}, sys.stdout
-)
+found = {
+    "probes": probes(),
+    "engine": engine_runs(its_slice),
+    "slice": fleet_runs(its_slice, workers=4, speedups=[12.0]),
+    "fleet": fleet_runs(trace, workers=8, speedups=[1.0, 3.0, 6.0]),
+}
+json.dump(found, sys.stdout)

@@ -1,0 +1,120 @@
+"""Our simulated fleet beside the peer's: the same trace, the same engines, each with its router.
+
+    python -m tests.bench.peer_fleet CONVERSATION_TRACE
+
+The peer's half was recorded by peer_mocker.py; ours runs now, in three or four minutes. Engines
+don't tell their capacity: the peer's routers never skip a full worker, and so ours don't either.
+Ends with 1 when a number is further from the peer's median than TOLERANCE.
+"""
+
+import json
+import sys
+from collections.abc import Iterator
+from itertools import groupby
+from statistics import median
+from typing import Any, NamedTuple
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from router.config import RoutingSettings
+from simulator.options import RunOptions
+from simulator.profile import load_profile
+from simulator.results import RunResult
+from simulator.scheduler import SchedulerConfig
+from simulator.trace import Trace
+from simulator.trace_file import load_trace
+from simulator.world import run
+from tests.bench.peer_mocker import RECORD
+
+TOLERANCE = 0.15
+POLICIES = {"round_robin": "round-robin", "kv_router": "dynamo-blocks"}
+"""The peer's routers -> our policies"""
+
+
+class Row(NamedTuple):
+    """One number of one load, theirs and ours."""
+
+    router: str
+    speedup: float
+    number: str
+    theirs: float
+    ours: float
+
+    @property
+    def ratio(self) -> float:
+        return self.ours / self.theirs
+
+
+def rows(trace: Trace, record: list[dict[str, Any]]) -> Iterator[Row]:
+    """Runs ours for each of the peer's loads. record: a list of peer_mocker.json's fleets."""
+    by_load = groupby(record, key=lambda one: (one["router"], one["config"], one["speedup"]))
+    for (router, config, speedup), group in by_load:
+        theirs = list(group)
+        result = ours(trace, POLICIES[router], config, theirs[0]["workers"], speedup)
+        name = " ".join([router, *(f"{key} {value:g}" for key, value in config.items())])
+        for number, value in numbers(result).items():
+            key, _, part = number.partition(".")
+            peer = median(one[key][part] if part else one[key] for one in theirs)
+            yield Row(name, speedup, number, peer, value)
+
+
+def ours(
+    trace: Trace, policy: str, parameters: dict[str, float], workers: int, speedup: float
+) -> RunResult:
+    """Arrivals as stamped: the peer doesn't spread them."""
+    profile = load_profile("mocker")
+    engine = profile.engine
+    options = RunOptions(
+        policy=policy,
+        workers=workers,
+        routing=RoutingSettings(parameters={policy: parameters} if parameters else {}),
+        scheduler=SchedulerConfig(
+            block_count=engine.block_count,
+            block_size=engine.block_size,
+            max_num_seqs=engine.max_num_seqs,
+            step_tokens_max=engine.max_num_batched_tokens,
+            joined_steps_max=10_000,
+            cost=profile.cost_model(),
+        ),
+        tells_capacity=False,
+    )
+    return run(options, trace.at_rate(speedup))
+
+
+def numbers(result: RunResult) -> dict[str, float]:
+    """By the record's keys."""
+    return {
+        "token_hit_rate": result.cached_tokens.sum() / result.prompt_tokens.sum(),
+        "ttft_ms.mean": float(np.nanmean(result.ttft_s)) * 1e3,
+        "ttft_ms.p99": float(np.nanpercentile(result.ttft_s, 99)) * 1e3,
+        "tpot_ms.mean": float(np.nanmean(result.itl_s)) * 1e3,
+        "e2e_ms.mean": float(np.nanmean(result.e2e_s)) * 1e3,
+    }
+
+
+def main(path: str) -> int:
+    record = json.loads(RECORD.read_text(encoding="utf-8"))
+    table = Table("router", "load", "number", "peer", "ours", "ours / peer")
+    console = Console()
+    far = 0
+    with console.status("running"):
+        for row in rows(load_trace(path), record["fleet"]):
+            is_far = abs(row.ratio - 1) > TOLERANCE
+            far += is_far
+            told = f"{row.ratio:.3f}"
+            table.add_row(
+                row.router,
+                f"{row.speedup:g}x",
+                row.number,
+                f"{row.theirs:.4g}",
+                f"{row.ours:.4g}",
+                f"[red]{told}[/red]" if is_far else told,
+            )
+    console.print(table)
+    return int(far > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
