@@ -235,22 +235,18 @@ class ChituScheduler:
         rank, options, group = self.ranks[0], self.options, self.free_groups[0]
         evictions = rank.evictions
         ordered = self.order.sort(self._ready(rank), now_s)
-        tried = True
         if self.order.decode_only:
             rank.receive(ordered, now_s)
         elif ordered and ordered[0].type is TaskType.PREFILL:
             work = rank.prefill(ordered, options.prefill_limit, options.chunk_tokens, now_s)
             if work:
                 return Batch(group, TaskType.PREFILL, work)
-        else:
-            tried = False
         decode_count = sum(task.type is TaskType.DECODE for task in ordered)
         work = rank.decode(ordered, options.decode_limit)
         if not work:
             return None
         alike = self.order.steady and len(work) == decode_count and rank.evictions == evictions
-        prefills_stay = decode_count == len(ordered) or tried
-        return Batch(group, TaskType.DECODE, work, alike and prefills_stay)
+        return Batch(group, TaskType.DECODE, work, alike)
 
     def rank_of(self, task: Task) -> Rank:
         return self.ranks[task.owner or 0]

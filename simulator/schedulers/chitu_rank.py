@@ -157,7 +157,7 @@ class Rank:
                 range(1, steps), False, key=lambda count: not self._steps_fit(tasks, count)
             )
         if steps > 1 and self._blocked_hash is not None:
-            steps = min(steps, self._steps_before_store(tasks, self._blocked_hash, steps))
+            steps = self._steps_to_store(tasks, self._blocked_hash, steps)
         return max(steps, 1)
 
     def decode_ahead(self, tasks: list[Task], begun: int, steps: int) -> None:
@@ -310,8 +310,11 @@ class Rank:
             missing += self._blocks_for(sequence.computed_tokens + steps) - len(sequence.blocks)
         return self.pool.fits((), missing)
 
-    def _steps_before_store(self, tasks: list[Task], block_hash: int, steps: int) -> int:
-        """How many of the next steps pass before one stores this content."""
+    def _steps_to_store(self, tasks: list[Task], block_hash: int, steps: int) -> int:
+        """How many of the next steps pass until one of them has stored this content. The first of
+        them has stored its blocks already."""
+        if block_hash in self.pool.contents():
+            return 1
         size = self.config.block_size
         for task in tasks:
             sequence = task.sequence
@@ -319,7 +322,7 @@ class Rank:
             hashes = sequence.content.hashes(last)
             if block_hash in hashes[sequence.stored_count : last]:
                 at = hashes.index(block_hash, sequence.stored_count, last)
-                steps = (at + 1) * size - sequence.computed_tokens - 1
+                steps = (at + 1) * size - sequence.computed_tokens
         return steps
 
     def _grow(self, sequence: Sequence, token_count: int) -> bool:

@@ -76,8 +76,8 @@ class Order:
         self.allowed = frozenset(modes if len(modes) == 1 else TaskType)
         """Both modes together are none."""
         self.decode_only = self.allowed == {TaskType.DECODE}
-        self.steady = "stride" not in names
-        """Whether time alone changes nothing about it."""
+        self.steady = not {"stride", "prefix_align"} & set(names)
+        """Whether it stays while decodes go on."""
         scores = [_MODES[name][0] if name in _MODES else name for name in names] or ["fcfs"]
         self._scores = [SCORES[name] for name in scores]
 

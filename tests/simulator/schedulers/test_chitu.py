@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from simulator.block_pool import Stored
+from simulator.content import ChainContent
 from simulator.cost_model import PrefillChunk
-from simulator.scheduler import RequestRefused, SchedulerConfig, Sequence
+from simulator.scheduler import RequestRefused, SchedulerConfig, Sequence, Submission
 from simulator.schedulers import SCHEDULERS
 from simulator.schedulers.chitu import ChituScheduler
 from simulator.schedulers.chitu_dp import DpFifoScheduler
@@ -159,6 +160,28 @@ def test_a_joined_run_of_ranks_ends_before_another_rank_becomes_the_slowest() ->
     single, joined = ends(1), ends(10_000)
     assert joined[-1] == pytest.approx(single[-1], rel=1e-12)
     assert 4 <= len(joined) < 30
+
+
+def test_a_run_ends_before_the_step_that_stores_what_the_first_in_line_lacks() -> None:
+    scheduler = ChituScheduler(
+        config(block_count=12, joined_steps_max=10_000, scheduler_type="prefill_first")
+    )
+    first = scheduler.add(submission("a", 8, 24), 0.0)
+    begun = scheduler.begin_step(step(scheduler))
+    assert begun is not None
+    follower = ChainContent(first.content.hashes(8), "b")
+    scheduler.add(
+        Submission(request_id="b", content=follower, prompt_tokens=45, output_tokens=1),
+        begun.start_s,
+    )
+    cut = scheduler.cut_step(begun.start_s)
+    assert cut is not None
+    scheduler.end_step(cut.end_s)
+    # 12 blocks are needed; 2 of them are there, and 12 - 3 are left. When the block of the 12th
+    # token is stored, it is 9 of 9.
+    run = scheduler.begin_step(cut.end_s)
+    assert run is not None
+    assert run.count == 3
 
 
 def test_events_and_loads_say_whose_rank_they_are() -> None:

@@ -139,10 +139,13 @@ def test_a_run_is_its_steps_one_by_one(
     assert_alike(*engine, acts, joined)
 
 
+HEAVY_TYPES = ["prefill_first", "request_preset,prefill_first", "fcfs", "stride", "prefix_align"]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_under_heavy_load_a_run_is_its_steps_one_by_one(kind: type[ChituScheduler]) -> None:
     evictions = joined = 0
-    for seed in range(12):
+    for seed in range(24):
         rng = Random(seed)
         config = ChituConfig(
             block_count=60 if kind is SkewScheduler else rng.randint(30, 60),
@@ -150,7 +153,8 @@ def test_under_heavy_load_a_run_is_its_steps_one_by_one(kind: type[ChituSchedule
             max_model_len=LENGTH,
             max_num_seqs={SkewScheduler: 3, DpFifoScheduler: 8}.get(kind, 16),
             step_tokens_max=rng.choice([8, 32, 256]),
-            scheduler_type=rng.choice(["prefill_first", "request_preset,prefill_first", "fcfs"]),
+            scheduler_type=rng.choice(HEAVY_TYPES),
+            prefix_caching=rng.random() < 0.7,
             dp_size=2 if kind is DpFifoScheduler else 1,
         )
         run = assert_alike(kind, config, heavy_load(rng), 10_000)
@@ -162,10 +166,10 @@ def test_under_heavy_load_a_run_is_its_steps_one_by_one(kind: type[ChituSchedule
 
 def heavy_load(rng: Random) -> Acts:
     acts: Acts = []
-    for _ in range(50):
-        prompt, output = rng.randint(1, 40), rng.randint(1, 40)
+    for _ in range(30):
+        prompt, output = rng.randint(1, 50), rng.randint(1, 30)
         request = (rng.choice([None, 0, 1]), prompt, output, rng.choice([None, None, 0, 2]))
         acts.append((rng.choice([0.0, 0.01, 0.1]) * rng.random(), request))
         if rng.random() < 0.1:
-            acts.append((0.01, rng.randrange(50)))
+            acts.append((0.01, rng.randrange(30)))
     return acts
