@@ -10,8 +10,8 @@ import numpy as np
 
 from simulator.options import RunOptions
 from simulator.report import Comparison, Run, Watcher, run_label
-from simulator.results import OnProgress, RunResult, Slo, WarmUp, aggregate
-from simulator.reuse import Ceiling, reuse_ceiling
+from simulator.results import Integers, OnProgress, RunResult, Slo, WarmUp, aggregate
+from simulator.reuse import ceiling_of, reusable_blocks
 from simulator.trace import Trace
 
 Play = Callable[[RunOptions, Trace, OnProgress | None], RunResult]
@@ -94,19 +94,27 @@ def compare(
         by_seed = [aggregate(result, warm_up=warm_up, slo=slo) for result in of_seeds]
         runs[rate].append(Run(of_seeds[0], by_seed))
         watcher.end(label, runs[rate][-1].numbers)
-    return [
-        Comparison(
-            trace=traffic.trace.name,
-            workers=fleets[0].workers,
-            engine=fleets[0].engine,
-            rate=rate,
-            ceiling=ceiling_of(traces[rate, seeds[0]], played[0].first, traffic.warm_up(rate)),
-            slo=slo,
-            seeds=seeds,
-            runs=played,
+    comparisons = []
+    for rate, played in runs.items():
+        first = played[0].first
+        reusable = reusable_by_request(traces[rate, seeds[0]], first)
+        counted = traffic.warm_up(rate).counted(first)
+        comparisons.append(
+            Comparison(
+                trace=traffic.trace.name,
+                workers=fleets[0].workers,
+                engine=fleets[0].engine,
+                rate=rate,
+                ceiling=ceiling_of(
+                    first.prompt_tokens[counted], reusable[counted], first.block_size
+                ),
+                reusable=reusable,
+                slo=slo,
+                seeds=seeds,
+                runs=played,
+            )
         )
-        for rate, played in runs.items()
-    ]
+    return comparisons
 
 
 def _play_all(
@@ -127,8 +135,9 @@ def _play_all(
         )
 
 
-def ceiling_of(trace: Trace, run: RunResult, warm_up: WarmUp) -> Ceiling:
-    """What one infinite cache would have reached, of the requests that count, as they came."""
+def reusable_by_request(trace: Trace, run: RunResult) -> Integers:
+    """Blocks that one infinite cache would have had of each prompt, as they came in this run."""
     order = np.argsort(run.arrival_s, kind="stable")
-    requests = [trace.requests[i] for i in order]
-    return reuse_ceiling(requests, run.block_size, counted=warm_up.counted(run)[order])
+    reusable = np.empty(len(order), np.int64)
+    reusable[order] = reusable_blocks([trace.requests[i] for i in order], run.block_size)
+    return reusable

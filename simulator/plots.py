@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from simulator.report import Comparison
-from simulator.results import Floats, Outcome, RunResult
+from simulator.results import Floats, Integers, Outcome, RunResult
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 _WIDTH_IN, _HEIGHT_IN, _DPI = 8.0, 4.5, 120
-_SPANS = 60
+_SPANS = 40
 """Into which a run's time is cut: enough to see it change, few enough to be steady."""
 
 
@@ -49,11 +49,11 @@ def write_plots(comparisons: Sequence[Comparison], folder: Path) -> list[Path]:
     return written
 
 
-def hit_rates_over_time(run: RunResult, edges_s: Floats) -> Floats:
+def hit_rates_over_time(run: RunResult, cached_blocks: Integers, edges_s: Floats) -> Floats:
     """Block hit rate of the requests served that arrived between two edges; NaN without any."""
     served = run.outcome == Outcome.SERVED
     arrival_s = run.arrival_s[served]
-    cached, _ = np.histogram(arrival_s, edges_s, weights=run.cached_blocks[served])
+    cached, _ = np.histogram(arrival_s, edges_s, weights=cached_blocks[served])
     blocks, _ = np.histogram(arrival_s, edges_s, weights=run.prompt_blocks[served])
     rates = np.full(len(blocks), np.nan)
     np.divide(cached, blocks, out=rates, where=blocks > 0)
@@ -61,7 +61,7 @@ def hit_rates_over_time(run: RunResult, edges_s: Floats) -> Floats:
 
 
 def _ttft_over_rate(comparisons: Sequence[Comparison]) -> "Figure":
-    from matplotlib.ticker import ScalarFormatter
+    from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
 
     figure, axes = _figure()
     by_rate = sorted(comparisons, key=lambda comparison: comparison.rate)
@@ -72,8 +72,9 @@ def _ttft_over_rate(comparisons: Sequence[Comparison]) -> "Figure":
         axes.plot(rates, [one.p90 for one in numbers], ":", marker=".", color=line.get_color())
     axes.set(xlabel="rate (times the trace's clock)", ylabel="time to first token (ms)")
     axes.set_yscale("log", nonpositive="mask")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.yaxis.set_major_formatter(ScalarFormatter())
-    axes.yaxis.set_minor_formatter(ScalarFormatter())
+    axes.yaxis.set_minor_formatter(NullFormatter())
     axes.set_title(f"{_about(by_rate[0])}: mean (solid) and p90 (dotted)")
     axes.legend()
     return figure
@@ -81,11 +82,17 @@ def _ttft_over_rate(comparisons: Sequence[Comparison]) -> "Figure":
 
 def _hit_rate_over_time(comparison: Comparison) -> "Figure":
     figure, axes = _figure()
+    first = comparison.runs[0].first
+    edges_s = _edges(first.arrival_s)
+    middles = (edges_s[:-1] + edges_s[1:]) / 2
+    best = hit_rates_over_time(first, comparison.reusable, edges_s)
+    axes.plot(
+        middles, 100 * best, "--", c="gray", label=f"ceiling ({comparison.ceiling.blocks:.1%})"
+    )
     for run in comparison.runs:
-        edges_s = _edges(run.first.arrival_s)
-        middles = (edges_s[:-1] + edges_s[1:]) / 2
-        axes.plot(middles, 100 * hit_rates_over_time(run.first, edges_s), label=run.label)
-    axes.axhline(100 * comparison.ceiling.blocks, ls="--", c="gray", label="best possible, all")
+        rates = hit_rates_over_time(run.first, run.first.cached_blocks, edges_s)
+        label = f"{run.label} ({run.numbers.block_hit_rate:.1%})"
+        axes.plot(middles, 100 * rates, label=label)
     axes.set(xlabel="arrival (s)", ylabel="blocks found in a cache (%)", ylim=(0, 100))
     axes.set_title(f"{_about(comparison)} at {comparison.rate:g}x")
     axes.legend()
@@ -122,7 +129,7 @@ def _save(figure: "Figure", path: Path) -> Path:
 
 
 def _edges(arrival_s: Floats) -> Floats:
-    last_s = float(arrival_s.max()) if len(arrival_s) else 0.0
+    last_s = float(np.nanmax(arrival_s, initial=0.0))
     return np.linspace(0.0, max(last_s, 1e-9), _SPANS + 1)
 
 

@@ -15,7 +15,15 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from simulator.results import Aggregates, Distribution, OnProgress, RunProgress, RunResult, Slo
+from simulator.results import (
+    Aggregates,
+    Distribution,
+    Integers,
+    OnProgress,
+    RunProgress,
+    RunResult,
+    Slo,
+)
 from simulator.reuse import Ceiling
 
 _REDRAWS_PER_S = 4
@@ -50,6 +58,8 @@ class Comparison:
     """Times the trace's own clock."""
     ceiling: Ceiling
     """Over the requests that count."""
+    reusable: Integers
+    """What one infinite cache would have had of each prompt, in blocks; shape (requests,)."""
     slo: Slo
     seeds: Sequence[int]
     runs: Sequence[Run]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from indexer.hashing import prefix_hashes
-from simulator.results import Integers, Mask
+from simulator.results import Integers
 from simulator.trace import ID_TOKENS, TraceRequest, check_block_size
 
 
@@ -27,22 +27,19 @@ class Ceiling:
     """Tokens of the reusable blocks / all prompt tokens."""
 
 
-def reuse_ceiling(
-    requests: Sequence[TraceRequest], block_size: int, *, counted: Mask | None = None
-) -> Ceiling:
-    """The ceiling of requests that come in this order; 0 of nothing.
-
-    counted: those that enter the sums; the others are only remembered. Raises ValueError for a
-    block size that the trace's ids can't be expanded to.
-    """
+def reuse_ceiling(requests: Sequence[TraceRequest], block_size: int) -> Ceiling:
+    """The ceiling of requests that come in this order; 0 of nothing. Raises ValueError for a block
+    size that the trace's ids can't be expanded to."""
     tokens = np.array([request.prompt_tokens for request in requests], np.int64)
-    reusable = reusable_blocks(requests, block_size)
-    if counted is not None:
-        tokens, reusable = tokens[counted], reusable[counted]
-    hits, blocks = int(reusable.sum()), int((tokens // block_size).sum())
+    return ceiling_of(tokens, reusable_blocks(requests, block_size), block_size)
+
+
+def ceiling_of(prompt_tokens: Integers, reusable: Integers, block_size: int) -> Ceiling:
+    """The ceiling of prompts of which so many blocks can be reused."""
+    hits, blocks = int(reusable.sum()), int((prompt_tokens // block_size).sum())
     return Ceiling(
         blocks=hits / blocks if blocks else 0.0,
-        tokens=hits * block_size / int(tokens.sum()) if blocks else 0.0,
+        tokens=hits * block_size / int(prompt_tokens.sum()) if blocks else 0.0,
     )
 
 

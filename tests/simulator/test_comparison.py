@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from simulator import world
-from simulator.comparison import Traffic, ceiling_of, compare
+from simulator.comparison import Traffic, compare, reusable_by_request
 from simulator.options import RunOptions
 from simulator.report import Unwatched
-from simulator.results import OnProgress, Outcome, RunProgress, RunResult, Slo, WarmUp
+from simulator.results import OnProgress, Outcome, RunProgress, RunResult, Slo
 from simulator.trace import Trace, TraceRequest
 from simulator.trace_file import load_trace
 
@@ -90,13 +90,12 @@ def test_nothing_left_to_play_is_refused() -> None:
             )
 
 
-def test_the_ceiling_is_that_of_the_order_in_which_requests_came() -> None:
+def test_what_can_be_reused_is_told_by_the_order_in_which_requests_came() -> None:
     trace = trace_of(0, 1, 2, 3)
     run = FakeWorld().play(FLEETS[0], trace, None)
-    run.arrival_s[:] = [0, 1, 3, np.nan]  # a turn that was never sent
-    assert ceiling_of(trace, run, WarmUp()).blocks == 15 / 48
+    assert reusable_by_request(trace, run).tolist() == [0, 0, 15, 15]
     run.arrival_s[:] = [3, 1, 0, 2]
-    assert ceiling_of(trace, run, WarmUp(until_s=1.0)).blocks == 30 / 48
+    assert reusable_by_request(trace, run).tolist() == [15, 0, 0, 15]
 
 
 def test_processes_that_share_the_work_find_the_same() -> None:

@@ -89,7 +89,8 @@ def comparison(
     for policy in policies:
         results = [result(policy, seed=seed, **about) for seed in seeds]
         runs.append(Run(results[0], [aggregate(one, slo=SLO) for one in results]))
-    return Comparison("trace", 2, "vllm", rate, Ceiling(0.4, 0.39), SLO, seeds, runs)
+    reusable = np.full(runs[0].first.request_count, 4)
+    return Comparison("trace", 2, "vllm", rate, Ceiling(0.4, 0.39), reusable, SLO, seeds, runs)
 
 
 def printed(one: Comparison) -> str:
@@ -216,7 +217,8 @@ def test_pictures_are_drawn_for_every_rate(tmp_path: Path) -> None:
 
 
 def test_hit_rates_over_time_follow_the_arrivals() -> None:
-    rates = hit_rates_over_time(result("p"), np.array([0.0, 10.0, 20.0, 40.0, 50.0]))
+    run = result("p")
+    rates = hit_rates_over_time(run, run.cached_blocks, np.array([0.0, 10.0, 20.0, 40.0, 50.0]))
     assert rates[:3].tolist() == [0.0, 0.0, 0.5]
     assert np.isnan(rates[3])
 

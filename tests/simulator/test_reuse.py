@@ -28,12 +28,6 @@ def test_the_ceiling_counts_usable_leading_blocks_over_full_ones() -> None:
     assert reuse_ceiling([request([1, 2]), request([3, 2])], 128).blocks == 0.0
 
 
-def test_requests_that_dont_count_are_remembered() -> None:
-    twice = [request([1], 511), request([1], 511)]
-    assert reuse_ceiling(twice, 128, counted=np.array([False, True])).blocks == 1.0
-    assert reuse_ceiling(twice, 128, counted=np.zeros(2, bool)) == Ceiling(0.0, 0.0)
-
-
 def test_a_block_size_that_ids_dont_divide_into_is_refused() -> None:
     with pytest.raises(ValueError, match="blocks of 48"):
         reuse_ceiling([request([1])], 48)
