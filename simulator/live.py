@@ -15,6 +15,12 @@ from simulator.clock import ScaledClock
 from simulator.engine import EngineConfig
 from simulator.fleet import StandIn, stand_ins
 
+_PROMPT = (
+    "A router that knows what the cache of every engine holds sends a prompt to where most of it"
+    " has been computed already, and says why."
+)
+"""Two blocks of 64 one-byte tokens, and a few more."""
+
 
 async def run_live(
     configs: Sequence[EngineConfig],
@@ -72,9 +78,9 @@ def _tell(console: Console, engines: Sequence[StandIn], router_file: Path | None
         ]
     lines += [
         "kvroute workers",
-        f'kvroute explain --text "hello" --tokenize {one.address}',
         f"curl {one.address}/v1/completions -H 'Content-Type: application/json'"
-        f''' -d '{{"model": "{model}", "prompt": "hello", "max_tokens": 8}}' ''',
+        f''' -d '{{"model": "{model}", "prompt": "{_PROMPT}", "max_tokens": 8}}' ''',
+        f'kvroute explain --tokenize {one.address} --text "{_PROMPT}"',
     ]
     console.print("\nto try, each in a shell of its own:")
     for line in lines:
