@@ -48,6 +48,7 @@ from simulator.scheduler import (
     Submission,
     check,
 )
+from simulator.schedulers.sglang_arrivals import Arrivals
 from simulator.schedulers.sglang_budget import (
     RETRACT_DECODE_STEPS,
     NewTokenRatio,
@@ -55,6 +56,7 @@ from simulator.schedulers.sglang_budget import (
     Verdict,
 )
 from simulator.schedulers.sglang_config import LOWEST_PRIORITY, SglangSequence, sglang_config
+from simulator.schedulers.sglang_pages import SequencePages
 from simulator.schedulers.sglang_policy import WaitingOrder
 
 LENGTH_MARGIN_TOKENS = 2
@@ -69,8 +71,11 @@ class SglangScheduler:
         self._config = sglang_config(config)
         self.cache = RadixCache(config.block_count)
         self.ratio = NewTokenRatio(self._config.conservativeness)
+        self._pages = SequencePages(self._config, self.cache)
         self._order = WaitingOrder(self._config, self.cache)
         self._waiting: list[SglangSequence] = []
+        self._arrivals = Arrivals(self._config, self.cache, self._pages)
+        """Those who wait, but not for their turn."""
         self._running: list[SglangSequence] = []
         """The decode batch: all whose prompt is computed."""
         self._chunked: SglangSequence | None = None
@@ -87,13 +92,14 @@ class SglangScheduler:
         self._begun = self._ended = 0
         """Its steps whose pages are taken, and those whose tokens are out."""
         self.newest_arrival_s = 0.0
-        self._arrivals = count()
+        self._serial = count()
         self._queried_tokens = self._hit_tokens = self._preemptions = 0
+        self._external_queried_tokens = self._external_hit_tokens = 0
         self._prompt_tokens = self._generated_tokens = self._finished = self._aborted = 0
 
     @override
     def __repr__(self) -> str:
-        running, waiting = len(self.running()), len(self._waiting)
+        running, waiting = len(self.running()), len(self.waiting())
         return f"<SglangScheduler {running} running, {waiting} waiting, {self.cache!r}>"
 
     @property
@@ -103,7 +109,7 @@ class SglangScheduler:
 
     @property
     def next_ready_s(self) -> float | None:
-        return None
+        return self._arrivals.next_ready_s
 
     def running(self) -> list[Sequence]:
         """The decode batch, then those whose prompt is being computed."""
@@ -114,7 +120,7 @@ class SglangScheduler:
         return [*self._running, *joining, *half]
 
     def waiting(self) -> list[Sequence]:
-        return list(self._waiting)
+        return [*self._waiting, *self._arrivals.sequences()]
 
     def scheduled(self) -> list[tuple[Sequence, int]]:
         return [
@@ -127,7 +133,7 @@ class SglangScheduler:
         joining = sum(one.node is not None and one is not self._chunked for one in self._prefill)
         return Load(
             running=len(self._running) + joining + (self._chunked is not None),
-            waiting=len(self._waiting),
+            waiting=len(self._waiting) + len(self._arrivals),
             used_blocks=self.cache.page_count - self.cache.available,
             total_blocks=self.cache.page_count,
             prefix_queried_tokens=self._queried_tokens,
@@ -137,6 +143,9 @@ class SglangScheduler:
             generated_tokens=self._generated_tokens,
             finished=self._finished,
             aborted=self._aborted,
+            deferred=len(self._arrivals),
+            external_queried_tokens=self._external_queried_tokens,
+            external_hit_tokens=self._external_hit_tokens,
         )
 
     def blocks(self, dp_rank: int = 0) -> BlockCounts:
@@ -156,7 +165,8 @@ class SglangScheduler:
         if priority is None or not self._config.priority_scheduling:
             priority = LOWEST_PRIORITY[self._config.low_priority_values_first]
         sequence.priority = priority
-        self._enqueue(sequence)
+        if not self._arrivals.add(sequence, now_s):
+            self._enqueue(sequence)
         self.newest_arrival_s = max(self.newest_arrival_s, now_s)
         return sequence
 
@@ -169,11 +179,14 @@ class SglangScheduler:
                 self._chunked = None
             elif sequence in self._running:
                 self._running.remove(sequence)
-            self._store_and_release(sequence)
+            else:
+                self._arrivals.drop(sequence)
+            self._pages.store(sequence)
+            self._pages.release(sequence)
             self._full = False
         elif sequence in self._waiting:
             self._waiting.remove(sequence)
-        else:
+        elif not self._arrivals.drop(sequence):
             return False
         self._aborted += 1
         return True
@@ -194,11 +207,12 @@ class SglangScheduler:
         if self._step is not None:
             raise RuntimeError("a step is going on")
         if self._chunked is not None:
-            self._store(self._chunked)
+            self._pages.store(self._chunked)
+        if self._arrivals:
+            self._welcome(now_s)
         self._admit(now_s)
         if not self._prefill and self._running:
-            self._make_room_to_decode()
-            self._decode = list(self._running)
+            self._decode = self._make_room_to_decode()
         if not self._prefill and not self._decode:
             self.ratio.restart()
             return None
@@ -224,7 +238,7 @@ class SglangScheduler:
         if ended <= self._ended:
             return StepResult([], [])
         self._take_pages(ended)
-        outputs = self._apply_decode(ended)
+        outputs = self._apply_decode(ended, now_s)
         events = self.cache.take_events()
         self._take_pages(ended + 1)
         return StepResult(outputs, events)
@@ -235,7 +249,7 @@ class SglangScheduler:
             raise RuntimeError("no step is going on")
         outputs = self._apply_prefill(now_s)
         self._take_pages(self._step.count)
-        outputs += self._apply_decode(self._step.count)
+        outputs += self._apply_decode(self._step.count, now_s)
         self._prefill, self._decode = [], []
         self._step = self._run = None
         return StepResult(outputs, self.cache.take_events())
@@ -255,8 +269,34 @@ class SglangScheduler:
             )
 
     def _enqueue(self, sequence: SglangSequence) -> None:
-        sequence.queued = next(self._arrivals)
+        sequence.queued = next(self._serial)
         self._waiting.append(sequence)
+
+    def _welcome(self, now_s: float) -> None:
+        """Lets those in whose grammar or KV cache has come, and KV cache be fetched."""
+        arrivals = self._arrivals
+        for one in arrivals.grammars_ready(now_s):
+            if not arrivals.add(one, now_s):
+                self._enqueue(one)
+        fetches: list[tuple[SglangSequence, int]] = []
+        if self._chunked is None:  # whose next parts have been promised their pages
+            fetches = arrivals.begin_fetches(len(self._running), now_s)
+        for one, tokens in fetches:
+            found = one.computed_tokens
+            one.cached_tokens = min(found + tokens, one.known_tokens - 1)
+            self._queried_tokens += one.prompt_tokens
+            self._hit_tokens += found
+            self._external_queried_tokens += one.prompt_tokens - found
+            self._external_hit_tokens += tokens
+        for one in arrivals.arrived(self._config.max_num_seqs - len(self._running), now_s):
+            self._pages.store(one)
+            if one.computed_tokens + 1 == one.known_tokens:
+                one.scheduled_s = now_s
+                self._running.append(one)
+            else:  # the rest of its prompt is computed here, and finds what came in the cache
+                self._pages.release(one)
+                one.computed_tokens = 0
+                self._enqueue(one)
 
     def _admit(self, now_s: float) -> None:
         """Makes a prefill batch of the half computed request and of waiting ones."""
@@ -271,7 +311,7 @@ class SglangScheduler:
                 return
         self._order.sort(self._waiting)
         mixed = len(running) if config.mixed_chunk and config.chunked_prefill else 0
-        budget = PrefillBudget(config, self.cache, running, self.ratio.value, mixed)
+        budget = PrefillBudget(config, self.cache, self._pages, running, self.ratio.value, mixed)
         if self._chunked is not None:
             budget.add_next_chunk(self._chunked)
         preempted: list[SglangSequence] = []
@@ -321,52 +361,50 @@ class SglangScheduler:
 
     def _begin_prefill(self, now_s: float) -> None:
         """Takes the pages of the prefill batch, and of the decodes that join it."""
-        size = self._config.block_size
-        extend = wanted = 0
         for one in self._prefill:
+            if one.scheduled_s is None:
+                one.scheduled_s = now_s
             if one.cached_tokens is None:  # computing it again is no query
                 one.cached_tokens = one.computed_tokens
-                one.scheduled_s = now_s
                 self._queried_tokens += one.prompt_tokens
                 self._hit_tokens += one.computed_tokens
-            pages = -(-(one.computed_tokens + one.extend_tokens) // size) - one.shared_pages
-            extend += one.extend_tokens
-            wanted += pages - one.private_pages
-            one.private_pages = pages
+        size, extend = self._config.block_size, sum(one.extend_tokens for one in self._prefill)
         self.cache.make_room(extend if size == 1 else -(-extend // size) + len(self._prefill))
-        self.cache.take(wanted)
+        ends = (one.computed_tokens + one.extend_tokens for one in self._prefill)
+        self._pages.take(self._prefill, ends)
         if self._config.mixed_chunk:
-            needed = self._pages_of_next_token(self._running)
+            needed = self._pages.of_next_token(self._running)
             if self.cache.make_room(needed):  # or they wait, where the engine would fail
                 self._decode = list(self._running)
 
     # Decoding
 
-    def _make_room_to_decode(self) -> None:
-        """Retracts requests until each of the others has room for its next token."""
-        if self.cache.make_room(self._pages_of_next_token(self._running)):
+    def _make_room_to_decode(self) -> list[SglangSequence]:
+        """Retracts requests until each of the others has room for its next token; returns those."""
+        running, pages = self._running, self._pages
+        if self.cache.make_room(pages.of_next_token(running)):
             self.ratio.decay(1)
-            return
+            return list(running)
         # fewest tokens out go first, the longest prompt among those
         kept = sorted(
-            self._running, key=lambda one: (one.output_tokens, -one.prompt_tokens), reverse=True
+            running, key=lambda one: (one.output_tokens, -one.prompt_tokens), reverse=True
         )
         retracted: list[SglangSequence] = []
-        while len(kept) > 1 and not (
-            retracted and self.cache.make_room(self._pages_of_next_token(kept))
+        # who fetches KV cache can't be retracted, so there the last one may have to go, too
+        kept_min = 0 if self._arrivals.fetching else 1
+        while len(kept) > kept_min and not (
+            retracted and self.cache.make_room(pages.of_next_token(kept))
         ):
             retracted.append(kept.pop())
             self._stop(retracted[-1], len(kept))
-        if not self.cache.make_room(self._pages_of_next_token(kept)):
+        if not self.cache.make_room(pages.of_next_token(kept)):
             raise RuntimeError(f"no page for the only request left: {self.cache!r}")
         self._running = kept
         self.ratio.set_after_retraction(kept)
         for one in retracted:
             self._enqueue(one)
         self._full = False
-
-    def _pages_of_next_token(self, sequences: Iterable[SglangSequence]) -> int:
-        return sum(not one.computed_tokens % self._config.block_size for one in sequences)
+        return list(kept)
 
     def _price(self, now_s: float) -> Step:
         """The step's duration; joins steps where that changes nothing but their number."""
@@ -378,20 +416,23 @@ class SglangScheduler:
             self._take_pages(1)
             chunks = [PrefillChunk(one.extend_tokens, one.computed_tokens) for one in self._prefill]
             return Step(now_s, now_s + cost.step_s(chunks, decoding, context))
-        steps = self._joinable()
         self._run = DecodeRun(cost, now_s, decoding, context)
+        steps = self._joinable(self._run)
         self._take_pages(1)
         return Step(now_s, self._run.end_s(steps), steps)
 
-    def _joinable(self) -> int:
+    def _joinable(self, run: DecodeRun) -> int:
         """How many decode steps from this one on differ only in their number."""
         if self._waiting and (self._config.priority_scheduling or not self._full):
             return 1
         steps = self._config.joined_steps_max
         for one in self._decode:
-            steps = min(steps, one.remaining_tokens)
+            steps = min(steps, one.remaining_tokens if one.first_token_s is not None else 1)
         if steps > 1 and not self._steps_fit(steps):
             steps = bisect_right(range(1, steps), False, key=lambda n: not self._steps_fit(n))
+        ready_s = self._arrivals.ready_after(run.start_s)
+        if ready_s is not None:
+            steps = run.begun(ready_s, steps)
         return max(steps, 1)
 
     def _steps_fit(self, steps: int) -> bool:
@@ -450,11 +491,11 @@ class SglangScheduler:
             if one.finished:
                 self._finish(one)
             else:
-                self._store(one)
+                self._pages.store(one)
                 self._running.append(one)
         return outputs
 
-    def _apply_decode(self, ended: int) -> list[Output]:
+    def _apply_decode(self, ended: int, now_s: float) -> list[Output]:
         """Brings out the tokens of all decode steps up to the `ended`-th."""
         steps = ended - self._ended
         self._ended = ended
@@ -466,6 +507,9 @@ class SglangScheduler:
             one.computed_tokens += steps
             one.known_tokens = last = first + steps
             finished = last == one.total_tokens
+            if one.first_token_s is None:  # another engine computed its prompt
+                one.first_token_s = now_s
+                self._prompt_tokens += one.prompt_tokens
             outputs.append(Output(one, first, last, finished))
             if finished:
                 self._running.remove(one)
@@ -474,43 +518,16 @@ class SglangScheduler:
         return outputs
 
     def _finish(self, sequence: SglangSequence) -> None:
-        self._store_and_release(sequence)
+        self._pages.store(sequence)
+        self._pages.release(sequence)
         self._finished += 1
         self._full = False
 
-    # Pages
-
-    def _store(self, sequence: SglangSequence) -> None:
-        """Puts into the tree what is computed of a request that goes on, and locks that."""
-        if not self._config.radix_cache or sequence.node is None:
-            return
-        pages = sequence.computed_tokens // self._config.block_size
-        node, found = self.cache.insert(sequence.content, pages)
-        self.cache.give_back(found - sequence.shared_pages)  # what somebody else computed, too
-        self.cache.unlock(sequence.node)
-        self.cache.lock(node)
-        sequence.node = node
-        sequence.private_pages -= pages - sequence.shared_pages
-        sequence.shared_pages = pages
-
-    def _store_and_release(self, sequence: SglangSequence) -> None:
-        """Puts into the tree what is computed of a request that ends."""
-        self._store(sequence)
-        self._release(sequence)
-
     def _stop(self, sequence: SglangSequence, others: int) -> None:
-        """Takes all pages from a running request, which will be computed again: its own at once,
-        those in the tree when somebody needs them."""
-        self._release(sequence)
+        """Takes all pages from a running request, which will be computed again, and makes room for
+        those who stay."""
+        self._pages.release(sequence)
         sequence.computed_tokens = 0
         sequence.preemptions += 1
         self._preemptions += 1
         self.cache.make_room(-(-others * RETRACT_DECODE_STEPS // self._config.block_size))
-
-    def _release(self, sequence: SglangSequence) -> None:
-        if sequence.node is None:
-            raise RuntimeError(f"{sequence.request_id} holds nothing")
-        self.cache.give_back(sequence.private_pages)
-        self.cache.unlock(sequence.node)
-        sequence.node = None
-        sequence.shared_pages = sequence.private_pages = sequence.extend_tokens = 0

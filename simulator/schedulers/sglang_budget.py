@@ -22,6 +22,7 @@ from enum import Enum, auto
 
 from simulator.radix_cache import RadixCache
 from simulator.schedulers.sglang_config import SglangConfig, SglangSequence
+from simulator.schedulers.sglang_pages import SequencePages
 
 CLIP_MAX_NEW_TOKENS = 4096
 IGNORE_EOS_RESERVE_TOKENS = 1
@@ -79,6 +80,7 @@ class PrefillBudget:
         self,
         config: SglangConfig,
         cache: RadixCache,
+        pages: SequencePages,
         running: Sequence[SglangSequence],
         new_token_ratio: float,
         mixed_tokens: int = 0,
@@ -86,6 +88,7 @@ class PrefillBudget:
         """mixed_tokens: of running requests that the batch will decode, too."""
         self._config = config
         self._cache = cache
+        self._pages = pages
         self._ratio = new_token_ratio
         self._total_set_aside = mixed_tokens + sum(map(self.still_to_bring, running))
         self._current_set_aside = mixed_tokens
@@ -140,12 +143,8 @@ class PrefillBudget:
             return Verdict.BATCH_FULL
         if self._exact:
             return self._add_exact(sequence)
-        node, pages = cache.root, 0
-        if config.radix_cache:
-            known_pages = (sequence.known_tokens - 1) // config.block_size
-            node, pages = cache.match(sequence.content.hashes(known_pages), known_pages)
-        prefix = pages * config.block_size
-        extend = sequence.known_tokens - prefix
+        node, pages = self._pages.match(sequence)
+        extend = sequence.known_tokens - pages * config.block_size
         to_bring = min(max(sequence.max_tokens - sequence.output_tokens, 0), CLIP_MAX_NEW_TOKENS)
         if extend + to_bring >= self.total_left:
             return Verdict.NO_MEMORY
@@ -160,9 +159,7 @@ class PrefillBudget:
             no_memory = extend + to_bring >= self.total_left
             cache.unlock(node)
             return Verdict.NO_MEMORY if no_memory else Verdict.BATCH_FULL
-        sequence.node = node
-        sequence.shared_pages = pages
-        sequence.computed_tokens = prefix
+        self._pages.hold(sequence, node, pages)
         self._admit(sequence, extend, chunk)
         return self._verdict()
 
@@ -175,13 +172,9 @@ class PrefillBudget:
         by more than the threshold.
         """
         config, sign = self._config, self._config.priority_sign
-        pages = 0
-        if config.radix_cache:
-            known_pages = (sequence.known_tokens - 1) // config.block_size
-            pages = self._cache.find(sequence.content.hashes(known_pages), known_pages)
         missing = (
             sequence.known_tokens
-            - pages * config.block_size
+            - self._pages.found(sequence) * config.block_size
             + min(sequence.max_tokens, CLIP_MAX_NEW_TOKENS)
             - self.total_left
         )
@@ -253,8 +246,7 @@ class PrefillBudget:
             chunk = self._chunk_left
             if chunk <= 0:
                 return Verdict.BATCH_FULL
-        sequence.node = self._cache.root
-        sequence.shared_pages = sequence.computed_tokens = 0
+        self._pages.hold(sequence, self._cache.root, 0)
         self._admit(sequence, extend, chunk)
         return self._verdict()
 

@@ -45,23 +45,35 @@ class Engine:
         step = self.scheduler.begin_step(now_s)
         if step is None:
             assert not self.scheduler.running()
-            assert not self.scheduler.waiting(), "nobody runs, and somebody waits for ever"
+            if self.scheduler.waiting():
+                assert self.scheduler.next_ready_s, "nobody runs, and somebody waits for ever"
+
+    @property
+    def due_s(self) -> float | None:
+        """When something happens by itself."""
+        step = self.scheduler.step
+        return self.scheduler.next_ready_s if step is None else step.end_s
 
     def run_until(self, now_s: float) -> None:
-        """Ends all steps that end by now."""
-        while (step := self.scheduler.step) is not None and step.end_s <= now_s:
-            result = self.scheduler.end_step(step.end_s)
-            self.hear(result.outputs, result.events)
-            self.check()
-            contents = ReferenceIndex()
-            held = np.array([page for _, page in self.scheduler.contents()], np.uint64)
-            contents.store(contents.open_slot(), Tier.DEVICE, held)
-            assert contents.digest(0) == self.oracle.digest(self.slot)
-            assert contents.count(0) == self.oracle.count(self.slot)
-            self.begin(step.end_s)
+        """Lets happen all that happens by now."""
+        while (due_s := self.due_s) is not None and due_s <= now_s:
+            if self.scheduler.step is not None:
+                result = self.scheduler.end_step(due_s)
+                self.hear(result.outputs, result.events)
+                self.check()
+                self.compare()
+            self.begin(due_s)
         result = self.scheduler.advance(now_s)
         self.hear(result.outputs, result.events)
         self.check()
+
+    def compare(self) -> None:
+        """What was told is what there is."""
+        contents = ReferenceIndex()
+        held = np.array([page for _, page in self.scheduler.contents()], np.uint64)
+        contents.store(contents.open_slot(), Tier.DEVICE, held)
+        assert contents.digest(0) == self.oracle.digest(self.slot)
+        assert contents.count(0) == self.oracle.count(self.slot)
 
     def hear(self, outputs: list[Output], events: list[PoolEvent]) -> None:
         for output in outputs:
@@ -90,14 +102,12 @@ class Engine:
         assert min(counts.free, counts.cached, counts.in_use, cache.private) >= 0
         assert cache.evictable + cache.protected == len(list(cache.contents()))
         assert load.used_blocks == counts.in_use
-        private = 0
-        for one in running:
-            assert isinstance(one, SglangSequence)
-            assert one.node is not None
+        held = [one for one in (*running, *waiting) if isinstance(one, SglangSequence) and one.node]
+        for one in held:
             assert one.computed_tokens <= (one.shared_pages + one.private_pages) * size
-            private += one.private_pages
-        assert private == cache.private
-        if not running:
+        assert sum(one.private_pages for one in held) == cache.private
+        assert {*running} <= {*held}
+        if not held:
             assert not cache.protected
 
         assert (load.running, load.waiting) == (len(running), len(waiting))
@@ -147,8 +157,8 @@ class Engine:
 
     def finish(self) -> float:
         now_s = 0.0
-        while (step := self.scheduler.step) is not None:
-            now_s = step.end_s
+        while (due_s := self.due_s) is not None:
+            now_s = due_s
             self.run_until(now_s)
         load = self.scheduler.load()
         assert load.running == load.waiting == load.used_blocks == 0
@@ -156,7 +166,13 @@ class Engine:
 
 
 def submission(
-    index: int, family: int, prompt_tokens: int, output_tokens: int, priority: int | None = None
+    index: int,
+    family: int,
+    prompt_tokens: int,
+    output_tokens: int,
+    priority: int | None = None,
+    ready_s: float = 0.0,
+    remote_tokens: int = 0,
 ) -> Submission:
     """Requests of one family have the same prompt as far as both reach, and the same answer.
 
@@ -171,12 +187,18 @@ def submission(
         max_tokens=output_tokens + index % 7,
         priority=priority,
         lora_name=("", "a", "b")[index % 3] if family == 2 else "",
+        ready_s=ready_s,
+        remote_tokens=remote_tokens,
     )
 
 
 Acts = list[tuple[float, Any]]
 requests = st.tuples(
-    st.integers(0, 3), st.integers(1, 90), st.integers(1, 80), st.none() | st.integers(-30, 30)
+    st.integers(0, 3),
+    st.integers(1, 90),
+    st.integers(1, 80),
+    st.none() | st.integers(-30, 30),
+    st.sampled_from(["at once", "at once", "at once", "grammar", "remote", "in part"]),
 )
 acts_over_time = st.lists(
     st.tuples(
@@ -211,8 +233,16 @@ configs = st.one_of(
 
 def act_on(engine: Engine, index: int, act: Any, now_s: float) -> None:
     match act:
-        case (family, prompt_tokens, output_tokens, priority):
-            one = submission(index, family, prompt_tokens, output_tokens, priority)
+        case (family, prompt_tokens, output_tokens, priority, how):
+            one = submission(
+                index,
+                family,
+                prompt_tokens,
+                output_tokens,
+                priority,
+                ready_s=now_s + 0.05 if how == "grammar" else 0.0,
+                remote_tokens={"remote": prompt_tokens, "in part": prompt_tokens // 2}.get(how, 0),
+            )
             engine.add(one, now_s)
         case int() as at if engine.sequences:
             engine.abort(at, now_s)
