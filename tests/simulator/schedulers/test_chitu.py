@@ -8,7 +8,7 @@ import pytest
 from simulator.block_pool import Stored
 from simulator.content import ChainContent
 from simulator.cost_model import PrefillChunk
-from simulator.scheduler import RequestRefused, SchedulerConfig, Sequence, Submission
+from simulator.scheduler import RequestRefused, SchedulerConfig, Sequence, Step, Submission
 from simulator.schedulers import SCHEDULERS
 from simulator.schedulers.chitu import ChituScheduler
 from simulator.schedulers.chitu_dp import DpFifoScheduler
@@ -28,6 +28,20 @@ def step(scheduler: ChituScheduler, now_s: float = 0.0) -> float:
     assert begun is not None
     scheduler.end_step(begun.end_s)
     return begun.end_s
+
+
+def begin(scheduler: ChituScheduler) -> Step:
+    begun = scheduler.begin_step(0.0)
+    assert begun is not None
+    return begun
+
+
+def end_first(scheduler: ChituScheduler) -> None:
+    """Ends the step that is going on as if it were not joined with those after it."""
+    cut = scheduler.cut_step(0.0)
+    assert cut is not None
+    assert cut.count == 1
+    scheduler.end_step(cut.end_s)
 
 
 def task(
@@ -162,26 +176,48 @@ def test_a_joined_run_of_ranks_ends_before_another_rank_becomes_the_slowest() ->
     assert 4 <= len(joined) < 30
 
 
-def test_a_run_ends_before_the_step_that_stores_what_the_first_in_line_lacks() -> None:
+def test_a_run_ends_with_the_step_that_stores_what_the_first_in_line_lacks() -> None:
     scheduler = ChituScheduler(
         config(block_count=12, joined_steps_max=10_000, scheduler_type="prefill_first")
     )
     first = scheduler.add(submission("a", 8, 24), 0.0)
-    begun = scheduler.begin_step(step(scheduler))
-    assert begun is not None
+    step(scheduler)
+    assert begin(scheduler).count == 23
     follower = ChainContent(first.content.hashes(8), "b")
     scheduler.add(
-        Submission(request_id="b", content=follower, prompt_tokens=45, output_tokens=1),
-        begun.start_s,
+        Submission(request_id="b", content=follower, prompt_tokens=45, output_tokens=1), 0.0
     )
-    cut = scheduler.cut_step(begun.start_s)
-    assert cut is not None
-    scheduler.end_step(cut.end_s)
-    # 12 blocks are needed; 2 of them are there, and 12 - 3 are left. When the block of the 12th
-    # token is stored, it is 9 of 9.
-    run = scheduler.begin_step(cut.end_s)
-    assert run is not None
-    assert run.count == 3
+    end_first(scheduler)
+    # b needs 12 blocks, 2 of them are there, and 12 - 3 are left. When the block of the 12th token
+    # is stored, it is 9 of 9.
+    for alike in (3, 2, 1):
+        assert begin(scheduler).count == alike
+        end_first(scheduler)
+    begin(scheduler)
+    assert [one.request_id for one, _ in scheduler.scheduled()] == ["b"]
+
+
+def test_nothing_is_joined_to_a_step_that_evicts() -> None:
+    scheduler = ChituScheduler(
+        config(
+            block_count=20,
+            step_tokens_max=8,
+            prefix_caching=False,
+            joined_steps_max=10_000,
+            scheduler_type="prefill_first",
+        )
+    )
+    scheduler.add(submission("a", 8, 30), 0.0)
+    step(scheduler)
+    long = scheduler.add(submission("long", 76, 1), 0.0)
+    for _ in range(9):
+        step(scheduler)
+    assert len(long.blocks) == 18
+    assert begin(scheduler).count == 1
+    assert long.preemptions == 1
+    scheduler.end_step(0.0)
+    begin(scheduler)
+    assert [one.request_id for one, _ in scheduler.scheduled()] == ["long"]
 
 
 def test_events_and_loads_say_whose_rank_they_are() -> None:

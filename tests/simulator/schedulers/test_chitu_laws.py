@@ -153,7 +153,9 @@ def test_under_heavy_load_a_run_is_its_steps_one_by_one(kind: type[ChituSchedule
             max_model_len=LENGTH,
             max_num_seqs={SkewScheduler: 3, DpFifoScheduler: 8}.get(kind, 16),
             step_tokens_max=rng.choice([8, 32, 256]),
-            scheduler_type=rng.choice(HEAVY_TYPES),
+            scheduler_type=rng.choice(
+                ["decode_only", *HEAVY_TYPES] if kind is ChituScheduler else HEAVY_TYPES
+            ),
             prefix_caching=rng.random() < 0.7,
             dp_size=2 if kind is DpFifoScheduler else 1,
         )
