@@ -49,7 +49,7 @@ from simulator.scheduler import (
     check,
 )
 from simulator.schedulers.vllm_config import VllmSequence, vllm_config
-from simulator.schedulers.vllm_queue import QUEUES, FcfsQueue, WaitingQueue
+from simulator.schedulers.vllm_queue import QUEUES, WaitingQueue
 
 
 class VllmScheduler:
@@ -64,7 +64,7 @@ class VllmScheduler:
         )
         self.newest_arrival_s = 0.0
         self._waiting: WaitingQueue = QUEUES[own.policy]()
-        self._holding: WaitingQueue = FcfsQueue()
+        self._holding: WaitingQueue = QUEUES[own.policy]()
         """Who waits with blocks: KV for them is on its way, or has come."""
         self._running: list[VllmSequence] = []
         self._unready: dict[VllmSequence, float] = {}
@@ -74,6 +74,8 @@ class VllmScheduler:
         self._step: Step | None = None
         self._run: DecodeRun | None = None
         """The step that is going on, if it is one of several."""
+        self._looked_s = 0.0
+        """When it was last decided what to compute."""
         self._begun = self._ended = 0
         """Its steps whose blocks are taken, and those whose tokens are out."""
         self._blocked_hash: int | None = None
@@ -99,7 +101,8 @@ class VllmScheduler:
 
     @property
     def next_ready_s(self) -> float | None:
-        return min(self._unready.values(), default=None)
+        later = [ready_s for ready_s in self._unready.values() if ready_s > self._looked_s]
+        return min(later, default=None)
 
     def running(self) -> list[Sequence]:
         return list(self._running)
@@ -188,13 +191,15 @@ class VllmScheduler:
         """Decides what to compute next and takes the blocks for it; None when there is nothing."""
         if self._step is not None:
             raise RuntimeError("a step is going on")
-        preemptions = self._preemptions
-        chunk_max = self._chunk_max()
-        budget = self._schedule_running(chunk_max)
-        preempted = self._preemptions > preemptions
-        # A step that nobody is left in takes no time: the next one admits.
-        if not preempted or not self._scheduled:
-            self._admit(budget, chunk_max, now_s)
+        self._looked_s = now_s
+        preempted = True
+        while preempted and not self._scheduled:  # a step that nobody is left in takes no time
+            preemptions = self._preemptions
+            chunk_max = self._chunk_max()
+            budget = self._schedule_running(chunk_max)
+            preempted = self._preemptions > preemptions
+            if not preempted:
+                self._admit(budget, chunk_max, now_s)
         if not self._scheduled:
             return None
         self._step = self._price(now_s, may_join=not preempted)
@@ -330,7 +335,8 @@ class VllmScheduler:
                 found = len(reused) * config.block_size
                 external = self._external_tokens(sequence, hashes, len(reused))
                 if external:
-                    tokens = self._load(sequence, reused, external, now_s)
+                    reserved = self._reserved_blocks(passed_holding)
+                    tokens = self._load(sequence, reused, external, reserved, now_s)
                 else:
                     tokens = self._place(sequence, reused, found, budget, chunk_max)
                 if tokens is None:
@@ -398,17 +404,22 @@ class VllmScheduler:
         return tokens
 
     def _load(
-        self, sequence: VllmSequence, reused: list[BlockId], external: int, now_s: float
+        self,
+        sequence: VllmSequence,
+        reused: list[BlockId],
+        external: int,
+        reserved: int,
+        now_s: float,
     ) -> int | None:
         """Finds blocks for KV that has to come, and lets it come; None when there is no room.
 
-        Such blocks are held without progress, so they must leave what others need to go on.
+        Such blocks are held without progress, so they must leave the `reserved` ones.
         """
         config, cost = self._config, self._config.cost
         found = len(reused) * config.block_size
         needed = self._blocks_for(found + external) - len(reused)
         whole = self._blocks_for(sequence.known_tokens) - len(reused)
-        wanted = needed + self._reserved_blocks()
+        wanted = needed + reserved
         if config.scheduler_reserve_full_isl:
             wanted = max(wanted, whole)
         if not self.pool.fits(reused, wanted + self._watermark()):
@@ -449,12 +460,22 @@ class VllmScheduler:
     def _asks_another(self, sequence: VllmSequence) -> bool:
         return bool(sequence.submission.remote_tokens) and not sequence.remote_asked
 
-    def _reserved_blocks(self) -> int:
-        """What those whose prompts are not through yet still need."""
-        return sum(
-            max(self._blocks_for(one.known_tokens) - len(one.blocks), 0)
-            for one in chain(self._running, self._holding)
+    def _reserved_blocks(self, passed_holding: list[VllmSequence]) -> int:
+        """What those who hold blocks, and whose prompts are not through yet, still need; with
+        drafted tokens, also what each of them and the newcomer need for a step of these.
+
+        Nothing when nobody holds blocks: who is alone always gets on.
+        """
+        prefilling = [one for one in self._running if one.computed_tokens + 1 < one.known_tokens]
+        holders = [*prefilling, *self._holding, *passed_holding]
+        if not self._running and not holders:
+            return 0
+        drafts = self._config.num_speculative_tokens
+        ahead = 1 + drafts + self._config.lookahead_tokens if drafts else 0
+        needed = sum(
+            max(self._blocks_for(one.known_tokens + ahead) - len(one.blocks), 0) for one in holders
         )
+        return needed + self._blocks_for(ahead)
 
     def _watermark(self) -> int:
         return self._watermark_blocks if self._running else 0
