@@ -164,6 +164,7 @@ class Clients:
             raise AssertionError(f"{life.request_id} is in flight already")
         if watched:
             self.shadows.compare(watched, pick.decision)
+        self._fleet.network.reserved(router)
         reservation = pick.reservation
         life.router, life.reservation_id = router, reservation.id
         if life.role is not Role.DECODE:
@@ -323,6 +324,7 @@ class Clients:
         life.router.hear(now_s)
         progress = Progress(life.reservation_id, state, output_tokens, cached_tokens, failure)
         life.router.core.report(progress, now_s)
+        self._fleet.network.reserved(life.router)
 
     def _renew_later(self, life: Life) -> None:
         when_s = self._timeline.now_s + self._options.routing.lease_s / 3

@@ -81,6 +81,8 @@ class RunOptions:
     """Routers, each with a view of its own."""
     spread: Literal["round_robin", "random"] = "round_robin"
     """How requests choose a replica."""
+    inflight: bool = True
+    """Whether replicas tell one another what they have reserved."""
     output_hint: bool = False
     """Whether requests tell the router how much output they will bring."""
     shadows: tuple[str, ...] = ()

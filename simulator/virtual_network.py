@@ -16,6 +16,8 @@ from simulator.timeline import Timeline
 from simulator.virtual_relay import VirtualRelay
 from simulator.virtual_router import Plane, VirtualRouter
 
+TELL_S = 0.02
+"""A replica tells its peers what changed in so much time, as router/peer_link.py does."""
 _PULL_JITTER_S = 0.2
 """As the feed's own, so that not all routers ask at once."""
 _PULL_TIMEOUT_S = 2.0
@@ -41,6 +43,9 @@ class VirtualNetwork:
         self._counters = counters
         self._relay_of = relay_of
         self._rng = random.Random(f"{options.seed}/network")
+        self._tells = options.inflight and options.replicas > 1
+        self._telling: set[int] = set()
+        """Routers that will tell their peers at the end of this TELL_S."""
         self._pulls: dict[tuple[int, WorkerKey], Pull] = {}
         """Router and worker -> the recovery that is going on."""
 
@@ -61,6 +66,13 @@ class VirtualNetwork:
             if arrived:
                 router.send(plane, key, arrived, self._timeline.now_s + delay_s)
 
+    def reserved(self, router: VirtualRouter) -> None:
+        """What a router has reserved may have changed: its peers will hear of it."""
+        if self._tells and router.number not in self._telling:
+            self._telling.add(router.number)
+            when_s = (self._timeline.now_s // TELL_S + 1) * TELL_S
+            self._timeline.at(when_s, partial(self._tell, router))
+
     def ask(self, router: VirtualRouter, pulls: Iterable[Pull]) -> None:
         """A router missed something: its questions go out, one a worker at a time."""
         for pull in pulls:
@@ -68,6 +80,17 @@ class VirtualNetwork:
             self._counters["pulls"] += 1
             wait_s = self._rng.random() * _PULL_JITTER_S
             self._timeline.at(self._timeline.now_s + wait_s, partial(self._answer, router, pull))
+
+    def _tell(self, router: VirtualRouter) -> None:
+        now_s = self._timeline.now_s
+        self._telling.discard(router.number)
+        message = router.teller.message(router.core.loads, now_s)
+        if message is None:
+            return
+        for peer in self.routers:
+            if peer is not router and (not self.loss or self._rng.random() >= self.loss):
+                key = WorkerKey(router.core.replica, 0)
+                peer.send(Plane.INFLIGHT, key, [message], now_s + self.delay_s())
 
     def _answer(self, router: VirtualRouter, pull: Pull) -> None:
         relay, now_s = self._relay_of(pull.worker), self._timeline.now_s

@@ -13,6 +13,8 @@ from enum import IntEnum
 import msgspec
 from typing_extensions import override
 
+from events.facts import Epoch
+from events.inflight import Teller
 from events.view import FleetView, Pull
 from indexer.identity import WorkerKey
 from indexer.kernel import NativeIndex
@@ -28,6 +30,7 @@ class Plane(IntEnum):
 
     FACTS = 0
     LOAD = 1
+    INFLIGHT = 2
 
 
 class VirtualRouter:
@@ -51,11 +54,13 @@ class VirtualRouter:
             replica=f"replica-{number}",
             rng=self.rng,
         )
+        self.teller = Teller(self.core.replica, Epoch(0, number))
+        """Of what we have reserved, to the other replicas."""
         self._on_pulls = on_pulls
         self._inbox: list[tuple[float, int, Plane, WorkerKey, bytes]] = []
         self._sent = 0
         self._last_s: dict[WorkerKey, float] = {}
-        """When the last message of a worker arrives."""
+        """When the last message of a worker, or of a replica, arrives."""
 
     @override
     def __repr__(self) -> str:
@@ -66,7 +71,8 @@ class VirtualRouter:
         return not self._inbox
 
     def send(self, plane: Plane, key: WorkerKey, messages: Sequence[bytes], when_s: float) -> None:
-        """Messages are under way, and arrive then, or after those sent before them."""
+        """Messages are under way, and arrive then, or after those sent before them. key: whose they
+        are; of a replica, any name of it."""
         when_s = self._last_s[key] = max(when_s, self._last_s.get(key, 0.0))
         for message in messages:
             self._sent += 1
@@ -77,12 +83,16 @@ class VirtualRouter:
         inbox = self._inbox
         while inbox and inbox[0][0] <= now_s:
             when_s, _, plane, key, message = heapq.heappop(inbox)
-            if plane is Plane.FACTS:
-                pulls = self.view.on_stream(key, message, when_s)
-                if pulls:
-                    self._on_pulls(self, pulls)
-            elif self.view.on_heartbeat(key, message, when_s) is not None:
-                self.core.on_heartbeat(key, when_s)
+            match plane:
+                case Plane.FACTS:
+                    pulls = self.view.on_stream(key, message, when_s)
+                    if pulls:
+                        self._on_pulls(self, pulls)
+                case Plane.LOAD:
+                    if self.view.on_heartbeat(key, message, when_s) is not None:
+                        self.core.on_heartbeat(key, when_s)
+                case Plane.INFLIGHT:
+                    self.core.on_inflight(message, when_s)
 
     def tick(self, now_s: float) -> None:
         """Time went by: what the feed's and the service's clocks do."""

@@ -135,6 +135,7 @@ class World:
         now_s, workers = self.timeline.now_s, self.fleet.workers
         for router in self.fleet.routers:
             router.tick(now_s)
+            self.fleet.network.reserved(router)
         if self.laws is not None:
             self.laws.on_tick()
         if self.clients.lives:

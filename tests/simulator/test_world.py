@@ -9,13 +9,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from indexer.identity import Tier
 from router.prompt import Prompt
 from simulator.clients import Clients
 from simulator.cost_model import Distance
 from simulator.laws import LawBroken
 from simulator.options import Disaggregation, Failure, RelayRestart, RunOptions
-from simulator.results import Outcome, RunResult
+from simulator.results import Outcome, RunResult, load_cv
 from simulator.scheduler import SchedulerConfig, StepResult
+from simulator.schedulers.chitu_task import ChituConfig
+from simulator.schedulers.vllm_config import VllmConfig
 from simulator.trace import Trace, TraceRequest
 from simulator.trace_file import load_trace
 from simulator.virtual_engine import VirtualEngine
@@ -97,6 +100,8 @@ def fleets(draw: st.DrawFn) -> dict[str, Any]:
         "policy": draw(st.sampled_from(["dynamo-adaptive", "round-robin", "random"])),
         "seed": draw(st.integers(0, 1000)),
         "replicas": draw(st.integers(1, 3)),
+        "inflight": draw(st.booleans()),
+        "engine": draw(st.sampled_from(["vllm", "vllm", "sglang", "chitu"])),
         "spread": draw(st.sampled_from(["round_robin", "random"])),
         "events": draw(st.sampled_from(["facts", "facts", "none"])),
         "event_delay_s": delay_s,
@@ -284,6 +289,63 @@ def test_late_events_are_not_seen_early() -> None:
     _, late = checked(twins, workers=1, event_delay_s=2.0)
     assert late.predicted_tokens[1] == 0
     assert late.cached_tokens[1] == 1024 - 64
+
+
+def test_replicas_that_tell_one_another_spread_a_burst_more_evenly() -> None:
+    burst = trace(*(request(0.05 * i, [100 + i], 150) for i in range(60)))
+
+    def spread(**options: Any) -> float:
+        _, result = checked(burst, workers=4, policy="least-loaded", **options)
+        return load_cv(result.in_flight)
+
+    alone = spread()
+    silent = spread(replicas=4, inflight=False)
+    telling = spread(replicas=4)
+    assert telling < 0.7 * silent
+    assert telling < alone + 0.1
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "chitu", "chitu-skew"])
+def test_every_engine_serves_the_slice_within_the_laws(engine: str) -> None:
+    config = SchedulerConfig(
+        block_count=4096,
+        block_size=64,
+        max_model_len=32_768,
+        max_num_seqs=8,
+        joined_steps_max=10_000,
+    )
+    _, result = checked(conversation(40), engine=engine, scheduler=config)
+    assert (result.outcome == Outcome.SERVED).all()
+
+
+def test_ranks_of_one_engine_are_workers_of_their_own() -> None:
+    config = ChituConfig(block_count=512, block_size=64, joined_steps_max=10_000, dp_size=2)
+    prompts = [request(3.0 * i, [1 + i % 2, 3, 4]) for i in range(8)]
+    world, result = checked(
+        trace(*prompts), engine="chitu-dp", ranks=2, workers=2, scheduler=config
+    )
+    assert len(result.workers) == 4
+    assert (result.outcome == Outcome.SERVED).all()
+    assert (result.cached_tokens > 0).sum() == 6
+    assert len(set(result.worker[::2].tolist())) == 1
+    assert all(worker.key.dp_rank == worker.rank for worker in world.fleet.workers)
+
+
+def test_the_host_tier_brings_back_what_the_device_lost() -> None:
+    def cached(host_blocks: int) -> tuple[int, int]:
+        config = VllmConfig(
+            block_count=64, block_size=64, joined_steps_max=10_000, host_block_count=host_blocks
+        )
+        others = [request(3.0 * i, [10 * i, 10 * i + 1, 10 * i + 2]) for i in range(1, 5)]
+        again = [request(0.0, [1, 2, 3]), *others, request(20.0, [1, 2, 3])]
+        world, result = checked(trace(*again), workers=1, scheduler=config)
+        tiers = world.fleet.routers[0].view.index
+        assert (tiers.count(0, Tier.HOST) > 0) == bool(host_blocks)
+        return int(result.predicted_tokens[-1]), int(result.cached_tokens[-1])
+
+    assert cached(0) == (0, 0)
+    # The connector loads the last block, too, and only its last token is computed anew.
+    assert cached(256) == (1536 - 64, 1536 - 1)
 
 
 def test_load_past_the_router_is_seen_in_its_heartbeats() -> None:
