@@ -1,5 +1,7 @@
 """Prices are found again from measured steps, and what can't be found is said."""
 
+from pathlib import Path
+
 import msgspec
 import numpy as np
 import pytest
@@ -15,6 +17,8 @@ from simulator.calibration import (
 )
 from simulator.cost_model import CostModel, LinearCost, PrefillChunk
 from simulator.profile import load_profile
+
+DATA = Path(__file__).parent / "data"
 
 
 def measured(cost: CostModel, count: int, noise: float, seed: int = 0) -> list[Measurement]:
@@ -126,3 +130,16 @@ def test_measurements_are_read_line_by_line() -> None:
         read_measurements(['{"seconds": 1}', '{"seconds": 0}'])
     with pytest.raises(CalibrationError, match=r"line 1: .*tokens"):
         read_measurements(['{"seconds": 1, "tokens": 5}'])
+
+
+def test_a_real_engines_steps_are_told_by_prices_from_other_steps() -> None:
+    """vLLM 0.32 on CPU: every fifth of the steps that tests/real_engines/measure_steps.py saw."""
+    with (DATA / "vllm_0_32_cpu_steps.jsonl").open(encoding="utf-8") as lines:
+        steps = read_measurements(lines)
+    found = calibrate(steps[::2])
+    assert found.free == ()
+    others = steps[1::2]
+    predicted = np.array([one.work() for one in others]) @ np.array(prices(found.cost))
+    seconds = np.array([one.seconds for one in others])
+    assert np.abs(predicted / seconds - 1).mean() < 0.1
+    assert predicted.sum() == pytest.approx(seconds.sum(), rel=0.05)
