@@ -232,7 +232,7 @@ def live(config: VllmConfig, acts: list[Any]) -> Life:
                 life.step(act)
             case int():
                 life.abort(act)
-            case None:
+            case _:
                 life.scheduler.reset_prefix_cache()
     life.finish()
     return life
