@@ -2,9 +2,11 @@
 
     python -m tests.bench.peer_fleet CONVERSATION_TRACE
 
-The peer's half was recorded by peer_mocker.py; ours runs now, in three or four minutes. Engines
-don't tell their capacity: the peer's routers never skip a full worker, and so ours don't either.
-Ends with 1 when a number is further from the peer's median than TOLERANCE.
+The peer's half was recorded by peer_mocker.py; ours runs now, in three or four minutes. Ends with 1
+when a number is further from the peer's median than TOLERANCE.
+
+What the peer's routers don't do by default is off in ours, too: no worker is skipped for being
+full (engines don't tell their capacity), and a pick's blocks count when they are stored.
 """
 
 import json
@@ -63,13 +65,16 @@ def rows(trace: Trace, record: list[dict[str, Any]]) -> Iterator[Row]:
 def ours(
     trace: Trace, policy: str, parameters: dict[str, float], workers: int, speedup: float
 ) -> RunResult:
-    """Arrivals as stamped: the peer doesn't spread them."""
+    """Arrivals as stamped, and events at once: the peer spreads and delays nothing."""
     profile = load_profile("mocker")
     engine = profile.engine
     options = RunOptions(
         policy=policy,
         workers=workers,
-        routing=RoutingSettings(parameters={policy: parameters} if parameters else {}),
+        routing=RoutingSettings(
+            predicted_ttl_s=0.0,
+            parameters={policy: parameters} if parameters else {},
+        ),
         scheduler=SchedulerConfig(
             block_count=engine.block_count,
             block_size=engine.block_size,
@@ -79,6 +84,7 @@ def ours(
             cost=profile.cost_model(),
         ),
         tells_capacity=False,
+        event_delay_s=0.0,
     )
     return run(options, trace.at_rate(speedup))
 

@@ -1,7 +1,8 @@
 """Our vLLM scheduler at the peer's prices, held against the peer's own simulator.
 
 data/peer_mocker.json tells what NVIDIA Dynamo's offline replay made of the same requests
-(tests/bench/peer_mocker.py recorded it). One worker: nothing is routed, every request is compared.
+(tests/bench/peer_mocker.py recorded it). On one worker nothing is routed, and every request is
+compared. Fleets are compared as a whole: a slice here, the trace in tests/bench/peer_fleet.py.
 """
 
 import json
@@ -20,6 +21,7 @@ from simulator.scheduler import SchedulerConfig, Submission
 from simulator.schedulers.vllm import VllmScheduler
 from simulator.trace import TraceRequest
 from simulator.trace_file import load_trace
+from tests.bench.peer_fleet import rows
 
 RECORD: dict[str, Any] = json.loads(
     (Path(__file__).parent / "data" / "peer_mocker.json").read_text(encoding="utf-8")
@@ -137,3 +139,9 @@ def test_a_busy_engine_serves_every_request_as_the_peer_does(run: dict[str, Any]
     assert ours.e2e_ms.mean() == pytest.approx(theirs.e2e_ms.mean(), rel=0.005)
     # One request later or earlier by a step now and then: who came just before or after its end.
     assert np.abs(ours.ttft_ms - theirs.ttft_ms).max() < 200
+
+
+def test_a_fleet_served_in_turn_takes_as_long() -> None:
+    theirs = [one for one in RECORD["slice"] if one["router"] == "round_robin"]
+    for row in rows(load_trace("conversation"), theirs):
+        assert row.ours == pytest.approx(row.theirs, rel=0.02), row
