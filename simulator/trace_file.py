@@ -44,6 +44,9 @@ class TraceError(ValueError):
 
 Text = Annotated[str, Meta(min_length=1)]
 NotNegative = Annotated[float, Meta(ge=0, le=1e15)]
+# No prompt is that long: a mistake shall be told before the memory is full of its ids.
+PromptTokens = Annotated[int, Meta(ge=1, le=100_000_000)]
+OutputTokens = Annotated[int, Meta(ge=0, le=100_000_000)]
 
 
 class _JsonLine(msgspec.Struct, frozen=True):
@@ -51,8 +54,8 @@ class _JsonLine(msgspec.Struct, frozen=True):
 
     timestamp: NotNegative
     """ms since the trace began"""
-    input_length: Annotated[int, Meta(ge=1)]
-    output_length: Annotated[int, Meta(ge=0)]
+    input_length: PromptTokens
+    output_length: OutputTokens
     hash_ids: list[Annotated[int, Meta(ge=0)]]
     session_id: Text | int | None = None
     turn: Annotated[int, Meta(ge=0)] | None = None
@@ -62,8 +65,8 @@ class _JsonLine(msgspec.Struct, frozen=True):
 class _CsvRow(msgspec.Struct, frozen=True):
     """One request as a CSV row tells it; empty cells are absent."""
 
-    input_length: Annotated[int, Meta(ge=1)]
-    output_length: Annotated[int, Meta(ge=0)]
+    input_length: PromptTokens
+    output_length: OutputTokens
     arrival_s: NotNegative | None = None
     timestamp_ms: NotNegative | None = None
     session_id: Text | None = None
@@ -80,7 +83,7 @@ def load_trace(trace: str | Path) -> Trace:
     """
     path = SLICES.get(str(trace), Path(trace))
     try:
-        with path.open(encoding="utf-8", newline="") as lines:
+        with path.open(encoding="utf-8-sig", newline="") as lines:
             return Trace(path.stem, tuple(read_trace(lines)))
     except OSError as error:
         raise TraceError(

@@ -5,9 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from simulator.trace import TraceRequest
-from simulator.trace_file import TraceError, load_trace, read_trace
+from simulator.trace_file import SLICES, TraceError, load_trace, read_trace
 
 
 def line(timestamp: float, input_length: int, hash_ids: list[int], **others: Any) -> str:
@@ -136,6 +138,7 @@ HEADER = "arrival_s,input_length,output_length\n"
         ([HEADER, "0,5\n"], "line 2: 2 cells, but the header has 3"),
         ([HEADER, "0,5,5\n", "0,many,5\n"], "line 3: .*input_length"),
         ([HEADER, "0,0,5\n"], "line 2: .*input_length"),
+        ([HEADER, "0,900000000000,5\n"], "line 2: .*input_length"),
         ([HEADER, ",5,5\n"], "line 2: neither arrival_s nor timestamp_ms"),
         ([HEADER, "nan,5,5\n"], "line 2: .*arrival_s"),
         ([HEADER, "inf,5,5\n"], "line 2: .*arrival_s"),
@@ -146,6 +149,39 @@ HEADER = "arrival_s,input_length,output_length\n"
 def test_a_bad_csv_row_is_named_by_its_number(lines: list[str], message: str) -> None:
     with pytest.raises(TraceError, match=message):
         read(*lines)
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.text(),
+            st.text('0123456789.,"-e\n', max_size=12),
+            st.sampled_from([HEADER, line(0, 600, [1, 2], session_id="s", turn=1, think_ms=2)]),
+        ),
+        max_size=6,
+    )
+)
+def test_whatever_a_file_holds_it_is_read_or_a_line_is_named(lines: list[str]) -> None:
+    complaint = None
+    try:
+        read(*lines)
+    except TraceError as error:
+        complaint = str(error)
+    assert complaint is None or complaint.startswith("line ")
+
+
+@pytest.mark.parametrize("name", SLICES)
+def test_a_line_that_is_cut_short_is_a_bad_one(name: str) -> None:
+    text = SLICES[name].read_text().splitlines()[0]
+    for end in range(1, len(text)):
+        with pytest.raises(TraceError, match="line 1: "):
+            read(text[:end])
+
+
+def test_a_byte_order_mark_is_no_part_of_the_header(tmp_path: Path) -> None:
+    file = tmp_path / "sheet.csv"
+    file.write_text(HEADER + "0,5,5\n", encoding="utf-8-sig")
+    assert len(load_trace(file).requests) == 1
 
 
 def test_a_file_is_named_in_its_errors(tmp_path: Path) -> None:
