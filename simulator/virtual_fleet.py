@@ -142,6 +142,7 @@ class VirtualFleet:
                 role=options.role_of(number),
                 labels=self._labels(number),
                 tells_events=tells,
+                tells_capacity=options.tells_capacity,
             )
             worker = Worker(len(self.workers), engine, rank, relay, engine.load(rank))
             self.workers.append(worker)

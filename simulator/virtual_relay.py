@@ -268,6 +268,7 @@ class EngineBytesRelay(VirtualRelay):
         role: str = "both",
         labels: dict[str, str] | None = None,
         tells_events: bool = True,
+        tells_capacity: bool = True,
     ) -> None:
         super().__init__(
             key,
@@ -278,6 +279,7 @@ class EngineBytesRelay(VirtualRelay):
             role=role,
             labels=labels,
             tells_events=tells_events,
+            tells_capacity=tells_capacity,
         )
         self._rank = Rank("vllm", self.outbox.epoch, has_replay=False)
         self.outbox = self._rank.outbox

@@ -262,6 +262,13 @@ def test_clients_are_refused_while_all_is_full_and_give_up_in_the_end() -> None:
     assert not hasty.failures
 
 
+def test_nobody_is_refused_by_workers_that_dont_tell_what_they_can_hold() -> None:
+    crowd = [request(0.0, list(range(10 * i, 10 * i + 10)), 600) for i in range(12)]
+    _, queued = checked(trace(*crowd), workers=1, tells_capacity=False)
+    assert (queued.outcome == Outcome.SERVED).all()
+    assert not queued.counters["retries"]
+
+
 def test_a_lost_fact_is_a_gap_and_is_recovered() -> None:
     many = [request(0.2 * i, [100 + i], 4) for i in range(40)]
     world, result = checked(trace(*many), event_loss=0.3)
