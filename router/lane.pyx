@@ -4,7 +4,8 @@
 A request is plain if it asks the default policy, dynamo-adaptive, about a pool of one block size, and
 names nothing that narrows the choice (native/asked.h). RouterCore and router/codec.py are the twin:
 they take all other requests, and come to the same pick, answer, reservation and load for these. Both
-work on the same loads, reservations and columns; nothing is kept here but what can be made again.
+work on the same loads, reservations and columns, whose insides are known here; nothing is kept but what
+can be made again. tests/router/test_lane.py tells one story to both.
 
 Laws:
 - a request that is not plain, or that would be refused, changes nothing here: the general way
@@ -15,6 +16,7 @@ Laws:
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.unicode cimport PyUnicode_DecodeASCII
+from libc.math cimport isnan
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcpy
@@ -26,11 +28,15 @@ from collections import Counter
 import numpy as np
 
 from indexer.hashing import HASH_SEED
+from events.stream import StreamState
+from events.view import PREDICTED_BLOCKS_MAX
 from indexer.kernel cimport (
-    NativeIndex, table_holder, table_overlap, xxh3_64, xxh3_blocks, xxh3_chain, xxh3_secret,
+    NO_MEMORY, BlockUsers, NativeIndex, table_holder, table_overlap, table_store, users_open, xxh3_64, xxh3_blocks,
+    xxh3_chain, xxh3_secret,
 )
 from router.candidates import COLUMNS
 from router.decision import Overlap, Role, Weighed
+from router.load import HISTORY_MAX, HISTORY_S
 from router.pick_tally import BUCKETS_S, RATIO_DECISIONS, PickTally, STAGES as STAGE_NAMES
 from router.policies.dynamo_adaptive import DYNAMO_ADAPTIVE
 from router.reservations import Reservation
@@ -133,8 +139,13 @@ cdef size_t RUN_BYTES_MAX = 1 << 19
 cdef size_t PLANS_MAX = 1024
 cdef uint64_t HASH_SEED_C = HASH_SEED
 cdef size_t RATIO_DECISIONS_C = RATIO_DECISIONS
+assert COLUMNS == (
+    "block_size", "total_blocks", "total_slots", "trust", "running", "waiting", "reserved", "active_blocks",
+    "prefill_tokens_active", "last_picked", "active_slots", "load", "slot_ratio", "full", "load_unknown",
+)
 assert len(BUCKETS_S) == BUCKETS and len(STAGE_NAMES) == STAGES
 cdef object _both = Role.BOTH
+cdef object _live = StreamState.LIVE
 cdef object _empty = np.empty
 cdef object _u64 = np.uint64
 
@@ -443,7 +454,9 @@ cdef inline double _clock_s() noexcept nogil:
 cdef class Lane:
     """The native lane of one RouterCore."""
 
-    cdef object _core, _pools, _reservations, _rng
+    cdef object _core, _pools, _view, _reservations, _rng
+    cdef dict _loads, _settled, _live, _guesses, _by_request
+    cdef object _full, _open_ones, _ended_ones
     cdef NativeIndex _index
     cdef object _routing
     """What the fields below were read of."""
@@ -454,10 +467,13 @@ cdef class Lane:
     cdef double _lease_s
     cdef Weights _weights
     cdef bytes _policy_part, _replica
+    cdef str _name
     cdef _Counts _counts
     cdef dict _plans
     cdef object _table
     """The array that `_columns` points into."""
+    cdef double *_columns_at
+    cdef size_t _columns_width
     cdef Columns _columns
     cdef int32_t *_overlaps
     cdef double *_costs
@@ -477,7 +493,16 @@ cdef class Lane:
         self._core = core
         self._rng = rng
         self._pools = core.pools
+        self._view = core.view
         self._reservations = core.reservations
+        self._loads = core.loads
+        self._settled = core.pools._settled
+        self._full = core.pools._full
+        self._live = core.pools._pools
+        self._guesses = core.view.predictions._guesses
+        self._open_ones = core.reservations._open
+        self._ended_ones = core.reservations._ended
+        self._by_request = core.reservations._by_request
         self._index = core.view.index
         self._plans = {}
         policy = core.policies[DYNAMO_ADAPTIVE.name]
@@ -494,6 +519,7 @@ cdef class Lane:
         _put_text(&self._answer, 1, policy.name)
         self._policy_part = _taken(&self._answer)
         self._replica = core.replica.encode()
+        self._name = f"{core.replica}-"
         self.tally = PickTally()
         xxh3_secret(HASH_SEED, self._secret)
 
@@ -516,6 +542,7 @@ cdef class Lane:
         cdef Asked asked
         if not read_plain(_span(request), &asked):
             return None
+        self._pools.refresh()
         return self._picked(&asked, now_s)
 
     def answers(self, Batch batch not None, Results results not None, uint64_t waited_ms, double now_s, dict reservations not None):
@@ -528,6 +555,7 @@ cdef class Lane:
         cdef Item item
         cdef Asked asked
         cdef size_t count = 0, size = 0
+        self._pools.refresh()
         while count < RUN_ITEMS_MAX and size < RUN_BYTES_MAX:
             left = batch._left
             if read_item(&left, &item) <= 0 or not item.is_request:
@@ -555,6 +583,7 @@ cdef class Lane:
         prompt = request.prompt
         if prompt.lora_name or not self._prepare(request.request_id):
             return None
+        self._pools.refresh()
         cdef _Plan plan = self._plan_of(request.model)
         expected = request.expected_output_tokens
         cdef uint64_t token_count = prompt.token_count
@@ -572,8 +601,9 @@ cdef class Lane:
         memcpy(<void *>_pointer(tokens), self._overlaps, FIELDS * plan.rows * sizeof(int32_t))
         table = self._pools.table(plan.pool)
         order = [self._order[i] for i in range(self._ordered)]
-        overlap = self._overlap()
-        reservation = self._reserve(request.request_id, request.fingerprint(), overlap, now_s)
+        cdef const int32_t *overlaps = self._overlaps + self._order[0]
+        overlap = Overlap(*[overlaps[i * plan.rows] for i in range(FIELDS)])
+        reservation = self._reserve(request.request_id, request.fingerprint(), now_s)
         return reservation, overlap, Weighed(plan.pool, plan.down, table, tokens, order, self._cheapest.tied)
 
     cdef object _picked(self, Asked *asked, double now_s):
@@ -609,7 +639,7 @@ cdef class Lane:
             request_id = uuid.uuid4().hex
         try:
             self._write(asked, now_s)
-            reservation = self._reserve(request_id, (fingerprint, model, _both), self._overlap(), now_s)
+            reservation = self._reserve(request_id, (fingerprint, model, _both), now_s)
         except BaseException:
             _begin(&self._answer)
             raise
@@ -619,8 +649,8 @@ cdef class Lane:
         return reservation
 
     cdef bint _prepare(self, str request_id) except -1:
-        """Whether a new request with this id may be picked here; takes over what changed."""
-        if self._reservations.of_request(request_id) is not None or self._reservations.full():
+        """Whether a new request with this id may be picked here."""
+        if request_id in self._by_request or self._reservations.full():
             return False
         routing = self._core.routing
         if routing is not self._routing:
@@ -631,14 +661,13 @@ cdef class Lane:
             self._prompt_tokens_max = routing.prompt_tokens_max
             self._output_tokens = routing.expected_output_tokens
             self._lease_s = routing.lease_s
-        if not self._plain_policy or self._wanted > WANTED_MAX or self._core.drained:
-            return False
-        self._pools.refresh()
-        return True
+        return self._plain_policy and self._wanted <= WANTED_MAX and not self._core.drained
 
     cdef _Plan _plan_of(self, str model):
         """Raises Refusal if nobody serves the model."""
-        found = self._pools.live(model, self._core.ready)
+        found = self._live.get(model)
+        if found is None:
+            found = self._pools.live(model, self._core.ready)
         cdef _Plan plan = self._plans.get(model)
         if plan is None or plan.found is not found:
             if len(self._plans) >= PLANS_MAX:
@@ -686,9 +715,7 @@ cdef class Lane:
         """Whether somebody can be picked: costs and order of what was matched."""
         cdef Decided *d = &self._decided
         cdef size_t first = 0
-        table = self._pools.columns
-        if table is not self._table:
-            self._read_columns(table)
+        self._read_columns()
         d.columns = &self._columns
         d.costs = self._costs
         d.shared = adaptive_costs(&self._weights, d.columns, d.slots, d.rows, d.overlaps + d.rows, d.prompt_tokens, self._costs)
@@ -700,18 +727,127 @@ cdef class Lane:
         self._ordered = order_of(d.costs, self._columns.full, d.slots, d.rows, &self._cheapest, first, self._wanted, self._order)
         return True
 
-    cdef object _overlap(self):
-        """The pick's."""
-        cdef const int32_t *overlaps = self._overlaps + self._order[0]
-        cdef size_t rows = self._decided.rows
-        return Overlap(overlaps[0], overlaps[rows], overlaps[2 * rows], overlaps[3 * rows], overlaps[4 * rows], overlaps[5 * rows])
-
-    cdef object _reserve(self, str request_id, tuple fingerprint, overlap, double now_s):
-        """Reserves for the decision at hand."""
-        return self._core.reserve(
-            self._plan.sources[self._order[0]], request_id, fingerprint, self._prefixes,
-            <uint64_t>self._decided.prompt_tokens, overlap, now_s,
+    cdef object _reserve(self, str request_id, tuple fingerprint, double now_s):
+        """Reserves for the decision at hand, as RouterCore.reserve does."""
+        cdef size_t rows = self._decided.rows, row = self._order[0]
+        cdef const int32_t *overlaps = self._overlaps + row
+        cdef uint64_t prompt_tokens = <uint64_t>self._decided.prompt_tokens
+        cdef uint32_t size = self._plan.block_size
+        cdef int32_t told = overlaps[2 * rows] + overlaps[3 * rows] + overlaps[4 * rows]
+        cdef bint has_tail = prompt_tokens % size > 0
+        source = self._plan.sources[row]
+        core = self._core
+        number = core._ids = core._ids + 1
+        ordinal = core._picks = core._picks + 1
+        new_tokens = prompt_tokens - <uint64_t>overlaps[rows]
+        prefixes = self._prefixes
+        reservation = Reservation(
+            self._name + str(number), request_id, source.key, fingerprint, prefixes, has_tail,
+            prompt_tokens, told, new_tokens, now_s, now_s + self._lease_s, b"",
         )
+        load = self._loads.get(source.key)
+        if load is None:
+            load = core._load(source.key)
+        self._open(load, prefixes, has_tail, new_tokens, now_s)
+        load.last_picked = ordinal
+        self.put_load(source.slot, load)
+        self._predict(source, told / size, now_s)
+        self._remember(reservation, 8 * len(prefixes))
+        return reservation
+
+    cdef int _open(self, load, prefixes, bint has_tail, new_tokens, double now_s) except -1:
+        """WorkerLoad.open."""
+        cdef BlockUsers users = load._users
+        cdef size_t count = len(prefixes)
+        if count and users_open(&users._users, <const uint64_t *>_pointer(prefixes), count):
+            raise MemoryError
+        tails = load._tails = load._tails + has_tail
+        requests = load.requests = load.requests + 1
+        load.prefill_tokens = load.prefill_tokens + new_tokens
+        history = load._history
+        if history and (len(history) >= HISTORY_MAX or history[0][0] < now_s - HISTORY_S):
+            load._remember(now_s)
+        else:
+            history.append((now_s, requests, users._users.used + tails))
+        return 0
+
+    def put_load(self, uint32_t slot, load):
+        """Pools.put_load."""
+        cdef tuple settled = self._settled.get(slot)
+        if settled is None:
+            return
+        self._read_columns()
+        cdef double *at = self._columns_at + slot
+        cdef size_t width = self._columns_width
+        cdef double total_blocks = settled[1], total_slots = settled[2]
+        cdef double running = load.running, waiting = load.waiting
+        cdef BlockUsers users = load._users
+        cdef double peer_requests, peer_blocks, peer_tokens
+        peer_requests, peer_blocks, peer_tokens = load.peers
+        cdef double active_slots = <double>load.external_requests + <double>load.requests + peer_requests
+        cdef double active_blocks = <double>load.external_blocks + <double>(users._users.used + load._tails) + peer_blocks
+        cdef bint full = active_slots >= total_slots or active_blocks >= total_blocks
+        if full:
+            self._full.add(slot)
+        else:
+            self._full.discard(slot)
+        at[0] = settled[0]
+        at[width] = total_blocks
+        at[2 * width] = total_slots
+        at[3 * width] = settled[3]
+        at[4 * width] = running
+        at[5 * width] = waiting
+        at[6 * width] = active_slots - running - waiting
+        at[7 * width] = active_blocks
+        at[8 * width] = <double>load.prefill_tokens + peer_tokens
+        at[9 * width] = load.last_picked
+        at[10 * width] = active_slots
+        at[11 * width] = active_blocks / total_blocks if total_blocks > 0 else 0.0
+        at[12 * width] = active_slots / total_slots if total_slots > 0 else 0.0
+        at[13 * width] = full
+        at[14 * width] = isnan(total_blocks)
+
+    cdef int _predict(self, source, size_t first, double now_s) except -1:
+        """FleetView.predict and Predictions.add, of the prompt's blocks from `first` on."""
+        cdef size_t count = len(self._prefixes)
+        stream, heartbeat, view = source.stream, source.heartbeat, self._view
+        if first >= count:
+            return 0
+        prefixes = self._prefixes[first:] if first else self._prefixes
+        guess = self._guesses.get(source.slot)
+        cdef bint approximate = not heartbeat.events or (stream.seq == 0 and stream.state is _live)
+        cdef bint whole = stream.complete and not approximate
+        cdef double ttl_s = view._predicted_ttl_s if whole else view._approximate_ttl_s
+        cdef uint32_t slot = source.slot
+        cdef uint64_t blocks_max = heartbeat.total_blocks or PREDICTED_BLOCKS_MAX
+        cdef uint64_t predicted = (
+            table_holder(&self._index._table, slot, TIERS).held
+            + table_holder(&self._index._table, slot, TIERS + 1).held
+        )
+        if ttl_s <= 0 or guess is None or predicted + count - first > blocks_max:
+            view.predict(source, prefixes, now_s)
+            return 0
+        guess.ttl_s = ttl_s
+        young = guess.young
+        cdef const uint64_t *hashes = <const uint64_t *>_pointer(self._prefixes)
+        if table_store(&self._index._table, slot, TIERS + <int>young, hashes + first, count - first) == NO_MEMORY:
+            raise MemoryError
+        guess.told[young].append(prefixes)
+        return 0
+
+    cdef int _remember(self, reservation, size_t size) except -1:
+        """Reservations.add; size: bytes of its hashes."""
+        kept = self._reservations
+        cdef size_t known = len(self._open_ones) + len(self._ended_ones)
+        hash_bytes = kept._hash_bytes
+        if known >= <size_t>kept._entries_max or hash_bytes >= kept._hash_bytes_max:
+            kept.add(reservation)
+            return 0
+        kept._hash_bytes = hash_bytes + size
+        kept._open_hash_bytes = kept._open_hash_bytes + size
+        self._open_ones[reservation.id] = reservation
+        self._by_request[reservation.request_id] = reservation
+        return 0
 
     cdef int _write(self, Asked *asked, double now_s) except -1:
         """Writes the answer to the decision at hand, but for its reservation's id. Before that is
@@ -792,21 +928,26 @@ cdef class Lane:
         self._rows_max = rows
         return 0
 
-    cdef int _read_columns(self, table) except -1:
-        cdef const double *at = <const double *>_pointer(table)
+    cdef int _read_columns(self) except -1:
+        """Looks where the fleet's columns are; they move when there are more slots."""
+        table = self._pools.columns
+        if table is self._table:
+            return 0
+        cdef double *at = <double *>_pointer(table)
         cdef size_t width = table.shape[1]
-        self._columns.block_size = at + <size_t>COLUMNS.index("block_size") * width
-        self._columns.total_blocks = at + <size_t>COLUMNS.index("total_blocks") * width
-        self._columns.total_slots = at + <size_t>COLUMNS.index("total_slots") * width
-        self._columns.trust = at + <size_t>COLUMNS.index("trust") * width
-        self._columns.running = at + <size_t>COLUMNS.index("running") * width
-        self._columns.waiting = at + <size_t>COLUMNS.index("waiting") * width
-        self._columns.reserved = at + <size_t>COLUMNS.index("reserved") * width
-        self._columns.active_blocks = at + <size_t>COLUMNS.index("active_blocks") * width
-        self._columns.prefill_tokens_active = at + <size_t>COLUMNS.index("prefill_tokens_active") * width
-        self._columns.load = at + <size_t>COLUMNS.index("load") * width
-        self._columns.slot_ratio = at + <size_t>COLUMNS.index("slot_ratio") * width
-        self._columns.full = at + <size_t>COLUMNS.index("full") * width
-        self._columns.load_unknown = at + <size_t>COLUMNS.index("load_unknown") * width
+        self._columns_at, self._columns_width = at, width
+        self._columns.block_size = at
+        self._columns.total_blocks = at + width
+        self._columns.total_slots = at + 2 * width
+        self._columns.trust = at + 3 * width
+        self._columns.running = at + 4 * width
+        self._columns.waiting = at + 5 * width
+        self._columns.reserved = at + 6 * width
+        self._columns.active_blocks = at + 7 * width
+        self._columns.prefill_tokens_active = at + 8 * width
+        self._columns.load = at + 11 * width
+        self._columns.slot_ratio = at + 12 * width
+        self._columns.full = at + 13 * width
+        self._columns.load_unknown = at + 14 * width
         self._table = table
         return 0

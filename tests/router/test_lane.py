@@ -72,6 +72,7 @@ class Side:
     def state(self) -> dict[str, Any]:
         """All that a request can change."""
         core, index = self.fleet.core, self.fleet.view.index
+        core.pools.refresh()
         tally = self.metrics.tally
         return {
             "loads": {key: repr(load) for key, load in core.loads.items()},
@@ -197,6 +198,7 @@ STEPS = st.one_of(
     st.tuples(st.just("undrain"), st.integers(0, 4)),
     st.tuples(st.just("turn"), st.sampled_from([0.5, 1.0, 6.0])),
     st.tuples(st.just("silent"), st.integers(0, 4)),
+    st.tuples(st.just("fill"), st.integers(0, 8193)),
 )
 
 
@@ -226,11 +228,16 @@ def request_of(about: dict[str, Any], number: int) -> router_pb2.RouteRequest:
     steps=st.lists(STEPS, max_size=25),
     seed=st.integers(0, 5),
     alternatives=st.sampled_from([0, 1, 2, 16]),
+    reservations_max=st.sampled_from([2, 5, 20_000]),
 )
 def test_the_lane_is_the_core_to_the_last_bit(
-    workers: list[dict[str, Any]], steps: list[tuple[str, Any]], seed: int, alternatives: int
+    workers: list[dict[str, Any]],
+    steps: list[tuple[str, Any]],
+    seed: int,
+    alternatives: int,
+    reservations_max: int,
 ) -> None:
-    twins = Twins(seed=seed, alternatives=alternatives)
+    twins = Twins(seed=seed, alternatives=alternatives, reservations_max=reservations_max)
     for i, about in enumerate(workers):
         twins.tell("add", f"w{i}", **about)
     keys = [known(f"w{i}") for i in range(len(workers))]
@@ -263,6 +270,11 @@ def test_the_lane_is_the_core_to_the_last_bit(
                     getattr(side.fleet.core, kind)(f"w{about}")
             case "turn":
                 twins.tell("turn", about)
+            case "fill":  # the history of a worker's load
+                for side in twins.sides:
+                    load = side.fleet.core.load_of(keys[0])
+                    for _ in range(about):
+                        load._remember(side.fleet.now_s)
             case "silent":
                 twins.tell("turn", 4.0, silent=keys[about : about + 1])
         twins.compare()
