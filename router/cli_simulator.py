@@ -229,7 +229,7 @@ def replay(
     try:
         if plot_folder is not None:
             check_plots()
-        console.print(_about(traffic))
+        console.print(_about(traffic), highlight=False)
         arguments: dict[str, Any] = {"rates": rates, "seeds": tuple(dict.fromkeys(seeds))}
         arguments |= {"slo": slo, "jobs": jobs}
         if quiet:
@@ -306,7 +306,7 @@ def capacity(
     played = traffic.at(rate, seed)
     warm_up = traffic.warm_up(rate)
     console = Console(quiet=quiet)
-    console.print(_about(traffic))
+    console.print(_about(traffic), highlight=False)
 
     def measure(workers: int) -> float:
         with console.status(f"{workers} workers"):

@@ -21,6 +21,7 @@ from typing_extensions import override
 
 from simulator.clock import Clock, Timer
 from simulator.content import Answer, TokenContent, greedy_answer, token_submission
+from simulator.latencies import Latencies
 from simulator.scheduler import (
     Load,
     RequestRefused,
@@ -113,6 +114,7 @@ class Engine:
         self.config = config
         self.clock = clock
         self.counters = Counters()
+        self.latencies = Latencies()
         self.started_unix_s = clock.unix_s()
         self.stopped = False
         self._publish = publish
@@ -286,18 +288,25 @@ class Engine:
                 continue
             if output.finished:
                 del self._clients[output.sequence.request_id]
-            _deliver(client, output.first, output.last, output.finished, self._due_s)
+            completion = _completion(client, self._due_s) if output.finished else None
+            if completion is not None:
+                self.latencies.observe(
+                    queue_s=completion.queue_s,
+                    ttft_s=completion.ttft_s,
+                    e2e_s=completion.e2e_s,
+                    output_tokens=len(completion.token_ids),
+                )
+            _deliver(client, output.first, output.last, completion)
         # A newcomer may have come after the step's end but before this call; it is not served
         # before it came.
         self._due_s = max(self._due_s, self._scheduler.newest_arrival_s)
         self._begin_step()
 
 
-def _deliver(client: _Client, first: int, last: int, finished: bool, now_s: float) -> None:
+def _deliver(client: _Client, first: int, last: int, completion: Completion | None) -> None:
     sequence = client.sequence
     if first == sequence.prompt_tokens and client.on_first_token is not None:
         client.on_first_token()
-    completion = _completion(client, now_s) if finished else None
     if client.chunks is not None:
         client.chunks.put_nowait(
             Chunk(tuple(client.content.token_ids[first:last].tolist()), completion)

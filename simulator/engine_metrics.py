@@ -1,6 +1,7 @@
 """An engine's counters as Prometheus text in vLLM's names. Pure."""
 
 from simulator.engine import Engine
+from simulator.latencies import Histogram
 
 
 def metrics_text(engine: Engine) -> str:
@@ -35,14 +36,31 @@ def metrics_text(engine: Engine) -> str:
                 own | {"finished_reason": "length"},
                 load.finished,
             ),
+            *(
+                _histogram(name, own, histogram)
+                for name, histogram in engine.latencies.histograms.items()
+            ),
         ]
     )
 
 
 def _metric(name: str, kind: str, labels: dict[str, str], value: float) -> str:
+    return f"# TYPE {name} {kind}\n{_sample(name, labels, value)}"
+
+
+def _histogram(name: str, labels: dict[str, str], histogram: Histogram) -> str:
+    samples = [
+        _sample(f"{name}_bucket", labels | {"le": bound}, count)
+        for bound, count in histogram.buckets()
+    ]
+    samples.append(_sample(f"{name}_count", labels, histogram.count))
+    samples.append(_sample(f"{name}_sum", labels, histogram.sum_s))
+    return f"# TYPE {name} histogram\n{''.join(samples)}"
+
+
+def _sample(name: str, labels: dict[str, str], value: float) -> str:
     inside = ",".join(f'{label}="{_escape(text)}"' for label, text in sorted(labels.items()))
-    series = f"{name}{{{inside}}}" if inside else name
-    return f"# TYPE {name} {kind}\n{series} {float(value)!r}\n"
+    return f"{name}{{{inside}}} {float(value)!r}\n" if inside else f"{name} {float(value)!r}\n"
 
 
 def _escape(label_value: str) -> str:

@@ -147,6 +147,19 @@ async def test_completions_tell_what_was_cached_and_metrics_count_it(
     assert samples["vllm:cache_config_info"].labels["block_size"] == "4"
     assert samples["process_start_time_seconds"].value == engine.engine.started_unix_s
 
+    for name in (
+        *("vllm:time_to_first_token_seconds", "vllm:request_time_per_output_token_seconds"),
+        *("vllm:e2e_request_latency_seconds", "vllm:request_queue_time_seconds"),
+    ):
+        assert samples[f"{name}_count"].value == 4
+        assert samples[f"{name}_bucket"].labels["le"] == "+Inf"  # the last one
+        assert samples[f"{name}_bucket"].value == 4
+    assert (
+        samples["vllm:e2e_request_latency_seconds_sum"].value
+        > samples["vllm:time_to_first_token_seconds_sum"].value
+        > 0
+    )
+
     async with http.post("/reset_prefix_cache") as response:
         assert response.status == 200
     _, body = await complete(http, prompt=prompt, max_tokens=1)
