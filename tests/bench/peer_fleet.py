@@ -21,10 +21,10 @@ from rich.console import Console
 from rich.table import Table
 
 from router.config import RoutingSettings
+from simulator.engine_options import scheduler_config
 from simulator.options import RunOptions
 from simulator.profile import load_profile
 from simulator.results import RunResult
-from simulator.scheduler import SchedulerConfig
 from simulator.trace import Trace
 from simulator.trace_file import load_trace
 from simulator.world import run
@@ -67,7 +67,7 @@ def ours(
 ) -> RunResult:
     """Arrivals as stamped, and events at once: the peer spreads and delays nothing."""
     profile = load_profile("mocker")
-    engine = profile.engine
+    block_size = profile.engine.block_size
     options = RunOptions(
         policy=policy,
         workers=workers,
@@ -75,14 +75,7 @@ def ours(
             predicted_ttl_s=0.0,
             parameters={policy: parameters} if parameters else {},
         ),
-        scheduler=SchedulerConfig(
-            block_count=engine.block_count,
-            block_size=engine.block_size,
-            max_num_seqs=engine.max_num_seqs,
-            step_tokens_max=engine.max_num_batched_tokens,
-            joined_steps_max=10_000,
-            cost=profile.cost_model(),
-        ),
+        scheduler=scheduler_config("vllm", profile, block_size=block_size, joined_steps_max=10_000),
         tells_capacity=False,
         event_delay_s=0.0,
     )

@@ -16,6 +16,7 @@ import pytest
 from xxhash import xxh3_64_intdigest
 
 from simulator.content import ChainContent
+from simulator.engine_options import scheduler_config
 from simulator.profile import load_profile
 from simulator.scheduler import SchedulerConfig, Submission
 from simulator.schedulers.vllm import VllmScheduler
@@ -43,15 +44,14 @@ class Times:
 def mocker_config(limits: dict[str, int]) -> SchedulerConfig:
     """The peer's engine, with limits by the peer's names."""
     profile = load_profile("mocker")
-    engine = profile.engine
-    blocks = limits.get("num_gpu_blocks", engine.block_count)
-    return SchedulerConfig(
-        block_count=blocks,
-        block_size=engine.block_size,
-        max_num_seqs=limits.get("max_num_seqs", engine.max_num_seqs),
-        step_tokens_max=limits.get("max_num_batched_tokens", engine.max_num_batched_tokens),
+    options = {"max_num_seqs": "max_num_seqs", "max_num_batched_tokens": "step_tokens_max"}
+    return scheduler_config(
+        "vllm",
+        profile,
+        block_size=profile.engine.block_size,
+        block_count=limits.get("num_gpu_blocks"),
         joined_steps_max=10_000,
-        cost=profile.cost_model(blocks * engine.block_size),
+        options={ours: str(limits[name]) for name, ours in options.items() if name in limits},
     )
 
 
