@@ -26,7 +26,6 @@ What differs here: an aborted request leaves at once instead of after one more s
 can never fit is refused instead of its answer shortened, and a lookup precedes preemption.
 """
 
-from bisect import bisect_right
 from collections.abc import Iterable
 from itertools import count
 
@@ -49,15 +48,12 @@ from simulator.scheduler import (
     check,
 )
 from simulator.schedulers.sglang_arrivals import Arrivals
-from simulator.schedulers.sglang_budget import (
-    RETRACT_DECODE_STEPS,
-    NewTokenRatio,
-    PrefillBudget,
-    Verdict,
-)
+from simulator.schedulers.sglang_batch import DecodeBatch
+from simulator.schedulers.sglang_budget import PrefillBudget, Verdict
 from simulator.schedulers.sglang_config import LOWEST_PRIORITY, SglangSequence, sglang_config
 from simulator.schedulers.sglang_pages import SequencePages
 from simulator.schedulers.sglang_policy import WaitingOrder
+from simulator.schedulers.sglang_ratio import NewTokenRatio
 
 LENGTH_MARGIN_TOKENS = 2
 """Of the pool, that prompt and answer of one request leave free."""
@@ -76,21 +72,16 @@ class SglangScheduler:
         self._waiting: list[SglangSequence] = []
         self._arrivals = Arrivals(self._config, self.cache, self._pages)
         """Those who wait, but not for their turn."""
-        self._running: list[SglangSequence] = []
-        """The decode batch: all whose prompt is computed."""
+        self._batch = DecodeBatch(self._config, self.cache, self._pages, self.ratio)
         self._chunked: SglangSequence | None = None
-        """The request that is half computed; not in `_running`."""
+        """The request that is half computed."""
         self._prefill: list[SglangSequence] = []
         """Those whose prompt, or a part of it, the step that is going on computes."""
-        self._decode: list[SglangSequence] = []
-        """Those whose next token it computes."""
         self._full = False
         """Nobody is admitted until somebody has left the batch."""
         self._step: Step | None = None
         self._run: DecodeRun | None = None
         """The step that is going on, if it only decodes."""
-        self._begun = self._ended = 0
-        """Its steps whose pages are taken, and those whose tokens are out."""
         self.newest_arrival_s = 0.0
         self._serial = count()
         self._queried_tokens = self._hit_tokens = self._preemptions = 0
@@ -117,7 +108,7 @@ class SglangScheduler:
             one for one in self._prefill if one.node is not None and one is not self._chunked
         ]
         half = [] if self._chunked is None else [self._chunked]
-        return [*self._running, *joining, *half]
+        return [*self._batch.members, *joining, *half]
 
     def waiting(self) -> list[Sequence]:
         return [*self._waiting, *self._arrivals.sequences()]
@@ -125,14 +116,14 @@ class SglangScheduler:
     def scheduled(self) -> list[tuple[Sequence, int]]:
         return [
             *((one, one.extend_tokens) for one in self._prefill),
-            *((one, 1) for one in self._decode),
+            *((one, 1) for one in self._batch.decoding),
         ]
 
     def load(self, dp_rank: int = 0) -> Load:
         """Running ones include those in prefill, whom SGLang's own gauge leaves out."""
         joining = sum(one.node is not None and one is not self._chunked for one in self._prefill)
         return Load(
-            running=len(self._running) + joining + (self._chunked is not None),
+            running=len(self._batch.members) + joining + (self._chunked is not None),
             waiting=len(self._waiting) + len(self._arrivals),
             used_blocks=self.cache.page_count - self.cache.available,
             total_blocks=self.cache.page_count,
@@ -177,8 +168,8 @@ class SglangScheduler:
         if sequence.node is not None:
             if sequence is self._chunked:
                 self._chunked = None
-            elif sequence in self._running:
-                self._running.remove(sequence)
+            elif sequence in self._batch.members:
+                self._batch.members.remove(sequence)
             else:
                 self._arrivals.drop(sequence)
             self._pages.store(sequence)
@@ -211,9 +202,9 @@ class SglangScheduler:
         if self._arrivals:
             self._welcome(now_s)
         self._admit(now_s)
-        if not self._prefill and self._running:
-            self._decode = self._make_room_to_decode()
-        if not self._prefill and not self._decode:
+        if not self._prefill:
+            self._decode()
+        if not self._prefill and not self._batch.decoding:
             self.ratio.restart()
             return None
         self._step = self._price(now_s)
@@ -223,8 +214,8 @@ class SglangScheduler:
         """Shortens joined steps to the end of the one going on; returns the step as it is now."""
         step, run = self._step, self._run
         if step is not None and run is not None:
-            steps = max(run.begun(now_s, step.count), self._begun)
-            self._take_pages(steps)
+            steps = max(run.begun(now_s, step.count), self._batch.begun)
+            self._batch.take_pages(steps)
             self._step = Step(step.start_s, run.end_s(steps), steps)
         return self._step
 
@@ -235,12 +226,12 @@ class SglangScheduler:
         if step is None:
             return StepResult([], self.cache.take_events())
         ended = 0 if run is None else run.ended(now_s, step.count - 1)
-        if ended <= self._ended:
+        if ended <= self._batch.ended:
             return StepResult([], [])
-        self._take_pages(ended)
+        self._batch.take_pages(ended)
         outputs = self._apply_decode(ended, now_s)
         events = self.cache.take_events()
-        self._take_pages(ended + 1)
+        self._batch.take_pages(ended + 1)
         return StepResult(outputs, events)
 
     def end_step(self, now_s: float) -> StepResult:
@@ -248,13 +239,12 @@ class SglangScheduler:
         if self._step is None:
             raise RuntimeError("no step is going on")
         outputs = self._apply_prefill(now_s)
-        self._take_pages(self._step.count)
+        self._batch.take_pages(self._step.count)
         outputs += self._apply_decode(self._step.count, now_s)
-        self._prefill, self._decode = [], []
+        self._prefill = []
+        self._batch.end()
         self._step = self._run = None
         return StepResult(outputs, self.cache.take_events())
-
-    # Queue and admission
 
     def _refuse_hopeless(self, sequence: SglangSequence) -> None:
         """Raises RequestRefused for what not even an empty engine would ever admit."""
@@ -280,7 +270,7 @@ class SglangScheduler:
                 self._enqueue(one)
         fetches: list[tuple[SglangSequence, int]] = []
         if self._chunked is None:  # whose next parts have been promised their pages
-            fetches = arrivals.begin_fetches(len(self._running), now_s)
+            fetches = arrivals.begin_fetches(len(self._batch.members), now_s)
         for one, tokens in fetches:
             found = one.computed_tokens
             one.cached_tokens = min(found + tokens, one.known_tokens - 1)
@@ -288,11 +278,11 @@ class SglangScheduler:
             self._hit_tokens += found
             self._external_queried_tokens += one.prompt_tokens - found
             self._external_hit_tokens += tokens
-        for one in arrivals.arrived(self._config.max_num_seqs - len(self._running), now_s):
+        for one in arrivals.arrived(self._config.max_num_seqs - len(self._batch.members), now_s):
             self._pages.store(one)
             if one.computed_tokens + 1 == one.known_tokens:
                 one.scheduled_s = now_s
-                self._running.append(one)
+                self._batch.members.append(one)
             else:  # the rest of its prompt is computed here, and finds what came in the cache
                 self._pages.release(one)
                 one.computed_tokens = 0
@@ -300,25 +290,27 @@ class SglangScheduler:
 
     def _admit(self, now_s: float) -> None:
         """Makes a prefill batch of the half computed request and of waiting ones."""
-        config, running = self._config, self._running
-        if config.priority_scheduling or not running:
+        config, batch = self._config, self._batch
+        if config.priority_scheduling or not batch.members:
             self._full = False
         if self._chunked is None:
             if self._full or not self._waiting:
                 return
-            if len(running) >= config.max_num_seqs and not config.priority_scheduling:
+            if len(batch.members) >= config.max_num_seqs and not config.priority_scheduling:
                 self._full = True
                 return
         self._order.sort(self._waiting)
-        mixed = len(running) if config.mixed_chunk and config.chunked_prefill else 0
-        budget = PrefillBudget(config, self.cache, self._pages, running, self.ratio.value, mixed)
+        mixed = len(batch.members) if config.mixes else 0
+        budget = PrefillBudget(
+            config, self.cache, self._pages, batch.members, self.ratio.value, mixed
+        )
         if self._chunked is not None:
             budget.add_next_chunk(self._chunked)
         preempted: list[SglangSequence] = []
         for sequence in self._waiting:
             if sequence.submission.lora_name and not self._loras_fit(sequence, budget):
                 continue
-            if len(budget.admitted) >= config.max_num_seqs - len(self._running):
+            if len(budget.admitted) >= config.max_num_seqs - len(self._batch.members):
                 self._full = True
             if self._full:
                 stopped = self._preempt_for(sequence, budget)
@@ -327,7 +319,7 @@ class SglangScheduler:
                 preempted += stopped
             verdict = budget.add(sequence)
             if verdict is Verdict.NO_MEMORY:
-                self._full = bool(budget.admitted or self._running)
+                self._full = bool(budget.admitted or self._batch.members)
             if verdict is not Verdict.GO_ON:
                 break
         if budget.admitted:
@@ -342,22 +334,19 @@ class SglangScheduler:
 
     def _loras_fit(self, sequence: SglangSequence, budget: PrefillBudget) -> bool:
         """Whether the batch has room for its adapter."""
-        names = {one.submission.lora_name for one in (*self._running, *budget.admitted)}
+        names = {one.submission.lora_name for one in (*self._batch.members, *budget.admitted)}
         return len(names | {sequence.submission.lora_name}) <= self._config.loras_max
 
     def _preempt_for(self, sequence: SglangSequence, budget: PrefillBudget) -> list[SglangSequence]:
         """Stops less important running requests, if that makes room; returns them."""
         if not self._config.priority_scheduling:
             return []
-        victims = set(budget.victims(sequence, self._running))
-        stopped = [one for one in self._running if one in victims]
-        left = len(self._running)
-        for one in stopped:
-            left -= 1
+        victims = budget.victims(sequence, self._batch.members)
+        for one in victims:
             budget.forgo(one)
-            self._stop(one, left)
-        self._running = [one for one in self._running if one not in victims]
-        return stopped
+        self._batch.preempt(victims)
+        self._preemptions += len(victims)
+        return victims
 
     def _begin_prefill(self, now_s: float) -> None:
         """Takes the pages of the prefill batch, and of the decodes that join it."""
@@ -372,106 +361,34 @@ class SglangScheduler:
         self.cache.make_room(extend if size == 1 else -(-extend // size) + len(self._prefill))
         ends = (one.computed_tokens + one.extend_tokens for one in self._prefill)
         self._pages.take(self._prefill, ends)
-        if self._config.mixed_chunk:
-            needed = self._pages.of_next_token(self._running)
-            if self.cache.make_room(needed):  # or they wait, where the engine would fail
-                self._decode = list(self._running)
+        if self._config.mixes:
+            self._batch.begin_beside_prefill()
 
-    # Decoding
-
-    def _make_room_to_decode(self) -> list[SglangSequence]:
-        """Retracts requests until each of the others has room for its next token; returns those."""
-        running, pages = self._running, self._pages
-        if self.cache.make_room(pages.of_next_token(running)):
-            self.ratio.decay(1)
-            return list(running)
-        # fewest tokens out go first, the longest prompt among those
-        kept = sorted(
-            running, key=lambda one: (one.output_tokens, -one.prompt_tokens), reverse=True
-        )
-        retracted: list[SglangSequence] = []
-        # who fetches KV cache can't be retracted, so there the last one may have to go, too
-        kept_min = 0 if self._arrivals.fetching else 1
-        while len(kept) > kept_min and not (
-            retracted and self.cache.make_room(pages.of_next_token(kept))
-        ):
-            retracted.append(kept.pop())
-            self._stop(retracted[-1], len(kept))
-        if not self.cache.make_room(pages.of_next_token(kept)):
-            raise RuntimeError(f"no page for the only request left: {self.cache!r}")
-        self._running = kept
-        self.ratio.set_after_retraction(kept)
-        for one in retracted:
+    def _decode(self) -> None:
+        """Begins a step that only decodes, retracts whom that has no room for."""
+        for one in self._batch.make_room(may_empty=self._arrivals.fetching):
+            self._preemptions += 1
             self._enqueue(one)
-        self._full = False
-        return list(kept)
+            self._full = False
+        self._batch.begin()
 
     def _price(self, now_s: float) -> Step:
         """The step's duration; joins steps where that changes nothing but their number."""
-        cost = self._config.cost
-        decoding = len(self._decode)
-        context = sum(one.computed_tokens for one in self._decode)
-        self._begun = self._ended = 0
+        batch, cost = self._batch, self._config.cost
+        decoding = len(batch.decoding)
+        context = sum(one.computed_tokens for one in batch.decoding)
         if self._prefill:
-            self._take_pages(1)
             chunks = [PrefillChunk(one.extend_tokens, one.computed_tokens) for one in self._prefill]
             return Step(now_s, now_s + cost.step_s(chunks, decoding, context))
         self._run = DecodeRun(cost, now_s, decoding, context)
-        steps = self._joinable(self._run)
-        self._take_pages(1)
+        steps = 1
+        if not self._waiting or (self._full and not self._config.priority_scheduling):
+            steps = batch.steps_max(self._config.joined_steps_max)
+            ready_s = self._arrivals.ready_after(now_s)
+            if ready_s is not None:
+                steps = self._run.begun(ready_s, steps)
+        batch.take_pages(1)
         return Step(now_s, self._run.end_s(steps), steps)
-
-    def _joinable(self, run: DecodeRun) -> int:
-        """How many decode steps from this one on differ only in their number."""
-        if self._waiting and (self._config.priority_scheduling or not self._full):
-            return 1
-        steps = self._config.joined_steps_max
-        for one in self._decode:
-            steps = min(steps, one.remaining_tokens if one.first_token_s is not None else 1)
-        if steps > 1 and not self._steps_fit(steps):
-            steps = bisect_right(range(1, steps), False, key=lambda n: not self._steps_fit(n))
-        ready_s = self._arrivals.ready_after(run.start_s)
-        if ready_s is not None:
-            steps = run.begun(ready_s, steps)
-        return max(steps, 1)
-
-    def _steps_fit(self, steps: int) -> bool:
-        size = self._config.block_size
-        return self.cache.available >= sum(
-            -(-(one.computed_tokens + steps) // size) - one.shared_pages - one.private_pages
-            for one in self._decode
-        )
-
-    def _take_pages(self, target: int) -> None:
-        """Takes the pages of the decode steps up to the `target`-th, as one by one would.
-
-        Each step first makes room for a page of every request, whether it needs one or not. What
-        that evicts in all is what the last step's room evicts on top of what those before took.
-        """
-        if target <= self._begun or not self._decode:
-            return
-        size, ahead = self._config.block_size, target - self._ended
-        decoding = before = last = 0
-        for one in self._decode:
-            if one.node is None:
-                continue  # aborted
-            decoding += 1
-            held = one.shared_pages + one.private_pages
-            tokens = one.computed_tokens + ahead
-            if tokens <= held * size:
-                continue
-            held_before = max(held, -(-(tokens - 1) // size))
-            held_then = -(-tokens // size)
-            before += held_before - held
-            last += held_then - held_before
-            one.private_pages += held_then - held
-        self.cache.make_room(before + decoding)
-        self.cache.take(before + last)
-        if self._begun:
-            self.ratio.decay(target - self._begun)
-        self._begun = target
-
-    # What comes of a step
 
     def _apply_prefill(self, now_s: float) -> list[Output]:
         outputs: list[Output] = []
@@ -488,46 +405,26 @@ class SglangScheduler:
                 self._prompt_tokens += one.prompt_tokens
             self._generated_tokens += 1
             outputs.append(Output(one, one.known_tokens - 1, one.known_tokens, one.finished))
+            self._pages.store(one)
             if one.finished:
-                self._finish(one)
+                self._pages.release(one)
+                self._finished += 1
+                self._full = False
             else:
-                self._pages.store(one)
-                self._running.append(one)
+                self._batch.members.append(one)
         return outputs
 
     def _apply_decode(self, ended: int, now_s: float) -> list[Output]:
         """Brings out the tokens of all decode steps up to the `ended`-th."""
-        steps = ended - self._ended
-        self._ended = ended
-        outputs: list[Output] = []
-        for one in self._decode:
-            if one.node is None:
-                continue  # aborted
-            first = one.known_tokens
-            one.computed_tokens += steps
-            one.known_tokens = last = first + steps
-            finished = last == one.total_tokens
+        steps = ended - self._batch.ended
+        outputs = self._batch.apply(ended)
+        for output in outputs:
+            one = output.sequence
             if one.first_token_s is None:  # another engine computed its prompt
                 one.first_token_s = now_s
                 self._prompt_tokens += one.prompt_tokens
-            outputs.append(Output(one, first, last, finished))
-            if finished:
-                self._running.remove(one)
-                self._finish(one)
+            if output.finished:
+                self._finished += 1
+                self._full = False
         self._generated_tokens += steps * len(outputs)
         return outputs
-
-    def _finish(self, sequence: SglangSequence) -> None:
-        self._pages.store(sequence)
-        self._pages.release(sequence)
-        self._finished += 1
-        self._full = False
-
-    def _stop(self, sequence: SglangSequence, others: int) -> None:
-        """Takes all pages from a running request, which will be computed again, and makes room for
-        those who stay."""
-        self._pages.release(sequence)
-        sequence.computed_tokens = 0
-        sequence.preemptions += 1
-        self._preemptions += 1
-        self.cache.make_room(-(-others * RETRACT_DECODE_STEPS // self._config.block_size))

@@ -12,8 +12,8 @@ the bet was lost and requests had to be retracted. The other two limits are on t
 `input_left` (--max-prefill-tokens) stops it after the request that exceeds it, and `chunk_left`
 (--chunked-prefill-size) cuts a prompt, so that at most one request is half computed.
 
-Source: sgl-project/sglang python/sglang/srt/managers/schedule_policy.py, class PrefillAdder, and
-scheduler.py and environ.py for the ratio, release 0.5.7.
+Source: sgl-project/sglang python/sglang/srt/managers/schedule_policy.py, class PrefillAdder,
+release 0.5.7.
 """
 
 from bisect import insort
@@ -26,11 +26,6 @@ from simulator.schedulers.sglang_pages import SequencePages
 
 CLIP_MAX_NEW_TOKENS = 4096
 IGNORE_EOS_RESERVE_TOKENS = 1
-INITIAL_RATIO = 0.7
-FLOOR_FACTOR = 0.14
-DECAY_STEPS = 600
-RETRACT_DECODE_STEPS = 20
-"""Tokens for each running request that a retraction makes room for."""
 
 
 class Verdict(Enum):
@@ -39,38 +34,6 @@ class Verdict(Enum):
     GO_ON = auto()
     NO_MEMORY = auto()
     BATCH_FULL = auto()
-
-
-class NewTokenRatio:
-    """The share of running requests' answers that is set aside.
-
-    value = max(start - steps * decay, floor): counted, so that steps done as one give the same.
-    """
-
-    def __init__(self, conservativeness: float) -> None:
-        self._initial = min(INITIAL_RATIO * conservativeness, 1.0)
-        self._floor = self._initial * FLOOR_FACTOR
-        self._decay = (self._initial - self._floor) / DECAY_STEPS
-        self._start = self._initial
-        self._steps = 0
-
-    @property
-    def value(self) -> float:
-        return max(self._start - self._steps * self._decay, self._floor)
-
-    def decay(self, steps: int) -> None:
-        """So many decode steps began without a retraction."""
-        self._steps += steps
-
-    def set_after_retraction(self, kept: Sequence[SglangSequence]) -> None:
-        """The share that those who stayed would use if they ended in RETRACT_DECODE_STEPS."""
-        brought = sum(one.output_tokens + RETRACT_DECODE_STEPS for one in kept)
-        self._start = min(1.0, brought / (sum(one.max_tokens for one in kept) + 1))
-        self._steps = 0
-
-    def restart(self) -> None:
-        """The engine is idle."""
-        self._start, self._steps = self._initial, 0
 
 
 class PrefillBudget:

@@ -28,7 +28,7 @@ class SglangConfig(SchedulerConfig):
     prefill_requests_max: int | None = None
     chunked_prefill: bool = True
     mixed_chunk: bool = False
-    """Whether prefill batches also decode."""
+    """Whether prefill batches also decode; only with chunked_prefill."""
     radix_cache: bool = True
     """Whether anything is kept when a request has ended."""
     conservativeness: float = 1.0
@@ -56,7 +56,7 @@ class SglangConfig(SchedulerConfig):
             )
         if self.priority_scheduling and self.policy not in ("fcfs", "lof"):
             raise ValueError(f"no priority scheduling with policy {self.policy}: fcfs or lof")
-        if self.mixed_chunk and self.step_tokens_max <= self.max_num_seqs:
+        if self.mixes and self.step_tokens_max <= self.max_num_seqs:
             raise ValueError("mixed_chunk needs step_tokens_max above max_num_seqs")
         if min(self.prefill_tokens_max, self.prefill_requests_max or 1, self.loras_max) < 1:
             raise ValueError(
@@ -64,6 +64,11 @@ class SglangConfig(SchedulerConfig):
             )
         if self.conservativeness < 0 or self.preemption_threshold < 0:
             raise ValueError("conservativeness and preemption_threshold must not be negative")
+
+    @property
+    def mixes(self) -> bool:
+        """Whether prefill batches also decode."""
+        return self.mixed_chunk and self.chunked_prefill
 
     @property
     def priority_sign(self) -> int:

@@ -44,10 +44,6 @@ class SequencePages:
             sequence.private_pages = own
         self._cache.take(wanted)
 
-    def of_next_token(self, sequences: Iterable[SglangSequence]) -> int:
-        """Pages that they lack for the next token of each."""
-        return sum(not one.computed_tokens % self._size for one in sequences)
-
     def store(self, sequence: SglangSequence) -> None:
         """Puts into the tree what is computed of it, and locks that."""
         if not self._radix or sequence.node is None:
