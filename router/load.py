@@ -11,10 +11,12 @@ Laws:
 - no load is ever negative, or not a number.
 """
 
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import isfinite
+from operator import itemgetter
 
 from events.inflight import Totals
 from indexer.hashing import HashArray
@@ -26,6 +28,7 @@ HISTORY_S = 10.0
 """How far back they are kept: a sample comes every second, and after 3 the worker is unhealthy."""
 
 _NOTHING = Totals()
+_when = itemgetter(0)
 
 
 @dataclass(slots=True)
@@ -74,15 +77,9 @@ class WorkerLoad:
 
         For a time before the last sample: as they were then.
         """
-        found: list[tuple[int, int]] = []
-        held, history = self._before, iter(self._history)
-        change = next(history, None)
-        for time_s in times_s:
-            while change is not None and change[0] <= time_s:
-                held = change[1], change[2]
-                change = next(history, None)
-            found.append(held)
-        return found
+        history = self._history
+        changes = [bisect_right(history, time_s, key=_when) for time_s in times_s]
+        return [history[after - 1][1:] if after else self._before for after in changes]
 
     def open(self, prefixes: HashArray, has_tail: bool, new_tokens: int, now_s: float) -> None:
         """A reservation begins."""
