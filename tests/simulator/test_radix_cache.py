@@ -5,15 +5,21 @@ from collections import Counter
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from xxhash import xxh3_64_intdigest
 
 from simulator.block_pool import Cleared, PoolEvent, Removed, Stored
 from simulator.content import ChainContent
 from simulator.radix_cache import RadixCache, RadixNode
 
 
+def page(beginning: str) -> int:
+    """The name of the page that ends a text's beginning."""
+    return xxh3_64_intdigest(beginning)
+
+
 def chain(text: str) -> ChainContent:
     """One page a letter; equal beginnings have equal names."""
-    return ChainContent([hash(text[: i + 1]) for i in range(len(text))], text)
+    return ChainContent([page(text[: i + 1]) for i in range(len(text))], text)
 
 
 def insert(cache: RadixCache, text: str) -> tuple[RadixNode, int]:
@@ -27,7 +33,7 @@ def insert(cache: RadixCache, text: str) -> tuple[RadixNode, int]:
 
 def told(cache: RadixCache, *texts: str) -> list[tuple[str, str]]:
     """Events since the last call, pages by the beginnings of these texts that they end."""
-    names = {hash(text[: i + 1]): text[: i + 1] for text in texts for i in range(len(text))}
+    names = {page(text[: i + 1]): text[: i + 1] for text in texts for i in range(len(text))}
     lines = []
     for event in cache.take_events():
         match event:
@@ -61,7 +67,7 @@ def test_what_was_inserted_before_names_the_parent() -> None:
     insert(cache, "abcd")
     (event,) = cache.take_events()
     assert isinstance(event, Stored)
-    assert event.parent == hash("ab")
+    assert event.parent == page("ab")
 
 
 def test_a_chain_inserted_in_pieces_is_told_as_one() -> None:
@@ -153,21 +159,18 @@ acts = st.lists(
 
 
 class Model:
-    """Pages one by one: when each was used, and how often it is locked."""
+    """Pages one by one, by the beginning of a text that each ends; and how often it is locked."""
 
     def __init__(self) -> None:
-        self.used: dict[str, int] = {}
+        self.pages: set[str] = set()
         self.locks: Counter[str] = Counter()
-        self.clock = 0
 
     def prefix(self, text: str) -> int:
-        return next((i for i in range(len(text)) if text[: i + 1] not in self.used), len(text))
+        return next((i for i in range(len(text)) if text[: i + 1] not in self.pages), len(text))
 
-    def use(self, text: str) -> None:
-        self.clock += 1
-        for i in range(len(text)):
-            if text[: i + 1] in self.used:
-                self.used[text[: i + 1]] = self.clock
+
+def beginnings(text: str) -> list[str]:
+    return [text[: i + 1] for i in range(len(text))]
 
 
 @settings(max_examples=300, deadline=None)
@@ -194,34 +197,32 @@ def test_pages_add_up_and_prefixes_are_those_of_a_plain_model(acts: list[tuple[s
         match act, value:
             case "insert", str(text) if cache.make_room(len(text)):
                 before = set(cache.contents())
-                model.used = {one: at for one, at in model.used.items() if hash(one) in before}
+                model.pages = {one for one in model.pages if page(one) in before}
                 assert insert(cache, text)[1] == model.prefix(text)
-                model.used.update(dict.fromkeys((text[: i + 1] for i in range(len(text))), 0))
-                model.use(text)
+                model.pages.update(beginnings(text))
             case "match", str(text):
                 assert cache.match(chain(text).hashes(9), len(text))[1] == model.prefix(text)
-                model.use(text[: model.prefix(text)])
             case "lock", str(text):
                 node, pages = cache.match(chain(text).hashes(9), len(text))
                 cache.lock(node)
                 held.append((node, text[:pages]))
-                model.locks.update(text[: i + 1] for i in range(pages))
+                model.locks.update(beginnings(text[:pages]))
             case "unlock", int(index) if held:
                 node, text = held.pop(index % len(held))
                 cache.unlock(node)
-                model.locks.subtract(text[: i + 1] for i in range(len(text)))
+                model.locks.subtract(beginnings(text))
             case "room", int(pages):
                 before = cache.free
-                unlocked = sum(not model.locks[one] for one in model.used)
+                unlocked = sum(not model.locks[one] for one in model.pages)
                 assert cache.available == before + unlocked
                 assert cache.make_room(pages) == (pages <= before + unlocked)
         hear(cache.take_events())
         contents = list(cache.contents())
-        model.used = {one: at for one, at in model.used.items() if hash(one) in heard}
-        assert sorted(contents) == sorted(heard) == sorted(map(hash, model.used))
+        model.pages = {one for one in model.pages if page(one) in heard}
+        assert sorted(contents) == sorted(heard) == sorted(map(page, model.pages))
         assert cache.free + cache.evictable + cache.protected == cache.page_count
         assert cache.private == 0
-        assert cache.protected == sum(model.locks[one] > 0 for one in model.used)
+        assert cache.protected == sum(model.locks[one] > 0 for one in model.pages)
         for node in cache.nodes():
             assert node.hashes
             assert node.parent is not None
