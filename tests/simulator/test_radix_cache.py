@@ -14,7 +14,7 @@ from simulator.radix_cache import RadixCache, RadixNode
 
 def page(beginning: str) -> int:
     """The name of the page that ends a text's beginning."""
-    return xxh3_64_intdigest(beginning)
+    return xxh3_64_intdigest(beginning.encode())
 
 
 def chain(text: str) -> ChainContent:
