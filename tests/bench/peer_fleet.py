@@ -30,7 +30,7 @@ from simulator.trace_file import load_trace
 from simulator.world import run
 from tests.bench.peer_mocker import RECORD
 
-TOLERANCE = 0.15
+TOLERANCE = 0.05
 POLICIES = {"round_robin": "round-robin", "kv_router": "dynamo-blocks"}
 """The peer's routers -> our policies"""
 
