@@ -41,6 +41,15 @@ class RelayRestart:
 
 
 @dataclass(frozen=True, slots=True)
+class RouterRestart:
+    """A router ends, with all it knows, and another takes its place at once."""
+
+    at_s: float
+    router: int = 0
+    """Index of the replica."""
+
+
+@dataclass(frozen=True, slots=True)
 class Disaggregation:
     """Prefill and decode apart: the first engines compute prompts, the others fetch the KV cache of
     a prompt and bring out the answer."""
@@ -105,6 +114,7 @@ class RunOptions:
 
     failures: tuple[Failure, ...] = ()
     relay_restarts: tuple[RelayRestart, ...] = ()
+    router_restarts: tuple[RouterRestart, ...] = ()
     past_router_share: float = 0.0
     """Share of the requests that go to a random worker without asking the router."""
 
@@ -147,6 +157,9 @@ class RunOptions:
             _between(f"{name}.worker", trouble.worker, 0, self.workers - 1)
             _between(f"{name}.at_s", trouble.at_s, 0.0, 1e9)
             _between(f"{name}.down_s", trouble.down_s, 0.0, 1e9)
+        for restart in self.router_restarts:
+            _between("RouterRestart.router", restart.router, 0, self.replicas - 1)
+            _between("RouterRestart.at_s", restart.at_s, 0.0, 1e9)
 
     def role_of(self, engine: int) -> Role:
         """What an engine is for."""

@@ -89,6 +89,9 @@ class VirtualFleet:
             self._timeline.at(failure.at_s, partial(self._fail, engine, failure.down_s))
         for restart in self._options.relay_restarts:
             self._timeline.at(restart.at_s, partial(self._end_relay, restart))
+        for router_restart in self._options.router_restarts:
+            work = partial(self._restart_router, router_restart.router)
+            self._timeline.at(router_restart.at_s, work)
 
     def worker(self, key: WorkerKey) -> Worker:
         """The worker of a pick."""
@@ -216,6 +219,14 @@ class VirtualFleet:
             told = relay.heartbeat(worker.load, now_s, sampled_at_s=worker.answered_at_s)
             self.network.send(worker.key, Plane.LOAD, [told], delay_s)
             self.network.send(worker.key, Plane.FACTS, relay.beat(now_s), delay_s)
+
+    def _restart_router(self, number: int) -> None:
+        """Relays answer its hello at once."""
+        self._record.note(Happened.TROUBLE, self._timeline.now_s, number, -1)
+        self.network.restart(number)
+        for worker in self.workers:
+            if worker.relay_up:
+                self._beat(worker, self.network.delay_s())
 
     def _end_relay(self, restart: RelayRestart) -> None:
         self._record.counters["relay_restarts"] += 1

@@ -73,6 +73,12 @@ class VirtualNetwork:
             when_s = (self._timeline.now_s // TELL_S + 1) * TELL_S
             self._timeline.at(when_s, partial(self._tell, router))
 
+    def restart(self, number: int) -> None:
+        """A router begins anew; what it had asked for is nobody's."""
+        self.routers[number].restart()
+        for pull in [pull for pull in self._pulls if pull[0] == number]:
+            del self._pulls[pull]
+
     def ask(self, router: VirtualRouter, pulls: Iterable[Pull]) -> None:
         """A router missed something: its questions go out, one a worker at a time."""
         for pull in pulls:

@@ -37,8 +37,21 @@ class VirtualRouter:
     """A replica. `on_pulls` is told which relays it wants to ask."""
 
     def __init__(self, number: int, options: RunOptions, on_pulls: OnPulls) -> None:
-        fleet, index, routing = FleetSettings(), IndexSettings(), options.routing
         self.number = number
+        self.rng = random.Random(f"{options.seed}/ties of {number}")
+        self._options = options
+        self._on_pulls = on_pulls
+        self._life = 0
+        self._sent = 0
+        self._begin()
+
+    def restart(self) -> None:
+        """Another process, which knows nothing of its workers and of what was reserved."""
+        self._life += 1
+        self._begin()
+
+    def _begin(self) -> None:
+        fleet, index, routing = FleetSettings(), IndexSettings(), self._options.routing
         self.view = FleetView(
             NativeIndex(index.bytes_max(), index.blocks_max()),
             beat_timeout_s=fleet.beat_timeout_s,
@@ -47,18 +60,15 @@ class VirtualRouter:
             predicted_ttl_s=routing.predicted_ttl_s,
             approximate_ttl_s=routing.approximate_ttl_s,
         )
-        self.rng = random.Random(f"{options.seed}/ties of {number}")
         self.core = RouterCore(
             self.view,
-            msgspec.structs.replace(routing, policy=options.policy, policy_per_request=True),
-            replica=f"replica-{number}",
+            msgspec.structs.replace(routing, policy=self._options.policy, policy_per_request=True),
+            replica=f"replica-{self.number}.{self._life}",
             rng=self.rng,
         )
-        self.teller = Teller(self.core.replica, Epoch(0, number))
+        self.teller = Teller(self.core.replica, Epoch(self._life, self.number))
         """Of what we have reserved, to the other replicas."""
-        self._on_pulls = on_pulls
         self._inbox: list[tuple[float, int, Plane, WorkerKey, bytes]] = []
-        self._sent = 0
         self._last_s: dict[WorkerKey, float] = {}
         """When the last message of a worker, or of a replica, arrives."""
 

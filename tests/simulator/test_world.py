@@ -14,7 +14,7 @@ from router.prompt import Prompt
 from simulator.clients import Clients
 from simulator.cost_model import Distance
 from simulator.laws import LawBroken
-from simulator.options import Disaggregation, Failure, RelayRestart, RunOptions
+from simulator.options import Disaggregation, Failure, RelayRestart, RouterRestart, RunOptions
 from simulator.results import Outcome, RunResult, load_cv
 from simulator.scheduler import SchedulerConfig, StepResult
 from simulator.schedulers.chitu_task import ChituConfig
@@ -114,6 +114,9 @@ def fleets(draw: st.DrawFn) -> dict[str, Any]:
         else Disaggregation(draw(st.integers(1, workers - 1))),
         "failures": tuple(
             draw(st.lists(st.builds(Failure, at_s=at_s, worker=worker, down_s=down_s), max_size=3))
+        ),
+        "router_restarts": tuple(
+            draw(st.lists(st.builds(RouterRestart, at_s=at_s, router=st.just(0)), max_size=2))
         ),
         "relay_restarts": tuple(
             draw(
@@ -289,6 +292,18 @@ def test_a_relay_that_lost_its_map_tells_a_subset_and_one_that_kept_it_tells_all
 
     assert predicted(keeps_map=True) == 1024 - 64
     assert predicted(keeps_map=False) == 0
+
+
+def test_a_router_that_starts_again_learns_from_events_what_guesses_have_lost() -> None:
+    def predicted(events: str) -> int:
+        prompts = trace(request(0.0, [1, 2]), request(20.0, [1, 2]))
+        restart = RouterRestart(at_s=10.0)
+        _, result = checked(prompts, workers=1, events=events, router_restarts=(restart,))
+        assert result.cached_tokens[1] == 1024 - 64
+        return int(result.predicted_tokens[1])
+
+    assert predicted("facts") == 1024 - 64
+    assert predicted("none") == 0
 
 
 def test_late_events_are_not_seen_early() -> None:
