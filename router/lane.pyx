@@ -41,6 +41,9 @@ from router.pick_tally import BUCKETS_S, RATIO_DECISIONS, PickTally, STAGES as S
 from router.policies.dynamo_adaptive import DYNAMO_ADAPTIVE
 from router.reservations import Reservation
 
+cdef extern from "Python.h":
+    void PyObject_GC_UnTrack(void *)
+
 cdef extern from "native/wire.h" nogil:
     ctypedef struct Span:
         const uint8_t *at
@@ -745,6 +748,9 @@ cdef class Lane:
             self._name + str(number), request_id, source.key, fingerprint, prefixes, has_tail,
             prompt_tokens, told, new_tokens, now_s, now_s + self._lease_s, b"",
         )
+        # They refer to nothing that could refer to them: no need to look for cycles through them.
+        PyObject_GC_UnTrack(<void *>fingerprint)
+        PyObject_GC_UnTrack(<void *>reservation)
         load = self._loads.get(source.key)
         if load is None:
             load = core._load(source.key)
@@ -768,7 +774,9 @@ cdef class Lane:
         if history and (len(history) >= HISTORY_MAX or history[0][0] < now_s - HISTORY_S):
             load._remember(now_s)
         else:
-            history.append((now_s, requests, users._users.used + tails))
+            change = (now_s, requests, users._users.used + tails)
+            PyObject_GC_UnTrack(<void *>change)
+            history.append(change)
         return 0
 
     def put_load(self, uint32_t slot, load):

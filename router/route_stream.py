@@ -8,6 +8,7 @@ Laws:
 """
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from time import perf_counter, thread_time
 from types import TracebackType
@@ -53,7 +54,7 @@ class RouteItems:
         self._run = run
         self._clock = clock
         self._cpu_clock = cpu_clock
-        self._answered: dict[int, Reservation] = {}
+        self._answered: OrderedDict[int, Reservation] = OrderedDict()
         """By item index, the oldest first."""
 
     def decide(self, batch: Batch) -> Iterator[bytes]:
@@ -101,9 +102,8 @@ class RouteItems:
         answer, reservation, repeated = self._route(request)
         if repeated:
             # Two items wait for this reservation now: that one is cancelled must not end it.
-            self._answered = {
-                index: one for index, one in self._answered.items() if one is not reservation
-            }
+            for index in [i for i, one in self._answered.items() if one is reservation]:
+                del self._answered[index]
         else:
             self._remember({item.index: reservation})
         return answer
@@ -111,7 +111,7 @@ class RouteItems:
     def _remember(self, answered: dict[int, Reservation]) -> None:
         self._answered.update(answered)
         while len(self._answered) > CANCELLABLE_MAX:
-            del self._answered[next(iter(self._answered))]
+            self._answered.popitem(last=False)
 
 
 def read_batch(content: bytes) -> Batch:
