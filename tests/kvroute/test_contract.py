@@ -1,8 +1,10 @@
 """kvroute.v1 has every name of the .proto files, and the client needs nothing of the router's."""
 
-import inspect
 import subprocess
 import sys
+from typing import Any
+
+import pytest
 
 import kvroute.v1
 from kvroute.client import RouteOptions, route_request
@@ -28,7 +30,10 @@ def test_every_message_enum_and_service_of_the_contract_is_exported() -> None:
 
 
 def test_the_keywords_of_route_are_those_that_make_its_message() -> None:
-    assert set(inspect.signature(route_request).parameters) == set(RouteOptions.__annotations__)
+    options: dict[str, Any] = dict.fromkeys(RouteOptions.__annotations__)
+    assert route_request(**options).WhichOneof("prompt") is None
+    with pytest.raises(TypeError, match="a route has no token_bytes"):
+        route_request(**options, token_bytes=b"")
 
 
 def test_every_field_of_a_route_request_can_be_asked_for() -> None:

@@ -402,7 +402,7 @@ def make_lines(targets: list[str]) -> Lines:
         [Target(f"{text}:1", text, "1") for text in targets],
         credentials=None,
         options=(),
-        make_lanes=lambda _: (None, None),
+        make_lanes=lambda *_: (None, None),
         counts=Counter(),
         clock=Clock(),
         rng=random.Random(1),

@@ -16,6 +16,7 @@ Needs grpcio, protobuf and the googleapis protos; none of the router's own packa
     life.py         RoutedRequest: one request from its reservation to its last report
     options.py      the keywords of route(), and the RouteRequest they make
     hashes.py       block hashes in any common form, as packed fixed64
+    wire.py         protobuf's wire format around bytes
     tokens.py       a prompt in any common form, as little-endian u32
     pick.py         what route() answers
     errors.py       what the calls raise

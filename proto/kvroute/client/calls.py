@@ -28,7 +28,7 @@ from kvroute.client.lane import Lane
 from kvroute.client.lane_items import LaneItems
 from kvroute.client.life import RoutedRequest
 from kvroute.client.lines import Line, Lines
-from kvroute.client.options import RouteOptions, route_request
+from kvroute.client.options import RouteBytes, RouteOptions, route_bytes, route_request
 from kvroute.client.pick import Pick
 from kvroute.client.report_lane import ReportLane
 from kvroute.client.reports import Reports
@@ -47,14 +47,15 @@ from kvroute.v1 import (
     ReportResponse,
     ResyncWorkerRequest,
     RouterAsyncStub,
-    RouteRequest,
     RouteResponse,
+    RouteResults,
     WatchWorkersRequest,
     WatchWorkersResponse,
     WorkerRef,
     WorkerStatus,
 )
 
+ROUTE_STREAM = "/kvroute.v1.Router/RouteStream"
 READY_POLL_S = 0.1
 READY_POLL_S_MAX = 1.0
 
@@ -174,7 +175,7 @@ class KvRouteClient:
 
         The caller reports what becomes of it, with report(); request() does so by itself.
         """
-        return await self._pick(route_request(**options), timeout_s)
+        return await self._pick(route_bytes(**options), timeout_s)
 
     def request(
         self, *, timeout_s: float | None = None, **options: Unpack[RouteOptions]
@@ -183,8 +184,8 @@ class KvRouteClient:
 
         Raises at once what can be told from the options.
         """
-        message = route_request(**options)
-        return RoutedRequest(lambda: self._pick(message, timeout_s), self._reports, self._sleep)
+        request = route_bytes(**options)
+        return RoutedRequest(lambda: self._pick(request, timeout_s), self._reports, self._sleep)
 
     async def explain(
         self, *, timeout_s: float | None = None, **options: Unpack[RouteOptions]
@@ -361,15 +362,13 @@ class KvRouteClient:
 
     # How a call is made
 
-    async def _pick(self, message: RouteRequest, timeout_s: float | None) -> Pick:
-        size = message.ByteSize()
-
+    async def _pick(self, request: RouteBytes, timeout_s: float | None) -> Pick:
         async def attempt(line: Line, left_s: float) -> RouteResponse:
-            if line.lane is not None and line.lane.takes(size):
-                response = await line.lane.route(message, size, left_s)
+            if line.lane is not None and line.lane.takes(request.size):
+                response = await line.lane.route(request, left_s)
             else:
                 response = await line.router.Route(
-                    message, timeout=left_s, metadata=self._metadata()
+                    request.message(), timeout=left_s, metadata=self._metadata()
                 )
                 if line.lane is not None:
                     line.lane.called()
@@ -377,7 +376,7 @@ class KvRouteClient:
             return response
 
         response = await self._attempts(attempt, timeout_s, self._retry)
-        return Pick.from_response(message.request_id, response)
+        return Pick(request.request_id, response)
 
     async def _send_report(
         self, progress: Progress, *, timeout_s: float, attempts: int | None
@@ -521,12 +520,17 @@ class KvRouteClient:
             )
         return self._lines
 
-    def _make_lanes(self, router: RouterAsyncStub) -> tuple[Lane | None, ReportLane | None]:
+    def _make_lanes(
+        self, channel: grpc.aio.Channel, router: RouterAsyncStub
+    ) -> tuple[Lane | None, ReportLane | None]:
         """The lanes of one router."""
         if not self._fast_lane:
             return None, None
         items = LaneItems(self._routes_max, self._route_bytes_max)
-        lane = Lane(lambda: router.RouteStream(metadata=self._metadata()), items, self._counts)
+        stream: grpc.aio.StreamStreamMultiCallable[bytes, RouteResults] = channel.stream_stream(
+            ROUTE_STREAM, response_deserializer=RouteResults.FromString
+        )
+        lane = Lane(lambda: stream(metadata=self._metadata()), items, self._counts)
         return lane, ReportLane(partial(self._tell, router), self._counts)
 
 

@@ -7,21 +7,25 @@ import sys
 from array import array
 from collections.abc import Iterable
 
+from kvroute.client.wire import head
 from kvroute.v1 import BlockHashes
 
 _U64 = "Q"
+_HASHES = BlockHashes.HASHES_FIELD_NUMBER
 _LITTLE = sys.byteorder == "little"
 
 
-def block_hashes_of(hashes: Iterable[int], block_size: int, prompt_tokens: int) -> BlockHashes:
-    """The message for hashes of full blocks.
+def block_hashes_of(
+    hashes: Iterable[int], block_size: int, prompt_tokens: int
+) -> tuple[bytes, ...]:
+    """The message for hashes of full blocks, a kvroute.v1.BlockHashes, in pieces.
 
     bytes and bytearray are little-endian u64 already. A buffer of unsigned 64-bit integers (numpy,
     array) costs no Python int for each; lists, tuples and other iterables take a little longer.
     Raises TypeError for what is no row of integers, ValueError for one that takes more than 64 bits
     or is negative, and for bytes that aren't whole.
     """
-    message = BlockHashes(block_size=block_size, prompt_tokens=prompt_tokens)
+    rest = BlockHashes(block_size=block_size, prompt_tokens=prompt_tokens).SerializeToString()
     raw = bytes(hashes) if isinstance(hashes, (bytes, bytearray)) else _from_buffer(hashes)
     if raw is None:
         try:
@@ -33,10 +37,7 @@ def block_hashes_of(hashes: Iterable[int], block_size: int, prompt_tokens: int) 
         raw = listed.tobytes()
     if len(raw) % 8:
         raise ValueError(f"{len(raw)} bytes of block hashes; each takes 8")
-    if raw:
-        # On the wire, packed fixed64 are the field's key, its length, and this.
-        message.MergeFromString(b"\x0a" + _varint(len(raw)) + raw)
-    return message
+    return (head(_HASHES, len(raw)), raw, rest) if raw else (rest,)  # packed fixed64
 
 
 def _from_buffer(hashes: Iterable[int]) -> bytes | None:
@@ -48,11 +49,3 @@ def _from_buffer(hashes: Iterable[int]) -> bytes | None:
     with view:
         flat = view.ndim == 1 and view.itemsize == 8 and view.format in {"Q", "L"}
         return view.tobytes() if flat and _LITTLE else None
-
-
-def _varint(number: int) -> bytes:
-    groups = []
-    while number > 0x7F:
-        groups.append(number & 0x7F | 0x80)
-        number >>= 7
-    return bytes((*groups, number))

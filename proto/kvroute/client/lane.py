@@ -13,6 +13,7 @@ out again on the next one, which is safe because every request has an id.
 
 import asyncio
 import logging
+import math
 from collections import Counter
 from collections.abc import Callable
 from copy import copy
@@ -34,7 +35,8 @@ from kvroute.client.errors import (
     error_from_status,
 )
 from kvroute.client.lane_items import BATCH_BYTES_MAX, SENDINGS_MAX, Item, LaneItems
-from kvroute.v1 import RouteBatch, RouteRequest, RouteResponse, RouteResults
+from kvroute.client.options import RouteBytes
+from kvroute.v1 import RouteResponse, RouteResults
 
 HOLD_S = 0.02
 """Longest that a batch holds the next one back. The router answers every batch at once, so only a
@@ -48,7 +50,8 @@ PAUSE_S_MAX = 60.0
 
 log = logging.getLogger("kvroute.client")
 
-RouteStream: TypeAlias = grpc.aio.StreamStreamCall[RouteBatch, RouteResults]
+RouteStream: TypeAlias = grpc.aio.StreamStreamCall[bytes, RouteResults]
+"""Batches go as bytes: their requests' prompts are not copied into messages."""
 
 
 class _State(Enum):
@@ -86,6 +89,9 @@ class Lane:
         self._free = asyncio.Event()
         """Something is to be written, and no batch holds it back."""
         self._hold: asyncio.TimerHandle | None = None
+        self._alarm: asyncio.TimerHandle | None = None
+        self._alarm_s = math.inf
+        """When it rings: no later than the first item's time is over."""
         self._newest: frozenset[int] = frozenset()
         """Indexes of the batch that holds back the next one."""
 
@@ -110,18 +116,19 @@ class Lane:
         """A call was answered without the lane."""
         self._called = True
 
-    async def route(self, request: RouteRequest, size: int, timeout_s: float) -> RouteResponse:
+    async def route(self, request: RouteBytes, timeout_s: float) -> RouteResponse:
         """One answer within timeout_s; raises KvRouteError. Being cancelled drops the item."""
         if self._closed:
             raise ClientClosed
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[RouteResponse] = loop.create_future()
         try:
-            item = self._items.add(request, size, loop.time() + timeout_s, answer)
+            item = self._items.add(request, timeout_s, loop.time(), answer)
         except KvRouteError:
             self._counts["overflows"] += 1
             raise
-        timer = loop.call_later(timeout_s, _expire, item, timeout_s)
+        if item.deadline_s < self._alarm_s:
+            self._set_alarm(item.deadline_s)
         if self._task is None:
             self._start()
         self._look()
@@ -132,7 +139,6 @@ class Lane:
                 self._items.cancel(item.index)
             raise
         finally:
-            timer.cancel()
             if self._items.drop(item):
                 self._counts["cancels"] += 1
             self._look()
@@ -140,6 +146,7 @@ class Lane:
     async def close(self) -> None:
         """Ends the stream; whoever still waits gets ClientClosed."""
         self._closed = True
+        self._set_alarm(math.inf)
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})
@@ -210,13 +217,13 @@ class Lane:
         try:
             while True:
                 await self._free.wait()
-                batch = self._items.batch(loop.time())
+                batch, indexes = self._items.batch(loop.time())
                 if not self._items.full_batch:  # that has nothing to gain from waiting
                     self._hold = loop.call_later(HOLD_S, self._release)
-                    self._newest = frozenset([item.index for item in batch.items])
+                    self._newest = frozenset(indexes)
                 self._look()
                 self._counts["batches"] += 1
-                self._counts["items"] += len(batch.items)
+                self._counts["items"] += len(indexes)
                 await call.write(batch)
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
             return  # the stream has ended, as the reader knows
@@ -230,13 +237,31 @@ class Lane:
                 self._counts["late"] += 1
                 continue
             self._items.answered(item)
-            if result.WhichOneof("result") == "response":
+            if result.HasField("response"):
                 item.answer.set_result(result.response)
             else:
                 item.answer.set_exception(error_from_status(result.status))
         if taken:
             # After those who have their answers now: what they ask next goes with the next batch.
             asyncio.get_running_loop().call_soon(self._release)
+
+    def _set_alarm(self, at_s: float) -> None:
+        """Rings when the first item's time is over; inf: not at all."""
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+        self._alarm_s = at_s
+        if at_s < math.inf:
+            self._alarm = asyncio.get_running_loop().call_at(at_s, self._ring)
+
+    def _ring(self) -> None:
+        over, next_s = self._items.expired(asyncio.get_running_loop().time())
+        for item in over:
+            if not item.answer.done():
+                told = f"no answer in {item.timeout_s:g} s"
+                error = DeadlineExceeded(grpc.StatusCode.DEADLINE_EXCEEDED, None, told)
+                item.answer.set_exception(error)
+        self._set_alarm(next_s)
 
     def _release(self) -> None:
         if self._hold is not None:
@@ -269,12 +294,6 @@ class Lane:
         for item in items:
             if not item.answer.done():
                 item.answer.set_exception(copy(error))  # each with a traceback of its own
-
-
-def _expire(item: Item, timeout_s: float) -> None:
-    if not item.answer.done():
-        told = f"no answer in {timeout_s:g} s"
-        item.answer.set_exception(DeadlineExceeded(grpc.StatusCode.DEADLINE_EXCEEDED, None, told))
 
 
 def _unreachable(told: str) -> RouterUnreachable:

@@ -16,7 +16,9 @@ import grpc
 from typing_extensions import override
 
 from kvroute.client.errors import ClientOverloaded
-from kvroute.v1 import RouteBatch, RouteItem, RouteRequest, RouteResponse
+from kvroute.client.options import RouteBytes
+from kvroute.client.wire import VARINT, head, varint
+from kvroute.v1 import RouteBatch, RouteItem, RouteResponse
 
 BATCH_ITEMS_MAX = 4096
 """As many as the router takes."""
@@ -26,6 +28,10 @@ larger request goes by itself, where the cost of a call hardly matters."""
 SENDINGS_MAX = 3
 """Streams that may end on an item before it counts as failed."""
 _TIMEOUT_MS_MAX = (1 << 32) - 1
+_ITEMS = RouteBatch.ITEMS_FIELD_NUMBER
+_REQUEST = RouteItem.REQUEST_FIELD_NUMBER
+_INDEX = varint(RouteItem.INDEX_FIELD_NUMBER << 3 | VARINT)
+_TIMEOUT_MS = varint(RouteItem.TIMEOUT_MS_FIELD_NUMBER << 3 | VARINT)
 
 
 @dataclass(slots=True, eq=False)
@@ -33,9 +39,8 @@ class Item:
     """One request on its way."""
 
     index: int
-    request: RouteRequest
-    size: int
-    """Bytes on the wire."""
+    request: RouteBytes
+    timeout_s: float
     deadline_s: float
     answer: asyncio.Future[RouteResponse]
     sendings: int = 0
@@ -79,45 +84,57 @@ class LaneItems:
 
     def add(
         self,
-        request: RouteRequest,
-        size: int,
-        deadline_s: float,
+        request: RouteBytes,
+        timeout_s: float,
+        now_s: float,
         answer: asyncio.Future[RouteResponse],
     ) -> Item:
         """Lets a request wait for the next batch; raises ClientOverloaded at the bounds."""
+        size = request.size
         if len(self) + len(self._cancels) >= self._items_max:
             raise _full(f"{self._items_max} requests are unanswered")
         if self._bytes + size > self._bytes_max and self._bytes:
             raise _full(f"{self._bytes} bytes of requests are unanswered")
-        item = Item(self._next_index, request, size, deadline_s, answer)
+        item = Item(self._next_index, request, timeout_s, now_s + timeout_s, answer)
         self._next_index += 1
         self._bytes += size
         self._waiting_bytes += size
         self._waiting[item.index] = item
         return item
 
-    def batch(self, now_s: float) -> RouteBatch:
-        """What is to be written next: cancels, then those that wait, the oldest first."""
-        batch = RouteBatch()
-        for index in self._cancels[:BATCH_ITEMS_MAX]:
-            batch.items.append(RouteItem(index=index, cancel=True))
+    def batch(self, now_s: float) -> tuple[bytes, list[int]]:
+        """What is to be written next, a RouteBatch: cancels, then those that wait, the oldest
+        first. With the indexes in it."""
+        indexes = self._cancels[:BATCH_ITEMS_MAX]
         del self._cancels[:BATCH_ITEMS_MAX]
+        pieces = [
+            RouteBatch(items=[RouteItem(index=index, cancel=True)]).SerializeToString()
+            for index in indexes
+        ]
         size = 0
         while self._waiting:
             item = next(iter(self._waiting.values()))
-            size += item.size
-            if len(batch.items) >= BATCH_ITEMS_MAX or (batch.items and size > BATCH_BYTES_MAX):
+            size += item.request.size
+            if len(indexes) >= BATCH_ITEMS_MAX or (indexes and size > BATCH_BYTES_MAX):
                 break
-            left_ms = math.ceil((item.deadline_s - now_s) * 1000)
-            written = batch.items.add(
-                index=item.index, timeout_ms=min(max(1, left_ms), _TIMEOUT_MS_MAX)
-            )
-            written.request.CopyFrom(item.request)
+            _write(pieces, item, now_s)
+            indexes.append(item.index)
             item.sendings += 1
-            self._waiting_bytes -= item.size
+            self._waiting_bytes -= item.request.size
             del self._waiting[item.index]
             self._sent[item.index] = item
-        return batch
+        return b"".join(pieces), indexes
+
+    def expired(self, now_s: float) -> tuple[list[Item], float]:
+        """Items whose time is over, and when the next one's is; inf: there is no other."""
+        over: list[Item] = []
+        next_s = math.inf
+        for item in (*self._sent.values(), *self._waiting.values()):
+            if item.deadline_s <= now_s:
+                over.append(item)
+            else:
+                next_s = min(next_s, item.deadline_s)
+        return over, next_s
 
     def sent(self, index: int) -> Item | None:
         """The item that an answer is for; None when nobody waits for it any more."""
@@ -126,7 +143,7 @@ class LaneItems:
     def answered(self, item: Item) -> None:
         """Takes out a sent item."""
         del self._sent[item.index]
-        self._bytes -= item.size
+        self._bytes -= item.request.size
 
     def cancel(self, index: int) -> None:
         """Has the router undo what it answered."""
@@ -135,12 +152,12 @@ class LaneItems:
     def drop(self, item: Item) -> bool:
         """Takes out an item that nobody waits for, if it is still here."""
         if self._waiting.pop(item.index, None) is not None:
-            self._waiting_bytes -= item.size
+            self._waiting_bytes -= item.request.size
         elif self._sent.pop(item.index, None) is not None:
             self._cancels.append(item.index)
         else:
             return False
-        self._bytes -= item.size
+        self._bytes -= item.request.size
         return True
 
     def put_back(self) -> list[Item]:
@@ -161,6 +178,16 @@ class LaneItems:
         self._sent, self._waiting = {}, OrderedDict()
         self._bytes = self._waiting_bytes = 0
         return given_up
+
+
+def _write(pieces: list[bytes], item: Item, now_s: float) -> None:
+    """A RouteItem in a RouteBatch, its request's pieces as they are."""
+    left_ms = min(max(1, math.ceil((item.deadline_s - now_s) * 1000)), _TIMEOUT_MS_MAX)
+    request = item.request
+    before = b"".join((_INDEX, varint(item.index), head(_REQUEST, request.size)))
+    after = _TIMEOUT_MS + varint(left_ms)
+    size = len(before) + request.size + len(after)
+    pieces += (head(_ITEMS, size), before, *request.pieces, after)
 
 
 def _full(told: str) -> ClientOverloaded:

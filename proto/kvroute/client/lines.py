@@ -86,7 +86,9 @@ class Lines:
         *,
         credentials: grpc.ChannelCredentials | None,
         options: Sequence[tuple[str, str | int]],
-        make_lanes: Callable[[RouterAsyncStub], tuple[Lane | None, ReportLane | None]],
+        make_lanes: Callable[
+            [grpc.aio.Channel, RouterAsyncStub], tuple[Lane | None, ReportLane | None]
+        ],
         counts: Counter[str],
         clock: Callable[[], float],
         rng: random.Random,
@@ -247,7 +249,8 @@ class Lines:
             response_deserializer=HealthCheckResponse.FromString,
         )
         router: RouterAsyncStub = RouterStub(channel)
-        return Line(address, channel, router, FleetStub(channel), check, *self._make_lanes(router))
+        lanes = self._make_lanes(channel, router)
+        return Line(address, channel, router, FleetStub(channel), check, *lanes)
 
 
 def _unresolved(targets: Sequence[Target], failure: OSError) -> RouterUnreachable:

@@ -2,14 +2,18 @@
 
 import secrets
 from collections.abc import Iterable, Mapping
-from typing import TypedDict
+from typing import Any, NamedTuple, TypedDict, Unpack
 
 import grpc
 
 from kvroute.client.errors import InvalidRequest
 from kvroute.client.hashes import block_hashes_of
 from kvroute.client.tokens import pack_tokens
+from kvroute.client.wire import head
 from kvroute.v1 import MultimodalItem, Phase, RouteRequest
+
+_TOKEN_BYTES = RouteRequest.TOKEN_BYTES_FIELD_NUMBER
+_BLOCK_HASHES = RouteRequest.BLOCK_HASHES_FIELD_NUMBER
 
 
 class RouteOptions(TypedDict, total=False):
@@ -55,66 +59,54 @@ class RouteOptions(TypedDict, total=False):
     """True: the pick has no receipt, which saves the router and us a part of the work."""
 
 
-def route_request(
-    *,
-    model: str | None = None,
-    token_ids: Iterable[int] | None = None,
-    block_hashes: Iterable[int] | None = None,
-    block_size: int | None = None,
-    prompt_tokens: int | None = None,
-    request_id: str | None = None,
-    lora_name: str | None = None,
-    cache_salt: str | None = None,
-    multimodal_items: Iterable[MultimodalItem] | None = None,
-    expected_output_tokens: int | None = None,
-    priority: int | None = None,
-    tenant: str | None = None,
-    session_id: str | None = None,
-    ttft_slo_ms: int | None = None,
-    queue_timeout_ms: int | None = None,
-    phase: Phase.ValueType | None = None,
-    required_labels: Mapping[str, str] | None = None,
-    allowed_worker_ids: Iterable[str] | None = None,
-    excluded_worker_ids: Iterable[str] | None = None,
-    policy: str | None = None,
-    omit_receipt: bool | None = None,
-) -> RouteRequest:
-    """The message for these options, the prompt always as bytes or as hashes.
+_NAMES = RouteOptions.__annotations__.keys()
+
+
+class RouteBytes(NamedTuple):
+    """A RouteRequest on its way, its prompt as it was given: no message holds a copy of it."""
+
+    request_id: str
+    pieces: tuple[bytes, ...]
+    """The message's bytes."""
+    size: int
+    """Of all pieces."""
+
+    def message(self) -> RouteRequest:
+        return RouteRequest.FromString(b"".join(self.pieces))
+
+
+def route_bytes(**options: Unpack[RouteOptions]) -> RouteBytes:
+    """The request for these options, the prompt always as bytes or as hashes.
 
     Raises InvalidRequest for a prompt that can't be meant, TypeError and ValueError for values that
     don't fit their fields. What only the router can judge (lengths, names), the router judges.
     """
-    message = RouteRequest(
-        request_id=request_id or secrets.token_hex(16),
-        model=model or "",
-        lora_name=lora_name or "",
-        cache_salt=cache_salt or "",
-        multimodal_items=multimodal_items or (),
-        expected_output_tokens=expected_output_tokens,
-        priority=priority,
-        tenant=tenant or "",
-        session_id=session_id or "",
-        ttft_slo_ms=ttft_slo_ms,
-        queue_timeout_ms=queue_timeout_ms,
-        phase=phase or Phase.PHASE_UNSPECIFIED,
-        required_labels=required_labels or {},
-        allowed_worker_ids=allowed_worker_ids or (),
-        excluded_worker_ids=excluded_worker_ids or (),
-        policy=policy or "",
-        omit_receipt=omit_receipt or False,
-    )
+    if unknown := options.keys() - _NAMES:
+        raise TypeError(f"a route has no {', '.join(sorted(unknown))}")
+    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    token_ids, block_hashes = given.pop("token_ids", None), given.pop("block_hashes", None)
+    block_size, prompt_tokens = given.pop("block_size", None), given.pop("prompt_tokens", None)
+    request_id = given["request_id"] = given.get("request_id") or secrets.token_hex(16)
+    about = RouteRequest(**given).SerializeToString()
+    prompt: tuple[bytes, ...] = ()
     if block_hashes is not None:
         if token_ids is not None:
             raise _invalid("token_ids and block_hashes are two prompts; give one")
         if block_size is None or prompt_tokens is None:
             raise _invalid("block_hashes needs block_size and prompt_tokens beside it")
         hashes = block_hashes_of(block_hashes, block_size, prompt_tokens)
-        message.block_hashes.CopyFrom(hashes)
+        prompt = (head(_BLOCK_HASHES, sum(map(len, hashes))), *hashes)
     elif block_size is not None or prompt_tokens is not None:
         raise _invalid("block_size and prompt_tokens belong to block_hashes")
     elif token_ids is not None:
-        message.token_bytes = pack_tokens(token_ids)
-    return message
+        tokens = pack_tokens(token_ids)
+        prompt = (head(_TOKEN_BYTES, len(tokens)), tokens)
+    return RouteBytes(request_id, (about, *prompt), len(about) + sum(map(len, prompt)))
+
+
+def route_request(**options: Unpack[RouteOptions]) -> RouteRequest:
+    """The message for these options; raises what route_bytes does."""
+    return route_bytes(**options).message()
 
 
 def _invalid(message: str) -> InvalidRequest:

@@ -1,8 +1,9 @@
 """What route() answers: a worker, its reservation, and why."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Self
+from dataclasses import dataclass
+
+from typing_extensions import override
 
 from kvroute.v1 import Receipt, RouteResponse, router_pb2
 
@@ -43,68 +44,103 @@ class PrefillWorker:
     bootstrap_port: int
 
 
-@dataclass(frozen=True, slots=True)
 class Pick:
-    """The worker that serves a request best, reserved until a report or the lease ends it."""
+    """The worker that serves a request best, reserved until a report or the lease ends it.
 
-    request_id: str
-    reservation_id: str
-    worker_id: str
-    dp_rank: int | None
-    """None for an engine with one rank; else the engine must be told, see `headers`."""
-    address: str
-    """Where the request goes, as the worker's relay or configuration gives it."""
-    labels: Mapping[str, str] = field(repr=False)
-    overlap_tokens: OverlapTokens
-    new_tokens: int
-    """Prompt tokens that the worker has yet to compute."""
-    queue_ms: float
-    """Time spent in the router's queue."""
-    engine_priority: int | None
-    """In that engine's own direction; None unless it schedules by priority."""
-    lease_s: float
-    """The reservation ends this long after the last report."""
-    alternatives: tuple[Alternative, ...] = field(repr=False)
-    prefill_worker: PrefillWorker | None = field(repr=False)
-    response: RouteResponse = field(repr=False)
-    """The answer as it came."""
+    What is asked for is read from the answer then: most callers want an address, and no more.
+    """
 
-    @classmethod
-    def from_response(cls, request_id: str, response: RouteResponse) -> Self:
-        """A pick of the router's answer to `request_id`. Never raises."""
-        overlap = response.overlap_tokens
-        return cls(
-            request_id=request_id,
-            reservation_id=response.reservation_id,
-            worker_id=response.worker_id,
-            dp_rank=_rank(response),
-            address=response.address,
-            labels=dict(response.labels),
-            overlap_tokens=OverlapTokens(
-                raw=overlap.raw,
-                usable=overlap.usable,
-                device=overlap.device,
-                host=overlap.host,
-                disk=overlap.disk,
-                predicted=overlap.predicted,
-            ),
-            new_tokens=response.new_tokens,
-            queue_ms=response.queue_ms,
-            engine_priority=(
-                response.engine_priority if response.HasField("engine_priority") else None
-            ),
-            lease_s=response.lease_s,
-            alternatives=tuple(
-                Alternative(other.worker_id, _rank(other), other.address, other.cost)
-                for other in response.alternatives
-            ),
-            prefill_worker=(
-                _prefill_worker(response.prefill_worker)
-                if response.HasField("prefill_worker")
-                else None
-            ),
-            response=response,
+    __slots__ = ("request_id", "response")
+
+    def __init__(self, request_id: str, response: RouteResponse) -> None:
+        self.request_id = request_id
+        self.response = response
+        """The answer as it came."""
+
+    @override
+    def __repr__(self) -> str:
+        shown = (
+            "request_id", "reservation_id", "worker_id", "dp_rank", "address", "overlap_tokens",
+            "new_tokens", "queue_ms", "engine_priority", "lease_s",
+        )  # fmt: skip
+        return f"Pick({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
+
+    @override
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Pick):
+            return NotImplemented
+        return (self.request_id, self.response) == (other.request_id, other.response)
+
+    __hash__ = None  # type: ignore[assignment]  # messages have none
+
+    @property
+    def reservation_id(self) -> str:
+        return self.response.reservation_id
+
+    @property
+    def worker_id(self) -> str:
+        return self.response.worker_id
+
+    @property
+    def dp_rank(self) -> int | None:
+        """None for an engine with one rank; else the engine must be told, see `headers`."""
+        return _rank(self.response)
+
+    @property
+    def address(self) -> str:
+        """Where the request goes, as the worker's relay or configuration gives it."""
+        return self.response.address
+
+    @property
+    def labels(self) -> Mapping[str, str]:
+        return dict(self.response.labels)
+
+    @property
+    def overlap_tokens(self) -> OverlapTokens:
+        overlap = self.response.overlap_tokens
+        return OverlapTokens(
+            raw=overlap.raw,
+            usable=overlap.usable,
+            device=overlap.device,
+            host=overlap.host,
+            disk=overlap.disk,
+            predicted=overlap.predicted,
         )
+
+    @property
+    def new_tokens(self) -> int:
+        """Prompt tokens that the worker has yet to compute."""
+        return self.response.new_tokens
+
+    @property
+    def queue_ms(self) -> float:
+        """Time spent in the router's queue."""
+        return self.response.queue_ms
+
+    @property
+    def engine_priority(self) -> int | None:
+        """In that engine's own direction; None unless it schedules by priority."""
+        response = self.response
+        return response.engine_priority if response.HasField("engine_priority") else None
+
+    @property
+    def lease_s(self) -> float:
+        """The reservation ends this long after the last report."""
+        return self.response.lease_s
+
+    @property
+    def alternatives(self) -> tuple[Alternative, ...]:
+        return tuple(
+            Alternative(other.worker_id, _rank(other), other.address, other.cost)
+            for other in self.response.alternatives
+        )
+
+    @property
+    def prefill_worker(self) -> PrefillWorker | None:
+        response = self.response
+        if not response.HasField("prefill_worker"):
+            return None
+        return _prefill_worker(response.prefill_worker)
 
     @property
     def receipt(self) -> Receipt:
@@ -114,7 +150,8 @@ class Pick:
     @property
     def headers(self) -> dict[str, str]:
         """HTTP headers that pin the request to the picked rank; empty for an engine with one."""
-        return {} if self.dp_rank is None else {"X-data-parallel-rank": str(self.dp_rank)}
+        rank = self.dp_rank
+        return {} if rank is None else {"X-data-parallel-rank": str(rank)}
 
 
 def _prefill_worker(message: router_pb2.PrefillWorker) -> PrefillWorker:
