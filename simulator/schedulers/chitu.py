@@ -8,7 +8,9 @@ go on instead. Who finds no block, and who gives his up, is the rank's matter (c
 engine. Its group is taken until it comes out, and so are its tasks. A stage takes its share of the
 batch's time, and a step as long as the slowest stage in it. One group: no pipeline.
 
-*prefill_only* takes requests for one token, *decode_only* such whose KV was computed elsewhere.
+*prefill_only* takes requests for one token, *decode_only* such whose KV was computed elsewhere. A
+request whose KV another engine has (`remote_tokens`) holds its blocks until the KV has come, and is
+scheduled then.
 
 Laws:
 - a round has tasks of one type only;
@@ -66,7 +68,8 @@ class ChituScheduler:
         self.config = config
         self.options = ChituConfig.of(config)
         self.order = Order(self.options.scheduler_type)
-        self.ranks = [Rank(self.options, rank) for rank in range(self.options.dp_size)]
+        allowed = self.order.allowed
+        self.ranks = [Rank(self.options, rank, allowed) for rank in range(self.options.dp_size)]
         self.newest_arrival_s = 0.0
         self.pool: dict[Sequence, Task] = {}
         """In order of arrival."""
@@ -95,15 +98,17 @@ class ChituScheduler:
 
     @property
     def next_ready_s(self) -> float | None:
-        return None
+        """When the next KV that is on its way will have come."""
+        times = (rank.next_arrival_s() for rank in self.ranks)
+        return min((one for one in times if one is not None), default=None)
 
     def running(self) -> list[Sequence]:
-        """Those that hold blocks, in order of arrival."""
-        return [sequence for sequence in self.pool if sequence.blocks]
+        """Those that hold blocks with KV in them, in order of arrival."""
+        return [task.sequence for task in self.pool.values() if self._runs(task)]
 
     def waiting(self) -> list[Sequence]:
-        """Those that hold none, in order of arrival."""
-        return [sequence for sequence in self.pool if not sequence.blocks]
+        """The others, in order of arrival."""
+        return [task.sequence for task in self.pool.values() if not self._runs(task)]
 
     def scheduled(self) -> list[tuple[Sequence, int]]:
         """Of all batches in flight, each in a stage of its own."""
@@ -234,10 +239,8 @@ class ChituScheduler:
         """The next round's tasks, with their blocks. Called when a group is free."""
         rank, options, group = self.ranks[0], self.options, self.free_groups[0]
         evictions = rank.evictions
-        ordered = self.order.sort(self._ready(rank), now_s)
-        if self.order.decode_only:
-            rank.receive(ordered, now_s)
-        elif ordered and ordered[0].type is TaskType.PREFILL:
+        ordered = self._ordered(rank, now_s)
+        if ordered and ordered[0].type is TaskType.PREFILL:
             work = rank.prefill(ordered, options.prefill_limit, options.chunk_tokens, now_s)
             if work:
                 return Batch(group, TaskType.PREFILL, work)
@@ -259,6 +262,18 @@ class ChituScheduler:
         """Raises ValueError for what this scheduler can't be."""
         if self.options.dp_size != 1:
             raise ValueError("dp_size is for the data-parallel FIFO")
+
+    def _runs(self, task: Task) -> bool:
+        return task.holds_blocks and not self.rank_of(task).arriving(task)
+
+    def _ordered(self, rank: Rank, now_s: float) -> list[Task]:
+        """Tasks that can be scheduled, best first."""
+        rank.begin_round(now_s)
+        ready = self._ready(rank)
+        if any(rank.asks(task) for task in ready):
+            rank.receive(self.order.sort(ready, now_s), now_s)
+            ready = rank.schedulable(ready)
+        return self.order.sort(ready, now_s)
 
     def _ready(self, rank: Rank) -> list[Task]:
         """Tasks that are not in flight; of those without blocks, as many as have a place, the
@@ -321,6 +336,9 @@ class ChituScheduler:
         if steps < 2:
             return None
         self._run = DecodeRun(cost, now_s, *slowest(0))
+        arrival_s = self.next_ready_s
+        if arrival_s is not None:
+            steps = self._run.begun(arrival_s, steps)
         return Step(now_s, self._run.end_s(steps), steps)
 
     def _begin_joined(self, target: int) -> None:

@@ -53,12 +53,16 @@ class DpFifoScheduler(ChituScheduler):
     def select(self, now_s: float) -> Batch | None:
         options, group = self.options, self.free_groups[0]
         evictions = sum(rank.evictions for rank in self.ranks)
+        for rank in self.ranks:
+            rank.begin_round(now_s)
         prefills = self._prefills()
         for task in prefills:
             self._give_owner(task)
         work: list[Work] = []
         for rank, tasks in zip(self.ranks, self._by_owner(prefills), strict=True):
-            work += rank.prefill(tasks, options.max_num_seqs, options.chunk_tokens, now_s)
+            rank.receive(tasks, now_s)
+            own = rank.schedulable(tasks)
+            work += rank.prefill(own, options.max_num_seqs, options.chunk_tokens, now_s)
         if work:
             return Batch(group, TaskType.PREFILL, work)
         ready = [task for task in self.pool.values() if task.holds_blocks and not task.in_flight]

@@ -14,6 +14,7 @@ rank: `_schedule_prefill_tasks`, `_schedule_decode_tasks`, `evict_task`.
 """
 
 from bisect import bisect_right
+from collections.abc import Set
 from dataclasses import replace
 
 from typing_extensions import override
@@ -26,18 +27,23 @@ from simulator.schedulers.chitu_task import ChituConfig, Task, TaskType, Work
 class Rank:
     """A block pool, the tasks that hold its blocks, and what it counts."""
 
-    def __init__(self, config: ChituConfig, dp_rank: int) -> None:
+    def __init__(self, config: ChituConfig, dp_rank: int, allowed: Set[TaskType]) -> None:
+        """allowed: types of task that are scheduled at all."""
         self.config = config
+        self.allowed = allowed
         self.dp_rank = dp_rank
         self.pool = BlockPool(config.block_count, config.block_size)
         self.block_threshold = config.block_count
         self.holders: dict[Task, None] = {}
         """Tasks that hold blocks."""
         self.evictions = 0
-        self._blocked_hash: int | None = None
-        """What the new task that found no room last would need in the cache to find more of its
-        prompt there; None when that is not what it waits for."""
+        self._blocked_hashes: list[int] = []
+        """What those new tasks of this round that found no room would need in the cache to find
+        more of their prompts there."""
+        self._arrivals: dict[Task, float] = {}
+        """Tasks that hold blocks, and when their KV will be in them."""
         self._queried_tokens = self._hit_tokens = 0
+        self._external_queried_tokens = self._external_hit_tokens = 0
         self._prompt_tokens = self._generated_tokens = self._finished = self._aborted = 0
 
     @override
@@ -45,19 +51,27 @@ class Rank:
         return f"<Rank {self.dp_rank}: threshold {self.block_threshold}, {self.pool!r}>"
 
     def load(self, waiting: int) -> Load:
+        """waiting: tasks of this rank that hold no blocks."""
+        arriving = len(self._arrivals)
         return Load(
-            running=len(self.holders),
-            waiting=waiting,
+            running=len(self.holders) - arriving,
+            waiting=waiting + arriving,
+            deferred=arriving,
             used_blocks=self.pool.in_use_count,
             total_blocks=self.pool.block_count,
             prefix_queried_tokens=self._queried_tokens,
             prefix_hit_tokens=self._hit_tokens,
+            external_queried_tokens=self._external_queried_tokens,
+            external_hit_tokens=self._external_hit_tokens,
             preemptions=self.evictions,
             prompt_tokens=self._prompt_tokens,
             generated_tokens=self._generated_tokens,
             finished=self._finished,
             aborted=self._aborted,
         )
+
+    def arriving(self, task: Task) -> bool:
+        return task in self._arrivals
 
     def take_events(self) -> list[PoolEvent]:
         """What happened to the cache since the last call, in order."""
@@ -82,7 +96,6 @@ class Rank:
         """
         tasks = [task for task in ordered if task.type is TaskType.PREFILL]
         work: list[Work] = []
-        self._blocked_hash = None
         full = False
         i = 0
         while i < len(tasks) and len(work) < limit and budget:
@@ -132,22 +145,59 @@ class Rank:
             self.block_threshold = max(1, self.block_threshold // 2)
         return work
 
+    def begin_round(self, now_s: float) -> None:
+        """Before anybody is scheduled: what has arrived by now can be used."""
+        self._blocked_hashes.clear()
+        for task, arrives_s in list(self._arrivals.items()):
+            if arrives_s <= now_s:
+                self._land(task)
+
     def receive(self, ordered: list[Task], now_s: float) -> None:
-        """Takes in new tasks with KV that another engine has computed, of all their tokens but the
-        last; they are decodes then. Ends with the first that finds no room."""
-        self._blocked_hash = None
+        """Finds blocks for new tasks that get KV from another engine, and for the token after it;
+        the KV is on its way then. Ends with the first that finds no room.
+
+        In decode_only all tasks do, of all tokens but the last; at once when nobody says from
+        where.
+        """
+        prefills = TaskType.PREFILL in self.allowed
         for task in ordered:
-            if task.type is TaskType.DECODE:
+            sequence, submission = task.sequence, task.sequence.submission
+            if not self.asks(task):
                 continue
-            sequence = task.sequence
+            last = sequence.known_tokens - 1
             reused = self._find(sequence)
-            if not self._take(task, reused, self._blocks_for(sequence.known_tokens) - len(reused)):
+            found = min(len(reused) * self.config.block_size, last)
+            have = max(found, min(submission.remote_tokens, last) if prefills else last)
+            missing = self._blocks_for(have + 1) - len(reused)
+            if not self._take(task, reused, missing):
                 return
-            computed = sequence.known_tokens - 1
-            self._count_hits(sequence, min(len(reused) * self.config.block_size, computed), now_s)
-            sequence.computed_tokens = computed
-            self._store(sequence, computed)
-            task.type = TaskType.DECODE
+            task.fetched = task.in_flight = True
+            sequence.computed_tokens = have
+            coming = have - found
+            self._count_hits(sequence, found, coming, now_s)
+            took_s = 0.0
+            if submission.remote_tokens:
+                took_s = self.config.cost.transfer_s(coming, submission.remote_distance)
+            self._arrivals[task] = now_s + took_s
+            if not took_s:
+                self._land(task)
+
+    def asks(self, task: Task) -> bool:
+        """Whether a task waits for room for KV from another engine. An evicted one computes it
+        itself, if it may."""
+        if task.holds_blocks:
+            return False
+        if TaskType.PREFILL not in self.allowed:
+            return True
+        return bool(task.sequence.submission.remote_tokens and not task.fetched)
+
+    def schedulable(self, tasks: list[Task]) -> list[Task]:
+        """Without those whose KV comes from elsewhere, until it is here."""
+        return [task for task in tasks if not task.in_flight and not self.asks(task)]
+
+    def next_arrival_s(self) -> float | None:
+        """When the next KV on its way will have come."""
+        return min(self._arrivals.values(), default=None)
 
     def steps_alike(self, tasks: list[Task], steps: int) -> int:
         """How many of the next `steps` decode steps of these tasks, the one that is scheduled
@@ -156,8 +206,8 @@ class Rank:
             steps = bisect_right(
                 range(1, steps), False, key=lambda count: not self._steps_fit(tasks, count)
             )
-        if steps > 1 and self._blocked_hash is not None:
-            steps = self._steps_to_store(tasks, self._blocked_hash, steps)
+        for block_hash in self._blocked_hashes:
+            steps = self._steps_to_store(tasks, block_hash, steps)
         return max(steps, 1)
 
     def decode_ahead(self, tasks: list[Task], begun: int, steps: int) -> None:
@@ -221,7 +271,7 @@ class Rank:
         missing = self._blocks_for(cached + tokens) - len(reused)
         if not self._take(task, reused, missing):
             return 0
-        self._count_hits(sequence, cached, now_s)
+        self._count_hits(sequence, cached, 0, now_s)
         sequence.computed_tokens = cached
         self._store(sequence, cached + tokens)
         return tokens
@@ -231,7 +281,7 @@ class Rank:
         prefills on their way."""
         kept = self.config.block_count - self.block_threshold + self._reserved()
         if missing and not self.pool.fits(reused, missing + kept):
-            self._blocked_hash = self._next_hash(task.sequence, len(reused))
+            self._note_blocked(task.sequence, len(reused))
             return False
         fresh = self.pool.take(reused, missing)
         if fresh is None:
@@ -270,19 +320,32 @@ class Rank:
         hashes = sequence.content.hashes(sequence.known_tokens // self.config.block_size)
         return self.pool.find_prefix(hashes, sequence.known_tokens + 1)
 
-    def _next_hash(self, sequence: Sequence, found: int) -> int | None:
-        """Of the first full block that is not in the cache."""
+    def _note_blocked(self, sequence: Sequence, found: int) -> None:
         full = sequence.known_tokens // self.config.block_size
-        if found == full or not self.config.prefix_caching:
-            return None
-        return sequence.content.hashes(full)[found]
+        if found < full and self.config.prefix_caching:
+            self._blocked_hashes.append(sequence.content.hashes(full)[found])
 
-    def _count_hits(self, sequence: Sequence, cached: int, now_s: float) -> None:
-        if sequence.cached_tokens is None:  # coming back after an eviction is no query
-            sequence.cached_tokens = cached
-            sequence.scheduled_s = now_s
-            self._queried_tokens += sequence.prompt_tokens
-            self._hit_tokens += cached
+    def _land(self, task: Task) -> None:
+        """The KV of all computed tokens is here."""
+        self._arrivals.pop(task)
+        task.in_flight = False
+        sequence = task.sequence
+        self._store(sequence, sequence.computed_tokens)
+        whole = sequence.computed_tokens == sequence.known_tokens - 1
+        if whole and TaskType.DECODE in self.allowed:
+            task.type = TaskType.DECODE
+
+    def _count_hits(self, sequence: Sequence, found: int, coming: int, now_s: float) -> None:
+        """Tokens found here, and tokens that come from elsewhere."""
+        if sequence.cached_tokens is not None:
+            return  # coming back after an eviction is no query
+        sequence.cached_tokens = found + coming
+        sequence.scheduled_s = now_s
+        self._queried_tokens += sequence.prompt_tokens
+        self._hit_tokens += found
+        if sequence.submission.remote_tokens:
+            self._external_queried_tokens += sequence.prompt_tokens - found
+            self._external_hit_tokens += coming
 
     def _evict(self, task: Task) -> None:
         """Back to before the prefill, which will compute the answer so far, too."""
@@ -302,6 +365,7 @@ class Rank:
         task.sequence.blocks = []
         task.sequence.stored_count = 0
         del self.holders[task]
+        self._arrivals.pop(task, None)
 
     def _steps_fit(self, tasks: list[Task], steps: int) -> bool:
         missing = 0

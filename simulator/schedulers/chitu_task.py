@@ -95,7 +95,9 @@ class Task:
     priority: int
     type: TaskType = TaskType.PREFILL
     in_flight: bool = False
-    """In a batch that has not come out: "waiting", in Chitu's words."""
+    """In a batch that has not come out, or its KV is on its way: "waiting", in Chitu's words."""
+    fetched: bool = False
+    """Whether it has had KV from another engine: it asks once."""
     owner: int | None = None
     """The rank that holds its cache: the data-parallel FIFO's."""
     slot: int | None = None

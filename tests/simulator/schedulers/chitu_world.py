@@ -52,10 +52,11 @@ class World:
 
     def run_until(self, now_s: float) -> None:
         """Ends all steps that end by now."""
-        while (step := self.scheduler.step) is not None and step.end_s <= now_s:
-            self._hear(self.scheduler.end_step(step.end_s), step.end_s)
-            self.check()
-            self._begin(step.end_s)
+        while (due_s := self._due_s()) is not None and due_s <= now_s:
+            if self.scheduler.step is not None:
+                self._hear(self.scheduler.end_step(due_s), due_s)
+                self.check()
+            self._begin(due_s)
         self._hear(self.scheduler.advance(now_s), now_s)
 
     def add(self, asked: Submission, now_s: float) -> Sequence | None:
@@ -79,11 +80,8 @@ class World:
 
     def finish(self, now_s: float = 0.0) -> float:
         """Runs until idle; nobody is left then. Returns the time."""
-        for _ in range(100_000):
-            step = self.scheduler.step
-            if step is None:
-                break
-            now_s = step.end_s
+        while (due_s := self._due_s()) is not None:
+            now_s = due_s
             self.run_until(now_s)
         assert not self.scheduler.pool, f"waiting for ever: {self.scheduler!r}"
         assert all(not blocks.in_use for blocks in map(self.scheduler.blocks, self._ranks()))
@@ -135,13 +133,21 @@ class World:
             assert not task.in_flight
         assert len(sequence.blocks) * size >= sequence.computed_tokens
 
+    def _due_s(self) -> float | None:
+        step = self.scheduler.step
+        return self.scheduler.next_ready_s if step is None else step.end_s
+
     def _ranks(self) -> range:
         return range(len(self.scheduler.ranks))
 
     def _begin(self, now_s: float) -> None:
         step = self.scheduler.begin_step(now_s)
         if step is None:
-            assert not self.scheduler.pool, f"nothing to compute: {self.scheduler!r}"
+            ready_s = self.scheduler.next_ready_s
+            if ready_s is None:
+                assert not self.scheduler.pool, f"nothing to compute: {self.scheduler!r}"
+            else:
+                assert ready_s > now_s
             return
         self.joined += step.count > 1
         for batch in self.scheduler.in_flight:

@@ -24,7 +24,9 @@ requests = st.tuples(
     st.integers(1, 60),
     st.sampled_from([1, 3, 20, 50, 79]),
     st.one_of(st.none(), st.integers(0, 2)),
+    st.sampled_from([0, 0, 0, 0.5, 1]),
 )
+"""(text, prompt, output, priority or rank, share of the prompt that another engine has)"""
 acts_over_time = st.lists(
     st.tuples(
         st.one_of(st.just(0.0), st.floats(0.0, 0.3).map(lambda s: s + 0.000123)),
@@ -72,11 +74,12 @@ def engines(draw: st.DrawFn) -> tuple[type[ChituScheduler], ChituConfig]:
 
 def act(world: World, index: int, doing: Any, now_s: float) -> None:
     match doing:
-        case (text, prompt, output, number):
+        case (text, prompt, output, number, elsewhere):
             if world.scheduler.options.scheduler_type == "prefill_only":
                 output = 1
             output = min(output, LENGTH - prompt)
             asked = submission(f"r{index}", prompt, output, text=text, priority=number)
+            asked = replace(asked, remote_tokens=int(prompt * elsewhere))
             if number is not None and number < world.scheduler.options.dp_size:
                 asked = replace(asked, dp_rank=number)
             world.add(asked, now_s)
@@ -170,7 +173,8 @@ def heavy_load(rng: Random) -> Acts:
     acts: Acts = []
     for _ in range(30):
         prompt, output = rng.randint(1, 50), rng.randint(1, 30)
-        request = (rng.choice([None, 0, 1]), prompt, output, rng.choice([None, None, 0, 2]))
+        text, number = rng.choice([None, 0, 1]), rng.choice([None, None, 0, 2])
+        request = (text, prompt, output, number, rng.choice([0, 0, 0, 0.3, 1]))
         acts.append((rng.choice([0.0, 0.01, 0.1]) * rng.random(), request))
         if rng.random() < 0.1:
             acts.append((0.01, rng.randrange(30)))
