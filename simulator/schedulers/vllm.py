@@ -314,6 +314,11 @@ class VllmScheduler:
         slots = config.max_num_seqs - sum(
             one.submission.input_ready_s > now_s for one in self._unready
         )
+        # An admitted decode is padded to a whole draft when only decodes run: steps of equal rows
+        # are faster.
+        decodes_only = all(one.draft_tokens for one, _ in self._scheduled)
+        padding = config.num_speculative_tokens if decodes_only else 0
+        alone = not self._scheduled
         loras: set[str] = set()
         if config.lora_names:
             loras = {one.submission.lora_name for one, _ in self._scheduled} - {""}
@@ -328,7 +333,9 @@ class VllmScheduler:
                 (passed if queue is self._waiting else passed_holding).append(queue.pop())
                 continue
             if sequence.blocks:
-                tokens = self._place(sequence, [], sequence.computed_tokens, budget, chunk_max)
+                tokens = self._place(
+                    sequence, [], sequence.computed_tokens, budget, chunk_max, padding
+                )
             else:
                 hashes = sequence.content.hashes(sequence.known_tokens // config.block_size)
                 reused = self.pool.find_prefix(hashes, sequence.known_tokens)
@@ -338,7 +345,8 @@ class VllmScheduler:
                     reserved = self._reserved_blocks(passed_holding)
                     tokens = self._load(sequence, reused, external, reserved, now_s)
                 else:
-                    tokens = self._place(sequence, reused, found, budget, chunk_max)
+                    pad = padding if found or not alone else 0
+                    tokens = self._place(sequence, reused, found, budget, chunk_max, pad)
                 if tokens is None:
                     if len(reused) < (sequence.known_tokens - 1) // config.block_size:
                         self._blocked_hash = hashes[len(reused)]
@@ -382,13 +390,20 @@ class VllmScheduler:
         computed: int,
         budget: int,
         chunk_max: int,
+        padding: int,
     ) -> int | None:
         """Finds blocks for somebody's first chunk; returns its tokens, None when there is no room.
 
-        computed: tokens of it that are in the cache, or were loaded.
+        computed: tokens of it that are in the cache, or were loaded. padding: what a single token
+        is padded with; a step verifies it like drafted tokens, and rejects it.
         """
         config = self._config
-        tokens = min(sequence.known_tokens - computed, chunk_max)
+        tokens = sequence.known_tokens - computed
+        if tokens == 1 and padding and computed + 1 + padding < config.model_len:
+            tokens += padding
+            if tokens > budget:
+                return None
+        tokens = min(tokens, chunk_max)
         if tokens > budget and not config.enable_chunked_prefill:
             return None
         tokens = min(tokens, budget)
@@ -509,7 +524,8 @@ class VllmScheduler:
                 continue
             end = first + steps
             if computed >= end:  # with drafted tokens, of which some may be rejected
-                computed = first + self._accepted(computed - first)
+                drafted = min(computed - first, sequence.draft_tokens)
+                computed = first + self._accepted(drafted)
                 end = min(computed + 1, sequence.total_tokens)
             sequence.computed_tokens = computed
             sequence.known_tokens = end
