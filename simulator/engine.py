@@ -244,8 +244,12 @@ class Engine:
 
     def _leave(self, client: _Client) -> None:
         if self._clients.pop(client.sequence.request_id, None) is not None:
-            self._cut_step(max(self.clock.now_s(), 0.0))
+            now_s = max(self.clock.now_s(), 0.0)
+            self._cut_step(now_s)
             self._scheduler.abort(client.sequence)
+            if self._scheduler.step is None:
+                self._due_s = max(self._due_s, now_s)
+                self._begin_step()
 
     def _cut_step(self, now_s: float) -> None:
         step = self._scheduler.step

@@ -54,11 +54,12 @@ class HostCache:
         last = len(hashes)
         missing = [i for i in range(first, last) if hashes[i] not in self._blocks]
         if not self._make_room(len(missing), set(hashes[first:last])):
-            return
+            return False
         for i in missing:
             self._blocks[hashes[i]] = 0
         for begin, end in _runs(missing):
             self._tell(replace(stored(begin, end), tier=Tier.HOST))
+        return True
 
     def touch(self, hashes: Sequence[int]) -> None:
         """A request that used these blocks, from the root on, has ended."""
@@ -84,7 +85,7 @@ class HostCache:
         """Evicts what is needed for `count` more; False, and nothing changed, when it can't."""
         needed = len(self._blocks) + count - self.block_count
         if needed <= 0:
-            return count > 0
+            return True
         victims = []
         for block_hash, loads in self._blocks.items():
             if not loads and block_hash not in protected:

@@ -270,7 +270,8 @@ class Scheduler(Protocol):
     def abort(self, sequence: Sequence) -> bool:
         """Forgets a request, gives its blocks back; False when it has already ended.
 
-        Cut joined steps first, or who waits for these blocks gets them at the end of the run."""
+        Cut joined steps first, or who waits for these blocks gets them at the end of the run; and
+        let an idle engine begin a step, for somebody may have waited for nothing else."""
 
     def cached_tokens(self, submission: Submission) -> int:
         """What a request would find in the cache if it were admitted now. Changes nothing."""

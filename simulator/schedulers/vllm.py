@@ -167,6 +167,7 @@ class VllmScheduler:
             self._end_load(sequence)
         self._unready.pop(sequence, None)
         self._release(sequence)
+        self._touch(sequence)
         self._aborted += 1
         return True
 
@@ -299,7 +300,7 @@ class VllmScheduler:
 
     def _schedule(self, sequence: VllmSequence, tokens: int) -> None:
         last = (sequence.computed_tokens + tokens) // self._config.block_size
-        if last > sequence.stored_count or last > sequence.offered_count:
+        if last > sequence.stored_count:
             certain = min(sequence.computed_tokens + tokens, sequence.known_tokens)
             self._store_full_blocks(sequence, certain)
         self._scheduled.append((sequence, tokens))
@@ -551,11 +552,15 @@ class VllmScheduler:
 
     def _finish(self, sequence: VllmSequence) -> None:
         self._running.remove(sequence)
-        if self.host is not None:
-            last = sequence.computed_tokens // self._config.block_size
-            self.host.touch(sequence.content.hashes(last)[:last])
         self._release(sequence)
+        self._touch(sequence)
         self._finished += 1
+
+    def _touch(self, sequence: VllmSequence) -> None:
+        """Tells the host that somebody who used these blocks has ended."""
+        if self.host is not None:
+            last = sequence.offered_count
+            self.host.touch(sequence.content.hashes(last)[:last])
 
     def _price(self, now_s: float, *, may_join: bool) -> Step:
         """The step's duration; joins steps where that changes nothing but their number."""
@@ -652,7 +657,7 @@ class VllmScheduler:
             raise RuntimeError(f"room for a whole prompt, but not for a part: {self.pool!r}")
         if not sequence.blocks:
             sequence.stored_count = len(reused)
-            sequence.offered_count = 0
+            self._offer(sequence, len(reused))
         sequence.blocks += [*reused, *fresh]
 
     def _grow(self, sequence: VllmSequence, token_count: int) -> bool:
@@ -680,8 +685,12 @@ class VllmScheduler:
             told = sequence.content.stored(first, last)
             self.pool.store(sequence.blocks[first:last], told)
             sequence.stored_count = last
-        if last > sequence.offered_count:
-            if self.host is not None:
-                content = sequence.content
-                self.host.offer(content.hashes(last)[:last], sequence.offered_count, content.stored)
-            sequence.offered_count = last
+            self._offer(sequence, last)
+
+    def _offer(self, sequence: VllmSequence, last: int) -> None:
+        """Lets the host keep the first `last` blocks, as far as it hasn't seen them."""
+        if self.host is not None and last > sequence.offered_count:
+            content = sequence.content
+            hashes = content.hashes(last)[:last]
+            if self.host.offer(hashes, sequence.offered_count, content.stored):
+                sequence.offered_count = last

@@ -76,7 +76,7 @@ class VllmSequence(Sequence):
     remote_asked: bool = False
     """KV from another engine is fetched once; after a preemption it is computed here."""
     offered_count: int = 0
-    """Leading blocks that the host cache has seen."""
+    """Leading blocks that the host cache has kept, or had."""
 
     @property
     def rank(self) -> tuple[int, float, int]:

@@ -78,6 +78,8 @@ class World:
     def abort(self, index: int, now_s: float) -> None:
         self.scheduler.cut_step(now_s)
         self.scheduler.abort(self.sequences[index % len(self.sequences)])
+        if self.scheduler.step is None:
+            self.scheduler.begin_step(now_s)
 
     def look(self, asked: Submission) -> Any:
         scheduler = self.scheduler
