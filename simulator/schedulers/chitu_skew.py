@@ -10,8 +10,8 @@ Law: a task stays in its slot until it ends, and a slot never has more tasks tha
 
 Source: the description of Chitu's scheduling (part 10 of its series), and thu-pacman/chitu
 chitu/scheduler.py as of the release it describes (`SkewScheduler`), read 2026-11-21. Chitu's dense
-cache finds no prefixes: `prefix_caching` off is like it. Nor does it take KV from other engines: what
-they have of a request is computed again.
+cache finds no prefixes: `prefix_caching` off is like it. Nor does it take KV from other engines: it
+computes what they have again.
 """
 
 from typing_extensions import override
