@@ -46,8 +46,9 @@ class HostCache:
 
     def offer(
         self, hashes: Sequence[int], first: int, stored: Callable[[int, int], Stored]
-    ) -> None:
-        """Keeps those of the blocks from `first` to the end that are not here, if they find room.
+    ) -> bool:
+        """Keeps those of the blocks from `first` to the end that are not here; False, and nothing
+        changed, when they don't find room.
 
         stored: the news of blocks i to j.
         """
