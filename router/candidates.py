@@ -19,8 +19,10 @@ if TYPE_CHECKING:  # they are made of columns themselves
     from router.decision import Request
     from router.further import Further
     from router.pools import Pool
+    from router.rates import PrefillColumns
 
 Column: TypeAlias = npt.NDArray[np.float64]
+Flags: TypeAlias = npt.NDArray[np.bool_]
 
 
 class Row(NamedTuple):
@@ -178,9 +180,9 @@ class Candidates:
     # Most policies don't read what follows; it is made when asked for.
 
     @property
-    def can_take(self) -> npt.NDArray[np.bool_]:
+    def can_take(self) -> Flags:
         """True where a row can be picked: neither excluded nor full."""
-        can: npt.NDArray[np.bool_] = self.full == 0
+        can: Flags = self.full == 0
         if any(self.excluded):
             can &= np.array([not reason for reason in self.excluded], np.bool_)
         return can
@@ -221,6 +223,16 @@ class Candidates:
         return np.where(np.isnan(self.total_blocks), np.inf, self.total_blocks - self.active_blocks)
 
     @property
+    def others_waiting(self) -> Column:
+        """Requests that wait there and that others have sent, as far as we can tell."""
+        return self._further.others_waiting(self._pool, self.waiting)
+
+    @property
+    def prefill(self) -> "PrefillColumns":
+        """How fast each worker prefills, and for how long it is busy, in columns."""
+        return self._further.prefill(self._pool, self.now_s)
+
+    @property
     def name_hashes(self) -> npt.NDArray[np.uint64]:
         """Of each worker's id and rank; the same in every process."""
         return self._pool.name_hashes
@@ -241,7 +253,7 @@ class Candidates:
         counted: Column = self.trust * tokens
         return counted
 
-    def mean_distance(self, targets: npt.NDArray[np.bool_]) -> Column:
+    def mean_distance(self, targets: Flags) -> Column:
         """From each worker to those where targets is True, on average: 0 the same host, 1 the same
         rack, 2 the same cluster, 3 beyond or unknown; 0 without targets."""
         return self._further.mean_distance(self._pool, targets)

@@ -110,6 +110,9 @@ class RoutingSettings(Settings, frozen=True):
         dict[str, dict[str, float]],
         Meta(description="numbers of policies, by policy and name: see `kvroute policies`"),
     ] = msgspec.field(default_factory=dict)
+    prefill_rate: Annotated[
+        Seconds, Meta(description="prompt tokens a second, of workers that were not measured yet")
+    ] = 20_000.0
     host_label: Annotated[str, Meta(description="label that names a worker's host")] = "host"
     rack_label: Annotated[str, Meta(description="label that names its rack")] = "rack"
     cluster_label: Annotated[str, Meta(description="label that names its cluster")] = "cluster"

@@ -48,6 +48,7 @@ from router.policies.configured import configured
 from router.policies.policy import Policy, Scores
 from router.pools import Pool, Pools, heartbeat_of
 from router.prompt import Prompt
+from router.rates import PrefillRates
 from router.refusals import Reason, Refusal
 from router.reservations import Ending, Fingerprint, Reservation, Reservations
 from router.self_check import SelfCheck
@@ -101,7 +102,8 @@ class RouterCore:
         self.policies = configured(routing)
         """By name, with their parameters."""
         labels = PlaceLabels(routing.host_label, routing.rack_label, routing.cluster_label)
-        self.further = Further(self.load_of, labels)
+        self.rates = PrefillRates(routing.prefill_rate)
+        self.further = Further(self.load_of, self.rates, labels)
         self.tombstone_s = tombstone_s
         self._rng = rng
         self._picks = 0
@@ -150,6 +152,16 @@ class RouterCore:
             overlap,
             now_s,
         )
+        if decision.policy.timed:
+            self.rates.on_pick(
+                source.key,
+                source.slot,
+                heartbeat_of(source).model,
+                reservation.id,
+                reservation.new_tokens,
+                reservation.prompt_tokens,
+                now_s,
+            )
         return Pick(reservation, decision, overlap)
 
     def decide(
@@ -237,7 +249,9 @@ class RouterCore:
                 self._end(reservation, progress.failure, now_s)
                 return ProgressResult.APPLIED
             case ProgressState.PREFILL_DONE:
-                changed |= self._prefill_done(reservation)
+                if self._prefill_done(reservation):
+                    self._measure(reservation, now_s)
+                    changed = True
             case ProgressState.RUNNING:
                 changed |= not reservation.running
                 reservation.running = True
@@ -277,6 +291,7 @@ class RouterCore:
             self.loads.pop(worker, None)
             self.cache_reports.pop(worker, None)
         self.self_check.on_forgotten(workers)
+        self.rates.on_forgotten(workers)
 
     def drain(self, worker_id: str) -> int:
         """No new picks of a worker. Returns its ranks."""
@@ -306,6 +321,7 @@ class RouterCore:
         self.reservations.forget_old(now_s)
         self.models.tick(now_s)
         self._hear(self.peers.tick(now_s))
+        self.rates.tick()
         self.pools.refresh()
         self._watch.on_tick(self.loads, now_s)
         return len(expired)
@@ -519,13 +535,29 @@ class RouterCore:
         load = self._load(reservation.worker)
         load.prefill_done(reservation.new_tokens)
         self._put_load(reservation.worker, load)
+        self.rates.on_end(reservation.worker, reservation.id)
         return True
+
+    def _measure(self, reservation: Reservation, now_s: float) -> None:
+        """Learns from a prompt that is said to be done just now."""
+        source = self.view.sources.get(reservation.worker)
+        if source is not None and source.heartbeat is not None:
+            self.rates.on_done(
+                source.key,
+                source.slot,
+                source.heartbeat.model,
+                reservation.new_tokens,
+                reservation.prompt_tokens,
+                reservation.opened_at_s,
+                now_s,
+            )
 
     def _end(self, reservation: Reservation, ending: Ending, now_s: float) -> None:
         load = self._load(reservation.worker)
         if not reservation.prefill_done:
             reservation.prefill_done = True
             load.prefill_done(reservation.new_tokens)
+            self.rates.on_end(reservation.worker, reservation.id)
         load.close(reservation.prefixes, reservation.has_tail, now_s)
         self._put_load(reservation.worker, load)
         self.reservations.end(reservation, ending, now_s)

@@ -14,14 +14,21 @@ from router.candidates import Column
 from router.load import WorkerLoad
 from router.pools import Pool, heartbeat_of
 from router.prompt import Prompt
+from router.rates import PrefillColumns, PrefillRates
 from router.topology import PlaceLabels, Topology
 
 
 class Further:
-    """Reads load and labels of a pool's workers; changes nothing."""
+    """Reads load, labels and rates of a pool's workers; changes nothing."""
 
-    def __init__(self, load_of: Callable[[WorkerKey], WorkerLoad], labels: PlaceLabels) -> None:
+    def __init__(
+        self,
+        load_of: Callable[[WorkerKey], WorkerLoad],
+        rates: PrefillRates,
+        labels: PlaceLabels,
+    ) -> None:
         self._load_of = load_of
+        self._rates = rates
         self._labels = labels
         self._topology: tuple[Pool, Topology] | None = None
         """Of the pool that was asked last, as a rule the only one."""
@@ -33,6 +40,21 @@ class Further:
             if size := heartbeat_of(source).block_size:
                 used[row] = self._load_of(source.key).in_use(prompt.prefixes(size))
         return used
+
+    def others_waiting(self, pool: Pool, waiting: Column) -> Column:
+        """Requests that wait on each worker and that we did not send, as far as we can tell.
+
+        waiting: as the engines reported.
+        """
+        others = np.zeros(len(pool))
+        for row in np.flatnonzero(waiting).tolist():
+            external = self._load_of(pool.workers[row]).external_requests
+            others[row] = min(float(waiting[row]), external)
+        return others
+
+    def prefill(self, pool: Pool, now_s: float) -> PrefillColumns:
+        """How fast each worker prefills, and for how long it is busy."""
+        return self._rates.columns(pool.slots, pool.models, now_s)
 
     def mean_distance(self, pool: Pool, targets: npt.NDArray[np.bool_]) -> Column:
         """From each worker to some of them (router/topology.py), on average."""

@@ -52,6 +52,8 @@ class Pool:
     """The least max_model_len, tokens; inf: nobody has one."""
     all_eligible: tuple[str, ...]
     """No reason against any of them."""
+    models: tuple[str, ...]
+    """Of each worker, as its engine calls it."""
     name_hashes: npt.NDArray[np.uint64]
     """Of each worker's id and rank."""
 
@@ -69,6 +71,7 @@ class Pool:
             roles=frozenset(one.role for one in heartbeats),
             shortest_len=min((one.max_model_len or inf for one in heartbeats), default=inf),
             all_eligible=("",) * len(sources),
+            models=tuple(one.model for one in heartbeats),
             name_hashes=np.array(
                 [xxh3_64_intdigest(one.key.worker_id.encode(), one.key.dp_rank) for one in sources],
                 np.uint64,

@@ -4,11 +4,27 @@ Adding one is one file, one entry here, one test.
 """
 
 from router.policies.baselines import LEAST_LOADED, RANDOM, ROUND_ROBIN
+from router.policies.conductor import CONDUCTOR
 from router.policies.dynamo_adaptive import DYNAMO_ADAPTIVE
+from router.policies.dynamo_blocks import DYNAMO_BLOCKS
 from router.policies.dynamo_logit import DYNAMO_LOGIT
 from router.policies.policy import Policy
+from router.policies.power_of_two import POWER_OF_TWO
+from router.policies.session_sticky import SESSION_STICKY
+from router.policies.ttft import TTFT
 
 POLICIES: dict[str, Policy] = {
     policy.name: policy
-    for policy in (DYNAMO_ADAPTIVE, DYNAMO_LOGIT, LEAST_LOADED, ROUND_ROBIN, RANDOM)
+    for policy in (
+        DYNAMO_ADAPTIVE,
+        DYNAMO_LOGIT,
+        DYNAMO_BLOCKS,
+        CONDUCTOR,
+        TTFT,
+        LEAST_LOADED,
+        POWER_OF_TWO,
+        SESSION_STICKY,
+        ROUND_ROBIN,
+        RANDOM,
+    )
 }

@@ -38,6 +38,8 @@ class Policy:
     settings: Parameters
     function: Callable[[Candidates, Any], Scores]
     """Pure: no clock, no randomness. Gets at least one row, and the settings."""
+    timed: bool = False
+    """Whether it wants to know how long prompts that are under way will take (router/rates.py)."""
 
     @property
     def parameters(self) -> Mapping[str, float]:

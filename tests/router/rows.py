@@ -17,10 +17,13 @@ from router.further import Further
 from router.load import WorkerLoad
 from router.pools import Pool
 from router.prompt import Prompt
+from router.rates import PrefillRates
 from router.topology import PlaceLabels
 
 TIERS = ("device_tokens", "host_tokens", "disk_tokens")
 NOW_S = 1_790_000_000.0
+RATE = 1000.0
+"""Tokens a second."""
 
 
 def rows(
@@ -30,8 +33,10 @@ def rows(
 ) -> Candidates:
     """Candidates of what a test says about them; what it doesn't is zero, or unknown.
 
-    overlap_tokens without its tiers is on the device. labels, excluded and in_use (blocks of the
-    prompt that open requests use) can be said, too. request: of its fields, those that matter.
+    overlap_tokens without its tiers is on the device. What can be said beside the columns: labels,
+    excluded, in_use (blocks of the prompt that open requests use), external (requests of others),
+    prefills (new and all tokens of each prompt that was just sent there; the rate is RATE).
+    request: of its fields, those that matter.
     """
     unsaid = dict.fromkeys((*COLUMNS, "overlap_tokens"), 0.0) | {
         "block_size": 16.0,
@@ -41,7 +46,7 @@ def rows(
     }
     table = np.zeros((len(COLUMNS), len(workers)))
     tokens = np.zeros((len(Overlap._fields), len(workers)), np.int32)
-    sources, loads = [], {}
+    sources, loads, rates = [], {}, PrefillRates(RATE)
     for i, worker in enumerate(workers):
         tiers = [worker.get(name, 0) for name in TIERS]
         if not any(tiers):
@@ -56,6 +61,9 @@ def rows(
         key = WorkerKey(said.get("worker_id", f"w{i}"), 0)
         sources.append(_source(i, key, int(said["block_size"]), said.get("labels", {})))
         loads[key] = _load(prompt_tokens, int(said["block_size"]), said.get("in_use", 0))
+        loads[key].external_requests = said.get("external", 0.0)
+        for number, (new_tokens, all_tokens) in enumerate(said.get("prefills", ())):
+            rates.on_pick(key, i, "m", f"{number}", new_tokens, all_tokens, NOW_S)
     pool = Pool.of(sources)
     about: dict[str, Any] = {"request_id": "r", "prompt": _prompt(prompt_tokens)}
     return Candidates(
@@ -67,7 +75,7 @@ def rows(
         request=Request(**about | dict(request or {})),
         tokens=tokens,
         pool=pool,
-        further=Further(loads.__getitem__, PlaceLabels("host", "rack", "cluster")),
+        further=Further(loads.__getitem__, rates, PlaceLabels("host", "rack", "cluster")),
         now_s=NOW_S,
     )
 
