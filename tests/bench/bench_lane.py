@@ -1,7 +1,8 @@
 """What a pick costs the router, and how many a client gets: one by one, and over the fast lane.
 
 A real `kvroute serve` with eight stand-in engines behind relays, and a client in another process.
-Prompts have 8,192 tokens, or their 512 block hashes; each is held whole by one engine. CPU is that
+Prompts have 8,192 tokens, or their 512 block hashes, or four times as many; each is held whole by
+one engine. CPU is that
 of the server's process for each decision, by the kernel's account, everything in it included.
 """
 
@@ -30,20 +31,31 @@ from simulator.clock import ScaledClock
 from simulator.engine import EngineConfig
 from simulator.fleet import stand_ins
 from simulator.scheduler import SchedulerConfig
-from tests.bench.lane_client import BLOCK_SIZE, PROMPT_TOKENS, PROMPTS, prompts
+from tests.bench.lane_client import BLOCK_SIZE, long_prompts, prompts
 from tests.bench.timing import row
 from tests.end_to_end.stage import engine_settings
 
 ENGINES = 8
 CALLERS = 32
 READY_TIMEOUT_S = 60.0
+
+
+def _case(form: str, *, lane: bool, requests: int, callers: int = CALLERS) -> dict[str, Any]:
+    """What lane_client.py is told."""
+    return {"form": form, "lane": lane, "callers": callers, "requests": requests}
+
+
 CASES: dict[str, dict[str, Any]] = {
-    "tokens, one by one": {"form": "tokens", "lane": False, "callers": CALLERS, "requests": 1600},
-    "tokens, lane": {"form": "tokens", "lane": True, "callers": CALLERS, "requests": 3200},
-    "hashes, one by one": {"form": "hashes", "lane": False, "callers": CALLERS, "requests": 1600},
-    "hashes, lane": {"form": "hashes", "lane": True, "callers": CALLERS, "requests": 3200},
-    "alone": {"form": "tokens", "lane": False, "callers": 1, "requests": 500},
-    "alone, lane": {"form": "tokens", "lane": True, "callers": 1, "requests": 500},
+    "tokens, one by one": _case("tokens", lane=False, requests=1600),
+    "tokens, lane": _case("tokens", lane=True, requests=3200),
+    "hashes, one by one": _case("hashes", lane=False, requests=1600),
+    "hashes, lane": _case("hashes", lane=True, requests=3200),
+    "long tokens, one by one": _case("tokens, long", lane=False, requests=480),
+    "long tokens, lane": _case("tokens, long", lane=True, requests=960),
+    "long hashes, one by one": _case("hashes, long", lane=False, requests=480),
+    "long hashes, lane": _case("hashes, long", lane=True, requests=960),
+    "alone": _case("tokens", lane=False, requests=500, callers=1),
+    "alone, lane": _case("tokens", lane=True, requests=500, callers=1),
 }
 ROWS = [
     ("cpu_tokens_unary_us", "tokens, one by one", "cpu_us", "us", "less"),
@@ -52,8 +64,14 @@ ROWS = [
     ("cpu_hashes_lane_us", "hashes, lane", "cpu_us", "us", "less"),
     ("route_unary_8192_p50_us", "alone", "p50_us", "us", "less"),
     ("route_lane_8192_p50_us", "alone, lane", "p50_us", "us", "less"),
+    ("cpu_tokens_32k_unary_us", "long tokens, one by one", "cpu_us", "us", "less"),
+    ("cpu_tokens_32k_lane_us", "long tokens, lane", "cpu_us", "us", "less"),
+    ("cpu_hashes_2048_unary_us", "long hashes, one by one", "cpu_us", "us", "less"),
+    ("cpu_hashes_2048_lane_us", "long hashes, lane", "cpu_us", "us", "less"),
     ("client_tokens_rps", "tokens, lane", "rps", "picks/s", "more"),
     ("client_hashes_rps", "hashes, lane", "rps", "picks/s", "more"),
+    ("client_tokens_32k_rps", "long tokens, lane", "rps", "picks/s", "more"),
+    ("client_hashes_2048_rps", "long hashes, lane", "rps", "picks/s", "more"),
 ]
 """Name, the case it is taken from, what of it, unit, which is better."""
 
@@ -142,9 +160,10 @@ async def served() -> AsyncIterator[Served]:
         target = f"unix:{socket}"
         async with KvRouteClient(target) as client, asyncio.timeout(READY_TIMEOUT_S):
             await client.wait_ready(READY_TIMEOUT_S)
-            for i, prompt in enumerate(prompts()):
+            known = [*prompts(), *long_prompts()]
+            for i, prompt in enumerate(known):
                 await engines[i % ENGINES].engine.complete(prompt.tolist(), 1)
-            blocks = PROMPTS * PROMPT_TOKENS // BLOCK_SIZE
+            blocks = sum(map(len, known)) // BLOCK_SIZE
             while (await client.index_stats()).blocks < blocks:  # noqa: ASYNC110  # elsewhere
                 await asyncio.sleep(0.05)
         yield Served(target, router.pid)

@@ -1,7 +1,7 @@
 """The client's half of bench_lane.py, in a process of its own: asks for picks and measures.
 
 python -m tests.bench.lane_client TARGET SERVER_PID; then a case a line on standard input, as JSON,
-{"form": "tokens" | "hashes", "lane": bool, "callers": n, "requests": n}, each answered by a line:
+{"form": one of forms(), "lane": bool, "callers": n, "requests": n}, each answered by a line:
 {"cpu_us": server CPU a decision, "p50_us": latency, "rps": picks a second}.
 """
 
@@ -23,6 +23,8 @@ from kvroute.v1 import Progress, ProgressState
 
 PROMPTS = 50
 PROMPT_TOKENS = 8192
+LONG_PROMPTS = 12
+LONG_PROMPT_TOKENS = 32_768
 BLOCK_SIZE = 16
 WINDOWS = 5
 REPORTS_A_CALL = 500
@@ -30,8 +32,17 @@ REPORTS_A_CALL = 500
 
 def prompts() -> list[Any]:
     """The same on both sides of the benchmark: the engines hold them."""
-    rng = np.random.default_rng(1)
-    return [rng.integers(0, 100_000, PROMPT_TOKENS).astype(np.uint32) for _ in range(PROMPTS)]
+    return _prompts(PROMPTS, PROMPT_TOKENS)
+
+
+def long_prompts() -> list[Any]:
+    """The same, four times as long."""
+    return _prompts(LONG_PROMPTS, LONG_PROMPT_TOKENS)
+
+
+def _prompts(count: int, tokens: int) -> list[Any]:
+    rng = np.random.default_rng(tokens)
+    return [rng.integers(0, 100_000, tokens).astype(np.uint32) for _ in range(count)]
 
 
 def cpu_s(pid: int) -> float:
@@ -41,18 +52,27 @@ def cpu_s(pid: int) -> float:
 
 def forms() -> dict[str, list[dict[str, Any]]]:
     """Keywords of route(), ready to be sent: what the client costs is in `rps`, not making them."""
-    tokens = prompts()
     return {
-        "tokens": [{"token_ids": one.tobytes()} for one in tokens],
-        "hashes": [
-            {
-                "block_hashes": block_hashes(one.tobytes(), BLOCK_SIZE),
-                "block_size": BLOCK_SIZE,
-                "prompt_tokens": PROMPT_TOKENS,
-            }
-            for one in tokens
-        ],
+        "tokens": _tokens(prompts()),
+        "hashes": _hashes(prompts()),
+        "tokens, long": _tokens(long_prompts()),
+        "hashes, long": _hashes(long_prompts()),
     }
+
+
+def _tokens(prompts: list[Any]) -> list[dict[str, Any]]:
+    return [{"token_ids": one.tobytes()} for one in prompts]
+
+
+def _hashes(prompts: list[Any]) -> list[dict[str, Any]]:
+    return [
+        {
+            "block_hashes": block_hashes(one.tobytes(), BLOCK_SIZE),
+            "block_size": BLOCK_SIZE,
+            "prompt_tokens": len(one),
+        }
+        for one in prompts
+    ]
 
 
 async def measure(target: str, pid: int, case: dict[str, Any]) -> dict[str, float]:

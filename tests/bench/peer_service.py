@@ -31,10 +31,9 @@ from simulator.block_pool import Stored
 from simulator.vllm_wire import encode_batch, encode_sequence
 from tests.bench.bench_lane import ENGINES
 from tests.bench.environments import PEER, Missing, python_of
-from tests.bench.lane_client import BLOCK_SIZE, PROMPT_TOKENS, prompts
+from tests.bench.lane_client import BLOCK_SIZE, long_prompts, prompts
 from tests.bench.timing import beside
 
-BLOCKS = PROMPT_TOKENS // BLOCK_SIZE
 CONNECTIONS = 16
 WARM_S = 1
 MEASURED_S = 2
@@ -64,14 +63,22 @@ BESIDE = {
     "cpu_hashes_unary_us": ("hashes", "cpu_us"),
     "cpu_hashes_lane_us": ("hashes", "cpu_us"),
     "route_unary_8192_p50_us": ("tokens, one at a time", "p50_us"),
+    "cpu_tokens_32k_unary_us": ("tokens, long", "cpu_us"),
+    "cpu_tokens_32k_lane_us": ("tokens, long", "cpu_us"),
+    "cpu_hashes_2048_unary_us": ("hashes, long", "cpu_us"),
+    "cpu_hashes_2048_lane_us": ("hashes, long", "cpu_us"),
     "client_tokens_rps": ("tokens", "rps"),
     "client_hashes_rps": ("hashes", "rps"),
+    "client_tokens_32k_rps": ("tokens, long", "rps"),
+    "client_hashes_2048_rps": ("hashes, long", "rps"),
 }
 
 # A rate of ours -> what one costs our router, in microseconds.
 CPU_OF = {
     "client_tokens_rps": "cpu_tokens_lane_us",
     "client_hashes_rps": "cpu_hashes_lane_us",
+    "client_tokens_32k_rps": "cpu_tokens_32k_lane_us",
+    "client_hashes_2048_rps": "cpu_hashes_2048_lane_us",
 }
 
 
@@ -108,16 +115,18 @@ def measure() -> dict[str, Load]:
     """Way to ask -> what it gave. Raises Missing."""
     wrk, python = _wrk(), python_of(*PEER)
     with tempfile.TemporaryDirectory() as name, _service(python) as (port, pid):
-        tokens, hashes = Path(name) / "tokens", Path(name) / "hashes"
-        _write(tokens, [{"token_ids": one.tolist()} for one in prompts()])
-        _write(hashes, [_hashed(one) for one in prompts()])
+        bodies = {
+            "tokens": [_told(one) for one in prompts()],
+            "hashes": [_hashed(one) for one in prompts()],
+            "tokens, long": [_told(one) for one in long_prompts()],
+            "hashes, long": [_hashed(one) for one in long_prompts()],
+        }
+        for form, those in bodies.items():
+            _write(Path(name) / form, those)
         with _workers(port):
             ask = _Wrk(wrk, port, pid)
-            return {
-                "tokens": ask.load(tokens, CONNECTIONS),
-                "hashes": ask.load(hashes, CONNECTIONS),
-                "tokens, one at a time": ask.load(tokens, 1),
-            }
+            found = {form: ask.load(Path(name) / form, CONNECTIONS) for form in bodies}
+            return found | {"tokens, one at a time": ask.load(Path(name) / "tokens", 1)}
 
 
 class _Wrk:
@@ -194,13 +203,17 @@ def _workers(port: int) -> Iterator[None]:
             }
             _ask(port, "/workers", about)
             publisher.recv()  # its subscription
-        for n, prompt in enumerate(prompts()):
-            hashes = tuple(range(n * BLOCKS + 1, (n + 1) * BLOCKS + 1))
-            stored = Stored(hashes, None, tuple(prompt.tolist()), (None,) * BLOCKS)
+        known = [*prompts(), *long_prompts()]
+        first = 1
+        for n, prompt in enumerate(known):
+            blocks = len(prompt) // BLOCK_SIZE
+            hashes = tuple(range(first, first + blocks))
+            first += blocks
+            stored = Stored(hashes, None, tuple(prompt.tolist()), (None,) * blocks)
             payload = encode_batch(time.time(), [stored], BLOCK_SIZE)
             publisher = publishers[n % ENGINES]
             publisher.send_multipart((b"", encode_sequence(n // ENGINES), payload))
-        for n, prompt in enumerate(prompts()):
+        for n, prompt in enumerate(known):
             _until_known(port, prompt, n % ENGINES)
         yield
     finally:
@@ -212,11 +225,15 @@ def _until_known(port: int, prompt: Any, worker: int) -> None:
     deadline = time.monotonic() + DEADLINE_S
     while True:
         picked = _ask(port, "/select", {"model_name": MODEL, "token_ids": prompt.tolist()})
-        if picked["overlap"]["longest_matched"] == PROMPT_TOKENS and picked["worker_id"] == worker:
+        if picked["overlap"]["longest_matched"] == len(prompt) and picked["worker_id"] == worker:
             return
         if time.monotonic() > deadline:
             raise AssertionError(f"the peer's service doesn't know a prompt: {picked}")
         time.sleep(0.02)
+
+
+def _told(prompt: Any) -> dict[str, Any]:
+    return {"token_ids": prompt.tolist()}
 
 
 def _hashed(prompt: Any) -> dict[str, Any]:
@@ -225,7 +242,7 @@ def _hashed(prompt: Any) -> dict[str, Any]:
     return {
         "block_hashes": blocks.view(np.int64).tolist(),
         "sequence_hashes": prefix_hashes(blocks).view(np.int64).tolist(),
-        "isl_tokens": PROMPT_TOKENS,
+        "isl_tokens": len(prompt),
     }
 
 
