@@ -1,4 +1,7 @@
-"""What a decision costs: hash, match, cost, pick and reserve; its answer with the receipt; its end.
+"""What a decision costs, hash, match, cost, pick, reserve and receipt; and a reservation's end.
+
+Three ways to it: from a request's bytes to its answer's in the lane; `api`, a Request to the core
+and a Pick back, as simulators ask; and `general`, bytes to bytes without the lane.
 
 Prompts of 8,192 tokens as bytes; workers with load, each with a part of every prompt in its cache.
 Requests rotate over 50 prompts; each is 7,680 of those tokens and 512 of its own. Every
@@ -8,8 +11,9 @@ reservation ends a while later. One core, nothing but the core: no gRPC, no even
 import random
 import time
 from collections import deque
+from collections.abc import Callable
 from statistics import median
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -24,6 +28,7 @@ from router.config import RoutingSettings
 from router.core import RouterCore
 from router.decision import Pick, Progress, ProgressState, Request
 from router.prompt import Prompt
+from router.reservations import Reservation
 from tests.bench.timing import row
 
 PROMPTS = 50
@@ -33,16 +38,22 @@ BLOCK_SIZE = 16
 DECISIONS = 2000
 REPEATS = 5
 
+Way: TypeAlias = Callable[[str, bytes], Callable[[], Reservation]]
+"""From a request's id and its tokens to what decides about it."""
+
 
 def rows() -> list[dict[str, Any]]:
     found = []
     for workers in (8, 64, 1000):
         stage = Stage(workers)
-        times = [stage.measure() for _ in range(REPEATS)]
+        ways = {"us": stage.lane, "api_us": stage.api, "general_us": stage.general}
+        times = {what: [stage.measure(way) for _ in range(REPEATS)] for what, way in ways.items()}
         name = f"decision_{PROMPT_TOKENS}_w{workers}"
-        for i, what in enumerate(("us", "answer_us", "end_us")):
-            us = median(one[i] for one in times)
+        for what, pairs in times.items():
+            us = median(decided for decided, _ in pairs)
             found.append(row(f"{name}_{what}", round(us, 1), "us", "less"))
+        us = median(ended for pairs in times.values() for _, ended in pairs)
+        found.append(row(f"{name}_end_us", round(us, 1), "us", "less"))
     return found
 
 
@@ -78,37 +89,75 @@ class Stage:
             view.on_stream(key, encode(beat), self._now_s)
             view.on_heartbeat(key, encode(_heartbeat(epoch, i)), self._now_s)
             self._core.on_heartbeat(key, self._now_s)
-        self.measure()
+        self.measure(self.lane)
 
-    def measure(self) -> tuple[float, float, float]:
-        """Microseconds of a decision, of its answer, and of a reservation's end."""
+    def lane(self, request_id: str, tokens: bytes) -> Callable[[], Reservation]:
+        """Bytes to bytes, in the lane."""
+        lane = self._core.lane
+        assert lane is not None
+        asked = _message(request_id, tokens)
+
+        def decide() -> Reservation:
+            reservation = lane.answer(asked, self._now_s)
+            assert reservation is not None
+            return reservation
+
+        return decide
+
+    def api(self, request_id: str, tokens: bytes) -> Callable[[], Reservation]:
+        """A Request to the core."""
+
+        def decide() -> Reservation:
+            request = Request(request_id, Prompt.from_tokens(tokens))
+            return self._core.route(request, self._now_s).reservation
+
+        return decide
+
+    def general(self, request_id: str, tokens: bytes) -> Callable[[], Reservation]:
+        """Bytes to bytes, without the lane."""
+        asked = _message(request_id, tokens)
+
+        def decide() -> Reservation:
+            message = router_pb2.RouteRequest.FromString(asked)
+            lane, self._core.lane = self._core.lane, None
+            pick = self._core.route(codec.read_request(message, self._core), self._now_s)
+            self._core.lane = lane
+            assert isinstance(pick, Pick)
+            answer = router_pb2.RouteResponse()
+            codec.write_pick(answer, pick, self._core, 0)
+            pick.reservation.answer = answer.SerializeToString()
+            return pick.reservation
+
+        return decide
+
+    def measure(self, way: Way) -> tuple[float, float]:
+        """Microseconds of a decision, and of a reservation's end."""
         own = [_tokens(self._rng, OWN_TOKENS) for _ in range(DECISIONS)]
-        spent = [0.0, 0.0, 0.0]
+        spent = [0.0, 0.0]
         for mine in own:
             self._asked += 1
             self._now_s += 0.001
             shared = self._prompts[self._asked % PROMPTS]
             content = shared[: 4 * (PROMPT_TOKENS - OWN_TOKENS)] + mine
+            decide = way(f"request-{self._asked}", content)
             began = time.perf_counter()
-            request = Request(f"request-{self._asked}", Prompt.from_tokens(content))
-            pick = self._core.route(request, self._now_s)
+            reservation = decide()
             decided = time.perf_counter()
-            assert isinstance(pick, Pick)
-            answer = router_pb2.RouteResponse()
-            codec.write_pick(answer, pick, self._core, 0)
-            pick.reservation.answer = answer.SerializeToString()
-            answered = time.perf_counter()
-            self._in_flight.append(pick.reservation.id)
+            self._in_flight.append(reservation.id)
             if len(self._in_flight) > self._in_flight_max:
                 ended = Progress(self._in_flight.popleft(), ProgressState.FINISHED)
                 self._core.report(ended, self._now_s)
             over = time.perf_counter()
-            for i, step in enumerate((decided - began, answered - decided, over - answered)):
-                spent[i] += step
+            spent[0] += decided - began
+            spent[1] += over - decided
             if self._asked % 250 == 0:
                 self._core.view.predictions.tick(self._now_s)
                 self._core.tick(self._now_s)
-        return spent[0] / DECISIONS * 1e6, spent[1] / DECISIONS * 1e6, spent[2] / DECISIONS * 1e6
+        return spent[0] / DECISIONS * 1e6, spent[1] / DECISIONS * 1e6
+
+
+def _message(request_id: str, tokens: bytes) -> bytes:
+    return router_pb2.RouteRequest(request_id=request_id, token_bytes=tokens).SerializeToString()
 
 
 def _tokens(rng: np.random.Generator, count: int) -> bytes:
