@@ -13,6 +13,8 @@ from tests.bench.timing import beside, row
 LOADS = {
     "tokens": Load(rps=4000, p50_us=3000, cpu_us=400, service_cores=1.9, wrk_cores=0.1),
     "hashes": Load(rps=19000, p50_us=800, cpu_us=90, service_cores=1.7, wrk_cores=0.3),
+    "tokens, long": Load(rps=540, p50_us=29000, cpu_us=3500, service_cores=1.9, wrk_cores=0.1),
+    "hashes, long": Load(rps=3100, p50_us=5000, cpu_us=600, service_cores=1.8, wrk_cores=0.2),
     "tokens, one at a time": Load(
         rps=2000, p50_us=480, cpu_us=450, service_cores=0.9, wrk_cores=0.1
     ),
