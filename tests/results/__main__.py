@@ -1,0 +1,72 @@
+"""Makes simulator/RESULTS.md, every number of it, and the pictures beside it.
+
+python -m tests.results [--traces FOLDER] [--jobs N] [--only SECTION ...] [--draft]
+"""
+
+import argparse
+import sys
+import time
+from pathlib import Path
+from types import ModuleType
+
+from rich.console import Console
+
+from tests.results import exact_events, grid, hot_prefixes, low_reuse, peer
+from tests.results.cases import run_all
+from tests.results.fleets import BLOCK_COUNT, BLOCK_SIZE, PROFILE, WORKERS, Traces
+
+STATION = Path(__file__).parents[2] / "simulator"
+SECTIONS: dict[str, tuple[str, ModuleType]] = {
+    "grid": ("Policies, traces, rates", grid),
+    "peer": ("Beside the peer's simulator", peer),
+    "low-reuse": ("Where nothing can be reused", low_reuse),
+    "exact-events": ("What exact events are worth", exact_events),
+    "hot-prefixes": ("Mooncake's claims, as a scenario", hot_prefixes),
+}
+
+
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.results")
+    parser.add_argument("--traces", type=Path, help="folder with the whole traces; else slices")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--only", nargs="+", choices=SECTIONS, default=list(SECTIONS))
+    parser.add_argument("--draft", action="store_true", help="print the page, write nothing")
+    asked = parser.parse_args(arguments)
+    console = Console()
+    began_s = time.monotonic()
+    traces = Traces.of(asked.traces)
+    sections = {name: SECTIONS[name] for name in asked.only}
+    cases = [case for _, module in sections.values() for case in module.cases(traces)]
+    results = run_all(cases, asked.jobs, console)
+    parts = [_opening(traces)]
+    for title, module in sections.values():
+        parts += [f"## {title}\n", module.__doc__.strip() + "\n", module.page(traces, results)]
+    minutes = (time.monotonic() - began_s) / 60
+    parts.append(f"{len(cases)} runs in {minutes:.0f} minutes, {asked.jobs} at a time.")
+    page = "\n".join(parts)
+    if asked.draft:
+        sys.stdout.write(page + "\n")
+        return
+    if "grid" in sections:
+        grid.draw(results, STATION / "results")
+    (STATION / "RESULTS.md").write_text(page + "\n", encoding="utf-8")
+    console.print(f"written: {STATION / 'RESULTS.md'}")
+
+
+def _opening(traces: Traces) -> str:
+    which = "the whole traces" if traces.whole else "the slices that ship, not the whole traces"
+    return f"""# Results
+
+Every number here is made by one command, `make results TRACES=folder`, with {which}
+(data/README.md says where they come from). Times are virtual: what policies do to one another is
+what counts, not what the milliseconds would be on your GPUs.
+
+Unless a section says otherwise: {WORKERS} engines with vLLM's scheduler and the prices of the
+profile `{PROFILE}` (the engine that the peer's own simulator has), {BLOCK_COUNT:,} blocks of
+{BLOCK_SIZE} tokens each, one router, events 5 ms behind, policies with their defaults, cold caches,
+seed 0.
+"""
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,93 @@
+"""Five policies, three traces, three rates."""
+
+from pathlib import Path
+
+from simulator.plots import write_plots
+from tests.results.cases import Case, Done, Results, comparison
+from tests.results.fleets import FILES, RATES, Traces, fleet
+from tests.results.page import less, markdown_table, ms, percent
+
+SECTION = "grid"
+OURS, PEERS = "ttft", "dynamo-blocks"
+POLICIES = ("round-robin", "least-loaded", "dynamo-adaptive", PEERS, OURS)
+COLUMNS = [
+    "rate", "policy", "blocks found", "of the ceiling", "TTFT mean", "p50", "p90", "p99",
+    "ITL mean", "end to end", "load, std / mean", "shed or failed",
+]  # fmt: skip
+
+
+def cases(traces: Traces) -> list[Case]:
+    return [
+        Case(SECTION, name, traces[name], rate, fleet(policy))
+        for name in FILES
+        for rate in RATES
+        for policy in POLICIES
+    ]
+
+
+def page(traces: Traces, results: Results) -> str:
+    parts = []
+    for name in FILES:
+        rows = [_row(results[SECTION, name, policy, rate]) for rate in RATES for policy in POLICIES]
+        ceiling = results[SECTION, name, OURS, RATES[0]].ceiling.blocks
+        parts += [
+            f"### {name}, ceiling {percent(ceiling)}\n",
+            markdown_table(COLUMNS, rows),
+            f"\n![TTFT over rate](results/{name}/ttft_over_rate.png)\n",
+        ]
+    return "\n".join([_summary(results), *parts])
+
+
+def draw(results: Results, folder: Path) -> None:
+    for name in FILES:
+        compared = [
+            comparison([results[SECTION, name, policy, rate] for policy in POLICIES])
+            for rate in RATES
+        ]
+        write_plots(compared, folder / name)
+
+
+def _summary(results: Results) -> str:
+    """Ours against the peer's formula, both in this simulator."""
+    rows = []
+    for name in FILES:
+        for rate in RATES:
+            ours, peers = (results[SECTION, name, one, rate].numbers for one in (OURS, PEERS))
+            best = min(
+                (results[SECTION, name, one, rate] for one in POLICIES),
+                key=lambda done: done.numbers.ttft_ms.mean,
+            )
+            rows.append(
+                [
+                    name,
+                    f"{rate:g}x",
+                    less(ours.ttft_ms.mean, peers.ttft_ms.mean),
+                    less(ours.ttft_ms.p99, peers.ttft_ms.p99),
+                    less(ours.itl_ms.mean, peers.itl_ms.mean),
+                    less(ours.e2e_ms.mean, peers.e2e_ms.mean),
+                    best.case.options.policy,
+                ]
+            )
+    head = ["trace", "rate", "TTFT mean", "TTFT p99", "ITL mean", "end to end", "least mean TTFT"]
+    told = (
+        f"`{OURS}` against `{PEERS}` with its defaults: how much less (minus) or more it takes.\n"
+    )
+    return told + "\n" + markdown_table(head, rows) + "\n"
+
+
+def _row(done: Done) -> list[str]:
+    numbers = done.numbers
+    return [
+        f"{done.case.rate:g}x",
+        done.case.options.policy,
+        percent(numbers.block_hit_rate),
+        percent(numbers.block_hit_rate / done.ceiling.blocks if done.ceiling.blocks else 0.0, 0),
+        ms(numbers.ttft_ms.mean),
+        ms(numbers.ttft_ms.p50),
+        ms(numbers.ttft_ms.p90),
+        ms(numbers.ttft_ms.p99),
+        ms(numbers.itl_ms.mean, 1),
+        ms(numbers.e2e_ms.mean),
+        f"{numbers.load_cv:.2f}",
+        f"{numbers.shed + numbers.failed}",
+    ]
