@@ -81,6 +81,10 @@ class VllmScheduler:
         self._blocked_hash: int | None = None
         """What the first in line would need in the cache to find more of its prompt there; None
         when that is not what it waits for."""
+        self._offers: list[tuple[VllmSequence, int]] = []
+        """Whose leading blocks the host shall see when the step is decided, and how many."""
+        self._gone: list[tuple[VllmSequence, int]] = []
+        """The same of those who ended since the last step was decided."""
         self._watermark_blocks = int(own.watermark * own.block_count)
         self._rng = Random(own.seed)
         self._added = self._deferred = 0
@@ -163,11 +167,9 @@ class VllmScheduler:
             self._running.remove(sequence)
         elif not (self._holding.remove(sequence) or self._waiting.remove(sequence)):
             return False
-        if sequence.loading:
-            self._end_load(sequence)
+        self._unpin(sequence)
         self._unready.pop(sequence, None)
-        self._release(sequence)
-        self._touch(sequence)
+        self._end(sequence)
         self._aborted += 1
         return True
 
@@ -186,6 +188,7 @@ class VllmScheduler:
         done = self.pool.reset()
         if done and self.host is not None:
             self.host.clear()
+            self._gone.clear()
         return done
 
     def begin_step(self, now_s: float) -> Step | None:
@@ -193,6 +196,7 @@ class VllmScheduler:
         if self._step is not None:
             raise RuntimeError("a step is going on")
         self._looked_s = now_s
+        self._end_loads(now_s)
         preempted = True
         while preempted and not self._scheduled:  # a step that nobody is left in takes no time
             preemptions = self._preemptions
@@ -201,6 +205,7 @@ class VllmScheduler:
             preempted = self._preemptions > preemptions
             if not preempted:
                 self._admit(budget, chunk_max, now_s)
+        self._offer_all()
         if not self._scheduled:
             return None
         self._step = self._price(now_s, may_join=not preempted)
@@ -303,6 +308,8 @@ class VllmScheduler:
         if last > sequence.stored_count:
             certain = min(sequence.computed_tokens + tokens, sequence.known_tokens)
             self._store_full_blocks(sequence, certain)
+        if self.host is not None:
+            self._offers.append((sequence, sequence.stored_count))
         self._scheduled.append((sequence, tokens))
 
     # ---- the waiting ----
@@ -379,7 +386,7 @@ class VllmScheduler:
         sequence.ready_s = None
         del self._unready[sequence]
         if sequence.loading:
-            self._end_load(sequence)
+            sequence.loading = False
             self._store_full_blocks(sequence, sequence.computed_tokens)
             sequence.computed_tokens = min(sequence.computed_tokens, sequence.known_tokens - 1)
         return True
@@ -449,16 +456,22 @@ class VllmScheduler:
             sequence.remote_asked = True
         else:
             took_s = cost.load_s(external, Tier.HOST)
-            sequence.loads_from_host = True
             if self.host is not None:
-                self.host.begin_load(self._loaded_hashes(sequence))
+                sequence.pinned = self._loaded_hashes(sequence)
+                self.host.begin_load(sequence.pinned)
         sequence.ready_s = self._unready[sequence] = now_s + took_s
         return 0
 
-    def _end_load(self, sequence: VllmSequence) -> None:
-        if self.host is not None and sequence.loads_from_host:
-            self.host.end_load(self._loaded_hashes(sequence))
-        sequence.loading = sequence.loads_from_host = False
+    def _end_loads(self, now_s: float) -> None:
+        """What has been loaded by now may leave the host."""
+        for sequence, ready_s in self._unready.items():
+            if ready_s <= now_s:
+                self._unpin(sequence)
+
+    def _unpin(self, sequence: VllmSequence) -> None:
+        if self.host is not None and sequence.pinned:
+            self.host.end_load(sequence.pinned)
+            sequence.pinned = []
 
     def _loaded_hashes(self, sequence: VllmSequence) -> list[int]:
         last = sequence.computed_tokens // self._config.block_size
@@ -552,15 +565,8 @@ class VllmScheduler:
 
     def _finish(self, sequence: VllmSequence) -> None:
         self._running.remove(sequence)
-        self._release(sequence)
-        self._touch(sequence)
+        self._end(sequence)
         self._finished += 1
-
-    def _touch(self, sequence: VllmSequence) -> None:
-        """Tells the host that somebody who used these blocks has ended."""
-        if self.host is not None:
-            last = sequence.offered_count
-            self.host.touch(sequence.content.hashes(last)[:last])
 
     def _price(self, now_s: float, *, may_join: bool) -> Step:
         """The step's duration; joins steps where that changes nothing but their number."""
@@ -641,12 +647,19 @@ class VllmScheduler:
                     crossings.append((tokens - computed, place, True, tokens))
                 if tokens < computed + steps:
                     crossings.append((tokens - computed + 1, place, False, tokens + 1))
-        for _, place, full, tokens in sorted(crossings):
+        step = 0
+        for at, place, full, tokens in sorted(crossings):
+            if at > step:
+                self._offer_all()
+                step = at
             sequence, _ = self._scheduled[place]
             if full:
                 self._store_full_blocks(sequence, tokens)
+                if self.host is not None:
+                    self._offers.append((sequence, sequence.stored_count))
             elif not self._grow(sequence, tokens):
                 raise RuntimeError(f"a run of steps that doesn't fit: {self.pool!r}")
+        self._offer_all()
         self._begun = target
 
     # ---- blocks ----
@@ -657,7 +670,6 @@ class VllmScheduler:
             raise RuntimeError(f"room for a whole prompt, but not for a part: {self.pool!r}")
         if not sequence.blocks:
             sequence.stored_count = len(reused)
-            self._offer(sequence, len(reused))
         sequence.blocks += [*reused, *fresh]
 
     def _grow(self, sequence: VllmSequence, token_count: int) -> bool:
@@ -685,12 +697,28 @@ class VllmScheduler:
             told = sequence.content.stored(first, last)
             self.pool.store(sequence.blocks[first:last], told)
             sequence.stored_count = last
-            self._offer(sequence, last)
 
-    def _offer(self, sequence: VllmSequence, last: int) -> None:
-        """Lets the host keep the first `last` blocks, as far as it hasn't seen them."""
-        if self.host is not None and last > sequence.offered_count:
-            content = sequence.content
-            hashes = content.hashes(last)[:last]
-            if self.host.offer(hashes, sequence.offered_count, content.stored):
-                sequence.offered_count = last
+    # ---- the host ----
+
+    def _end(self, sequence: VllmSequence) -> None:
+        """Gives up the blocks of somebody who has ended."""
+        if self.host is not None:
+            self._gone.append((sequence, sequence.computed_tokens // self._config.block_size))
+        self._release(sequence)
+
+    def _offer_all(self) -> None:
+        """Lets the host keep what this step fills, and what the last one would not let it keep;
+        then those who have ended make their blocks the last used."""
+        if self.host is None:
+            return
+        for sequence, last in chain(self._offers, self._gone):
+            if last > sequence.offered_count and (sequence.blocks or sequence.finished):
+                content = sequence.content
+                hashes = content.hashes(last)[:last]
+                if self.host.offer(hashes, sequence.offered_count, content.stored):
+                    sequence.offered_count = last
+        for sequence, _ in self._gone:
+            last = sequence.offered_count
+            self.host.touch(sequence.content.hashes(last)[:last])
+        self._offers.clear()
+        self._gone.clear()

@@ -1,6 +1,6 @@
 """vLLM's settings, and what its scheduler knows of a request beside what every engine knows."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Literal
 
 from typing_extensions import override
@@ -71,8 +71,8 @@ class VllmSequence(Sequence):
     """What it waits for is there then; None: it waits for nothing but its turn."""
     loading: bool = False
     """Whether KV is on its way into its blocks."""
-    loads_from_host: bool = False
-    """Whether it comes from the host cache; else from another engine."""
+    pinned: list[int] = field(default_factory=list)
+    """What the host must keep meanwhile, if it comes from there."""
     remote_asked: bool = False
     """KV from another engine is fetched once; after a preemption it is computed here."""
     offered_count: int = 0
