@@ -204,6 +204,8 @@ class SglangScheduler:
         self._admit(now_s)
         if not self._prefill:
             self._decode()
+            if self._chunked is not None and not self._batch.decoding:
+                self._admit(now_s)  # all were retracted for the one that is half computed
         if not self._prefill and not self._batch.decoding:
             self.ratio.restart()
             return None
@@ -282,7 +284,7 @@ class SglangScheduler:
             self._pages.store(one)
             if one.computed_tokens + 1 == one.known_tokens:
                 one.scheduled_s = now_s
-                self._batch.members.append(one)
+                self._batch.join([one])
             else:  # the rest of its prompt is computed here, and finds what came in the cache
                 self._pages.release(one)
                 one.computed_tokens = 0
@@ -304,8 +306,8 @@ class SglangScheduler:
         budget = PrefillBudget(
             config, self.cache, self._pages, batch.members, self.ratio.value, mixed
         )
-        if self._chunked is not None:
-            budget.add_next_chunk(self._chunked)
+        if self._chunked is not None and not budget.add_next_chunk(self._chunked):
+            return
         preempted: list[SglangSequence] = []
         for sequence in self._waiting:
             if sequence.submission.lora_name and not self._loras_fit(sequence, budget):
@@ -366,7 +368,8 @@ class SglangScheduler:
 
     def _decode(self) -> None:
         """Begins a step that only decodes, retracts whom that has no room for."""
-        for one in self._batch.make_room(may_empty=self._arrivals.fetching):
+        others_hold = self._arrivals.fetching or self._chunked is not None
+        for one in self._batch.make_room(may_empty=others_hold):
             self._preemptions += 1
             self._enqueue(one)
             self._full = False
@@ -382,7 +385,8 @@ class SglangScheduler:
             return Step(now_s, now_s + cost.step_s(chunks, decoding, context))
         self._run = DecodeRun(cost, now_s, decoding, context)
         steps = 1
-        if not self._waiting or (self._full and not self._config.priority_scheduling):
+        nobody_joins = not self._waiting or (self._full and not self._config.priority_scheduling)
+        if nobody_joins and self._chunked is None:
             steps = batch.steps_max(self._config.joined_steps_max)
             ready_s = self._arrivals.ready_after(now_s)
             if ready_s is not None:
@@ -392,6 +396,7 @@ class SglangScheduler:
 
     def _apply_prefill(self, now_s: float) -> list[Output]:
         outputs: list[Output] = []
+        joining: list[SglangSequence] = []
         for one in self._prefill:
             if one.node is None:
                 continue  # aborted
@@ -411,7 +416,8 @@ class SglangScheduler:
                 self._finished += 1
                 self._full = False
             else:
-                self._batch.members.append(one)
+                joining.append(one)
+        self._batch.join(joining)
         return outputs
 
     def _apply_decode(self, ended: int, now_s: float) -> list[Output]:

@@ -35,6 +35,14 @@ class DecodeBatch:
         self.begun = self.ended = 0
         """Steps of the run whose pages are taken, and those whose tokens are out."""
 
+    def join(self, sequences: list[SglangSequence]) -> None:
+        """Their prompts are computed. The order decides who of equals is retracted: those of a
+        mixed batch come before whom they were computed beside."""
+        if self.decoding:
+            self.members = sequences + self.members
+        else:
+            self.members += sequences
+
     def make_room(self, *, may_empty: bool) -> list[SglangSequence]:
         """Sees to it that a step can begin; returns whom it retracted for that.
 

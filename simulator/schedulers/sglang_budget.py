@@ -16,9 +16,9 @@ Source: sgl-project/sglang python/sglang/srt/managers/schedule_policy.py, class 
 release 0.5.7.
 """
 
-from bisect import insort
 from collections.abc import Sequence
 from enum import Enum, auto
+from operator import itemgetter
 
 from simulator.radix_cache import RadixCache
 from simulator.schedulers.sglang_config import SglangConfig, SglangSequence
@@ -58,8 +58,10 @@ class PrefillBudget:
         self._input_left = config.prefill_tokens_max - mixed_tokens
         self._chunk_left = config.step_tokens_max - mixed_tokens if config.chunked_prefill else None
         self._exact = config.ignore_eos and not config.radix_cache
-        self._ends = sorted(map(_end, running)) if self._exact else []
-        """Of running and admitted requests, first to end first."""
+        self._running = running
+        self._ends: list[tuple[int, int]] = []
+        """(tokens still to bring, tokens held) of running requests and those looked at, first to
+        end first."""
         self.admitted: list[SglangSequence] = []
         self.chunked: SglangSequence | None = None
         """The last of the batch, if it gets only a part of its prompt computed."""
@@ -80,15 +82,21 @@ class PrefillBudget:
         left = sequence.max_tokens - sequence.output_tokens
         return min(left, CLIP_MAX_NEW_TOKENS) * ratio
 
-    def add_next_chunk(self, sequence: SglangSequence) -> None:
-        """The request that is half computed goes first, and gets on even if nothing is left."""
+    def add_next_chunk(self, sequence: SglangSequence) -> bool:
+        """The request that is half computed goes first, whatever is set aside for others.
+
+        False when there is no page for it, which only those who decode beside it can have taken.
+        (SGLang fails then.)
+        """
         if self._chunk_left is None:
             raise RuntimeError("a half computed prompt without chunked prefill")
         left = min(self._chunk_left, int(self.total_left))
         if left <= 0:
             left = self._chunk_left
-        if self._exact:
-            insort(self._ends, _end(sequence))
+        held = (sequence.shared_pages + sequence.private_pages) * self._config.block_size
+        left = min(left, self._available_tokens + held - sequence.computed_tokens)
+        if left <= 0:
+            return False
         wanted = sequence.known_tokens - sequence.computed_tokens
         sequence.extend_tokens = min(wanted, left)
         self.admitted.append(sequence)
@@ -97,16 +105,17 @@ class PrefillBudget:
             self._spend(left, 0)
         else:
             self._spend(wanted, min(sequence.max_tokens, CLIP_MAX_NEW_TOKENS))
+        return True
 
     def add(self, sequence: SglangSequence) -> Verdict:
         """Looks a waiting request up in the cache; if it fits, locks its prefix and admits it."""
         config, cache = self._config, self._cache
+        node, pages = self._pages.match(sequence)  # a use, even of who isn't admitted then
         limit = config.prefill_requests_max
         if limit is not None and len(self.admitted) >= limit:
             return Verdict.BATCH_FULL
         if self._exact:
             return self._add_exact(sequence)
-        node, pages = self._pages.match(sequence)
         extend = sequence.known_tokens - pages * config.block_size
         to_bring = min(max(sequence.max_tokens - sequence.output_tokens, 0), CLIP_MAX_NEW_TOKENS)
         if extend + to_bring >= self.total_left:
@@ -197,7 +206,14 @@ class PrefillBudget:
         extend = sequence.known_tokens
         if self._ceil(extend) > held_back:
             return Verdict.NO_MEMORY
-        insort(self._ends, _end(sequence))
+        own = _end(sequence)
+        if not self._ends:
+            others = map(_end, (*self._running, *self.admitted))
+            self._ends = sorted([own, *others], key=itemgetter(0))
+        else:
+            last = len(self._ends) - 1  # whose place is taken by one that ends later, as there
+            places = (i for i, (to_bring, _) in enumerate(self._ends) if own[0] <= to_bring)
+            self._ends.insert(next(places, last), own)
         left = self.current_left - self._ceil(extend)
         for i, (to_bring, held) in enumerate(self._ends):
             still_running = len(self._ends) - i
