@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test soak sanitize real-engines check bench proto format clean
+.PHONY: help setup demo test soak sanitize real-engines check bench results proto format clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -58,6 +58,9 @@ check: $(STAMP) $(PROTOC)/.installed ## ruff, mypy --strict, import contracts, b
 
 bench: $(STAMP) ## benchmarks of the hot paths
 	@$(BIN)/python -m tests.bench $(ARGS)
+
+results: $(STAMP) ## simulator/RESULTS.md: TRACES=folder with the whole traces (half an hour)
+	@$(BIN)/python -m tests.results $(if $(TRACES),--traces $(TRACES)) $(ARGS)
 
 proto: $(PROTOC)/.installed ## generate kvroute.v1 from the .proto files
 	@PATH="$(abspath $(PROTOC)/bin):$(abspath $(BIN)):$$PATH" python proto/generate.py
