@@ -20,6 +20,7 @@ from dataclasses import replace
 from typing_extensions import override
 
 from simulator.block_pool import BlockId, BlockPool, PoolEvent
+from simulator.decode_run import crossings
 from simulator.scheduler import Load, Sequence, Submission
 from simulator.schedulers.chitu_task import ChituConfig, Task, TaskType, Work
 
@@ -215,16 +216,8 @@ class Rank:
 
         begun: steps whose blocks are taken and whose tokens are not out.
         """
-        size = self.config.block_size
-        crossings: list[tuple[int, int, int, bool]] = []
-        """(step, place in the batch, tokens then, whether they fill a block or need a new one)"""
-        for place, task in enumerate(tasks):
-            computed = task.sequence.computed_tokens + begun
-            for full, first in ((False, 1 + -computed % size), (True, size - computed % size)):
-                crossings += [
-                    (step, place, computed + step, full) for step in range(first, steps + 1, size)
-                ]
-        for _, place, tokens, full in sorted(crossings):
+        computed = [task.sequence.computed_tokens + begun for task in tasks]
+        for _, place, tokens, full in crossings(computed, steps, self.config.block_size):
             sequence = tasks[place].sequence
             if full:
                 self._store(sequence, tokens)
