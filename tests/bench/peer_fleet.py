@@ -2,7 +2,7 @@
 
     python -m tests.bench.peer_fleet CONVERSATION_TRACE
 
-The peer's half was recorded by peer_mocker.py; ours runs now, in three or four minutes. Ends with 1
+The peer's half was recorded by peer_mocker.py; ours runs now, in about two minutes. Ends with 1
 when a number is further from the peer's median than TOLERANCE.
 
 What the peer's routers don't do by default is off in ours, too: no worker is skipped for being
@@ -96,6 +96,7 @@ def numbers(result: RunResult) -> dict[str, float]:
 def main(path: str) -> int:
     record = json.loads(RECORD.read_text(encoding="utf-8"))
     table = Table("router", "load", "number", "peer", "ours", "ours / peer")
+    table.columns[0].no_wrap = True
     console = Console()
     far = 0
     with console.status("running"):
