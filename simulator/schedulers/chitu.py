@@ -164,7 +164,7 @@ class ChituScheduler:
 
     def cached_tokens(self, submission: Submission) -> int:
         """What a request would find in the cache if it were let in now. Changes nothing."""
-        return self.ranks[submission.dp_rank or 0].cached_tokens(submission)
+        return self.ranks[submission.dp_rank or 0].cache.cached_tokens(submission)
 
     def reset_prefix_cache(self) -> bool:
         """Forgets all cached content; False, and nothing changed, while requests hold blocks."""
@@ -307,14 +307,13 @@ class ChituScheduler:
         """(sequences, tokens they attend to) of each rank that has some."""
         loads = []
         for rank in self.ranks:
-            tasks = self._tasks(batch, rank)
-            if tasks:
-                context = sum(task.sequence.computed_tokens for task in tasks)
-                loads.append((len(tasks), context))
+            own = self._sequences(batch, rank)
+            if own:
+                loads.append((len(own), sum(sequence.computed_tokens for sequence in own)))
         return loads
 
-    def _tasks(self, batch: Batch, rank: Rank) -> list[Task]:
-        return [task for task, _ in batch.work if self.rank_of(task) is rank]
+    def _sequences(self, batch: Batch, rank: Rank) -> list[Sequence]:
+        return [task.sequence for task, _ in batch.work if self.rank_of(task) is rank]
 
     def _join(self, batch: Batch, now_s: float) -> Step | None:
         """This step and those after it that differ only in their number; None if there are none."""
@@ -325,7 +324,8 @@ class ChituScheduler:
         if any(sequence.first_token_s is None for sequence in sequences):
             return None  # its time would be that of the run
         for rank in self.ranks:
-            steps = rank.steps_alike(self._tasks(batch, rank), steps)
+            own = self._sequences(batch, rank)
+            steps = rank.cache.steps_alike(own, steps, rank.blocked_hashes)
         loads, cost = self._decode_loads(batch), self.config.cost
 
         def slowest(step: int) -> tuple[int, int]:
@@ -346,8 +346,8 @@ class ChituScheduler:
         steps = target - self._begun
         if steps > 0:
             for rank in self.ranks:
-                tasks = self._tasks(self.in_flight[0], rank)
-                rank.decode_ahead(tasks, self._begun - self._ended, steps)
+                own = self._sequences(self.in_flight[0], rank)
+                rank.cache.decode_ahead(own, self._begun - self._ended, steps)
             self._begun = target
 
     def _apply(self, batch: Batch, ended: int, now_s: float) -> list[Output]:
@@ -366,4 +366,4 @@ class ChituScheduler:
         return outputs
 
     def _take_events(self) -> list[PoolEvent]:
-        return [event for rank in self.ranks for event in rank.take_events()]
+        return [event for rank in self.ranks for event in rank.cache.take_events()]

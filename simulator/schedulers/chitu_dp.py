@@ -47,7 +47,7 @@ class DpFifoScheduler(ChituScheduler):
     @override
     def cached_tokens(self, submission: Submission) -> int:
         rank = self._next_rank() if submission.dp_rank is None else submission.dp_rank
-        return self.ranks[rank or 0].cached_tokens(submission)
+        return self.ranks[rank or 0].cache.cached_tokens(submission)
 
     @override
     def select(self, now_s: float) -> Batch | None:

@@ -1,4 +1,4 @@
-"""One rank's cache in Chitu: who gets blocks, who gives them up, how much is let in. Pure.
+"""One rank of Chitu: who gets blocks, who gives them up, how much is let in. Pure.
 
 A prefill is let in if what it needs fits under the *block threshold*. That is the whole pool until
 a decode finds no block: each task that is evicted then halves it, and any task that ends restores
@@ -13,32 +13,31 @@ Source: thu-pacman/chitu chitu/scheduler.py (read 2026-11-21), where this is the
 rank: `_schedule_prefill_tasks`, `_schedule_decode_tasks`, `evict_task`.
 """
 
-from bisect import bisect_right
 from collections.abc import Set
-from dataclasses import replace
 
 from typing_extensions import override
 
-from simulator.block_pool import BlockId, BlockPool, PoolEvent
-from simulator.decode_run import crossings
-from simulator.scheduler import Load, Sequence, Submission
+from simulator.block_pool import BlockId
+from simulator.scheduler import Load, Sequence
+from simulator.schedulers.chitu_cache import RankCache
 from simulator.schedulers.chitu_task import ChituConfig, Task, TaskType, Work
 
 
 class Rank:
-    """A block pool, the tasks that hold its blocks, and what it counts."""
+    """The cache of a rank, the tasks that hold its blocks, and what it counts."""
 
     def __init__(self, config: ChituConfig, dp_rank: int, allowed: Set[TaskType]) -> None:
         """allowed: types of task that are scheduled at all."""
         self.config = config
         self.allowed = allowed
         self.dp_rank = dp_rank
-        self.pool = BlockPool(config.block_count, config.block_size)
+        self.cache = RankCache(config, dp_rank)
+        self.pool = self.cache.pool
         self.block_threshold = config.block_count
         self.holders: dict[Task, None] = {}
         """Tasks that hold blocks."""
         self.evictions = 0
-        self._blocked_hashes: list[int] = []
+        self.blocked_hashes: list[int] = []
         """What those new tasks of this round that found no room would need in the cache to find
         more of their prompts there."""
         self._arrivals: dict[Task, float] = {}
@@ -73,20 +72,6 @@ class Rank:
 
     def arriving(self, task: Task) -> bool:
         return task in self._arrivals
-
-    def take_events(self) -> list[PoolEvent]:
-        """What happened to the cache since the last call, in order."""
-        events = self.pool.take_events()
-        if not self.dp_rank:
-            return events
-        return [replace(event, dp_rank=self.dp_rank) for event in events]
-
-    def cached_tokens(self, submission: Submission) -> int:
-        """What a request would find in the cache if it were let in now. Changes nothing."""
-        length = submission.prompt_tokens
-        hashes = submission.content.hashes(length // self.config.block_size)
-        found = self.pool.find_prefix(hashes, length + 1) if self.config.prefix_caching else []
-        return min(len(found) * self.config.block_size, length - 1)
 
     def prefill(self, ordered: list[Task], limit: int, budget: int, now_s: float) -> list[Work]:
         """At most `limit` prefills of at most `budget` tokens, the best first, with their blocks.
@@ -131,8 +116,8 @@ class Rank:
         i = 0
         while i < len(decodes) and len(work) < limit:
             task = decodes[i]
-            if self._grow(task.sequence, task.sequence.known_tokens):
-                self._store(task.sequence, task.sequence.known_tokens)
+            if self.cache.grow(task.sequence, task.sequence.known_tokens):
+                self.cache.store(task.sequence, task.sequence.known_tokens)
                 work.append((task, 1))
                 i += 1
                 continue
@@ -148,7 +133,7 @@ class Rank:
 
     def begin_round(self, now_s: float) -> None:
         """Before anybody is scheduled: what has arrived by now can be used."""
-        self._blocked_hashes.clear()
+        self.blocked_hashes.clear()
         for task, arrives_s in list(self._arrivals.items()):
             if arrives_s <= now_s:
                 self._land(task)
@@ -166,10 +151,10 @@ class Rank:
             if not self.asks(task):
                 continue
             last = sequence.known_tokens - 1
-            reused = self._find(sequence)
+            reused = self.cache.find(sequence)
             found = min(len(reused) * self.config.block_size, last)
             have = max(found, min(submission.remote_tokens, last) if prefills else last)
-            missing = self._blocks_for(have + 1) - len(reused)
+            missing = self.cache.blocks_for(have + 1) - len(reused)
             if not self._take(task, reused, missing):
                 return
             task.fetched = task.in_flight = True
@@ -200,30 +185,6 @@ class Rank:
         """When the next KV on its way will have come."""
         return min(self._arrivals.values(), default=None)
 
-    def steps_alike(self, tasks: list[Task], steps: int) -> int:
-        """How many of the next `steps` decode steps of these tasks, the one that is scheduled
-        included, find their blocks and change nothing for whoever waits. At least 1."""
-        if steps > 1 and not self._steps_fit(tasks, steps):
-            steps = bisect_right(
-                range(1, steps), False, key=lambda count: not self._steps_fit(tasks, count)
-            )
-        for block_hash in self._blocked_hashes:
-            steps = self._steps_to_store(tasks, block_hash, steps)
-        return max(steps, 1)
-
-    def decode_ahead(self, tasks: list[Task], begun: int, steps: int) -> None:
-        """Takes and announces the blocks of `steps` more decode steps, in the order of the steps.
-
-        begun: steps whose blocks are taken and whose tokens are not out.
-        """
-        computed = [task.sequence.computed_tokens + begun for task in tasks]
-        for _, place, tokens, full in crossings(computed, steps, self.config.block_size):
-            sequence = tasks[place].sequence
-            if full:
-                self._store(sequence, tokens)
-            elif not self._grow(sequence, tokens):
-                raise RuntimeError(f"a run of steps that doesn't fit: {self!r}")
-
     def compute(self, task: Task, tokens: int, steps: int, now_s: float) -> int:
         """Applies `steps` rounds that each computed `tokens`; returns how many new tokens came out.
 
@@ -236,7 +197,7 @@ class Rank:
             return 0
         task.type = TaskType.DECODE
         sequence.known_tokens = sequence.computed_tokens + 1
-        self._store(sequence, sequence.computed_tokens)
+        self.cache.store(sequence, sequence.computed_tokens)
         if sequence.first_token_s is None:
             sequence.first_token_s = now_s
             self._prompt_tokens += sequence.prompt_tokens
@@ -258,15 +219,15 @@ class Rank:
         in place.
         """
         sequence, size = task.sequence, self.config.block_size
-        reused = self._find(sequence)
+        reused = self.cache.find(sequence)
         cached = min(len(reused) * size, sequence.known_tokens - 1)
         tokens = min(sequence.known_tokens - cached, budget)
-        missing = self._blocks_for(cached + tokens) - len(reused)
+        missing = self.cache.blocks_for(cached + tokens) - len(reused)
         if not self._take(task, reused, missing):
             return 0
         self._count_hits(sequence, cached, 0, now_s)
         sequence.computed_tokens = cached
-        self._store(sequence, cached + tokens)
+        self.cache.store(sequence, cached + tokens)
         return tokens
 
     def _take(self, task: Task, reused: list[BlockId], missing: int) -> bool:
@@ -274,13 +235,11 @@ class Rank:
         prefills on their way."""
         kept = self.config.block_count - self.block_threshold + self._reserved()
         if missing and not self.pool.fits(reused, missing + kept):
-            self._note_blocked(task.sequence, len(reused))
+            lacking = self.cache.next_hash(task.sequence, len(reused))
+            if lacking is not None:
+                self.blocked_hashes.append(lacking)
             return False
-        fresh = self.pool.take(reused, missing)
-        if fresh is None:
-            raise RuntimeError(f"room under the threshold, but not in the pool: {self!r}")
-        task.sequence.blocks = [*reused, *fresh]
-        task.sequence.stored_count = len(reused)
+        self.cache.begin(task.sequence, reused, missing)
         self.holders[task] = None
         return True
 
@@ -289,41 +248,29 @@ class Rank:
         sequence = task.sequence
         tokens = min(sequence.known_tokens - sequence.computed_tokens, budget)
         wanted = sequence.computed_tokens + tokens
-        missing = self._blocks_for(wanted) - len(sequence.blocks)
+        missing = self.cache.missing(sequence, wanted)
         kept = self.config.block_count - self.block_threshold
         if missing and not self.pool.fits((), missing + kept):
             return 0
-        if not self._grow(sequence, wanted):
+        if not self.cache.grow(sequence, wanted):
             raise RuntimeError(f"room under the threshold, but not in the pool: {self!r}")
-        self._store(sequence, wanted)
+        self.cache.store(sequence, wanted)
         return tokens
 
     def _reserved(self) -> int:
         """Blocks that are missing to the whole prompts of the prefills on their way."""
         return sum(
-            self._blocks_for(one.sequence.known_tokens) - len(one.sequence.blocks)
-            for one in self.holders
-            if one.type is TaskType.PREFILL
+            self.cache.missing(task.sequence, task.sequence.known_tokens)
+            for task in self.holders
+            if task.type is TaskType.PREFILL
         )
-
-    def _find(self, sequence: Sequence) -> list[BlockId]:
-        """Blocks to reuse: up to the whole of what is known."""
-        if not self.config.prefix_caching:
-            return []
-        hashes = sequence.content.hashes(sequence.known_tokens // self.config.block_size)
-        return self.pool.find_prefix(hashes, sequence.known_tokens + 1)
-
-    def _note_blocked(self, sequence: Sequence, found: int) -> None:
-        full = sequence.known_tokens // self.config.block_size
-        if found < full and self.config.prefix_caching:
-            self._blocked_hashes.append(sequence.content.hashes(full)[found])
 
     def _land(self, task: Task) -> None:
         """The KV of all computed tokens is here."""
         self._arrivals.pop(task)
         task.in_flight = False
         sequence = task.sequence
-        self._store(sequence, sequence.computed_tokens)
+        self.cache.store(sequence, sequence.computed_tokens)
         whole = sequence.computed_tokens == sequence.known_tokens - 1
         if whole and TaskType.DECODE in self.allowed:
             task.type = TaskType.DECODE
@@ -354,51 +301,6 @@ class Rank:
         self.block_threshold = self.config.block_count
 
     def _release(self, task: Task) -> None:
-        self.pool.release(task.sequence.blocks)
-        task.sequence.blocks = []
-        task.sequence.stored_count = 0
+        self.cache.release(task.sequence)
         del self.holders[task]
         self._arrivals.pop(task, None)
-
-    def _steps_fit(self, tasks: list[Task], steps: int) -> bool:
-        missing = 0
-        for task in tasks:
-            sequence = task.sequence
-            missing += self._blocks_for(sequence.computed_tokens + steps) - len(sequence.blocks)
-        return self.pool.fits((), missing)
-
-    def _steps_to_store(self, tasks: list[Task], block_hash: int, steps: int) -> int:
-        """How many of the next steps pass until one of them has stored this content. The first of
-        them has stored its blocks already."""
-        if block_hash in self.pool.contents():
-            return 1
-        size = self.config.block_size
-        for task in tasks:
-            sequence = task.sequence
-            last = (sequence.computed_tokens + steps) // size
-            hashes = sequence.content.hashes(last)
-            if block_hash in hashes[sequence.stored_count : last]:
-                at = hashes.index(block_hash, sequence.stored_count, last)
-                steps = (at + 1) * size - sequence.computed_tokens
-        return steps
-
-    def _grow(self, sequence: Sequence, token_count: int) -> bool:
-        missing = self._blocks_for(token_count) - len(sequence.blocks)
-        if missing <= 0:
-            return True
-        fresh = self.pool.take((), missing)
-        if fresh is None:
-            return False
-        sequence.blocks += fresh
-        return True
-
-    def _store(self, sequence: Sequence, token_count: int) -> None:
-        """Announces the blocks that are full with the first `token_count` tokens."""
-        first, last = sequence.stored_count, token_count // self.config.block_size
-        if last <= first or not self.config.prefix_caching:
-            return
-        self.pool.store(sequence.blocks[first:last], sequence.content.stored(first, last))
-        sequence.stored_count = last
-
-    def _blocks_for(self, token_count: int) -> int:
-        return -(-token_count // self.config.block_size)
