@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args, get_origin
+from typing import IO, Any, Literal, TypeVar, get_args, get_origin
 
 import click
 import msgspec
@@ -335,8 +335,18 @@ def workers(target: str, model: str, timeout_s: float, as_json: bool) -> None:
 @click.option("--lora", default="", help="LoRA name.")
 @click.option("--cache-salt", default="", help="Cache salt.")
 @click.option("--json", "as_json", is_flag=True, help="The whole Explanation, as JSON.")
-def explain(**asked: Any) -> None:
-    """Show why a prompt would go where. Nothing is reserved."""
+@click.option(
+    "--receipt",
+    "receipt_file",
+    type=click.File("rb"),
+    help="Work out a receipt anew instead: of an answer, in JSON or protobuf's bytes; - for stdin.",
+)
+def explain(receipt_file: IO[bytes] | None, **asked: Any) -> None:
+    """Show why a prompt would go where, or did. Nothing is reserved."""
+    if receipt_file is not None:
+        from router.cli_receipt import show_receipt
+
+        raise click.exceptions.Exit(show_receipt(receipt_file))
     from router.cli_fleet import show_explanation
 
     _run(show_explanation(**asked))

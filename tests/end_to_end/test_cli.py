@@ -12,8 +12,11 @@ from pathlib import Path
 
 import pytest
 import yaml
+from google.protobuf import json_format
 
 from kvroute.client import KvRouteClient
+from router.policies import POLICIES
+from router.recompute import check
 from tests.end_to_end.stage import Stage, a_stage, until
 
 KVROUTE = (sys.executable, "-m", "router.cli")
@@ -216,6 +219,32 @@ async def _explained(stage: Stage, target: str, tokens: list[int], worker: str) 
     assert (code, "expected token ids" in err) == (2, True)
     code, _, err = await kvroute("explain", "--target", target, "--tokens", "1", "-m", "nobody")
     assert (code, "unknown model 'nobody'" in err) == (1, True)
+
+
+async def test_receipts_of_a_running_router_are_worked_out_anew(tmp_path: Path) -> None:
+    async with a_stage(engine_count=3) as stage:
+        await stage.serve(list(range(200)))
+        for policy in POLICIES:
+            pick = await stage.client.route(token_ids=list(range(400)), policy=policy)
+            assert check(pick.receipt).complaints == [], policy
+        receipt = (await stage.client.route(token_ids=list(range(300)))).receipt
+    file = tmp_path / "receipt"
+    file.write_bytes(receipt.SerializeToString())
+    code, out, err = await kvroute("explain", "--receipt", str(file))
+    assert (code, err) == (0, "")
+    assert "It holds." in out
+    told = json_format.MessageToDict(receipt)
+    told["picked"]["cost"] = told["picked"].get("cost", 0.0) + 1.0
+    file.write_text(json.dumps({"receipt": told}))
+    code, out, _ = await kvroute("explain", "--receipt", str(file))
+    assert (code, "does not hold" in out) == (1, True)
+
+
+async def test_what_is_no_receipt_is_said_to_be_none(tmp_path: Path) -> None:
+    file = tmp_path / "receipt"
+    file.write_text("nothing")
+    code, _, err = await kvroute("explain", "--receipt", str(file))
+    assert (code, "neither JSON nor the bytes of a receipt" in err) == (1, True)
 
 
 async def test_policies_lists_all_with_formula_and_parameters() -> None:
