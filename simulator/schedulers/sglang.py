@@ -204,8 +204,8 @@ class SglangScheduler:
         self._admit(now_s)
         if not self._prefill:
             self._decode()
-            if self._chunked is not None and not self._batch.decoding:
-                self._admit(now_s)  # all were retracted for the one that is half computed
+            if not self._batch.decoding:
+                self._admit(now_s)  # all were stopped, to no avail till now
         if not self._prefill and not self._batch.decoding:
             self.ratio.restart()
             return None

@@ -58,7 +58,7 @@ class PrefillBudget:
         self._input_left = config.prefill_tokens_max - mixed_tokens
         self._chunk_left = config.step_tokens_max - mixed_tokens if config.chunked_prefill else None
         self._exact = config.ignore_eos and not config.radix_cache
-        self._running = running
+        self._running = list(running)
         self._ends: list[tuple[int, int]] = []
         """(tokens still to bring, tokens held) of running requests and those looked at, first to
         end first."""
@@ -161,7 +161,8 @@ class PrefillBudget:
         return []
 
     def forgo(self, sequence: SglangSequence) -> None:
-        """A running request was stopped: nothing is set aside for it any more."""
+        """A running request is stopped: nothing is set aside for it any more."""
+        self._running.remove(sequence)
         self._total_set_aside -= self.still_to_bring(sequence)
 
     @property

@@ -226,6 +226,8 @@ configs = st.one_of(
         policy=st.sampled_from(["fcfs", "lof"]),
         low_priority_values_first=st.booleans(),
         preemption_threshold=st.sampled_from([0, 10]),
+        radix_cache=st.sampled_from([True, True, False]),
+        ignore_eos=st.booleans(),
         conservativeness=st.sampled_from([0.3, 1.0]),
     ),
 )
