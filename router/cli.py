@@ -279,7 +279,11 @@ def check_config(config_file: Path | None, **given: Any) -> None:
 @cli.command()
 @click.option("--json", "as_json", is_flag=True, help="A list of objects.")
 def policies(as_json: bool) -> None:
-    """List the policies with their formulas."""
+    """List the policies with their formulas.
+
+    Their numbers are set in the file, under routing.parameters: {POLICY: {NAME: NUMBER}}. A policy
+    of your own is a Python function, named module:function in routing.policy.
+    """
     from router.policies import POLICIES
 
     if as_json:
@@ -289,6 +293,7 @@ def policies(as_json: bool) -> None:
                 "summary": one.summary,
                 "formula": one.formula,
                 "parameters": dict(one.parameters),
+                "about": one.described(),
             }
             for one in POLICIES.values()
         ]
@@ -296,8 +301,9 @@ def policies(as_json: bool) -> None:
         return
     for one in POLICIES.values():
         click.echo(f"{one.name}\n    {one.summary}\n    cost = {one.formula}")
+        about = one.described()
         for name, value in one.parameters.items():
-            click.echo(f"      {name} = {value:g}")
+            click.echo(f"      {name} = {value:g}    ({about[name]})")
 
 
 _target = click.option(

@@ -277,6 +277,8 @@ def write_worker(source: Source, core: RouterCore, now_s: float) -> fleet_pb2.Wo
         status.engine_block_size = heartbeat.engine_block_size
         status.role = heartbeat.role
         status.labels.update(heartbeat.labels)
+        status.prefill_rate = core.rates.rate(source.key, heartbeat.model)
+        status.prefills_measured = core.rates.samples(source.key)
         if heartbeat.total_blocks:
             status.total_blocks = heartbeat.total_blocks
         if heartbeat.total_slots:

@@ -83,7 +83,13 @@ class LogSettings(Settings, frozen=True):
 class RoutingSettings(Settings, frozen=True):
     """How picks are made and kept."""
 
-    policy: Annotated[str, Meta(description="see `kvroute policies`")] = "dynamo-adaptive"
+    policy: Annotated[
+        str, Meta(description="see `kvroute policies`; or module:function, one of your own")
+    ] = "dynamo-adaptive"
+    own_policies: Annotated[
+        tuple[str, ...],
+        Meta(description="more functions that requests may name, each module:function"),
+    ] = ()
     policy_per_request: Annotated[bool, Meta(description="let requests name a policy")] = True
     expected_output_tokens: Annotated[
         int, Meta(ge=0, le=4096, description="room for output, if the request names none")

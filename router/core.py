@@ -45,6 +45,8 @@ from router.lane import Lane
 from router.load import WorkerLoad
 from router.models import Models
 from router.policies.configured import configured
+from router.policies.dynamo_adaptive import DYNAMO_ADAPTIVE
+from router.policies.own import Failure, PolicyFailed
 from router.policies.policy import Policy, Scores
 from router.pools import Pool, Pools, heartbeat_of
 from router.prompt import Prompt
@@ -101,6 +103,9 @@ class RouterCore:
         self.pools = Pools(view, self.models, self.load_of)
         self.policies = configured(routing)
         """By name, with their parameters."""
+        self.policy_failures: Counter[tuple[str, Failure]] = Counter()
+        """Decisions that a policy of the operator's could not make."""
+        self._policy_error = ""
         labels = PlaceLabels(routing.host_label, routing.rack_label, routing.cluster_label)
         self.rates = PrefillRates(routing.prefill_rate)
         self.further = Further(self.load_of, self.rates, labels)
@@ -190,7 +195,7 @@ class RouterCore:
         if not takes_all(request, output_tokens, pool, bool(self.drained)):
             eligible = exclusions(request, output_tokens, pool, self.drained)
         rows = self._rows(request, pool, self.pools.table(pool), overlaps, eligible, now_s)
-        scores = policy.score(rows) if len(pool) else Scores(np.zeros(0))
+        policy, scores = self._scored(policy, rows)
         excluded, order, tied = self._order(rows, scores)
         mark("cost")
         return Decision(
@@ -339,6 +344,11 @@ class RouterCore:
         """What an operator should mend about a worker."""
         return self._watch.warnings(source, now_s)
 
+    def take_policy_error(self) -> str:
+        """What the last policy did wrong that failed since this was asked; empty: none did."""
+        told, self._policy_error = self._policy_error, ""
+        return told
+
     def load_of(self, key: WorkerKey) -> WorkerLoad:
         """A worker's load; an idle one for a worker that nothing is known of."""
         return self.loads.get(key) or WorkerLoad()
@@ -360,6 +370,18 @@ class RouterCore:
             known = ", ".join(self.policies)
             raise Refusal(Reason.UNKNOWN_POLICY, f"unknown policy {name!r}; there are {known}")
         return policy
+
+    def _scored(self, policy: Policy, rows: Candidates) -> tuple[Policy, Scores]:
+        """The costs of rows, and the policy that made them: the default one for one that fails."""
+        if not len(rows):
+            return policy, Scores(np.zeros(0))
+        try:
+            return policy, policy.score(rows)
+        except PolicyFailed as failed:
+            self.policy_failures[policy.name, failed.failure] += 1
+            self._policy_error = f"policy {policy.name!r}: {failed}"
+        default = self.policies[DYNAMO_ADAPTIVE.name]
+        return default, default.score(rows)
 
     def _overlaps(self, prompt: Prompt, pool: Pool) -> npt.NDArray[np.int32]:
         """What each worker holds of the prompt, in tokens: a row for each field of Overlap."""

@@ -32,6 +32,7 @@ from router.core import RouterCore
 from router.decision import Pick
 from router.peer_link import PeerLink
 from router.pick_tally import BUCKETS_S, RATIO_DECISIONS, TIERS, PickTally, StageClock
+from router.policies.own import Failure, is_own
 from router.refusals import Reason
 from router.self_check import CheckResult
 
@@ -159,6 +160,7 @@ class RouterCollector(Collector):
         yield from self._workers()
         yield from self._streams()
         yield from self._self_check()
+        yield self._policy_failures()
         yield self._warnings()
         core = self._core
         view = core.view
@@ -278,6 +280,17 @@ class RouterCollector(Collector):
             complete.add_metric(names, source.stream.complete)
             lag.add_metric(names, source.stream.lag_s)
         yield from (state, complete, lag)
+
+    def _policy_failures(self) -> Metric:
+        family = CounterMetricFamily(
+            "kvroute_policy_failures",
+            "Decisions that a policy of the operator's failed at, made by the default one.",
+            labels=["policy", "kind"],
+        )
+        for policy in filter(is_own, self._core.policies):
+            for kind in Failure:
+                family.add_metric([policy, kind], self._core.policy_failures[policy, kind])
+        return family
 
     def _self_check(self) -> Iterator[Metric]:
         self_check = self._core.self_check

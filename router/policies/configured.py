@@ -1,17 +1,23 @@
 """The table of policies as an operator has set it up."""
 
 from dataclasses import replace
+from math import isfinite
 
 import msgspec
 
 from router.config import ConfigError, RoutingSettings
 from router.policies import POLICIES
+from router.policies.own import NoSuchPolicy, is_own, load_own
 from router.policies.policy import Policy
 
 
 def configured(routing: RoutingSettings) -> dict[str, Policy]:
     """All policies by name, with the numbers of routing.parameters; raises ConfigError."""
     policies = dict(POLICIES)
+    for i, name in enumerate(routing.own_policies):
+        policies[name] = _own(name, f"$.routing.own_policies[{i}]")
+    if is_own(routing.policy) and routing.policy not in policies:
+        policies[routing.policy] = _own(routing.policy, "$.routing.policy")
     for name, numbers in routing.parameters.items():
         if name not in policies:
             raise ConfigError(
@@ -27,8 +33,24 @@ def configured(routing: RoutingSettings) -> dict[str, Policy]:
     return policies
 
 
+def _own(name: str, where: str) -> Policy:
+    """The operator's function; raises ConfigError."""
+    if not is_own(name):
+        raise ConfigError(f"expected module:function, got {name!r} - at `{where}`")
+    try:
+        return load_own(name)
+    except NoSuchPolicy as error:
+        raise ConfigError(f"policy {name!r}: {error} - at `{where}`") from error
+
+
 def _with(policy: Policy, numbers: dict[str, float]) -> Policy:
     """A policy with other numbers; raises ConfigError that names the first that can't be."""
+    for key, number in numbers.items():
+        if not isfinite(number):
+            raise ConfigError(
+                f"expected a finite number, got {number} - at"
+                f" `$.routing.parameters.{policy.name}.{key}`"
+            )
     try:
         settings = msgspec.convert({**policy.parameters, **numbers}, type(policy.settings))
     except msgspec.ValidationError as error:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import msgspec
 
@@ -41,6 +41,11 @@ class Policy:
     timed: bool = False
     """Whether it wants to know how long prompts that are under way will take (router/rates.py)."""
 
+    def described(self) -> dict[str, str]:
+        """What each parameter means, and its range."""
+        hints = get_type_hints(type(self.settings), include_extras=True)
+        return {name: _described(hints[name]) for name in self.parameters}
+
     @property
     def parameters(self) -> Mapping[str, float]:
         """The constants of the formula."""
@@ -49,3 +54,15 @@ class Policy:
     def score(self, rows: Candidates) -> Scores:
         """Costs of at least one row."""
         return self.function(rows, self.settings)
+
+
+def _described(hint: Any) -> str:
+    about = next(one for one in get_args(hint) if isinstance(one, msgspec.Meta))
+    bounds = (
+        ("at least", about.ge),
+        ("more than", about.gt),
+        ("at most", about.le),
+        ("less than", about.lt),
+    )
+    told = ", ".join(f"{word} {bound:g}" for word, bound in bounds if bound is not None)
+    return f"{about.description}; {told}"

@@ -253,6 +253,10 @@ async def test_policies_lists_all_with_formula_and_parameters() -> None:
     listed = {one["name"]: one for one in json.loads(out)}
     assert listed["dynamo-adaptive"]["parameters"]["alpha_balance"] == 0.7
     assert {"dynamo-logit", "least-loaded", "round-robin", "random"} < listed.keys()
+    assert listed["dynamo-blocks"]["about"]["host_credit"].endswith("at least 0")
+    code, out, _ = await kvroute("policies")
+    assert "conductor\n    where the cache is" in out
+    assert "      hit_ratio_min = 0.1    (" in out
 
 
 async def test_the_demo_writes_what_its_table_shows(tmp_path: Path) -> None:

@@ -329,3 +329,13 @@ def test_a_pick_of_any_worker_can_be_written() -> None:
     assert isinstance(answer, router_pb2.RouteResponse)
     assert answer.engine_priority == (1 << 31) - 1
     assert pick.reservation.worker == WorkerKey("w0", 0)
+
+
+def test_what_a_policy_of_the_operators_fails_at_is_counted_by_kind() -> None:
+    name = "tests.router.policies.own_policies:infinite"
+    observed = Observed(policy=name)
+    observed.fleet.add("w0")
+    failures = {"policy": name, "kind": "not_a_number"}
+    assert observed.value("kvroute_policy_failures_total", **failures) == 0
+    observed.pick(8)
+    assert observed.value("kvroute_policy_failures_total", **failures) == 1

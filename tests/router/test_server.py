@@ -898,6 +898,7 @@ class TestFleet:
             assert told.active_blocks == 9 + 2
             assert (told.total_blocks, told.total_slots) == (1000, 100)
             assert told.prefill_tokens_active == 20 - 16
+            assert (told.prefill_rate, told.prefills_measured) == (20_000, 0)
             assert told.beat_age_s == told.sample_age_s == 0.5
             assert told.warnings == ["an odd thing"]
             assert told.stream_changed_at.ToSeconds() == int(fleet.now_s)

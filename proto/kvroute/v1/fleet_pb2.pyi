@@ -79,6 +79,8 @@ class WorkerStatus(google.protobuf.message.Message):
     BLOCKS_FORGOTTEN_FIELD_NUMBER: builtins.int
     APPROXIMATE_FIELD_NUMBER: builtins.int
     RESERVED_BY_PEERS_FIELD_NUMBER: builtins.int
+    PREFILL_RATE_FIELD_NUMBER: builtins.int
+    PREFILLS_MEASURED_FIELD_NUMBER: builtins.int
     worker_id: builtins.str
     dp_rank: builtins.int
     address: builtins.str
@@ -125,6 +127,10 @@ class WorkerStatus(google.protobuf.message.Message):
     """no events: what it holds is known by our own picks alone"""
     reserved_by_peers: builtins.int
     """open reservations of other router replicas"""
+    prefill_rate: builtins.float
+    """tokens of prompt work a second, as learned; until then that of its model's others"""
+    prefills_measured: builtins.int
+    """prompts that were reported done, from which it was learned"""
     @property
     def model_aliases(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
     @property
@@ -176,9 +182,11 @@ class WorkerStatus(google.protobuf.message.Message):
         blocks_forgotten: builtins.int = ...,
         approximate: builtins.bool = ...,
         reserved_by_peers: builtins.int = ...,
+        prefill_rate: builtins.float = ...,
+        prefills_measured: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_beat_age_s", b"_beat_age_s", "_sample_age_s", b"_sample_age_s", "_total_blocks", b"_total_blocks", "_total_slots", b"_total_slots", "beat_age_s", b"beat_age_s", "sample_age_s", b"sample_age_s", "stream_changed_at", b"stream_changed_at", "total_blocks", b"total_blocks", "total_slots", b"total_slots"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_beat_age_s", b"_beat_age_s", "_sample_age_s", b"_sample_age_s", "_total_blocks", b"_total_blocks", "_total_slots", b"_total_slots", "active_blocks", b"active_blocks", "address", b"address", "approximate", b"approximate", "beat_age_s", b"beat_age_s", "block_size", b"block_size", "blocks_device", b"blocks_device", "blocks_disk", b"blocks_disk", "blocks_forgotten", b"blocks_forgotten", "blocks_host", b"blocks_host", "blocks_predicted", b"blocks_predicted", "dp_rank", b"dp_rank", "drained", b"drained", "engine", b"engine", "engine_block_size", b"engine_block_size", "engine_version", b"engine_version", "hit_ratio", b"hit_ratio", "labels", b"labels", "lora_names", b"lora_names", "max_model_len", b"max_model_len", "model", b"model", "model_aliases", b"model_aliases", "prefill_tokens_active", b"prefill_tokens_active", "reserved", b"reserved", "reserved_by_peers", b"reserved_by_peers", "role", b"role", "running", b"running", "sample_age_s", b"sample_age_s", "schedulable", b"schedulable", "stream_changed_at", b"stream_changed_at", "stream_complete", b"stream_complete", "stream_reason", b"stream_reason", "stream_state", b"stream_state", "total_blocks", b"total_blocks", "total_slots", b"total_slots", "unschedulable_reason", b"unschedulable_reason", "waiting", b"waiting", "warnings", b"warnings", "worker_id", b"worker_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_beat_age_s", b"_beat_age_s", "_sample_age_s", b"_sample_age_s", "_total_blocks", b"_total_blocks", "_total_slots", b"_total_slots", "active_blocks", b"active_blocks", "address", b"address", "approximate", b"approximate", "beat_age_s", b"beat_age_s", "block_size", b"block_size", "blocks_device", b"blocks_device", "blocks_disk", b"blocks_disk", "blocks_forgotten", b"blocks_forgotten", "blocks_host", b"blocks_host", "blocks_predicted", b"blocks_predicted", "dp_rank", b"dp_rank", "drained", b"drained", "engine", b"engine", "engine_block_size", b"engine_block_size", "engine_version", b"engine_version", "hit_ratio", b"hit_ratio", "labels", b"labels", "lora_names", b"lora_names", "max_model_len", b"max_model_len", "model", b"model", "model_aliases", b"model_aliases", "prefill_rate", b"prefill_rate", "prefill_tokens_active", b"prefill_tokens_active", "prefills_measured", b"prefills_measured", "reserved", b"reserved", "reserved_by_peers", b"reserved_by_peers", "role", b"role", "running", b"running", "sample_age_s", b"sample_age_s", "schedulable", b"schedulable", "stream_changed_at", b"stream_changed_at", "stream_complete", b"stream_complete", "stream_reason", b"stream_reason", "stream_state", b"stream_state", "total_blocks", b"total_blocks", "total_slots", b"total_slots", "unschedulable_reason", b"unschedulable_reason", "waiting", b"waiting", "warnings", b"warnings", "worker_id", b"worker_id"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_beat_age_s", b"_beat_age_s"]) -> typing.Literal["beat_age_s"] | None: ...
     @typing.overload
