@@ -58,9 +58,9 @@ class SkewScheduler(ChituScheduler):
         config = self.options
         if config.model_len * config.max_num_seqs > config.block_count * config.block_size:
             raise ValueError(
-                f"a dense cache has room for {config.max_num_seqs} sequences of "
-                f"{config.model_len} tokens each, not {config.block_count} blocks of "
-                f"{config.block_size}"
+                f"a dense cache has room for every place's longest sequence, but max_num_seqs "
+                f"{config.max_num_seqs} times max_model_len {config.model_len} is more than "
+                f"{config.block_count} blocks of {config.block_size} tokens"
             )
         if config.num_scheduler_groups > config.max_num_seqs:
             raise ValueError("num_scheduler_groups must be at most max_num_seqs")

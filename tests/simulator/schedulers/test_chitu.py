@@ -96,7 +96,7 @@ def test_both_modes_together_are_none() -> None:
         (ChituScheduler, {"prefill_num_tasks": 0}, "at least 1"),
         (ChituScheduler, {"max_num_seqs": 0}, "at least 1"),
         (ChituScheduler, {"dp_size": 2}, "dp_size is for"),
-        (SkewScheduler, {"max_num_seqs": 4}, "a dense cache has room for 4 sequences of 256"),
+        (SkewScheduler, {"max_num_seqs": 4}, "max_num_seqs 4 times max_model_len 256"),
         (
             SkewScheduler,
             {"max_num_seqs": 2, "max_model_len": 64, "num_scheduler_groups": 3},
