@@ -99,6 +99,8 @@ class RouterCore:
         """False: part of the fleet may not have been heard yet, so that no model is unknown."""
         self.drained: dict[str, None] = {}
         """Worker ids that get nothing new."""
+        self.drains = 0
+        """Changes of these."""
         self.models = Models(models, model_memory_s)
         self.pools = Pools(view, self.models, self.load_of)
         self.policies = configured(routing)
@@ -216,11 +218,12 @@ class RouterCore:
         """A decision of the lane, as the general way would have told it."""
         policy = self._policy(request)
         pool = weighed.pool
-        rows = self._rows(request, pool, weighed.table, weighed.tokens, pool.all_eligible, now_s)
+        rows = self._rows(request, pool, weighed.table, weighed.tokens, weighed.eligible, now_s)
         scores = policy.score(rows)
+        costs = scores.costs.tolist()
         excluded = [
-            _FULL if full else "" if isfinite(cost) else _NOT_A_NUMBER
-            for full, cost in zip(rows.full.tolist(), scores.costs.tolist(), strict=True)
+            reason or (_FULL if full else "" if isfinite(cost) else _NOT_A_NUMBER)
+            for reason, full, cost in zip(weighed.eligible, rows.full.tolist(), costs, strict=True)
         ]
         return Decision(
             request,
@@ -305,11 +308,13 @@ class RouterCore:
             away = (drained for drained in self.drained if drained not in here)
             del self.drained[next(away, next(iter(self.drained)))]
         self.drained[worker_id] = None
+        self.drains += 1
         return len(self.view.ranks(worker_id))
 
     def undrain(self, worker_id: str) -> int:
         """Takes a worker back in. Returns its ranks."""
         self.drained.pop(worker_id, None)
+        self.drains += 1
         return len(self.view.ranks(worker_id))
 
     def remove(self, worker_id: str, tombstone_s: float, now_s: float) -> int:

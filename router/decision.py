@@ -106,6 +106,8 @@ class Weighed(NamedTuple):
 
     pool: Pool
     not_live: list[tuple[Source, str]]
+    eligible: Sequence[str]
+    """Why a row can't be picked, full ones left out; empty when it can."""
     table: npt.NDArray[np.float64]
     """Shape (columns of Candidates, rows)."""
     tokens: npt.NDArray[np.int32]

@@ -36,6 +36,7 @@ from indexer.kernel cimport (
 )
 from router.candidates import COLUMNS
 from router.decision import Overlap, Role, Weighed
+from router.eligibility import DRAINED
 from router.load import HISTORY_MAX, HISTORY_S
 from router.pick_tally import BUCKETS_S, RATIO_DECISIONS, PickTally, STAGES as STAGE_NAMES
 from router.policies.dynamo_adaptive import DYNAMO_ADAPTIVE
@@ -99,10 +100,10 @@ cdef extern from "native/adaptive.h" nogil:
         double mean, std, alpha
     ctypedef struct Cheapest:
         double lowest
-        size_t tied, full, not_finite
+        size_t tied, drained, full, not_finite
     Shared adaptive_costs(const Weights *, const Columns *, const Py_ssize_t *, size_t, const int32_t *, double, double *)
-    Cheapest cheapest_of(const double *, const double *, const Py_ssize_t *, size_t)
-    size_t order_of(const double *, const double *, const Py_ssize_t *, size_t, const Cheapest *, size_t, size_t, uint32_t *)
+    Cheapest cheapest_of(const double *, const double *, const uint8_t *, const Py_ssize_t *, size_t)
+    size_t order_of(const double *, const double *, const uint8_t *, const Py_ssize_t *, size_t, const Cheapest *, size_t, size_t, uint32_t *)
 
 cdef extern from "native/answer.h" nogil:
     ctypedef struct Face "Face":
@@ -251,6 +252,9 @@ cdef class _Plan:
     cdef bytes excluded
     """Receipt.excluded of the workers that make no row, written."""
     cdef size_t not_live
+    cdef bytes drained
+    """A byte for each row, as it was after so many drains; None: nobody is drained."""
+    cdef uint64_t drains
 
     def __init__(self, found, lora_name):
         cdef Backward b
@@ -279,6 +283,13 @@ cdef class _Plan:
             self.excluded = _taken(&b)
         finally:
             free(b.bytes)
+
+    cdef const uint8_t *drained_rows(self, dict drained, uint64_t drains) except? NULL:
+        """drained: ids of workers, after so many changes of it."""
+        if drains != self.drains:
+            self.drained = bytes([one.key.worker_id in drained for one in self.sources]) if drained else None
+            self.drains = drains
+        return <const uint8_t *>PyBytes_AS_STRING(self.drained) if self.drained is not None else NULL
 
     cdef _WorkerFace face(self, size_t row):
         source = self.sources[row]
@@ -458,7 +469,7 @@ cdef class Lane:
     """The native lane of one RouterCore."""
 
     cdef object _core, _pools, _view, _reservations, _rng
-    cdef dict _loads, _settled, _live, _guesses, _by_request
+    cdef dict _loads, _settled, _live, _guesses, _by_request, _drained
     cdef object _full, _open_ones, _ended_ones
     cdef NativeIndex _index
     cdef object _routing
@@ -499,6 +510,7 @@ cdef class Lane:
         self._view = core.view
         self._reservations = core.reservations
         self._loads = core.loads
+        self._drained = core.drained
         self._settled = core.pools._settled
         self._full = core.pools._full
         self._live = core.pools._pools
@@ -604,10 +616,13 @@ cdef class Lane:
         memcpy(<void *>_pointer(tokens), self._overlaps, FIELDS * plan.rows * sizeof(int32_t))
         table = self._pools.table(plan.pool)
         order = [self._order[i] for i in range(self._ordered)]
+        eligible = plan.pool.all_eligible
+        if plan.drained is not None:
+            eligible = [DRAINED if drained else "" for drained in plan.drained]
         cdef const int32_t *overlaps = self._overlaps + self._order[0]
         overlap = Overlap(*[overlaps[i * plan.rows] for i in range(FIELDS)])
         reservation = self._reserve(request.request_id, request.fingerprint(), now_s)
-        return reservation, overlap, Weighed(plan.pool, plan.down, table, tokens, order, self._cheapest.tied)
+        return reservation, overlap, Weighed(plan.pool, plan.down, eligible, table, tokens, order, self._cheapest.tied)
 
     cdef object _picked(self, Asked *asked, double now_s):
         """A reservation with its answer; None: the general way must pick."""
@@ -664,7 +679,7 @@ cdef class Lane:
             self._prompt_tokens_max = routing.prompt_tokens_max
             self._output_tokens = routing.expected_output_tokens
             self._lease_s = routing.lease_s
-        return self._plain_policy and self._wanted <= WANTED_MAX and not self._core.drained
+        return self._plain_policy and self._wanted <= WANTED_MAX
 
     cdef _Plan _plan_of(self, str model):
         """Raises Refusal if nobody serves the model."""
@@ -722,12 +737,13 @@ cdef class Lane:
         d.columns = &self._columns
         d.costs = self._costs
         d.shared = adaptive_costs(&self._weights, d.columns, d.slots, d.rows, d.overlaps + d.rows, d.prompt_tokens, self._costs)
-        self._cheapest = cheapest_of(d.costs, self._columns.full, d.slots, d.rows)
+        cdef const uint8_t *drained = self._plan.drained_rows(self._drained, self._core.drains)
+        self._cheapest = cheapest_of(d.costs, self._columns.full, drained, d.slots, d.rows)
         if not self._cheapest.tied:
             return False
         if self._cheapest.tied > 1:
             first = self._rng.randrange(self._cheapest.tied)
-        self._ordered = order_of(d.costs, self._columns.full, d.slots, d.rows, &self._cheapest, first, self._wanted, self._order)
+        self._ordered = order_of(d.costs, self._columns.full, drained, d.slots, d.rows, &self._cheapest, first, self._wanted, self._order)
         return True
 
     cdef object _reserve(self, str request_id, tuple fingerprint, double now_s):

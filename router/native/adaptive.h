@@ -58,15 +58,19 @@ static Shared adaptive_costs(const Weights *w, const Columns *c, const intptr_t 
 typedef struct {
     double lowest;
     size_t tied;       /* rows that share the lowest cost; 0: nobody can be picked */
-    size_t full;       /* rows without room */
-    size_t not_finite; /* rows with room whose cost is not a number */
+    size_t drained;
+    size_t full;       /* other rows without room */
+    size_t not_finite; /* other rows whose cost is not a number */
 } Cheapest;
 
-static Cheapest cheapest_of(const double *costs, const double *full, const intptr_t *slots,
-                            size_t count) {
-    Cheapest found = {INFINITY, 0, 0, 0};
+/* drained: a byte for each row; NULL: nobody is. */
+static Cheapest cheapest_of(const double *costs, const double *full, const uint8_t *drained,
+                            const intptr_t *slots, size_t count) {
+    Cheapest found = {INFINITY, 0, 0, 0, 0};
     for (size_t i = 0; i < count; i++) {
-        if (full[slots[i]] != 0) {
+        if (drained && drained[i]) {
+            found.drained++;
+        } else if (full[slots[i]] != 0) {
             found.full++;
         } else if (!isfinite(costs[i])) {
             found.not_finite++;
@@ -80,16 +84,22 @@ static Cheapest cheapest_of(const double *costs, const double *full, const intpt
     return found;
 }
 
+static inline int can_take(const double *full, const uint8_t *drained, const intptr_t *slots,
+                           size_t row) {
+    return full[slots[row]] == 0 && !(drained && drained[row]);
+}
+
 /* The pick and the rows next to it, `wanted` at most: those that tie from the `first` one on and
  * round, then the others, cheapest first. Returns how many there are. */
-static size_t order_of(const double *costs, const double *full, const intptr_t *slots, size_t count,
-                       const Cheapest *found, size_t first, size_t wanted, uint32_t *order) {
+static size_t order_of(const double *costs, const double *full, const uint8_t *drained,
+                       const intptr_t *slots, size_t count, const Cheapest *found, size_t first,
+                       size_t wanted, uint32_t *order) {
     size_t used = 0, seen = 0, before_first = 0;
     for (size_t i = 0; i < count && used < wanted; i++)
-        if (costs[i] == found->lowest && full[slots[i]] == 0 && seen++ >= first)
+        if (costs[i] == found->lowest && can_take(full, drained, slots, i) && seen++ >= first)
             order[used++] = (uint32_t)i;
     for (size_t i = 0; i < count && used < wanted && before_first < first; i++) {
-        if (costs[i] != found->lowest || full[slots[i]] != 0) continue;
+        if (costs[i] != found->lowest || !can_take(full, drained, slots, i)) continue;
         order[used++] = (uint32_t)i;
         before_first++;
     }
@@ -98,7 +108,7 @@ static size_t order_of(const double *costs, const double *full, const intptr_t *
     while (used < wanted) {
         size_t best = count;
         for (size_t i = 0; i < count; i++) {
-            if (full[slots[i]] != 0 || !isfinite(costs[i])) continue;
+            if (!can_take(full, drained, slots, i) || !isfinite(costs[i])) continue;
             if (costs[i] < after || (costs[i] == after && i <= after_row)) continue;
             if (best == count || costs[i] < costs[best]) best = i;
         }

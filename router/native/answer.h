@@ -100,6 +100,7 @@ static void put_receipt(Backward *b, uint32_t number, const Decided *d, const Ab
     put_uint(b, 11, about->cheapest.tied);
     put_raw(b, about->excluded.at, about->excluded.size);
     put_count(b, 10, "full", about->cheapest.full);
+    put_count(b, 10, "drained", about->cheapest.drained);
     put_count(b, 10, "cost is not a number", about->cheapest.not_finite);
     put_uint(b, 9, d->rows + about->not_live);
     if (ordered > 1) put_row(b, 8, d, order[1], &faces[1], &conditions[1]);

@@ -333,6 +333,24 @@ def test_a_plain_request_takes_the_lane() -> None:
     assert picked.decided is not picked.decision  # made when it was asked for
 
 
+def test_a_drained_worker_keeps_nobody_from_the_lane() -> None:
+    twins = Twins()
+    for i in range(3):
+        twins.tell("add", f"w{i}")
+    for worker_id in ("w0", "w2"):
+        for side in twins.sides:
+            side.fleet.core.drain(worker_id)
+        answer = twins.route(asked(40, request_id=worker_id))
+        assert isinstance(answer, router_pb2.RouteResponse)
+    native = twins.sides[0]
+    assert native.lane is not None
+    reservation = native.lane.answer(asked(40).SerializeToString(), native.fleet.now_s)
+    assert reservation is not None
+    assert reservation.worker.worker_id == "w1"
+    answer = router_pb2.RouteResponse.FromString(reservation.answer)
+    assert answer.receipt.excluded == {"drained": 2}
+
+
 def test_an_answer_without_a_receipt_is_the_same_otherwise() -> None:
     twins = Twins()
     for i in range(3):
