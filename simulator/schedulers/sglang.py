@@ -23,7 +23,8 @@ Source: sgl-project/sglang python/sglang/srt/managers/scheduler.py and schedule_
 - an ended answer joins the tree (0.5.7 keeps the prompt only);
 - events are told with each step, not every 40 decode steps.
 What differs here: an aborted request leaves at once instead of after one more step, a request that
-can never fit is refused instead of its answer shortened, and a lookup precedes preemption.
+can never fit is refused instead of its answer shortened, a lookup precedes preemption, and where
+mixed chunks run out of memory somebody waits instead of the engine failing.
 """
 
 from collections.abc import Iterable
