@@ -125,6 +125,8 @@ class Heartbeat(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """False: the engine's health or metrics stopped answering."""
     events: bool = True
     """False: the engine publishes no KV events, so its stream is empty and says nothing."""
+    warms: bool = False
+    """The relay lets routers have the engine compute a prefix ahead of its requests."""
     running: Count = 0
     waiting: Count = 0
     used_blocks: Annotated[float, Meta(ge=0, le=1e9)] | None = None

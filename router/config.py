@@ -80,6 +80,23 @@ class LogSettings(Settings, frozen=True):
     )
 
 
+class HotPrefixSettings(Settings, frozen=True):
+    """Copies of prefixes that many ask for, to workers that have time."""
+
+    enabled: Annotated[bool, Meta(description="copy hot prefixes")] = False
+    score: Annotated[
+        float, Meta(gt=0, description="hits / sqrt(age in s) from which on a prefix is hot")
+    ] = 4.0
+    queue: Annotated[
+        int,
+        Meta(ge=0, description="a worker with more requests, and more than the mean, is busy"),
+    ] = 10
+    copies_per_minute: Annotated[
+        float, Meta(gt=0, le=600, description="that one router begins")
+    ] = 60.0
+    memory_mib: Annotated[int, Meta(ge=1, description="for hot prefixes' tokens and hashes")] = 64
+
+
 class RoutingSettings(Settings, frozen=True):
     """How picks are made and kept."""
 
@@ -119,6 +136,7 @@ class RoutingSettings(Settings, frozen=True):
     prefill_rate: Annotated[
         Seconds, Meta(description="prompt tokens a second, of workers that were not measured yet")
     ] = 20_000.0
+    hot_prefixes: HotPrefixSettings = HotPrefixSettings()
     host_label: Annotated[str, Meta(description="label that names a worker's host")] = "host"
     rack_label: Annotated[str, Meta(description="label that names its rack")] = "rack"
     cluster_label: Annotated[str, Meta(description="label that names its cluster")] = "cluster"

@@ -41,6 +41,7 @@ from router.decision import (
 )
 from router.eligibility import DRAINED, TOO_LONG, exclusions, takes_all, too_long
 from router.further import Further
+from router.hot_prefixes import HotPrefixes
 from router.lane import Lane
 from router.load import WorkerLoad
 from router.models import Models
@@ -118,6 +119,8 @@ class RouterCore:
         index = view.index
         self.lane = Lane(self, rng) if isinstance(index, NativeIndex) else None
         """Picks for plain requests; the rest of this file is its twin, and for all others."""
+        self.hot: HotPrefixes | None = None
+        """Copies what many ask for; None: switched off."""
         self._watch = FleetWatch(view, self.self_check, lambda name: self.models.names(name)[0])
 
     def route(
@@ -126,6 +129,8 @@ class RouterCore:
         """Picks and reserves; raises Refusal. mark is called with the name of each stage's end."""
         if self.lane is not None and (picked := self.lane.pick(request, now_s, mark)) is not None:
             reservation, overlap, weighed = picked
+            if self.hot is not None:
+                self.hot.on_pick(request, reservation, now_s)
             return Pick(reservation, partial(self._told, request, weighed, now_s), overlap)
         earlier = self.reservations.of_request(request.request_id)
         if earlier is not None:
@@ -169,6 +174,8 @@ class RouterCore:
                 reservation.prompt_tokens,
                 now_s,
             )
+        if self.hot is not None:
+            self.hot.on_pick(request, reservation, now_s)
         return Pick(reservation, decision, overlap)
 
     def decide(

@@ -30,6 +30,7 @@ class Prompt:
     ) -> None:
         self.token_count = token_count
         self.lora_name = lora_name
+        self.cache_salt = cache_salt
         self.hashes_block_size = hashes_block_size
         """The only block size this prompt can be compared in; 0: any."""
         self._token_bytes = token_bytes
@@ -103,6 +104,13 @@ class Prompt:
                 blocks = self._hashes if block_size == self.hashes_block_size else self._hashes[:0]
             found = self._prefixes[block_size] = prefix_hashes(blocks)
         return found
+
+    def leading_tokens(self, count: int) -> bytes | None:
+        """The first tokens, little-endian u32; None where they are not all there is (images), or
+        not known."""
+        if self._token_bytes is None or any(item.first_token < count for item in self._items):
+            return None
+        return self._token_bytes[: 4 * count]
 
     def fingerprint(self) -> int:
         """Tells this prompt from another one, LoRA and salt included."""

@@ -9,6 +9,7 @@ from typing import Literal
 from router.config import RoutingSettings
 from router.decision import Role
 from router.policies.configured import configured
+from simulator.cost_model import Distance, NoLink
 from simulator.scheduler import SchedulerConfig
 from simulator.schedulers import SCHEDULERS
 
@@ -90,6 +91,9 @@ class RunOptions:
     """Routers, each with a view of its own."""
     spread: Literal["round_robin", "random"] = "round_robin"
     """How requests choose a replica."""
+    hot_prefixes: bool = False
+    """Whether prefixes that many ask for are copied from engine to engine; the numbers are those of
+    routing.hot_prefixes."""
     inflight: bool = True
     """Whether replicas tell one another what they have reserved."""
     output_hint: bool = False
@@ -149,6 +153,10 @@ class RunOptions:
         _between("past_router_share", self.past_router_share, 0.0, 1.0)
         _between("patience_s", self.patience_s, 0.0, 3600.0)
         _between("resends_max", self.resends_max, 0, 100)
+        if self.hot_prefixes and self.events == "engine":
+            raise ValueError("copies of hot prefixes carry names of blocks, and no token ids")
+        if self.hot_prefixes:
+            self._check_links()
         if self.events == "engine" and (self.failures or self.relay_restarts or self.ranks > 1):
             raise ValueError("events in the engine's own bytes: one rank, and no restarts")
         troubles: tuple[Failure | RelayRestart, ...] = (*self.failures, *self.relay_restarts)
@@ -166,6 +174,14 @@ class RunOptions:
         if self.disaggregation is None:
             return Role.BOTH
         return Role.PREFILL if engine < self.disaggregation.prefill_workers else Role.DECODE
+
+    def _check_links(self) -> None:
+        """Copies go from any engine to any other."""
+        try:
+            for distance in Distance:
+                self.scheduler.cost.transfer_s(1, distance)
+        except NoLink as error:
+            raise ValueError(f"copies of hot prefixes: {error}") from None
 
 
 def _between(name: str, value: float, least: float, most: float) -> None:

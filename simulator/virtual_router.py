@@ -20,9 +20,20 @@ from indexer.identity import WorkerKey
 from indexer.kernel import NativeIndex
 from router.config import FleetSettings, IndexSettings
 from router.core import RouterCore
+from router.hot_prefixes import HotPrefixes, Means, carried
+from simulator.cost_model import Distance, PrefillChunk
 from simulator.options import RunOptions
 
 OnPulls = Callable[["VirtualRouter", list[Pull]], None]
+
+
+def copy_means(options: RunOptions) -> Means:
+    """What the engines' cost model says of copies between them."""
+    cost = options.scheduler.cost
+    return carried(
+        lambda tokens: cost.step_s([PrefillChunk(tokens, 0)]),
+        lambda tokens, distance: cost.transfer_s(tokens, Distance(distance)),
+    )
 
 
 class Plane(IntEnum):
@@ -66,6 +77,9 @@ class VirtualRouter:
             replica=f"replica-{self.number}.{self._life}",
             rng=self.rng,
         )
+        if self._options.hot_prefixes:
+            means = copy_means(self._options)
+            self.core.hot = HotPrefixes(self.core, routing.hot_prefixes, means)
         self.teller = Teller(self.core.replica, Epoch(self._life, self.number))
         """Of what we have reserved, to the other replicas."""
         self._inbox: list[tuple[float, int, Plane, WorkerKey, bytes]] = []

@@ -16,9 +16,12 @@ Laws:
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from math import ceil
 
 from events.stream import StreamState
+from router.hot_prefixes import HotPrefixes
+from router.prefix_copies import Cancel, Copy, CopyFate
 from simulator.clients import Clients
 from simulator.content import ChainContent
 from simulator.cost_model import Distance
@@ -26,7 +29,7 @@ from simulator.laws import Laws
 from simulator.options import Failure, RelayRestart, RunOptions
 from simulator.results import OnProgress, RunResult
 from simulator.run_record import Happened, RunRecord
-from simulator.scheduler import Output, Submission
+from simulator.scheduler import Output, RequestRefused, Submission
 from simulator.timeline import Timeline
 from simulator.trace import Trace
 from simulator.virtual_engine import VirtualEngine
@@ -94,7 +97,7 @@ class World:
 
         names: PrefixHashes of full blocks, from the root on. The worker's engine takes it as a
         prompt of these blocks, fetches what it lacks, and brings out one token. on_done is told
-        whether it came, or the engine died.
+        whether it came, or the engine refused it or died.
         """
         self._copy_count += 1
         request_id = f"copy-{self._copy_count}"
@@ -111,7 +114,11 @@ class World:
             remote_tokens=tokens,
             remote_distance=distance,
         )
-        self.fleet.submit(worker, submission)
+        try:
+            self.fleet.submit(worker, submission)
+        except RequestRefused:
+            on_done(False)
+            return
         self._copies[request_id] = on_done
         self.record.note(Happened.COPIED, self.timeline.now_s, worker.index, tokens)
 
@@ -136,6 +143,8 @@ class World:
         for router in self.fleet.routers:
             router.tick(now_s)
             self.fleet.network.reserved(router)
+            if router.core.hot is not None:
+                self._copy_hot_prefixes(router.core.hot)
         if self.laws is not None:
             self.laws.on_tick()
         if self.clients.lives:
@@ -147,6 +156,22 @@ class World:
             )
         if self._on_progress is not None:
             self._on_progress(self.record.progress())
+
+    def _copy_hot_prefixes(self, hot: HotPrefixes) -> None:
+        """Carries out what a router decides. A transfer that is given up goes on: the router no
+        longer counts on it, that is all."""
+        for effect in hot.decide(self.timeline.now_s):
+            if isinstance(effect, Cancel):
+                self.record.counters["copies_cancelled"] += 1
+                continue
+            source, target = map(self.fleet.worker, (effect.source, effect.target))
+            names, distance = effect.prefix.chain.tolist(), self.fleet.distance(source, target)
+            self.copy_prefix(names, target, distance, partial(self._copied, hot, effect))
+
+    def _copied(self, hot: HotPrefixes, copy: Copy, done: bool) -> None:
+        if not done:
+            self.record.counters["copies_failed"] += 1
+        hot.ended(copy, done, self.timeline.now_s)
 
     def _settle(self, laws: Laws) -> None:
         """All is done: nothing is lost any more, and every stream has time to recover."""
@@ -165,7 +190,11 @@ class World:
     def _count(self) -> None:
         counters = self.record.counters
         for router in self.fleet.routers:
-            view = router.view
+            view, hot = router.view, router.core.hot
+            if hot is not None:
+                for fate in (CopyFate.USED, CopyFate.USELESS):
+                    if count := hot.copies.fates[fate]:
+                        counters[f"copies_{fate}"] += count
             counters["gaps"] += view.gaps
             counters["drifts"] += view.drifts
             counters["resyncs"] += router.core.self_check.resyncs

@@ -1,0 +1,364 @@
+"""Which prefixes many ask for, and which of them are worth a copy on another worker. Pure.
+
+    picks ─on_pick─> rates ─> hot ones ─decide─> Copy ─(a shell carries it out)─> ended
+
+A prefix is hot from a score on (router/prefix_rates.py). It is copied when every worker that holds
+it is busy, one is not, and
+
+    benefit = requests expected there in the next minute * prefill time saved each
+            > 1.5 * cost
+
+    requests expected there = 60 * rate / (holders + 1)
+    cost = transfer time over the link + 5 ms, or the prefill time where it is computed again
+
+A worker is busy with more requests (running, waiting and reserved) than `queue` and than the mean
+of its pool. The target is the one with the fewest. Where the formula is from: Mooncake's Conductor,
+as an outsider derived it from the paper; that a new copy gets its share of the requests, and not
+all of them, is ours.
+
+Laws:
+- a copy goes to no worker that could not be picked for the prompt: drained, silent, full, of
+  another role or block size, or without its LoRA;
+- the decisions read the fleet and change nothing in it;
+- what is kept is bounded: counted prefixes, hot ones in number and bytes, copies.
+"""
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import inf
+from operator import itemgetter
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from typing_extensions import override
+
+from indexer.hashing import HashArray
+from router.candidates import COLUMNS, Column
+from router.config import HotPrefixSettings
+from router.decision import Request, Role
+from router.eligibility import exclusions
+from router.pools import Pool, heartbeat_of
+from router.prefix_copies import Cancel, Copies, Copy, Prefix
+from router.prefix_rates import PrefixKey, PrefixRate, PrefixRates
+from router.prompt import Prompt
+from router.refusals import Refusal
+from router.reservations import Reservation
+
+if TYPE_CHECKING:  # it holds one of us
+    from router.core import RouterCore
+
+TOKENS_MIN = 512
+"""Shorter prefixes are computed sooner than they are copied."""
+COUNTED_MAX = 1 << 16
+"""Prefixes whose hits are counted, about 200 bytes each."""
+HOT_MAX = 512
+CONSIDER_S = 1.0
+"""A hot prefix is weighed once in so long,"""
+CONSIDERED_MAX = 16
+"""and so many at a time: each asks the index."""
+TARGET_SHARE = 0.5
+"""Of the requests that the least busy holder has: a target has no more."""
+MARGIN = 1.5
+HORIZON_S = 60.0
+OVERHEAD_S = 0.005
+"""What a transfer costs beside its bytes."""
+LOOK_S = 5.0
+"""Between two looks for copies that were evicted."""
+WARM_OUTPUT_TOKENS = 1
+TOLD_S = 2.0
+"""After a copy is done, until its worker's events have told so."""
+
+_QUEUE, _FULL = COLUMNS.index("active_slots"), COLUMNS.index("full")
+
+REASONS = (
+    "holders_not_busy", "no_room", "no_target", "no_worker", "not_held", "not_worth_it",
+    "tokens_unknown", "too_many",
+)  # fmt: skip
+
+Effect = Copy | Cancel
+
+
+class Means(NamedTuple):
+    """How copies are made here, and what they cost."""
+
+    prefill_s: Callable[[int], float]
+    """Of a prompt of so many tokens."""
+    copy_s: Callable[[int, int], float]
+    """Of so many tokens over such a distance (router/topology.py); inf: there is no way."""
+    by_relays: bool
+    """The target's relay has its engine compute the tokens: it must allow that, and they must be
+    known."""
+
+
+def recomputed(prefill_rate: float) -> Means:
+    """Workers compute a copy themselves. prefill_rate: tokens a second."""
+
+    def prefill_s(tokens: int) -> float:
+        return tokens / prefill_rate
+
+    return Means(prefill_s, lambda tokens, _distance: prefill_s(tokens), by_relays=True)
+
+
+def carried(prefill_s: Callable[[int], float], transfer_s: Callable[[int, int], float]) -> Means:
+    """Workers fetch a copy from another one's cache. transfer_s: of tokens over a distance."""
+    return Means(
+        prefill_s,
+        lambda tokens, distance: transfer_s(tokens, distance) + OVERHEAD_S,
+        by_relays=False,
+    )
+
+
+@dataclass(slots=True, eq=False)
+class _Hot:
+    """A prefix that many ask for."""
+
+    prefix: Prefix
+    rate: PrefixRate
+    considered_at_s: float = -inf
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Workers:
+    """Those of a prefix's pool, row by row."""
+
+    pool: Pool
+    can: npt.NDArray[np.bool_]
+    """True where a prompt that is the prefix could be sent."""
+    queues: Column
+    """Requests running, waiting and reserved."""
+    busy_above: float
+
+    @property
+    def idle(self) -> npt.NDArray[np.bool_]:
+        """Those that could be sent it, and are not busy."""
+        idle: npt.NDArray[np.bool_] = self.can & (self.queues <= self.busy_above)
+        return idle
+
+
+class HotPrefixes:
+    """One router's."""
+
+    def __init__(self, core: "RouterCore", settings: HotPrefixSettings, means: Means) -> None:
+        self.rates = PrefixRates(COUNTED_MAX)
+        self.copies = Copies(settings.copies_per_minute)
+        self.reasons: Counter[str] = Counter()
+        """Why hot prefixes were not copied, or not kept: see REASONS."""
+        self.byte_count = 0
+        """Of what is kept of hot prefixes."""
+        self._core = core
+        self._settings = settings
+        self._means = means
+        self._hot: dict[PrefixKey, _Hot] = {}
+        self._lacked_room = False
+        self._looked_at_s = -inf
+
+    def __len__(self) -> int:
+        return len(self._hot)
+
+    @override
+    def __repr__(self) -> str:
+        return f"<HotPrefixes {len(self)} hot, {self.rates!r}, {self.copies!r}>"
+
+    def on_pick(self, request: Request, reservation: Reservation, now_s: float) -> None:
+        """A request was routed: counts the beginnings of its prompt.
+
+        Not of one that some workers may not see: its text must not come to them as a copy.
+        """
+        prefixes, held_tokens = reservation.prefixes, reservation.predicted_tokens
+        self.copies.on_pick(reservation.worker, prefixes, held_tokens)
+        narrowed = request.required_labels or request.allowed_workers
+        if not len(prefixes) or narrowed or request.role is Role.DECODE:
+            return
+        block_size = heartbeat_of(self._core.view.sources[reservation.worker]).block_size
+        for blocks in depths(len(prefixes), held_tokens // block_size, block_size):
+            key = request.model, int(prefixes[blocks - 1])
+            rate = self.rates.hit(key, now_s)
+            if key not in self._hot and rate.score(now_s) >= self._settings.score:
+                self._keep(key, rate, request, prefixes[:blocks], block_size)
+
+    def decide(self, now_s: float) -> list[Effect]:
+        """What to copy now, and which copies to give up. To be asked every second or more often."""
+        self._core.pools.refresh()
+        self._let_cold_go(now_s)
+        if now_s - self._looked_at_s >= LOOK_S:
+            self._looked_at_s = now_s
+            self._look_for_evicted(now_s)
+        effects: list[Effect] = [
+            self.copies.cancel(copy)
+            for copy in list(self.copies.under_way.values())
+            if not self._still_wanted(copy)
+        ]
+        for hot in self._due(now_s):
+            hot.considered_at_s = now_s
+            outcome = self._weigh(hot, now_s)
+            if isinstance(outcome, Copy):
+                effects.append(outcome)
+            else:
+                self.reasons[outcome] += 1
+        return effects
+
+    def ended(self, copy: Copy, done: bool, now_s: float) -> None:
+        """What became of a copy: of each that began, unless it was cancelled."""
+        source = self._core.view.sources.get(copy.target)
+        if self.copies.ended(copy, done, now_s) and done and source is not None:
+            # Its events tell so, if it has any; of a worker without, nothing else does.
+            held = int(self._runs(copy.prefix, np.array([source.slot], np.intp))[0])
+            self._core.view.predict(source, copy.prefix.chain[held:], now_s)
+
+    def _keep(
+        self,
+        key: PrefixKey,
+        rate: PrefixRate,
+        request: Request,
+        chain: HashArray,
+        block_size: int,
+    ) -> None:
+        """Remembers what it takes to copy a prefix, if there is room for it."""
+        tokens = request.prompt.leading_tokens(len(chain) * block_size)
+        byte_count = chain.nbytes + len(tokens or b"")
+        if (
+            len(self._hot) >= HOT_MAX
+            or self.byte_count + byte_count > self._settings.memory_mib << 20
+        ):
+            self.reasons["no_room"] += 1
+            self._lacked_room = True
+            return
+        prefix = Prefix(
+            key,
+            request.model,
+            request.role,
+            block_size,
+            chain.copy(),
+            tokens,
+            request.prompt.lora_name,
+            request.prompt.cache_salt,
+        )
+        self._hot[key] = _Hot(prefix, rate)
+        self.byte_count += prefix.byte_count
+
+    def _let_cold_go(self, now_s: float) -> None:
+        """Where room was lacking, the colder half, too: what is hot comes back when it is hit."""
+        scores = sorted((hot.rate.score(now_s), key) for key, hot in self._hot.items())
+        cold = bisect_left(scores, self._settings.score, key=itemgetter(0))
+        if self._lacked_room:
+            cold = max(cold, len(scores) // 2)
+            self._lacked_room = False
+        for _, key in scores[:cold]:
+            self.byte_count -= self._hot.pop(key).prefix.byte_count
+
+    def _look_for_evicted(self, now_s: float) -> None:
+        for copy in self.copies.waiting(TOLD_S, now_s):
+            source = self._core.view.sources.get(copy.target)
+            slots = np.array([] if source is None else [source.slot], np.intp)
+            if not (self._runs(copy.prefix, slots) >= len(copy.prefix.chain)).any():
+                self.copies.useless(copy)
+
+    def _still_wanted(self, copy: Copy) -> bool:
+        workers = self._workers(copy.prefix)
+        if workers is None or copy.target not in workers.pool.workers:
+            return False
+        return bool(workers.idle[workers.pool.workers.index(copy.target)])
+
+    def _due(self, now_s: float) -> list[_Hot]:
+        """Hot prefixes to be weighed now, those first that waited longest.
+
+        Not one that a longer hot prefix, asked for at least half as often, carries along.
+        """
+        carried_along = set()
+        for hot in self._hot.values():
+            prefix, rate = hot.prefix, hot.rate.rate(now_s)
+            for blocks in depths(len(prefix.chain), 0, prefix.block_size):
+                shorter = self._hot.get((prefix.model, int(prefix.chain[blocks - 1])))
+                if shorter is hot or shorter is None:
+                    continue
+                if 2 * rate >= shorter.rate.rate(now_s):
+                    carried_along.add(shorter.prefix.key)
+        due = [
+            hot
+            for key, hot in self._hot.items()
+            if key not in carried_along and now_s - hot.considered_at_s >= CONSIDER_S
+        ]
+        return sorted(due, key=lambda hot: hot.considered_at_s)[:CONSIDERED_MAX]
+
+    def _weigh(self, hot: _Hot, now_s: float) -> Copy | str:
+        """A copy, or the reason why there is none."""
+        prefix, means = hot.prefix, self._means
+        if means.by_relays and prefix.token_bytes is None:
+            return "tokens_unknown"
+        if not self.copies.may_begin(now_s):
+            return "too_many"
+        if (workers := self._workers(prefix)) is None:
+            return "no_worker"
+        pool, block_count = workers.pool, len(prefix.chain)
+        runs = self._runs(prefix, pool.slots)
+        holders = runs >= block_count
+        if not holders.any():
+            return "not_held"
+        shortest = float(workers.queues[holders].min())
+        if shortest <= workers.busy_above:
+            return "holders_not_busy"
+        free = workers.idle & ~holders & (workers.queues <= TARGET_SHARE * shortest)
+        targets = [
+            row
+            for row in np.flatnonzero(free).tolist()
+            if self.copies.may_take(pool.workers[row], prefix)
+            and (heartbeat_of(pool.sources[row]).warms or not means.by_relays)
+        ]
+        if not targets:
+            return "no_target"
+        target = min(targets, key=lambda row: float(workers.queues[row]))
+        between = self._core.further.topology(pool).between
+        source = min(np.flatnonzero(holders).tolist(), key=lambda row: between(row, target))
+        missing_tokens = (block_count - int(runs[target])) * prefix.block_size
+        expected = HORIZON_S * hot.rate.rate(now_s) / (np.count_nonzero(holders) + 1)
+        benefit_s = expected * means.prefill_s(missing_tokens)
+        cost_s = means.copy_s(missing_tokens, int(between(source, target)))
+        if benefit_s <= MARGIN * cost_s:
+            return "not_worth_it"
+        return self.copies.begin(
+            prefix, pool.workers[target], pool.workers[source], benefit_s, cost_s, now_s
+        )
+
+    def _workers(self, prefix: Prefix) -> _Workers | None:
+        """None: nobody serves the model any more."""
+        core = self._core
+        try:
+            pool, _ = core.pools.live(prefix.model, core.ready)
+        except Refusal:
+            return None
+        prompt = Prompt(
+            prefix.token_count, lora_name=prefix.lora_name, hashes_block_size=prefix.block_size
+        )
+        request = Request("", prompt, prefix.model, prefix.role)
+        excluded = exclusions(request, WARM_OUTPUT_TOKENS, pool, core.drained)
+        table = core.pools.table(pool)
+        queues = table[_QUEUE]
+        return _Workers(
+            pool,
+            np.array([not reason for reason in excluded], np.bool_) & (table[_FULL] == 0),
+            queues,
+            max(self._settings.queue, float(queues.mean()) if len(pool) else 0.0),
+        )
+
+    def _runs(self, prefix: Prefix, slots: npt.NDArray[np.intp]) -> npt.NDArray[np.int32]:
+        """Blocks of a prefix that workers hold, or will soon."""
+        runs: npt.NDArray[np.int32] = self._core.view.index.overlap(
+            prefix.chain, len(prefix.chain), slots
+        )[0]
+        return runs
+
+
+def depths(block_count: int, held_blocks: int, block_size: int) -> list[int]:
+    """Lengths, in blocks, at which the beginnings of a prompt are counted: doubling from
+    TOKENS_MIN on; and as far as the picked worker held it, which is where prompts part."""
+    blocks = least = max(1, TOKENS_MIN // block_size)
+    lengths = []
+    while blocks <= block_count:
+        lengths.append(blocks)
+        blocks *= 2
+    if least <= held_blocks <= block_count and held_blocks not in lengths:
+        lengths.append(held_blocks)
+    return lengths

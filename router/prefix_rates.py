@@ -1,0 +1,85 @@
+"""How often prompts begin with which prefix, lately. Pure, and in bounded memory.
+
+    hits   = sum over requests of exp(-seconds since / FADE_S)
+    window = FADE_S * (1 - exp(-age / FADE_S)), at least AGE_S_MIN; age: since the first hit
+    rate   = hits / window, requests a second
+    score  = hits / sqrt(window)
+
+As long as a prefix is young, the score is hits / sqrt(age): what Mooncake's Conductor is said to
+rank by. Later hits and window both fade, so that a steady prefix keeps its score.
+
+Laws:
+- a prefix is forgotten only after as many others as there is room for were hit since;
+- without hits, rate and score only fall.
+"""
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from math import exp, sqrt
+
+from typing_extensions import override
+
+PrefixKey = tuple[str, int]
+"""A model's name, as requests have it, and a PrefixHash."""
+
+FADE_S = 60.0
+AGE_S_MIN = 1.0
+
+
+@dataclass(slots=True)
+class PrefixRate:
+    """One prefix's."""
+
+    first_s: float
+    hit_s: float
+    """When it was last hit."""
+    hits: float = 0.0
+    """As of then."""
+
+    def hit(self, now_s: float) -> None:
+        self.hits = 1.0 + self._hits(now_s)
+        self.hit_s = now_s
+
+    def rate(self, now_s: float) -> float:
+        """Requests a second."""
+        return self._hits(now_s) / self._window_s(now_s)
+
+    def score(self, now_s: float) -> float:
+        """How hot it is."""
+        return self._hits(now_s) / sqrt(self._window_s(now_s))
+
+    def _hits(self, now_s: float) -> float:
+        return self.hits * exp((self.hit_s - now_s) / FADE_S)
+
+    def _window_s(self, now_s: float) -> float:
+        return max(AGE_S_MIN, FADE_S * (1.0 - exp((self.first_s - now_s) / FADE_S)))
+
+
+class PrefixRates:
+    """All prefixes', those hit last at the end."""
+
+    def __init__(self, entries_max: int) -> None:
+        self.forgotten = 0
+        """For want of room."""
+        self._entries_max = entries_max
+        self._rates: OrderedDict[PrefixKey, PrefixRate] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._rates)
+
+    @override
+    def __repr__(self) -> str:
+        return f"<PrefixRates {len(self)} prefixes, {self.forgotten} forgotten>"
+
+    def hit(self, key: PrefixKey, now_s: float) -> PrefixRate:
+        """A prompt begins with this prefix."""
+        rate = self._rates.get(key)
+        if rate is None:
+            if len(self._rates) >= self._entries_max:
+                self._rates.popitem(last=False)
+                self.forgotten += 1
+            rate = self._rates[key] = PrefixRate(now_s, now_s)
+        else:
+            self._rates.move_to_end(key)
+        rate.hit(now_s)
+        return rate
