@@ -1,13 +1,14 @@
 """Chitu's options, scores, prices and ranks. Stories are in tests/simulator/scenarios, laws in
 test_chitu_laws.py."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from simulator.block_pool import Stored
 from simulator.content import ChainContent
-from simulator.cost_model import PrefillChunk
+from simulator.cost_model import Distance, KvTransfer, Link, PrefillChunk
 from simulator.scheduler import RequestRefused, SchedulerConfig, Sequence, Step, Submission
 from simulator.schedulers import SCHEDULERS
 from simulator.schedulers.chitu import ChituScheduler
@@ -312,6 +313,43 @@ def test_a_request_for_more_than_a_prefill_engine_computes_is_refused() -> None:
         scheduler.add(submission("a", 8, 1, max_tokens=2), 0.0)
     with pytest.raises(RequestRefused, match="the prompt is empty"):
         scheduler.add(submission("a", 0, 1), 0.0)
+
+
+def test_kv_on_its_way_is_waited_for_and_others_go_on() -> None:
+    link = Link(bytes_per_s=1e9)
+    kv = KvTransfer(bytes_per_token=10**8, distances={Distance.RACK: link})  # 0.1 s a token
+    scheduler = ChituScheduler(
+        config(joined_steps_max=10_000, cost=replace(config().cost, kv=kv), block_count=200)
+    )
+    fetched = scheduler.add(submission("fetched", 16, 2, remote_tokens=16), 0.0)
+    assert scheduler.begin_step(0.0) is None
+    assert scheduler.next_ready_s == pytest.approx(1.5)
+    load = scheduler.load()
+    assert (load.running, load.waiting, load.deferred, load.used_blocks) == (0, 1, 1, 4)
+    assert not list(scheduler.contents())
+
+    scheduler.add(submission("other", 8, 500), 0.0)
+    run = scheduler.begin_step(step(scheduler))
+    assert run is not None
+    assert run.start_s < 1.5 <= run.end_s < 1.52
+    scheduler.end_step(run.end_s)
+    scheduler.begin_step(run.end_s)
+    assert [one.request_id for one, _ in scheduler.scheduled()] == ["fetched", "other"]
+    assert fetched.cached_tokens == 15
+    assert scheduler.next_ready_s is None
+    assert scheduler.load().external_hit_tokens == 15
+
+
+def test_nobody_computes_what_another_engine_has_while_there_is_no_room_for_it() -> None:
+    scheduler = ChituScheduler(config(block_count=10, step_tokens_max=4))
+    scheduler.add(submission("a", 4, 30), 0.0)
+    end_s = step(scheduler)
+    while scheduler.blocks().in_use < 5:
+        end_s = step(scheduler, end_s)
+    waits = scheduler.add(submission("waits", 24, 2, remote_tokens=24), end_s)
+    step(scheduler, end_s)
+    assert not waits.blocks
+    assert [one.request_id for one in scheduler.waiting()] == ["waits"]
 
 
 def test_without_prefix_caching_nothing_is_found_and_nothing_told() -> None:
