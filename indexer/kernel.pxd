@@ -33,14 +33,12 @@ cdef extern from "indexer/native/block_table.h" nogil:
     uint64_t xxh3_64(const uint8_t *, size_t, uint64_t, const uint8_t *)
 
 cdef extern from "indexer/native/block_users.h" nogil:
-    ctypedef struct BlockUse:
-        pass
     ctypedef struct Users "BlockUsers":
-        BlockUse *places
         uint64_t used
     int users_open(Users *, const uint64_t *, size_t)
     void users_close(Users *, const uint64_t *, size_t)
     uint64_t users_leading(const Users *, const uint64_t *, size_t)
+    void users_free(Users *)
 
 
 cdef class NativeIndex:

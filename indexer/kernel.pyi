@@ -55,16 +55,17 @@ def cheapest(
     """
 
 class BlockUsers:
-    """The distinct blocks that open requests use on one worker: a counted set."""
+    """The distinct blocks that open requests use on one worker: a counted set of chains, each from
+    its prompt's first block on."""
 
     def __len__(self) -> int: ...
     @override
     def __repr__(self) -> str: ...
     def open(self, prefixes: HashArray) -> None:
-        """One more user of each."""
+        """One more user of each block of a chain."""
 
     def close(self, prefixes: HashArray) -> None:
-        """One user less of each; all of them must have been opened."""
+        """One user less of each block of a chain, which must have been opened."""
 
     def leading(self, prefixes: HashArray) -> int:
         """How many blocks of a chain have users, from its first on."""

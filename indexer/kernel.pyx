@@ -7,7 +7,6 @@ long. One writer: an index must not be used by two threads at once.
 
 from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t
 from libc.math cimport INFINITY, isfinite
-from libc.stdlib cimport free
 
 import secrets
 
@@ -277,13 +276,11 @@ def cheapest(const double[::1] costs not None, can, Py_ssize_t count):
 
 
 cdef class BlockUsers:
-    """The distinct blocks that open requests use on one worker: a counted set."""
-
-    def __cinit__(self):
-        self._users.places = NULL
+    """The distinct blocks that open requests use on one worker: a counted set of chains, each from
+    its prompt's first block on."""
 
     def __dealloc__(self):
-        free(self._users.places)
+        users_free(&self._users)
 
     def __len__(self):
         return self._users.used
@@ -292,12 +289,12 @@ cdef class BlockUsers:
         return f"<BlockUsers {self._users.used} blocks>"
 
     def open(self, const uint64_t[::1] prefixes not None):
-        """One more user of each."""
+        """One more user of each block of a chain."""
         if prefixes.shape[0] and users_open(&self._users, &prefixes[0], prefixes.shape[0]):
             raise MemoryError
 
     def close(self, const uint64_t[::1] prefixes not None):
-        """One user less of each; all of them must have been opened."""
+        """One user less of each block of a chain, which must have been opened."""
         if prefixes.shape[0] and self._users.used:
             users_close(&self._users, &prefixes[0], prefixes.shape[0])
 

@@ -346,24 +346,47 @@ def test_users_of_blocks_are_counted_block_by_block() -> None:
     users = kernel.BlockUsers()
     rng = random.Random(SEED)
     expected: Counter[int] = Counter()
-    universe = keys(3000)
+    trunks = [keys(1500)]
     opened: list[HashArray] = []
-    for _ in range(600):
+    for i in range(900):
         if opened and rng.random() < 0.45:
             chain = opened.pop(rng.randrange(len(opened)))
             users.close(chain)
             expected.subtract(chain.tolist())
         else:
-            start = rng.randrange(len(universe))
-            chain = universe[start : start + rng.choice([0, 1, 20, 500])]
+            trunk = rng.choice(trunks)
+            shared = trunk[: rng.choice([0, 1, 2, rng.randrange(1500), len(trunk)])]
+            own = keys(rng.choice([0, 0, 1, 20, 500]), seed=1000 + i)
+            chain = np.concatenate([shared, own])
+            if len(chain):
+                trunks = [*trunks[-20:], chain]
             opened.append(chain)
             users.open(chain)
             expected.update(chain.tolist())
         expected = +expected
         assert len(users) == len(expected)
+        probe = rng.choice(trunks)
+        used = [key in expected for key in probe.tolist()]
+        assert users.leading(probe) == (used.index(False) if False in used else len(used))
     for chain in opened:
         users.close(chain)
     assert len(users) == 0
+
+
+def test_hashes_that_collide_break_nothing() -> None:
+    """What no prompts make, but somebody might who looks for collisions: any keys in any order."""
+    rng = random.Random(SEED)
+    for _ in range(300):
+        users = kernel.BlockUsers()
+        opened: list[HashArray] = []
+        for _ in range(60):
+            if opened and rng.random() < 0.4:
+                users.close(opened.pop(rng.randrange(len(opened))))
+            else:
+                chain = np.array([rng.randrange(8) for _ in range(rng.randrange(12))], np.uint64)
+                opened.append(chain)
+                users.open(chain)
+            users.leading(np.array([rng.randrange(8) for _ in range(5)], np.uint64))
 
 
 def test_the_used_blocks_of_a_chain_are_counted_from_its_first_on() -> None:
