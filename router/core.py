@@ -14,6 +14,7 @@ Laws:
 import random
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from functools import partial
 from math import isfinite
 
@@ -111,7 +112,7 @@ class RouterCore:
         self._policy_error = ""
         labels = PlaceLabels(routing.host_label, routing.rack_label, routing.cluster_label)
         self.rates = PrefillRates(routing.prefill_rate)
-        self.further = Further(self.load_of, self.rates, labels)
+        self.further = Further(self.loads, self.rates, labels)
         self.tombstone_s = tombstone_s
         self._rng = rng
         self._picks = 0
@@ -388,7 +389,11 @@ class RouterCore:
         if not len(rows):
             return policy, Scores(np.zeros(0))
         try:
-            return policy, policy.score(rows)
+            scores = policy.score(rows)
+            if scores.chances is not None:  # what is drawn is told, so that a pick can be redone
+                told = {**scores.shared_terms, "draw": self._rng.random()}
+                scores = replace(scores, shared_terms=told)
+            return policy, scores
         except PolicyFailed as failed:
             self.policy_failures[policy.name, failed.failure] += 1
             self._policy_error = f"policy {policy.name!r}: {failed}"
@@ -467,14 +472,9 @@ class RouterCore:
         first = self._rng.randrange(len(tied)) if len(tied) > 1 else 0
         order = [*tied[first:], *tied[:first], *following][:wanted]
         if scores.chances is not None and len(order) > 1:
-            drawn = self._drawn(scores.chances, excluded)
+            drawn = _drawn(rows, scores.chances, excluded, scores.shared_terms["draw"])
             order = [drawn, *(row for row in order if row != drawn)][:wanted]
         return excluded, order, len(tied)
-
-    def _drawn(self, chances: npt.NDArray[np.float64], excluded: Sequence[str]) -> int:
-        """A row that can be picked, at random by chances, of which one at least is above 0."""
-        can = [row for row, reason in enumerate(excluded) if not reason]
-        return self._rng.choices(can, chances[can].tolist())[0]
 
     def refuse(self, decision: Decision) -> Refusal:
         """Why nobody in a pool can be picked."""
@@ -614,3 +614,21 @@ class RouterCore:
         if load is None:
             load = self.loads[key] = WorkerLoad()
         return load
+
+
+def _drawn(
+    rows: Candidates, chances: npt.NDArray[np.float64], excluded: Sequence[str], draw: float
+) -> int:
+    """The row that a number from 0 to 1 stands for: one that can be picked, by its chance.
+
+    Of those, in the order of worker ids and ranks, the first whose chance and those before it are
+    more than that share of all their chances.
+    """
+    can = sorted(
+        (row for row, reason in enumerate(excluded) if not reason),
+        key=rows.workers.__getitem__,
+    )
+    reached = np.cumsum(chances[can])
+    # Rounding may bring the draw to the very end, which is the last that has a chance.
+    last = np.searchsorted(reached, reached[-1])
+    return can[int(min(last, np.searchsorted(reached, draw * reached[-1], "right")))]

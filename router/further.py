@@ -4,7 +4,7 @@ What most decisions need is copied out of one table (router/pools.py). The rest 
 policy which does not read it should not pay for.
 """
 
-from collections.abc import Callable
+from collections.abc import Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -23,11 +23,11 @@ class Further:
 
     def __init__(
         self,
-        load_of: Callable[[WorkerKey], WorkerLoad],
+        loads: Mapping[WorkerKey, WorkerLoad],
         rates: PrefillRates,
         labels: PlaceLabels,
     ) -> None:
-        self._load_of = load_of
+        self._loads = loads
         self._rates = rates
         self._labels = labels
         self._topology: tuple[Pool, Topology] | None = None
@@ -37,8 +37,9 @@ class Further:
         """Blocks of a prompt that our open requests on each worker use already."""
         used = np.zeros(len(pool))
         for row, source in enumerate(pool.sources):
-            if size := heartbeat_of(source).block_size:
-                used[row] = self._load_of(source.key).in_use(prompt.prefixes(size))
+            load = self._loads.get(source.key)
+            if load is not None and (size := heartbeat_of(source).block_size):
+                used[row] = load.in_use(prompt.prefixes(size))
         return used
 
     def others_waiting(self, pool: Pool, waiting: Column) -> Column:
@@ -48,8 +49,8 @@ class Further:
         """
         others = np.zeros(len(pool))
         for row in np.flatnonzero(waiting).tolist():
-            external = self._load_of(pool.workers[row]).external_requests
-            others[row] = min(float(waiting[row]), external)
+            load = self._loads[pool.workers[row]]  # that is where waiting came from
+            others[row] = min(float(waiting[row]), load.external_requests)
         return others
 
     def prefill(self, pool: Pool, now_s: float) -> PrefillColumns:

@@ -75,7 +75,7 @@ def rows(
         request=Request(**about | dict(request or {})),
         tokens=tokens,
         pool=pool,
-        further=Further(loads.__getitem__, rates, PlaceLabels("host", "rack", "cluster")),
+        further=Further(loads, rates, PlaceLabels("host", "rack", "cluster")),
         now_s=NOW_S,
     )
 

@@ -107,6 +107,9 @@ def test_picks_are_drawn_and_their_chance_is_in_the_receipt() -> None:
         assert decision.scores.row_terms["chance"] == pytest.approx(
             [exp(-1) / (1 + exp(-1)), 1 / (1 + exp(-1))]
         )
+        # by the order of their names: busy, then idle
+        draw, (busy, _) = decision.scores.shared_terms["draw"], decision.scores.chances
+        assert decision.order[0] == (0 if draw < busy else 1)
         picks[decision.rows.workers[decision.order[0]].worker_id] += 1
     assert picks["busy"] == pytest.approx(600 * 0.269, abs=55)  # five standard deviations
     assert picks.total() == 600

@@ -75,7 +75,7 @@ def named(fleet: FleetRows) -> FleetRows:
 
 
 fleets = st.lists(worker_rows, min_size=1, max_size=12).map(named)
-LAW = settings(derandomize=True, deadline=None, max_examples=40)
+LAW = settings(derandomize=True, deadline=None, max_examples=25)
 
 
 def score(policy: str, fleet: Sequence[dict[str, Any]]) -> Scores:
