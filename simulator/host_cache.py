@@ -5,7 +5,8 @@ device's copy ends; the longest unused goes when room is needed, but never one t
 or that was offered with the newcomers; when that leaves too little room, none of them is kept. A
 request that ends makes its blocks the last used, tails before roots. Pure.
 
-Copies are free and there at once: what a link to the host costs is the load (cost_model.py).
+Copies take the step that fills the blocks, and nothing else: what a link to the host costs is the
+load (cost_model.py).
 
 Source: vllm-project/vllm vllm/v1/kv_offload/cpu/{manager,policies/lru}.py, release 0.32.0.
 """
@@ -28,6 +29,8 @@ class HostCache:
         self._tell = tell
         self._blocks: OrderedDict[int, int] = OrderedDict()
         """hash -> loads going on, in the order in which they will go"""
+        self._fresh: set[int] = set()
+        """What came since the last `settle`: it is still being copied, and can't go."""
 
     @override
     def __repr__(self) -> str:
@@ -45,19 +48,26 @@ class HostCache:
         return at - first
 
     def offer(
-        self, hashes: Sequence[int], first: int, stored: Callable[[int, int], Stored]
+        self,
+        hashes: Sequence[int],
+        first: int,
+        stored: Callable[[int, int], Stored],
+        seen: set[int],
     ) -> bool:
         """Keeps those of the blocks from `first` to the end that are not here; False, and nothing
         changed, when they don't find room.
 
-        stored: the news of blocks i to j.
+        stored: the news of blocks i to j. seen: gets the places of the blocks that the owner's end
+        will make the last used: all but those that somebody else is just copying.
         """
-        last = len(hashes)
-        missing = [i for i in range(first, last) if hashes[i] not in self._blocks]
-        if not self._make_room(len(missing), set(hashes[first:last])):
+        places = range(first, len(hashes))
+        missing = [i for i in places if hashes[i] not in self._blocks]
+        seen.update(i for i in places if hashes[i] not in self._fresh)
+        if not self._make_room(len(missing), set(hashes[first:])):
             return False
         for i in missing:
             self._blocks[hashes[i]] = 0
+            self._fresh.add(hashes[i])
         for begin, end in _runs(missing):
             self._tell(replace(stored(begin, end), tier=Tier.HOST))
         return True
@@ -67,6 +77,10 @@ class HostCache:
         for block_hash in reversed(hashes):
             if block_hash in self._blocks:
                 self._blocks.move_to_end(block_hash)
+
+    def any_loading(self, hashes: Iterable[int]) -> bool:
+        """Whether a load of any of these blocks is going on."""
+        return any(self._blocks.get(block_hash) for block_hash in hashes)
 
     def begin_load(self, hashes: Iterable[int]) -> None:
         """Keeps these blocks from going until `end_load`."""
@@ -78,9 +92,14 @@ class HostCache:
         for block_hash in hashes:
             self._blocks[block_hash] -= 1
 
+    def settle(self) -> None:
+        """All copies have ended."""
+        self._fresh.clear()
+
     def clear(self) -> None:
         """Forgets everything. Whoever resets the device tells it."""
         self._blocks.clear()
+        self._fresh.clear()
 
     def _make_room(self, count: int, protected: set[int]) -> bool:
         """Evicts what is needed for `count` more; False, and nothing changed, when it can't."""
@@ -89,7 +108,7 @@ class HostCache:
             return True
         victims = []
         for block_hash, loads in self._blocks.items():
-            if not loads and block_hash not in protected:
+            if not loads and block_hash not in protected and block_hash not in self._fresh:
                 victims.append(block_hash)
                 if len(victims) == needed:
                     break

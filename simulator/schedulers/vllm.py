@@ -326,7 +326,7 @@ class VllmScheduler:
         # are faster.
         decodes_only = all(one.draft_tokens for one, _ in self._scheduled)
         padding = config.num_speculative_tokens if decodes_only else 0
-        alone = not self._scheduled
+        running_before = len(self._scheduled)
         loras: set[str] = set()
         if config.lora_names:
             loras = {one.submission.lora_name for one, _ in self._scheduled} - {""}
@@ -337,7 +337,7 @@ class VllmScheduler:
             sequence = queue.peek()
             lora = sequence.submission.lora_name
             lora_waits = lora and lora not in loras and len(loras) >= config.max_loras
-            if lora_waits or not self._is_ready(sequence, now_s):
+            if not self._is_ready(sequence, now_s) or lora_waits:
                 (passed if queue is self._waiting else passed_holding).append(queue.pop())
                 continue
             if sequence.blocks:
@@ -349,11 +349,15 @@ class VllmScheduler:
                 reused = self.pool.find_prefix(hashes, sequence.known_tokens)
                 found = len(reused) * config.block_size
                 external = self._external_tokens(sequence, hashes, len(reused))
+                if external and self._loaded_by_others(sequence, hashes, len(reused)):
+                    passed.append(queue.pop())
+                    continue
                 if external:
-                    reserved = self._reserved_blocks(passed_holding)
+                    admitted = self._scheduled[running_before:]
+                    reserved = self._reserved_blocks(passed_holding, admitted)
                     tokens = self._load(sequence, reused, external, reserved, now_s)
                 else:
-                    pad = padding if found or not alone else 0
+                    pad = padding if found or running_before else 0
                     tokens = self._place(sequence, reused, found, budget, chunk_max, pad)
                 if tokens is None:
                     if len(reused) < (sequence.known_tokens - 1) // config.block_size:
@@ -459,6 +463,7 @@ class VllmScheduler:
             if self.host is not None:
                 sequence.pinned = self._loaded_hashes(sequence)
                 self.host.begin_load(sequence.pinned)
+                sequence.seen_blocks.update(range(len(reused), sequence.offered_count))
         sequence.ready_s = self._unready[sequence] = now_s + took_s
         return 0
 
@@ -486,21 +491,39 @@ class VllmScheduler:
             return 0
         return self.host.run_length(hashes, found, sequence.known_tokens // size) * size
 
+    def _loaded_by_others(self, sequence: VllmSequence, hashes: list[int], found: int) -> bool:
+        """Whether some of what it would load from the host is on its way to the device already."""
+        if self.host is None or self._asks_another(sequence):
+            return False
+        last = sequence.known_tokens // self._config.block_size
+        last = found + self.host.run_length(hashes, found, last)
+        return self.host.any_loading(hashes[found:last])
+
     def _asks_another(self, sequence: VllmSequence) -> bool:
         return bool(sequence.submission.remote_tokens) and not sequence.remote_asked
 
-    def _reserved_blocks(self, passed_holding: list[VllmSequence]) -> int:
+    def _reserved_blocks(
+        self, passed_holding: list[VllmSequence], admitted: list[tuple[VllmSequence, int]]
+    ) -> int:
         """What those who hold blocks, and whose prompts are not through yet, still need; with
         drafted tokens, also what each of them and the newcomer need for a step of these.
 
         Nothing when nobody holds blocks: who is alone always gets on.
         """
-        prefilling = [one for one in self._running if one.computed_tokens + 1 < one.known_tokens]
-        holders = [*prefilling, *self._holding, *passed_holding]
-        if not self._running and not holders:
-            return 0
         drafts = self._config.num_speculative_tokens
         ahead = 1 + drafts + self._config.lookahead_tokens if drafts else 0
+        holders = [*self._holding, *passed_holding]
+        if not self._running and not holders:
+            return 0
+        through = {
+            one for one, tokens in admitted if one.computed_tokens + tokens >= one.known_tokens
+        }
+        for one in self._running:
+            prefilling = (
+                not one.draft_tokens if drafts else one.computed_tokens + 1 < one.known_tokens
+            )
+            if prefilling and one not in through:
+                holders.append(one)
         needed = sum(
             max(self._blocks_for(one.known_tokens + ahead) - len(one.blocks), 0) for one in holders
         )
@@ -595,7 +618,7 @@ class VllmScheduler:
 
     def _joinable(self, run: DecodeRun) -> int:
         """How many decode steps from this one on differ only in their number."""
-        if self._config.num_speculative_tokens:
+        if self._config.num_speculative_tokens or self._host_may_change():
             return 1
         steps = self._config.joined_steps_max
         for one in self._running:
@@ -609,6 +632,11 @@ class VllmScheduler:
             if ready_s > run.start_s:
                 steps = min(steps, run.begun(ready_s, max(steps, 1)))
         return max(steps, 1)
+
+    def _host_may_change(self) -> bool:
+        """Whether decoding can change what somebody who waits would load from the host."""
+        waiting = len(self._waiting) + len(self._holding)
+        return self.host is not None and not self._config.offload_prompt_only and waiting > 0
 
     def _steps_fit(self, steps: int) -> bool:
         size = self._config.block_size
@@ -711,14 +739,22 @@ class VllmScheduler:
         then those who have ended make their blocks the last used."""
         if self.host is None:
             return
-        for sequence, last in chain(self._offers, self._gone):
+        prompt_only = self._config.offload_prompt_only
+        for sequence, full in chain(self._offers, self._gone):
+            last = full
+            if prompt_only:
+                last = min(full, sequence.prompt_tokens // self._config.block_size)
             if last > sequence.offered_count and (sequence.blocks or sequence.finished):
                 content = sequence.content
                 hashes = content.hashes(last)[:last]
-                if self.host.offer(hashes, sequence.offered_count, content.stored):
+                first = sequence.offered_count
+                if self.host.offer(hashes, first, content.stored, sequence.seen_blocks):
                     sequence.offered_count = last
         for sequence, _ in self._gone:
-            last = sequence.offered_count
-            self.host.touch(sequence.content.hashes(last)[:last])
+            places = sorted(sequence.seen_blocks)
+            if places:
+                hashes = sequence.content.hashes(places[-1] + 1)
+                self.host.touch([hashes[i] for i in places])
         self._offers.clear()
         self._gone.clear()
+        self.host.settle()

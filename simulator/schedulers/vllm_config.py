@@ -33,6 +33,8 @@ class VllmConfig(SchedulerConfig):
     """Of the draws of acceptance."""
     host_block_count: int = 0
     """Blocks of the host cache (OffloadingConnector); 0: none."""
+    offload_prompt_only: bool = True
+    """Whether the host keeps no blocks that an answer filled."""
 
     @property
     def lookahead_tokens(self) -> int:
@@ -77,6 +79,8 @@ class VllmSequence(Sequence):
     """KV from another engine is fetched once; after a preemption it is computed here."""
     offered_count: int = 0
     """Leading blocks that the host cache has kept, or had."""
+    seen_blocks: set[int] = field(default_factory=set)
+    """Places of the blocks that it offered to the host or loaded from there."""
 
     @property
     def rank(self) -> tuple[int, float, int]:

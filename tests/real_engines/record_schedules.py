@@ -30,24 +30,48 @@ from vllm.config import (
     CacheConfig,
     DeviceConfig,
     KVEventsConfig,
+    KVTransferConfig,
     LoRAConfig,
     ModelConfig,
     SchedulerConfig,
     SpeculativeConfig,
     VllmConfig,
 )
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import OffloadingWorkerMetadata
 from vllm.lora.request import LoRARequest
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
-from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
+from vllm.v1.kv_cache_interface import (
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+)
+from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
+from vllm.v1.outputs import DraftTokenIds, KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
 BLOCK = 16
 ACCEPTED = 0.6
 LORAS = ("red", "blue", "green")
+
+
+class Ordered(dict):
+    """In place of the scheduler's set of those who have ended, whose order is left to chance."""
+
+    def add(self, one):
+        self[one] = None
+
+
+class Publisher:
+    """Hears of the host only: the device's events are taken before."""
+
+    def __init__(self):
+        self.events = []
+
+    def publish(self, batch):
+        self.events += batch.events
 
 
 def text(family: int, length: int) -> list[int]:
@@ -70,6 +94,7 @@ def limits(rng: random.Random) -> dict:
         "watermark": rng.choice([0.0, 0.0, 0.2]),
         "num_speculative_tokens": rng.choice([0, 0, 3]),
         "max_loras": rng.choice([1, 2]),
+        "host_block_count": rng.choice([0, 0, 8, 20, 60]),
     }
 
 
@@ -116,6 +141,13 @@ def scheduler(told: dict, model: Path) -> Scheduler:
         )
         if drafts
         else None,
+        kv_transfer_config=KVTransferConfig(
+            kv_connector="OffloadingConnector",
+            kv_role="kv_both",
+            kv_connector_extra_config={"cpu_bytes_to_use": 1 << 20},
+        )
+        if told["host_block_count"]
+        else None,
     )
     blocks = told["block_count"] + 1  # one is its null block
     config.cache_config.num_gpu_blocks = blocks
@@ -134,6 +166,10 @@ def scheduler(told: dict, model: Path) -> Scheduler:
     # What the checks of a configuration don't let through with a model of this length.
     engine.max_model_len = engine.kv_cache_manager.max_model_len = told["max_model_len"]
     engine.scheduler_config.enable_chunked_prefill = told["enable_chunked_prefill"]
+    if engine.connector is not None:
+        engine.connector.connector_scheduler.manager = CPUOffloadingManager(
+            told["host_block_count"], enable_events=True
+        )
     return engine
 
 
@@ -144,29 +180,50 @@ def record(seed: int, model: Path) -> dict:
     engine = scheduler(told, model)
     draws = random.Random(0)
     hasher = get_request_block_hasher(BLOCK, sha256)
-    sampled: dict[str, int] = {}
     names: dict[object, int] = {}
+    loads = {}  # request -> (job, step with whose output it has come)
     steps = []
     for number in range(2000):
+        aborted = []
         for index, one in enumerate(come):
             if one["step"] == number:
                 engine.add_request(_request(index, one, hasher))
             if one["abort"] is not None and one["step"] + one["abort"] + 1 == number:
-                engine.finish_requests(str(index), RequestStatus.FINISHED_ABORTED)
+                request = engine.requests.get(str(index))
+                if request and request.status != RequestStatus.WAITING_FOR_REMOTE_KVS:
+                    engine.finish_requests(str(index), RequestStatus.FINISHED_ABORTED)
+                    aborted.append(index)
         output = engine.schedule()
-        steps.append(
-            {
-                "scheduled": [[int(one), n] for one, n in output.num_scheduled_tokens.items()],
-                "running": [int(one.request_id) for one in engine.running],
-                "waiting": [
-                    int(one.request_id)
-                    for queue in (engine.kv_holding_waiting, engine.waiting)
-                    for one in queue
-                ],
-                "events": [_event(one, names) for one in engine.kv_cache_manager.take_events()],
-            }
+        engine.finished_req_ids = Ordered()
+        jobs = {}
+        if output.kv_connector_metadata is not None:
+            for job, load in output.kv_connector_metadata.load_jobs.items():
+                loads[load.req_id] = (job, number + rng.randint(0, 3))
+            jobs = dict.fromkeys(output.kv_connector_metadata.store_jobs, 1)
+        loaded = [one for one, (_, until) in loads.items() if until == number]
+        jobs |= {loads.pop(one)[0]: 1 for one in loaded}
+        step = {
+            "aborted": aborted,
+            "scheduled": [[int(one), n] for one, n in output.num_scheduled_tokens.items()],
+            "preempted": bool(output.preempted_req_ids),
+            "running": [int(one.request_id) for one in engine.running],
+            "waiting": [
+                int(one.request_id)
+                for queue in (engine.kv_holding_waiting, engine.waiting)
+                for one in queue
+            ],
+            "loaded": [int(one) for one in loaded],
+            "events": [_event(one, names) for one in engine.kv_cache_manager.take_events()],
+        }
+        told_by_workers = KVConnectorOutput(
+            finished_recving=set(loaded),
+            kv_connector_worker_meta=OffloadingWorkerMetadata(completed_jobs=jobs),
         )
-        _sample(engine, output, come, sampled, draws, told["num_speculative_tokens"])
+        publisher = engine.kv_event_publisher = Publisher()
+        _sample(engine, output, draws, told["num_speculative_tokens"], told_by_workers)
+        if engine.connector is not None:
+            step["host"] = sorted(name for one in publisher.events for name in _event(one, names))
+        steps.append(step)
         if number > max(one["step"] for one in come) and not engine.has_unfinished_requests():
             break
     else:
@@ -188,7 +245,7 @@ def _request(index, one, hasher):
     )
 
 
-def _sample(engine, output, come, sampled, draws, drafts):
+def _sample(engine, output, draws, drafts, told_by_workers):
     """What a model would bring out: of drafted tokens as many as the draws say, and one more."""
     ids = list(output.num_scheduled_tokens)
     tokens = []
@@ -205,7 +262,13 @@ def _sample(engine, output, come, sampled, draws, drafts):
         family = 1000 + int(one)
         tokens.append(text(family, first + accepted + 1)[first:])
     engine.update_from_output(
-        output, ModelRunnerOutput(ids, {one: i for i, one in enumerate(ids)}, tokens)
+        output,
+        ModelRunnerOutput(
+            ids,
+            {one: i for i, one in enumerate(ids)},
+            tokens,
+            kv_connector_output=told_by_workers if engine.connector is not None else None,
+        ),
     )
     if drafts:
         ready = [one for i, one in enumerate(ids) if tokens[i] and one in engine.requests]

@@ -189,6 +189,7 @@ configs = st.builds(
     num_speculative_tokens=st.sampled_from([0, 0, 3]),
     draft_in_cache=st.booleans(),
     host_block_count=st.sampled_from([0, 6, 50]),
+    offload_prompt_only=st.booleans(),
 )
 requests = st.fixed_dictionaries(
     {
