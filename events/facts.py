@@ -140,6 +140,13 @@ class Heartbeat(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """Unix time of the load sample; None: no sample yet."""
     sent_at_s: UnixSeconds
     warnings: Annotated[tuple[Text, ...], Meta(max_length=64)] = ()
+    kv_connector: Name = ""
+    """How it hands KV caches over: a name of vLLM's --kv-transfer-config."""
+    kv_engine_id: Name = ""
+    """Its engine_id there; empty: the engine made one up."""
+    bootstrap_host: Name = ""
+    """Where others find it for that; empty: the address says it."""
+    bootstrap_port: Annotated[int, Meta(ge=0, le=65535)] = 0
 
 
 class SnapshotRequest(msgspec.Struct, frozen=True, omit_defaults=True):

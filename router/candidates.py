@@ -52,8 +52,8 @@ class Candidates:
     """Live workers of a pool, row by row; excluded ones too, since means go over all."""
 
     __slots__ = (
-        "_columns", "_further", "_pool", "_table", "_tokens", "excluded", "new_tokens", "now_s",
-        "overlap_tokens", "prompt_tokens", "request", "workers",
+        "_columns", "_further", "_kv_distance", "_pool", "_table", "_tokens", "excluded",
+        "new_tokens", "now_s", "overlap_tokens", "prompt_tokens", "request", "workers",
     )  # fmt: skip
 
     def __init__(
@@ -68,6 +68,7 @@ class Candidates:
         pool: "Pool",
         further: "Further",
         now_s: float,
+        kv_distance: Column | None = None,
     ) -> None:
         """table: shape (len(COLUMNS), rows); nobody may change it afterwards.
 
@@ -88,6 +89,7 @@ class Candidates:
         self._tokens = tokens
         self._pool = pool
         self._further = further
+        self._kv_distance = kv_distance
         self._table = table
         self._columns = cast("Sequence[Column]", table)  # a matrix is the sequence of its rows
 
@@ -252,6 +254,12 @@ class Candidates:
     def _trusted(self, tokens: npt.NDArray[np.int32]) -> Column:
         counted: Column = self.trust * tokens
         return counted
+
+    @property
+    def kv_distance(self) -> Column:
+        """To where the prompt's KV cache has to come from, as mean_distance tells it; 0 where
+        nothing has to come, and everywhere for requests that are about one worker."""
+        return np.zeros(len(self)) if self._kv_distance is None else self._kv_distance
 
     def mean_distance(self, targets: Flags) -> Column:
         """From each worker to those where targets is True, on average: 0 the same host, 1 the same

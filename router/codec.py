@@ -28,6 +28,7 @@ from router.decision import (
     Request,
     Role,
 )
+from router.handover import hand_over
 from router.policies.policy import Policy
 from router.pools import heartbeat_of
 from router.prompt import Prompt
@@ -49,6 +50,7 @@ _LISTS = ("required_labels", "allowed_worker_ids", "excluded_worker_ids", "multi
 _ROLES = {
     router_pb2.PHASE_UNSPECIFIED: Role.BOTH,
     router_pb2.PHASE_AGGREGATED: Role.BOTH,
+    router_pb2.PHASE_PREFILL_DECODE: Role.PAIR,
     router_pb2.PHASE_PREFILL: Role.PREFILL,
     router_pb2.PHASE_DECODE: Role.DECODE,
 }
@@ -77,12 +79,6 @@ def read_request(message: router_pb2.RouteRequest, core: RouterCore) -> Request:
     _check_sizes(message)
     role = _ROLES.get(message.phase)
     if role is None:
-        if message.phase == router_pb2.PHASE_PREFILL_DECODE:
-            raise Refusal(
-                Reason.PHASE_NOT_SUPPORTED,
-                "pairs of prefill and decode workers are not supported yet;"
-                " ask for PREFILL and for DECODE",
-            )
         raise Refusal(Reason.INVALID_FIELD, f"unknown phase {message.phase}")
     if role is Role.DECODE and message.WhichOneof("prompt") is None:
         raise Refusal(
@@ -144,8 +140,12 @@ def write_pick(
         answer.labels.update(heartbeat.labels)
     for other in decision.order[1 : core.routing.alternatives + 1]:
         _write_alternative(answer.alternatives.add(), decision, other)
-    answer.new_tokens = decision.rows.prompt_tokens - answer.overlap_tokens.usable
+    answer.new_tokens = pick.reservation.new_tokens
     answer.lease_s = core.routing.lease_s
+    if decision.prefill is not None:
+        write_receipt(answer.prefill_receipt, decision.prefill, core)
+    if (hold := pick.reservation.prefill) is not None:
+        _write_prefill(answer.prefill_worker, decision.computing, core, hold.room)
     if heartbeat.multi_rank:
         answer.dp_rank = source.key.dp_rank
     if heartbeat.priority_scheduling:
@@ -173,6 +173,8 @@ def write_receipt(receipt: router_pb2.Receipt, decision: Decision, core: RouterC
         _write_row(receipt.picked, decision, core, decision.order[0])
     if len(decision.order) > 1:
         _write_row(receipt.runner_up, decision, core, decision.order[1])
+    if decision.how is not None:
+        receipt.prefill = decision.how
 
 
 @cache
@@ -187,14 +189,14 @@ def write_explanation(
     decision: Decision, refusal: Refusal | None, core: RouterCore
 ) -> router_pb2.Explanation:
     """Every candidate of a decision that was not made."""
-    costs = decision.scores.costs
-    order = sorted(
-        range(len(decision.rows)), key=lambda row: (decision.excluded[row] != "", costs[row])
-    )
     explanation = router_pb2.Explanation()
     write_receipt(explanation.receipt, decision, core)
-    for row in order:
+    for row in _cheapest_first(decision):
         _write_row(explanation.candidates.add(), decision, core, row)
+    if decision.prefill is not None:
+        write_receipt(explanation.prefill_receipt, decision.prefill, core)
+        for row in _cheapest_first(decision.prefill):
+            _write_row(explanation.prefill_candidates.add(), decision.prefill, core, row)
     for source, reason in decision.not_live:
         explanation.candidates.add(
             worker_id=source.key.worker_id,
@@ -210,7 +212,44 @@ def write_explanation(
         explanation.worker_id = source.key.worker_id
         if heartbeat_of(source).multi_rank:
             explanation.dp_rank = source.key.dp_rank
+        if decision.computing is not decision:
+            _write_prefill(explanation.prefill_worker, decision.computing, core, 0)
     return explanation
+
+
+def _cheapest_first(decision: Decision) -> list[int]:
+    """All rows, the excluded ones last."""
+    costs = decision.scores.costs
+    return sorted(
+        range(len(decision.rows)), key=lambda row: (decision.excluded[row] != "", costs[row])
+    )
+
+
+def _write_prefill(
+    message: router_pb2.PrefillWorker, decision: Decision, core: RouterCore, room: int
+) -> None:
+    """Who computes the prompt of a pair, and how it hands over; into an empty message. room 0: for
+    the eye only."""
+    row = decision.order[0]
+    source = decision.sources[row]
+    heartbeat = heartbeat_of(source)
+    message.worker_id = source.key.worker_id
+    if heartbeat.multi_rank:
+        message.dp_rank = source.key.dp_rank
+    message.address = heartbeat.address
+    message.engine = heartbeat.engine
+    message.kv_connector = heartbeat.kv_connector
+    message.kv_engine_id = heartbeat.kv_engine_id
+    message.labels.update(heartbeat.labels)
+    _write_overlap(message.overlap_tokens, decision, row)
+    message.new_tokens = decision.rows.prompt_tokens - message.overlap_tokens.usable
+    how = hand_over(heartbeat, room)
+    message.bootstrap_host = how.bootstrap_host
+    message.bootstrap_port = how.bootstrap_port
+    if room:
+        message.bootstrap_room = room
+        message.prefill_kv_transfer_params = how.prefill_kv_transfer_params
+        message.decode_kv_transfer_params = how.decode_kv_transfer_params
 
 
 def write_status(refusal: Refusal) -> Status:
@@ -276,6 +315,9 @@ def write_worker(source: Source, core: RouterCore, now_s: float) -> fleet_pb2.Wo
         status.block_size = heartbeat.block_size
         status.engine_block_size = heartbeat.engine_block_size
         status.role = heartbeat.role
+        status.kv_connector = heartbeat.kv_connector
+        status.bootstrap_host = heartbeat.bootstrap_host
+        status.bootstrap_port = heartbeat.bootstrap_port
         status.labels.update(heartbeat.labels)
         status.prefill_rate = core.rates.rate(source.key, heartbeat.model)
         status.prefills_measured = core.rates.samples(source.key)
@@ -374,12 +416,7 @@ def _write_alternative(message: router_pb2.Alternative, decision: Decision, row:
         message.dp_rank = source.key.dp_rank
 
 
-def _write_row(
-    message: router_pb2.CandidateRow, decision: Decision, core: RouterCore, row: int
-) -> None:
-    source = decision.sources[row]
-    kept = decision.rows.row(row)
-    overlap = message.overlap_tokens
+def _write_overlap(overlap: router_pb2.OverlapTokens, decision: Decision, row: int) -> None:
     (
         overlap.raw,
         overlap.usable,
@@ -388,6 +425,14 @@ def _write_row(
         overlap.disk,
         overlap.predicted,
     ) = decision.tokens[:, row].tolist()
+
+
+def _write_row(
+    message: router_pb2.CandidateRow, decision: Decision, core: RouterCore, row: int
+) -> None:
+    source = decision.sources[row]
+    kept = decision.rows.row(row)
+    _write_overlap(message.overlap_tokens, decision, row)
     message.worker_id, message.dp_rank = source.key
     message.new_tokens = decision.rows.new_tokens.item(row)
     message.active_blocks = kept.active_blocks

@@ -107,6 +107,16 @@ class RoutingSettings(Settings, frozen=True):
         tuple[str, ...],
         Meta(description="more functions that requests may name, each module:function"),
     ] = ()
+    prefill_policy: Annotated[
+        str, Meta(description="of pairs: who computes the prompt, if the request names none")
+    ] = "prefill-queue"
+    decode_policy: Annotated[str, Meta(description="of pairs: who decodes")] = "decode-room"
+    local_prefill_tokens: Annotated[
+        int, Meta(ge=0, description="of pairs: a prompt with so few new tokens stays together")
+    ] = 256
+    local_prefill_percent: Annotated[
+        int, Meta(ge=0, le=100, description="and one of which no larger part is new")
+    ] = 5
     policy_per_request: Annotated[bool, Meta(description="let requests name a policy")] = True
     expected_output_tokens: Annotated[
         int, Meta(ge=0, le=4096, description="room for output, if the request names none")

@@ -26,18 +26,20 @@ from events.view import FleetView, Source, schedulable
 from indexer.hashing import HashArray
 from indexer.identity import WorkerKey
 from indexer.kernel import NativeIndex, cheapest
-from router.candidates import COLUMNS, Candidates
+from router.candidates import COLUMNS, Candidates, Column
 from router.config import ModelSettings, RoutingSettings
 from router.decision import (
     CacheReport,
     Decision,
     Overlap,
     Pick,
+    Prefill,
     Progress,
     ProgressResult,
     ProgressState,
     Repeated,
     Request,
+    Role,
     Weighed,
 )
 from router.eligibility import DRAINED, TOO_LONG, exclusions, takes_all, too_long
@@ -46,6 +48,7 @@ from router.hot_prefixes import HotPrefixes
 from router.lane import Lane
 from router.load import WorkerLoad
 from router.models import Models
+from router.pairs import Matched, Pairs, Stages
 from router.policies.configured import configured
 from router.policies.dynamo_adaptive import DYNAMO_ADAPTIVE
 from router.policies.own import Failure, PolicyFailed
@@ -54,7 +57,7 @@ from router.pools import Pool, Pools, heartbeat_of
 from router.prompt import Prompt
 from router.rates import PrefillRates
 from router.refusals import Reason, Refusal
-from router.reservations import Ending, Fingerprint, Reservation, Reservations
+from router.reservations import Ending, Fingerprint, PrefillHold, Reservation, Reservations
 from router.self_check import SelfCheck
 from router.topology import PlaceLabels
 from router.warnings import FleetWatch, WorkerWarning
@@ -64,6 +67,8 @@ OUTPUT_TOKENS_MAX = 4096
 """What a request is believed when it says how much output it expects."""
 FULL_RETRY_S = 0.5
 """What RetryInfo says when all are full: about the time until something ends."""
+ROOM_BITS = 48
+"""Of a pair's room, which stays below 2^63 for any number of ranks."""
 _FULL = "full"
 _NOT_A_NUMBER = "cost is not a number"
 _ENDED_BY_US = (Ending.EXPIRED, Ending.WORKER_LOST)
@@ -113,6 +118,10 @@ class RouterCore:
         labels = PlaceLabels(routing.host_label, routing.rack_label, routing.cluster_label)
         self.rates = PrefillRates(routing.prefill_rate)
         self.further = Further(self.loads, self.rates, labels)
+        self.pairs = Pairs(
+            self.further, routing.local_prefill_tokens, routing.local_prefill_percent / 100
+        )
+        self.pair_picks: Counter[Prefill] = Counter()
         self.tombstone_s = tombstone_s
         self._rng = rng
         self._picks = 0
@@ -154,7 +163,6 @@ class RouterCore:
         decision = self.decide(request, now_s, mark)
         if not decision.order:
             raise self.refuse(decision)
-        overlap = decision.overlap(decision.order[0])
         source = decision.sources[decision.order[0]]
         reservation = self.reserve(
             source,
@@ -162,22 +170,30 @@ class RouterCore:
             request.fingerprint(),
             request.prompt.prefixes(heartbeat_of(source).block_size),
             request.prompt.token_count,
-            overlap,
+            decision.overlap(decision.order[0]),
             now_s,
+            computes=decision.computing is decision,
         )
-        if decision.policy.timed:
+        computing = decision.computing
+        if decision.how is not None:
+            self.pair_picks[decision.how] += 1
+            if computing is not decision:
+                self._reserve_prefill(reservation, computing, now_s)
+        if computing.policy.timed:
+            seen = reservation.where_computed()
+            source = computing.sources[computing.order[0]]
             self.rates.on_pick(
                 source.key,
                 source.slot,
                 heartbeat_of(source).model,
                 reservation.id,
-                reservation.new_tokens,
+                seen.new_tokens,
                 reservation.prompt_tokens,
                 now_s,
             )
         if self.hot is not None:
-            self.hot.on_pick(request, reservation, now_s)
-        return Pick(reservation, decision, overlap)
+            self.hot.on_pick(request, reservation.where_computed(), now_s)
+        return Pick(reservation, decision, computing.overlap(computing.order[0]))
 
     def decide(
         self, request: Request, now_s: float, mark: Callable[[str], None] = _no_mark
@@ -200,14 +216,38 @@ class RouterCore:
         mark("hash")
         overlaps = self._overlaps(request.prompt, pool)
         mark("match")
+        matched = Matched(request, pool, down, self.pools.table(pool), overlaps, now_s)
+        if request.role is Role.PAIR:
+            stages = Stages(
+                policy if request.policy else self.policies[self.routing.prefill_policy],
+                self.policies[self.routing.decode_policy],
+                policy,
+            )
+            decision = self.pairs.decide(matched, stages, self._judge, self._eligible)
+        else:
+            decision = self._judge(matched, policy, self._eligible(request, pool))
+        mark("cost")
+        return decision
+
+    def _eligible(self, request: Request, pool: Pool) -> Sequence[str]:
+        """A reason for each worker that can't take a request; empty where it can."""
         output_tokens = self._output_tokens(request)
-        eligible: Sequence[str] = pool.all_eligible
-        if not takes_all(request, output_tokens, pool, bool(self.drained)):
-            eligible = exclusions(request, output_tokens, pool, self.drained)
-        rows = self._rows(request, pool, self.pools.table(pool), overlaps, eligible, now_s)
+        if takes_all(request, output_tokens, pool, bool(self.drained)):
+            return pool.all_eligible
+        return exclusions(request, output_tokens, pool, self.drained)
+
+    def _judge(
+        self,
+        matched: Matched,
+        policy: Policy,
+        eligible: Sequence[str],
+        kv_distance: Column | None = None,
+    ) -> Decision:
+        """Scores a pool, and puts it in order."""
+        request, pool, not_live, table, overlaps, now_s = matched
+        rows = self._rows(request, pool, table, overlaps, eligible, now_s, kv_distance)
         policy, scores = self._scored(policy, rows)
         excluded, order, tied = self._order(rows, scores)
-        mark("cost")
         return Decision(
             request,
             policy,
@@ -218,7 +258,7 @@ class RouterCore:
             excluded,
             order,
             tied,
-            down,
+            not_live,
             now_s,
         )
 
@@ -265,14 +305,14 @@ class RouterCore:
                 self._end(reservation, progress.failure, now_s)
                 return ProgressResult.APPLIED
             case ProgressState.PREFILL_DONE:
-                if self._prefill_done(reservation):
+                if self._prefill_done(reservation, now_s):
                     self._measure(reservation, now_s)
                     changed = True
             case ProgressState.RUNNING:
                 changed |= not reservation.running
                 reservation.running = True
                 if progress.output_tokens:  # so its prompt is computed, though nobody told
-                    changed |= self._prefill_done(reservation)
+                    changed |= self._prefill_done(reservation, now_s)
         self.reservations.renew(reservation, now_s + self.routing.lease_s)
         return ProgressResult.APPLIED if changed else ProgressResult.UNCHANGED
 
@@ -430,6 +470,7 @@ class RouterCore:
         overlaps: npt.NDArray[np.int32],
         excluded: Sequence[str],
         now_s: float,
+        kv_distance: Column | None = None,
     ) -> Candidates:
         trust = table[COLUMNS.index("trust")]
         return Candidates(
@@ -443,6 +484,7 @@ class RouterCore:
             pool=pool,
             further=self.further,
             now_s=now_s,
+            kv_distance=kv_distance,
         )
 
     def _output_tokens(self, request: Request) -> int:
@@ -502,6 +544,8 @@ class RouterCore:
                 f"the prompt has {decision.rows.prompt_tokens} tokens and fits no worker with what"
                 f" it is expected to bring out; the longest takes {max(too_short)}",
             )
+        if decision.prefill is not None and not decision.prefill.order:
+            return self.refuse(decision.prefill)
         return Refusal(Reason.NO_ELIGIBLE_WORKER, f"no worker may take this request: {told}")
 
     def withdraw(self, reservation: Reservation, now_s: float) -> None:
@@ -518,8 +562,13 @@ class RouterCore:
         prompt_tokens: int,
         overlap: Overlap,
         now_s: float,
+        *,
+        computes: bool = True,
     ) -> Reservation:
-        """Reserves a pick's load: prefixes are the prompt's, overlap is that of the source."""
+        """Reserves a pick's load: prefixes are the prompt's, overlap is that of the source.
+
+        computes: whether the worker computes the prompt itself.
+        """
         size = heartbeat_of(source).block_size
         self._ids += 1
         self._picks += 1
@@ -532,7 +581,7 @@ class RouterCore:
             has_tail=not size or prompt_tokens % size > 0,
             prompt_tokens=prompt_tokens,
             predicted_tokens=overlap.told,
-            new_tokens=prompt_tokens - overlap.usable,
+            new_tokens=prompt_tokens - overlap.usable if computes else 0,
             opened_at_s=now_s,
             lease_ends_s=now_s + self.routing.lease_s,
             answer=b"",
@@ -547,6 +596,38 @@ class RouterCore:
         self.reservations.add(reservation)
         return reservation
 
+    def _reserve_prefill(self, reservation: Reservation, decision: Decision, now_s: float) -> None:
+        """Has another worker compute the prompt of what was just reserved."""
+        row = decision.order[0]
+        source, overlap = decision.sources[row], decision.overlap(row)
+        key, size = source.key, heartbeat_of(source).block_size
+        ranks = max(1, len(self.view.ranks(key.worker_id)))
+        hold = reservation.prefill = PrefillHold(
+            worker=key,
+            predicted_tokens=overlap.told,
+            new_tokens=reservation.prompt_tokens - overlap.usable,
+            # SGLang finds the rank that a prompt was computed on by room % ranks.
+            room=self._rng.getrandbits(ROOM_BITS) * ranks + key.dp_rank % ranks,
+        )
+        load = self._load(key)
+        load.open(reservation.prefixes, reservation.has_tail, hold.new_tokens, now_s)
+        self._picks += 1
+        load.last_picked = self._picks
+        self.pools.put_load(source.slot, load)
+        if size:
+            self.view.predict(source, reservation.prefixes[overlap.told // size :], now_s)
+
+    def _end_prefill(self, reservation: Reservation, now_s: float) -> None:
+        """The prompt is computed, or nobody wants it any more: once."""
+        hold = reservation.prefill
+        if hold is None or not hold.open:
+            return
+        hold.open = False
+        load = self._load(hold.worker)
+        load.prefill_done(hold.new_tokens)
+        load.close(reservation.prefixes, reservation.has_tail, now_s)
+        self._put_load(hold.worker, load)
+
     def _learn(self, reservation: Reservation, progress: Progress, now_s: float) -> bool:
         """Takes over what a step tells of counts, once."""
         changed = progress.output_tokens > reservation.output_tokens
@@ -555,32 +636,35 @@ class RouterCore:
         if progress.cached_tokens is not None and reservation.cached_tokens is None:
             reservation.cached_tokens = min(progress.cached_tokens, reservation.prompt_tokens)
             changed = True
-            if reservation.worker in self.view.sources:
-                known = self.cache_reports.setdefault(reservation.worker, CacheReport())
-                known.predicted += reservation.predicted_tokens
+            seen = reservation.where_computed()
+            if seen.worker in self.view.sources:
+                known = self.cache_reports.setdefault(seen.worker, CacheReport())
+                known.predicted += seen.predicted_tokens
                 known.reported += reservation.cached_tokens
-                self.self_check.on_report(reservation, reservation.cached_tokens, now_s)
+                self.self_check.on_report(seen, reservation.cached_tokens, now_s)
         return changed
 
-    def _prefill_done(self, reservation: Reservation) -> bool:
+    def _prefill_done(self, reservation: Reservation, now_s: float) -> bool:
         if reservation.prefill_done:
             return False
         reservation.prefill_done = True
+        self._end_prefill(reservation, now_s)
         load = self._load(reservation.worker)
         load.prefill_done(reservation.new_tokens)
         self._put_load(reservation.worker, load)
-        self.rates.on_end(reservation.worker, reservation.id)
+        self.rates.on_end(reservation.where_computed().worker, reservation.id)
         return True
 
     def _measure(self, reservation: Reservation, now_s: float) -> None:
         """Learns from a prompt that is said to be done just now."""
-        source = self.view.sources.get(reservation.worker)
+        seen = reservation.where_computed()
+        source = self.view.sources.get(seen.worker)
         if source is not None and source.heartbeat is not None:
             self.rates.on_done(
                 source.key,
                 source.slot,
                 source.heartbeat.model,
-                reservation.new_tokens,
+                seen.new_tokens,
                 reservation.prompt_tokens,
                 reservation.opened_at_s,
                 now_s,
@@ -591,9 +675,10 @@ class RouterCore:
         if not reservation.prefill_done:
             reservation.prefill_done = True
             load.prefill_done(reservation.new_tokens)
-            self.rates.on_end(reservation.worker, reservation.id)
+            self.rates.on_end(reservation.where_computed().worker, reservation.id)
         load.close(reservation.prefixes, reservation.has_tail, now_s)
         self._put_load(reservation.worker, load)
+        self._end_prefill(reservation, now_s)
         self.reservations.end(reservation, ending, now_s)
         self.endings[ending] += 1
 

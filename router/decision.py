@@ -23,6 +23,8 @@ class Role(StrEnum):
     BOTH = "both"
     PREFILL = "prefill"
     DECODE = "decode"
+    PAIR = "pair"
+    """Two workers, or one (router/pairs.py). No worker has this role."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,17 @@ class Request:
     def fingerprint(self) -> Fingerprint:
         """What its id stands for from now on."""
         return self.prompt.fingerprint(), self.model, self.role
+
+
+class Prefill(StrEnum):
+    """Where the prompt of a pair is computed; the metric label."""
+
+    REMOTE = "remote"
+    """By the prefill worker, which hands its KV cache over."""
+    LOCAL = "local"
+    """By the decode worker: hardly anything is new to it."""
+    ABSENT = "absent"
+    """By one worker alone, for want of another."""
 
 
 class Overlap(NamedTuple):
@@ -84,6 +97,15 @@ class Decision:
     not_live: list[tuple[Source, str]]
     """Workers of the pool that made no row, and why."""
     decided_at_s: float
+    prefill: "Decision | None" = None
+    """Of a pair: who would compute the prompt; this one is about who decodes."""
+    how: "Prefill | None" = None
+    """Of a pair: whether that worker does."""
+
+    @property
+    def computing(self) -> "Decision":
+        """The decision about who computes the prompt."""
+        return self.prefill if self.prefill and self.how is Prefill.REMOTE else self
 
     def overlap(self, row: int) -> Overlap:
         return Overlap._make(self.tokens[:, row].tolist())
@@ -123,7 +145,7 @@ class Pick:
     decided: Decision | Callable[[], Decision]
     """The decision, or what makes it from what was weighed."""
     overlap: Overlap
-    """Of the worker that was picked."""
+    """Of the worker that computes the prompt."""
 
     @property
     def decision(self) -> Decision:

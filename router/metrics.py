@@ -29,7 +29,7 @@ from events.broker import Broker
 from events.relay import Relay
 from events.stream import StreamState
 from router.core import RouterCore
-from router.decision import Pick
+from router.decision import Pick, Prefill
 from router.peer_link import PeerLink
 from router.pick_tally import BUCKETS_S, RATIO_DECISIONS, TIERS, PickTally, StageClock
 from router.policies.own import Failure, is_own
@@ -174,6 +174,13 @@ class RouterCollector(Collector):
             sum(view.index.predicted(source.slot) for source in view.sources.values()),
         )
         yield _gauge("kvroute_reservations", "Open reservations.", len(core.reservations))
+        yield _counter(
+            "kvroute_pair_picks",
+            "Picks of PREFILL_DECODE requests, by where the prompt is computed.",
+            "prefill",
+            {how.value: count for how, count in core.pair_picks.items()},
+            tuple(Prefill),
+        )
         yield _counter(
             "kvroute_facts", "Facts applied.", "kind", view.facts, ("stored", "removed", "cleared")
         )

@@ -47,8 +47,9 @@ class PickTally:
     def count(self, pick: Pick) -> None:
         """A pick was made."""
         overlap = pick.overlap
-        prompt_tokens = pick.decision.rows.prompt_tokens
-        reachable = pick.decision.best_overlap_tokens()
+        decision = pick.decision.computing
+        prompt_tokens = decision.rows.prompt_tokens
+        reachable = decision.best_overlap_tokens()
         self.tokens += (prompt_tokens, reachable, *overlap[-len(TIERS) :])
         self.recent[self.picks[0] % RATIO_DECISIONS] = overlap.usable, prompt_tokens
         self.picks += 1

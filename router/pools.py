@@ -92,6 +92,8 @@ class _Identity(NamedTuple):
     block_size: int
     role: str
     max_model_len: int
+    engine: str
+    kv_connector: str
     labels: Mapping[str, str]
 
     @classmethod
@@ -104,6 +106,8 @@ class _Identity(NamedTuple):
             heartbeat.block_size,
             heartbeat.role,
             heartbeat.max_model_len,
+            heartbeat.engine,
+            heartbeat.kv_connector,
             heartbeat.labels,
         )
 

@@ -2,7 +2,8 @@
 
 Laws:
 - a reservation is open from its pick until a Report, its lease or its worker ends it: exactly once;
-- the sum over open reservations is what WorkerLoad counts as ours;
+- the sum over open reservations is what WorkerLoad counts as ours; of a pair, the half that
+  computes the prompt counts until that is done, and ends with the other one at the latest;
 - open and remembered together never exceed the bounds, in number and in bytes of hashes but for the
   last one: the oldest memories go first;
 - a request id finds its reservation while that is open, and for a while after it finished. One that
@@ -11,7 +12,7 @@ Laws:
 
 from collections import OrderedDict
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import numpy as np
@@ -42,8 +43,22 @@ Fingerprint = tuple[int, str, str]
 
 
 @dataclass(slots=True)
+class PrefillHold:
+    """What a reservation of a pair holds on the worker that computes its prompt for another."""
+
+    worker: WorkerKey
+    predicted_tokens: int
+    """Usable overlap there at the pick, by what its events told."""
+    new_tokens: int
+    room: int
+    """By which the two engines find one another; no other request in flight has it."""
+    open: bool = True
+    """Until the prompt is computed, or the reservation ends."""
+
+
+@dataclass(slots=True)
 class Reservation:
-    """One request's hold on one worker."""
+    """One request's hold on one worker, or on a pair of them."""
 
     id: str
     request_id: str
@@ -55,6 +70,7 @@ class Reservation:
     predicted_tokens: int
     """Usable overlap at the pick, by what the worker's events told."""
     new_tokens: int
+    """Of the prompt, that the worker computes; 0 when another one does."""
     opened_at_s: float
     lease_ends_s: float
     answer: bytes
@@ -64,6 +80,26 @@ class Reservation:
     prefill_done: bool = False
     running: bool = False
     ended: Ending | None = None
+    prefill: PrefillHold | None = None
+    """The other half of a pair."""
+
+    def holds(self, workers: Collection[WorkerKey]) -> bool:
+        """Whether it is open on any of some workers."""
+        prefill = self.prefill
+        return self.worker in workers or (
+            prefill is not None and prefill.open and prefill.worker in workers
+        )
+
+    def where_computed(self) -> "Reservation":
+        """This one as the worker sees it that computes the prompt: of a pair, a copy."""
+        if self.prefill is None:
+            return self
+        return replace(
+            self,
+            worker=self.prefill.worker,
+            predicted_tokens=self.prefill.predicted_tokens,
+            new_tokens=self.prefill.new_tokens,
+        )
 
 
 class Reservations:
@@ -147,7 +183,7 @@ class Reservations:
     def on_workers(self, workers: Collection[WorkerKey]) -> list[Reservation]:
         """Open ones of some workers; looks at each once, however many workers go at once."""
         wanted = frozenset(workers)
-        return [one for one in self._open.values() if one.worker in wanted]
+        return [one for one in self._open.values() if one.holds(wanted)]
 
     def forget_old(self, now_s: float) -> None:
         """Drops memories that are older than the window."""

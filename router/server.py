@@ -229,6 +229,7 @@ class RouterService(router_pb2_grpc.RouterServicer):
             codec.write_pick(answer, outcome, self._core, request.priority)
             if request.omit_receipt:
                 answer.ClearField("receipt")
+                answer.ClearField("prefill_receipt")
             reservation.answer = answer.SerializeToString()
         except BaseException:
             self._core.withdraw(reservation, now_s)

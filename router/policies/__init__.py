@@ -8,6 +8,7 @@ from router.policies.conductor import CONDUCTOR
 from router.policies.dynamo_adaptive import DYNAMO_ADAPTIVE
 from router.policies.dynamo_blocks import DYNAMO_BLOCKS
 from router.policies.dynamo_logit import DYNAMO_LOGIT
+from router.policies.pair import DECODE_ROOM, PREFILL_QUEUE
 from router.policies.policy import Policy
 from router.policies.power_of_two import POWER_OF_TWO
 from router.policies.session_sticky import SESSION_STICKY
@@ -26,5 +27,7 @@ POLICIES: dict[str, Policy] = {
         SESSION_STICKY,
         ROUND_ROBIN,
         RANDOM,
+        PREFILL_QUEUE,
+        DECODE_ROOM,
     )
 }

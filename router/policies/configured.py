@@ -16,8 +16,10 @@ def configured(routing: RoutingSettings) -> dict[str, Policy]:
     policies = dict(POLICIES)
     for i, name in enumerate(routing.own_policies):
         policies[name] = _own(name, f"$.routing.own_policies[{i}]")
-    if is_own(routing.policy) and routing.policy not in policies:
-        policies[routing.policy] = _own(routing.policy, "$.routing.policy")
+    named = {key: getattr(routing, key) for key in ("policy", "prefill_policy", "decode_policy")}
+    for key, name in named.items():
+        if is_own(name) and name not in policies:
+            policies[name] = _own(name, f"$.routing.{key}")
     for name, numbers in routing.parameters.items():
         if name not in policies:
             raise ConfigError(
@@ -25,11 +27,11 @@ def configured(routing: RoutingSettings) -> dict[str, Policy]:
                 f" there are {', '.join(policies)}"
             )
         policies[name] = _with(policies[name], numbers)
-    if routing.policy not in policies:
-        raise ConfigError(
-            f"unknown policy {routing.policy!r} at `$.routing.policy`;"
-            f" there are {', '.join(policies)}"
-        )
+    for key, name in named.items():
+        if name not in policies:
+            raise ConfigError(
+                f"unknown policy {name!r} at `$.routing.{key}`; there are {', '.join(policies)}"
+            )
     return policies
 
 

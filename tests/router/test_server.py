@@ -1,6 +1,7 @@
 """The gRPC face over a real socket: every status, every method, and nothing lost on the way."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable
 from math import inf, nan
 from typing import Any
@@ -17,6 +18,7 @@ from indexer.identity import Tier, WorkerKey
 from kvroute.v1 import fleet_pb2, router_pb2
 from router import codec, server
 from router.config import ConfigError, GrpcSettings, ModelSettings
+from router.metrics import RouterCollector
 from router.policies import POLICIES
 from router.refusals import STATUS, Reason
 from router.reservations import Ending
@@ -96,8 +98,6 @@ STATUSES: list[tuple[str, Callable[[Fleet], None], dict[str, Any], Any, Code, st
      Code.INVALID_ARGUMENT, "PROMPT_TOO_LONG", "the longest takes 10000"),
     ("unknown phase", one_worker, {}, asked(phase=99),
      Code.INVALID_ARGUMENT, "INVALID_FIELD", "unknown phase 99"),
-    ("a pair", one_worker, {}, asked(phase=router_pb2.PHASE_PREFILL_DECODE),
-     Code.UNIMPLEMENTED, "PHASE_NOT_SUPPORTED", "not supported yet"),
     ("decode without a prompt", one_worker, {},
      router_pb2.RouteRequest(phase=router_pb2.PHASE_DECODE, session_id="s"),
      Code.NOT_FOUND, "UNKNOWN_SESSION", "session 's'"),
@@ -387,6 +387,15 @@ def by_hand(policy: str, receipt: router_pb2.Receipt, row: router_pb2.CandidateR
             near = 0.7 * row.terms["distance"] + 0.3 * waiting
             stage = int(row.terms["stage"])
             return 1e6 * stage + (waiting, near, queue + load / (1 + load))[stage]
+        case "prefill-queue":
+            return row.prefill_tokens_active + row.new_tokens
+        case "decode-room":
+            terms = row.terms
+            share = (row.active_blocks + terms["need_blocks"]) / blocks if blocks > 0 else 0.0
+            batch = queue / (slots if slots > 0 else constants["slots_unknown"])
+            way = (1 + terms["kv_distance"]) / 4 * row.new_tokens / receipt.prompt_tokens
+            no_room = blocks > 0 and terms["need_blocks"] > blocks - row.active_blocks
+            return share + batch + constants["way_weight"] * way + 1000 * no_room
         case "session-sticky":
             return row.terms["distance"] + (queue + 1 > receipt.terms["share"])
         case "power-of-two":
@@ -1209,3 +1218,117 @@ class TestServer:
 
 def test_every_reason_has_a_status() -> None:
     assert set(STATUS) == set(Reason)
+
+
+class TestPairs:
+    async def test_a_pair_is_answered_with_both_halves_and_both_receipts(self) -> None:
+        async with served() as stage:
+            stage.fleet.add("p", role="prefill", engine="sglang", labels={"host": "h"})
+            stage.fleet.add("d", role="decode", engine="sglang")
+            answer = await stage.router.Route(asked(1600, phase=router_pb2.PHASE_PREFILL_DECODE))
+            other = answer.prefill_worker
+            assert (answer.worker_id, other.worker_id) == ("d", "p")
+            assert (other.address, other.engine) == ("http://p:8000", "sglang")
+            assert (other.bootstrap_host, other.bootstrap_port) == ("p", 8998)
+            assert 0 < other.bootstrap_room < 1 << 63
+            assert other.labels == {"host": "h"}
+            assert not other.HasField("dp_rank")
+            assert (answer.new_tokens, other.new_tokens) == (0, 1600)
+            assert answer.receipt.prefill == "remote"
+            assert answer.receipt.policy == "decode-room"
+            assert answer.prefill_receipt.policy == "prefill-queue"
+            assert answer.prefill_receipt.picked.worker_id == "p"
+            assert answer.prefill_receipt.excluded == {"role is decode": 1}
+            for receipt in (answer.receipt, answer.prefill_receipt):
+                cost = by_hand(receipt.policy, receipt, receipt.picked)
+                assert cost == pytest.approx(receipt.picked.cost)
+
+    async def test_a_vllm_pair_is_told_with_kv_transfer_params(self) -> None:
+        async with served() as stage:
+            stage.fleet.add("p", 0, role="prefill", multi_rank=True)
+            stage.fleet.add("d", role="decode")
+            answer = await stage.router.Route(asked(1600, phase=router_pb2.PHASE_PREFILL_DECODE))
+            other = answer.prefill_worker
+            assert other.HasField("dp_rank")
+            assert json.loads(other.prefill_kv_transfer_params)["do_remote_decode"] is True
+            assert other.decode_kv_transfer_params == ""
+
+    async def test_a_short_prompt_is_answered_with_one_worker(self) -> None:
+        async with served() as stage:
+            stage.fleet.add("p", role="prefill")
+            stage.fleet.add("d", role="decode")
+            answer = await stage.router.Route(asked(100, phase=router_pb2.PHASE_PREFILL_DECODE))
+            assert answer.worker_id == "d"
+            assert not answer.HasField("prefill_worker")
+            assert answer.new_tokens == 100
+            assert answer.receipt.prefill == "local"
+            assert answer.prefill_receipt.picked.worker_id == "p", "who would have been it"
+
+    async def test_both_receipts_can_be_omitted(self) -> None:
+        async with served() as stage:
+            stage.fleet.add("p", role="prefill")
+            stage.fleet.add("d", role="decode")
+            answer = await stage.router.Route(
+                asked(1600, phase=router_pb2.PHASE_PREFILL_DECODE, omit_receipt=True)
+            )
+            assert answer.prefill_worker.worker_id == "p"
+            assert not answer.HasField("receipt")
+            assert not answer.HasField("prefill_receipt")
+
+    async def test_reports_release_one_half_and_then_the_other(self) -> None:
+        async with served() as stage:
+            stage.fleet.add("p", role="prefill")
+            stage.fleet.add("d", role="decode")
+            answer = await stage.router.Route(asked(1600, phase=router_pb2.PHASE_PREFILL_DECODE))
+            assert {key.worker_id for key in stage.fleet.loads()} == {"p", "d"}
+            for state, left in (("PREFILL_DONE", {"d"}), ("FINISHED", set())):
+                step = router_pb2.Progress(
+                    reservation_id=answer.reservation_id, state=f"PROGRESS_STATE_{state}"
+                )
+                told = await stage.router.Report(router_pb2.ReportRequest(progress=[step]))
+                assert told.outcomes[0].result == router_pb2.PROGRESS_RESULT_APPLIED
+                assert {key.worker_id for key in stage.fleet.loads()} == left
+
+    async def test_explain_shows_both_stages(self) -> None:
+        async with served() as stage:
+            stage.fleet.add("p", role="prefill", engine="sglang")
+            stage.fleet.add("d", role="decode", engine="sglang")
+            told = await stage.router.Explain(asked(1600, phase=router_pb2.PHASE_PREFILL_DECODE))
+            assert told.worker_id == "d"
+            assert told.prefill_worker.worker_id == "p"
+            assert not told.prefill_worker.bootstrap_room
+            assert [row.worker_id for row in told.candidates] == ["d", "p"]
+            assert [row.worker_id for row in told.prefill_candidates] == ["p", "d"]
+            assert told.receipt.prefill == "remote"
+            assert stage.fleet.loads() == {}
+
+    async def test_pairs_go_over_the_lane_too(self) -> None:
+        async with served() as stage:
+            stage.fleet.add("p", role="prefill")
+            stage.fleet.add("d", role="decode")
+            stream = stage.router.RouteStream()
+            items = [
+                router_pb2.RouteItem(
+                    index=i, request=asked(1600, i * 9_000, phase=router_pb2.PHASE_PREFILL_DECODE)
+                )
+                for i in range(3)
+            ]
+            await stream.write(router_pb2.RouteBatch(items=items))
+            answered = await stream.read()
+            assert {one.response.prefill_worker.worker_id for one in answered.results} == {"p"}
+            await stream.done_writing()
+
+    async def test_what_pairs_come_to_is_counted(self) -> None:
+        async with served() as stage:
+            stage.metrics.registry.register(RouterCollector(stage.fleet.core, stage.fleet.clock))
+            stage.fleet.add("p", role="prefill")
+            stage.fleet.add("d", role="decode")
+            for tokens in (1600, 100):
+                await stage.router.Route(asked(tokens, phase=router_pb2.PHASE_PREFILL_DECODE))
+            counted = {
+                how: stage.metrics.registry.get_sample_value(
+                    "kvroute_pair_picks_total", {"prefill": how}
+                )
+                for how in ("remote", "local", "absent")
+            }
+            assert counted == {"remote": 1, "local": 1, "absent": 0}

@@ -81,6 +81,9 @@ class WorkerStatus(google.protobuf.message.Message):
     RESERVED_BY_PEERS_FIELD_NUMBER: builtins.int
     PREFILL_RATE_FIELD_NUMBER: builtins.int
     PREFILLS_MEASURED_FIELD_NUMBER: builtins.int
+    KV_CONNECTOR_FIELD_NUMBER: builtins.int
+    BOOTSTRAP_HOST_FIELD_NUMBER: builtins.int
+    BOOTSTRAP_PORT_FIELD_NUMBER: builtins.int
     worker_id: builtins.str
     dp_rank: builtins.int
     address: builtins.str
@@ -131,6 +134,12 @@ class WorkerStatus(google.protobuf.message.Message):
     """tokens of prompt work a second, as learned; until then that of its model's others"""
     prefills_measured: builtins.int
     """prompts that were reported done, from which it was learned"""
+    kv_connector: builtins.str
+    """how it hands KV caches over, as configured"""
+    bootstrap_host: builtins.str
+    """where other engines find it for that; empty: at its address"""
+    bootstrap_port: builtins.int
+    """0: unknown"""
     @property
     def model_aliases(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
     @property
@@ -184,9 +193,12 @@ class WorkerStatus(google.protobuf.message.Message):
         reserved_by_peers: builtins.int = ...,
         prefill_rate: builtins.float = ...,
         prefills_measured: builtins.int = ...,
+        kv_connector: builtins.str = ...,
+        bootstrap_host: builtins.str = ...,
+        bootstrap_port: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_beat_age_s", b"_beat_age_s", "_sample_age_s", b"_sample_age_s", "_total_blocks", b"_total_blocks", "_total_slots", b"_total_slots", "beat_age_s", b"beat_age_s", "sample_age_s", b"sample_age_s", "stream_changed_at", b"stream_changed_at", "total_blocks", b"total_blocks", "total_slots", b"total_slots"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_beat_age_s", b"_beat_age_s", "_sample_age_s", b"_sample_age_s", "_total_blocks", b"_total_blocks", "_total_slots", b"_total_slots", "active_blocks", b"active_blocks", "address", b"address", "approximate", b"approximate", "beat_age_s", b"beat_age_s", "block_size", b"block_size", "blocks_device", b"blocks_device", "blocks_disk", b"blocks_disk", "blocks_forgotten", b"blocks_forgotten", "blocks_host", b"blocks_host", "blocks_predicted", b"blocks_predicted", "dp_rank", b"dp_rank", "drained", b"drained", "engine", b"engine", "engine_block_size", b"engine_block_size", "engine_version", b"engine_version", "hit_ratio", b"hit_ratio", "labels", b"labels", "lora_names", b"lora_names", "max_model_len", b"max_model_len", "model", b"model", "model_aliases", b"model_aliases", "prefill_rate", b"prefill_rate", "prefill_tokens_active", b"prefill_tokens_active", "prefills_measured", b"prefills_measured", "reserved", b"reserved", "reserved_by_peers", b"reserved_by_peers", "role", b"role", "running", b"running", "sample_age_s", b"sample_age_s", "schedulable", b"schedulable", "stream_changed_at", b"stream_changed_at", "stream_complete", b"stream_complete", "stream_reason", b"stream_reason", "stream_state", b"stream_state", "total_blocks", b"total_blocks", "total_slots", b"total_slots", "unschedulable_reason", b"unschedulable_reason", "waiting", b"waiting", "warnings", b"warnings", "worker_id", b"worker_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_beat_age_s", b"_beat_age_s", "_sample_age_s", b"_sample_age_s", "_total_blocks", b"_total_blocks", "_total_slots", b"_total_slots", "active_blocks", b"active_blocks", "address", b"address", "approximate", b"approximate", "beat_age_s", b"beat_age_s", "block_size", b"block_size", "blocks_device", b"blocks_device", "blocks_disk", b"blocks_disk", "blocks_forgotten", b"blocks_forgotten", "blocks_host", b"blocks_host", "blocks_predicted", b"blocks_predicted", "bootstrap_host", b"bootstrap_host", "bootstrap_port", b"bootstrap_port", "dp_rank", b"dp_rank", "drained", b"drained", "engine", b"engine", "engine_block_size", b"engine_block_size", "engine_version", b"engine_version", "hit_ratio", b"hit_ratio", "kv_connector", b"kv_connector", "labels", b"labels", "lora_names", b"lora_names", "max_model_len", b"max_model_len", "model", b"model", "model_aliases", b"model_aliases", "prefill_rate", b"prefill_rate", "prefill_tokens_active", b"prefill_tokens_active", "prefills_measured", b"prefills_measured", "reserved", b"reserved", "reserved_by_peers", b"reserved_by_peers", "role", b"role", "running", b"running", "sample_age_s", b"sample_age_s", "schedulable", b"schedulable", "stream_changed_at", b"stream_changed_at", "stream_complete", b"stream_complete", "stream_reason", b"stream_reason", "stream_state", b"stream_state", "total_blocks", b"total_blocks", "total_slots", b"total_slots", "unschedulable_reason", b"unschedulable_reason", "waiting", b"waiting", "warnings", b"warnings", "worker_id", b"worker_id"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_beat_age_s", b"_beat_age_s"]) -> typing.Literal["beat_age_s"] | None: ...
     @typing.overload
@@ -323,6 +335,7 @@ class RegisterWorkerRequest(google.protobuf.message.Message):
     REPLAY_FIELD_NUMBER: builtins.int
     METRICS_FIELD_NUMBER: builtins.int
     LABELS_FIELD_NUMBER: builtins.int
+    ROLE_FIELD_NUMBER: builtins.int
     worker_id: builtins.str
     engine: builtins.str
     """vllm or sglang"""
@@ -334,6 +347,8 @@ class RegisterWorkerRequest(google.protobuf.message.Message):
     """its replay socket; empty: none"""
     metrics: builtins.str
     """its HTTP base, for load and limits; empty: the address"""
+    role: builtins.str
+    """both, prefill or decode; empty: what the engine says, else both"""
     @property
     def labels(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]: ...
     def __init__(
@@ -346,8 +361,9 @@ class RegisterWorkerRequest(google.protobuf.message.Message):
         replay: builtins.str = ...,
         metrics: builtins.str = ...,
         labels: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
+        role: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["address", b"address", "engine", b"engine", "events", b"events", "labels", b"labels", "metrics", b"metrics", "replay", b"replay", "worker_id", b"worker_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["address", b"address", "engine", b"engine", "events", b"events", "labels", b"labels", "metrics", b"metrics", "replay", b"replay", "role", b"role", "worker_id", b"worker_id"]) -> None: ...
 
 Global___RegisterWorkerRequest: typing_extensions.TypeAlias = RegisterWorkerRequest
 

@@ -31,7 +31,7 @@ class _PhaseEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumType
     PHASE_AGGREGATED: _Phase.ValueType  # 1
     """one worker does prefill and decode"""
     PHASE_PREFILL_DECODE: _Phase.ValueType  # 2
-    """a pair"""
+    """a pair, or one worker where a pair is not worth it or can't be had"""
     PHASE_PREFILL: _Phase.ValueType  # 3
     PHASE_DECODE: _Phase.ValueType  # 4
     """the prompt may be absent when the session is known"""
@@ -44,7 +44,7 @@ PHASE_UNSPECIFIED: Phase.ValueType  # 0
 PHASE_AGGREGATED: Phase.ValueType  # 1
 """one worker does prefill and decode"""
 PHASE_PREFILL_DECODE: Phase.ValueType  # 2
-"""a pair"""
+"""a pair, or one worker where a pair is not worth it or can't be had"""
 PHASE_PREFILL: Phase.ValueType  # 3
 PHASE_DECODE: Phase.ValueType  # 4
 """the prompt may be absent when the session is known"""
@@ -58,7 +58,7 @@ class _ProgressStateEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._
     DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
     PROGRESS_STATE_UNSPECIFIED: _ProgressState.ValueType  # 0
     PROGRESS_STATE_PREFILL_DONE: _ProgressState.ValueType  # 1
-    """the first token is out"""
+    """the first token is out; of a pair: the prefill worker has answered"""
     PROGRESS_STATE_RUNNING: _ProgressState.ValueType  # 2
     """renews the lease"""
     PROGRESS_STATE_FINISHED: _ProgressState.ValueType  # 3
@@ -69,7 +69,7 @@ class ProgressState(_ProgressState, metaclass=_ProgressStateEnumTypeWrapper):
 
 PROGRESS_STATE_UNSPECIFIED: ProgressState.ValueType  # 0
 PROGRESS_STATE_PREFILL_DONE: ProgressState.ValueType  # 1
-"""the first token is out"""
+"""the first token is out; of a pair: the prefill worker has answered"""
 PROGRESS_STATE_RUNNING: ProgressState.ValueType  # 2
 """renews the lease"""
 PROGRESS_STATE_FINISHED: ProgressState.ValueType  # 3
@@ -363,20 +363,71 @@ Global___OverlapTokens: typing_extensions.TypeAlias = OverlapTokens
 
 @typing.final
 class PrefillWorker(google.protobuf.message.Message):
-    """PrefillWorker is the other half of a PREFILL_DECODE pair."""
+    """PrefillWorker is the other half of a PREFILL_DECODE pair: it computes the prompt, and the picked worker
+    takes its KV cache over. How the two requests are sent is a matter of the engine.
+
+    sglang: the same request goes to both at once, with bootstrap_host, bootstrap_port and bootstrap_room in its body.
+    vllm: first to this worker, with max_tokens 1, no stream, and prefill_kv_transfer_params as its
+    kv_transfer_params; then to the picked one with decode_kv_transfer_params, or with what this worker answered.
+    """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    @typing.final
+    class LabelsEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.str
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.str = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
 
     WORKER_ID_FIELD_NUMBER: builtins.int
     DP_RANK_FIELD_NUMBER: builtins.int
     ADDRESS_FIELD_NUMBER: builtins.int
     BOOTSTRAP_HOST_FIELD_NUMBER: builtins.int
     BOOTSTRAP_PORT_FIELD_NUMBER: builtins.int
+    BOOTSTRAP_ROOM_FIELD_NUMBER: builtins.int
+    ENGINE_FIELD_NUMBER: builtins.int
+    KV_CONNECTOR_FIELD_NUMBER: builtins.int
+    KV_ENGINE_ID_FIELD_NUMBER: builtins.int
+    PREFILL_KV_TRANSFER_PARAMS_FIELD_NUMBER: builtins.int
+    DECODE_KV_TRANSFER_PARAMS_FIELD_NUMBER: builtins.int
+    OVERLAP_TOKENS_FIELD_NUMBER: builtins.int
+    NEW_TOKENS_FIELD_NUMBER: builtins.int
+    LABELS_FIELD_NUMBER: builtins.int
     worker_id: builtins.str
     dp_rank: builtins.int
+    """absent for engines with one rank"""
     address: builtins.str
     bootstrap_host: builtins.str
+    """where the other engine finds this one; of vLLM only if it was configured"""
     bootstrap_port: builtins.int
+    bootstrap_room: builtins.int
+    """no other request in flight has it; modulo the engine's ranks it is dp_rank"""
+    engine: builtins.str
+    """vllm or sglang"""
+    kv_connector: builtins.str
+    """vLLM's, as configured"""
+    kv_engine_id: builtins.str
+    """vLLM's engine_id, as configured; empty: this worker's answer tells it"""
+    prefill_kv_transfer_params: builtins.str
+    """JSON, for the request to this worker; empty: not vLLM"""
+    decode_kv_transfer_params: builtins.str
+    """JSON; empty: what this worker answers goes on as it is"""
+    new_tokens: builtins.int
+    """prompt tokens that it has yet to compute"""
+    @property
+    def overlap_tokens(self) -> Global___OverlapTokens: ...
+    @property
+    def labels(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]: ...
     def __init__(
         self,
         *,
@@ -385,9 +436,18 @@ class PrefillWorker(google.protobuf.message.Message):
         address: builtins.str = ...,
         bootstrap_host: builtins.str = ...,
         bootstrap_port: builtins.int = ...,
+        bootstrap_room: builtins.int = ...,
+        engine: builtins.str = ...,
+        kv_connector: builtins.str = ...,
+        kv_engine_id: builtins.str = ...,
+        prefill_kv_transfer_params: builtins.str = ...,
+        decode_kv_transfer_params: builtins.str = ...,
+        overlap_tokens: Global___OverlapTokens | None = ...,
+        new_tokens: builtins.int = ...,
+        labels: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_dp_rank", b"_dp_rank", "dp_rank", b"dp_rank"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_dp_rank", b"_dp_rank", "address", b"address", "bootstrap_host", b"bootstrap_host", "bootstrap_port", b"bootstrap_port", "dp_rank", b"dp_rank", "worker_id", b"worker_id"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_dp_rank", b"_dp_rank", "dp_rank", b"dp_rank", "overlap_tokens", b"overlap_tokens"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_dp_rank", b"_dp_rank", "address", b"address", "bootstrap_host", b"bootstrap_host", "bootstrap_port", b"bootstrap_port", "bootstrap_room", b"bootstrap_room", "decode_kv_transfer_params", b"decode_kv_transfer_params", "dp_rank", b"dp_rank", "engine", b"engine", "kv_connector", b"kv_connector", "kv_engine_id", b"kv_engine_id", "labels", b"labels", "new_tokens", b"new_tokens", "overlap_tokens", b"overlap_tokens", "prefill_kv_transfer_params", b"prefill_kv_transfer_params", "worker_id", b"worker_id"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_dp_rank", b"_dp_rank"]) -> typing.Literal["dp_rank"] | None: ...
 
 Global___PrefillWorker: typing_extensions.TypeAlias = PrefillWorker
@@ -455,13 +515,14 @@ class RouteResponse(google.protobuf.message.Message):
     ENGINE_PRIORITY_FIELD_NUMBER: builtins.int
     LEASE_S_FIELD_NUMBER: builtins.int
     RECEIPT_FIELD_NUMBER: builtins.int
+    PREFILL_RECEIPT_FIELD_NUMBER: builtins.int
     reservation_id: builtins.str
     worker_id: builtins.str
     dp_rank: builtins.int
     """absent for engines with one rank"""
     address: builtins.str
     new_tokens: builtins.int
-    """prompt tokens that the worker has yet to compute"""
+    """prompt tokens that the worker has yet to compute; 0 when prefill_worker does"""
     queue_ms: builtins.float
     """time spent in the router's queue"""
     engine_priority: builtins.int
@@ -477,6 +538,10 @@ class RouteResponse(google.protobuf.message.Message):
     def overlap_tokens(self) -> Global___OverlapTokens: ...
     @property
     def receipt(self) -> Global___Receipt: ...
+    @property
+    def prefill_receipt(self) -> Global___Receipt:
+        """of a PREFILL_DECODE request: why prefill_worker, or who would have been it"""
+
     def __init__(
         self,
         *,
@@ -493,9 +558,10 @@ class RouteResponse(google.protobuf.message.Message):
         engine_priority: builtins.int | None = ...,
         lease_s: builtins.float = ...,
         receipt: Global___Receipt | None = ...,
+        prefill_receipt: Global___Receipt | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_dp_rank", b"_dp_rank", "_engine_priority", b"_engine_priority", "dp_rank", b"dp_rank", "engine_priority", b"engine_priority", "overlap_tokens", b"overlap_tokens", "prefill_worker", b"prefill_worker", "receipt", b"receipt"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_dp_rank", b"_dp_rank", "_engine_priority", b"_engine_priority", "address", b"address", "alternatives", b"alternatives", "dp_rank", b"dp_rank", "engine_priority", b"engine_priority", "labels", b"labels", "lease_s", b"lease_s", "new_tokens", b"new_tokens", "overlap_tokens", b"overlap_tokens", "prefill_worker", b"prefill_worker", "queue_ms", b"queue_ms", "receipt", b"receipt", "reservation_id", b"reservation_id", "worker_id", b"worker_id"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_dp_rank", b"_dp_rank", "_engine_priority", b"_engine_priority", "dp_rank", b"dp_rank", "engine_priority", b"engine_priority", "overlap_tokens", b"overlap_tokens", "prefill_receipt", b"prefill_receipt", "prefill_worker", b"prefill_worker", "receipt", b"receipt"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_dp_rank", b"_dp_rank", "_engine_priority", b"_engine_priority", "address", b"address", "alternatives", b"alternatives", "dp_rank", b"dp_rank", "engine_priority", b"engine_priority", "labels", b"labels", "lease_s", b"lease_s", "new_tokens", b"new_tokens", "overlap_tokens", b"overlap_tokens", "prefill_receipt", b"prefill_receipt", "prefill_worker", b"prefill_worker", "queue_ms", b"queue_ms", "receipt", b"receipt", "reservation_id", b"reservation_id", "worker_id", b"worker_id"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_dp_rank", b"_dp_rank"]) -> typing.Literal["dp_rank"] | None: ...
     @typing.overload
@@ -673,6 +739,7 @@ class Receipt(google.protobuf.message.Message):
     DECIDED_AT_S_FIELD_NUMBER: builtins.int
     BEST_OVERLAP_TOKENS_FIELD_NUMBER: builtins.int
     REPLICA_FIELD_NUMBER: builtins.int
+    PREFILL_FIELD_NUMBER: builtins.int
     policy: builtins.str
     formula: builtins.str
     prompt_tokens: builtins.int
@@ -686,6 +753,8 @@ class Receipt(google.protobuf.message.Message):
     best_overlap_tokens: builtins.int
     """the most usable overlap any candidate had"""
     replica: builtins.str
+    prefill: builtins.str
+    """of a PREFILL_DECODE request: remote; local, hardly anything is new; absent, nobody to hand over"""
     @property
     def parameters(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.float]:
         """constants of the formula"""
@@ -721,9 +790,10 @@ class Receipt(google.protobuf.message.Message):
         decided_at_s: builtins.float = ...,
         best_overlap_tokens: builtins.int = ...,
         replica: builtins.str = ...,
+        prefill: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["picked", b"picked", "runner_up", b"runner_up"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["best_overlap_tokens", b"best_overlap_tokens", "block_size", b"block_size", "candidates", b"candidates", "decided_at_s", b"decided_at_s", "excluded", b"excluded", "formula", b"formula", "parameters", b"parameters", "picked", b"picked", "policy", b"policy", "prompt_tokens", b"prompt_tokens", "replica", b"replica", "runner_up", b"runner_up", "terms", b"terms", "tied", b"tied"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["best_overlap_tokens", b"best_overlap_tokens", "block_size", b"block_size", "candidates", b"candidates", "decided_at_s", b"decided_at_s", "excluded", b"excluded", "formula", b"formula", "parameters", b"parameters", "picked", b"picked", "policy", b"policy", "prefill", b"prefill", "prompt_tokens", b"prompt_tokens", "replica", b"replica", "runner_up", b"runner_up", "terms", b"terms", "tied", b"tied"]) -> None: ...
 
 Global___Receipt: typing_extensions.TypeAlias = Receipt
 
@@ -738,6 +808,9 @@ class Explanation(google.protobuf.message.Message):
     DP_RANK_FIELD_NUMBER: builtins.int
     RECEIPT_FIELD_NUMBER: builtins.int
     REFUSAL_FIELD_NUMBER: builtins.int
+    PREFILL_CANDIDATES_FIELD_NUMBER: builtins.int
+    PREFILL_RECEIPT_FIELD_NUMBER: builtins.int
+    PREFILL_WORKER_FIELD_NUMBER: builtins.int
     worker_id: builtins.str
     """who would have been picked; empty when nobody could"""
     dp_rank: builtins.int
@@ -751,6 +824,16 @@ class Explanation(google.protobuf.message.Message):
     def refusal(self) -> google.rpc.status_pb2.Status:
         """what Route would have answered, when nobody could be picked"""
 
+    @property
+    def prefill_candidates(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___CandidateRow]:
+        """of a PREFILL_DECODE request: as above, for the prompt"""
+
+    @property
+    def prefill_receipt(self) -> Global___Receipt: ...
+    @property
+    def prefill_worker(self) -> Global___PrefillWorker:
+        """without a room; absent when the picked one computes the prompt"""
+
     def __init__(
         self,
         *,
@@ -759,9 +842,12 @@ class Explanation(google.protobuf.message.Message):
         dp_rank: builtins.int | None = ...,
         receipt: Global___Receipt | None = ...,
         refusal: google.rpc.status_pb2.Status | None = ...,
+        prefill_candidates: collections.abc.Iterable[Global___CandidateRow] | None = ...,
+        prefill_receipt: Global___Receipt | None = ...,
+        prefill_worker: Global___PrefillWorker | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_dp_rank", b"_dp_rank", "dp_rank", b"dp_rank", "receipt", b"receipt", "refusal", b"refusal"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_dp_rank", b"_dp_rank", "candidates", b"candidates", "dp_rank", b"dp_rank", "receipt", b"receipt", "refusal", b"refusal", "worker_id", b"worker_id"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_dp_rank", b"_dp_rank", "dp_rank", b"dp_rank", "prefill_receipt", b"prefill_receipt", "prefill_worker", b"prefill_worker", "receipt", b"receipt", "refusal", b"refusal"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_dp_rank", b"_dp_rank", "candidates", b"candidates", "dp_rank", b"dp_rank", "prefill_candidates", b"prefill_candidates", "prefill_receipt", b"prefill_receipt", "prefill_worker", b"prefill_worker", "receipt", b"receipt", "refusal", b"refusal", "worker_id", b"worker_id"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_dp_rank", b"_dp_rank"]) -> typing.Literal["dp_rank"] | None: ...
 
 Global___Explanation: typing_extensions.TypeAlias = Explanation
@@ -878,7 +964,7 @@ class Progress(google.protobuf.message.Message):
     output_tokens: builtins.int
     """so far"""
     cached_tokens: builtins.int
-    """as the engine told: prompt_tokens_details.cached_tokens"""
+    """as the engine told: prompt_tokens_details.cached_tokens; of a pair: the prefill worker"""
     failure_reason: Global___FailureReason.ValueType
     def __init__(
         self,
