@@ -5,6 +5,7 @@ from pathlib import Path
 from simulator.plots import write_plots
 from tests.results.cases import Case, Done, Results, comparison
 from tests.results.fleets import FILES, RATES, Traces, fleet
+from tests.results.floor import floor_ms
 from tests.results.page import less, markdown_table, ms, percent
 
 SECTION = "grid"
@@ -30,8 +31,11 @@ def page(traces: Traces, results: Results) -> str:
     for name in FILES:
         rows = [_row(results[SECTION, name, policy, rate]) for rate in RATES for policy in POLICIES]
         ceiling = results[SECTION, name, OURS, RATES[0]].ceiling.blocks
+        floor = ms(floor_ms(traces[name].at(1.0, 0), fleet(OURS)))
         parts += [
-            f"### {name}, ceiling {percent(ceiling)}\n",
+            f"### {name}\n",
+            f"Infinite caches would have {percent(ceiling)} of the blocks. With one LRU cache of"
+            f" the fleet's size, and nobody ever waiting, the mean TTFT would be {floor}.\n",
             markdown_table(COLUMNS, rows),
             f"\n![TTFT over rate](results/{name}/ttft_over_rate.png)\n",
         ]
