@@ -42,7 +42,7 @@ def cases(traces: Traces) -> list[Case]:
     return [
         Case(SECTION, ARMS[0], alone, 1.0, fleet("least-loaded")),
         Case(SECTION, ARMS[1], shared, 1.0, fleet("conductor")),
-        Case(SECTION, ARMS[2], shared, 1.0, fleet("conductor")),
+        Case(SECTION, ARMS[2], shared, 1.0, fleet("conductor", hot_prefixes=True)),
     ]
 
 
