@@ -367,9 +367,8 @@ class KvRouteClient:
             if line.lane is not None and line.lane.takes(request.size):
                 response = await line.lane.route(request, left_s)
             else:
-                response = await line.router.Route(
-                    request.message(), timeout=left_s, metadata=self._metadata()
-                )
+                content = b"".join(request.pieces)
+                response = await line.route(content, timeout=left_s, metadata=self._metadata())
                 if line.lane is not None:
                     line.lane.called()
             self._open().heard(line, response.reservation_id)

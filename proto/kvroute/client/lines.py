@@ -25,8 +25,9 @@ from kvroute.client.channel import Address, Target, addresses_of, open_channel
 from kvroute.client.errors import RouterUnreachable
 from kvroute.client.lane import Lane
 from kvroute.client.report_lane import ReportLane
-from kvroute.v1 import FleetAsyncStub, FleetStub, RouterAsyncStub, RouterStub
+from kvroute.v1 import FleetAsyncStub, FleetStub, RouterAsyncStub, RouteResponse, RouterStub
 
+ROUTE = "/kvroute.v1.Router/Route"
 LINES_MAX = 16
 """Routers used at once; of more addresses, a random choice."""
 RETIRED_MAX = 16
@@ -49,6 +50,8 @@ class Line:
     address: Address
     channel: grpc.aio.Channel
     router: RouterAsyncStub
+    route: grpc.aio.UnaryUnaryMultiCallable[bytes, RouteResponse]
+    """Route of a request's bytes: a prompt is not copied into a message."""
     fleet: FleetAsyncStub
     health: grpc.aio.UnaryUnaryMultiCallable[HealthCheckRequest, HealthCheckResponse]
     lane: Lane | None
@@ -249,8 +252,11 @@ class Lines:
             response_deserializer=HealthCheckResponse.FromString,
         )
         router: RouterAsyncStub = RouterStub(channel)
+        route: grpc.aio.UnaryUnaryMultiCallable[bytes, RouteResponse] = channel.unary_unary(
+            ROUTE, response_deserializer=RouteResponse.FromString
+        )
         lanes = self._make_lanes(channel, router)
-        return Line(address, channel, router, FleetStub(channel), check, *lanes)
+        return Line(address, channel, router, route, FleetStub(channel), check, *lanes)
 
 
 def _unresolved(targets: Sequence[Target], failure: OSError) -> RouterUnreachable:
