@@ -105,15 +105,15 @@ class Replay:
             assert computed == told["scheduled"], where
             assert ids(scheduler.running()) == told["running"], where
             assert ids(scheduler.waiting()) == told["waiting"], where
-            for one in scheduler._unready:
+            for one in scheduler._waiting.unready:
                 if one.ready_s != self.come.get(one):
-                    one.ready_s = scheduler._unready[one] = self.come[one] = inf
+                    one.ready_s = scheduler._waiting.unready[one] = self.come[one] = inf
             if begun is not None:
                 self.now_s = begun.end_s
                 self.hear(scheduler.end_step(self.now_s).events, where)
         for index in told["loaded"]:
             one = self.sequences[index]
-            one.ready_s = scheduler._unready[one] = self.come[one] = self.now_s
+            one.ready_s = scheduler._waiting.unready[one] = self.come[one] = self.now_s
 
     def hear(self, events: list[PoolEvent], where: str) -> None:
         device = [one for one in events if _tier(one) is Tier.DEVICE]
