@@ -15,7 +15,7 @@ class TtftParameters(Parameters, frozen=True):
 
     keep: Annotated[
         float, Meta(ge=0, description="worth to later requests of a token that is computed once")
-    ] = 1.0
+    ] = 0.5
     crowding: Annotated[
         float, Meta(ge=0, description="of the delay to prompts that are being computed there")
     ] = 0.6
@@ -39,7 +39,7 @@ class TtftParameters(Parameters, frozen=True):
 def score(rows: Candidates, parameters: TtftParameters) -> Scores:
     """When its first token would come, and what the pick costs other requests.
 
-        cost      = ttft_s + keep (1) * prefill_s + crowding (0.6) * crowded_s
+        cost      = ttft_s + keep (0.5) * prefill_s + crowding (0.6) * crowded_s
                     + stall (0.02) * stalled_s + decode_s (1) * load
         ttft_s    = wait_s + load_s + prefill_s
         wait_s    = until the prompts under way there are computed

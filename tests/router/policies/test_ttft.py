@@ -14,10 +14,10 @@ OWN = 500 + 1000 * (1 + 500 / 50_000)
 """1000 new tokens, 1010 with attention to 500 others on average, and 500 for the request."""
 
 
-def test_an_idle_worker_costs_its_own_prefill_twice() -> None:
-    # 1510 / 1000 = 1.51 s, and once more for what it pushes out
+def test_an_idle_worker_costs_its_own_prefill_and_half_of_it() -> None:
+    # 1510 / 1000 = 1.51 s, and half as much for what it pushes out
     assert OWN == 1510
-    assert score("ttft", 1000, {}).costs == pytest.approx([2 * 1.51])
+    assert score("ttft", 1000, {}).costs == pytest.approx([1.5 * 1.51])
 
 
 def test_cached_tokens_are_not_computed() -> None:
@@ -31,7 +31,7 @@ def test_prompts_under_way_are_waited_for_and_crowded() -> None:
     # Two prompts: 500 + 100 * (1 + 50/50000) = 600.1, 1510; then all 1510 of ours join their steps
     scores = score("ttft", 1000, {"prefills": [(100, 100), (1000, 1000)]})
     assert scores.row_terms["wait_s"] == pytest.approx([(600.1 + 1510) / RATE])
-    assert scores.costs == pytest.approx([2.1101 + 2 * 1.51 + 0.6 * 1.51])
+    assert scores.costs == pytest.approx([2.1101 + 1.5 * 1.51 + 0.6 * 1.51])
 
 
 def test_what_peers_and_others_have_sent_is_waited_for_too() -> None:
@@ -42,7 +42,7 @@ def test_what_peers_and_others_have_sent_is_waited_for_too() -> None:
 
 def test_whoever_is_there_already_is_stalled() -> None:
     scores = score("ttft", 1000, {"running": 5, "active_blocks": 30, "total_blocks": 100})
-    assert scores.costs == pytest.approx([2 * 1.51 + 0.02 * 5 * 1.51 + 1.0 * 0.3])
+    assert scores.costs == pytest.approx([1.5 * 1.51 + 0.02 * 5 * 1.51 + 1.0 * 0.3])
 
 
 def test_cache_on_host_and_disk_takes_its_time_but_never_more_than_computing() -> None:
