@@ -13,6 +13,7 @@ from simulator.cost_model import PrefillChunk
 from simulator.engine import Chunk, Engine, EngineConfig, EngineStopped, RequestRefused
 from simulator.profile import load_profile
 from simulator.scheduler import SchedulerConfig
+from simulator.schedulers.vllm_config import VllmConfig
 
 CONFIG = EngineConfig("w0", SchedulerConfig(block_count=64, block_size=4))
 JOINED = EngineConfig("w0", SchedulerConfig(block_count=64, block_size=4, joined_steps_max=32))
@@ -147,3 +148,23 @@ async def test_virtual_time_says_when_nothing_will_ever_happen() -> None:
     clock = VirtualClock()
     with pytest.raises(RuntimeError, match="no timer"):
         await clock.run(asyncio.Event().wait())
+
+
+async def test_an_idle_engine_wakes_when_kv_has_come_and_when_who_held_it_leaves() -> None:
+    clock = VirtualClock()
+    limits = VllmConfig(block_count=8, block_size=4, host_block_count=64)
+    engine = Engine(EngineConfig("w0", limits), clock)
+
+    async def traffic() -> list[float]:
+        first, other = list(range(28)), list(range(100, 128))
+        await engine.complete(first, 1)
+        await engine.complete(other, 1)  # takes the whole device
+        again = await engine.complete(first, 1)
+        loading = asyncio.create_task(engine.complete(other, 1))
+        waiting = asyncio.create_task(engine.complete(list(range(200, 228)), 1))
+        await asyncio.sleep(0)
+        loading.cancel()
+        last = await waiting
+        return [again.cached_tokens, last.queue_s, engine.load().used_blocks]
+
+    assert await clock.run(traffic()) == [27, 0.0, 0]
