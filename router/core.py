@@ -42,7 +42,7 @@ from router.decision import (
     Role,
     Weighed,
 )
-from router.eligibility import DRAINED, TOO_LONG, exclusions, takes_all, too_long
+from router.eligibility import DRAINED, OUTPUT_TOKENS_MAX, TOO_LONG, exclusions, takes_all, too_long
 from router.further import Further
 from router.hot_prefixes import HotPrefixes
 from router.lane import Lane
@@ -63,8 +63,6 @@ from router.topology import PlaceLabels
 from router.warnings import FleetWatch, WorkerWarning
 
 DRAINED_MAX = 10_000
-OUTPUT_TOKENS_MAX = 4096
-"""What a request is believed when it says how much output it expects."""
 FULL_RETRY_S = 0.5
 """What RetryInfo says when all are full: about the time until something ends."""
 ROOM_BITS = 48
@@ -333,7 +331,7 @@ class RouterCore:
                 self.peers.now(key),
                 self.peers.at(key, now_s - age_s),
             )
-            self.pools.put_load(source.slot, load)
+            self._put_load(key, load)
 
     def on_inflight(self, payload: bytes, now_s: float) -> None:
         """Another replica tells what it has reserved."""
@@ -692,7 +690,7 @@ class RouterCore:
 
     def _put_load(self, key: WorkerKey, load: WorkerLoad) -> None:
         if (source := self.view.sources.get(key)) is not None:
-            self.pools.put_load(source.slot, load)
+            (self.lane or self.pools).put_load(source.slot, load)
 
     def _load(self, key: WorkerKey) -> WorkerLoad:
         load = self.loads.get(key)

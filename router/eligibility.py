@@ -9,6 +9,8 @@ from router.pools import Pool, heartbeat_of
 
 DRAINED = "drained"
 TOO_LONG = "prompt too long"
+OUTPUT_TOKENS_MAX = 4096
+"""What a request is believed when it says how much output it expects."""
 
 
 def exclusions(

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from router.core import RouterCore
 from router.decision import Overlap, Request, Weighed
+from router.load import WorkerLoad
 from router.pick_tally import PickTally
 from router.reservations import Reservation
 
@@ -57,6 +58,9 @@ class Lane:
     ) -> tuple[Reservation, Overlap, Weighed] | None:
         """A Request of RouterCore.route: its reservation, the pick's overlap, and what was weighed;
         None: the general way must pick. mark is called with the name of each stage's end."""
+
+    def put_load(self, slot: int, load: WorkerLoad) -> None:
+        """Pools.put_load: a worker's load has changed."""
 
     def answer(self, request: bytes, now_s: float) -> Reservation | None:
         """A RouteRequest's reservation, with its answer; None: the general way must answer."""

@@ -18,7 +18,7 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes
 from cpython.unicode cimport PyUnicode_DecodeASCII
 from libc.math cimport isnan
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
-from libc.stdlib cimport free, malloc, realloc
+from libc.stdlib cimport free, realloc
 from libc.string cimport memcpy
 from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 
@@ -27,16 +27,16 @@ from collections import Counter
 
 import numpy as np
 
-from indexer.hashing import HASH_SEED
 from events.stream import StreamState
 from events.view import PREDICTED_BLOCKS_MAX
+from indexer.hashing import HASH_SEED
 from indexer.kernel cimport (
     NO_MEMORY, BlockUsers, NativeIndex, table_holder, table_overlap, table_store, users_open, xxh3_64, xxh3_blocks,
     xxh3_chain, xxh3_secret,
 )
 from router.candidates import COLUMNS
 from router.decision import Overlap, Role, Weighed
-from router.eligibility import DRAINED
+from router.eligibility import DRAINED, OUTPUT_TOKENS_MAX
 from router.load import HISTORY_MAX, HISTORY_S
 from router.pick_tally import BUCKETS_S, RATIO_DECISIONS, PickTally, STAGES as STAGE_NAMES
 from router.policies.dynamo_adaptive import DYNAMO_ADAPTIVE
@@ -140,7 +140,7 @@ cdef size_t RUN_ITEMS_MAX = 16
 """Items decided without a look at the clock,"""
 cdef size_t RUN_BYTES_MAX = 1 << 19
 """and bytes of them."""
-cdef size_t PLANS_MAX = 1024
+cdef int64_t OUTPUT_TOKENS_MAX_C = OUTPUT_TOKENS_MAX
 cdef uint64_t HASH_SEED_C = HASH_SEED
 cdef size_t RATIO_DECISIONS_C = RATIO_DECISIONS
 assert COLUMNS == (
@@ -685,11 +685,10 @@ cdef class Lane:
         """Raises Refusal if nobody serves the model."""
         found = self._live.get(model)
         if found is None:
+            self._plans.clear()  # no pool that a plan is of may be there any more
             found = self._pools.live(model, self._core.ready)
         cdef _Plan plan = self._plans.get(model)
         if plan is None or plan.found is not found:
-            if len(self._plans) >= PLANS_MAX:
-                self._plans.clear()
             plan = self._plans[model] = _Plan(found, self._pools.lora_of(model))
         return plan
 
@@ -697,8 +696,7 @@ cdef class Lane:
         """Whether all workers of a pool may take a prompt (router/eligibility.py)."""
         if output_tokens < 0:
             output_tokens = self._output_tokens
-        if output_tokens > 4096:
-            output_tokens = 4096
+        output_tokens = min(output_tokens, OUTPUT_TOKENS_MAX_C)
         return (
             plan.block_size != 0
             and prompt_tokens <= self._prompt_tokens_max
@@ -796,7 +794,7 @@ cdef class Lane:
         return 0
 
     def put_load(self, uint32_t slot, load):
-        """Pools.put_load."""
+        """Pools.put_load: a worker's load has changed."""
         cdef tuple settled = self._settled.get(slot)
         if settled is None:
             return
