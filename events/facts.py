@@ -30,6 +30,9 @@ FACTS_MAX = 4096
 RING_MESSAGES_MAX = 1 << 14
 """In one answer."""
 
+WARM_TOKENS_MAX = 250_000
+"""In one message, of which a NATS server takes 1 MiB by default."""
+
 Count = Annotated[int, Meta(ge=0, le=(1 << 31) - 1)]
 """What is counted of an engine; fits every field of kvroute.v1."""
 SequenceNumber = Annotated[int, Meta(ge=0, le=1 << 62)]
@@ -178,6 +181,30 @@ class SnapshotChunk(msgspec.Struct, frozen=True, omit_defaults=True):
     """The snapshot or the ring part that was asked for is gone: start again."""
 
 
+class Warm(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """A router asks a relay to have its engine compute a prefix; answered with Warmed."""
+
+    v: int = VERSION
+    id: Name
+    """Of this copy, in the whole fleet."""
+    tokens: Annotated[bytes, Meta(max_length=4 * WARM_TOKENS_MAX)] = b""
+    """Little-endian u32 ids: full blocks from the prompt's beginning."""
+    lora_name: Name = ""
+    cache_salt: Name = ""
+    cancel: bool = False
+    """The copy of this id is not wanted any more; tokens are left out, and nothing is answered."""
+
+
+class Warmed(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """What became of it."""
+
+    v: int = VERSION
+    id: Name
+    done: bool
+    detail: Text = ""
+    """Why not."""
+
+
 class Hello(msgspec.Struct, frozen=True):
     """A router asks who is there."""
 
@@ -210,6 +237,8 @@ _stream_decoder = msgspec.msgpack.Decoder(FactsMessage | Beat)
 _heartbeat_decoder = msgspec.msgpack.Decoder(Heartbeat)
 _chunk_decoder = msgspec.msgpack.Decoder(SnapshotChunk)
 _hello_decoder = msgspec.msgpack.Decoder(Hello)
+_warm_decoder = msgspec.msgpack.Decoder(Warm)
+_warmed_decoder = msgspec.msgpack.Decoder(Warmed)
 _control_decoder = msgspec.msgpack.Decoder(Control)
 _encoder = msgspec.msgpack.Encoder()
 
@@ -233,7 +262,17 @@ _loose_decoder = msgspec.msgpack.Decoder(_LooseFacts)
 _fact_decoder = msgspec.msgpack.Decoder(Fact)
 _kind_decoder = msgspec.msgpack.Decoder(_FactKind)
 
-Message = FactsMessage | Beat | Heartbeat | SnapshotRequest | SnapshotChunk | Hello | Control
+Message = (
+    FactsMessage
+    | Beat
+    | Heartbeat
+    | SnapshotRequest
+    | SnapshotChunk
+    | Hello
+    | Control
+    | Warm
+    | Warmed
+)
 
 
 def encode(message: Message) -> bytes:
@@ -297,6 +336,29 @@ def decode_control(payload: bytes) -> Control | Unreadable:
         return _too_large(payload)
     try:
         return _control_decoder.decode(payload)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        return Unreadable("malformed", str(error))
+
+
+def decode_warm(payload: bytes) -> Warm | Unreadable:
+    """A message of the warm subject. Never raises."""
+    if len(payload) > MESSAGE_BYTES_MAX:
+        return _too_large(payload)
+    try:
+        warm = _warm_decoder.decode(payload)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        return Unreadable("malformed", str(error))
+    if not warm.cancel and (not warm.tokens or len(warm.tokens) % 4):
+        return Unreadable("malformed", f"{len(warm.tokens)} bytes hold no token ids")
+    return warm
+
+
+def decode_warmed(payload: bytes) -> Warmed | Unreadable:
+    """A relay's answer to a Warm. Never raises."""
+    if len(payload) > MESSAGE_BYTES_MAX:
+        return _too_large(payload)
+    try:
+        return _warmed_decoder.decode(payload)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         return Unreadable("malformed", str(error))
 

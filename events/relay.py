@@ -35,6 +35,7 @@ from events.probe import Probe
 from events.rank import EngineState, Publish, Rank, RankEffect, Replay
 from events.settings import EngineSettings
 from events.tasks import OnFailure, Tasks
+from events.warmer import Warmer
 from events.zmq_framing import (
     LiveMessage,
     ReplayEnd,
@@ -82,6 +83,8 @@ class _RankShell:
         """None: the rank's map is kept nowhere."""
         self.out: deque[bytes] = deque()
         self.wake = asyncio.Event()
+        self.warmer: Warmer | None = None
+        """None: routers may have nothing computed ahead."""
         self.load: LoadSample | None = None
         self.sampled_at_s: float | None = None
         self.replaying: asyncio.Task[None] | None = None
@@ -158,13 +161,17 @@ class Relay:
             if self.settings.load:
                 self._tasks.spawn(self._follow_load(shell), f"load of {shell.key}")
         await self._listen(subjects.hello(self._fleet), self._hello_came)
-        base = self.settings.metrics or self.settings.address
-        if base.startswith(("http://", "https://")):
+        if (base := self.settings.http) is not None:
             self._session = aiohttp.ClientSession()
             self._probe = Probe(self._session, self.settings.engine, base)
             self._tasks.spawn(self._ask_engine(self._probe), f"probe of {self.settings.id}")
+            if self.settings.warm:
+                for shell in self._shells:
+                    await self._let_warm(shell, self._session)
         self._tasks.spawn(self._beat(), f"beats of {self.settings.id}")
-        log.info("relay for %s: %s at %s", self.settings.id, self.settings.engine, base)
+        log.info(
+            "relay for %s: %s at %s", self.settings.id, self.settings.engine, self.settings.address
+        )
         if self.settings.events is None:
             log.info("%s publishes no events: routers guess what it holds", self.settings.id)
 
@@ -179,6 +186,25 @@ class Relay:
         if self._session is not None:
             await self._session.close()
         self._context.destroy(linger=0)
+
+    async def _let_warm(self, shell: _RankShell, session: aiohttp.ClientSession) -> None:
+        """Routers may have a rank compute a prefix."""
+        shell.warmer = Warmer(
+            session,
+            self.settings,
+            shell.key,
+            model=lambda: self._model(shell),
+            is_busy=lambda: shell.load is not None and shell.load.waiting > 0,
+            answer=self._broker.publish,
+            counts=self.counts,
+            tasks=self._tasks,
+        )
+        await self._listen(subjects.warm(self._fleet, shell.key), shell.warmer.asked)
+
+    def _model(self, shell: _RankShell) -> str:
+        """The engine's name for its model; empty as long as it has not told."""
+        who = self._probe.identity if self._probe is not None else None
+        return (who and who.model) or (shell.load and shell.load.model) or ""
 
     async def _listen(self, subject: str, listener: OnMessage) -> None:
         self._subscriptions.append(await self._broker.subscribe(subject, listener))
@@ -415,6 +441,7 @@ class Relay:
             priority_scheduling=("lower" if lower_first else "higher") if priority else "",
             healthy=healthy,
             events=settings.events is not None,
+            warms=shell.warmer is not None,
             running=load.running,
             waiting=load.waiting,
             used_blocks=None if load.used_blocks is None else load.used_blocks * scale,

@@ -81,12 +81,24 @@ class EngineSettings(Settings, frozen=True):
     priority_scheduling: Annotated[
         bool, Meta(description="the engine schedules by priority, so answers carry one")
     ] = False
+    warm: Annotated[
+        bool,
+        Meta(description="let routers have it compute hot prefixes (routing.hot_prefixes)"),
+    ] = False
     slots: Annotated[
         Count | None,
         Meta(description="requests that run at once, if the engine doesn't tell"),
     ] = None
 
+    @property
+    def http(self) -> str | None:
+        """The engine's HTTP base; None: it has none."""
+        base = self.metrics or self.address
+        return base if base.startswith(("http://", "https://")) else None
+
     def __post_init__(self) -> None:
+        if self.warm and self.http is None:
+            raise ValueError("warm is given, but no HTTP face to compute by: say `metrics`")
         if self.events is None:
             for name in ("replay", "topic", "events_bind"):
                 if getattr(self, name):

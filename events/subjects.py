@@ -29,6 +29,10 @@ def snapshot(fleet: str, worker: WorkerKey) -> str:
     return _of_worker(fleet, "snapshot", worker)
 
 
+def warm(fleet: str, worker: WorkerKey) -> str:
+    return _of_worker(fleet, "warm", worker)
+
+
 def all_of(fleet: str, plane: str) -> str:
     """What a router subscribes to: one plane of all workers."""
     return f"{_PREFIX}.{fleet}.{plane}.*.*"

@@ -29,10 +29,13 @@ from indexer.identity import WorkerKey
 from indexer.kernel import NativeIndex
 from router.config import ConfigError, ServeConfig, render
 from router.control_desk import ControlDesk
+from router.copy_link import CopyLink
 from router.core import RouterCore
+from router.hot_prefixes import HotPrefixes, recomputed
 from router.http import MetricsServer
 from router.metrics import (
     BrokerCollector,
+    HotPrefixCollector,
     Metrics,
     PeerCollector,
     RelayCollector,
@@ -86,6 +89,9 @@ class RouterApp:
             rng=self._rng,
         )
         self.core.ready = False
+        hot = config.routing.hot_prefixes
+        if hot.enabled:
+            self.core.hot = HotPrefixes(self.core, hot, recomputed(config.routing.prefill_rate))
         self.registry = CollectorRegistry()
         self.metrics = Metrics(self.registry)
         self.metrics.index_bytes_max.set(config.index.bytes_max())
@@ -100,6 +106,8 @@ class RouterApp:
         self.broker: Broker | None = None
         self.feed: Feed | None = None
         self.link: PeerLink | None = None
+        self.copy_link: CopyLink | None = None
+        """None: hot prefixes are not copied."""
         self._grpc: GrpcServer | None = None
         self._http: MetricsServer | None = None
         self._started_at_s = clock()
@@ -171,6 +179,16 @@ class RouterApp:
             on_failure=self._broke,
         )
         self.registry.register(PeerCollector(self.core, self.link, self.clock))
+        self.registry.register(HotPrefixCollector(self.core))
+        if self.core.hot is not None:
+            self.copy_link = CopyLink(
+                broker,
+                self.core.hot,
+                fleet=config.fleet.name,
+                replica=self.replica,
+                clock=self.clock,
+                on_failure=self._broke,
+            )
         self._grpc = GrpcServer(
             config.grpc,
             service,
@@ -213,6 +231,8 @@ class RouterApp:
             await self._grpc.drain(self.config.drain_timeout_s)
         for relay in self.relays.values():
             await relay.stop()
+        if self.copy_link is not None:
+            await self.copy_link.stop()
         if self.link is not None:
             await self.link.stop()
         if self.feed is not None:
@@ -291,6 +311,8 @@ class RouterApp:
                 for pull in pulls:
                     log.warning("%s: its engine reuses less than the index says", pull.worker)
                 self.feed.recover(pulls)
+            if self.copy_link is not None:
+                self.copy_link.tick()
             self._warn(now_s)
             if not self.ready and self._is_ready(now_s) and self._grpc is not None:
                 self.core.ready = True

@@ -35,6 +35,7 @@ import numpy as np
 import numpy.typing as npt
 from typing_extensions import override
 
+from events.facts import WARM_TOKENS_MAX
 from indexer.hashing import HashArray
 from router.candidates import COLUMNS, Column
 from router.config import HotPrefixSettings
@@ -75,7 +76,7 @@ _QUEUE, _FULL = COLUMNS.index("active_slots"), COLUMNS.index("full")
 
 REASONS = (
     "holders_not_busy", "no_room", "no_target", "no_worker", "not_held", "not_worth_it",
-    "tokens_unknown", "too_many",
+    "tokens_unknown", "too_long", "too_many",
 )  # fmt: skip
 
 Effect = Copy | Cancel
@@ -288,6 +289,8 @@ class HotPrefixes:
         prefix, means = hot.prefix, self._means
         if means.by_relays and prefix.token_bytes is None:
             return "tokens_unknown"
+        if means.by_relays and prefix.token_count > WARM_TOKENS_MAX:
+            return "too_long"
         if not self.copies.may_begin(now_s):
             return "too_many"
         if (workers := self._workers(prefix)) is None:

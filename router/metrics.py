@@ -30,9 +30,11 @@ from events.relay import Relay
 from events.stream import StreamState
 from router.core import RouterCore
 from router.decision import Pick, Prefill
+from router.hot_prefixes import REASONS
 from router.peer_link import PeerLink
 from router.pick_tally import BUCKETS_S, RATIO_DECISIONS, TIERS, PickTally, StageClock
 from router.policies.own import Failure, is_own
+from router.prefix_copies import CopyFate
 from router.refusals import Reason
 from router.self_check import CheckResult
 
@@ -46,6 +48,9 @@ _SOCKET_ERRORS = (
     "map_unusable",
     "replay_timeout",
     "unsent",
+    "warm_busy",
+    "warm_failed",
+    "warm_malformed",
 )
 
 
@@ -388,6 +393,41 @@ class BrokerCollector(Collector):
             "kind",
             self._broker.counts,
             ("not_connected", "slow_consumer", "error"),
+        )
+
+
+class HotPrefixCollector(Collector):
+    """Reads what became of hot prefixes and their copies; nothing where they aren't copied."""
+
+    def __init__(self, core: RouterCore) -> None:
+        self._core = core
+
+    @override
+    def collect(self) -> Iterator[Metric]:
+        hot = self._core.hot
+        if hot is None:
+            return
+        yield _counter(
+            "kvroute_hot_prefix_copies",
+            "Copies of hot prefixes: begun; of these done, failed or cancelled; of those done used,"
+            " or useless: evicted before a use.",
+            "fate",
+            {str(fate): count for fate, count in hot.copies.fates.items()},
+            tuple(CopyFate),
+        )
+        yield _counter(
+            "kvroute_hot_prefixes_not_copied",
+            "Why a hot prefix was not copied when it was weighed, or not kept.",
+            "reason",
+            hot.reasons,
+            REASONS,
+        )
+        yield _gauge("kvroute_hot_prefixes", "Prefixes that are hot at the moment.", len(hot))
+        yield _gauge("kvroute_hot_prefix_bytes", "What is kept of them.", hot.byte_count)
+        yield CounterMetricFamily(
+            "kvroute_hot_prefixes_forgotten",
+            "Prefixes whose hits were forgotten for want of room.",
+            value=hot.rates.forgotten,
         )
 
 

@@ -26,7 +26,7 @@ from router import codec
 from router.config import ConfigError, GrpcSettings
 from router.core import RouterCore
 from router.decision import Progress, ProgressState, Repeated
-from router.lane import Batch, Results
+from router.lane import Batch, Lane, Results
 from router.metrics import Metrics
 from router.peer_link import PeerLink
 from router.refusals import Reason, Refusal
@@ -209,11 +209,15 @@ class RouterService(router_pb2_grpc.RouterServicer):
 
     def _plain(self, request: bytes, now_s: float) -> Answered | None:
         """A request answered by the lane; None when it takes the general way."""
-        lane = self._core.lane
+        lane = self._lane()
         if lane is None or (reservation := lane.answer(request, now_s)) is None:
             return None
         self._metrics.picked_plain(1)
         return reservation.answer, reservation, False
+
+    def _lane(self) -> Lane | None:
+        """None: every request goes through the core, which counts what its prompt begins with."""
+        return self._core.lane if self._core.hot is None else None
 
     def _any(self, request: router_pb2.RouteRequest, now_s: float) -> Answered:
         """A request answered the general way."""
@@ -241,7 +245,7 @@ class RouterService(router_pb2_grpc.RouterServicer):
     def _run(self, batch: Batch, results: Results, waited_s: float) -> dict[int, Reservation]:
         """Plain items at the front of what is left of a batch, answered by the lane."""
         answered: dict[int, Reservation] = {}
-        if (lane := self._core.lane) is not None:
+        if (lane := self._lane()) is not None:
             try:
                 lane.answers(batch, results, int(waited_s * 1000), self._clock(), answered)
             except Refusal:

@@ -13,10 +13,22 @@ import pytest
 from events import subjects
 from events.broker import Broker
 from events.clock import unix_now
-from events.facts import VERSION, Beat, Control, Epoch, Heartbeat, SnapshotChunk, encode
+from events.facts import (
+    VERSION,
+    Beat,
+    Control,
+    Epoch,
+    Heartbeat,
+    SnapshotChunk,
+    Warm,
+    Warmed,
+    decode_warmed,
+    encode,
+)
 from events.relay import Relay
 from events.settings import NatsSettings
 from events.stream import StreamState
+from indexer.hashing import pack_tokens
 from indexer.identity import WorkerKey
 from kvroute.client import KvRouteClient
 from router.app import RouterApp
@@ -80,7 +92,7 @@ async def guarded(tmp_path: Path) -> AsyncIterator[Guarded]:
                 user_of(server.url, f"relay-{engine.engine_id}", "change-me")
             )
             relay = Relay(
-                engine_settings(engine),
+                msgspec.structs.replace(engine_settings(engine), warm=True),
                 broker,
                 fleet="default",
                 clock=unix_now,
@@ -120,7 +132,7 @@ async def user_of(url: str, user: str, password: str) -> AsyncIterator[Broker]:
 
 
 async def test_the_documented_permissions_are_enough(guarded: Guarded) -> None:
-    """Facts, heartbeats, hello, recoveries by ring and by snapshot, fleet commands."""
+    """Facts, heartbeats, hello, recoveries by ring and by snapshot, fleet commands, warming."""
     view = guarded.router.view
     for name, engine in guarded.engines.items():
         await engine.engine.complete(list(range(10 * BLOCK_SIZE)), 1)
@@ -132,11 +144,15 @@ async def test_the_documented_permissions_are_enough(guarded: Guarded) -> None:
     stream.seq -= 1  # as if its last message had been lost
     await until(lambda: view.recoveries["ring", "ok"] == 1, "the ring")
     await until(lambda: stream.state is StreamState.LIVE, "a live stream")
+    assert guarded.router.broker is not None
+    warm = encode(Warm(id="1", tokens=pack_tokens(range(20 * BLOCK_SIZE))))
+    answer = await guarded.router.broker.request(subjects.warm("default", A), warm, 30.0)
+    assert answer is not None
+    assert decode_warmed(answer) == Warmed(id="1", done=True)
     assert await guarded.client.drain_worker("a") == 1
     picks = {(await guarded.client.route(token_ids=[1, 2, 3])).worker_id for _ in range(10)}
     assert picks == {"b"}
     assert [+broker.counts for broker in guarded.brokers.values()] == [{}, {}]
-    assert guarded.router.broker is not None
     assert +guarded.router.broker.counts == {}
 
 
@@ -160,6 +176,7 @@ async def test_a_relay_cannot_speak_for_another_worker_or_command_the_fleet(
         (subjects.control("default"), remove),
         (subjects.hello("default"), b""),
         (subjects.snapshot("default", B), b""),
+        (subjects.warm("default", B), b""),
         ("_INBOX.somebody.else", chunk),
     ]
     for refused, (subject, payload) in enumerate(attempts, 1):
@@ -168,6 +185,7 @@ async def test_a_relay_cannot_speak_for_another_worker_or_command_the_fleet(
     # Nor can it listen to what is asked of b, or to answers: only then could it forge one.
     for heard in (
         subjects.snapshot("default", B),
+        subjects.warm("default", B),
         subjects.all_of("default", "snapshot"),
         "_INBOX.>",
         "kvroute.v1.default.>",

@@ -1,0 +1,303 @@
+"""Hot prefixes, copied for real: router, NATS, relay, and the HTTP face of an engine."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+
+import msgspec
+import pytest
+
+from events import subjects
+from events.broker import Broker
+from events.clock import unix_now
+from events.facts import Warm, Warmed, decode_warmed, encode
+from events.relay import Relay
+from events.settings import EngineSettings, NatsSettings
+from events.warmer import JOBS_MAX, completion_of
+from indexer.hashing import block_hashes, pack_tokens, prefix_hashes
+from indexer.identity import WorkerKey
+from kvroute.client import KvRouteClient
+from router.app import RouterApp
+from router.config import HotPrefixSettings, RoutingSettings
+from router.hot_prefixes import HotPrefixes
+from router.nats_child import NatsChild
+from router.prefix_copies import CopyFate
+from simulator.clock import ScaledClock
+from simulator.engine import Engine, EngineConfig
+from simulator.fleet import StandIn, stand_ins
+from simulator.scheduler import SchedulerConfig
+from tests.end_to_end.stage import BLOCK_SIZE, engine_settings, router_app, serve_config, until
+
+TEXT = list(range(1000, 2024))
+LORA = "ad"
+A = WorkerKey("a", 0)
+SLOW = 0.001
+"""A step takes many seconds."""
+
+
+@dataclass
+class Engines:
+    """Engines, each with a relay that lets routers warm it; and a connection to their NATS."""
+
+    nats_url: str
+    engines: dict[str, StandIn]
+    relays: dict[str, Relay]
+    broker: Broker
+
+    async def ask(self, warm: Warm, worker: WorkerKey = A) -> Warmed:
+        """What the relay of a worker answers."""
+        subject = subjects.warm("default", worker)
+        answer = await self.broker.request(subject, encode(warm), 30.0)
+        assert answer is not None
+        told = decode_warmed(answer)
+        assert isinstance(told, Warmed)
+        return told
+
+    async def waiting(self, count: int) -> None:
+        """Waits until the relay of `a` is at so many prefixes."""
+        warmer = self.relays["a"]._shells[0].warmer
+        assert warmer is not None
+        await until(lambda: len(warmer._jobs) == count, f"{count} prefixes at the relay")
+
+
+@asynccontextmanager
+async def some_engines(
+    *names: str, speed: float = 100.0, warm: bool = True, slots: int = 64
+) -> AsyncIterator[Engines]:
+    broken: list[BaseException] = []
+    async with AsyncExitStack() as stack:
+        nats = NatsChild()
+        stack.push_async_callback(nats.stop)
+        await nats.start()
+        scheduler = SchedulerConfig(
+            block_count=2048, block_size=BLOCK_SIZE, lora_names=(LORA,), max_num_seqs=slots
+        )
+        configs = [EngineConfig(name, scheduler) for name in names]
+        engines = await stack.enter_async_context(stand_ins(configs, ScaledClock(speed)))
+        broker = Broker(NatsSettings(), nats.url, "test")
+        stack.push_async_callback(broker.close)
+        await broker.connect()
+        relays = {}
+        for engine in engines:
+            relay = Relay(
+                msgspec.structs.replace(engine_settings(engine), warm=warm),
+                broker,
+                fleet="default",
+                clock=unix_now,
+                on_failure=broken.append,
+                rng=random.Random(1),
+            )
+            stack.push_async_callback(relay.stop)
+            await relay.start()
+            relays[engine.engine_id] = relay
+        shells = [relay._shells[0] for relay in relays.values()]
+        await until(lambda: all(shell.started and shell.load for shell in shells), "all relays")
+        yield Engines(nats.url, {one.engine_id: one for one in engines}, relays, broker)
+    assert broken == []
+
+
+@asynccontextmanager
+async def a_router(engines: Engines) -> AsyncIterator[tuple[RouterApp, KvRouteClient]]:
+    hot = HotPrefixSettings(enabled=True, queue=0, score=3.0)
+    config = msgspec.structs.replace(
+        serve_config(engines.nats_url), routing=RoutingSettings(seed=1, hot_prefixes=hot)
+    )
+    async with router_app(config) as (router, client):
+        await until(
+            lambda: (
+                len(router.view.sources) == len(engines.engines)
+                and not any(router.core.excluded(one) for one in router.view.sources.values())
+            ),
+            "all workers schedulable",
+        )
+        yield router, client
+
+
+def hot_prefixes(router: RouterApp) -> HotPrefixes:
+    assert router.core.hot is not None
+    return router.core.hot
+
+
+def held(router: RouterApp, worker_id: str) -> int:
+    """Tokens of the text that the router was told that a worker holds."""
+    (source,) = router.view.ranks(worker_id)
+    hashes = prefix_hashes(block_hashes(pack_tokens(TEXT), BLOCK_SIZE))
+    return int(router.view.index.match(hashes).held()[source.slot]) * BLOCK_SIZE
+
+
+def requests_in(engine: Engine) -> int:
+    load = engine.load()
+    return load.running + load.waiting
+
+
+def own(number: int) -> list[int]:
+    """The end of a request, of no other."""
+    return [10_000 + number] * 20
+
+
+async def ask_for_text(client: KvRouteClient, holder: str, others: Sequence[str]) -> None:
+    """Requests for the text that go to its holder, and stay there."""
+    for i in range(4):
+        pick = await client.route(token_ids=TEXT + own(i), excluded_worker_ids=others)
+        assert pick.worker_id == holder
+
+
+async def test_a_hot_text_is_computed_by_a_worker_that_has_time() -> None:
+    async with some_engines("a", "b") as engines, a_router(engines) as (router, client):
+        await engines.engines["a"].engine.complete(TEXT + own(99), 1)
+        await until(lambda: held(router, "a") == len(TEXT), "the text at a")
+        assert held(router, "b") == 0
+        await ask_for_text(client, "a", ["b"])
+        fates = hot_prefixes(router).copies.fates
+        await until(lambda: fates[CopyFate.DONE] == 1, "a copy")
+        await until(lambda: held(router, "b") == len(TEXT), "the text at b")
+        pick = await client.route(token_ids=TEXT + own(5))
+        assert pick.worker_id == "b"  # as much of it as at a, and nothing else to do
+        assert fates == {CopyFate.BEGUN: 1, CopyFate.DONE: 1, CopyFate.USED: 1}
+
+
+async def test_a_relay_that_does_not_allow_it_is_not_asked() -> None:
+    async with some_engines("a", "b", warm=False) as engines, a_router(engines) as (router, client):
+        await engines.engines["a"].engine.complete(TEXT + own(99), 1)
+        await until(lambda: held(router, "a") == len(TEXT), "the text at a")
+        await ask_for_text(client, "a", ["b"])
+        hot = hot_prefixes(router)
+        await until(lambda: hot.reasons["no_target"] > 0, "a refusal")
+        assert hot.copies.fates == {}
+
+
+async def test_a_copy_whose_relay_is_gone_has_failed() -> None:
+    async with some_engines("a", "b") as engines, a_router(engines) as (router, client):
+        await engines.engines["a"].engine.complete(TEXT + own(99), 1)
+        await until(lambda: held(router, "a") == len(TEXT), "the text at a")
+        for subscription in engines.relays["b"]._subscriptions:
+            await engines.broker.unsubscribe(subscription)
+        await ask_for_text(client, "a", ["b"])
+        fates = hot_prefixes(router).copies.fates
+        await until(lambda: fates[CopyFate.FAILED] == 1, "a failure")
+
+
+async def test_a_copy_that_is_cancelled_ends_in_the_engine() -> None:
+    async with some_engines("a", "b", speed=SLOW) as engines, a_router(engines) as (router, client):
+        await ask_for_text(client, "a", ["b"])
+        engine = engines.engines["b"].engine
+        await until(lambda: requests_in(engine) == 1, "a prefix at the engine")
+        router.core.drain("b")
+        fates = hot_prefixes(router).copies.fates
+        await until(lambda: fates[CopyFate.CANCELLED] == 1, "a copy that is given up")
+        await until(lambda: requests_in(engine) == 0, "an engine that lets go of it")
+
+
+async def test_a_prefix_is_computed_with_its_lora_and_its_salt() -> None:
+    async with some_engines("a") as engines:
+        told = await engines.ask(
+            Warm(id="1", tokens=pack_tokens(TEXT), lora_name=LORA, cache_salt="tenant")
+        )
+        assert told == Warmed(id="1", done=True)
+        engine = engines.engines["a"].engine
+        cached = [
+            (await engine.complete(TEXT + own(i), 1, lora_name=lora, cache_salt=salt)).cached_tokens
+            for i, (lora, salt) in enumerate([(LORA, "tenant"), (LORA, ""), ("", "tenant")])
+        ]
+        assert cached == [len(TEXT), 0, 0]
+
+
+async def test_what_the_engine_refuses_has_failed() -> None:
+    async with some_engines("a") as engines:
+        told = await engines.ask(Warm(id="1", tokens=pack_tokens(TEXT), lora_name="nobody's"))
+        assert not told.done
+        assert "status 404" in told.detail
+        assert engines.relays["a"].counts["warm_failed"] == 1
+
+
+async def test_an_engine_that_is_gone_has_failed() -> None:
+    async with some_engines("a") as engines:
+        engines.engines["a"].engine.stop()
+        told = await engines.ask(Warm(id="1", tokens=pack_tokens(TEXT)))
+        assert not told.done
+        assert engines.relays["a"].counts["warm_failed"] == 1
+
+
+async def test_what_can_not_be_read_is_counted() -> None:
+    async with some_engines("a") as engines:
+        bad = [b"", b"\xc1", encode(Warm(id="1")), encode(Warm(id="1", tokens=b"12345"))]
+        for payload in bad:
+            await engines.broker.publish(subjects.warm("default", A), payload)
+        counts = engines.relays["a"].counts
+        await until(lambda: counts["warm_malformed"] == len(bad), "all of them")
+
+
+async def test_prefixes_that_wait_at_a_relay_are_bounded() -> None:
+    async with some_engines("a", speed=SLOW) as engines:
+        asked = [
+            asyncio.create_task(engines.ask(Warm(id=str(i), tokens=pack_tokens(TEXT[i:]))))
+            for i in range(JOBS_MAX)
+        ]
+        await engines.waiting(JOBS_MAX)
+        told = await engines.ask(Warm(id="more", tokens=pack_tokens(own(1))))
+        assert (told.done, told.detail) == (False, "busy with other prefixes")
+        assert engines.relays["a"].counts["warm_busy"] == 1
+        engine = engines.engines["a"].engine
+        await until(lambda: requests_in(engine) == 1, "one at a time in the engine")
+        for i in range(JOBS_MAX):
+            cancel = encode(Warm(id=str(i), cancel=True))
+            await engines.broker.publish(subjects.warm("default", A), cancel)
+        await engines.waiting(0)
+        for task in asked:
+            task.cancel()
+
+
+async def test_two_routers_that_ask_for_the_same_share_it() -> None:
+    async with some_engines("a", speed=1.0) as engines:
+        asked = [engines.ask(Warm(id=str(i), tokens=pack_tokens(TEXT))) for i in range(2)]
+        told = await asyncio.gather(*asked)
+        assert [one.done for one in told] == [True, True]
+
+
+async def test_what_two_routers_share_goes_on_until_both_take_it_back() -> None:
+    async with some_engines("a", speed=SLOW) as engines:
+        asked = [
+            asyncio.create_task(engines.ask(Warm(id=str(i), tokens=pack_tokens(TEXT))))
+            for i in range(2)
+        ]
+        await engines.waiting(1)
+        engine = engines.engines["a"].engine
+        warmer = engines.relays["a"]._shells[0].warmer
+        assert warmer is not None
+        (job,) = warmer._jobs.values()
+        await until(lambda: len(job.askers) == 2 and requests_in(engine) == 1, "one for both")
+        cancel = [encode(Warm(id=str(i), cancel=True)) for i in range(2)]
+        await engines.broker.publish(subjects.warm("default", A), cancel[0])
+        await until(lambda: len(job.askers) == 1, "one that is left")
+        assert requests_in(engine) == 1
+        await engines.broker.publish(subjects.warm("default", A), cancel[1])
+        await until(lambda: requests_in(engine) == 0, "an engine that lets go of it")
+        for task in asked:
+            task.cancel()
+
+
+async def test_an_engine_in_which_requests_wait_is_left_alone() -> None:
+    async with some_engines("a", speed=SLOW, slots=1) as engines:
+        engine = engines.engines["a"].engine
+        requests = [asyncio.create_task(engine.complete(own(i), 1)) for i in range(2)]
+        shell = engines.relays["a"]._shells[0]
+        await until(lambda: shell.load is not None and shell.load.waiting, "a request that waits")
+        told = await engines.ask(Warm(id="1", tokens=pack_tokens(TEXT)))
+        assert (told.done, told.detail) == (False, "requests wait in the engine")
+        for request in requests:
+            request.cancel()
+
+
+def test_each_engine_is_asked_in_its_own_way() -> None:
+    warm = Warm(id="1", tokens=pack_tokens([1, 2]), lora_name=LORA, cache_salt="s")
+    common = {"prompt": [1, 2], "max_tokens": 1, "temperature": 0, "cache_salt": "s"}
+    assert completion_of(warm, "vllm", "m") == common | {"model": LORA}
+    assert completion_of(warm, "sglang", "m") == common | {"model": "m", "lora_path": LORA}
+    assert "model" not in completion_of(Warm(id="1", tokens=bytes(8)), "vllm", "")
+
+
+def test_an_engine_without_http_can_not_be_warmed() -> None:
+    with pytest.raises(ValueError, match="no HTTP face"):
+        EngineSettings(id="a", engine="vllm", address="a:1", warm=True)
