@@ -3,7 +3,7 @@
     picks ─on_pick─> rates ─> hot ones ─decide─> Copy ─(a shell carries it out)─> ended
 
 A prefix is hot from a score on (router/prefix_rates.py). It is copied when every worker that holds
-it is busy, one is not, and
+it, and could be picked, is busy; another one is not; and
 
     benefit = requests expected there in the next minute * prefill time saved each
             > 1.5 * cost
@@ -12,7 +12,8 @@ it is busy, one is not, and
     cost = transfer time over the link + 5 ms, or the prefill time where it is computed again
 
 A worker is busy with more requests (running, waiting and reserved) than `queue` and than the mean
-of its pool. The target is the one with the fewest. Where the formula is from: Mooncake's Conductor,
+of its pool, or when it is full. The target is the one with the fewest, and has at most half of what
+any of the holders has. Where the formula is from: Mooncake's Conductor,
 as an outsider derived it from the paper; that a new copy gets its share of the requests, and not
 all of them, is ours.
 
@@ -127,7 +128,8 @@ class _Workers:
 
     pool: Pool
     can: npt.NDArray[np.bool_]
-    """True where a prompt that is the prefix could be sent."""
+    """True where a prompt that is the prefix could be sent, if there is room."""
+    full: npt.NDArray[np.bool_]
     queues: Column
     """Requests running, waiting and reserved."""
     busy_above: float
@@ -135,7 +137,7 @@ class _Workers:
     @property
     def idle(self) -> npt.NDArray[np.bool_]:
         """Those that could be sent it, and are not busy."""
-        idle: npt.NDArray[np.bool_] = self.can & (self.queues <= self.busy_above)
+        idle: npt.NDArray[np.bool_] = self.can & ~self.full & (self.queues <= self.busy_above)
         return idle
 
 
@@ -230,7 +232,7 @@ class HotPrefixes:
         prefix = Prefix(
             key,
             request.model,
-            request.role,
+            Role.PREFILL if request.role is Role.PAIR else request.role,
             block_size,
             chain.copy(),
             tokens,
@@ -297,13 +299,14 @@ class HotPrefixes:
             return "no_worker"
         pool, block_count = workers.pool, len(prefix.chain)
         runs = self._runs(prefix, pool.slots)
-        holders = runs >= block_count
-        if not holders.any():
+        sources = runs >= block_count
+        if not sources.any():
             return "not_held"
-        shortest = float(workers.queues[holders].min())
-        if shortest <= workers.busy_above:
+        if (sources & workers.idle).any():
             return "holders_not_busy"
-        free = workers.idle & ~holders & (workers.queues <= TARGET_SHARE * shortest)
+        holders = sources & workers.can
+        shortest = float(workers.queues[holders].min(initial=inf))
+        free = workers.idle & ~sources & (workers.queues <= TARGET_SHARE * shortest)
         targets = [
             row
             for row in np.flatnonzero(free).tolist()
@@ -314,7 +317,7 @@ class HotPrefixes:
             return "no_target"
         target = min(targets, key=lambda row: float(workers.queues[row]))
         between = self._core.further.topology(pool).between
-        source = min(np.flatnonzero(holders).tolist(), key=lambda row: between(row, target))
+        source = min(np.flatnonzero(sources).tolist(), key=lambda row: between(row, target))
         missing_tokens = (block_count - int(runs[target])) * prefix.block_size
         expected = HORIZON_S * hot.rate.rate(now_s) / (np.count_nonzero(holders) + 1)
         benefit_s = expected * means.prefill_s(missing_tokens)
@@ -341,7 +344,8 @@ class HotPrefixes:
         queues = table[_QUEUE]
         return _Workers(
             pool,
-            np.array([not reason for reason in excluded], np.bool_) & (table[_FULL] == 0),
+            np.array([not reason for reason in excluded], np.bool_),
+            table[_FULL] > 0,
             queues,
             max(self._settings.queue, float(queues.mean()) if len(pool) else 0.0),
         )

@@ -173,6 +173,18 @@ def test_a_prefix_that_nobody_holds_is_not_copied() -> None:
     assert fleet.reasons() == {"not_held": 1}
 
 
+def test_a_holder_that_is_drained_is_as_good_as_none() -> None:
+    fleet = HotFleet()
+    fleet.say(fleet.a, running=0)
+    fleet.ask(8)
+    assert fleet.reasons() == {"holders_not_busy": 1}
+    fleet.core.drain("a")
+    fleet.now_s += 1.0
+    copy = fleet.copy()
+    assert copy.source == fleet.a
+    assert copy.target != fleet.a
+
+
 EXCLUDED: dict[str, Callable[[HotFleet, WorkerKey], object]] = {
     "drained": lambda fleet, key: fleet.core.drain(key.worker_id),
     "busy": lambda fleet, key: fleet.say(key, running=12),
@@ -232,6 +244,17 @@ def test_a_text_that_only_some_workers_may_see_is_not_counted(about: dict[str, o
         fleet.say(key, labels={"zone": "1"}, role="both")
     fleet.ask(**about)
     assert len(fleet.hot.rates) == 0
+
+
+def test_of_a_pair_the_worker_that_computes_the_prompt_counts() -> None:
+    fleet = HotFleet()
+    fleet.say(fleet.a, role="prefill")
+    fleet.say(fleet.b, role="decode")
+    fleet.say(fleet.c, role="prefill", running=9)
+    fleet.say(fleet.d, role="decode")
+    fleet.ask(4, role=Role.PAIR)
+    copy = fleet.copy()
+    assert (copy.target, copy.source) == (fleet.c, fleet.a)
 
 
 def test_hashes_and_images_can_be_carried_but_not_computed_again() -> None:
