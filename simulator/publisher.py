@@ -23,7 +23,10 @@ ANY_PORT = "tcp://127.0.0.1:*"
 
 
 class Publisher:
-    """A PUB socket and a ROUTER socket over one ring of batches. Needs a running loop."""
+    """A PUB socket and a ROUTER socket over one ring of batches. Needs a running loop.
+
+    Raises zmq.ZMQError for an endpoint that is taken.
+    """
 
     def __init__(
         self,
@@ -44,8 +47,12 @@ class Publisher:
         self._events.setsockopt(zmq.SNDHWM, _SEND_QUEUE)
         self._events.setsockopt(zmq.LINGER, 0)
         self._replay.setsockopt(zmq.LINGER, 0)
-        self._events.bind(endpoint)
-        self._replay.bind(replay_endpoint)
+        try:
+            self._events.bind(endpoint)
+            self._replay.bind(replay_endpoint)
+        except zmq.ZMQError:
+            self._close_sockets()  # a context waits for all of its sockets when it ends
+            raise
         self._answering = asyncio.create_task(self._answer())
 
     @property
@@ -79,6 +86,9 @@ class Publisher:
     async def close(self) -> None:
         self._answering.cancel()
         await asyncio.gather(self._answering, return_exceptions=True)
+        self._close_sockets()
+
+    def _close_sockets(self) -> None:
         self._events.close()
         self._replay.close()
 

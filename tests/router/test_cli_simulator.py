@@ -4,6 +4,8 @@ import asyncio
 import csv
 import json
 import signal
+import socket
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -259,3 +261,15 @@ def test_simulate_without_the_ports_it_wants_says_so() -> None:
     done = kvroute("simulate", "--engines", 10, "--port", 65530)
     assert done.exit_code == 2
     assert "10 engines need 30 ports from 65530 on" in done.output
+
+
+def test_simulate_ends_when_a_port_is_taken() -> None:
+    """Run as a process: what it must not do is hang at its end."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        words = ("simulate", "--engines", "1", "--port", str(port - 1))
+        done = subprocess.run(
+            [sys.executable, "-m", "router.cli", *words], capture_output=True, text=True, timeout=60
+        )
+    assert done.returncode == 1, done.stderr
+    assert f"Address already in use (addr='tcp://127.0.0.1:{port}')" in done.stderr
