@@ -240,6 +240,11 @@ class Candidates:
         return self._pool.name_hashes
 
     @property
+    def of_session(self) -> Flags:
+        """True for the worker that this replica sent the session's last request to."""
+        return self._further.of_session(self._pool, self.request.session_id)
+
+    @property
     def affinity_key(self) -> int:
         """64 bits that requests which belong together share.
 

@@ -80,15 +80,26 @@ def read_request(message: router_pb2.RouteRequest, core: RouterCore) -> Request:
     role = _ROLES.get(message.phase)
     if role is None:
         raise Refusal(Reason.INVALID_FIELD, f"unknown phase {message.phase}")
+    session = None
     if role is Role.DECODE and message.WhichOneof("prompt") is None:
-        raise Refusal(
-            Reason.UNKNOWN_SESSION,
-            f"nobody is known to hold session {message.session_id!r}, and there is no prompt",
+        session = core.sessions.get(message.session_id)
+        if session is None:
+            raise Refusal(
+                Reason.UNKNOWN_SESSION,
+                f"nobody is known to hold session {message.session_id!r}, and there is no prompt",
+            )
+        prompt = Prompt.from_prefixes(
+            session.prefixes,
+            session.block_size,
+            session.prompt_tokens,
+            lora_name=session.lora_name,
         )
+    else:
+        prompt = _read_prompt(message, core)
     return Request(
         request_id=message.request_id or uuid.uuid4().hex,
-        prompt=_read_prompt(message, core),
-        model=message.model,
+        prompt=prompt,
+        model=message.model or (session.model if session else ""),
         role=role,
         expected_output_tokens=(
             message.expected_output_tokens if message.HasField("expected_output_tokens") else None
@@ -99,6 +110,7 @@ def read_request(message: router_pb2.RouteRequest, core: RouterCore) -> Request:
         required_labels=dict(message.required_labels),
         allowed_workers=frozenset(message.allowed_worker_ids),
         excluded_workers=frozenset(message.excluded_worker_ids),
+        resumed=session,
     )
 
 

@@ -127,6 +127,12 @@ class RoutingSettings(Settings, frozen=True):
     memory_window_s: Annotated[
         Seconds, Meta(description="how long a request id is remembered after its end")
     ] = 60.0
+    session_ttl_s: Annotated[
+        Seconds, Meta(description="how long it is known where a session's KV cache was sent")
+    ] = 900.0
+    sessions_max: Annotated[
+        int, Meta(ge=0, description="sessions known at once; 0: they are not remembered")
+    ] = 65_536
     reservations_max: Annotated[
         int, Meta(ge=1, description="open and remembered reservations; over it requests are shed")
     ] = 200_000

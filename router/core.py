@@ -26,7 +26,7 @@ from events.view import FleetView, Source, schedulable
 from indexer.hashing import HashArray
 from indexer.identity import WorkerKey
 from indexer.kernel import NativeIndex, cheapest
-from router.candidates import COLUMNS, Candidates, Column
+from router.candidates import COLUMNS, Candidates, Column, Flags
 from router.config import ModelSettings, RoutingSettings
 from router.decision import (
     CacheReport,
@@ -59,6 +59,7 @@ from router.rates import PrefillRates
 from router.refusals import Reason, Refusal
 from router.reservations import Ending, Fingerprint, PrefillHold, Reservation, Reservations
 from router.self_check import SelfCheck
+from router.sessions import Session, Sessions
 from router.topology import PlaceLabels
 from router.warnings import FleetWatch, WorkerWarning
 
@@ -115,7 +116,8 @@ class RouterCore:
         self._policy_error = ""
         labels = PlaceLabels(routing.host_label, routing.rack_label, routing.cluster_label)
         self.rates = PrefillRates(routing.prefill_rate)
-        self.further = Further(self.loads, self.rates, labels)
+        self.sessions = Sessions(routing.session_ttl_s, routing.sessions_max)
+        self.further = Further(self.loads, self.rates, labels, self.sessions)
         self.pairs = Pairs(
             self.further, routing.local_prefill_tokens, routing.local_prefill_percent / 100
         )
@@ -137,6 +139,7 @@ class RouterCore:
         """Picks and reserves; raises Refusal. mark is called with the name of each stage's end."""
         if self.lane is not None and (picked := self.lane.pick(request, now_s, mark)) is not None:
             reservation, overlap, weighed = picked
+            self._remember(request, reservation, now_s)
             if self.hot is not None:
                 self.hot.on_pick(request, reservation, now_s)
             return Pick(reservation, partial(self._told, request, weighed, now_s), overlap)
@@ -170,8 +173,9 @@ class RouterCore:
             request.prompt.token_count,
             decision.overlap(decision.order[0]),
             now_s,
-            computes=decision.computing is decision,
+            computes=decision.computing is decision and request.resumed is None,
         )
+        self._remember(request, reservation, now_s)
         computing = decision.computing
         if decision.how is not None:
             self.pair_picks[decision.how] += 1
@@ -192,6 +196,13 @@ class RouterCore:
         if self.hot is not None:
             self.hot.on_pick(request, reservation.where_computed(), now_s)
         return Pick(reservation, decision, computing.overlap(computing.order[0]))
+
+    def _remember(self, request: Request, reservation: Reservation, now_s: float) -> None:
+        """Where a session's KV cache will be."""
+        if request.session_id:
+            size = heartbeat_of(self.view.sources[reservation.worker]).block_size
+            lora_name = request.prompt.lora_name
+            self.sessions.put(request.session_id, reservation, size, lora_name, now_s)
 
     def decide(
         self, request: Request, now_s: float, mark: Callable[[str], None] = _no_mark
@@ -222,10 +233,35 @@ class RouterCore:
                 policy,
             )
             decision = self.pairs.decide(matched, stages, self._judge, self._eligible)
+        elif request.resumed is not None:
+            holders = self._holders(matched, request.resumed)
+            stage = policy if request.policy else self.policies[self.routing.decode_policy]
+            away = self.further.mean_distance(pool, holders)
+            decision = self._judge(matched, stage, self._eligible(request, pool), away)
         else:
             decision = self._judge(matched, policy, self._eligible(request, pool))
         mark("cost")
         return decision
+
+    def _holders(self, matched: Matched, session: Session) -> Flags:
+        """The workers that hold most of a session's KV cache; raises Refusal if nobody does.
+
+        By the index; by where its last request went if that can't say.
+        """
+        pool, trust = matched.pool, matched.table[COLUMNS.index("trust")]
+        held = trust * matched.overlaps[0]
+        longest = held.max(initial=0.0)
+        holders: Flags = held == longest
+        if longest > 0:
+            return holders
+        was_there = np.array([key == session.worker for key in pool.workers], np.bool_)
+        holders = was_there & ((trust < 1) | (not len(session.prefixes)))
+        if not holders.any():
+            raise Refusal(
+                Reason.UNKNOWN_SESSION,
+                f"nobody holds session {matched.request.session_id!r} any more",
+            )
+        return holders
 
     def _eligible(self, request: Request, pool: Pool) -> Sequence[str]:
         """A reason for each worker that can't take a request; empty where it can."""
@@ -375,6 +411,7 @@ class RouterCore:
         for reservation in expired:
             self._end(reservation, Ending.EXPIRED, now_s)
         self.reservations.forget_old(now_s)
+        self.sessions.forget_old(now_s)
         self.models.tick(now_s)
         self._hear(self.peers.tick(now_s))
         self.rates.tick()

@@ -15,6 +15,7 @@ from router.policies.policy import Policy, Scores
 from router.pools import Pool
 from router.prompt import Prompt
 from router.reservations import Ending, Fingerprint, Reservation
+from router.sessions import Session
 
 
 class Role(StrEnum):
@@ -42,6 +43,8 @@ class Request:
     required_labels: Mapping[str, str] = field(default_factory=dict)
     allowed_workers: frozenset[str] = frozenset()
     excluded_workers: frozenset[str] = frozenset()
+    resumed: Session | None = None
+    """What the prompt was made of, when only the session was named."""
 
     def fingerprint(self) -> Fingerprint:
         """What its id stands for from now on."""

@@ -10,11 +10,12 @@ import numpy as np
 import numpy.typing as npt
 
 from indexer.identity import WorkerKey
-from router.candidates import Column
+from router.candidates import Column, Flags
 from router.load import WorkerLoad
 from router.pools import Pool, heartbeat_of
 from router.prompt import Prompt
 from router.rates import PrefillColumns, PrefillRates
+from router.sessions import Sessions
 from router.topology import PlaceLabels, Topology
 
 
@@ -26,10 +27,12 @@ class Further:
         loads: Mapping[WorkerKey, WorkerLoad],
         rates: PrefillRates,
         labels: PlaceLabels,
+        sessions: Sessions | None = None,
     ) -> None:
         self._loads = loads
         self._rates = rates
         self._labels = labels
+        self._sessions = sessions
         self._topology: tuple[Pool, Topology] | None = None
         """Of the pool that was asked last, as a rule the only one."""
 
@@ -52,6 +55,13 @@ class Further:
             load = self._loads[pool.workers[row]]  # that is where waiting came from
             others[row] = min(float(waiting[row]), load.external_requests)
         return others
+
+    def of_session(self, pool: Pool, session_id: str) -> Flags:
+        """True for the worker that the session's last request went to."""
+        session = self._sessions.get(session_id) if self._sessions is not None else None
+        if session is None:
+            return np.zeros(len(pool), np.bool_)
+        return np.array([key == session.worker for key in pool.workers], np.bool_)
 
     def prefill(self, pool: Pool, now_s: float) -> PrefillColumns:
         """How fast each worker prefills, and for how long it is busy."""

@@ -66,7 +66,7 @@ cdef extern from "native/wire.h" nogil:
 
 cdef extern from "native/asked.h" nogil:
     ctypedef struct Asked:
-        Span request_id, model, tokens, hashes
+        Span request_id, model, session_id, tokens, hashes
         uint32_t hashes_block_size
         uint64_t prompt_tokens
         int64_t output_tokens
@@ -663,6 +663,8 @@ cdef class Lane:
             raise
         _put_text(&self._answer, 1, reservation.id)
         reservation.answer = _taken(&self._answer)
+        if asked.session_id.size:
+            self._core.sessions.put(_text(asked.session_id), reservation, plan.block_size, "", now_s)
         self._counts.picked(asked.prompt_tokens, self._best_overlap(), self._overlaps + self._order[0], self._decided.rows)
         return reservation
 

@@ -179,6 +179,18 @@ class RouterCollector(Collector):
             sum(view.index.predicted(source.slot) for source in view.sources.values()),
         )
         yield _gauge("kvroute_reservations", "Open reservations.", len(core.reservations))
+        yield _gauge(
+            "kvroute_sessions",
+            "Sessions whose KV cache is known to be somewhere.",
+            len(core.sessions),
+        )
+        yield _counter(
+            "kvroute_sessions_forgotten",
+            "Sessions that time, or the room they take, has ended.",
+            "reason",
+            core.sessions.forgotten,
+            ("expired", "no_room"),
+        )
         yield _counter(
             "kvroute_pair_picks",
             "Picks of PREFILL_DECODE requests, by where the prompt is computed.",

@@ -91,6 +91,17 @@ class Prompt:
             )
         return cls(prompt_tokens, hashes=hashes, hashes_block_size=block_size, lora_name=lora_name)
 
+    @classmethod
+    def from_prefixes(
+        cls, prefixes: HashArray, block_size: int, prompt_tokens: int, *, lora_name: str = ""
+    ) -> "Prompt":
+        """A prompt of which only the PrefixHashes are known, in one block size; 0: nothing is."""
+        prompt = cls(
+            prompt_tokens, hashes=prefixes, hashes_block_size=block_size, lora_name=lora_name
+        )
+        prompt._prefixes[block_size] = prefixes
+        return prompt
+
     def prefixes(self, block_size: int) -> HashArray:
         """PrefixHashes of the full blocks; none for a size of 0, or one that the caller's hashes
         aren't in."""

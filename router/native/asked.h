@@ -10,7 +10,7 @@
 #define TEXT_MAX 1024 /* as router/codec.py has it */
 
 typedef struct {
-    Span request_id, model;
+    Span request_id, model, session_id;
     Span tokens; /* little-endian u32 */
     Span hashes; /* little-endian u64: BlockHashes, when hashes_block_size is not 0 */
     uint32_t hashes_block_size;
@@ -84,8 +84,11 @@ static int read_plain(Span message, Asked *asked) {
                 asked->priority = (int32_t)(uint32_t)field.value;
                 break;
             case 11: /* tenant */
+                if (odd_text(&field)) return 0;
+                break;
             case 12: /* session_id */
                 if (odd_text(&field)) return 0;
+                asked->session_id = field.bytes;
                 break;
             case 13: /* ttft_slo_ms */
             case 14: /* queue_timeout_ms */

@@ -40,7 +40,7 @@ class RoomParameters(Parameters, frozen=True):
 def decode_room(rows: Candidates, parameters: RoomParameters) -> Scores:
     """The share of a worker that is taken, and how far the KV cache has to travel.
 
-        need     = blocks of the prompt and of the output that the request expects
+        need     = blocks of the prompt that are not in use there yet, and of the output expected
         kv_share = (active_blocks + need) / total_blocks        (0 where the total is unknown)
         batch    = active_slots / total_slots                   (of slots_unknown, where unknown)
         way      = (1 + kv_distance) / 4 * new_tokens / prompt_tokens
@@ -55,7 +55,7 @@ def decode_room(rows: Candidates, parameters: RoomParameters) -> Scores:
     Source: ours; Mooncake's Conductor picks decode workers near the KV cache with room for it, too.
     """
     tokens = rows.prompt_tokens + (rows.request.expected_output_tokens or 0)
-    need = np.ceil(tokens / rows.block_tokens)
+    need = np.ceil(tokens / rows.block_tokens) - rows.prompt_blocks + rows.new_blocks
     known = rows.total_blocks > 0
     kv_share = np.zeros(len(rows))
     np.divide(rows.active_blocks + need, rows.total_blocks, out=kv_share, where=known)

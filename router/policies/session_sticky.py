@@ -22,19 +22,23 @@ def score(rows: Candidates, parameters: StickyParameters) -> Scores:
     """The same worker for the same session, unless it has more than its share.
 
         cost = distance + over
-        distance = hash(key, worker) / 2**64, in [0, 1)
+        distance = 0 where the session's last request went, as far as this replica knows; else
+                   hash(key, worker) / 2**64, in [0, 1)
         over = 1 if active_slots + 1 > load_factor (1.25) * (all active_slots + 1) / workers else 0
 
     key is the session's id; without one, the prompt's first block. Workers, and all active_slots,
     are those that can be picked; less than 0 slots count as 0. Each key has an order of workers of
     its own, which no other worker's coming or going changes: a worker that leaves, or is over its
-    share, gives its keys to all others evenly, and gets them back.
+    share, gives its keys to all others evenly, and gets them back: but for sessions that have gone
+    on elsewhere meanwhile, since that is where their KV cache is.
 
     Source: rendezvous hashing (Thaler, Ravishankar 1998); the bound is that of V. Mirrokni,
     M. Thorup, M. Zadimoghaddam, Consistent Hashing with Bounded Loads, 2016.
     """
     key = np.uint64(rows.affinity_key)
     distance = _mixed(rows.name_hashes ^ key) / 2.0**64
+    if rows.request.session_id:
+        distance = np.where(rows.of_session, 0.0, distance)
     can = rows.can_take
     slots = np.maximum(rows.active_slots, 0.0)
     share = parameters.load_factor * (slots[can].sum() + 1) / max(1, np.count_nonzero(can))

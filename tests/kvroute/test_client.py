@@ -70,7 +70,12 @@ async def test_a_pick_has_all_that_the_router_said(server: Server) -> None:
         address="http://w7:8000",
         labels={"zone": "a"},
         prefill_worker=PrefillWorker(
-            worker_id="p1", address="http://p1:8000", bootstrap_host="p1", bootstrap_port=8998
+            worker_id="p1",
+            address="http://p1:8000",
+            engine="sglang",
+            bootstrap_host="p1",
+            bootstrap_port=8998,
+            bootstrap_room=77,
         ),
         alternatives=[Alternative(worker_id="w8", dp_rank=3, address="http://w8:8000", cost=0.5)],
         overlap_tokens=router_pb2.OverlapTokens(raw=64, usable=48, device=24, host=16, predicted=8),
@@ -93,11 +98,41 @@ async def test_a_pick_has_all_that_the_router_said(server: Server) -> None:
     assert pick.engine_priority == -2
     assert pick.prefill_worker is not None
     assert pick.prefill_worker.dp_rank is None
-    assert pick.prefill_worker.bootstrap_port == 8998
+    both = {"bootstrap_host": "p1", "bootstrap_port": 8998, "bootstrap_room": 77}
+    assert pick.prefill_worker.prefill_body == pick.prefill_worker.decode_body() == both
+    assert pick.prefill_worker.headers == {}
     (other,) = pick.alternatives
     assert (other.worker_id, other.dp_rank, other.cost) == ("w8", 3, 0.5)
     assert pick.receipt.policy == "least-loaded"
     assert pick.response == server.router.answer
+
+
+async def test_a_vllm_pair_is_told_by_kv_transfer_params(server: Server) -> None:
+    other = PrefillWorker(
+        worker_id="p1",
+        dp_rank=2,
+        engine="vllm",
+        prefill_kv_transfer_params='{"do_remote_decode": true}',
+    )
+    server.router.answer = RouteResponse(reservation_id="r-7", prefill_worker=other)
+    async with make_client(server) as client:
+        pick = await client.route(token_ids=TOKENS)
+        assert pick.prefill_worker is not None
+        assert pick.prefill_worker.headers == {"X-data-parallel-rank": "2"}
+        assert pick.prefill_worker.prefill_body == {
+            "max_tokens": 1,
+            "stream": False,
+            "kv_transfer_params": {"do_remote_decode": True},
+        }
+        answer = {"kv_transfer_params": {"remote_block_ids": [1, 2]}}
+        assert pick.prefill_worker.decode_body(answer) == answer
+        assert pick.prefill_worker.decode_body({}) == {}
+        other.decode_kv_transfer_params = '{"transfer_id": "t"}'
+        server.router.answer = RouteResponse(reservation_id="r-8", prefill_worker=other)
+        pick = await client.route(token_ids=TOKENS)
+        assert pick.prefill_worker is not None
+        told = pick.prefill_worker.decode_body(answer)
+        assert told == {"kv_transfer_params": {"transfer_id": "t"}}
 
 
 async def test_what_the_router_left_out_is_none_and_not_zero(server: Server) -> None:

@@ -85,6 +85,10 @@ class Side:
                 (index.predicted(one.slot), index.count(one.slot), index.digest(one.slot))
                 for one in self.fleet.view.sources.values()
             ],
+            "sessions": {
+                name: repr(replace(one, prefixes=one.prefixes.tolist()))
+                for name, one in core.sessions._known.items()
+            },
             "random": core._rng.getstate(),
             "endings": core.endings,
             "tally": [one.tolist() for one in (tally.tokens, tally.recent, tally.picks)],

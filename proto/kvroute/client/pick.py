@@ -1,7 +1,9 @@
 """What route() answers: a worker, its reservation, and why."""
 
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from typing_extensions import override
 
@@ -35,13 +37,61 @@ class Alternative:
 
 @dataclass(frozen=True, slots=True)
 class PrefillWorker:
-    """The other half of a PREFILL_DECODE pair."""
+    """The other half of a PREFILL_DECODE pair: it computes the prompt, the picked one decodes.
+
+    SGLang's engines get their requests at once; vLLM's prefill worker first, and the picked one
+    when that has answered.
+    """
 
     worker_id: str
     dp_rank: int | None
     address: str
+    engine: str
+    """vllm or sglang."""
     bootstrap_host: str
     bootstrap_port: int
+    bootstrap_room: int
+    """No other request in flight has it."""
+    new_tokens: int
+    """Prompt tokens that it has yet to compute."""
+    prefill_kv_transfer_params: Mapping[str, Any] | None = field(repr=False)
+    decode_kv_transfer_params: Mapping[str, Any] | None = field(repr=False)
+    """None: what this worker answers is taken."""
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """HTTP headers that pin its request to its rank; empty for an engine with one."""
+        return {} if self.dp_rank is None else {"X-data-parallel-rank": str(self.dp_rank)}
+
+    @property
+    def prefill_body(self) -> dict[str, Any]:
+        """What the JSON body of its request has besides the prompt."""
+        if self.prefill_kv_transfer_params is None:
+            return self._bootstrap
+        return {
+            "max_tokens": 1,
+            "stream": False,
+            "kv_transfer_params": dict(self.prefill_kv_transfer_params),
+        }
+
+    def decode_body(self, answer: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """What the JSON body of the picked worker's request has besides the caller's own.
+
+        answer: the JSON that this worker answered; not needed for SGLang. Nothing for an answer
+        without a hand-over: the picked worker then computes the prompt itself.
+        """
+        if self.prefill_kv_transfer_params is None:
+            return self._bootstrap
+        params = self.decode_kv_transfer_params or (answer or {}).get("kv_transfer_params")
+        return {"kv_transfer_params": dict(params)} if params else {}
+
+    @property
+    def _bootstrap(self) -> dict[str, Any]:
+        return {
+            "bootstrap_host": self.bootstrap_host,
+            "bootstrap_port": self.bootstrap_port,
+            "bootstrap_room": self.bootstrap_room,
+        }
 
 
 class Pick:
@@ -161,7 +211,17 @@ def _prefill_worker(message: router_pb2.PrefillWorker) -> PrefillWorker:
         address=message.address,
         bootstrap_host=message.bootstrap_host,
         bootstrap_port=message.bootstrap_port,
+        engine=message.engine,
+        bootstrap_room=message.bootstrap_room,
+        new_tokens=message.new_tokens,
+        prefill_kv_transfer_params=_params(message.prefill_kv_transfer_params),
+        decode_kv_transfer_params=_params(message.decode_kv_transfer_params),
     )
+
+
+def _params(text: str) -> Mapping[str, Any] | None:
+    params: Mapping[str, Any] | None = json.loads(text) if text else None
+    return params
 
 
 def _rank(
