@@ -40,12 +40,16 @@ from router.metrics import (
     PeerCollector,
     RelayCollector,
     RouterCollector,
+    WatchCollector,
 )
 from router.nats_child import NatsChild, NatsChildError
 from router.peer_link import PeerLink
+from router.policies.configured import shadow_policy
 from router.refusals import Reason, Refusal
 from router.server import FleetService, GrpcServer, RouterService
+from router.shadow import Shadow
 from router.warnings import WarningLog
+from router.watch import Sampled, Watch
 
 TICK_S = 0.25
 WARN_S = 5.0
@@ -95,6 +99,7 @@ class RouterApp:
         self.registry = CollectorRegistry()
         self.metrics = Metrics(self.registry)
         self.metrics.index_bytes_max.set(config.index.bytes_max())
+        self.watch = self._watchers()
         self.relays: dict[str, Relay] = {}
         self.failed: BaseException | None = None
         self._warning_log = WarningLog()
@@ -124,6 +129,19 @@ class RouterApp:
     @property
     def metrics_port(self) -> int:
         return self._http.port if self._http is not None else 0
+
+    def _watchers(self) -> Watch | None:
+        """What looks at decisions; None: nothing does, and no decision pays for it."""
+        routing, watchers = self.config.routing, []
+        policy = shadow_policy(routing, self.core.policies)
+        shadow = None if policy is None else Shadow(policy)
+        if shadow is not None:
+            watchers.append(Sampled(shadow.watch, routing.shadow_share))
+        if not watchers:
+            return None
+        watch = Watch(watchers, random.Random(secrets.randbits(64)), _watcher_failed)
+        self.registry.register(WatchCollector(watch, shadow))
+        return watch
 
     async def start(self) -> None:
         """Starts everything; raises ConfigError when an address or the broker can't be had.
@@ -166,6 +184,7 @@ class RouterApp:
             self.clock,
             self._stopping,
             stream_age_s=config.grpc.stream_age_s,
+            watch=self.watch,
         )
         self.link = service.peers = PeerLink(
             broker,
@@ -369,6 +388,11 @@ class RouterApp:
     def _broke(self, error: BaseException) -> None:
         self.failed = error
         self._stop.set()
+
+
+def _watcher_failed(error: Exception) -> None:
+    """A fault of ours, which no request pays for."""
+    log.error("looking at a decision failed; the next ones are only counted", exc_info=error)
 
 
 def checked_broker(settings: NatsSettings, url: str, name: str) -> Broker:

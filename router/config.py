@@ -152,6 +152,12 @@ class RoutingSettings(Settings, frozen=True):
     prefill_rate: Annotated[
         Seconds, Meta(description="prompt tokens a second, of workers that were not measured yet")
     ] = 20_000.0
+    shadow_policy: Annotated[
+        str | None, Meta(description="policy that scores the same requests and never acts")
+    ] = None
+    shadow_share: Annotated[
+        float, Meta(gt=0, le=1, description="of the requests, those that it scores")
+    ] = 0.1
     hot_prefixes: HotPrefixSettings = HotPrefixSettings()
     host_label: Annotated[str, Meta(description="label that names a worker's host")] = "host"
     rack_label: Annotated[str, Meta(description="label that names its rack")] = "rack"

@@ -134,10 +134,19 @@ class RouterCore:
         self._watch = FleetWatch(view, self.self_check, lambda name: self.models.names(name)[0])
 
     def route(
-        self, request: Request, now_s: float, mark: Callable[[str], None] = _no_mark
+        self,
+        request: Request,
+        now_s: float,
+        mark: Callable[[str], None] = _no_mark,
+        watch: Callable[[Decision], None] | None = None,
     ) -> Pick | Repeated:
-        """Picks and reserves; raises Refusal. mark is called with the name of each stage's end."""
-        if self.lane is not None and (picked := self.lane.pick(request, now_s, mark)) is not None:
+        """Picks and reserves; raises Refusal. mark is called with the name of each stage's end.
+
+        watch: sees the decision before anything of it is reserved, and changes nothing; of a pair
+        the one for whoever computes the prompt.
+        """
+        lane = self.lane if watch is None else None
+        if lane is not None and (picked := lane.pick(request, now_s, mark)) is not None:
             reservation, overlap, weighed = picked
             self._remember(request, reservation, now_s)
             if self.hot is not None:
@@ -164,6 +173,8 @@ class RouterCore:
         decision = self.decide(request, now_s, mark)
         if not decision.order:
             raise self.refuse(decision)
+        if watch is not None:
+            watch(decision.computing)
         source = decision.sources[decision.order[0]]
         reservation = self.reserve(
             source,

@@ -37,6 +37,8 @@ from router.policies.own import Failure, is_own
 from router.prefix_copies import CopyFate
 from router.refusals import Reason
 from router.self_check import CheckResult
+from router.shadow import Agreement, Balance, Shadow
+from router.watch import Watch
 
 OUTCOMES = ("picked", "repeated", "refused", "explained")
 _SOCKET_ERRORS = (
@@ -70,6 +72,19 @@ class Metrics:
             "Cached tokens that engines reported for routed requests.",
             registry=registry,
         )
+        self.cached_tokens_predicted = Counter(
+            "kvroute_cached_tokens_predicted",
+            "What the index had said of the requests whose cached tokens were reported.",
+            registry=registry,
+        )
+        self.cached_tokens_off = Counter(
+            "kvroute_cached_tokens_off",
+            "Tokens by which those predictions were over the report, or under it.",
+            ["direction"],
+            registry=registry,
+        )
+        for direction in ("over", "under"):
+            self.cached_tokens_off.labels(direction)
         self.reservations_expired = Counter(
             "kvroute_reservations_expired", "Reservations ended by their lease.", registry=registry
         )
@@ -94,6 +109,13 @@ class Metrics:
         """A pick was made."""
         self._picked.inc()
         self.tally.count(pick)
+
+    def cache_reported(self, predicted: int, reported: int) -> None:
+        """An engine told how many of a request's tokens it had; predicted: what we had said."""
+        self.cached_tokens.inc(reported)
+        self.cached_tokens_predicted.inc(predicted)
+        direction = "over" if predicted > reported else "under"
+        self.cached_tokens_off.labels(direction).inc(abs(predicted - reported))
 
     def picked_plain(self, count: int) -> None:
         """The lane made picks, and counted all else of them."""
@@ -144,6 +166,21 @@ class TallyCollector(Collector):
             "kvroute_overlap_reachable_tokens",
             "Usable overlap on the worker that held most; less what was taken: what balance cost.",
             value=reachable,
+        )
+        yield CounterMetricFamily(
+            "kvroute_ttft_predictions",
+            "Picks of a policy that predicts the time to the first token.",
+            value=tally.ttfts,
+        )
+        yield CounterMetricFamily(
+            "kvroute_ttft_predicted_seconds",
+            "Time to the first token that it predicted for its picks.",
+            value=tally.ttft_s,
+        )
+        yield CounterMetricFamily(
+            "kvroute_ttft_best_seconds",
+            "The shortest that it predicted of any worker; what is more: what others gain.",
+            value=tally.ttft_best_s,
         )
         usable, asked = tally.recent.sum(axis=0).tolist()
         yield GaugeMetricFamily(
@@ -389,6 +426,43 @@ class PeerCollector(Collector):
         yield reports
 
 
+class WatchCollector(Collector):
+    """Reads what those have counted who look at decisions."""
+
+    def __init__(self, watch: Watch, shadow: Shadow | None) -> None:
+        self._watch = watch
+        self._shadow = shadow
+
+    @override
+    def collect(self) -> Iterator[Metric]:
+        yield CounterMetricFamily(
+            "kvroute_watch_failures",
+            "Decisions that the shadow policy or the decision log failed to look at.",
+            value=self._watch.failures,
+        )
+        if self._shadow is not None:
+            yield from self._of_shadow(self._shadow)
+
+    def _of_shadow(self, shadow: Shadow) -> Iterator[Metric]:
+        yield _counter(
+            "kvroute_shadow_decisions",
+            "Decisions that the shadow policy scored, by what it says of the pick.",
+            "agreement",
+            {told.value: count for told, count in shadow.decisions.items()},
+            tuple(Agreement),
+        )
+        yield _change(
+            "kvroute_shadow_overlap_tokens",
+            "Usable overlap that its own choices would have won or lost.",
+            shadow.overlap_tokens,
+        )
+        yield _change(
+            "kvroute_shadow_ttft_seconds",
+            "Predicted time to the first token that its own choices would have won or lost.",
+            shadow.ttft_s,
+        )
+
+
 class BrokerCollector(Collector):
     """Reads what a connection to NATS counts."""
 
@@ -499,6 +573,14 @@ class Scrape:
 
 def _gauge(name: str, told: str, value: float) -> GaugeMetricFamily:
     return GaugeMetricFamily(name, told, value=value)
+
+
+def _change(name: str, told: str, balance: Balance) -> CounterMetricFamily:
+    """Two counters, since one of their difference could fall."""
+    family = CounterMetricFamily(name, told, labels=["change"])
+    family.add_metric(["gain"], balance.gain)
+    family.add_metric(["loss"], balance.loss)
+    return family
 
 
 def _counter(

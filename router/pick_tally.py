@@ -10,7 +10,8 @@ from time import perf_counter
 import numpy as np
 
 from events.facts import TIER_NAMES
-from router.decision import Pick
+from router.candidates import Column
+from router.decision import Decision, Pick
 
 STAGES = ("hash", "match", "cost", "total")
 TIERS = (*TIER_NAMES.values(), "predicted")
@@ -43,6 +44,12 @@ class PickTally:
         self.recent = np.zeros((RATIO_DECISIONS, 2), np.int64)
         """Usable overlap and prompt tokens of the last picks, in a ring."""
         self.picks = np.zeros(1, np.int64)
+        self.ttfts = 0
+        """Picks of policies that predict the time to the first token,"""
+        self.ttft_s = 0.0
+        """those times, in sum,"""
+        self.ttft_best_s = 0.0
+        """and the shortest that each of them could have had."""
 
     def count(self, pick: Pick) -> None:
         """A pick was made."""
@@ -53,6 +60,14 @@ class PickTally:
         self.tokens += (prompt_tokens, reachable, *overlap[-len(TIERS) :])
         self.recent[self.picks[0] % RATIO_DECISIONS] = overlap.usable, prompt_tokens
         self.picks += 1
+        if (seconds := decision.scores.ttft_s) is not None:
+            self._predicted(decision, seconds)
+
+    def _predicted(self, decision: Decision, seconds: Column) -> None:
+        can = [not reason for reason in decision.excluded]
+        self.ttfts += 1
+        self.ttft_s += seconds.item(decision.order[0])
+        self.ttft_best_s += float(seconds[can].min())
 
 
 class StageClock:

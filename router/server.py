@@ -32,12 +32,15 @@ from router.peer_link import PeerLink
 from router.refusals import Reason, Refusal
 from router.reservations import Ending, Reservation
 from router.route_stream import SLICE_S, Answered, RouteItems, StreamLife, read_batch
+from router.watch import Watch, Watcher
 
 BATCH_ITEMS_MAX = 4096
 PROGRESS_MAX = 65_536
 KEEPALIVE_TIMEOUT_S = 20.0
 """What a client has to answer a ping."""
 WATCH_S = 0.5
+RUN_ITEMS = 16
+"""Plain items that the lane answers at once, at most."""
 PEER_PROGRESS_MAX = 1024
 """Steps in one question to another replica."""
 OWNERS_MAX = 64
@@ -63,16 +66,19 @@ class RouterService(router_pb2_grpc.RouterServicer):
         stopping: asyncio.Event,
         *,
         stream_age_s: float | None = None,
+        watch: Watch | None = None,
     ) -> None:
         """stopping: set when the server drains, so that open streams end.
 
-        stream_age_s: a stream ends by itself after this time at most; None: never.
+        stream_age_s: a stream ends by itself after this time at most; None: never. watch: sees a
+        share of the decisions.
         """
         self._core = core
         self._metrics = metrics
         self._clock = clock
         self._stopping = stopping
         self._stream_age_s = stream_age_s
+        self._watch = watch
         if core.lane is not None:
             core.lane.tally = metrics.tally
         self.peers: PeerLink | None = None
@@ -193,10 +199,11 @@ class RouterService(router_pb2_grpc.RouterServicer):
     def _route(self, request: bytes) -> Answered:
         """One request, answered; raises Refusal, counted."""
         now_s = self._clock()
+        watcher = self._watch.take() if self._watch is not None else None
         try:
-            if (answered := self._plain(request, now_s)) is not None:
+            if watcher is None and (answered := self._plain(request, now_s)) is not None:
                 return answered
-            return self._any(read_message(request), now_s)
+            return self._any(read_message(request), now_s, watcher)
         except Refusal as refusal:
             self._metrics.requests.labels("refused", refusal.reason).inc()
             raise
@@ -219,11 +226,13 @@ class RouterService(router_pb2_grpc.RouterServicer):
         """None: every request goes through the core, which counts what its prompt begins with."""
         return self._core.lane if self._core.hot is None else None
 
-    def _any(self, request: router_pb2.RouteRequest, now_s: float) -> Answered:
+    def _any(
+        self, request: router_pb2.RouteRequest, now_s: float, watcher: Watcher | None
+    ) -> Answered:
         """A request answered the general way."""
         mark = self._metrics.stage_clock()
         asked = codec.read_request(request, self._core)
-        outcome = self._core.route(asked, now_s, mark)
+        outcome = self._core.route(asked, now_s, mark, watcher)
         reservation = outcome.reservation
         if isinstance(outcome, Repeated):
             self._metrics.requests.labels("repeated", "").inc()
@@ -245,6 +254,9 @@ class RouterService(router_pb2_grpc.RouterServicer):
     def _run(self, batch: Batch, results: Results, waited_s: float) -> dict[int, Reservation]:
         """Plain items at the front of what is left of a batch, answered by the lane."""
         answered: dict[int, Reservation] = {}
+        watch = self._watch
+        if watch is not None and watch.left < RUN_ITEMS:
+            return answered  # one by one, so that the item that is due is seen
         if (lane := self._lane()) is not None:
             try:
                 lane.answers(batch, results, int(waited_s * 1000), self._clock(), answered)
@@ -253,6 +265,8 @@ class RouterService(router_pb2_grpc.RouterServicer):
             except Exception:  # a fault of ours; the next item is tried once more by itself
                 log.exception("routing a batch failed")
             self._metrics.picked_plain(len(answered))
+            if watch is not None:
+                watch.passed(len(answered))
         return answered
 
     def _cancel(self, reservation: Reservation) -> None:
@@ -272,7 +286,7 @@ class RouterService(router_pb2_grpc.RouterServicer):
         unknown_before = reservation is None or reservation.cached_tokens is None
         result = self._core.report(progress, self._clock())
         if reservation is not None and unknown_before and reservation.cached_tokens is not None:
-            self._metrics.cached_tokens.inc(reservation.cached_tokens)
+            self._metrics.cache_reported(reservation.predicted_tokens, reservation.cached_tokens)
         return router_pb2.ProgressOutcome(
             reservation_id=message.reservation_id, result=codec.progress_result(result)
         )

@@ -1,5 +1,6 @@
 """The table of policies as an operator has set it up."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from math import isfinite
 
@@ -33,6 +34,21 @@ def configured(routing: RoutingSettings) -> dict[str, Policy]:
                 f"unknown policy {name!r} at `$.routing.{key}`; there are {', '.join(policies)}"
             )
     return policies
+
+
+def shadow_policy(routing: RoutingSettings, policies: Mapping[str, Policy]) -> Policy | None:
+    """The one of routing.shadow_policy, if there is one; raises ConfigError.
+
+    One of the operator's own need not be among the policies that requests may name.
+    """
+    name = routing.shadow_policy
+    if name is None or name in policies:
+        return None if name is None else policies[name]
+    if is_own(name):
+        return _own(name, "$.routing.shadow_policy")
+    raise ConfigError(
+        f"unknown policy {name!r} at `$.routing.shadow_policy`; there are {', '.join(policies)}"
+    )
 
 
 def _own(name: str, where: str) -> Policy:

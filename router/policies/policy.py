@@ -26,6 +26,8 @@ class Scores:
     chances: Column | None = None
     """One a row, at least 0, and above it for a row that can be picked: by these the pick is drawn,
     whatever the costs say. None: the lowest cost is picked."""
+    ttft_s: Column | None = None
+    """One a row: seconds to the first token, by a policy that predicts them."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

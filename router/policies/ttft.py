@@ -80,6 +80,7 @@ def score(rows: Candidates, parameters: TtftParameters) -> Scores:
             "stalled_s": stalled_s,
             "load": load,
         },
+        ttft_s=first.total_s,
     )
 
 

@@ -10,7 +10,16 @@ from prometheus_client.core import Metric
 from events.broker import Broker
 from events.relay import Relay
 from events.settings import EngineSettings, NatsSettings
-from router.metrics import BrokerCollector, Metrics, RelayCollector, RouterCollector
+from router.metrics import (
+    BrokerCollector,
+    Metrics,
+    RelayCollector,
+    RouterCollector,
+    WatchCollector,
+)
+from router.policies.ttft import TTFT
+from router.shadow import Shadow
+from router.watch import Watch
 from tests.router.fleet import START_S, Fleet
 
 
@@ -30,6 +39,7 @@ def router_families() -> list[Metric]:
     registry = CollectorRegistry()
     Metrics(registry)
     registry.register(RouterCollector(fleet.core, fleet.clock))
+    registry.register(WatchCollector(Watch([], random.Random(7), print), Shadow(TTFT)))
     registry.register(BrokerCollector(_nobodys_broker()))
     return list(registry.collect())
 

@@ -22,6 +22,7 @@ from router.config import GrpcSettings
 from router.control_desk import ControlDesk
 from router.metrics import Metrics
 from router.server import FleetService, GrpcServer, RouterService
+from router.watch import Watch
 from tests.router.fleet import Fleet
 
 
@@ -62,7 +63,9 @@ class Served:
 
 
 @asynccontextmanager
-async def served(grpc_settings: GrpcSettings | None = None, **about: Any) -> AsyncIterator[Served]:
+async def served(
+    grpc_settings: GrpcSettings | None = None, watch: Watch | None = None, **about: Any
+) -> AsyncIterator[Served]:
     """Serves a fleet, and takes the server down without grace."""
     fleet = Fleet(**about)
     metrics = Metrics(CollectorRegistry())
@@ -80,7 +83,12 @@ async def served(grpc_settings: GrpcSettings | None = None, **about: Any) -> Asy
     server = GrpcServer(
         settings,
         RouterService(
-            fleet.core, metrics, fleet.clock, stopping, stream_age_s=settings.stream_age_s
+            fleet.core,
+            metrics,
+            fleet.clock,
+            stopping,
+            stream_age_s=settings.stream_age_s,
+            watch=watch,
         ),
         FleetService(
             fleet.core,

@@ -71,6 +71,7 @@ def other_value(key: Key) -> object:
         "fleet.beat_timeout_s": 2.5,
         "log.format": "json",
         "log.level": "debug",
+        "routing.shadow_share": 0.5,
     }
     if key.dotted in special:
         return special[key.dotted]

@@ -208,6 +208,38 @@ def test_picks_count_tokens_by_tier_and_what_was_within_reach() -> None:
     assert observed.value("kvroute_requests_total", outcome="picked", reason="") == 1
 
 
+def test_predicted_times_are_counted_beside_the_shortest() -> None:
+    observed = Observed(policy="ttft", prefill_rate=1000.0, parameters={"ttft": {"stall": 1.0}})
+    fleet = observed.fleet
+    holder, full = fleet.add("holder"), fleet.add("full", total_slots=1)
+    asked = prompt(1600)
+    fleet.cache(holder, asked, 1584)
+    fleet.say(holder, running=90)  # near, and too many are there already
+    fleet.cache(full, asked, 1584)
+    fleet.say(full, running=1)
+    fleet.add("idle")
+    pick = observed.pick(1600)
+    assert pick.reservation.worker.worker_id == "idle"
+    told = pick.decision.scores.row_terms["prefill_s"]
+    near_s, idle_s = told[0], told[2]
+    assert observed.value("kvroute_ttft_predictions_total") == 1
+    assert observed.value("kvroute_ttft_predicted_seconds_total") == pytest.approx(idle_s)
+    assert observed.value("kvroute_ttft_best_seconds_total") == pytest.approx(near_s)
+    assert near_s < 0.6 < 2.1 < idle_s
+    observed.pick(1600, policy="random")
+    assert observed.value("kvroute_ttft_predictions_total") == 1
+
+
+def test_predicted_and_reported_cached_tokens_are_counted_for_the_same_requests() -> None:
+    observed = Observed()
+    for predicted, reported in ((96, 96), (96, 0), (0, 32)):
+        observed.metrics.cache_reported(predicted, reported)
+    assert observed.value("kvroute_cached_tokens_reported_total") == 128
+    assert observed.value("kvroute_cached_tokens_predicted_total") == 192
+    assert observed.value("kvroute_cached_tokens_off_total", direction="over") == 96
+    assert observed.value("kvroute_cached_tokens_off_total", direction="under") == 32
+
+
 def test_the_hit_ratio_of_no_picks_is_zero() -> None:
     assert Observed().value("kvroute_kv_hit_ratio") == 0
 

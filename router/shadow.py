@@ -1,0 +1,119 @@
+"""A policy that watches: it scores what another one picks for, and never acts. Pure.
+
+What it would have gained is what the router predicts for both: tokens of usable overlap, and
+seconds to the first token (router/policies/first_token.py). Neither knows how the fleet would have
+been if the shadow had decided all along; a rehearsal in the simulator does (`kvroute simulate`).
+
+Law: what is picked does not depend on who watches.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import NamedTuple
+
+import numpy as np
+
+from router.candidates import Candidates, Column
+from router.decision import Decision
+from router.policies.first_token import first_token
+from router.policies.own import PolicyFailed
+from router.policies.policy import Policy, Scores
+
+
+class Agreement(StrEnum):
+    """What a policy says of another one's pick; the metric label."""
+
+    SAME = "same"
+    """It would have picked the same worker."""
+    TIED = "tied"
+    """It would have drawn among several, this one too."""
+    OTHER = "other"
+    """It would have picked another one."""
+    FAILED = "failed"
+    """It could not say."""
+
+
+class Difference(NamedTuple):
+    """What a policy's own choice would have made of a decision; the mean where it draws."""
+
+    agreement: Agreement
+    overlap_tokens: float = 0.0
+    """Usable overlap, more than was taken."""
+    ttft_s: float = 0.0
+    """By which the first token would have come sooner."""
+    active_slots: float = 0.0
+    """Requests on its worker, more than on the one that was picked."""
+
+
+def difference(rows: Candidates, excluded: Sequence[str], taken: int, scores: Scores) -> Difference:
+    """Holds a policy's scores against a pick.
+
+    excluded: why a row could not be picked; empty where it could. taken: the row that was.
+    """
+    chances = would_pick(scores, excluded)
+    if chances is None:
+        return Difference(Agreement.FAILED)
+    taken_chance = float(chances[taken])
+    agreement = Agreement.OTHER
+    if taken_chance > 0:
+        agreement = Agreement.TIED if taken_chance < 1 else Agreement.SAME
+
+    def gain(column: Column) -> float:
+        return float(chances @ column - column[taken])
+
+    return Difference(
+        agreement,
+        overlap_tokens=gain(rows.overlap_tokens),
+        ttft_s=-gain(first_token(rows).total_s),
+        active_slots=gain(rows.active_slots),
+    )
+
+
+def would_pick(scores: Scores, excluded: Sequence[str]) -> Column | None:
+    """The chance of each row to be picked, 1 in sum; None if nobody could be."""
+    can = np.array([not reason for reason in excluded], np.bool_) & np.isfinite(scores.costs)
+    if not can.any():
+        return None
+    if scores.chances is not None:
+        weights = np.where(can, scores.chances, 0.0)
+    else:
+        weights = np.where(can & (scores.costs == scores.costs[can].min()), 1.0, 0.0)
+    total = float(weights.sum())
+    return weights / total if total > 0 else None
+
+
+class Shadow:
+    """One policy that watches, and what came of it so far."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        self.decisions: Counter[Agreement] = Counter()
+        self.overlap_tokens = Balance()
+        self.ttft_s = Balance()
+
+    def watch(self, decision: Decision) -> None:
+        """A decision that is about to be carried out."""
+        try:
+            scores = self.policy.score(decision.rows)
+        except PolicyFailed:
+            self.decisions[Agreement.FAILED] += 1
+            return
+        told = difference(decision.rows, decision.excluded, decision.order[0], scores)
+        self.decisions[told.agreement] += 1
+        self.overlap_tokens.add(told.overlap_tokens)
+        self.ttft_s.add(told.ttft_s)
+
+
+class Balance:
+    """Gains and losses, each in sum: two numbers that only rise."""
+
+    def __init__(self) -> None:
+        self.gain = 0.0
+        self.loss = 0.0
+
+    def add(self, amount: float) -> None:
+        if amount > 0:
+            self.gain += amount
+        else:
+            self.loss -= amount

@@ -1,0 +1,109 @@
+"""A policy that watches: numbers worked out by hand."""
+
+import numpy as np
+import pytest
+
+from router.config import ConfigError, RoutingSettings
+from router.policies import POLICIES
+from router.policies.configured import configured, shadow_policy
+from router.policies.policy import Scores
+from router.shadow import Agreement, Shadow, difference, would_pick
+from tests.router.fleet import Fleet, prompt
+from tests.router.rows import RATE, rows
+
+OWN = "tests.router.policies.own_policies"
+FREE = ("", "", "")
+NEAR = {"overlap_tokens": 960, "running": 8}
+FAR = {"running": 2}
+FULL = {"overlap_tokens": 960, "excluded": "full"}
+"""A prompt of 1000 tokens: the first token takes (500 + 40 + its attention) / RATE seconds on NEAR,
+(500 + 1000 * 1.01) / RATE = 1.51 s on FAR."""
+
+
+def scores(*costs: float, chances: tuple[float, ...] | None = None) -> Scores:
+    return Scores(np.array(costs), chances=None if chances is None else np.array(chances))
+
+
+def test_the_same_choice_gains_nothing() -> None:
+    told = difference(rows(1000, NEAR, FAR), FREE[:2], 0, scores(1, 2))
+    assert told == (Agreement.SAME, 0.0, 0.0, 0.0)
+
+
+def test_another_choice_gains_and_loses_what_is_predicted() -> None:
+    near_s = (500 + 40 * (1 + 980 / 50_000)) / RATE
+    told = difference(rows(1000, NEAR, FAR), FREE[:2], 0, scores(2, 1))
+    assert told.agreement is Agreement.OTHER
+    assert told.overlap_tokens == -960
+    assert told.ttft_s == pytest.approx(near_s - 1.51)
+    assert told.active_slots == -6
+
+
+def test_a_tie_is_held_against_its_mean() -> None:
+    told = difference(rows(1000, NEAR, FAR, FAR), FREE, 1, scores(1, 1, 2))
+    assert told.agreement is Agreement.TIED
+    assert told.overlap_tokens == 480
+
+
+def test_a_draw_is_held_against_its_mean() -> None:
+    drawn = scores(9, 0, 0, chances=(0.75, 0.25, 0.0))
+    assert difference(rows(1000, NEAR, FAR, FAR), FREE, 1, drawn).overlap_tokens == 720
+    told = difference(rows(1000, NEAR, FAR, FAR), FREE, 2, drawn)
+    assert told.agreement is Agreement.OTHER
+
+
+def test_it_picks_no_excluded_row_and_none_without_a_number() -> None:
+    assert would_pick(scores(0, 1, np.nan), ("full", "", "")) == pytest.approx([0, 1, 0])
+    assert would_pick(scores(0, np.inf, np.nan), ("full", "", "")) is None
+    assert would_pick(scores(0, 1, chances=(1.0, 0.0)), ("full", "")) is None
+    nobody = difference(rows(1000, NEAR, FAR), FREE[:2], 0, scores(np.nan, np.nan))
+    assert nobody.agreement is Agreement.FAILED
+
+
+def watched(policy: str, shadow: Shadow) -> None:
+    """One decision of a policy, between a busy holder and an idle worker."""
+    fleet = Fleet(policy=policy, prefill_rate=1000.0)
+    asked = prompt(1600)
+    fleet.cache(fleet.add("holder"), asked, 1584)
+    fleet.say(next(iter(fleet.relays)), running=9)
+    fleet.add("idle")
+    fleet.core.route(fleet.request(asked), fleet.now_s, watch=shadow.watch)
+
+
+def test_gains_and_losses_are_summed_apart() -> None:
+    shadow = Shadow(POLICIES["least-loaded"])
+    watched("dynamo-logit", shadow)  # goes to the holder
+    watched("least-loaded", shadow)
+    assert shadow.decisions == {Agreement.OTHER: 1, Agreement.SAME: 1}
+    assert (shadow.overlap_tokens.gain, shadow.overlap_tokens.loss) == (0.0, 1584.0)
+    assert shadow.ttft_s.gain == 0
+    assert shadow.ttft_s.loss == pytest.approx(1.6, abs=0.1)
+    shadow = Shadow(POLICIES["dynamo-logit"])
+    watched("least-loaded", shadow)
+    assert shadow.overlap_tokens.gain == 1584
+    assert shadow.ttft_s.gain == pytest.approx(1.6, abs=0.1)
+
+
+def test_an_own_policy_that_fails_is_counted() -> None:
+    routing = RoutingSettings(shadow_policy=f"{OWN}:raises")
+    policy = shadow_policy(routing, configured(routing))
+    assert policy is not None
+    shadow = Shadow(policy)
+    watched("least-loaded", shadow)
+    assert shadow.decisions == {Agreement.FAILED: 1}
+
+
+def test_the_shadow_has_the_configured_numbers_and_is_no_choice_of_requests() -> None:
+    numbers = {"ttft": {"keep": 3.0}}
+    routing = RoutingSettings(shadow_policy="ttft", parameters=numbers)
+    policy = shadow_policy(routing, configured(routing))
+    assert policy is not None
+    assert policy.parameters["keep"] == 3.0
+    assert shadow_policy(RoutingSettings(), POLICIES) is None
+    own = RoutingSettings(shadow_policy=f"{OWN}:raises")
+    assert own.shadow_policy not in configured(own)
+
+
+@pytest.mark.parametrize("name", ["nonsense", f"{OWN}:no_such"])
+def test_a_shadow_that_there_is_not_is_refused_by_its_key(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"shadow_policy"):
+        shadow_policy(RoutingSettings(shadow_policy=name), POLICIES)
