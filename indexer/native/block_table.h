@@ -872,12 +872,30 @@ static int table_match(Table *t, const uint64_t *keys, size_t count, int32_t *ta
     return 0;
 }
 
+/* Goes on with the runs of the slots that hold all of the first `from` keys: runs[slot], in blocks. */
+static void runs_go_on(const Table *t, const uint64_t *keys, size_t from, size_t count,
+                       int32_t *runs) {
+    for (size_t i = from; i < count; i++) {
+        uint32_t at = find(t, mixed(t, keys[i]), keys[i]), room[2];
+        const uint32_t *ids;
+        uint32_t holders = value_ids(at ? pool_entry(&t->pool, at)->value : 0, room, &ids);
+        int anybody = 0;
+        for (uint32_t j = 0; j < holders; j++) {
+            const Holder *holder = &t->holders[ids[j]];
+            if (!holder->alive || runs[holder->slot] != (int32_t)i) continue;
+            runs[holder->slot]++;
+            anybody = 1;
+        }
+        if (!anybody) return;
+    }
+}
+
 /* The match of some slots, and of the first `usable` keys alone: out[row * width + i], which must
  * be zero, with the run, the usable run, and the rows of the usable match. 0, or -1. */
 static int table_overlap(Table *t, const uint64_t *keys, size_t count, size_t usable,
                          const intptr_t *slots, size_t width, int32_t *out) {
     size_t size = ROWS * (size_t)t->slots_used;
-    int32_t *table = (int32_t *)calloc(2 * size, sizeof(*table)), *whole = table;
+    int32_t *table = (int32_t *)calloc(size + t->slots_used, sizeof(*table)), *runs = table + size;
     int failed = !table || table_match(t, keys, usable, table), whole_run = 0;
     for (size_t i = 0; i < width && !failed; i++) {
         int32_t run = 0;
@@ -886,17 +904,12 @@ static int table_overlap(Table *t, const uint64_t *keys, size_t count, size_t us
             out[(2 + row) * width + i] = blocks;
             run += blocks;
         }
-        out[i] = out[width + i] = run;
+        out[i] = out[width + i] = runs[slots[i]] = run;
         whole_run |= (size_t)run == usable;
     }
     if (!failed && whole_run && usable < count) { /* somebody may hold what isn't usable, too */
-        whole = table + size;
-        failed = table_match(t, keys, count, whole);
-        for (size_t i = 0; i < width && !failed; i++) {
-            out[i] = 0;
-            for (size_t row = 0; row < ROWS; row++)
-                out[i] += whole[row * t->slots_used + (size_t)slots[i]];
-        }
+        runs_go_on(t, keys, usable, count, runs);
+        for (size_t i = 0; i < width; i++) out[i] = runs[slots[i]];
     }
     free(table);
     return failed ? -1 : 0;

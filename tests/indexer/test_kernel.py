@@ -425,6 +425,36 @@ def test_a_mask_of_another_length_is_refused() -> None:
         kernel.cheapest(np.zeros(3), np.ones(2, np.bool_), 1)
 
 
+@pytest.mark.parametrize("seed", range(SEED, SEED + 20))
+def test_an_overlap_is_the_reference_s_wherever_what_is_usable_ends(seed: int) -> None:
+    rng = random.Random(seed)
+    native, reference = kernel.NativeIndex(), ReferenceIndex()
+    both = (native, reference)
+    slots = range(rng.choice([2, 5, 70]))
+    for index in both:
+        assert [index.open_slot() for _ in slots] == list(slots)
+    prompt = keys(12, seed)
+    for _ in range(rng.randrange(150)):
+        slot, tier = rng.choice(slots), rng.choice(list(Tier))
+        some = prompt[rng.choice([0, 0, 0, 5]) : rng.randrange(13)]
+        what = rng.randrange(8)
+        for index in both:
+            match what:
+                case 0:
+                    index.clear(slot)
+                case 1:
+                    index.remove(slot, tier, some[-1:])
+                case 2:
+                    index.predict(slot, 0, some)
+                case _:
+                    index.store(slot, tier, some)
+    asked = np.array(rng.sample(slots, rng.randrange(1, len(slots) + 1)), np.intp)
+    for count in range(13):
+        for usable in range(13):
+            found, expected = (index.overlap(prompt[:count], usable, asked) for index in both)
+            assert found.tolist() == expected.tolist()
+
+
 def test_an_overlap_of_slots_that_were_never_opened_is_refused() -> None:
     index = kernel.NativeIndex()
     index.open_slot()
