@@ -69,6 +69,10 @@ class EngineIdentity:
     priority_scheduling: bool | None = None
     low_priority_first: bool | None = None
     """Whether a lower number is served sooner, when priority_scheduling."""
+    role: str | None = None
+    """prefill or decode, if it serves half of each request."""
+    bootstrap_port: int | None = None
+    """Where decode engines find a prefill engine."""
 
 
 # vLLM
@@ -370,6 +374,8 @@ class _ServerInfo(Struct):
     schedule_low_priority_values_first: bool | None = None
     kv_events: _SglangEvents | None = None
     internal_states: list[_SglangState] = []
+    disaggregation_mode: str | None = None
+    disaggregation_bootstrap_port: int | None = None
 
 
 class _ModelInfo(Struct):
@@ -408,6 +414,7 @@ def sglang_identity(
     if block_size is not None and block_size < 1:
         raise LoadUnreadable(f"/server_info: a page size of {block_size}")
     total_tokens = info.max_total_num_tokens
+    half = info.disaggregation_mode in ("prefill", "decode")  # "null": it serves all of them
     return EngineIdentity(
         model=model,
         aliases=aliases,
@@ -420,6 +427,8 @@ def sglang_identity(
         dp_ranks=ranks,
         priority_scheduling=info.enable_priority_scheduling,
         low_priority_first=info.schedule_low_priority_values_first,
+        role=info.disaggregation_mode if half else None,
+        bootstrap_port=info.disaggregation_bootstrap_port if half else None,
     )
 
 

@@ -9,6 +9,7 @@ from msgspec import Meta
 Seconds = Annotated[float, Meta(gt=0)]
 BlockSize = Annotated[int, Meta(ge=1, le=65536)]
 Count = Annotated[int, Meta(ge=1)]
+Port = Annotated[int, Meta(ge=1, le=65535)]
 Subject = Annotated[str, Meta(pattern=r"^\S+$")]
 Endpoint = Annotated[str, Meta(min_length=1)]
 
@@ -76,7 +77,22 @@ class EngineSettings(Settings, frozen=True):
         BlockSize | None,
         Meta(description="canonical block size; default: the engine's own, at least 16"),
     ] = None
-    role: Literal["both", "prefill", "decode"] = "both"
+    role: Annotated[
+        Literal["both", "prefill", "decode"] | None,
+        Meta(description="which half of a request it serves; default: what SGLang says, or both"),
+    ] = None
+    kv_connector: Annotated[
+        str,
+        Meta(description="vLLM's --kv-transfer-config: the connector it hands KV caches over by"),
+    ] = ""
+    kv_engine_id: Annotated[str, Meta(description="and its engine_id, if it is given one")] = ""
+    bootstrap_host: Annotated[
+        str, Meta(description="where decode engines find it for that; default: the address's host")
+    ] = ""
+    bootstrap_port: Annotated[
+        Port | None,
+        Meta(description="default: what SGLang says, or the engine's own default"),
+    ] = None
     labels: Annotated[dict[str, str], Meta(description="free labels, for required_labels")] = {}
     priority_scheduling: Annotated[
         bool, Meta(description="the engine schedules by priority, so answers carry one")

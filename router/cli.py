@@ -166,7 +166,11 @@ def serve(config_file: Path | None, **given: Any) -> None:
 @click.option("--ranks", f"{_ENGINE}ranks", type=int, help="Data-parallel ranks. [1]")
 @click.option("--model", f"{_ENGINE}model", help="Model name. [what the engine says]")
 @click.option("--block-size", f"{_ENGINE}block_size", type=int, help="Canonical block size.")
-@click.option("--role", f"{_ENGINE}role", help="both, prefill or decode. [both]")
+@click.option("--role", f"{_ENGINE}role", help="both, prefill or decode. [SGLang's, or both]")
+@click.option("--kv-connector", f"{_ENGINE}kv_connector", help="vLLM's, to hand KV caches over.")
+@click.option("--kv-engine-id", f"{_ENGINE}kv_engine_id", help="vLLM's engine_id for that.")
+@click.option("--bootstrap-host", f"{_ENGINE}bootstrap_host", help="Where decode engines find it.")
+@click.option("--bootstrap-port", f"{_ENGINE}bootstrap_port", type=int, help="The port there.")
 @click.option("--slots", f"{_ENGINE}slots", type=int, help="Requests that run at once.")
 @click.option("--label", f"{_ENGINE}labels", multiple=True, help="NAME=VALUE, repeatable.")
 @click.option("--subject", f"{_ENGINE}subject", help="dynamo: where the workers publish, on NATS.")
@@ -340,6 +344,14 @@ def workers(target: str, model: str, timeout_s: float, as_json: bool) -> None:
 @click.option("--policy", default="", help="Another policy than the configured one.")
 @click.option("--lora", default="", help="LoRA name.")
 @click.option("--cache-salt", default="", help="Cache salt.")
+@click.option(
+    "--phase",
+    type=click.Choice(["aggregated", "prefill_decode", "prefill", "decode"]),
+    default="aggregated",
+    show_default=True,
+    help="One worker, a pair, or one half.",
+)
+@click.option("--session", default="", help="Session; for decode it may stand for the prompt.")
 @click.option("--json", "as_json", is_flag=True, help="The whole Explanation, as JSON.")
 @click.option(
     "--receipt",

@@ -12,7 +12,14 @@ from rich.markup import escape
 from rich.table import Table
 
 from kvroute.client import KvRouteClient, KvRouteError
-from kvroute.v1 import CandidateRow, Explanation, ListWorkersResponse, WorkerStatus
+from kvroute.v1 import (
+    CandidateRow,
+    Explanation,
+    ListWorkersResponse,
+    Phase,
+    Receipt,
+    WorkerStatus,
+)
 
 
 async def show_workers(target: str, model: str, as_json: bool, timeout_s: float) -> int:
@@ -49,12 +56,17 @@ async def show_explanation(
     policy: str,
     lora: str,
     cache_salt: str,
+    phase: str,
+    session: str,
     as_json: bool,
 ) -> int:
     """Prints every candidate's row for a prompt; returns the exit code."""
-    if (tokens is None) == (text is None):
+    ids: list[int] | None
+    if tokens is None and text is None and phase == "decode" and session:
+        ids = None  # it is where the session was
+    elif (tokens is None) == (text is None):
         raise click.UsageError("give the prompt as --tokens or as --text")
-    if tokens is not None:
+    elif tokens is not None:
         ids = _read_tokens(tokens)
     elif tokenize is None:
         raise click.UsageError("--text needs --tokenize, an engine's HTTP address")
@@ -69,6 +81,8 @@ async def show_explanation(
                 policy=policy,
                 lora_name=lora,
                 cache_salt=cache_salt,
+                phase=Phase.Value(f"PHASE_{phase.upper()}"),
+                session_id=session,
             )
         except KvRouteError as error:
             return _complain(target, error)
@@ -81,7 +95,7 @@ async def show_explanation(
 
 def _workers_table(workers: Sequence[WorkerStatus]) -> Table:
     table = _table("worker", "stream", right=_WORKER_NUMBERS)
-    for name in ("engine", "model", "address", "why not"):
+    for name in ("role", "engine", "model", "address", "why not"):
         table.add_column(name, no_wrap=True)
     for worker in workers:
         used = f"{worker.active_blocks:.0f}"
@@ -96,6 +110,7 @@ def _workers_table(workers: Sequence[WorkerStatus]) -> Table:
             str(worker.waiting),
             str(worker.reserved),
             f"{worker.hit_ratio:.0%}" if worker.hit_ratio else "-",
+            worker.role or "?",
             f"{worker.engine} {worker.engine_version}".strip() or "?",
             worker.model or "?",
             worker.address,
@@ -105,7 +120,34 @@ def _workers_table(workers: Sequence[WorkerStatus]) -> Table:
 
 
 def _print_explanation(console: Console, explanation: Explanation) -> None:
-    receipt = explanation.receipt
+    if explanation.HasField("prefill_receipt"):
+        other = explanation.prefill_worker
+        told = _PREFILL[explanation.receipt.prefill]
+        console.print(f"[bold]the prompt[/]: {told}", highlight=False)
+        pick = (other.worker_id, other.dp_rank)
+        _print_stage(console, explanation.prefill_receipt, explanation.prefill_candidates, pick)
+        console.print("\n[bold]the answer[/]:", highlight=False)
+    pick = (explanation.worker_id, explanation.dp_rank)
+    _print_stage(console, explanation.receipt, explanation.candidates, pick)
+    if explanation.HasField("refusal"):
+        console.print(f"\n[red]nobody can be picked:[/] {explanation.refusal.message}")
+    elif explanation.receipt.tied > 1:
+        console.print(
+            f"\n{explanation.receipt.tied} tie for the lowest cost: Route picks one at random."
+        )
+
+
+_PREFILL = {
+    "remote": "by a worker that hands its KV cache over",
+    "local": "by the one that decodes, since hardly anything is new there; it could have been",
+    "absent": "by one worker alone, since nobody can hand over",
+}
+
+
+def _print_stage(
+    console: Console, receipt: Receipt, candidates: Sequence[CandidateRow], pick: tuple[str, int]
+) -> None:
+    """One decision: its formula, and all rows. pick: which of them; an empty id is none."""
     console.print(
         f"[bold]{receipt.policy}[/], {receipt.prompt_tokens} prompt tokens", highlight=False
     )
@@ -117,13 +159,12 @@ def _print_explanation(console: Console, explanation: Explanation) -> None:
         told = ", ".join(f"{name} {value:.4g}" for name, value in sorted(numbers.items()))
         console.print(f"  with {told}", highlight=False)
     console.print()
-    scored = [row for row in explanation.candidates if row.terms or not row.excluded]
+    scored = [row for row in candidates if row.terms or not row.excluded]
     terms = sorted({term for row in scored for term in row.terms})
     table = _table("", "worker", right=(*_ROW_NUMBERS, *terms))
     for name in ("stream", "why not"):
         table.add_column(name, no_wrap=True)
-    pick = (explanation.worker_id, explanation.dp_rank)
-    for row in explanation.candidates:
+    for row in candidates:
         is_pick = (row.worker_id, row.dp_rank) == pick and not row.excluded
         table.add_row(
             "[green]->[/]" if is_pick else "",
@@ -133,10 +174,6 @@ def _print_explanation(console: Console, explanation: Explanation) -> None:
             f"[red]{row.excluded}[/]",
         )
     console.print(table, crop=False)
-    if explanation.HasField("refusal"):
-        console.print(f"\n[red]nobody can be picked:[/] {explanation.refusal.message}")
-    elif receipt.tied > 1:
-        console.print(f"\n{receipt.tied} tie for the lowest cost: Route picks one at random.")
 
 
 def _row_cells(row: CandidateRow, terms: Sequence[str]) -> list[str]:

@@ -350,6 +350,8 @@ def read_engine(message: fleet_pb2.RegisterWorkerRequest) -> EngineSettings:
     }
     if message.events:
         fields["events"] = message.events
+    if message.role:
+        fields["role"] = message.role
     if message.replay:
         fields["replay"] = message.replay
     if message.metrics:

@@ -351,6 +351,15 @@ def test_sglang_says_all_of_itself() -> None:
     )
 
 
+@pytest.mark.parametrize("mode", ["prefill", "decode", "null"])
+def test_sglang_says_which_half_of_requests_it_serves(mode: str) -> None:
+    info = json.loads((SGLANG / "server_info.json").read_bytes())
+    info |= {"disaggregation_mode": mode, "disaggregation_bootstrap_port": 9001}
+    identity = sglang_identity(json.dumps(info))
+    told = (None, None) if mode == "null" else (mode, 9001)
+    assert (identity.role, identity.bootstrap_port) == told
+
+
 def test_an_older_sglang_says_less() -> None:
     info = {"model_path": "org/model", "page_size": 1, "max_running_requests": 64, "dp_size": 4}
     assert sglang_identity(json.dumps(info)) == EngineIdentity(

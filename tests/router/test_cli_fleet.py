@@ -1,9 +1,13 @@
 """What `kvroute workers` prints."""
 
+from typing import Any
+
 import pytest
 
-from router.cli_fleet import show_workers
-from tests.router.served import served
+from router.cli_fleet import show_explanation, show_workers
+from router.decision import Role
+from tests.router.fleet import prompt
+from tests.router.served import Served, served
 
 
 async def test_warnings_stand_under_the_table_word_for_word(
@@ -17,3 +21,63 @@ async def test_warnings_stand_under_the_table_word_for_word(
         assert await show_workers(target, "", as_json=False, timeout_s=5.0) == 0
         lines = capsys.readouterr().out.splitlines()
         assert lines[-2:] == ["w0/1: an odd thing", "w0/1: [bold]connect[/] [errno 111] failed"]
+
+
+async def explained(stage: Served, capsys: pytest.CaptureFixture[str], **asked: Any) -> str:
+    said = {
+        "target": f"127.0.0.1:{stage.server.port}",
+        "model": "",
+        "timeout_s": 5.0,
+        "tokens": None,
+        "text": None,
+        "tokenize": None,
+        "policy": "",
+        "lora": "",
+        "cache_salt": "",
+        "phase": "aggregated",
+        "session": "",
+        "as_json": False,
+    }
+    code = await show_explanation(**said | asked)
+    captured = capsys.readouterr()
+    return captured.out if not code else captured.err
+
+
+async def test_a_pair_is_explained_in_two_stages(capsys: pytest.CaptureFixture[str]) -> None:
+    async with served() as stage:
+        stage.fleet.add("p", role="prefill")
+        stage.fleet.add("d", role="decode")
+        tokens = ",".join(map(str, range(600)))
+        told = await explained(stage, capsys, tokens=tokens, phase="prefill_decode")
+        prompt_part, answer_part = told.split("the answer:")
+        assert "by a worker that hands its KV cache over" in prompt_part
+        assert "prefill-queue" in prompt_part
+        assert "decode-room" in answer_part
+        arrows = [line.split() for line in told.splitlines() if line.startswith("->")]
+        assert [words[1] for words in arrows] == ["p/0", "d/0"]
+        told = await explained(stage, capsys, tokens="1,2,3", phase="prefill_decode")
+        assert "by the one that decodes" in told
+        arrows = [line.split() for line in told.splitlines() if line.startswith("->")]
+        assert [words[1] for words in arrows] == ["d/0"]
+
+
+async def test_a_session_is_explained_without_its_prompt(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    async with served() as stage:
+        stage.fleet.add("d", role="decode")
+        told = await explained(stage, capsys, phase="decode", session="s")
+        assert "nobody is known to hold session 's'" in told
+        stage.fleet.route(prompt(600), role=Role.DECODE, session_id="s")
+        assert "decode-room" in await explained(stage, capsys, phase="decode", session="s")
+
+
+async def test_roles_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    async with served() as stage:
+        stage.fleet.add("p", role="prefill")
+        stage.fleet.add("w")
+        target = f"127.0.0.1:{stage.server.port}"
+        assert await show_workers(target, "", as_json=False, timeout_s=5.0) == 0
+        head, *rows = capsys.readouterr().out.splitlines()
+        place = head.index("role")
+        assert [row[place:].split()[0] for row in rows] == ["prefill", "both"]
