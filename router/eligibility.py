@@ -20,7 +20,7 @@ def exclusions(
 
     output_tokens: what the request is expected to bring out. drained: worker ids.
     """
-    return [_exclusion(request, output_tokens, source, drained) for source in pool.sources]
+    return [exclusion(request, output_tokens, source, drained) for source in pool.sources]
 
 
 def takes_all(request: Request, output_tokens: int, pool: Pool, any_drained: bool) -> bool:
@@ -44,9 +44,10 @@ def too_long(request: Request, output_tokens: int, heartbeat: Heartbeat) -> bool
     return heartbeat.max_model_len > 0 and tokens > heartbeat.max_model_len
 
 
-def _exclusion(
+def exclusion(
     request: Request, output_tokens: int, source: Source, drained: Container[str]
 ) -> str:
+    """Why this worker can't; empty when it can."""
     heartbeat = heartbeat_of(source)
     worker_id = source.key.worker_id
     prompt = request.prompt

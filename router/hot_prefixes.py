@@ -26,10 +26,11 @@ Laws:
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import islice
 from math import inf
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -41,7 +42,7 @@ from indexer.hashing import HashArray
 from router.candidates import COLUMNS, Column
 from router.config import HotPrefixSettings
 from router.decision import Request, Role
-from router.eligibility import exclusions
+from router.eligibility import exclusion
 from router.pools import Pool, heartbeat_of
 from router.prefix_copies import Cancel, Copies, Copy, Prefix
 from router.prefix_rates import PrefixKey, PrefixRate, PrefixRates
@@ -119,26 +120,21 @@ class _Hot:
 
     prefix: Prefix
     rate: PrefixRate
+    request: Request
+    """One that is the prefix and nothing else."""
+    longer: list["_Hot"] = field(default_factory=list)
+    """Hot ones that go on from here; some may be let go by now."""
     considered_at_s: float = -inf
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Workers:
+class _Workers(NamedTuple):
     """Those of a prefix's pool, row by row."""
 
     pool: Pool
-    can: npt.NDArray[np.bool_]
-    """True where a prompt that is the prefix could be sent, if there is room."""
-    full: npt.NDArray[np.bool_]
     queues: Column
     """Requests running, waiting and reserved."""
-    busy_above: float
-
-    @property
-    def idle(self) -> npt.NDArray[np.bool_]:
-        """Those that could be sent it, and are not busy."""
-        idle: npt.NDArray[np.bool_] = self.can & ~self.full & (self.queues <= self.busy_above)
-        return idle
+    idle: npt.NDArray[np.bool_]
+    """Neither full nor busy."""
 
 
 class HotPrefixes:
@@ -156,7 +152,7 @@ class HotPrefixes:
         self._means = means
         self._hot: dict[PrefixKey, _Hot] = {}
         self._lacked_room = False
-        self._looked_at_s = -inf
+        self._cooled_at_s = self._looked_at_s = -inf
 
     def __len__(self) -> int:
         return len(self._hot)
@@ -179,13 +175,20 @@ class HotPrefixes:
         for blocks in depths(len(prefixes), held_tokens // block_size, block_size):
             key = request.model, int(prefixes[blocks - 1])
             rate = self.rates.hit(key, now_s)
-            if key not in self._hot and rate.score(now_s) >= self._settings.score:
+            # A score is never above the hits, which are at hand.
+            if (
+                rate.hits >= self._settings.score
+                and key not in self._hot
+                and rate.score(now_s) >= self._settings.score
+            ):
                 self._keep(key, rate, request, prefixes[:blocks], block_size)
 
     def decide(self, now_s: float) -> list[Effect]:
         """What to copy now, and which copies to give up. To be asked every second or more often."""
         self._core.pools.refresh()
-        self._let_cold_go(now_s)
+        if now_s - self._cooled_at_s >= CONSIDER_S or self._lacked_room:
+            self._cooled_at_s = now_s
+            self._let_cold_go(now_s)
         if now_s - self._looked_at_s >= LOOK_S:
             self._looked_at_s = now_s
             self._look_for_evicted(now_s)
@@ -194,8 +197,7 @@ class HotPrefixes:
             for copy in list(self.copies.under_way.values())
             if not self._still_wanted(copy)
         ]
-        for hot in self._due(now_s):
-            hot.considered_at_s = now_s
+        for hot in islice(self._due(now_s), CONSIDERED_MAX):
             outcome = self._weigh(hot, now_s)
             if isinstance(outcome, Copy):
                 effects.append(outcome)
@@ -239,8 +241,11 @@ class HotPrefixes:
             request.prompt.lora_name,
             request.prompt.cache_salt,
         )
-        self._hot[key] = _Hot(prefix, rate)
+        hot = self._hot[key] = _Hot(prefix, rate, _asking(prefix))
         self.byte_count += prefix.byte_count
+        for blocks in depths(len(chain) - 1, 0, block_size):
+            if (shorter := self._hot.get((prefix.model, int(chain[blocks - 1])))) is not None:
+                shorter.longer.append(hot)
 
     def _let_cold_go(self, now_s: float) -> None:
         """Where room was lacking, the colder half, too: what is hot comes back when it is hit."""
@@ -263,28 +268,24 @@ class HotPrefixes:
         workers = self._workers(copy.prefix)
         if workers is None or copy.target not in workers.pool.workers:
             return False
-        return bool(workers.idle[workers.pool.workers.index(copy.target)])
+        row = workers.pool.workers.index(copy.target)
+        return bool(workers.idle[row]) and self._can_take(_asking(copy.prefix), workers.pool, row)
 
-    def _due(self, now_s: float) -> list[_Hot]:
-        """Hot prefixes to be weighed now, those first that waited longest.
+    def _due(self, now_s: float) -> Iterator[_Hot]:
+        """Hot prefixes to be weighed now, those first that waited longest."""
+        waited = sorted(self._hot.values(), key=attrgetter("considered_at_s"))
+        for hot in waited:
+            if now_s - hot.considered_at_s < CONSIDER_S:
+                return
+            hot.considered_at_s = now_s
+            if not self._carried_along(hot, now_s):
+                yield hot
 
-        Not one that a longer hot prefix, asked for at least half as often, carries along.
-        """
-        carried_along = set()
-        for hot in self._hot.values():
-            prefix, rate = hot.prefix, hot.rate.rate(now_s)
-            for blocks in depths(len(prefix.chain), 0, prefix.block_size):
-                shorter = self._hot.get((prefix.model, int(prefix.chain[blocks - 1])))
-                if shorter is hot or shorter is None:
-                    continue
-                if 2 * rate >= shorter.rate.rate(now_s):
-                    carried_along.add(shorter.prefix.key)
-        due = [
-            hot
-            for key, hot in self._hot.items()
-            if key not in carried_along and now_s - hot.considered_at_s >= CONSIDER_S
-        ]
-        return sorted(due, key=lambda hot: hot.considered_at_s)[:CONSIDERED_MAX]
+    def _carried_along(self, hot: _Hot, now_s: float) -> bool:
+        """Whether a longer hot prefix, asked for at least half as often, is copied in its place."""
+        hot.longer = [one for one in hot.longer if self._hot.get(one.prefix.key) is one]
+        rate = hot.rate.rate(now_s)
+        return any(2 * one.rate.rate(now_s) >= rate for one in hot.longer)
 
     def _weigh(self, hot: _Hot, now_s: float) -> Copy | str:
         """A copy, or the reason why there is none."""
@@ -297,29 +298,33 @@ class HotPrefixes:
             return "too_many"
         if (workers := self._workers(prefix)) is None:
             return "no_worker"
-        pool, block_count = workers.pool, len(prefix.chain)
+        pool, queues, idle = workers
         runs = self._runs(prefix, pool.slots)
-        sources = runs >= block_count
-        if not sources.any():
+        holds = runs >= len(prefix.chain)
+        sources = np.flatnonzero(holds).tolist()
+        if not sources:
             return "not_held"
-        if (sources & workers.idle).any():
+        if any(idle[row] and self._can_take(hot.request, pool, row) for row in sources):
             return "holders_not_busy"
-        holders = sources & workers.can
-        shortest = float(workers.queues[holders].min(initial=inf))
-        free = workers.idle & ~sources & (workers.queues <= TARGET_SHARE * shortest)
-        targets = [
-            row
-            for row in np.flatnonzero(free).tolist()
-            if self.copies.may_take(pool.workers[row], prefix)
-            and (heartbeat_of(pool.sources[row]).warms or not means.by_relays)
-        ]
-        if not targets:
+        holders = [row for row in sources if self._can_take(hot.request, pool, row)]
+        shortest = min((float(queues[row]) for row in holders), default=inf)
+        rows = np.flatnonzero(idle & ~holds & (queues <= TARGET_SHARE * shortest))
+        target = next(
+            (
+                row
+                for row in rows[np.argsort(queues[rows], kind="stable")].tolist()
+                if self._can_take(hot.request, pool, row)
+                and self.copies.may_take(pool.workers[row], prefix)
+                and (heartbeat_of(pool.sources[row]).warms or not means.by_relays)
+            ),
+            None,
+        )
+        if target is None:
             return "no_target"
-        target = min(targets, key=lambda row: float(workers.queues[row]))
         between = self._core.further.topology(pool).between
-        source = min(np.flatnonzero(sources).tolist(), key=lambda row: between(row, target))
-        missing_tokens = (block_count - int(runs[target])) * prefix.block_size
-        expected = HORIZON_S * hot.rate.rate(now_s) / (np.count_nonzero(holders) + 1)
+        source = min(sources, key=lambda row: between(row, target))
+        missing_tokens = (len(prefix.chain) - int(runs[target])) * prefix.block_size
+        expected = HORIZON_S * hot.rate.rate(now_s) / (len(holders) + 1)
         benefit_s = expected * means.prefill_s(missing_tokens)
         cost_s = means.copy_s(missing_tokens, int(between(source, target)))
         if benefit_s <= MARGIN * cost_s:
@@ -330,25 +335,20 @@ class HotPrefixes:
 
     def _workers(self, prefix: Prefix) -> _Workers | None:
         """None: nobody serves the model any more."""
-        core = self._core
+        pools = self._core.pools
         try:
-            pool, _ = core.pools.live(prefix.model, core.ready)
+            pool, _ = pools.live(prefix.model, self._core.ready)
         except Refusal:
             return None
-        prompt = Prompt(
-            prefix.token_count, lora_name=prefix.lora_name, hashes_block_size=prefix.block_size
-        )
-        request = Request("", prompt, prefix.model, prefix.role)
-        excluded = exclusions(request, WARM_OUTPUT_TOKENS, pool, core.drained)
-        table = core.pools.table(pool)
-        queues = table[_QUEUE]
-        return _Workers(
-            pool,
-            np.array([not reason for reason in excluded], np.bool_),
-            table[_FULL] > 0,
-            queues,
-            max(self._settings.queue, float(queues.mean()) if len(pool) else 0.0),
-        )
+        queues = pools.columns[_QUEUE].take(pool.slots)
+        full = pools.columns[_FULL].take(pool.slots) > 0
+        busy_above = max(self._settings.queue, float(queues.mean()) if len(pool) else 0.0)
+        return _Workers(pool, queues, ~full & (queues <= busy_above))
+
+    def _can_take(self, request: Request, pool: Pool, row: int) -> bool:
+        """Whether it could be sent to a worker, if there is room."""
+        drained = self._core.drained
+        return not exclusion(request, WARM_OUTPUT_TOKENS, pool.sources[row], drained)
 
     def _runs(self, prefix: Prefix, slots: npt.NDArray[np.intp]) -> npt.NDArray[np.int32]:
         """Blocks of a prefix that workers hold, or will soon."""
@@ -369,3 +369,11 @@ def depths(block_count: int, held_blocks: int, block_size: int) -> list[int]:
     if least <= held_blocks <= block_count and held_blocks not in lengths:
         lengths.append(held_blocks)
     return lengths
+
+
+def _asking(prefix: Prefix) -> Request:
+    """A request that is the prefix and nothing else."""
+    prompt = Prompt(
+        prefix.token_count, lora_name=prefix.lora_name, hashes_block_size=prefix.block_size
+    )
+    return Request("", prompt, prefix.model, prefix.role)

@@ -78,8 +78,8 @@ class PrefixRates:
             if len(self._rates) >= self._entries_max:
                 self._rates.popitem(last=False)
                 self.forgotten += 1
-            rate = self._rates[key] = PrefixRate(now_s, now_s)
+            rate = self._rates[key] = PrefixRate(now_s, now_s, 1.0)
         else:
             self._rates.move_to_end(key)
-        rate.hit(now_s)
+            rate.hit(now_s)
         return rate
