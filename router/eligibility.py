@@ -44,9 +44,7 @@ def too_long(request: Request, output_tokens: int, heartbeat: Heartbeat) -> bool
     return heartbeat.max_model_len > 0 and tokens > heartbeat.max_model_len
 
 
-def exclusion(
-    request: Request, output_tokens: int, source: Source, drained: Container[str]
-) -> str:
+def exclusion(request: Request, output_tokens: int, source: Source, drained: Container[str]) -> str:
     """Why this worker can't; empty when it can."""
     heartbeat = heartbeat_of(source)
     worker_id = source.key.worker_id

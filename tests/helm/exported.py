@@ -10,8 +10,11 @@ from prometheus_client.core import Metric
 from events.broker import Broker
 from events.relay import Relay
 from events.settings import EngineSettings, NatsSettings
+from router.config import HotPrefixSettings
+from router.hot_prefixes import HotPrefixes, recomputed
 from router.metrics import (
     BrokerCollector,
+    HotPrefixCollector,
     Metrics,
     RelayCollector,
     RouterCollector,
@@ -39,6 +42,9 @@ def router_families() -> list[Metric]:
     registry = CollectorRegistry()
     Metrics(registry)
     registry.register(RouterCollector(fleet.core, fleet.clock))
+    hot = HotPrefixSettings(enabled=True)
+    fleet.core.hot = HotPrefixes(fleet.core, hot, recomputed(20_000.0))
+    registry.register(HotPrefixCollector(fleet.core))
     registry.register(WatchCollector(Watch([], random.Random(7), print), Shadow(TTFT)))
     registry.register(BrokerCollector(_nobodys_broker()))
     return list(registry.collect())
