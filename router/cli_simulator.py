@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 _File = click.Path(path_type=Path, dir_okay=False)
+_Workers = click.IntRange(1, 4096)
 _Positive = click.FloatRange(min=0, min_open=True)
 _Share = click.FloatRange(0, 0.9)
 _NotNegative = click.FloatRange(min=0)
@@ -62,6 +63,13 @@ def _as_options(
     return given
 
 
+def _as_output(context: click.Context, option: click.Parameter, file: Path | None) -> Path | None:
+    """Nobody shall learn after half an hour that the result has no place to go to."""
+    if file is not None and not file.parent.is_dir():
+        raise click.BadParameter(f"there is no folder {file.parent}")
+    return file
+
+
 def _options(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
     def decorate(command: Command) -> Command:
         for option in reversed(options):
@@ -98,7 +106,7 @@ _engine_options = _options(
     click.option("--blocks", type=_Count, default=None,
                  help="Blocks of each worker. [what the profile's memory holds]"),
     click.option("--host-blocks", type=_Count, default=None,
-                 help="Blocks of each worker's host cache, for vllm. [none]"),
+                 help="Blocks of each worker's host cache, with vllm only. [none]"),
 )  # fmt: skip
 
 _fleet_options = _options(
@@ -106,44 +114,54 @@ _fleet_options = _options(
     click.option("--ranks", type=_Count, default=1, show_default=True,
                  help="Data-parallel ranks of each engine."),
     click.option("--config", "-c", "config_file", type=_File, default=None,
-                 help="A router's YAML file; its `routing` counts."),
+                 help="A router's YAML file, of which `routing` counts."),
     click.option("--replicas", type=_Count, default=1, show_default=True,
                  help="Routers, each with a view of its own."),
     click.option("--event-delay-ms", type=_NotNegative, default=5.0, show_default=True,
-                 help="From an engine's step to the routers' index."),
+                 help="From the end of an engine's step to the routers' index."),
     click.option("--event-jitter-ms", type=_NotNegative, default=0.0, show_default=True,
-                 help="The delay is even in delay +- jitter."),
+                 help="How much longer or shorter the delay of a message may be."),
     click.option("--event-loss", type=_Share, default=0.0, show_default=True,
                  help="Share of the event messages that are lost."),
     click.option("--approximate-workers", type=click.IntRange(min=0), default=0, show_default=True,
-                 help="So many of the workers publish no events: routers guess from their picks."),
+                 help="How many of the workers publish no events: routers go by their own picks."),
     click.option("--past-router", "past_router_share", type=click.FloatRange(0, 1), default=0.0,
-                 show_default=True, help="Share of the requests that no router is asked about."),
+                 show_default=True,
+                 help="Share of the requests that go to any worker, without asking a router."),
     click.option("--prefill-workers", type=_Count, default=None,
-                 help="So many of the workers compute prompts, the others bring out the answers."
-                      " [every worker does both]"),
+                 help="How many of the workers compute prompts; the others fetch their KV cache and"
+                      " bring out the answers. [every worker does both]"),
     click.option("--engines-per-host", type=_Count, default=1, show_default=True,
-                 help="For the way that KV cache takes."),
-    click.option("--hosts-per-rack", type=_Count, default=8, show_default=True),
+                 help="Decides, with --hosts-per-rack, by which of the profile's links KV cache"
+                      " travels."),
+    click.option("--hosts-per-rack", type=_Count, default=8, show_default=True,
+                 help="All racks are of one cluster."),
+    click.option("--hot-prefixes", is_flag=True,
+                 help="Copy prefixes that many requests share from engine to engine."),
     click.option("--fail", "failures", callback=_as_failures, multiple=True,
                  metavar="WORKER@S[+DOWN_S]",
-                 help="A worker, counted from 0, dies at this second of the run and is back, empty,"
-                      " after 30 or DOWN_S. Repeatable."),
+                 help="This worker, counted from 0, dies at second S of the run and is back, empty,"
+                      " after DOWN_S, or 30. Repeatable."),
 )  # fmt: skip
 
 
 @click.command()
 @click.argument("trace")
-@click.option("--workers", "-w", type=_Count, default=8, show_default=True)
+@click.option("--workers", "-w", type=_Workers, default=8, show_default=True, help="Engines.")
 @click.option(
     "--rate",
     "rates",
     callback=_as_rates,
     default="1",
     show_default=True,
-    help="Times the trace's own clock; several with commas: 1,3,6.",
+    help="How much faster than recorded the trace is played; several with commas: 1,3,6.",
 )
-@click.option("--policy", default="dynamo-adaptive", show_default=True)
+@click.option(
+    "--policy",
+    default="dynamo-adaptive",
+    show_default=True,
+    help="Who picks; `kvroute policies` lists them.",
+)
 @click.option("--compare", default="", help="More policies, with commas, on the same traffic.")
 @_fleet_options
 @_traffic_options
@@ -160,22 +178,34 @@ _fleet_options = _options(
     "--shadow",
     "shadows",
     multiple=True,
-    help="A policy that scores the same requests and never acts. Repeatable.",
+    help="A policy that scores each request, too, and never acts. Repeatable.",
 )
 @click.option(
     "--slo-ttft-ms",
     type=_Positive,
     default=None,
-    help="Goodput counts requests whose first token came within.",
+    help="Goodput counts requests whose first token came within this time.",
 )
 @click.option(
     "--slo-itl-ms",
     type=_Positive,
     default=None,
-    help="And whose mean time between tokens is within.",
+    help="Goodput counts requests whose mean time between tokens is at most this.",
 )
-@click.option("--json", "json_file", type=_File, help="Write the numbers to this file.")
-@click.option("--csv", "csv_file", type=_File, help="Write a row for each run to this file.")
+@click.option(
+    "--json",
+    "json_file",
+    type=_File,
+    callback=_as_output,
+    help="Write the numbers to this file.",
+)
+@click.option(
+    "--csv",
+    "csv_file",
+    type=_File,
+    callback=_as_output,
+    help="Write a row for each run to this file.",
+)
 @click.option(
     "--plot",
     "plot_folder",
@@ -229,7 +259,7 @@ def replay(
     try:
         if plot_folder is not None:
             check_plots()
-        console.print(_about(traffic), highlight=False)
+        console.print(_about(traffic), highlight=False, soft_wrap=True)
         arguments: dict[str, Any] = {"rates": rates, "seeds": tuple(dict.fromkeys(seeds))}
         arguments |= {"slo": slo, "jobs": jobs}
         if quiet:
@@ -257,24 +287,41 @@ def replay(
 
 @click.command()
 @click.argument("trace")
-@click.option("--policy", default="dynamo-adaptive", show_default=True)
-@click.option("--ttft-ms", type=_Positive, required=True, help="The promise.")
+@click.option(
+    "--policy",
+    default="dynamo-adaptive",
+    show_default=True,
+    help="Who picks; `kvroute policies` lists them.",
+)
+@click.option(
+    "--ttft-ms", type=_Positive, required=True, help="The promised time to the first token."
+)
 @click.option(
     "--percentile",
     type=click.Choice(["mean", "p50", "p90", "p99"]),
     default="p90",
     show_default=True,
-    help="Of which it is one; a request that fails breaks it.",
+    help="For which of all requests it holds. One that fails counts as waiting for ever.",
 )
 @click.option(
-    "--rate", type=_Positive, default=1.0, show_default=True, help="Times the trace's own clock."
+    "--rate",
+    type=_Positive,
+    default=1.0,
+    show_default=True,
+    help="How much faster than recorded the trace is played.",
 )
-@click.option("--workers-min", type=_Count, default=1, show_default=True)
-@click.option("--workers-max", type=_Count, default=256, show_default=True)
+@click.option(
+    "--workers-min", type=_Workers, default=1, show_default=True, help="The smallest fleet tried."
+)
+@click.option(
+    "--workers-max", type=_Workers, default=256, show_default=True, help="The largest fleet tried."
+)
 @_fleet_options
 @_traffic_options
 @click.option("--seed", type=int, default=0, show_default=True)
-@click.option("--json", "json_file", type=_File, help="Write the answer to this file.")
+@click.option(
+    "--json", "json_file", type=_File, callback=_as_output, help="Write the answer to this file."
+)
 @click.option("--quiet", "-q", is_flag=True, help="Print the number alone.")
 def capacity(
     trace: str,
@@ -291,9 +338,9 @@ def capacity(
 ) -> None:  # fmt: skip
     """Find the smallest fleet that keeps a promise about the time to first token.
 
-    Doubles the fleet until it keeps it, halves what is between, and asks the next larger fleet too,
-    since more workers need not mean less waiting. TRACE is as for `kvroute replay`. Exit code 1
-    when no fleet that was allowed keeps it.
+    Doubles the fleet until it keeps the promise, then halves what is between, and tries the next
+    larger fleet too, since more workers need not mean less waiting. TRACE is as for `kvroute
+    replay`. Exit code 1 when no fleet that was tried keeps it.
     """
     import msgspec
     from rich.console import Console
@@ -302,11 +349,10 @@ def capacity(
     from simulator.capacity import capacity_table, promised_ttft_s, smallest_fleet
 
     traffic = _traffic(trace, given)
-    fleet = replace(_fleet(policy, workers_max, given), seed=seed)
-    played = traffic.at(rate, seed)
+    fleet = replace(_fleet(policy, workers_min, given), seed=seed)
     warm_up = traffic.warm_up(rate)
     console = Console(quiet=quiet)
-    console.print(_about(traffic), highlight=False)
+    console.print(_about(traffic), highlight=False, soft_wrap=True)
 
     def measure(workers: int) -> float:
         with console.status(f"{workers} workers"):
@@ -314,6 +360,7 @@ def capacity(
         return promised_ttft_s(result, percentile, warm_up)
 
     try:
+        played = traffic.at(rate, seed)
         found = smallest_fleet(measure, ttft_ms / 1e3, least=workers_min, most=workers_max)
     except ValueError as error:
         raise click.ClickException(str(error)) from error
@@ -344,7 +391,8 @@ def capacity(
     if quiet:
         click.echo(found.workers)
     else:
-        console.print(f"{found.workers} workers keep it with {policy}.", highlight=False)
+        keep = "worker keeps" if found.workers == 1 else "workers keep"
+        console.print(f"{found.workers} {keep} it with {policy}.", highlight=False)
 
 
 @click.command()
@@ -356,18 +404,20 @@ def capacity(
     type=click.FloatRange(min=0.01, max=1000),
     default=1.0,
     show_default=True,
-    help="Engine seconds to a second.",
+    help="Seconds of the engines' time in one real second.",
 )
 @click.option(
     "--port",
     type=click.IntRange(0, 65535),
     default=0,
-    help="Of the first engine's HTTP; events, replay and the next engine follow. [free ones]",
+    help="Of the first engine's HTTP; its events, its replay and the next engine take those that"
+    " follow. [free ones]",
 )
 @click.option(
     "--write-config",
     "router_file",
     type=_File,
+    callback=_as_output,
     help="Write a configuration for `kvroute serve` with these engines.",
 )
 def simulate(
@@ -429,11 +479,15 @@ def _traffic(name: str, given: dict[str, Any]) -> "Traffic":
 def _fleet(
     policy: str, workers: int, given: dict[str, Any], *, shadows: Sequence[str] = ()
 ) -> "RunOptions":
-    """What every run of one policy has in common. Raises UsageError for what can't be run."""
+    """What every run of one policy has in common; `workers` is the smallest fleet that is played.
+
+    Raises UsageError for what can't be run.
+    """
     from router.config import ServeConfig, load
     from simulator.options import Disaggregation, Failure, RunOptions
     from simulator.trace import check_block_size
 
+    _check_fits(workers, given)
     config = load(ServeConfig, given["config_file"], {}, {})
     prefill_workers = given["prefill_workers"]
     try:
@@ -455,6 +509,7 @@ def _fleet(
             disaggregation=None if prefill_workers is None else Disaggregation(prefill_workers),
             engines_per_host=given["engines_per_host"],
             hosts_per_rack=given["hosts_per_rack"],
+            hot_prefixes=given["hot_prefixes"] or config.routing.hot_prefixes.enabled,
             failures=tuple(
                 Failure(at_s=at_s, worker=worker, down_s=down_s)
                 for worker, at_s, down_s in given["failures"]
@@ -462,6 +517,19 @@ def _fleet(
         )
     except ValueError as error:
         raise click.UsageError(str(error)) from error
+
+
+def _check_fits(workers: int, given: dict[str, Any]) -> None:
+    """Raises UsageError for options that don't go together, by the names that they have here."""
+    needed = [("--fail", worker + 1) for worker, _, _ in given["failures"]]
+    needed.append(("--approximate-workers", given["approximate_workers"]))
+    if given["prefill_workers"] is not None:
+        needed.append(("--prefill-workers", given["prefill_workers"] + 1))
+    for option, count in needed:
+        if count > workers:
+            raise click.UsageError(f"{option}: needs a fleet of {count} workers, not {workers}")
+    if given["event_jitter_ms"] > given["event_delay_ms"]:
+        raise click.UsageError("--event-jitter-ms: more than --event-delay-ms, which it is part of")
 
 
 def _scheduler(given: dict[str, Any], *, ranks: int = 1, joined_steps_max: int = 1) -> Any:
@@ -472,6 +540,8 @@ def _scheduler(given: dict[str, Any], *, ranks: int = 1, joined_steps_max: int =
 
     options = dict(given["engine_options"])
     if given["host_blocks"] is not None:
+        if given["engine"] != "vllm":
+            raise ValueError(f"--host-blocks: {given['engine']} has no host cache here, vllm has")
         options["host_block_count"] = str(given["host_blocks"])
     config = scheduler_config(
         given["engine"],

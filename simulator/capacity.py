@@ -16,7 +16,7 @@ import numpy as np
 from rich.box import SIMPLE
 from rich.table import Table
 
-from simulator.results import Outcome, RunResult, WarmUp
+from simulator.results import NOTHING_COUNTS, Outcome, RunResult, WarmUp
 
 Percentile = Literal["mean", "p50", "p90", "p99"]
 
@@ -86,13 +86,14 @@ def smallest_fleet(
 
 
 def promised_ttft_s(run: RunResult, percentile: Percentile, warm_up: WarmUp) -> float:
-    """A run's time to first token in the form that was promised, in s; 0 without requests.
+    """A run's time to first token in the form that was promised, in s.
 
     A request that failed or was shed waits for ever. Percentiles are values that a request had.
+    Raises ValueError when no request counts: any promise would be kept.
     """
     ttft_s = np.where(run.outcome == Outcome.SERVED, run.ttft_s, np.inf)[warm_up.counted(run)]
     if not len(ttft_s):
-        return 0.0
+        raise ValueError(NOTHING_COUNTS)
     if percentile == "mean":
         return float(ttft_s.mean())
     return float(np.percentile(ttft_s, int(percentile[1:]), method="inverted_cdf"))
@@ -100,7 +101,8 @@ def promised_ttft_s(run: RunResult, percentile: Percentile, warm_up: WarmUp) -> 
 
 def capacity_table(capacity: Capacity, percentile: Percentile, ttft_s: float) -> Table:
     """All sizes that were tried."""
-    shown = Table(box=SIMPLE, title=f"time to first token, {percentile} <= {1e3 * ttft_s:g} ms")
+    title = f"time to first token, {percentile} <= {1e3 * ttft_s:g} ms"
+    shown = Table(box=SIMPLE, title=title, min_width=len(title) + 1)
     for name in ("workers", percentile, ""):
         shown.add_column(name, justify="right")
     for trial in capacity.trials:

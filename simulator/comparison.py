@@ -10,7 +10,15 @@ import numpy as np
 
 from simulator.options import RunOptions
 from simulator.report import Comparison, Run, Watcher, run_label
-from simulator.results import Integers, OnProgress, RunResult, Slo, WarmUp, aggregate
+from simulator.results import (
+    NOTHING_COUNTS,
+    Integers,
+    OnProgress,
+    RunResult,
+    Slo,
+    WarmUp,
+    aggregate,
+)
 from simulator.reuse import ceiling_of, reusable_blocks
 from simulator.trace import Trace
 
@@ -33,9 +41,15 @@ class Traffic:
     warm_up_requests: int = 0
 
     def at(self, rate: float, seed: int) -> Trace:
-        """What is played: its clock goes `rate` times faster. Raises ValueError for a bad rate."""
+        """What is played: its clock goes `rate` times faster.
+
+        Raises ValueError for a bad rate, and when nothing is left to play.
+        """
         spread = self.trace.spread(self.tick_s, seed)
-        return spread.window(self.from_s, self.until_s).at_rate(rate)
+        played = spread.window(self.from_s, self.until_s).at_rate(rate)
+        if not played.requests:
+            raise ValueError("no request of the trace is left to play")
+        return played
 
     def warm_up(self, rate: float) -> WarmUp:
         """The same requests at every rate."""
@@ -65,12 +79,10 @@ def compare(
     """Plays the traffic for every rate, fleet (a policy each) and seed; one Comparison a rate.
 
     jobs: processes that share the work; with more than one, `play` must be importable there, and
-    runs are seen when they end. Raises ValueError for traffic without requests, and for what
-    `Traffic.at` refuses.
+    runs are seen when they end. Raises ValueError for what `Traffic.at` refuses, and when the
+    warm-up leaves nothing to count.
     """
     traces = {(rate, seed): traffic.at(rate, seed) for rate in rates for seed in seeds}
-    if not all(trace.requests for trace in traces.values()):
-        raise ValueError("no request of the trace is left to play")
     labels = {
         (rate, place): run_label(fleet.policy, fleet.order)
         + (f" at {rate:g}x" if len(rates) > 1 else "")
@@ -91,6 +103,8 @@ def compare(
     for (rate, _), label in labels.items():
         warm_up = traffic.warm_up(rate)
         of_seeds = list(islice(results, len(seeds)))
+        if not all(warm_up.counted(result).any() for result in of_seeds):
+            raise ValueError(NOTHING_COUNTS)
         by_seed = [aggregate(result, warm_up=warm_up, slo=slo) for result in of_seeds]
         runs[rate].append(Run(of_seeds[0], by_seed))
         watcher.end(label, runs[rate][-1].numbers)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -59,5 +59,15 @@ def scheduler_config(
         try:
             values[name] = msgspec.convert(text, hints[name], strict=False)
         except msgspec.ValidationError as error:
-            raise ValueError(f"{name}={text}: {error}") from error
+            raise ValueError(f"{name}={text}: expected {_expected(hints[name])}") from error
     return config(**values)
+
+
+def _expected(hint: Any) -> str:
+    """What an option of this type may be, in words."""
+    if get_origin(hint) is Literal:
+        return "one of " + ", ".join(get_args(hint))
+    words = {bool: "true or false", int: "a whole number", float: "a number"}
+    return words.get(hint) or " or ".join(
+        "null" if one is type(None) else words[one] for one in get_args(hint)
+    )

@@ -160,13 +160,13 @@ def table(comparison: Comparison) -> Table:
     shown.add_section()
     row(_promise(comparison.slo), lambda one: f"{one.goodput_rps:.2f} /s")
     row("load, std / mean", lambda one: f"{one.load_cv:.2f}", "0.00")
-    row("requests", lambda one: f"{one.requests}")
-    row("  failed", lambda one: f"{one.failed}", "0")
-    row("  shed", lambda one: f"{one.shed}", "0")
-    row("preemptions", lambda one: f"{one.preemptions}", "0")
-    row("copies", lambda one: f"{one.copies}")
+    row("requests", lambda one: f"{one.requests:,}")
+    row("  failed", lambda one: f"{one.failed:,}", "0")
+    row("  shed", lambda one: f"{one.shed:,}", "0")
+    row("preemptions", lambda one: f"{one.preemptions:,}", "0")
+    row("copies", lambda one: f"{one.copies:,}")
     for name in _noted(comparison.runs):
-        cells = [f"{run.first.counters.get(name, 0)}" for run in comparison.runs]
+        cells = [f"{run.first.counters.get(name, 0):,}" for run in comparison.runs]
         shown.add_row(name.replace("_", " "), *cells, "")
     row("took here", lambda one: f"{one.wall_s:.1f} s")
     return shown
@@ -178,8 +178,10 @@ def shadow_table(comparison: Comparison) -> Table | None:
     if not watched:
         return None
     shown = Table(title="policies that only watched", box=SIMPLE)
-    for name in ("policy", "in the run of", "decisions", "same pick", "more hits hoped for"):
-        shown.add_column(name, justify="left" if name in ("policy", "in the run of") else "right")
+    for name in ("policy", "in the run of"):
+        shown.add_column(name)
+    for name in ("decisions", "same pick", "cached tokens expected, beside the picks'"):
+        shown.add_column(name, justify="right")
     for run, name in watched:
         shadow = run.first.shadows[name]
         same = f"{shadow.agreements / shadow.decisions:.1%}" if shadow.decisions else "-"

@@ -18,6 +18,9 @@ Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
+NOTHING_COUNTS = "the warm-up takes all requests: none is left to count"
+"""What is told of a run that can't be measured."""
+
 NO_WORKER = -1
 """In `RunResult.worker`: nobody was ever picked."""
 

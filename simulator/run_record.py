@@ -30,7 +30,7 @@ class Happened(IntEnum):
 class RunRecord:
     """Columns with one entry a request, samples with one row a second, and a digest of the log."""
 
-    def __init__(self, request_count: int, worker_count: int) -> None:
+    def __init__(self, request_count: int, worker_count: int, block_size: int) -> None:
         def floats() -> np.ndarray[tuple[int], np.dtype[np.float64]]:
             return np.full(request_count, np.nan)
 
@@ -47,8 +47,9 @@ class RunRecord:
         self.counters: Counter[str] = Counter()
         self.failures: Counter[str] = Counter()
         self.arrived = self.served = self.failed = self.shed = 0
-        self._hit_tokens = self._asked_tokens = 0
+        self._hit_blocks = self._asked_blocks = 0
         self._worker_count = worker_count
+        self._block_size = block_size
         self._samples: list[tuple[int, list[int], list[int], list[int]]] = []
         self._log = xxh3_64()
 
@@ -64,8 +65,8 @@ class RunRecord:
         """A request has come to its good end."""
         self.outcome[index] = Outcome.SERVED
         self.served += 1
-        self._hit_tokens += int(self.cached_tokens[index])
-        self._asked_tokens += int(self.prompt_tokens[index])
+        self._hit_blocks += int(self.cached_tokens[index]) // self._block_size
+        self._asked_blocks += int(self.prompt_tokens[index]) // self._block_size
 
     def fail(self, index: int, reason: str) -> None:
         """A request got an error."""
@@ -86,7 +87,7 @@ class RunRecord:
 
     def progress(self) -> RunProgress:
         """How far the run is."""
-        hit_rate = self._hit_tokens / self._asked_tokens if self._asked_tokens else 0.0
+        hit_rate = self._hit_blocks / self._asked_blocks if self._asked_blocks else 0.0
         in_flight = self.arrived - self.ended
         total = len(self.arrival_s)
         return RunProgress(total, self.ended, self.failed, in_flight, hit_rate)
@@ -99,7 +100,7 @@ class RunRecord:
         wall_s: float,
     ) -> RunResult:
         """All of it."""
-        size = options.scheduler.block_size
+        size = self._block_size
         seconds = 1 + max((sample[0] for sample in self._samples), default=-1)
         matrices = np.zeros((3, seconds, self._worker_count), np.int64)
         for second, *rows in self._samples:

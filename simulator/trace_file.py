@@ -112,8 +112,10 @@ def _json_requests(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, Trac
             continue
         try:
             line = decoder.decode(text)
+        except msgspec.ValidationError as error:
+            raise TraceError(f"line {number}: {_mistake(error)}") from error
         except msgspec.DecodeError as error:
-            raise TraceError(f"line {number}: {error}") from error
+            raise TraceError(f"line {number}: no JSON: {error}") from error
         ids_needed = -(-line.input_length // ID_TOKENS)
         if len(line.hash_ids) != ids_needed:
             raise TraceError(
@@ -184,7 +186,9 @@ def _csv_requests(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, Trace
                 {name: cell for name, cell in told if cell}, _CsvRow, strict=False
             )
             yield number, _csv_request(row, number, known)
-    except (csv.Error, msgspec.ValidationError) as error:
+    except msgspec.ValidationError as error:
+        raise TraceError(f"line {number}: {_mistake(error)}") from error
+    except csv.Error as error:
         raise TraceError(f"line {number}: {error}") from error
 
 
@@ -215,6 +219,12 @@ def _csv_request(row: _CsvRow, number: int, known: _Texts) -> TraceRequest:
         turn=row.turn or 0,
         think_s=None if row.think_ms is None else row.think_ms / 1e3,
     )
+
+
+def _mistake(error: msgspec.ValidationError) -> str:
+    """Its field first, as in `input_length: expected int >= 1`."""
+    what, _, field_path = str(error).replace("`", "").partition(" - at $.")
+    return f"{field_path}: {what[0].lower()}{what[1:]}" if field_path else what
 
 
 def _in_order(requests: Iterable[tuple[int, TraceRequest]]) -> Iterator[TraceRequest]:

@@ -83,7 +83,7 @@ class VirtualNetwork:
         """A router missed something: its questions go out, one a worker at a time."""
         for pull in pulls:
             self._pulls[router.number, pull.worker] = pull
-            self._counters["pulls"] += 1
+            self._counters["recoveries_asked"] += 1
             wait_s = self._rng.random() * _PULL_JITTER_S
             self._timeline.at(self._timeline.now_s + wait_s, partial(self._answer, router, pull))
 

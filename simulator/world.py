@@ -53,7 +53,9 @@ class World:
     ) -> None:
         self.options = options
         self.timeline = Timeline()
-        self.record = RunRecord(len(trace.requests), options.workers * options.ranks)
+        self.record = RunRecord(
+            len(trace.requests), options.workers * options.ranks, options.scheduler.block_size
+        )
         self.clients = Clients(self.timeline, options, trace, self.record)
         self.fleet = VirtualFleet(
             self.timeline,

@@ -131,9 +131,6 @@ def test_prompts_and_answers_may_have_workers_of_their_own(trace: Path, tmp_path
     assert done.exit_code == 0, done.output
     [run] = json.loads(file.read_text())["runs"]
     assert (run["requests"], run["failed"]) == (60, 0)
-    refused = kvroute("replay", trace, "--workers", 2, "--prefill-workers", 2)
-    assert refused.exit_code == 2
-    assert "prefill_workers must be between 1 and 1, got 2" in refused.output
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "chitu"])
@@ -159,16 +156,20 @@ def test_a_slice_that_ships_is_a_trace(tmp_path: Path) -> None:
         (["{trace}", "--rate", "fast"], 2, "'fast': expected numbers such as 1,3,6"),
         (["{trace}", "--rate", "1,0"], 2, "every rate must be more than 0"),
         (["{trace}", "--fail", "worker-1"], 2, "expected WORKER@SECONDS"),
-        (["{trace}", "--fail", "8@1"], 2, "Failure.worker must be between 0 and 7, got 8"),
+        (["{trace}", "--fail", "8@1"], 2, "--fail: needs a fleet of 9 workers, not 8"),
+        (["{trace}", "--prefill-workers", "8"], 2, "--prefill-workers: needs a fleet of 9"),
+        (["{trace}", "--event-jitter-ms", "9"], 2, "more than --event-delay-ms"),
         (["{trace}", "--block-size", "48"], 2, "choose a power of 2 up to 512"),
         (["{trace}", "--profile", "abacus"], 2, "no such profile: abacus; there are"),
         (["{trace}", "--engine", "abacus"], 2, "'abacus' is not one of"),
         (["{trace}", "--engine-option", "colour=red"], 2, "vllm has no option 'colour'"),
         (["{trace}", "--engine-option", "policy"], 2, "expected NAME=VALUE"),
-        (["{trace}", "--engine", "chitu", "--host-blocks", "9"], 2, "chitu has no option 'host_"),
+        (["{trace}", "--engine", "chitu", "--host-blocks", "9"], 2, "chitu has no host cache here"),
         (["{trace}", "--engine", "chitu-skew"], 2, "a dense cache has room"),
         (["{trace}", "--from", "1000"], 1, "no request of the trace is left to play"),
-        (["{trace}", "--json", "/dev/null/a"], 1, "Not a directory"),
+        (["{trace}", "--warm-up", "1000"], 1, "the warm-up takes all requests"),
+        (["{trace}", "--json", "/dev/null/a"], 2, "there is no folder /dev/null"),
+        (["{trace}", "--csv", "nowhere/a"], 2, "there is no folder nowhere"),
     ],
 )
 def test_replays_mistakes_are_told_in_one_sentence(
@@ -185,7 +186,7 @@ def test_a_bad_line_of_a_trace_is_named(tmp_path: Path) -> None:
     path.write_text("arrival_s,input_length,output_length\n0,100,1\n1,-4,1\n")
     done = kvroute("replay", path)
     assert done.exit_code == 2
-    assert f"{path}: line 3: " in done.output
+    assert f"{path}: line 3: input_length: expected int >= 1" in done.output
 
 
 def test_a_routers_file_gives_its_routing(trace: Path, tmp_path: Path) -> None:
@@ -218,6 +219,40 @@ def test_a_promise_that_no_fleet_keeps_ends_with_exit_code_1(trace: Path) -> Non
     done = kvroute("capacity", trace, "--ttft-ms", 1, "--workers-max", 3)
     assert done.exit_code == 1
     assert "not even 3 workers keep it" in done.output
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["--from", 1000], 1, "no request of the trace is left to play"),
+        (["--warm-up", 1000], 1, "the warm-up takes all requests"),
+        (["--prefill-workers", 2], 2, "--prefill-workers: needs a fleet of 3 workers, not 1"),
+        (["--fail", "1@5"], 2, "--fail: needs a fleet of 2 workers, not 1"),
+    ],
+)
+def test_a_promise_about_nothing_is_not_kept(
+    words: list[object], code: int, message: str, trace: Path
+) -> None:
+    done = kvroute("capacity", trace, "--ttft-ms", 500, *words)
+    assert (done.exit_code, "keep" in done.output) == (code, False)
+    assert message in done.output
+
+
+@pytest.mark.parametrize(("enabled", "flags"), [(False, ["--hot-prefixes"]), (True, [])])
+def test_hot_prefixes_are_copied_when_asked_for(
+    enabled: bool, flags: list[str], tmp_path: Path
+) -> None:
+    path, file, router = tmp_path / "hot.csv", tmp_path / "a.json", tmp_path / "router.yaml"
+    lines = ["arrival_s,input_length,output_length,prefix_id,prefix_tokens"]
+    lines += [f"{i / 20},9000,50,system,8192" for i in range(200)]
+    path.write_text("\n".join(lines) + "\n")
+    settings = {"enabled": enabled, "queue": 0, "score": 1.0}
+    router.write_text(yaml.safe_dump({"routing": {"hot_prefixes": settings}}))
+    words = ("replay", path, "--policy", "conductor", "-c", router, "--json", file, "--quiet")
+    done = kvroute(*words, *flags)
+    assert done.exit_code == 0, done.output
+    [run] = json.loads(file.read_text())["runs"]
+    assert run["copies"] > 0
 
 
 def test_capacity_needs_a_range(trace: Path) -> None:

@@ -82,7 +82,8 @@ def test_a_request_that_was_not_served_waits_for_ever() -> None:
     assert promised_ttft_s(run, "p99", WarmUp()) == math.inf
     assert promised_ttft_s(run, "mean", WarmUp()) == math.inf
     assert promised_ttft_s(run, "mean", WarmUp(until_s=1.0)) == 6.0
-    assert promised_ttft_s(run, "p90", WarmUp(until_s=100.0)) == 0.0
+    with pytest.raises(ValueError, match="none is left to count"):
+        promised_ttft_s(run, "p90", WarmUp(until_s=100.0))
 
 
 def test_the_table_names_the_answer() -> None:
