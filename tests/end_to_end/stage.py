@@ -3,9 +3,10 @@
 import asyncio
 import random
 import socket
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Literal
 
 from events.broker import Broker
 from events.clock import unix_now
@@ -107,7 +108,9 @@ def free_port() -> int:
         return int(found.getsockname()[1])
 
 
-def engine_settings(engine: StandIn) -> EngineSettings:
+def engine_settings(
+    engine: StandIn, role: Literal["prefill", "decode"] | None = None
+) -> EngineSettings:
     return EngineSettings(
         id=engine.engine_id,
         engine="vllm",
@@ -116,6 +119,7 @@ def engine_settings(engine: StandIn) -> EngineSettings:
         replay=engine.replay_endpoint,
         topic=engine.topic,
         slots=64,
+        role=role,
     )
 
 
@@ -145,9 +149,12 @@ async def router_app(
 
 @asynccontextmanager
 async def a_stage(
-    engine_count: int = 2, block_count: int = 2048, speed: float = 100.0
+    engine_count: int = 2,
+    block_count: int = 2048,
+    speed: float = 100.0,
+    roles: Mapping[str, Literal["prefill", "decode"]] | None = None,
 ) -> AsyncIterator[Stage]:
-    """Everything up, every worker schedulable."""
+    """Everything up, every worker schedulable. roles: of those that don't do both, by their id."""
     async with AsyncExitStack() as stack:
         nats = NatsChild()
         stack.push_async_callback(nats.stop)
@@ -164,7 +171,7 @@ async def a_stage(
         relays = {}
         for engine in engines:
             relay = Relay(
-                engine_settings(engine),
+                engine_settings(engine, (roles or {}).get(engine.engine_id)),
                 broker,
                 fleet="default",
                 clock=clock,
