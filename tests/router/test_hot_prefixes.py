@@ -7,6 +7,7 @@ from math import inf
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
 
 from indexer.hashing import MultimodalItem
 from indexer.identity import WorkerKey
@@ -24,6 +25,7 @@ from router.hot_prefixes import (
     depths,
     recomputed,
 )
+from router.metrics import HotPrefixCollector
 from router.prefix_copies import UNDER_WAY_MAX, Cancel, Copy, CopyFate
 from router.prompt import Prompt
 from tests.router.fleet import Fleet, prompt
@@ -486,3 +488,24 @@ def test_the_laws_hold_whatever_comes(steps: list[object]) -> None:
         unused = len(copies.waiting(0.0, fleet.now_s))
         assert fates[CopyFate.DONE] == fates[CopyFate.USED] + fates[CopyFate.USELESS] + unused
         assert set(fleet.hot.reasons) <= set(REASONS)
+
+
+def test_metrics_tell_what_became_of_copies() -> None:
+    fleet = HotFleet()
+    registry = CollectorRegistry()
+    registry.register(HotPrefixCollector(fleet.core))
+    fates, reasons = "kvroute_hot_prefix_copies_total", "kvroute_hot_prefixes_not_copied_total"
+    for fate in CopyFate:
+        assert registry.get_sample_value(fates, {"fate": fate}) == 0
+    fleet.ask()
+    fleet.hot.ended(fleet.copy(), False, fleet.now_s)
+    assert registry.get_sample_value(fates, {"fate": "begun"}) == 1
+    assert registry.get_sample_value(fates, {"fate": "failed"}) == 1
+    assert registry.get_sample_value(reasons, {"reason": "no_target"}) == 0
+    assert registry.get_sample_value("kvroute_hot_prefixes") == 2
+    assert registry.get_sample_value("kvroute_hot_prefix_bytes") == fleet.hot.byte_count
+    assert registry.get_sample_value("kvroute_hot_prefixes_forgotten_total") == 0
+
+
+def test_switched_off_there_are_no_metrics_of_it() -> None:
+    assert list(HotPrefixCollector(Fleet().core).collect()) == []
