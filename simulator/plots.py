@@ -75,8 +75,9 @@ def _ttft_over_rate(comparisons: Sequence[Comparison]) -> "Figure":
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.yaxis.set_major_formatter(ScalarFormatter())
     axes.yaxis.set_minor_formatter(NullFormatter())
-    axes.set_title(f"{_about(by_rate[0])}: mean (solid) and p90 (dotted)")
-    axes.legend()
+    axes.set_xticks(rates, [f"{rate:g}" for rate in rates])
+    axes.set_title(f"{_about(by_rate[0])}\ntime to first token: mean (solid) and p90 (dotted)")
+    _legend_below(figure, axes)
     return figure
 
 
@@ -86,32 +87,44 @@ def _hit_rate_over_time(comparison: Comparison) -> "Figure":
     edges_s = _edges(first.arrival_s)
     middles = (edges_s[:-1] + edges_s[1:]) / 2
     best = hit_rates_over_time(first, comparison.reusable, edges_s)
-    axes.plot(
-        middles, 100 * best, "--", c="gray", label=f"ceiling ({comparison.ceiling.blocks:.1%})"
-    )
+    label = f"ceiling ({comparison.ceiling.blocks:.1%})"
+    # Under the lines, and wider: it shows where a policy reaches it.
+    axes.plot(middles, 100 * best, c="lightgray", lw=5, label=label)
     for run in comparison.runs:
         rates = hit_rates_over_time(run.first, run.first.cached_blocks, edges_s)
         label = f"{run.label} ({run.numbers.block_hit_rate:.1%})"
         axes.plot(middles, 100 * rates, label=label)
-    axes.set(xlabel="arrival (s)", ylabel="blocks found in a cache (%)", ylim=(0, 100))
-    axes.set_title(f"{_about(comparison)} at {comparison.rate:g}x")
-    axes.legend()
+    axes.set(xlabel="arrival (s)", ylabel="block hit rate (%)", ylim=(0, 100))
+    axes.set_title(f"{_about(comparison)} at {comparison.rate:g}x\nprompt blocks found in a cache")
+    _legend_below(figure, axes)
     return figure
 
 
 def _load_per_worker(comparison: Comparison) -> "Figure":
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
-    count = max(1, len(comparison.runs))
+    count = len(comparison.runs)
     figure = Figure(figsize=(_WIDTH_IN, 2.0 * count + 1), dpi=_DPI, layout="constrained")
     rows = figure.subplots(count, 1, sharex=True, sharey=True, squeeze=False)
-    figure.suptitle(f"{_about(comparison)} at {comparison.rate:g}x: requests at each worker")
-    for run, axes in zip(comparison.runs, rows[:, 0], strict=False):
-        result = run.first
-        for index in range(len(result.workers)):
-            axes.plot(result.sample_s, result.in_flight[:, index], lw=0.8)
-        axes.set(ylabel=run.label, ylim=(0, None))
+    figure.suptitle(f"{_about(comparison)} at {comparison.rate:g}x\nrequests at each worker")
+    most = max(run.first.in_flight.max(initial=1) for run in comparison.runs)
+    for run, axes in zip(comparison.runs, rows[:, 0], strict=True):
+        seconds, workers = run.first.in_flight.shape
+        axes.imshow(
+            run.first.in_flight.T,
+            aspect="auto",
+            extent=(0.0, max(seconds, 1), workers - 0.5, -0.5),
+            interpolation="nearest",
+            vmin=0,
+            vmax=most,
+        )
+        axes.set_title(run.label, fontsize="medium")
+        axes.set_ylabel("worker")
+        axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     rows[-1, 0].set_xlabel("time (s)")
+    bar = figure.colorbar(rows[0, 0].images[0], ax=rows[:, 0].tolist(), label="requests")
+    bar.locator = MaxNLocator(integer=True)
     return figure
 
 
@@ -121,6 +134,11 @@ def _figure() -> "tuple[Figure, Axes]":
 
     figure = Figure(figsize=(_WIDTH_IN, _HEIGHT_IN), dpi=_DPI, layout="constrained")
     return figure, figure.add_subplot()
+
+
+def _legend_below(figure: "Figure", axes: "Axes") -> None:
+    """Where it hides no line."""
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=3)
 
 
 def _save(figure: "Figure", path: Path) -> Path:
