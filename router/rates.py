@@ -213,6 +213,9 @@ class PrefillRates:
 
     def _worker(self, key: WorkerKey, slot: int, model: str) -> WorkerRate:
         worker = self._workers.get(key)
+        if worker is not None and (worker.slot, worker.model) != (slot, model):
+            self.on_forgotten([key])  # it came back as another
+            worker = None
         if worker is None:
             worker = self._workers[key] = WorkerRate(slot, model, self.anchor(model))
             if slot >= self._columns.shape[1]:

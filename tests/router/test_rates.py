@@ -154,6 +154,15 @@ class TestWaiting:
         assert (found.rate[0], found.wait_s[0], found.count[0]) == (PRIOR, 0, 0)
         assert len(rates) == 0
 
+    def test_a_worker_that_comes_back_with_another_model_is_another(self) -> None:
+        rates = PrefillRates(PRIOR)
+        rates.on_done(KEYS[0], 0, "m", 1000, 1000, 0.0, 0.01)
+        rates.on_pick(KEYS[0], 0, "m", "a", 1000, 1000, 0.0)
+        rates.on_pick(KEYS[0], 0, "n", "b", 500, 1000, 0.0)
+        assert rates.samples(KEYS[0]) == 0
+        assert rates.rate(KEYS[0], "n") == PRIOR
+        assert columns(rates, 0.0).tokens[0] == 500
+
     @settings(derandomize=True, deadline=None, max_examples=80)
     @given(
         st.lists(
