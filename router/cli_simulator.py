@@ -248,8 +248,9 @@ def replay(
     from simulator import world
     from simulator.comparison import compare as compare_runs
     from simulator.plots import PlotsMissing, check_plots, write_plots
-    from simulator.report import Unwatched, shadow_table, table, to_json, watch, write_csv
+    from simulator.report import shadow_table, table, to_json, write_csv
     from simulator.results import Slo
+    from simulator.watching import Unwatched, watch
 
     traffic = _traffic(trace, given)
     names = list(dict.fromkeys([policy, *filter(None, map(str.strip, compare.split(",")))]))

@@ -95,11 +95,6 @@ class BlockPool:
         )
 
     @property
-    def idle_count(self) -> int:
-        """Blocks that can be taken: free and cached ones."""
-        return len(self._idle)
-
-    @property
     def in_use_count(self) -> int:
         return self.block_count - len(self._idle)
 

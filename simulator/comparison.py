@@ -9,7 +9,7 @@ from multiprocessing import get_context
 import numpy as np
 
 from simulator.options import RunOptions
-from simulator.report import Comparison, Run, Watcher, run_label
+from simulator.report import Comparison, Run, run_label
 from simulator.results import (
     NOTHING_COUNTS,
     Integers,
@@ -21,6 +21,7 @@ from simulator.results import (
 )
 from simulator.reuse import ceiling_of, reusable_blocks
 from simulator.trace import Trace
+from simulator.watching import Watcher
 
 Play = Callable[[RunOptions, Trace, OnProgress | None], RunResult]
 """simulator.world.run, or whatever stands for it."""

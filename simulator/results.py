@@ -246,24 +246,6 @@ def load_cv(in_flight: Integers) -> float:
     return float((in_flight[busy].std(axis=1) / means[busy]).mean())
 
 
-def sample_in_flight(
-    start_s: Floats, end_s: Floats, worker: Integers, worker_count: int, sample_s: Floats
-) -> Integers:
-    """Requests each worker has at each of the times, when request i is there in [start, end).
-
-    Shape (samples, worker_count). Requests with NO_WORKER, or a NaN end, are nowhere.
-    sample_s: ascending.
-    """
-    in_flight = np.zeros((len(sample_s), worker_count), np.int64)
-    known = ~np.isnan(end_s)
-    for index in range(worker_count):
-        here = known & (worker == index)
-        begun = np.searchsorted(np.sort(start_s[here]), sample_s, side="right")
-        ended = np.searchsorted(np.sort(end_s[here]), sample_s, side="right")
-        in_flight[:, index] = begun - ended
-    return in_flight
-
-
 def _is_good(run: RunResult, served: Mask, slo: Slo) -> Mask:
     good = served.copy()
     if slo.ttft_s is not None:

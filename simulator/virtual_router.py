@@ -90,10 +90,6 @@ class VirtualRouter:
     def __repr__(self) -> str:
         return f"<VirtualRouter {self.number} {self.view!r}, {len(self._inbox)} messages under way>"
 
-    @property
-    def inbox_empty(self) -> bool:
-        return not self._inbox
-
     def send(self, plane: Plane, key: WorkerKey, messages: Sequence[bytes], when_s: float) -> None:
         """Messages are under way, and arrive then, or after those sent before them. key: whose they
         are; of a replica, any name of it."""

@@ -8,10 +8,10 @@ import pytest
 from simulator import world
 from simulator.comparison import Traffic, compare, reusable_by_request
 from simulator.options import RunOptions
-from simulator.report import Unwatched
 from simulator.results import OnProgress, Outcome, RunProgress, RunResult, Slo
 from simulator.trace import Trace, TraceRequest
 from simulator.trace_file import load_trace
+from simulator.watching import Unwatched
 
 
 def trace_of(*arrivals_s: float) -> Trace:

@@ -16,23 +16,19 @@ from simulator.plots import PlotsMissing, hit_rates_over_time, write_plots
 from simulator.report import (
     Comparison,
     Run,
-    Unwatched,
     mean_of,
     shadow_table,
     table,
     to_json,
-    watch,
     write_csv,
 )
 from simulator.results import (
     NO_WORKER,
     Outcome,
-    RunProgress,
     RunResult,
     ShadowResult,
     Slo,
     aggregate,
-    sample_in_flight,
 )
 from simulator.reuse import Ceiling
 
@@ -75,7 +71,7 @@ def result(
         preemptions=np.zeros(count, np.int64),
         outcome=np.full(count, Outcome.FAILED if failed else Outcome.SERVED),
         sample_s=sample_s,
-        in_flight=sample_in_flight(arrival_s, arrival_s + e2e_s, worker, 2, sample_s),
+        in_flight=np.tile([2, 1], (len(sample_s), 1)),
         wall_s=1.5,
         counters={"copies": 3, "messages_lost": 12, "gaps": 0, "streams_live": 2},
         shadows=shadows or {},
@@ -230,31 +226,3 @@ def test_without_matplotlib_one_sentence_says_what_to_install(
     with pytest.raises(PlotsMissing, match=r"pip install 'kvroute\[plots\]'"):
         write_plots([comparison("p")], tmp_path / "never")
     assert not (tmp_path / "never").exists()
-
-
-@pytest.mark.parametrize("terminal", [True, False])
-def test_runs_are_seen_while_they_go_on(terminal: bool) -> None:
-    file = io.StringIO()
-    console = Console(file=file, force_terminal=terminal, width=100)
-    numbers = aggregate(result("p"))
-    with watch(console) as watcher:
-        on_progress = watcher.begin("p")
-        for done in range(0, 41, 5):
-            on_progress(RunProgress(40, done, 0, 3, 0.125))
-        watcher.end("p", numbers)
-    shown = file.getvalue()
-    if terminal:
-        assert "TTFT mean" in shown
-        return
-    lines = shown.splitlines()
-    assert lines[0] == "p: 10 of 40 requests, 0 failed, 3 in flight, hit rate 12.5%"
-    assert len(lines) == 5
-    assert lines[-1].startswith("p: done in 1.5 s, hit rate 25.0%, TTFT mean ")
-
-
-def test_progress_of_nothing_and_progress_that_nobody_watches() -> None:
-    with watch(Console(file=io.StringIO())) as watcher:
-        watcher.begin("p")(RunProgress(0, 0, 0, 0, 0.0))
-    quiet = Unwatched()
-    quiet.begin("p")(RunProgress(1, 1, 0, 0, 0.0))
-    quiet.end("p", aggregate(result("p")))

@@ -5,8 +5,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from simulator.results import (
     NO_WORKER,
@@ -17,7 +15,6 @@ from simulator.results import (
     aggregate,
     distribution,
     load_cv,
-    sample_in_flight,
 )
 
 
@@ -131,25 +128,3 @@ def test_load_spread_is_averaged_over_the_time_with_load() -> None:
     assert load_cv(np.array([[2, 2], [0, 0], [4, 0]])) == 0.5
     assert load_cv(np.array([[0, 0]])) == 0.0
     assert load_cv(np.empty((0, 3), np.int64)) == 0.0
-
-
-@given(
-    st.lists(
-        st.tuples(
-            st.integers(0, 20), st.one_of(st.none(), st.integers(0, 9)), st.integers(NO_WORKER, 2)
-        )
-    )
-)
-def test_samples_count_who_is_there(requests: list[tuple[int, int | None, int]]) -> None:
-    start = np.array([begin for begin, _, _ in requests], float)
-    end = np.array([np.nan if n is None else begin + n for begin, n, _ in requests], float)
-    worker = np.array([where for _, _, where in requests], np.int64)
-    times = np.arange(0.0, 31.0, 0.5)
-    sampled = sample_in_flight(start, end, worker, 3, times)
-    for i, time in enumerate(times):
-        for index in range(3):
-            there = [
-                n is not None and begin <= time < begin + n and where == index
-                for begin, n, where in requests
-            ]
-            assert sampled[i, index] == sum(there)

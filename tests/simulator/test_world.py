@@ -71,7 +71,7 @@ def traces(draw: st.DrawFn) -> Trace:
     arrival_s = 0.0
     sessions: dict[str, list[int]] = {}
     for number in range(draw(st.integers(1, 25))):
-        arrival_s += draw(st.sampled_from([0.0, 0.01, 0.3, 2.0, 400.0]))
+        arrival_s += draw(st.sampled_from([0.0, 0.0, 0.01, 0.01, 0.1, 0.3, 0.3, 2.0, 2.0, 400.0]))
         session = draw(st.sampled_from([None, "a", "b"]))
         shared = list(range(draw(st.integers(0, 3))))
         ids, think_s = [*shared, 100 + number], None
