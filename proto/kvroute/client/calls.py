@@ -248,7 +248,7 @@ class KvRouteClient:
             attempt += 1
             first = True
             try:
-                line = await self._line(self._timeout_s)
+                line = self._free_line("") or await self._line(self._timeout_s)
                 call = line.fleet.WatchWorkers(message, metadata=self._metadata())
                 line.calls += 1
                 try:
@@ -447,7 +447,7 @@ class KvRouteClient:
             count += 1
             line = None
             try:
-                line = await self._line(left_s, reservation_id)
+                line = self._free_line(reservation_id) or await self._line(left_s)
                 line.calls += 1
                 try:
                     return await attempt(line, left_s)
@@ -490,15 +490,17 @@ class KvRouteClient:
         token = self._token if isinstance(self._token, str) else self._token()
         return (("authorization", f"Bearer {token}"),)
 
-    async def _line(self, left_s: float, reservation_id: str = "") -> Line:
-        """The line for a call; raises DeadlineExceeded when it takes longer than left_s."""
+    def _free_line(self, reservation_id: str) -> Line | None:
+        """The line for a call; None: it has to wait for one."""
         lines = self._open()
-        line = (lines.owner(reservation_id) if reservation_id else None) or lines.take()
-        if line is not None:
-            return line
+        return (lines.owner(reservation_id) if reservation_id else None) or lines.take()
+
+    async def _line(self, left_s: float) -> Line:
+        """The line for a call, after a wait; raises DeadlineExceeded when that takes longer than
+        left_s."""
         try:
             async with asyncio.timeout(left_s):
-                return await lines.wait()
+                return await self._open().wait()
         except TimeoutError:
             told = f"no router was found in {left_s:g} s"
             raise DeadlineExceeded(grpc.StatusCode.DEADLINE_EXCEEDED, None, told) from None

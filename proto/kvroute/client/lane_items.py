@@ -184,10 +184,12 @@ def _write(pieces: list[bytes], item: Item, now_s: float) -> None:
     """A RouteItem in a RouteBatch, its request's pieces as they are."""
     left_ms = min(max(1, math.ceil((item.deadline_s - now_s) * 1000)), _TIMEOUT_MS_MAX)
     request = item.request
-    before = b"".join((_INDEX, varint(item.index), head(_REQUEST, request.size)))
+    before = _INDEX + varint(item.index) + head(_REQUEST, request.size)
     after = _TIMEOUT_MS + varint(left_ms)
     size = len(before) + request.size + len(after)
-    pieces += (head(_ITEMS, size), before, *request.pieces, after)
+    pieces.append(head(_ITEMS, size) + before)
+    pieces += request.pieces
+    pieces.append(after)
 
 
 def _full(told: str) -> ClientOverloaded:

@@ -170,6 +170,8 @@ class Lines:
 
     def _least_busy(self, lines: list[Line]) -> Line:
         """Of lines with as few open calls as any, each in its turn."""
+        if len(lines) == 1:
+            return lines[0]
         fewest = min(line.calls for line in lines)
         least = [line for line in lines if line.calls == fewest]
         self._turn += 1

@@ -59,7 +59,8 @@ class RouteOptions(TypedDict, total=False):
     """True: the pick has no receipt, which saves the router and us a part of the work."""
 
 
-_NAMES = RouteOptions.__annotations__.keys()
+_NAMES = frozenset(RouteOptions.__annotations__)
+_PROMPT = frozenset(("token_ids", "block_hashes", "block_size", "prompt_tokens"))
 
 
 class RouteBytes(NamedTuple):
@@ -81,13 +82,16 @@ def route_bytes(**options: Unpack[RouteOptions]) -> RouteBytes:
     Raises InvalidRequest for a prompt that can't be meant, TypeError and ValueError for values that
     don't fit their fields. What only the router can judge (lengths, names), the router judges.
     """
-    if unknown := options.keys() - _NAMES:
-        raise TypeError(f"a route has no {', '.join(sorted(unknown))}")
-    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
-    token_ids, block_hashes = given.pop("token_ids", None), given.pop("block_hashes", None)
-    block_size, prompt_tokens = given.pop("block_size", None), given.pop("prompt_tokens", None)
-    request_id = given["request_id"] = given.get("request_id") or secrets.token_hex(16)
-    about = RouteRequest(**given).SerializeToString()
+    if not _NAMES.issuperset(options):
+        raise TypeError(f"a route has no {', '.join(sorted(options.keys() - _NAMES))}")
+    token_ids, block_hashes = options.get("token_ids"), options.get("block_hashes")
+    block_size, prompt_tokens = options.get("block_size"), options.get("prompt_tokens")
+    fields: dict[str, Any] = {
+        name: value for name, value in options.items() if value is not None and name not in _PROMPT
+    }
+    request_id = fields["request_id"] = options.get("request_id") or secrets.token_hex(16)
+    about = RouteRequest(**fields).SerializeToString()
+    size = len(about)
     prompt: tuple[bytes, ...] = ()
     if block_hashes is not None:
         if token_ids is not None:
@@ -95,13 +99,18 @@ def route_bytes(**options: Unpack[RouteOptions]) -> RouteBytes:
         if block_size is None or prompt_tokens is None:
             raise _invalid("block_hashes needs block_size and prompt_tokens beside it")
         hashes = block_hashes_of(block_hashes, block_size, prompt_tokens)
-        prompt = (head(_BLOCK_HASHES, sum(map(len, hashes))), *hashes)
+        hashes_size = sum(map(len, hashes))
+        before = head(_BLOCK_HASHES, hashes_size)
+        prompt = (before, *hashes)
+        size += len(before) + hashes_size
     elif block_size is not None or prompt_tokens is not None:
         raise _invalid("block_size and prompt_tokens belong to block_hashes")
     elif token_ids is not None:
         tokens = pack_tokens(token_ids)
-        prompt = (head(_TOKEN_BYTES, len(tokens)), tokens)
-    return RouteBytes(request_id, (about, *prompt), len(about) + sum(map(len, prompt)))
+        before = head(_TOKEN_BYTES, len(tokens))
+        prompt = (before, tokens)
+        size += len(before) + len(tokens)
+    return RouteBytes(request_id, (about, *prompt), size)
 
 
 def route_request(**options: Unpack[RouteOptions]) -> RouteRequest:

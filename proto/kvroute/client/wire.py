@@ -11,6 +11,8 @@ def varint(number: int) -> bytes:
         return _ONE[number]
     if number < 0x4000:
         return bytes((number & 0x7F | 0x80, number >> 7))
+    if number < 0x200000:
+        return bytes((number & 0x7F | 0x80, number >> 7 & 0x7F | 0x80, number >> 14))
     groups = []
     while number > 0x7F:
         groups.append(number & 0x7F | 0x80)
