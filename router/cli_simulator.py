@@ -248,7 +248,7 @@ def replay(
     from simulator import world
     from simulator.comparison import compare as compare_runs
     from simulator.plots import PlotsMissing, check_plots, write_plots
-    from simulator.report import shadow_table, table, to_json, write_csv
+    from simulator.report import shadow_table, tables, to_json, write_csv
     from simulator.results import Slo
     from simulator.watching import Unwatched, watch
 
@@ -269,7 +269,8 @@ def replay(
             with watch(console) as watcher:
                 runs = compare_runs(traffic, fleets, world.run, watcher, **arguments)
         for one in runs:
-            console.print(table(one))
+            for table in tables(one, console.width):
+                console.print(table)
             if (shadows_shown := shadow_table(one)) is not None:
                 console.print(shadows_shown)
             for run in one.runs:

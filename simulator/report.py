@@ -112,8 +112,23 @@ def write_csv(comparisons: Sequence[Comparison], path: Path) -> None:
                     rows.writerow([*about, seed, *ceiling, *_csv_cells(numbers)])
 
 
-def table(comparison: Comparison) -> Table:
-    """The runs side by side, beside the ceiling."""
+def tables(comparison: Comparison, width: int) -> list[Table]:
+    """The runs side by side, beside the ceiling: as many in a table as `width` columns have room
+    for, and at least one."""
+    parts: list[list[Run]] = []
+    room = 0
+    for run in comparison.runs:
+        needed = max(len(run.label), _CELL_WIDTH) + _COLUMN_GAP
+        if not parts or needed > room:
+            parts.append([])
+            room = width - _FIXED_WIDTH
+        parts[-1].append(run)
+        room -= needed
+    return [_table(comparison, runs) for runs in parts]
+
+
+def _table(comparison: Comparison, runs: Sequence[Run]) -> Table:
+    """Some of the runs."""
     of_seeds = f", mean of {len(comparison.seeds)} seeds" if len(comparison.seeds) > 1 else ""
     title = (
         f"{comparison.trace} at {comparison.rate:g}x, {comparison.workers} workers"
@@ -121,10 +136,10 @@ def table(comparison: Comparison) -> Table:
     )
     shown = Table(title=title, box=SIMPLE, min_width=len(title) + 1)
     shown.add_column("", no_wrap=True)
-    for run in comparison.runs:
+    for run in runs:
         shown.add_column(run.label, justify="right", overflow="fold")
     shown.add_column("ceiling", justify="right")
-    numbers = [run.numbers for run in comparison.runs]
+    numbers = [run.numbers for run in runs]
     ceiling = comparison.ceiling
 
     def row(name: str, cell: Callable[[Aggregates], str], best: str = "") -> None:
@@ -148,7 +163,7 @@ def table(comparison: Comparison) -> Table:
 
             row(label, cell)
         if name == "TTFT" and len(comparison.seeds) > 1:
-            deviations = [f"{_deviation(run):,.0f} ms" for run in comparison.runs]
+            deviations = [f"{_deviation(run):,.0f} ms" for run in runs]
             shown.add_row("  mean, std of seeds", *deviations, "")
     shown.add_section()
     row(_promise(comparison.slo), lambda one: f"{one.goodput_rps:.2f} /s")
@@ -159,7 +174,7 @@ def table(comparison: Comparison) -> Table:
     row("preemptions", lambda one: f"{one.preemptions:,}", "0")
     row("copies", lambda one: f"{one.copies:,}")
     for name in _noted(comparison.runs):
-        cells = [f"{run.first.counters.get(name, 0):,}" for run in comparison.runs]
+        cells = [f"{run.first.counters.get(name, 0):,}" for run in runs]
         shown.add_row(name.replace("_", " "), *cells, "")
     row("took here", lambda one: f"{one.wall_s:.1f} s")
     return shown
@@ -183,6 +198,11 @@ def shadow_table(comparison: Comparison) -> Table | None:
     return shown
 
 
+_CELL_WIDTH = 10
+"""Of most numbers."""
+_COLUMN_GAP = 3
+_FIXED_WIDTH = 40
+"""Of the names of the rows, the ceiling and the edges."""
 _PARTS = ("mean", "p50", "p90", "p99")
 _DURATIONS: tuple[tuple[str, Callable[[Aggregates], Distribution], int], ...] = (
     ("TTFT", lambda one: one.ttft_ms, 0),

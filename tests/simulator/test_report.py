@@ -18,7 +18,7 @@ from simulator.report import (
     Run,
     mean_of,
     shadow_table,
-    table,
+    tables,
     to_json,
     write_csv,
 )
@@ -89,9 +89,9 @@ def comparison(
     return Comparison("trace", 2, "vllm", rate, Ceiling(0.4, 0.39), reusable, SLO, seeds, runs)
 
 
-def printed(one: Comparison) -> str:
+def printed(one: Comparison, width: int = 160) -> str:
     file = io.StringIO()
-    Console(file=file, width=160).print(table(one))
+    Console(file=file, width=width).print(*tables(one, width))
     return file.getvalue()
 
 
@@ -149,6 +149,17 @@ def test_the_table_puts_runs_beside_the_best_possible() -> None:
     assert "messages lost" in shown
     for nothing in ("gaps", "streams"):
         assert nothing not in shown
+
+
+def test_runs_that_find_no_room_in_a_table_get_another_one() -> None:
+    names = ["dynamo-adaptive", "dynamo-blocks", "round-robin", "ttft", "conductor"]
+    for width, count in ((120, 1), (80, 2), (60, 5), (20, 5)):
+        assert len(tables(comparison(*names), width)) == count
+    shown = printed(comparison(*names), 80)
+    assert shown.count("TTFT mean") == shown.count("40.0%") == 2
+    assert max(map(len, shown.splitlines())) <= 80
+    for name in names:
+        assert shown.count(name) == 1  # whole, not folded
 
 
 def test_policies_that_only_watched_have_a_table_of_their_own() -> None:
