@@ -150,7 +150,7 @@ class RouterCore:
             reservation, overlap, weighed = picked
             self._remember(request, reservation, now_s)
             if self.hot is not None:
-                self.hot.on_pick(request, reservation, now_s)
+                self.hot.on_pick(reservation, request.for_all, lambda: request.prompt, now_s)
             return Pick(reservation, partial(self._told, request, weighed, now_s), overlap)
         earlier = self.reservations.of_request(request.request_id)
         if earlier is not None:
@@ -205,7 +205,8 @@ class RouterCore:
                 now_s,
             )
         if self.hot is not None:
-            self.hot.on_pick(request, reservation.where_computed(), now_s)
+            seen = reservation.where_computed()
+            self.hot.on_pick(seen, request.for_all, lambda: request.prompt, now_s)
         return Pick(reservation, decision, computing.overlap(computing.order[0]))
 
     def _remember(self, request: Request, reservation: Reservation, now_s: float) -> None:

@@ -46,6 +46,11 @@ class Request:
     resumed: Session | None = None
     """What the prompt was made of, when only the session was named."""
 
+    @property
+    def for_all(self) -> bool:
+        """Whether any worker may see it."""
+        return not self.required_labels and not self.allowed_workers
+
     def fingerprint(self) -> Fingerprint:
         """What its id stands for from now on."""
         return self.prompt.fingerprint(), self.model, self.role

@@ -161,19 +161,22 @@ class HotPrefixes:
     def __repr__(self) -> str:
         return f"<HotPrefixes {len(self)} hot, {self.rates!r}, {self.copies!r}>"
 
-    def on_pick(self, request: Request, reservation: Reservation, now_s: float) -> None:
+    def on_pick(
+        self, reservation: Reservation, for_all: bool, prompt: Callable[[], Prompt], now_s: float
+    ) -> None:
         """A request was routed: counts the beginnings of its prompt.
 
-        Not of one that some workers may not see: its text must not come to them as a copy.
+        for_all: whether every worker may see it; else its text must not come to them as a copy.
+        prompt: asked for when one of them has become hot.
         """
         prefixes, held_tokens = reservation.prefixes, reservation.predicted_tokens
         self.copies.on_pick(reservation.worker, prefixes, held_tokens)
-        narrowed = request.required_labels or request.allowed_workers
-        if not len(prefixes) or narrowed or request.role is Role.DECODE:
+        _, model, role = reservation.fingerprint
+        if not len(prefixes) or not for_all or role == Role.DECODE:
             return
         block_size = heartbeat_of(self._core.view.sources[reservation.worker]).block_size
         for blocks in depths(len(prefixes), held_tokens // block_size, block_size):
-            key = request.model, int(prefixes[blocks - 1])
+            key = model, int(prefixes[blocks - 1])
             rate = self.rates.hit(key, now_s)
             # A score is never above the hits, which are at hand.
             if (
@@ -181,7 +184,7 @@ class HotPrefixes:
                 and key not in self._hot
                 and rate.score(now_s) >= self._settings.score
             ):
-                self._keep(key, rate, request, prefixes[:blocks], block_size)
+                self._keep(key, rate, role, prompt(), prefixes[:blocks], block_size)
 
     def decide(self, now_s: float) -> list[Effect]:
         """What to copy now, and which copies to give up. To be asked every second or more often."""
@@ -217,12 +220,13 @@ class HotPrefixes:
         self,
         key: PrefixKey,
         rate: PrefixRate,
-        request: Request,
+        role: str,
+        prompt: Prompt,
         chain: HashArray,
         block_size: int,
     ) -> None:
         """Remembers what it takes to copy a prefix, if there is room for it."""
-        tokens = request.prompt.leading_tokens(len(chain) * block_size)
+        tokens = prompt.leading_tokens(len(chain) * block_size)
         byte_count = chain.nbytes + len(tokens or b"")
         if (
             len(self._hot) >= HOT_MAX
@@ -233,13 +237,13 @@ class HotPrefixes:
             return
         prefix = Prefix(
             key,
-            request.model,
-            Role.PREFILL if request.role is Role.PAIR else request.role,
+            key[0],
+            Role.PREFILL if role == Role.PAIR else Role(role),
             block_size,
             chain.copy(),
             tokens,
-            request.prompt.lora_name,
-            request.prompt.cache_salt,
+            prompt.lora_name,
+            prompt.cache_salt,
         )
         hot = self._hot[key] = _Hot(prefix, rate, _asking(prefix))
         self.byte_count += prefix.byte_count

@@ -27,6 +27,11 @@ class Batch:
     def timeout_ms(self) -> int: ...
     @property
     def cancel(self) -> bool: ...
+    def request_of(self, index: int) -> bytes:
+        """The RouteRequest's bytes of an item, by its index, wherever the batch is at.
+
+        Raises KeyError."""
+
     @property
     def request(self) -> bytes | None:
         """A RouteRequest's bytes; None for an item without."""

@@ -342,6 +342,17 @@ cdef class Batch:
     def cancel(self):
         return bool(self._item.is_cancel)
 
+    def request_of(self, uint64_t index):
+        """The RouteRequest's bytes of an item, by its index, wherever the batch is at.
+
+        Raises KeyError."""
+        cdef Span left = _span(self._content)
+        cdef Item item
+        while read_item(&left, &item) > 0:
+            if item.index == index and item.is_request:
+                return PyBytes_FromStringAndSize(<const char *>item.request.at, item.request.size)
+        raise KeyError(index)
+
     @property
     def request(self):
         """A RouteRequest's bytes; None for an item without."""

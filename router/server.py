@@ -5,6 +5,7 @@ import logging
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import islice
 from math import inf
 from time import thread_time
@@ -26,7 +27,8 @@ from router import codec
 from router.config import ConfigError, GrpcSettings
 from router.core import RouterCore
 from router.decision import Progress, ProgressState, Repeated
-from router.lane import Batch, Lane, Results
+from router.hot_prefixes import HotPrefixes
+from router.lane import Batch, Results
 from router.metrics import Metrics
 from router.peer_link import PeerLink
 from router.refusals import Reason, Refusal
@@ -216,15 +218,28 @@ class RouterService(router_pb2_grpc.RouterServicer):
 
     def _plain(self, request: bytes, now_s: float) -> Answered | None:
         """A request answered by the lane; None when it takes the general way."""
-        lane = self._lane()
+        lane = self._core.lane
         if lane is None or (reservation := lane.answer(request, now_s)) is None:
             return None
         self._metrics.picked_plain(1)
+        if (hot := self._core.hot) is not None:
+            self._count(hot, reservation, lambda: request, now_s)
         return reservation.answer, reservation, False
 
-    def _lane(self) -> Lane | None:
-        """None: every request goes through the core, which counts what its prompt begins with."""
-        return self._core.lane if self._core.hot is None else None
+    def _count(
+        self,
+        hot: HotPrefixes,
+        reservation: Reservation,
+        request: Callable[[], bytes],
+        now_s: float,
+    ) -> None:
+        """The lane answered a plain request, which every worker may see."""
+        hot.on_pick(
+            reservation,
+            True,
+            lambda: codec.read_request(read_message(request()), self._core).prompt,
+            now_s,
+        )
 
     def _any(
         self, request: router_pb2.RouteRequest, now_s: float, watcher: Watcher | None
@@ -257,14 +272,18 @@ class RouterService(router_pb2_grpc.RouterServicer):
         watch = self._watch
         if watch is not None and watch.left < RUN_ITEMS:
             return answered  # one by one, so that the item that is due is seen
-        if (lane := self._lane()) is not None:
+        if (lane := self._core.lane) is not None:
+            now_s = self._clock()
             try:
-                lane.answers(batch, results, int(waited_s * 1000), self._clock(), answered)
+                lane.answers(batch, results, int(waited_s * 1000), now_s, answered)
             except Refusal:
                 pass  # of the item that is next: the general way comes to it again
             except Exception:  # a fault of ours; the next item is tried once more by itself
                 log.exception("routing a batch failed")
             self._metrics.picked_plain(len(answered))
+            if (hot := self._core.hot) is not None:
+                for index, reservation in answered.items():
+                    self._count(hot, reservation, partial(batch.request_of, index), now_s)
             if watch is not None:
                 watch.passed(len(answered))
         return answered

@@ -24,6 +24,7 @@ from router.config import HotPrefixSettings, RoutingSettings
 from router.hot_prefixes import HotPrefixes
 from router.nats_child import NatsChild
 from router.prefix_copies import CopyFate
+from router.server import RouterService
 from simulator.clock import ScaledClock
 from simulator.engine import Engine, EngineConfig
 from simulator.fleet import StandIn, stand_ins
@@ -156,6 +157,22 @@ async def test_a_hot_text_is_computed_by_a_worker_that_has_time() -> None:
         pick = await client.route(token_ids=TEXT + own(5))
         assert pick.worker_id == "b"  # as much of it as at a, and nothing else to do
         assert fates == {CopyFate.BEGUN: 1, CopyFate.DONE: 1, CopyFate.USED: 1}
+
+
+@pytest.mark.parametrize("fast_lane", [False, True])
+async def test_what_the_native_lane_answers_counts_too(
+    fast_lane: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with some_engines("a", "b") as engines, a_router(engines) as (router, _):
+        await engines.engines["a"].engine.complete(TEXT + own(99), 1)
+        await until(lambda: held(router, "a") == len(TEXT), "the text at a")
+        monkeypatch.delattr(RouterService, "_any")  # the general way
+        async with KvRouteClient(f"127.0.0.1:{router.grpc_port}", fast_lane=fast_lane) as client:
+            calls = [client.route(token_ids=TEXT + own(i)) for i in range(4)]
+            assert {pick.worker_id for pick in await asyncio.gather(*calls)} == {"a"}
+        fates = hot_prefixes(router).copies.fates
+        await until(lambda: fates[CopyFate.DONE] == 1, "a copy")
+        await until(lambda: held(router, "b") == len(TEXT), "the text at b")
 
 
 async def test_a_relay_that_does_not_allow_it_is_not_asked() -> None:

@@ -190,6 +190,22 @@ def test_a_batch_that_only_protobuf_can_read_is_read_by_it() -> None:
     assert not batch.next()
 
 
+def test_an_items_request_is_found_wherever_the_batch_is_at() -> None:
+    items = [
+        router_pb2.RouteItem(index=5, cancel=True),
+        router_pb2.RouteItem(index=5, request=router_pb2.RouteRequest(request_id="five")),
+        router_pb2.RouteItem(index=9, request=router_pb2.RouteRequest(request_id="nine")),
+    ]
+    batch = read_batch(router_pb2.RouteBatch(items=items).SerializeToString())
+    for _ in range(4):
+        for index, name in ((5, "five"), (9, "nine")):
+            found = router_pb2.RouteRequest.FromString(batch.request_of(index))
+            assert found.request_id == name
+        with pytest.raises(KeyError):
+            batch.request_of(7)
+        batch.next()
+
+
 def test_bytes_that_are_no_batch_are_refused() -> None:
     with pytest.raises(Refusal, match="no RouteBatch") as caught:
         read_batch(b"\x0a\x05\x08")
