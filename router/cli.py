@@ -172,6 +172,13 @@ def serve(config_file: Path | None, **given: Any) -> None:
 @click.option("--bootstrap-host", f"{_ENGINE}bootstrap_host", help="Where decode engines find it.")
 @click.option("--bootstrap-port", f"{_ENGINE}bootstrap_port", type=int, help="The port there.")
 @click.option("--slots", f"{_ENGINE}slots", type=int, help="Requests that run at once.")
+@click.option(
+    "--warm",
+    f"{_ENGINE}warm",
+    is_flag=True,
+    default=None,
+    help="Let routers have it compute hot prefixes (their routing.hot_prefixes).",
+)
 @click.option("--label", f"{_ENGINE}labels", multiple=True, help="NAME=VALUE, repeatable.")
 @click.option("--subject", f"{_ENGINE}subject", help="dynamo: where the workers publish, on NATS.")
 @click.option("--load-subject", f"{_ENGINE}load_subject", help="dynamo: their kv_metrics.")

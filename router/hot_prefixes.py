@@ -13,9 +13,8 @@ it, and could be picked, is busy; another one is not; and
 
 A worker is busy with more requests (running, waiting and reserved) than `queue` and than the mean
 of its pool, or when it is full. The target is the one with the fewest, and has at most half of what
-any of the holders has. Where the formula is from: Mooncake's Conductor,
-as an outsider derived it from the paper; that a new copy gets its share of the requests, and not
-all of them, is ours.
+any of the holders has. Source: Mooncake's Conductor, as an outsider derived it from the paper; that
+a new copy gets its share of the requests, and not all of them, is ours.
 
 Laws:
 - a copy goes to no worker that could not be picked for the prompt: drained, silent, full, of
@@ -24,6 +23,7 @@ Laws:
 - what is kept is bounded: counted prefixes, hot ones in number and bytes, copies.
 """
 
+import sys
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -78,7 +78,7 @@ _QUEUE, _FULL = COLUMNS.index("active_slots"), COLUMNS.index("full")
 
 REASONS = (
     "holders_not_busy", "no_room", "no_target", "no_worker", "not_held", "not_worth_it",
-    "tokens_unknown", "too_long", "too_many",
+    "tokens_unknown", "too_many",
 )  # fmt: skip
 
 Effect = Copy | Cancel
@@ -150,6 +150,8 @@ class HotPrefixes:
         self._core = core
         self._settings = settings
         self._means = means
+        self._tokens_max = WARM_TOKENS_MAX if means.by_relays else sys.maxsize
+        """Of longer prefixes the beginning is copied."""
         self._hot: dict[PrefixKey, _Hot] = {}
         self._lacked_room = False
         self._cooled_at_s = self._looked_at_s = -inf
@@ -175,7 +177,8 @@ class HotPrefixes:
         if not len(prefixes) or not for_all or role == Role.DECODE:
             return
         block_size = heartbeat_of(self._core.view.sources[reservation.worker]).block_size
-        for blocks in depths(len(prefixes), held_tokens // block_size, block_size):
+        blocks_max = min(len(prefixes), self._tokens_max // block_size)
+        for blocks in depths(blocks_max, held_tokens // block_size, block_size):
             key = model, int(prefixes[blocks - 1])
             rate = self.rates.hit(key, now_s)
             # A score is never above the hits, which are at hand.
@@ -189,7 +192,7 @@ class HotPrefixes:
     def decide(self, now_s: float) -> list[Effect]:
         """What to copy now, and which copies to give up. To be asked every second or more often."""
         self._core.pools.refresh()
-        if now_s - self._cooled_at_s >= CONSIDER_S or self._lacked_room:
+        if now_s - self._cooled_at_s >= CONSIDER_S:
             self._cooled_at_s = now_s
             self._let_cold_go(now_s)
         if now_s - self._looked_at_s >= LOOK_S:
@@ -226,7 +229,9 @@ class HotPrefixes:
         block_size: int,
     ) -> None:
         """Remembers what it takes to copy a prefix, if there is room for it."""
-        tokens = prompt.leading_tokens(len(chain) * block_size)
+        tokens = None
+        if self._means.by_relays:
+            tokens = prompt.leading_tokens(len(chain) * block_size)
         byte_count = chain.nbytes + len(tokens or b"")
         if (
             len(self._hot) >= HOT_MAX
@@ -296,8 +301,6 @@ class HotPrefixes:
         prefix, means = hot.prefix, self._means
         if means.by_relays and prefix.token_bytes is None:
             return "tokens_unknown"
-        if means.by_relays and prefix.token_count > WARM_TOKENS_MAX:
-            return "too_long"
         if not self.copies.may_begin(now_s):
             return "too_many"
         if (workers := self._workers(prefix)) is None:

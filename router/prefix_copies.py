@@ -54,7 +54,7 @@ class Prefix:
     chain: HashArray
     """PrefixHashes from the root on."""
     token_bytes: bytes | None
-    """Little-endian u32; None: unknown, or not all there is (images)."""
+    """Little-endian u32; None: unknown, not all there is (images), or not needed."""
     lora_name: str
     cache_salt: str
 

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
+from events.facts import WARM_TOKENS_MAX, Unreadable, Warm, decode_warm, encode
 from indexer.hashing import MultimodalItem
 from indexer.identity import WorkerKey
 from indexer.kernel import NativeIndex
@@ -356,6 +357,19 @@ def test_cold_prefixes_are_let_go() -> None:
     fleet.turn(30.0)
     fleet.decide()
     assert (len(fleet.hot), fleet.hot.byte_count) == (0, 0)
+
+
+def test_of_a_text_too_long_for_a_message_the_beginning_is_copied() -> None:
+    fleet = HotFleet()
+    of = prompt(WARM_TOKENS_MAX + 5000)
+    fleet.cache(fleet.a, of)
+    for _ in range(4):
+        fleet.core.withdraw(fleet.route(of).reservation, fleet.now_s)
+    copy = fleet.copy()
+    assert copy.prefix.token_count == 1 << 17
+    warm = Warm(id="x" * 100, tokens=copy.prefix.token_bytes or b"")
+    assert decode_warm(encode(warm)) == warm
+    assert isinstance(decode_warm(encode(Warm(id="x", tokens=bytes(1_000_004)))), Unreadable)
 
 
 def test_hot_prefixes_are_bounded_in_number_and_the_hotter_half_stays() -> None:
