@@ -12,6 +12,7 @@ import signal
 import socket
 from collections.abc import Callable
 from math import inf
+from pathlib import Path
 
 import msgspec
 from prometheus_client import CollectorRegistry
@@ -31,6 +32,7 @@ from router.config import ConfigError, ServeConfig, render
 from router.control_desk import ControlDesk
 from router.copy_link import CopyLink
 from router.core import RouterCore
+from router.decision_log import DecisionLog
 from router.hot_prefixes import HotPrefixes, recomputed
 from router.http import MetricsServer
 from router.metrics import (
@@ -48,6 +50,7 @@ from router.policies.configured import shadow_policy
 from router.refusals import Reason, Refusal
 from router.server import FleetService, GrpcServer, RouterService
 from router.shadow import Shadow
+from router.topology import PlaceLabels
 from router.warnings import WarningLog
 from router.watch import Sampled, Watch
 
@@ -99,6 +102,7 @@ class RouterApp:
         self.registry = CollectorRegistry()
         self.metrics = Metrics(self.registry)
         self.metrics.index_bytes_max.set(config.index.bytes_max())
+        self.decision_log: DecisionLog | None = None
         self.watch = self._watchers()
         self.relays: dict[str, Relay] = {}
         self.failed: BaseException | None = None
@@ -137,10 +141,16 @@ class RouterApp:
         shadow = None if policy is None else Shadow(policy)
         if shadow is not None:
             watchers.append(Sampled(shadow.watch, routing.shadow_share))
+        settings = self.config.decision_log
+        if settings.file is not None:
+            labels = PlaceLabels(routing.host_label, routing.rack_label, routing.cluster_label)
+            file = Path(settings.file)
+            self.decision_log = DecisionLog(settings, file, self.replica, labels)
+            watchers.append(Sampled(self.decision_log.watch, settings.share))
         if not watchers:
             return None
         watch = Watch(watchers, random.Random(secrets.randbits(64)), _watcher_failed)
-        self.registry.register(WatchCollector(watch, shadow))
+        self.registry.register(WatchCollector(watch, shadow, self.decision_log))
         return watch
 
     async def start(self) -> None:
@@ -151,6 +161,8 @@ class RouterApp:
         """
         config = self.config
         log.info("configuration:\n%s", render(config).rstrip())
+        if self.decision_log is not None:
+            self.decision_log.start()
         url = config.nats.url
         if url is None:
             self._nats = NatsChild()
@@ -259,6 +271,8 @@ class RouterApp:
         await self._tasks.close()
         if self._http is not None:
             await self._http.stop()
+        if self.decision_log is not None:
+            await asyncio.to_thread(self.decision_log.close)
         if self.broker is not None:
             await self.broker.close()
         if self._nats is not None:

@@ -377,6 +377,37 @@ def explain(receipt_file: IO[bytes] | None, **asked: Any) -> None:
     _run(show_explanation(**asked))
 
 
+@cli.command("replay-log")
+@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path, dir_okay=False))
+@click.option(
+    "--policy",
+    "names",
+    multiple=True,
+    required=True,
+    help="Policy to ask; repeatable. One of your own: module:function.",
+)
+@click.option(
+    "--config",
+    "-c",
+    "config_file",
+    type=click.Path(path_type=Path),
+    help="YAML file of a router, for its routing.parameters.",
+)
+@click.option("--json", "as_json", is_flag=True, help="The numbers as JSON.")
+def replay_log(
+    files: tuple[Path, ...], names: tuple[str, ...], config_file: Path | None, as_json: bool
+) -> None:
+    """Ask other policies about logged decisions (decision_log.file).
+
+    Tells how often each would have picked the same worker, and what its own choices would have
+    changed, as predicted then: in the fleet that the policy which decided had filled.
+    """
+    from router.cli_replay_log import show_replay
+
+    routing = load(ServeConfig, config_file, {}, {}).routing
+    raise click.exceptions.Exit(show_replay(files, names, routing, as_json))
+
+
 @cli.command()
 @click.option(
     "--json",

@@ -164,6 +164,20 @@ class RoutingSettings(Settings, frozen=True):
     cluster_label: Annotated[str, Meta(description="label that names its cluster")] = "cluster"
 
 
+class DecisionLogSettings(Settings, frozen=True):
+    """Decisions with all their numbers, as lines of JSON that `kvroute replay-log` reads."""
+
+    file: Annotated[str | None, Meta(description="where they are written; none: nowhere")] = None
+    share: Annotated[
+        float, Meta(gt=0, le=1, description="of the decisions, those that are written")
+    ] = 0.01
+    file_mib: Annotated[int, Meta(ge=1, description="size at which the next file begins")] = 64
+    files: Annotated[int, Meta(ge=1, le=1000, description="that are kept, the current one too")] = 4
+    hashes: Annotated[
+        bool, Meta(description="write hashes of prompts and sessions, too; never their text")
+    ] = False
+
+
 class IndexSettings(Settings, frozen=True):
     """The overlap index."""
 
@@ -226,6 +240,7 @@ class ServeConfig(Settings, frozen=True):
     log: LogSettings = LogSettings()
     routing: RoutingSettings = RoutingSettings()
     index: IndexSettings = IndexSettings()
+    decision_log: DecisionLogSettings = DecisionLogSettings()
     ready_timeout_s: Annotated[
         Seconds, Meta(description="ready after this even when some stream is not trusted yet")
     ] = 30.0

@@ -30,6 +30,7 @@ from events.relay import Relay
 from events.stream import StreamState
 from router.core import RouterCore
 from router.decision import Pick, Prefill
+from router.decision_log import RESULTS, DecisionLog
 from router.hot_prefixes import REASONS
 from router.peer_link import PeerLink
 from router.pick_tally import BUCKETS_S, RATIO_DECISIONS, TIERS, PickTally, StageClock
@@ -429,9 +430,12 @@ class PeerCollector(Collector):
 class WatchCollector(Collector):
     """Reads what those have counted who look at decisions."""
 
-    def __init__(self, watch: Watch, shadow: Shadow | None) -> None:
+    def __init__(
+        self, watch: Watch, shadow: Shadow | None, decision_log: DecisionLog | None
+    ) -> None:
         self._watch = watch
         self._shadow = shadow
+        self._log = decision_log
 
     @override
     def collect(self) -> Iterator[Metric]:
@@ -442,6 +446,14 @@ class WatchCollector(Collector):
         )
         if self._shadow is not None:
             yield from self._of_shadow(self._shadow)
+        if self._log is not None:
+            yield _counter(
+                "kvroute_decision_log_lines",
+                "Decisions for the log: written, dropped for a full queue, or failed at the disk.",
+                "result",
+                self._log.lines,
+                RESULTS,
+            )
 
     def _of_shadow(self, shadow: Shadow) -> Iterator[Metric]:
         yield _counter(

@@ -153,8 +153,12 @@ async def a_stage(
     block_count: int = 2048,
     speed: float = 100.0,
     roles: Mapping[str, Literal["prefill", "decode"]] | None = None,
+    **parts: object,
 ) -> AsyncIterator[Stage]:
-    """Everything up, every worker schedulable. roles: of those that don't do both, by their id."""
+    """Everything up, every worker schedulable.
+
+    roles: of those that don't do both, by their id. parts: sections of the router's configuration.
+    """
     async with AsyncExitStack() as stack:
         nats = NatsChild()
         stack.push_async_callback(nats.stop)
@@ -163,7 +167,8 @@ async def a_stage(
         configs = [EngineConfig(f"worker-{i}", scheduler) for i in range(engine_count)]
         engines = await stack.enter_async_context(stand_ins(configs, ScaledClock(speed)))
         clock = TurnedClock()
-        router, client = await stack.enter_async_context(router_app(serve_config(nats.url), clock))
+        config = serve_config(nats.url, **parts)
+        router, client = await stack.enter_async_context(router_app(config, clock))
         failures: list[BaseException] = []
         broker = Broker(NatsSettings(), nats.url, "relays")
         stack.push_async_callback(broker.close)

@@ -15,6 +15,7 @@ import yaml
 from google.protobuf import json_format
 
 from kvroute.client import KvRouteClient
+from router.config import DecisionLogSettings
 from router.policies import POLICIES
 from router.recompute import check
 from tests.end_to_end.stage import Stage, a_stage, until
@@ -238,6 +239,35 @@ async def test_receipts_of_a_running_router_are_worked_out_anew(tmp_path: Path) 
     file.write_text(json.dumps({"receipt": told}))
     code, out, _ = await kvroute("explain", "--receipt", str(file))
     assert (code, "does not hold" in out) == (1, True)
+
+
+async def test_logged_decisions_are_replayed_with_other_policies(tmp_path: Path) -> None:
+    file = tmp_path / "decisions"
+    settings = DecisionLogSettings(file=str(file), share=1.0)
+    async with a_stage(engine_count=3, decision_log=settings) as stage:
+        for i in range(20):
+            await stage.client.route(token_ids=list(range(i % 4, 200)))
+        told = stage.router.registry.get_sample_value(
+            "kvroute_decision_log_lines_total", {"result": "dropped"}
+        )
+        assert told == 0
+    asked = ("--policy", "dynamo-adaptive", "--policy", "random")
+    code, out, err = await kvroute("replay-log", str(file), *asked, "--json")
+    assert (code, err) == (0, "")
+    told = json.loads(out)
+    assert told["unread_lines"] == 0
+    own, other = told["policies"]
+    assert own["decided_by"] == {"dynamo-adaptive": 20}
+    assert own["agreement"]["same"] + own["agreement"]["tied"] == 20
+    assert own["hit_ratio"]["would_be"] == pytest.approx(own["hit_ratio"]["picked"], abs=0.2)
+    assert other["agreement"]["tied"] == 20
+    with file.open("ab") as torn:
+        torn.write(b'{"v": 1, "at_s"')
+    code, out, err = await kvroute("replay-log", str(file), "--policy", "least-loaded")
+    assert (code, "decisions:21" in err) == (1, True)
+    assert "20 by dynamo-adaptive" in out
+    code, _, err = await kvroute("replay-log", str(file), "--policy", "session-sticky")
+    assert (code, "no hashes" in err) == (1, True)
 
 
 async def test_what_is_no_receipt_is_said_to_be_none(tmp_path: Path) -> None:

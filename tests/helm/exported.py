@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from pathlib import Path
 from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry
@@ -10,7 +11,8 @@ from prometheus_client.core import Metric
 from events.broker import Broker
 from events.relay import Relay
 from events.settings import EngineSettings, NatsSettings
-from router.config import HotPrefixSettings
+from router.config import DecisionLogSettings, HotPrefixSettings
+from router.decision_log import DecisionLog
 from router.hot_prefixes import HotPrefixes, recomputed
 from router.metrics import (
     BrokerCollector,
@@ -22,6 +24,7 @@ from router.metrics import (
 )
 from router.policies.ttft import TTFT
 from router.shadow import Shadow
+from router.topology import PlaceLabels
 from router.watch import Watch
 from tests.router.fleet import START_S, Fleet
 
@@ -45,7 +48,9 @@ def router_families() -> list[Metric]:
     hot = HotPrefixSettings(enabled=True)
     fleet.core.hot = HotPrefixes(fleet.core, hot, recomputed(20_000.0))
     registry.register(HotPrefixCollector(fleet.core))
-    registry.register(WatchCollector(Watch([], random.Random(7), print), Shadow(TTFT)))
+    registry.register(
+        WatchCollector(Watch([], random.Random(7), print), Shadow(TTFT), _nobodys_log())
+    )
     registry.register(BrokerCollector(_nobodys_broker()))
     return list(registry.collect())
 
@@ -82,6 +87,12 @@ def series(families: list[Metric]) -> list[Series]:
         for sample in family.samples
         if not sample.name.endswith("_created")
     ]
+
+
+def _nobodys_log() -> DecisionLog:
+    """A log that is never begun."""
+    labels = PlaceLabels("host", "rack", "cluster")
+    return DecisionLog(DecisionLogSettings(), Path("decisions"), "here", labels)
 
 
 def _nobodys_broker() -> Broker:

@@ -72,6 +72,7 @@ def other_value(key: Key) -> object:
         "log.format": "json",
         "log.level": "debug",
         "routing.shadow_share": 0.5,
+        "decision_log.share": 0.5,
     }
     if key.dotted in special:
         return special[key.dotted]

@@ -1,0 +1,96 @@
+"""`kvroute replay-log FILE... --policy P`: what another policy says of logged decisions."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from router.config import RoutingSettings
+from router.logged_decision import LoggedDecision, NoHashes, decode
+from router.policies.configured import configured
+from router.second_opinion import SecondOpinion
+
+
+def show_replay(
+    files: Sequence[Path], names: Sequence[str], routing: RoutingSettings, as_json: bool
+) -> int:
+    """Prints each policy's second opinion; 1 when a line could not be read.
+
+    names: of policies. Raises ConfigError for one that there is not, and ClickException when no
+    decision was read, or a policy asks for hashes that were not logged.
+    """
+    opinions = []
+    for name in names:
+        policies = configured(msgspec.structs.replace(routing, policy=name))
+        opinions.append(SecondOpinion(policies[name]))
+    unread = _Unread()
+    for line in _lines(files, unread):
+        for opinion in opinions:
+            try:
+                opinion.add(line)
+            except NoHashes as error:
+                raise click.ClickException(f"{opinion.policy.name}: {error}") from error
+    if not sum(opinions[0].decided_by.values()):
+        raise click.ClickException("; ".join(filter(None, ("no decision is there", unread.first))))
+    if as_json:
+        told = {"unread_lines": unread.count, "policies": [one.as_dict() for one in opinions]}
+        click.echo(msgspec.json.format(msgspec.json.encode(told)).decode())
+    else:
+        _print(opinions)
+    if unread.count:
+        click.echo(f"kvroute: {unread.count} lines could not be read; {unread.first}", err=True)
+    return 1 if unread.count else 0
+
+
+@dataclass
+class _Unread:
+    """Lines that hold no decision."""
+
+    count: int = 0
+    first: str = ""
+
+
+def _lines(files: Sequence[Path], unread: _Unread) -> Iterator[LoggedDecision]:
+    for path in files:
+        try:
+            with path.open("rb") as file:
+                for number, content in enumerate(file, 1):
+                    try:
+                        yield decode(content)
+                    except ValueError as error:
+                        unread.count += 1
+                        unread.first = unread.first or f"{path}:{number}: {error}"
+        except OSError as error:
+            raise click.ClickException(f"{path}: {error.strerror}") from error
+
+
+def _print(opinions: Sequence[SecondOpinion]) -> None:
+    console = Console(width=max(Console().width, 160), soft_wrap=True, highlight=False)
+    first = opinions[0]
+    made = ", ".join(f"{count} by {name}" for name, count in first.decided_by.most_common())
+    console.print(f"{sum(first.decided_by.values())} decisions: {made}")
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for name in ("policy", "same", "tied", "other", "failed", "hit ratio", "predicted TTFT",
+                 "requests there"):  # fmt: skip
+        table.add_column(name, no_wrap=True, justify="left" if name == "policy" else "right")
+    told = first.as_dict()
+    table.add_row("as picked", "", "", "", "", *_numbers(told, "picked"))
+    for opinion in opinions:
+        told = opinion.as_dict()
+        total = max(1, opinion.agreements.total())
+        shares = [f"{count / total:.1%}" for count in told["agreement"].values()]
+        table.add_row(opinion.policy.name, *shares, *_numbers(told, "would_be"))
+    console.print(table)
+
+
+def _numbers(told: dict[str, Any], which: str) -> tuple[str, str, str]:
+    return (
+        f"{told['hit_ratio'][which]:.1%}",
+        f"{told['ttft_s'][which] * 1000:.1f} ms",
+        f"{told['active_slots'][which]:.2f}",
+    )

@@ -1,0 +1,140 @@
+"""The decision log: lines of JSON in files that are rotated by size, written by a thread.
+
+The event loop takes a decision's numbers (router/logged_decision.py) and puts them in a queue; the
+thread encodes and writes them. Nothing waits for the disk: what finds the queue full is dropped and
+counted.
+
+Laws:
+- lines = written + dropped + failed + those in the queue;
+- there are never more files than configured, and none is larger than configured.
+"""
+
+import logging
+import threading
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+from queue import Full, Queue
+from typing import IO
+
+from router.config import ConfigError, DecisionLogSettings
+from router.decision import Decision
+from router.logged_decision import LoggedDecision, capture, encode
+from router.topology import PlaceLabels
+
+QUEUE_MAX = 1024
+"""Decisions that wait to be written; of 64 workers about 20 KB each."""
+CLOSE_S = 5.0
+"""How long a stop waits for the disk."""
+RESULTS = ("written", "dropped", "failed")
+
+log = logging.getLogger("kvroute.decisions")
+
+
+class DecisionLog:
+    """One log. `start` first; `watch` from the event loop; `close` last."""
+
+    def __init__(
+        self, settings: DecisionLogSettings, file: Path, replica: str, labels: PlaceLabels
+    ) -> None:
+        """file: settings.file, which is one."""
+        self.lines: Counter[str] = Counter()
+        """By what became of them: RESULTS."""
+        self._settings = settings
+        self._replica = replica
+        self._labels = labels
+        self._queue: Queue[LoggedDecision | None] = Queue(QUEUE_MAX)
+        self._files = RotatedFiles(file, settings.file_mib << 20, settings.files)
+        self._thread = threading.Thread(target=self._write_all, name="decision log", daemon=True)
+
+    def start(self) -> None:
+        """Raises ConfigError when the file can't be written."""
+        try:
+            self._files.open()
+        except OSError as error:
+            raise ConfigError(
+                f"{self._settings.file}: {error.strerror} - at `$.decision_log.file`"
+            ) from error
+        self._thread.start()
+
+    def watch(self, decision: Decision) -> None:
+        """A decision that is about to be carried out."""
+        if self._queue.full():
+            self.lines["dropped"] += 1
+            return
+        line = capture(decision, self._replica, self._labels, self._settings.hashes)
+        try:
+            self._queue.put_nowait(line)
+        except Full:
+            self.lines["dropped"] += 1
+
+    def close(self) -> None:
+        """Writes what waits, for a while at most. Safe without a start."""
+        if self._thread.is_alive():
+            with suppress(Full):  # a disk that hangs; the thread ends with the process
+                self._queue.put(None, timeout=CLOSE_S)
+            self._thread.join(CLOSE_S)
+
+    def _write_all(self) -> None:
+        while (line := self._queue.get()) is not None:
+            try:
+                self._files.write(encode(line))
+            except OSError as error:
+                self.lines["failed"] += 1
+                if self.lines["failed"] == 1:
+                    log.error("writing %s failed: %s", self._settings.file, error)
+            else:
+                self.lines["written"] += 1
+        self._files.close()
+
+
+class RotatedFiles:
+    """A file, and the ones before it: FILE, FILE.1 and so on, the newest first."""
+
+    def __init__(self, file: Path, bytes_max: int, files_max: int) -> None:
+        self._file = file
+        self._bytes_max = bytes_max
+        self._files_max = files_max
+        self._open: IO[bytes] | None = None
+        self._size = 0
+
+    def open(self) -> None:
+        """Goes on with a file that is there. Raises OSError."""
+        self._open = self._file.open("ab", buffering=0)
+        self._size = self._open.tell()
+
+    def write(self, line: bytes) -> None:
+        """Raises OSError, for a line that is larger than a file, too; the next one tries anew."""
+        if len(line) > self._bytes_max:
+            raise OSError(f"a line of {len(line)} bytes fits no file")
+        if self._open is None:
+            self.open()
+        if self._size + len(line) > self._bytes_max:
+            self._rotate()
+        if self._open is None:
+            raise OSError("no file is open")
+        try:
+            written = self._open.write(line)
+            if written != len(line):
+                raise OSError(f"{written} of {len(line)} bytes written")
+        except OSError:
+            with suppress(OSError):  # half a line would spoil the next one
+                self._open.truncate(self._size)
+            self.close()
+            raise
+        self._size += len(line)
+
+    def close(self) -> None:
+        if self._open is not None:
+            self._open.close()
+            self._open = None
+
+    def _rotate(self) -> None:
+        self.close()
+        names = [self._file, *(Path(f"{self._file}.{i}") for i in range(1, self._files_max))]
+        if len(names) == 1:
+            self._file.unlink(missing_ok=True)
+        for older, newer in zip(reversed(names[1:]), reversed(names[:-1]), strict=True):
+            if newer.exists():
+                newer.replace(older)
+        self.open()

@@ -1,0 +1,83 @@
+"""What another policy says of logged decisions: agreement, and predicted differences. Pure.
+
+Each decision is judged in the fleet as it was then, which the policy that decided had filled.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from router.logged_decision import LoggedDecision, candidates, reasons
+from router.policies.first_token import first_token
+from router.policies.own import PolicyFailed
+from router.policies.policy import Policy
+from router.shadow import Agreement, difference
+
+
+@dataclass(slots=True)
+class SecondOpinion:
+    """One policy's, in sums over the decisions that it could score."""
+
+    policy: Policy
+    decided_by: Counter[str] = field(default_factory=Counter)
+    """Decisions, by the policy that made them."""
+    agreements: Counter[Agreement] = field(default_factory=Counter)
+    prompt_tokens: int = 0
+    overlap_tokens: float = 0.0
+    """Usable, of the picks."""
+    more_overlap_tokens: float = 0.0
+    """That its own choices would have had."""
+    ttft_s: float = 0.0
+    """To the first token, as predicted of the picks."""
+    sooner_s: float = 0.0
+    """That its own choices would have been."""
+    active_slots: float = 0.0
+    """Requests on the workers that were picked."""
+    more_active_slots: float = 0.0
+
+    @property
+    def decisions(self) -> int:
+        """Those that it could score."""
+        return self.agreements.total() - self.agreements[Agreement.FAILED]
+
+    def add(self, line: LoggedDecision) -> None:
+        """One decision. Raises NoHashes for a policy that asks for what the line doesn't have."""
+        rows, taken = candidates(line), line.picked
+        self.decided_by[line.policy] += 1
+        try:
+            told = difference(rows, reasons(line), taken, self.policy.score(rows))
+        except PolicyFailed:
+            self.agreements[Agreement.FAILED] += 1
+            return
+        self.agreements[told.agreement] += 1
+        if told.agreement is Agreement.FAILED:
+            return
+        self.prompt_tokens += line.prompt_tokens
+        self.overlap_tokens += rows.overlap_tokens.item(taken)
+        self.more_overlap_tokens += told.overlap_tokens
+        self.ttft_s += first_token(rows).total_s.item(taken)
+        self.sooner_s += told.ttft_s
+        self.active_slots += rows.active_slots.item(taken)
+        self.more_active_slots += told.active_slots
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON: shares, and means over decisions."""
+        count, tokens = max(1, self.decisions), max(1, self.prompt_tokens)
+        return {
+            "policy": self.policy.name,
+            "decided_by": dict(self.decided_by),
+            "decisions": self.decisions,
+            "agreement": {one.value: self.agreements[one] for one in Agreement},
+            "hit_ratio": {
+                "picked": self.overlap_tokens / tokens,
+                "would_be": (self.overlap_tokens + self.more_overlap_tokens) / tokens,
+            },
+            "ttft_s": {
+                "picked": self.ttft_s / count,
+                "would_be": (self.ttft_s - self.sooner_s) / count,
+            },
+            "active_slots": {
+                "picked": self.active_slots / count,
+                "would_be": (self.active_slots + self.more_active_slots) / count,
+            },
+        }

@@ -1,0 +1,62 @@
+"""Second opinions: sums over logged decisions, by hand."""
+
+import pytest
+
+from router.logged_decision import LoggedDecision, capture
+from router.policies import POLICIES
+from router.policies.own import load_own
+from router.second_opinion import SecondOpinion
+from router.shadow import Agreement
+from router.topology import PlaceLabels
+from tests.router.fleet import Fleet, prompt
+
+
+def decided(policy: str) -> list[LoggedDecision]:
+    """Two decisions about 1600 tokens, between a holder with 9 requests and an idle worker."""
+    told: list[LoggedDecision] = []
+    labels = PlaceLabels("host", "rack", "cluster")
+    fleet = Fleet(policy=policy, prefill_rate=1000.0, predicted_ttl_s=0.0)
+    fleet.cache(fleet.add("holder"), prompt(1600), 1584)
+    fleet.say(next(iter(fleet.relays)), running=9)
+    fleet.cache(fleet.add("idle"), prompt(64, first=5000))
+    for _ in range(2):
+        fleet.core.route(
+            fleet.request(prompt(1600)),
+            fleet.now_s,
+            watch=lambda one: told.append(capture(one, "here", labels, hashes=False)),
+        )
+    return told
+
+
+def opinion(policy: str, lines: list[LoggedDecision]) -> SecondOpinion:
+    made = SecondOpinion(POLICIES[policy])
+    for line in lines:
+        made.add(line)
+    return made
+
+
+def test_the_policy_that_decided_agrees_with_itself() -> None:
+    made = opinion("least-loaded", decided("least-loaded"))
+    assert made.agreements == {Agreement.SAME: 2}
+    assert made.more_overlap_tokens == made.sooner_s == made.more_active_slots == 0
+
+
+def test_differences_are_means_over_decisions() -> None:
+    told = opinion("dynamo-logit", decided("least-loaded")).as_dict()
+    assert told["decided_by"] == {"least-loaded": 2}
+    assert told["agreement"] == {"same": 0, "tied": 0, "other": 2, "failed": 0}
+    assert told["hit_ratio"] == {"picked": 0.0, "would_be": 1584 / 1600}
+    # idle, and then with one request under way, against nine on the holder
+    assert told["active_slots"] == {"picked": 0.5, "would_be": 9.0}
+    # work of 500 + 1600 * 1.016 and of 500 + 16 * 1.03184 tokens, the first one twice in line
+    assert told["ttft_s"]["picked"] == pytest.approx(1.5 * 2.1256, abs=0.3)
+    assert told["ttft_s"]["would_be"] == pytest.approx(0.5165, abs=0.001)
+
+
+def test_a_policy_that_fails_is_counted_and_changes_no_mean() -> None:
+    made = SecondOpinion(load_own("tests.router.policies.own_policies:raises"))
+    for line in decided("least-loaded"):
+        made.add(line)
+    assert made.agreements == {Agreement.FAILED: 2}
+    assert (made.decisions, made.prompt_tokens) == (0, 0)
+    assert made.as_dict()["hit_ratio"] == {"picked": 0.0, "would_be": 0.0}
