@@ -1,7 +1,8 @@
 """The clients of a run: they ask a router, send the request on, report, and try again.
 
     arrive -> route -> engine -> PREFILL_DONE at the first token -> FINISHED at the last one
-                                 prefill and decode apart: two picks, the second when the first ends
+                                 prefill and decode apart: PREFILL_DONE when the first engine ends,
+                                 then the second one, which was picked with it, or is picked now
 
 Law: every request that arrived is in an engine, waits for another try, or has ended.
 """
@@ -53,6 +54,8 @@ class Life:
     """Who picked; None: nobody was asked."""
     reservation_id: str = ""
     worker: Worker | None = None
+    decodes_at: Worker | None = None
+    """Who was picked with the worker that computes its prompt."""
     prefilled_at: Worker | None = None
     """Where its KV cache is to be fetched from."""
     sequence: Sequence | None = None
@@ -109,9 +112,13 @@ class Clients:
 
     # --- there ---
 
+    def _first_role(self) -> Role:
+        """What a request wants a worker for, when it has none of its KV cache."""
+        return Role.BOTH if self._options.disaggregation is None else Role.PREFILL
+
     def _arrive(self, index: int) -> None:
         request, now_s, record = self._requests[index], self._timeline.now_s, self._record
-        role = Role.BOTH if self._options.disaggregation is None else Role.PREFILL
+        role = self._first_role()
         prompt, content = self._content(index, request)
         self.lives[index] = life = Life(index, request, now_s, prompt, content, role)
         record.arrived += 1
@@ -146,10 +153,13 @@ class Clients:
             return
         router = self._router()
         self._fleet.bring_up_to_date(router)
+        apart = options.disaggregation
+        as_pair = apart is not None and apart.picks == "pair" and life.role is Role.PREFILL
         request = Request(
             life.request_id,
             life.prompt,
-            role=life.role,
+            role=Role.PAIR if as_pair else life.role,
+            policy=options.policy if as_pair else "",
             expected_output_tokens=life.request.output_tokens if options.output_hint else None,
             excluded_workers=frozenset(life.failed_workers),
             session_id=life.request.session_id or "",
@@ -165,12 +175,18 @@ class Clients:
         if watched:
             self.shadows.compare(watched, pick.decision)
         self._fleet.network.reserved(router)
-        reservation = pick.reservation
+        reservation, computed = pick.reservation, pick.reservation.where_computed()
         life.router, life.reservation_id = router, reservation.id
         if life.role is not Role.DECODE:
-            self._record.predicted_tokens[life.index] = reservation.predicted_tokens
-        worker = self._fleet.worker(reservation.worker)
+            self._record.predicted_tokens[life.index] = computed.predicted_tokens
+        worker = self._fleet.worker(computed.worker)
         self._record.note(Happened.PICKED, now_s, life.index, worker.index)
+        if as_pair:
+            life.role, life.decodes_at = Role.BOTH, None
+            self._record.counters[f"pairs_{pick.decision.how}"] += 1
+            if computed is not reservation:
+                life.role, life.decodes_at = Role.PREFILL, self._fleet.worker(reservation.worker)
+                self._record.note(Happened.PICKED, now_s, life.index, life.decodes_at.index)
         self._renew_later(life)
         self._submit(life, worker)
 
@@ -253,12 +269,20 @@ class Clients:
             record.queue_s[index] = sequence.scheduled_s - life.arrived_s
             record.cached_tokens[index] = cached
             record.worker[index] = worker.index
-        self._report(life, ProgressState.FINISHED, output, cached)
+        decodes_at = life.decodes_at
+        life.decodes_at = None
+        if decodes_at is not None:
+            self._report(life, ProgressState.PREFILL_DONE, cached_tokens=cached)
+        else:
+            self._report(life, ProgressState.FINISHED, output, cached)
         self._leave(life)
         if life.role is Role.PREFILL:
             record.note(Happened.HANDED_OVER, now_s, index)
             life.role, life.prefilled_at = Role.DECODE, worker
-            self._place(life)
+            if decodes_at is not None:
+                self._submit(life, decodes_at)
+            else:
+                self._place(life)
             return
         record.output_tokens[index] = output
         record.e2e_s[index] = now_s - life.arrived_s
@@ -279,8 +303,7 @@ class Clients:
             self._fail(life, "worker lost")
             return
         life.failed_workers = {worker.engine.engine_id}
-        if life.role is Role.DECODE:
-            life.role, life.prefilled_at = Role.PREFILL, None
+        life.role, life.decodes_at, life.prefilled_at = self._first_role(), None, None
         self._record.counters["resent"] += 1
         retry_s = self._backoff_s(life.losses)
         self._timeline.at(self._timeline.now_s + retry_s, partial(self._place, life))

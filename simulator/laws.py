@@ -166,13 +166,14 @@ class Laws:
                 raise LawBroken("load", f"{router!r}: {one} is open or in flight, but not both")
         for worker in self._fleet.workers:
             key = worker.key
-            here = [one for one in open_ones if one.worker == key]
+            here = [one for one in open_ones if one.holds([key])]
             chains = [one.prefixes for one in here]
             blocks = len(np.unique(np.concatenate(chains))) if chains else 0
+            computing = [one.where_computed() for one in here if not one.prefill_done]
             sums = (
                 len(here),
                 blocks + sum(one.has_tail for one in here),
-                sum(one.new_tokens for one in here if not one.prefill_done),
+                sum(one.new_tokens for one in computing if one.worker == key),
             )
             load = core.loads.get(key) or WorkerLoad()
             ours = (load.requests, load.blocks, load.prefill_tokens)

@@ -56,6 +56,8 @@ class Disaggregation:
     a prompt and bring out the answer."""
 
     prefill_workers: int
+    picks: Literal["pair", "each"] = "pair"
+    """pair: a router is asked once, for both. each: for who decodes when the prompt is computed."""
 
 
 def default_scheduler() -> SchedulerConfig:

@@ -36,9 +36,13 @@ class Shadows:
 
     def compare(self, decisions: Sequence[Decision], picked: Decision) -> None:
         """Holds what they decided against what was picked."""
+        picked = picked.prefill or picked  # of a pair it is the prompt that policies differ about
+        if not picked.order:
+            return
         row = picked.order[0]
         overlap = picked.overlap(row)
-        for decision in decisions:
+        for decided in decisions:
+            decision = decided.prefill or decided
             if not decision.order:
                 continue
             name, best = decision.policy.name, decision.order[0]

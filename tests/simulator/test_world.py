@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from indexer.identity import Tier
+from router.config import RoutingSettings
 from router.prompt import Prompt
 from simulator.clients import Clients
 from simulator.cost_model import Distance
@@ -111,7 +112,9 @@ def fleets(draw: st.DrawFn) -> dict[str, Any]:
         "past_router_share": draw(st.sampled_from([0.0, 0.3])),
         "disaggregation": None
         if workers == 1 or draw(st.booleans())
-        else Disaggregation(draw(st.integers(1, workers - 1))),
+        else Disaggregation(
+            draw(st.integers(1, workers - 1)), draw(st.sampled_from(["pair", "pair", "each"]))
+        ),
         "failures": tuple(
             draw(st.lists(st.builds(Failure, at_s=at_s, worker=worker, down_s=down_s), max_size=3))
         ),
@@ -385,12 +388,17 @@ def test_long_requests_keep_their_reservations() -> None:
     assert result.outcome.tolist() == [Outcome.SERVED]
 
 
-def test_prompts_are_computed_by_some_and_answers_brought_out_by_others() -> None:
+@pytest.mark.parametrize("picks", ["pair", "each"])
+def test_prompts_are_computed_by_some_and_answers_brought_out_by_others(
+    picks: Literal["pair", "each"],
+) -> None:
     world, result = checked(
         trace(*(request(2.0 * i, [1, 2, 10 + i], 50) for i in range(6))),
         workers=4,
-        disaggregation=Disaggregation(prefill_workers=2),
+        disaggregation=Disaggregation(prefill_workers=2, picks=picks),
     )
+    if picks == "pair":
+        assert result.counters["pairs_remote"] == 6
     assert (result.outcome == Outcome.SERVED).all()
     assert set(result.worker.tolist()) <= {0, 1}
     told = [worker.engine.load() for worker in world.fleet.workers]
@@ -426,6 +434,48 @@ def test_a_request_whose_decode_worker_dies_starts_over_with_its_prompt() -> Non
     assert result.outcome.tolist() == [Outcome.SERVED]
     assert result.losses[0] >= 1
     assert result.cached_tokens[0] == 512 - 64
+
+
+def test_a_short_prompt_of_a_pair_stays_where_it_is_decoded() -> None:
+    world, result = checked(
+        trace(*(request(2.0 * i, [1, 10 + i], 20) for i in range(4))),
+        workers=3,
+        disaggregation=Disaggregation(prefill_workers=2),
+        routing=RoutingSettings(local_prefill_tokens=600),
+    )
+    assert result.counters["pairs_remote"] == 1
+    assert result.counters["pairs_local"] == 3  # the first block of 512 is there by then
+    assert set(result.worker.tolist()[1:]) == {2}
+    assert (result.outcome == Outcome.SERVED).all()
+    told = [worker.engine.load() for worker in world.fleet.workers]
+    assert [load.finished for load in told][2] == 4
+
+
+@pytest.mark.parametrize(
+    "failures",
+    [(Failure(0.01, 0, 1.0), Failure(0.01, 1, 1.0)), (Failure(0.7, 2, 5.0), Failure(0.7, 3, 1.0))],
+    ids=["prefill", "decode"],
+)
+def test_a_pair_that_loses_a_half_starts_over(failures: tuple[Failure, ...]) -> None:
+    _, result = checked(
+        trace(*(request(0.2 * i, [i, 10 + i, 20 + i], 200) for i in range(8))),
+        workers=4,
+        disaggregation=Disaggregation(prefill_workers=2),
+        failures=failures,
+        resends_max=20,
+    )
+    assert (result.outcome == Outcome.SERVED).all()
+    assert result.losses.sum() >= 1
+
+
+def test_shadows_watch_the_prompts_of_pairs() -> None:
+    mixed = conversation(60)
+    options: dict[str, Any] = {"workers": 4, "disaggregation": Disaggregation(2)}
+    alone = run(RunOptions(**options), mixed)
+    watched = run(RunOptions(**options, shadows=("dynamo-adaptive", "round-robin")), mixed)
+    assert watched.digest == alone.digest
+    own = watched.shadows["dynamo-adaptive"]
+    assert own.decisions == own.agreements > 0
 
 
 def test_shadows_watch_and_change_nothing() -> None:
