@@ -11,7 +11,7 @@ what the engine's events add up to.
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import chain, groupby
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from typing_extensions import override
@@ -257,30 +257,9 @@ class EngineBytesRelay(VirtualRelay):
     own code. Needs sequences with token ids; blocks get their names from those. Slow, and knows of
     no restarts: for tests."""
 
-    def __init__(
-        self,
-        key: WorkerKey,
-        config: SchedulerConfig,
-        now_s: float,
-        *,
-        engine: str,
-        multi_rank: bool = False,
-        role: str = "both",
-        labels: dict[str, str] | None = None,
-        tells_events: bool = True,
-        tells_capacity: bool = True,
-    ) -> None:
-        super().__init__(
-            key,
-            config,
-            now_s,
-            engine=engine,
-            multi_rank=multi_rank,
-            role=role,
-            labels=labels,
-            tells_events=tells_events,
-            tells_capacity=tells_capacity,
-        )
+    def __init__(self, key: WorkerKey, config: SchedulerConfig, now_s: float, **about: Any) -> None:
+        """about: as for VirtualRelay."""
+        super().__init__(key, config, now_s, **about)
         self._rank = Rank("vllm", self.outbox.epoch, has_replay=False)
         self.outbox = self._rank.outbox
         self._next_seq = 0
