@@ -18,6 +18,7 @@ from router.candidates import Candidates, Column
 from router.decision import Decision
 from router.policies.first_token import first_token
 from router.policies.own import PolicyFailed
+from router.policies.pair import DECODE_ROOM
 from router.policies.policy import Policy, Scores
 
 
@@ -94,6 +95,8 @@ class Shadow:
 
     def watch(self, decision: Decision) -> None:
         """A decision that is about to be carried out."""
+        if decision.policy.name == DECODE_ROOM.name:
+            return  # made for room to decode in, about a prompt that may be computed elsewhere
         try:
             scores = self.policy.score(decision.rows)
         except PolicyFailed:

@@ -15,6 +15,7 @@ from functools import partial
 import numpy as np
 
 from router.decision import Pick, Progress, ProgressState, Request, Role
+from router.policies.configured import configured
 from router.prompt import Prompt
 from router.refusals import Reason, Refusal
 from router.reservations import Ending
@@ -76,7 +77,7 @@ class Clients:
     ) -> None:
         self.lives: dict[int, Life] = {}
         """Index in the trace -> those that have arrived and not ended."""
-        self.shadows = Shadows(options.shadows)
+        self.shadows = Shadows(options.shadows, configured(options.routing))
         self._timeline = timeline
         self._options = options
         self._requests = trace.requests
@@ -164,16 +165,14 @@ class Clients:
             excluded_workers=frozenset(life.failed_workers),
             session_id=life.request.session_id or "",
         )
-        watched = self.shadows.decide(router, request, now_s) if options.shadows else []
+        watch = self.shadows.watch if options.shadows else None
         try:
-            pick = router.core.route(request, now_s)
+            pick = router.core.route(request, now_s, watch=watch)
         except Refusal as refusal:
             self._on_refusal(life, refusal)
             return
         if not isinstance(pick, Pick):
             raise AssertionError(f"{life.request_id} is in flight already")
-        if watched:
-            self.shadows.compare(watched, pick.decision)
         self._fleet.network.reserved(router)
         reservation, computed = pick.reservation, pick.reservation.where_computed()
         life.router, life.reservation_id = router, reservation.id

@@ -188,13 +188,15 @@ def shadow_table(comparison: Comparison) -> Table | None:
     shown = Table(title="policies that only watched", box=SIMPLE)
     for name in ("policy", "in the run of"):
         shown.add_column(name)
-    for name in ("decisions", "same pick", "cached tokens expected, beside the picks'"):
+    for name in ("decisions", "same pick", "overlap beside the picks'", "TTFT beside theirs"):
         shown.add_column(name, justify="right")
     for run, name in watched:
         shadow = run.first.shadows[name]
         same = f"{shadow.agreements / shadow.decisions:.1%}" if shadow.decisions else "-"
-        more = f"{shadow.predicted_tokens_more:+,}"
-        shown.add_row(name, run.label, f"{shadow.decisions}", same, more)
+        more = f"{shadow.predicted_tokens_more:+,} tokens"
+        later_s = -shadow.predicted_s_sooner / max(1, shadow.decisions)
+        later = f"{1000 * later_s:+.1f} ms"
+        shown.add_row(name, run.label, f"{shadow.decisions}", same, more, later)
     return shown
 
 

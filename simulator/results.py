@@ -59,7 +59,9 @@ class ShadowResult:
     agreements: int
     """Its cheapest workers included the one that was picked."""
     predicted_tokens_more: int
-    """Cached tokens that it expected of its own choices, less those expected of the picks."""
+    """Usable overlap of its own choices, less that of the picks: the mean where it would draw."""
+    predicted_s_sooner: float
+    """By which the first tokens would have come, in sum, as predicted by the router's rates."""
 
 
 def _no_integers() -> Integers:

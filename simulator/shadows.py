@@ -3,59 +3,36 @@
 Law: a run with shadows goes as it would without them.
 """
 
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 
-from router.decision import Decision, Request
-from router.refusals import Refusal
+from router.decision import Decision
+from router.policies.policy import Policy
+from router.shadow import Agreement, Shadow
 from simulator.results import ShadowResult
-from simulator.virtual_router import VirtualRouter
 
 
 class Shadows:
     """What the policies would have done, in sums."""
 
-    def __init__(self, policies: Sequence[str]) -> None:
-        self._policies = policies
-        self._decisions: Counter[str] = Counter()
-        self._agreements: Counter[str] = Counter()
-        self._tokens_more: Counter[str] = Counter()
+    def __init__(self, names: Sequence[str], policies: Mapping[str, Policy]) -> None:
+        """names: of those that watch."""
+        self._shadows = {name: Shadow(policies[name]) for name in names}
 
-    def decide(self, router: VirtualRouter, request: Request, now_s: float) -> list[Decision]:
-        """Their decisions, to be told to `compare`; call before the one that counts is made."""
-        state = router.rng.getstate()  # ties are broken at random, and theirs must not matter
-        decisions = []
-        for policy in self._policies:
-            try:
-                decisions.append(router.core.decide(replace(request, policy=policy), now_s))
-            except Refusal:
-                continue
-        router.rng.setstate(state)
-        return decisions
-
-    def compare(self, decisions: Sequence[Decision], picked: Decision) -> None:
-        """Holds what they decided against what was picked."""
-        picked = picked.prefill or picked  # of a pair it is the prompt that policies differ about
-        if not picked.order:
-            return
-        row = picked.order[0]
-        overlap = picked.overlap(row)
-        for decided in decisions:
-            decision = decided.prefill or decided
-            if not decision.order:
-                continue
-            name, best = decision.policy.name, decision.order[0]
-            costs = decision.scores.costs
-            self._decisions[name] += 1
-            self._agreements[name] += bool(costs[row] <= costs[best])
-            self._tokens_more[name] += decision.overlap(best).told - overlap.told
+    def watch(self, decision: Decision) -> None:
+        """A decision that is about to be carried out."""
+        for shadow in self._shadows.values():
+            shadow.watch(decision)
 
     def results(self) -> dict[str, ShadowResult]:
         """By policy."""
-        return {
-            name: ShadowResult(
-                self._decisions[name], self._agreements[name], self._tokens_more[name]
-            )
-            for name in self._policies
-        }
+        return {name: _result(shadow) for name, shadow in self._shadows.items()}
+
+
+def _result(shadow: Shadow) -> ShadowResult:
+    told = shadow.decisions
+    return ShadowResult(
+        decisions=told.total() - told[Agreement.FAILED],
+        agreements=told[Agreement.SAME] + told[Agreement.TIED],
+        predicted_tokens_more=round(shadow.overlap_tokens.gain - shadow.overlap_tokens.loss),
+        predicted_s_sooner=shadow.ttft_s.gain - shadow.ttft_s.loss,
+    )

@@ -107,3 +107,9 @@ def test_the_shadow_has_the_configured_numbers_and_is_no_choice_of_requests() ->
 def test_a_shadow_that_there_is_not_is_refused_by_its_key(name: str) -> None:
     with pytest.raises(ConfigError, match=r"shadow_policy"):
         shadow_policy(RoutingSettings(shadow_policy=name), POLICIES)
+
+
+def test_who_decodes_is_none_of_its_business() -> None:
+    shadow = Shadow(POLICIES["dynamo-adaptive"])
+    watched("decode-room", shadow)
+    assert shadow.decisions == {}

@@ -3,6 +3,7 @@
 import asyncio
 import random
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,8 @@ from prometheus_client import CollectorRegistry
 
 from indexer.kernel import NativeIndex
 from kvroute.v1 import router_pb2
+from router.app import RouterApp
+from router.config import ConfigError, DecisionLogSettings, RoutingSettings, ServeConfig
 from router.decision import Decision
 from router.metrics import Metrics
 from router.policies import POLICIES
@@ -151,3 +154,25 @@ def test_who_watches_changes_no_pick(share: float) -> None:
     assert len(set(picked[0])) > 1
     assert len(seen.request_ids) == pytest.approx(600 * share, abs=60)
     assert shadow.decisions.total() == pytest.approx(600 * share, abs=60)
+
+
+def test_a_router_watches_what_is_configured_and_nothing_else(tmp_path: Path) -> None:
+    assert RouterApp(ServeConfig()).watch is None
+    app = RouterApp(
+        ServeConfig(
+            routing=RoutingSettings(shadow_policy="ttft", shadow_share=1.0),
+            decision_log=DecisionLogSettings(file=str(tmp_path / "log"), share=0.001),
+        )
+    )
+    assert app.watch is not None
+    assert app.watch.left == 0
+    for name, labels in (
+        ("kvroute_shadow_decisions_total", {"agreement": "other"}),
+        ("kvroute_shadow_ttft_seconds_total", {"change": "gain"}),
+        ("kvroute_decision_log_lines_total", {"result": "written"}),
+        ("kvroute_watch_failures_total", {}),
+    ):
+        assert app.registry.get_sample_value(name, labels) == 0, name
+    assert not (tmp_path / "log").exists()  # nothing is done before the start
+    with pytest.raises(ConfigError, match=r"shadow_policy"):
+        RouterApp(ServeConfig(routing=RoutingSettings(shadow_policy="nonsense")))

@@ -164,10 +164,13 @@ def test_runs_that_find_no_room_in_a_table_get_another_one() -> None:
 
 def test_policies_that_only_watched_have_a_table_of_their_own() -> None:
     assert shadow_table(comparison("p")) is None
-    shadows = {"watcher": ShadowResult(400, 300, -5000), "idle": ShadowResult(0, 0, 0)}
+    shadows = {
+        "watcher": ShadowResult(400, 300, -5000, -20.0),
+        "idle": ShadowResult(0, 0, 0, 0.0),
+    }
     file = io.StringIO()
     Console(file=file, width=160).print(shadow_table(comparison("p", shadows=shadows)))
-    for text in ("watcher", "400", "75.0%", "-5,000", "idle"):
+    for text in ("watcher", "400", "75.0%", "-5,000", "+50.0 ms", "idle"):
         assert text in file.getvalue()
 
 

@@ -488,6 +488,7 @@ def test_shadows_watch_and_change_nothing() -> None:
     assert own.predicted_tokens_more == 0
     assert other.agreements < 60
     assert other.predicted_tokens_more < 0
+    assert own.predicted_s_sooner == 0 > other.predicted_s_sooner
 
 
 def test_the_engines_own_bytes_through_the_relays_code_lead_to_the_same_index() -> None:
