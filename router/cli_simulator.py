@@ -98,8 +98,8 @@ _engine_options = _options(
                  help="Whose scheduler the engines follow."),
     click.option("--engine-option", "engine_options", callback=_as_options, multiple=True,
                  metavar="NAME=VALUE",
-                 help="Of the engine's own, such as max_num_seqs=64, or policy=lpm for sglang."
-                      " Repeatable."),
+                 help="One of the engine's own: max_num_seqs=64, or policy=lpm for sglang; a name that it"
+                      " doesn't have gets the list of all. Repeatable."),
     click.option("--profile", default="llama-8b-h100", show_default=True,
                  help="Model and GPU: a profile that ships, or a YAML file."),
     click.option("--block-size", type=_Count, default=64, show_default=True, help="Tokens."),
