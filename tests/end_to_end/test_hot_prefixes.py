@@ -168,6 +168,14 @@ async def test_what_the_native_lane_answers_counts_too(
         await until(lambda: held(router, "a") == len(TEXT), "the text at a")
         monkeypatch.delattr(RouterService, "_any")  # the general way
         async with KvRouteClient(f"127.0.0.1:{router.grpc_port}", fast_lane=fast_lane) as client:
+            if fast_lane:
+                for _ in range(2):  # one by one, until there is a stream
+                    await client.route(token_ids=own(98))
+                assert client._lines is not None
+                lines = client._lines._lines
+                await until(
+                    lambda: all(one.lane and one.lane.takes(1) for one in lines), "a stream"
+                )
             calls = [client.route(token_ids=TEXT + own(i)) for i in range(4)]
             assert {pick.worker_id for pick in await asyncio.gather(*calls)} == {"a"}
         fates = hot_prefixes(router).copies.fates
@@ -205,6 +213,9 @@ async def test_a_copy_that_is_cancelled_ends_in_the_engine() -> None:
         fates = hot_prefixes(router).copies.fates
         await until(lambda: fates[CopyFate.CANCELLED] == 1, "a copy that is given up")
         await until(lambda: requests_in(engine) == 0, "an engine that lets go of it")
+        assert router.copy_link is not None
+        tasks = router.copy_link._tasks
+        await until(lambda: not tasks._running, "nobody who waits for it")
 
 
 async def test_a_prefix_is_computed_with_its_lora_and_its_salt() -> None:

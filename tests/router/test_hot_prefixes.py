@@ -277,6 +277,25 @@ def test_hashes_and_images_can_be_carried_but_not_computed_again() -> None:
         assert reasons_or_copy(recomputed(RATE), of) == ["tokens_unknown"]
 
 
+def test_a_worker_takes_one_copy_at_a_time_and_the_same_one_once_a_minute() -> None:
+    fleet = HotFleet()
+    other = prompt(TEXT_TOKENS + 40, 50_000)
+    fleet.cache(fleet.a, other)
+    for key in (fleet.c, fleet.d):
+        fleet.say(key, running=BUSY)
+    for _ in range(30):
+        fleet.ask(1)
+        fleet.core.withdraw(fleet.route(other).reservation, fleet.now_s)
+    first = fleet.copy()
+    assert first.target == fleet.b
+    assert fleet.hot.reasons["no_target"] == 1
+    fleet.now_s += 1.0
+    fleet.hot.ended(first, False, fleet.now_s)
+    second = fleet.copy()
+    assert second.target == fleet.b
+    assert second.prefix.key != first.prefix.key
+
+
 def test_a_copy_that_is_done_counts_from_then_on() -> None:
     fleet = HotFleet()
     fleet.ask(20)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from simulator.cost_model import KvTransfer, LinearCost
+from simulator.engine_options import scheduler_config
 from simulator.options import Failure, RunOptions
 from simulator.profile import load_profile
 from simulator.results import RunResult, aggregate
@@ -70,9 +71,35 @@ def test_one_seed_is_one_run_with_copies_too() -> None:
     assert first.counters == second.counters
 
 
+@pytest.mark.parametrize(
+    ("engine", "shape"),
+    [
+        ("vllm", {}),
+        ("sglang", {}),
+        ("chitu", {}),
+        ("chitu-dp", {"workers": 2, "ranks": 2}),
+    ],
+)
+def test_every_engine_that_fetches_kv_cache_takes_copies(
+    engine: str, shape: dict[str, int]
+) -> None:
+    config = scheduler_config(
+        engine,
+        load_profile("mocker"),
+        block_size=ENGINE.block_size,
+        block_count=ENGINE.block_count,
+        joined_steps_max=ENGINE.joined_steps_max,
+        ranks=shape.get("ranks", 1),
+        options=None,
+    )
+    scheduler = replace(config, cost=ENGINE.cost)
+    result = play(hot_prefixes=True, engine=engine, scheduler=scheduler, **shape)
+    assert result.counters["copies_used"] > 0
+
+
 def test_copies_live_with_engines_that_die_and_several_routers() -> None:
     failures = tuple(Failure(2.0 + i, i, 3.0) for i in range(WORKERS))
-    result = play(hot_prefixes=True, failures=failures, replicas=2)
+    result = play(hot_prefixes=True, failures=failures, replicas=2, event_loss=0.05)
     numbers = aggregate(result)
     assert numbers.served + numbers.failed == REQUESTS
     assert numbers.copies > 0
