@@ -16,6 +16,7 @@ import yaml
 from click.testing import CliRunner, Result
 
 from router.cli import cli
+from simulator.profile import profile_names
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -47,6 +48,8 @@ def test_help_names_every_option_with_its_default(command: str) -> None:
     assert shown.exit_code == 0
     for text in ("--engine [vllm|sglang|chitu|chitu-skew|chitu-dp]", "[default: 64;", "Tokens"):
         assert text in " ".join(shown.output.split())
+    for profile in profile_names():
+        assert profile in "".join(shown.output.split())  # which may be broken at a hyphen
 
 
 def test_replay_compares_policies_and_writes_what_it_found(trace: Path, tmp_path: Path) -> None:
