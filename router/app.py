@@ -48,6 +48,7 @@ from router.nats_child import NatsChild, NatsChildError
 from router.peer_link import PeerLink
 from router.policies.configured import shadow_policy
 from router.refusals import Reason, Refusal
+from router.reload import reloaded
 from router.server import FleetService, GrpcServer, RouterService
 from router.shadow import Shadow
 from router.topology import PlaceLabels
@@ -67,13 +68,23 @@ log = logging.getLogger("kvroute")
 class RouterApp:
     """One router process."""
 
-    def __init__(self, config: ServeConfig, *, clock: Callable[[], float] = unix_now) -> None:
-        """Raises ConfigError for what only this process can find wrong."""
+    def __init__(
+        self,
+        config: ServeConfig,
+        *,
+        clock: Callable[[], float] = unix_now,
+        read_again: Callable[[], ServeConfig] | None = None,
+    ) -> None:
+        """Raises ConfigError for what only this process can find wrong.
+
+        read_again: reads the configuration anew, for SIGHUP.
+        """
         for worker in config.workers:
             check_engine(worker)
         if config.nats.url is not None:
             checked_broker(config.nats, config.nats.url, "")
         self.config = config
+        self._read_again = read_again
         self.clock = clock
         self.replica = f"{socket.gethostname()[:40]}-{secrets.token_hex(4)}"
         seed = config.routing.seed
@@ -247,6 +258,7 @@ class RouterApp:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
+        loop.add_signal_handler(signal.SIGHUP, self.reload)
         try:
             await self.start()
             await self._stop.wait()
@@ -278,6 +290,25 @@ class RouterApp:
         if self._nats is not None:
             await self._nats.stop()
         log.info("stopped")
+
+    def reload(self) -> None:
+        """Reads the configuration again: what can change while we run does, the rest is told."""
+        if self._read_again is None:
+            return
+        try:
+            config, changed, waiting = reloaded(self.config, self._read_again())
+            self.core.reconfigure(config.routing)
+        except ConfigError as error:
+            self.metrics.config_reloads.labels("failed").inc()
+            log.error("configuration not reloaded, all stays as it was: %s", error)
+            return
+        self.config = config
+        self.metrics.config_reloads.labels("ok").inc()
+        log.info("configuration reloaded; changed: %s", ", ".join(changed) or "nothing")
+        if waiting:
+            log.warning(
+                "changed in the configuration, but only with a restart: %s", ", ".join(waiting)
+            )
 
     async def register(self, settings: EngineSettings) -> None:
         """Runs a relay for an engine that has none; raises Refusal or ConfigError."""

@@ -5,6 +5,7 @@ import gc
 import os
 import sys
 from collections.abc import Callable, Coroutine
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, Literal, TypeVar, get_args, get_origin
 
@@ -133,7 +134,8 @@ def serve(config_file: Path | None, **given: Any) -> None:
 
     Every flag has a key in the YAML file (--grpc-listen is grpc.listen) and an environment variable
     (KVROUTE_GRPC_LISTEN); flags win over the environment, and that over the file. Models and
-    workers with relays in this process are described in the file alone.
+    workers with relays in this process are described in the file alone. SIGHUP reads the file
+    again: policies and their parameters change at once, other keys with a restart.
     """
     config = _load(ServeConfig, config_file, given)
     set_up(config.log)
@@ -141,7 +143,8 @@ def serve(config_file: Path | None, **given: Any) -> None:
     async def run() -> int:
         from router.app import RouterApp  # grpc takes a while to import; --help needn't wait
 
-        return await RouterApp(config).run()
+        read_again = partial(_load, ServeConfig, config_file, given)
+        return await RouterApp(config, read_again=read_again).run()
 
     _run(run())
 

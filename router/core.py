@@ -333,6 +333,18 @@ class RouterCore:
             now_s,
         )
 
+    def reconfigure(self, routing: RoutingSettings) -> None:
+        """Decides by other settings from now on (those of router/reload.py may differ).
+
+        Raises ConfigError, and changes nothing, for policies that can't be.
+        """
+        self.policies = configured(routing)
+        self.routing = routing
+        if self.lane is not None:
+            tally = self.lane.tally
+            self.lane = Lane(self, self._rng)
+            self.lane.tally = tally
+
     def report(self, progress: Progress, now_s: float) -> ProgressResult:
         """Moves a reservation on. Counts are cumulative, so a step told twice changes nothing."""
         reservation = self.reservations.get(progress.reservation_id)

@@ -89,6 +89,14 @@ class Metrics:
         self.reservations_expired = Counter(
             "kvroute_reservations_expired", "Reservations ended by their lease.", registry=registry
         )
+        self.config_reloads = Counter(
+            "kvroute_config_reloads",
+            "Times the configuration was read again.",
+            ["result"],
+            registry=registry,
+        )
+        for result in ("ok", "failed"):
+            self.config_reloads.labels(result)
         self.index_bytes_max = Gauge(
             "kvroute_index_bytes_max",
             "What the index may take up (index.memory_mib).",

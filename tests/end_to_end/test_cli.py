@@ -176,6 +176,22 @@ async def test_the_embedded_broker_is_started_again_when_it_is_killed(tmp_path: 
         await until(lambda: server.logged(r"(connected to NATS again)"), "the broker to be back")
 
 
+async def test_sighup_changes_the_policy_and_says_what_waits_for_a_restart(tmp_path: Path) -> None:
+    file = tmp_path / "kvroute.yaml"
+    file.write_text("routing: {policy: round-robin}\n")
+    async with serving(tmp_path, "--config", str(file)) as server:
+        file.write_text("routing: {policy: ttft, lease_s: 7}\n")
+        server.process.send_signal(signal.SIGHUP)
+        await until(lambda: server.logged(r"(reloaded; changed: routing.policy)"), "the reload")
+        assert server.logged(r"(only with a restart: routing.lease_s)")
+        file.write_text("routing: {policy: nobody}\n")
+        server.process.send_signal(signal.SIGHUP)
+        await until(
+            lambda: server.logged(r"(not reloaded, .*unknown policy 'nobody')"), "a refusal"
+        )
+        assert server.process.returncode is None
+
+
 async def test_a_second_server_on_a_port_fails_loudly(tmp_path: Path) -> None:
     async with serving(tmp_path) as server:
         port = server.logged(r"gRPC on .*port (\d+)")

@@ -1,0 +1,56 @@
+"""What of a configuration takes effect while a router runs."""
+
+import msgspec
+import pytest
+
+from router.config import ConfigError, FleetSettings, RoutingSettings, ServeConfig
+from router.reload import RELOADED, reloaded
+from tests.router.fleet import Fleet, prompt
+
+
+def test_routing_changes_at_once_and_the_rest_waits() -> None:
+    running = ServeConfig()
+    read = ServeConfig(
+        routing=RoutingSettings(
+            policy="ttft", lease_s=7.0, parameters={"ttft": {"keep": 2.0}}, alternatives=5
+        ),
+        fleet=FleetSettings(name="other"),
+    )
+    config, changed, waiting = reloaded(running, read)
+    assert changed == ["routing.policy", "routing.alternatives", "routing.parameters.ttft"]
+    assert waiting == ["fleet.name", "routing.lease_s"]
+    assert (config.routing.policy, config.routing.alternatives) == ("ttft", 5)
+    assert (config.routing.lease_s, config.fleet.name) == (120.0, "default")
+    assert reloaded(config, config) == (config, [], [])
+
+
+def test_every_reloaded_key_is_one_of_routing() -> None:
+    assert set(RELOADED) < set(RoutingSettings.__struct_fields__)
+
+
+def settings(**changes: object) -> RoutingSettings:
+    return msgspec.structs.replace(RoutingSettings(), **changes)
+
+
+def test_a_core_decides_by_what_it_was_told_last() -> None:
+    fleet = Fleet()
+    for name in "ab":
+        fleet.add(name)
+    fleet.cache(fleet.add("c"), prompt(640))
+    assert fleet.route(prompt(640)).decision.policy.name == "dynamo-adaptive"
+    fleet.core.reconfigure(settings(policy="round-robin"))
+    assert fleet.picked(prompt(640)) != fleet.picked(prompt(640))
+    gamma = {"dynamo-adaptive": {"gamma": 0.25}}
+    fleet.core.reconfigure(settings(parameters=gamma))
+    assert fleet.route(prompt(640)).decision.policy.parameters["gamma"] == 0.25
+
+
+def test_a_wrong_policy_changes_nothing() -> None:
+    fleet = Fleet()
+    fleet.add("a")
+    before = fleet.core.routing
+    for wrong in (settings(policy="nobody"), settings(parameters={"ttft": {"kep": 1.0}})):
+        with pytest.raises(ConfigError):
+            fleet.core.reconfigure(wrong)
+    assert fleet.core.routing is before
+    assert fleet.route(prompt(64)).decision.policy.name == "dynamo-adaptive"
