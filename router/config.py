@@ -157,7 +157,7 @@ class RoutingSettings(Settings, frozen=True):
     ] = None
     shadow_share: Annotated[
         float, Meta(gt=0, le=1, description="of the requests, those that it scores")
-    ] = 0.1
+    ] = 0.01
     hot_prefixes: HotPrefixSettings = HotPrefixSettings()
     host_label: Annotated[str, Meta(description="label that names a worker's host")] = "host"
     rack_label: Annotated[str, Meta(description="label that names its rack")] = "rack"
