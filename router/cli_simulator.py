@@ -98,11 +98,11 @@ _engine_options = _options(
                  help="Whose scheduler the engines follow."),
     click.option("--engine-option", "engine_options", callback=_as_options, multiple=True,
                  metavar="NAME=VALUE",
-                 help="One of the engine's own: max_num_seqs=64, or policy=lpm for sglang; a name that"
-                      " it doesn't have gets the list of all. Repeatable."),
+                 help="One of the engine's own: max_num_seqs=64, or policy=lpm for sglang; a name"
+                      " that it doesn't have gets the list of all. Repeatable."),
     click.option("--profile", default="llama-8b-h100", show_default=True,
-                 help="Model and GPU: llama-8b-h100, llama-70b-4xh100, qwen3-32b-2xh100, mocker (the"
-                      " peer's mock engine), or a YAML file."),
+                 help="Model and GPU: llama-8b-h100, llama-70b-4xh100, qwen3-32b-2xh100, mocker"
+                      " (the peer's mock engine), or a YAML file."),
     click.option("--block-size", type=_Count, default=64, show_default=True, help="Tokens."),
     click.option("--blocks", type=_Count, default=None,
                  help="Blocks of each worker. [what the profile's memory holds]"),
