@@ -12,8 +12,8 @@ fleet workers=2
 prompts 4 rate=10 text=own*:512 output=2
 play round-robin
 ----
-policy       lost    hit  requests  least  uneven  ttft_ms
-round-robin     0   0.00      1.00   1.00    1.79       27
+policy        lost    hit  requests  least  uneven  ttft_ms
+round-robin      0   0.00      1.00   1.00    2.00       25
 
 """
 
