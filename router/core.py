@@ -42,7 +42,15 @@ from router.decision import (
     Role,
     Weighed,
 )
-from router.eligibility import DRAINED, OUTPUT_TOKENS_MAX, TOO_LONG, exclusions, takes_all, too_long
+from router.eligibility import (
+    DRAINED,
+    OUTPUT_TOKENS_MAX,
+    TOO_LONG,
+    exclusions,
+    narrows_nothing,
+    only_roles,
+    too_long,
+)
 from router.further import Further
 from router.hot_prefixes import HotPrefixes
 from router.lane import Lane
@@ -122,6 +130,8 @@ class RouterCore:
             self.further, routing.local_prefill_tokens, routing.local_prefill_percent / 100
         )
         self.pair_picks: Counter[Prefill] = Counter()
+        self._of_role: dict[Role, tuple[Pool, Sequence[str]]] = {}
+        """Who is of another role, in the pool that was asked last."""
         self.tombstone_s = tombstone_s
         self._rng = rng
         self._picks = 0
@@ -278,9 +288,15 @@ class RouterCore:
     def _eligible(self, request: Request, pool: Pool) -> Sequence[str]:
         """A reason for each worker that can't take a request; empty where it can."""
         output_tokens = self._output_tokens(request)
-        if takes_all(request, output_tokens, pool, bool(self.drained)):
+        if not narrows_nothing(request, output_tokens, pool, bool(self.drained)):
+            return exclusions(request, output_tokens, pool, self.drained)
+        role = request.role
+        if pool.roles <= {role, Role.BOTH}:
             return pool.all_eligible
-        return exclusions(request, output_tokens, pool, self.drained)
+        known = self._of_role.get(role)
+        if known is None or known[0] is not pool:
+            known = self._of_role[role] = pool, only_roles(pool, role)
+        return known[1]
 
     def _judge(
         self,

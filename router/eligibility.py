@@ -23,8 +23,13 @@ def exclusions(
     return [exclusion(request, output_tokens, source, drained) for source in pool.sources]
 
 
-def takes_all(request: Request, output_tokens: int, pool: Pool, any_drained: bool) -> bool:
-    """Whether nobody has to be asked one by one, as is the case for most requests."""
+def only_roles(pool: Pool, role: Role) -> tuple[str, ...]:
+    """As `exclusions`, of a request that goes by roles alone."""
+    return tuple(_not_of_role(heartbeat_of(source), role) for source in pool.sources)
+
+
+def narrows_nothing(request: Request, output_tokens: int, pool: Pool, any_drained: bool) -> bool:
+    """Whether all workers of its role can take a request, as is the case for most."""
     prompt = request.prompt
     return not (
         any_drained
@@ -33,7 +38,6 @@ def takes_all(request: Request, output_tokens: int, pool: Pool, any_drained: boo
         or request.required_labels
         or prompt.lora_name
         or prompt.token_count + output_tokens > pool.shortest_len
-        or not pool.roles <= {request.role, Role.BOTH}
         or (prompt.hashes_block_size and pool.block_sizes != {prompt.hashes_block_size})
     )
 
@@ -55,8 +59,8 @@ def exclusion(request: Request, output_tokens: int, source: Source, drained: Con
         return "excluded by the request"
     if request.allowed_workers and worker_id not in request.allowed_workers:
         return "not among the allowed"
-    if heartbeat.role not in (request.role, Role.BOTH):
-        return f"role is {heartbeat.role}"
+    if reason := _not_of_role(heartbeat, request.role):
+        return reason
     for name, value in request.required_labels.items():
         if heartbeat.labels.get(name) != value:
             return "labels differ"
@@ -68,3 +72,7 @@ def exclusion(request: Request, output_tokens: int, source: Source, drained: Con
     if prompt.hashes_block_size and prompt.hashes_block_size != heartbeat.block_size:
         return "block size differs"
     return ""
+
+
+def _not_of_role(heartbeat: Heartbeat, role: Role) -> str:
+    return "" if heartbeat.role in (role, Role.BOTH) else f"role is {heartbeat.role}"

@@ -41,7 +41,7 @@ class Further:
         used = np.zeros(len(pool))
         for row, source in enumerate(pool.sources):
             load = self._loads.get(source.key)
-            if load is not None and (size := heartbeat_of(source).block_size):
+            if load is not None and load.requests and (size := heartbeat_of(source).block_size):
                 used[row] = load.in_use(prompt.prefixes(size))
         return used
 

@@ -142,7 +142,7 @@ class Pairs:
         decodes = eligible(replace(request, role=Role.DECODE), pool)
         room = asked.table[_FULL] == 0
         takes = halves.takes_over & room & _can(decodes)
-        mates = np.isin(halves.kind, halves.kind[takes])
+        mates = np.bincount(halves.kind[takes], minlength=len(pool))[halves.kind] > 0
         prefills = eligible(replace(request, role=Role.PREFILL, expected_output_tokens=1), pool)
         prefills = _narrowed(prefills, halves.hands_over, HANDS_NOTHING_OVER)
         prefill = judge(asked, stages.prefill, _narrowed(prefills, mates, NOBODY_TAKES_OVER))

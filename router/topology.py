@@ -58,5 +58,7 @@ class Topology:
         if not count:
             return np.zeros(len(self._place))
         at = np.bincount(self._place[targets], minlength=len(self._distance))
-        means: Column = (self._distance @ at / count)[self._place]
+        there = np.flatnonzero(at)
+        sums = self._distance[:, there] @ at[there].astype(np.float64)
+        means: Column = (sums / count)[self._place]
         return means
