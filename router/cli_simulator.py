@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 _File = click.Path(path_type=Path, dir_okay=False)
+_STDOUT = Path("-")
 _Workers = click.IntRange(1, 4096)
 _Positive = click.FloatRange(min=0, min_open=True)
 _Share = click.FloatRange(0, 0.9)
@@ -68,6 +69,14 @@ def _as_output(context: click.Context, option: click.Parameter, file: Path | Non
     if file is not None and not file.parent.is_dir():
         raise click.BadParameter(f"there is no folder {file.parent}")
     return file
+
+
+def _write_json(file: Path, text: str) -> None:
+    """`-` is stdout. Raises OSError."""
+    if file == _STDOUT:
+        click.echo(text)
+    else:
+        file.write_text(text + "\n", encoding="utf-8")
 
 
 def _options(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
@@ -198,7 +207,7 @@ _fleet_options = _options(
     "json_file",
     type=_File,
     callback=_as_output,
-    help="Write the numbers to this file.",
+    help="Write the numbers to this file; - for stdout.",
 )
 @click.option(
     "--csv",
@@ -278,7 +287,7 @@ def replay(
                 for reason, count in sorted(run.first.failures.items()):
                     console.print(f"{run.label}: {count} failed: {reason}", style="red")
         if json_file is not None:
-            json_file.write_text(to_json(runs) + "\n", encoding="utf-8")
+            _write_json(json_file, to_json(runs))
         if csv_file is not None:
             write_csv(runs, csv_file)
         if plot_folder is not None:
@@ -323,7 +332,11 @@ def replay(
 @_traffic_options
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option(
-    "--json", "json_file", type=_File, callback=_as_output, help="Write the answer to this file."
+    "--json",
+    "json_file",
+    type=_File,
+    callback=_as_output,
+    help="Write the answer to this file; - for stdout.",
 )
 @click.option("--quiet", "-q", is_flag=True, help="Print the number alone.")
 def capacity(
@@ -387,12 +400,16 @@ def capacity(
                 for trial in found.trials
             ],
         }
-        json_file.write_text(msgspec.json.format(msgspec.json.encode(told)).decode() + "\n")
+        try:
+            _write_json(json_file, msgspec.json.format(msgspec.json.encode(told)).decode())
+        except OSError as error:
+            raise click.ClickException(str(error)) from error
     if found.workers is None:
         click.echo(f"kvroute: not even {workers_max} workers keep it", err=True)
         raise click.exceptions.Exit(1)
     if quiet:
-        click.echo(found.workers)
+        if json_file != _STDOUT:
+            click.echo(found.workers)
     else:
         keep = "worker keeps" if found.workers == 1 else "workers keep"
         console.print(f"{found.workers} {keep} it with {policy}.", highlight=False)

@@ -187,7 +187,7 @@ def shadow_table(comparison: Comparison) -> Table | None:
         return None
     shown = Table(title="policies that only watched", box=SIMPLE)
     for name in ("policy", "in the run of"):
-        shown.add_column(name)
+        shown.add_column(name, no_wrap=True)
     for name in ("decisions", "same pick", "overlap beside the picks'", "TTFT beside theirs"):
         shown.add_column(name, justify="right")
     for run, name in watched:

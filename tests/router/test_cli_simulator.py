@@ -81,6 +81,14 @@ def test_replay_compares_policies_and_writes_what_it_found(trace: Path, tmp_path
     assert all(file.read_bytes().startswith(PNG) for file in pictures)
 
 
+def test_json_alone_goes_to_stdout(trace: Path) -> None:
+    words = ("--until", 5, "--quiet", "--json", "-")
+    [run] = json.loads(kvroute("replay", trace, *words).output)["runs"]
+    assert run["requests"] == 10
+    told = json.loads(kvroute("capacity", trace, "--ttft-ms", 500, *words).output)
+    assert told["workers"] == 1
+
+
 def test_the_same_seed_gives_the_same_numbers_and_several_are_averaged(
     trace: Path, tmp_path: Path
 ) -> None:
