@@ -354,9 +354,8 @@ def play(path: Path) -> None:
     if os.environ.get(REWRITE):
         path.write_text(played)
         return
-    for number, (told, found) in enumerate(
-        zip(text.splitlines(), played.splitlines(), strict=True), start=1
-    ):
+    pairs = zip_longest(text.splitlines(), played.splitlines(), fillvalue="")
+    for number, (told, found) in enumerate(pairs, start=1):
         words = list(zip_longest(told.split(), found.split(), fillvalue=""))
         assert all(_alike(*pair) for pair in words), (
             f"{path.name}, line {number}: told {told!r}, found {found!r};"
