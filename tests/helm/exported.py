@@ -12,16 +12,19 @@ from events.broker import Broker
 from events.relay import Relay
 from events.settings import EngineSettings, NatsSettings
 from router.config import DecisionLogSettings, HotPrefixSettings
+from router.control_desk import ControlDesk
 from router.decision_log import DecisionLog
 from router.hot_prefixes import HotPrefixes, recomputed
 from router.metrics import (
     BrokerCollector,
     HotPrefixCollector,
     Metrics,
+    PeerCollector,
     RelayCollector,
     RouterCollector,
     WatchCollector,
 )
+from router.peer_link import PeerLink
 from router.policies.ttft import TTFT
 from router.shadow import Shadow
 from router.topology import PlaceLabels
@@ -52,7 +55,22 @@ def router_families() -> list[Metric]:
         WatchCollector(Watch([], random.Random(7), print), Shadow(TTFT), _nobodys_log())
     )
     registry.register(BrokerCollector(_nobodys_broker()))
+    registry.register(PeerCollector(fleet.core, _link(fleet), fleet.clock))
     return list(registry.collect())
+
+
+def _link(fleet: Fleet) -> PeerLink:
+    """To other replicas, of which none is there."""
+    return PeerLink(
+        _nobodys_broker(),
+        fleet.core,
+        ControlDesk(fleet.core, fleet.clock),
+        fleet="default",
+        clock=fleet.clock,
+        rng=random.Random(7),
+        on_report=bytes,
+        on_failure=print,
+    )
 
 
 def relay_families() -> list[Metric]:
