@@ -126,9 +126,7 @@ class RouterCore:
         self.rates = PrefillRates(routing.prefill_rate)
         self.sessions = Sessions(routing.session_ttl_s, routing.sessions_max)
         self.further = Further(self.loads, self.rates, labels, self.sessions)
-        self.pairs = Pairs(
-            self.further, routing.local_prefill_tokens, routing.local_prefill_percent / 100
-        )
+        self.pairs = Pairs(self.further)
         self.pair_picks: Counter[Prefill] = Counter()
         self._of_role: dict[Role, tuple[Pool, Sequence[str]]] = {}
         """Who is of another role, in the pool that was asked last."""
@@ -253,6 +251,8 @@ class RouterCore:
                 policy if request.policy else self.policies[self.routing.prefill_policy],
                 self.policies[self.routing.decode_policy],
                 policy,
+                self.routing.local_prefill_tokens,
+                self.routing.local_prefill_percent / 100,
             )
             decision = self.pairs.decide(matched, stages, self._judge, self._eligible)
         elif request.resumed is not None:

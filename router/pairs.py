@@ -60,6 +60,10 @@ class Stages(NamedTuple):
     decode: Policy
     alone: Policy
     """Of one worker that does both, for want of another."""
+    local_tokens: int
+    """A prompt of which no more is new stays where it is decoded,"""
+    local_share: float
+    """and one of which no larger part is."""
 
 
 class Judge(Protocol):
@@ -127,11 +131,8 @@ class _Halves:
 class Pairs:
     """Decides about pairs."""
 
-    def __init__(self, further: Further, local_tokens: int, local_share: float) -> None:
-        """A prompt of which at most local_tokens, or that share, is new stays where it decodes."""
+    def __init__(self, further: Further) -> None:
         self._further = further
-        self._local_tokens = local_tokens
-        self._local_share = local_share
         self._known: tuple[Pool, _Halves] | None = None
         """Of the pool that was asked last."""
 
@@ -153,7 +154,7 @@ class Pairs:
             decision.prefill, decision.how = prefill, Prefill.ABSENT
             return decision
         source = prefill.order[0]
-        local = self._local(asked, halves)
+        local = _local(asked, halves, stages)
         local[source] = halves.alone[source]  # it would hand over to itself
         can = local | (halves.takes_over & (halves.kind == halves.kind[source]))
         here = np.zeros(len(pool), np.bool_)
@@ -165,17 +166,18 @@ class Pairs:
         decision.prefill, decision.how = prefill, Prefill.LOCAL if stays else Prefill.REMOTE
         return decision
 
-    def _local(self, asked: Matched, halves: _Halves) -> Flags:
-        """Where hardly anything of the prompt would have to be computed."""
-        tokens = asked.request.prompt.token_count
-        new = tokens - asked.table[_TRUST] * asked.overlaps[1]
-        few: Flags = new <= max(self._local_tokens, self._local_share * tokens)
-        return halves.alone & few
-
     def _halves_of(self, pool: Pool) -> _Halves:
         if self._known is None or self._known[0] is not pool:
             self._known = pool, _Halves.of(pool)
         return self._known[1]
+
+
+def _local(asked: Matched, halves: _Halves, stages: Stages) -> Flags:
+    """Where hardly anything of the prompt would have to be computed."""
+    tokens = asked.request.prompt.token_count
+    new = tokens - asked.table[_TRUST] * asked.overlaps[1]
+    few: Flags = new <= max(stages.local_tokens, stages.local_share * tokens)
+    return halves.alone & few
 
 
 def _can(reasons: Sequence[str]) -> Flags:

@@ -14,6 +14,8 @@ RELOADED = (
     "policy_per_request",
     "prefill_policy",
     "decode_policy",
+    "local_prefill_tokens",
+    "local_prefill_percent",
     "expected_output_tokens",
     "prompt_tokens_max",
     "alternatives",

@@ -4,6 +4,7 @@ import msgspec
 import pytest
 
 from router.config import ConfigError, FleetSettings, RoutingSettings, ServeConfig
+from router.decision import Role
 from router.reload import RELOADED, reloaded
 from tests.router.fleet import Fleet, prompt
 
@@ -43,6 +44,18 @@ def test_a_core_decides_by_what_it_was_told_last() -> None:
     gamma = {"dynamo-adaptive": {"gamma": 0.25}}
     fleet.core.reconfigure(settings(parameters=gamma))
     assert fleet.route(prompt(640)).decision.policy.parameters["gamma"] == 0.25
+
+
+def test_pairs_are_decided_by_what_was_told_last() -> None:
+    fleet = Fleet()
+    fleet.add("p", role="prefill")
+    fleet.add("d", role="decode")
+    for tokens, how in ((256, "remote"), (2000, "local")):
+        fleet.core.reconfigure(settings(local_prefill_tokens=tokens, prefill_policy="ttft"))
+        decision = fleet.route(prompt(1600, 9_000 * tokens), role=Role.PAIR).decision
+        assert decision.how == how
+        assert decision.prefill is not None
+        assert decision.prefill.policy.name == "ttft"
 
 
 def test_a_wrong_policy_changes_nothing() -> None:
