@@ -141,6 +141,11 @@ async def test_completions_tell_what_was_cached_and_metrics_count_it(
     assert samples["vllm:prefix_cache_hits_total"].value == 16
     assert samples["vllm:num_requests_running"].value == 0
     assert samples["vllm:num_requests_waiting"].value == 0
+    by_reason = "vllm:num_requests_waiting_by_reason"
+    assert f'{by_reason}{{engine="0",model_name="stand-in",reason="deferred"}} 0.0' in text
+    assert samples["vllm:external_prefix_cache_queries_total"].value == 0
+    assert samples["vllm:spec_decode_num_accepted_tokens_total"].value == 0
+    assert 'vllm:request_success_total{engine="0",finished_reason="length"' in text
     assert samples["vllm:kv_cache_usage_perc"].value == 0
     assert samples["vllm:num_preemptions_total"].value == 0
     assert samples["vllm:cache_config_info"].labels["num_gpu_blocks"] == "257"
