@@ -156,14 +156,17 @@ class Pairs:
         source = prefill.order[0]
         local = _local(asked, halves, stages)
         local[source] = halves.alone[source]  # it would hand over to itself
-        can = local | (halves.takes_over & (halves.kind == halves.kind[source]))
+        fetches = halves.takes_over & (halves.kind == halves.kind[source])
         here = np.zeros(len(pool), np.bool_)
         here[source] = True
         distance = np.where(local, 0.0, self._further.mean_distance(pool, here))
-        reasons = _narrowed(decodes, can, FETCHES_FROM_OTHERS)
+        reasons = _narrowed(decodes, local | fetches, FETCHES_FROM_OTHERS)
         decision = judge(asked, stages.decode, reasons, distance)
         stays = bool(decision.order) and bool(local[decision.order[0]])
         decision.prefill, decision.how = prefill, Prefill.LOCAL if stays else Prefill.REMOTE
+        # Whoever comes next must be able to do what the pick was to do.
+        able = halves.alone if stays else fetches
+        decision.order = [row for row in decision.order if able[row]]
         return decision
 
     def _halves_of(self, pool: Pool) -> _Halves:

@@ -257,6 +257,23 @@ class TestWhoCan:
         for i in range(4):
             assert halves(pair(fleet, prompt(LONG, 9_000 * i))) == ("p0", "d0")
 
+    def test_alternatives_can_do_what_the_pick_was_to_do(self) -> None:
+        fleet = Fleet()
+        fleet.add("p", role="prefill", engine="sglang")
+        fleet.add("alone", engine="sglang")
+        for name in ("d0", "d1"):
+            fleet.add(name, role="decode", engine="sglang")
+
+        def order(tokens: int) -> list[str]:
+            decision = fleet.core.decide(fleet.request(prompt(tokens), role=Role.PAIR), fleet.now_s)
+            return [decision.rows.workers[row].worker_id for row in decision.order]
+
+        fleet.say(WorkerKey("alone", 0), used_blocks=500.0)
+        assert sorted(order(100)) == sorted(order(LONG)) == ["d0", "d1"]
+        for name in ("d0", "d1"):
+            fleet.say(WorkerKey(name, 0), used_blocks=900.0)
+        assert order(100) == ["alone"]
+
     def test_full_decode_workers_are_worth_another_try(self) -> None:
         for engine in ("vllm", "sglang"):
             fleet = Fleet()
