@@ -1,6 +1,8 @@
 """Five policies, three traces, three rates."""
 
 from pathlib import Path
+from shutil import copyfile
+from tempfile import TemporaryDirectory
 
 from simulator.plots import write_plots
 from tests.results.cases import Case, Done, Results, comparison
@@ -11,6 +13,8 @@ from tests.results.page import less, markdown_table, ms, percent
 SECTION = "grid"
 OURS, PEERS = "ttft", "dynamo-blocks"
 POLICIES = ("round-robin", "least-loaded", "dynamo-adaptive", PEERS, OURS)
+KEPT = ("ttft_over_rate.png", "hit_rate_over_time_3x.png")
+"""Of the pictures that `kvroute replay --plot` draws; the others are many and large."""
 COLUMNS = [
     "rate", "policy", "blocks found", "of the ceiling", "TTFT mean", "p50", "p90", "p99",
     "ITL mean", "end to end", "load, std / mean", "shed or failed",
@@ -37,7 +41,8 @@ def page(traces: Traces, results: Results) -> str:
             f"Infinite caches would have {percent(ceiling)} of the blocks. With one LRU cache of"
             f" the fleet's size, and nobody ever waiting, the mean TTFT would be {floor}.\n",
             markdown_table(COLUMNS, rows),
-            f"\n![TTFT over rate](results/{name}/ttft_over_rate.png)\n",
+            *(f"\n![{picture}](results/{name}/{picture})" for picture in KEPT),
+            "",
         ]
     return "\n".join([_summary(results), *parts])
 
@@ -48,7 +53,11 @@ def draw(results: Results, folder: Path) -> None:
             comparison([results[SECTION, name, policy, rate] for policy in POLICIES])
             for rate in RATES
         ]
-        write_plots(compared, folder / name)
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory() as all_of_them:
+            for picture in write_plots(compared, Path(all_of_them)):
+                if picture.name in KEPT:
+                    copyfile(picture, folder / name / picture.name)
 
 
 def _summary(results: Results) -> str:
