@@ -5,7 +5,7 @@ What an engine really holds is the truth that everything else is held to.
 
 import random
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, KeysView
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -214,11 +214,11 @@ class Engine:
         pool = self._scheduler.pool
         return frozenset(
             (tier, prefix)
-            for tier, names in ((Tier.DEVICE, pool._copies), (Tier.HOST, self._host))
+            for tier, names in ((Tier.DEVICE, pool.contents()), (Tier.HOST, self._host.keys()))
             for prefix in self._given(names)
         )
 
-    def _given(self, names: Mapping[int, object]) -> Iterator[int]:
+    def _given(self, names: KeysView[int]) -> Iterator[int]:
         for name in names:
             for prefix, pages in self._places[name].gives:
                 if all(page in names for page in pages):
