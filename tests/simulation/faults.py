@@ -161,7 +161,7 @@ def drawn(rng: random.Random) -> Options:
         relay_restarts_per_s=at_times(0.4),
         lingering_share=at_times(0.7),
         keep_s=rng.choice([None, 0.3, 1.0, 5.0]),
-        map_torn=at_times(0.5),
+        map_torn=at_times(1.0, 0.5),
         clock_back_s_max=clock_back_s_max,
         router_restarts_per_s=at_times(0.3),
         stalls_per_s=at_times(0.4),
