@@ -5,6 +5,7 @@ python -m tests.bench [words of module names ...]
 
 import importlib
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -16,6 +17,10 @@ from rich.table import Table
 
 from tests.bench import peer_service
 from tests.bench.environments import BUILD
+
+# Before a benchmark imports gRPC: its fork handlers complain of each process that we start, and
+# those (started by exec) never use it. The `kvroute` command does the same.
+os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 
 RESULTS = BUILD / "bench.json"
 WIDTH = 90
