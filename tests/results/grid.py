@@ -7,8 +7,8 @@ from tempfile import TemporaryDirectory
 from simulator.plots import write_plots
 from tests.results.cases import Case, Done, Results, comparison
 from tests.results.fleets import FILES, RATES, Traces, fleet
-from tests.results.floor import floor_ms
 from tests.results.page import less, markdown_table, ms, percent
+from tests.results.pooled import pooled_ttft_ms
 
 SECTION = "grid"
 OURS, PEERS = "ttft", "dynamo-blocks"
@@ -35,11 +35,11 @@ def page(traces: Traces, results: Results) -> str:
     for name in FILES:
         rows = [_row(results[SECTION, name, policy, rate]) for rate in RATES for policy in POLICIES]
         ceiling = results[SECTION, name, OURS, RATES[0]].ceiling.blocks
-        floor = ms(floor_ms(traces[name].at(1.0, 0), fleet(OURS)))
+        pooled = ms(pooled_ttft_ms(traces[name].at(1.0, 0), fleet(OURS)))
         parts += [
             f"### {name}\n",
             f"Infinite caches would have {percent(ceiling)} of the blocks. With one LRU cache of"
-            f" the fleet's size, and nobody ever waiting, the mean TTFT would be {floor}.\n",
+            f" the fleet's size, and nobody ever waiting, the mean TTFT would be {pooled}.\n",
             markdown_table(COLUMNS, rows),
             *(f"\n![{picture}](results/{name}/{picture})" for picture in KEPT),
             "",

@@ -1,7 +1,9 @@
 """The claims for Mooncake's scheduling, as a scenario of our own beside what they say.
 
 Many clients ask without a pause; each prompt begins with one of a few long texts, some of which are
-far more popular than others.
+far more popular than others. *No caching* is the same traffic with nothing shared, by least-loaded;
+the others are the policy conductor. In brackets what the description says, of a set-up that it
+doesn't tell: these can be set side by side, and not compared.
 """
 
 import random

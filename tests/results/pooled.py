@@ -1,4 +1,4 @@
-"""How low the mean time to first token can be at all, whoever routes."""
+"""A yardstick: the mean time to first token of one cache for all, and no queues."""
 
 from collections import OrderedDict
 
@@ -10,11 +10,11 @@ from simulator.scheduler import SchedulerConfig
 from simulator.trace import ID_TOKENS, Trace
 
 
-def floor_ms(trace: Trace, fleet: RunOptions) -> float:
+def pooled_ttft_ms(trace: Trace, fleet: RunOptions) -> float:
     """Mean prefill time if nobody waited and one LRU cache of the whole fleet's size served all.
 
-    Prompts in the order of the trace, which is pieces of 512 tokens; answers take no room. A fleet
-    of N caches finds less, and has queues, so nothing gets below this but by luck with the order.
+    Prompts in the order of the trace, in pieces of 512 tokens; answers take no room. Not a bound:
+    LRU is not the best order of eviction, and N caches can happen to evict more wisely than one.
     """
     config = fleet.scheduler
     room = fleet.workers * config.block_count * config.block_size // ID_TOKENS
