@@ -157,7 +157,9 @@ class RouterApp:
             labels = PlaceLabels(routing.host_label, routing.rack_label, routing.cluster_label)
             file = Path(settings.file)
             self.decision_log = DecisionLog(settings, file, self.replica, labels)
-            watchers.append(Sampled(self.decision_log.watch, settings.share))
+            watchers.append(
+                Sampled(self.decision_log.watch, settings.share, self.decision_log.watch_refused)
+            )
         if not watchers:
             return None
         watch = Watch(watchers, random.Random(secrets.randbits(64)), _watcher_failed)

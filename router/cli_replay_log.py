@@ -11,7 +11,8 @@ from rich.console import Console
 from rich.table import Table
 
 from router.config import RoutingSettings
-from router.logged_decision import LoggedDecision, NoHashes, decode
+from router.logged_decision import LoggedDecision, NoHashes
+from router.logged_refusal import LoggedRefusal, decode
 from router.policies.configured import configured
 from router.second_opinion import SecondOpinion
 
@@ -22,7 +23,7 @@ def show_replay(
     """Prints each policy's second opinion; 1 when a line could not be read.
 
     names: of policies. Raises ConfigError for one that there is not, and ClickException when no
-    decision was read, or a policy asks for hashes that were not logged.
+    line was read, or a policy asks for hashes that were not logged.
     """
     opinions = []
     for name in names:
@@ -32,10 +33,14 @@ def show_replay(
     for line in _lines(files, unread):
         for opinion in opinions:
             try:
-                opinion.add(line)
+                if isinstance(line, LoggedRefusal):
+                    opinion.add_refusal(line)
+                else:
+                    opinion.add(line)
             except NoHashes as error:
                 raise click.ClickException(f"{opinion.policy.name}: {error}") from error
-    if not sum(opinions[0].decided_by.values()):
+    first = opinions[0]
+    if not first.decided_by.total() and not first.refusals.total():
         raise click.ClickException("; ".join(filter(None, ("no decision is there", unread.first))))
     if as_json:
         told = {"unread_lines": unread.count, "policies": [one.as_dict() for one in opinions]}
@@ -49,13 +54,13 @@ def show_replay(
 
 @dataclass
 class _Unread:
-    """Lines that hold no decision."""
+    """Lines that hold neither a decision nor a refusal."""
 
     count: int = 0
     first: str = ""
 
 
-def _lines(files: Sequence[Path], unread: _Unread) -> Iterator[LoggedDecision]:
+def _lines(files: Sequence[Path], unread: _Unread) -> Iterator[LoggedDecision | LoggedRefusal]:
     for path in files:
         try:
             with path.open("rb") as file:
@@ -73,7 +78,10 @@ def _print(opinions: Sequence[SecondOpinion]) -> None:
     console = Console(width=max(Console().width, 160), soft_wrap=True, highlight=False)
     first = opinions[0]
     made = ", ".join(f"{count} by {name}" for name, count in first.decided_by.most_common())
-    console.print(f"{sum(first.decided_by.values())} decisions: {made}")
+    console.print(f"{first.decided_by.total()} decisions: {made}")
+    if first.refusals:
+        why = ", ".join(f"{count} {reason}" for reason, count in first.refusals.most_common())
+        console.print(f"{first.refusals.total()} refused: {why}")
     table = Table(box=None, header_style="bold", pad_edge=False)
     for name in ("policy", "same", "tied", "other", "failed", "hit ratio", "predicted TTFT",
                  "requests there"):  # fmt: skip
@@ -86,6 +94,9 @@ def _print(opinions: Sequence[SecondOpinion]) -> None:
         shares = [f"{count / total:.1%}" for count in told["agreement"].values()]
         table.add_row(opinion.policy.name, *shares, *_numbers(told, "would_be"))
     console.print(table)
+    for opinion in opinions:
+        if opinion.taken:
+            console.print(f"{opinion.policy.name} would have taken {opinion.taken} of the refusals")
 
 
 def _numbers(told: dict[str, Any], which: str) -> tuple[str, str, str]:

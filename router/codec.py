@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 from google.protobuf.any_pb2 import Any as AnyMessage
 from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import DecodeError
 from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
 from google.rpc.status_pb2 import Status
 
@@ -32,7 +33,7 @@ from router.handover import hand_over
 from router.policies.policy import Policy
 from router.pools import heartbeat_of
 from router.prompt import Prompt
-from router.refusals import STATUS, Reason, Refusal
+from router.refusals import STATUS, Reason, Refusal, Refused
 from router.reservations import Ending
 
 DOMAIN = "kvroute"
@@ -112,6 +113,41 @@ def read_request(message: router_pb2.RouteRequest, core: RouterCore) -> Request:
         excluded_workers=frozenset(message.excluded_worker_ids),
         resumed=session,
     )
+
+
+def read_refused(content: bytes, refusal: Refusal, now_s: float) -> Refused:
+    """What a RouteRequest that was refused had asked; hardly anything of bytes that are none."""
+    message = router_pb2.RouteRequest()
+    try:
+        message.ParseFromString(content)
+    except DecodeError:
+        return Refused(refusal, now_s)
+    expects = message.HasField("expected_output_tokens")
+    return Refused(
+        refusal,
+        now_s,
+        message.request_id[:TEXT_MAX],
+        message.model[:TEXT_MAX],
+        _ROLES.get(message.phase, ""),
+        message.policy[:TEXT_MAX],
+        _prompt_tokens(message),
+        message.expected_output_tokens if expects else None,
+        len(message.required_labels),
+        len(message.allowed_worker_ids),
+        len(message.excluded_worker_ids),
+    )
+
+
+def _prompt_tokens(message: router_pb2.RouteRequest) -> int:
+    match message.WhichOneof("prompt"):
+        case "token_ids":
+            return len(message.token_ids.ids)
+        case "token_bytes":
+            return len(message.token_bytes) // 4
+        case "block_hashes":
+            return message.block_hashes.prompt_tokens
+        case _:
+            return 0
 
 
 def read_progress(message: router_pb2.Progress) -> Progress | str:

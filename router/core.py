@@ -44,6 +44,7 @@ from router.decision import (
 )
 from router.eligibility import (
     DRAINED,
+    NOT_A_NUMBER,
     OUTPUT_TOKENS_MAX,
     TOO_LONG,
     exclusions,
@@ -77,7 +78,6 @@ FULL_RETRY_S = 0.5
 ROOM_BITS = 48
 """Of a pair's room, which stays below 2^63 for any number of ranks."""
 _FULL = "full"
-_NOT_A_NUMBER = "cost is not a number"
 _ENDED_BY_US = (Ending.EXPIRED, Ending.WORKER_LOST)
 
 
@@ -332,7 +332,7 @@ class RouterCore:
         scores = policy.score(rows)
         costs = scores.costs.tolist()
         excluded = [
-            reason or (_FULL if full else "" if isfinite(cost) else _NOT_A_NUMBER)
+            reason or (_FULL if full else "" if isfinite(cost) else NOT_A_NUMBER)
             for reason, full, cost in zip(weighed.eligible, rows.full.tolist(), costs, strict=True)
         ]
         return Decision(
@@ -585,7 +585,7 @@ class RouterCore:
         if bad:
             excluded = list(excluded)
             for row in bad:
-                excluded[row] = excluded[row] or _NOT_A_NUMBER
+                excluded[row] = excluded[row] or NOT_A_NUMBER
         first = self._rng.randrange(len(tied)) if len(tied) > 1 else 0
         order = [*tied[first:], *tied[:first], *following][:wanted]
         if scores.chances is not None and len(order) > 1:
@@ -595,6 +595,11 @@ class RouterCore:
 
     def refuse(self, decision: Decision) -> Refusal:
         """Why nobody in a pool can be picked."""
+        refusal = self._refusal(decision)
+        refusal.decision = refusal.decision or decision
+        return refusal
+
+    def _refusal(self, decision: Decision) -> Refusal:
         told = ", ".join(
             f"{count} {reason}" for reason, count in sorted(decision.exclusions().items())
         )

@@ -1,8 +1,8 @@
 """The decision log: lines of JSON in files that are rotated by size, written by a thread.
 
-The event loop takes a decision's numbers (router/logged_decision.py) and puts them in a queue; the
-thread encodes and writes them. Nothing waits for the disk: what finds the queue full is dropped and
-counted.
+The event loop takes a decision's numbers (router/logged_decision.py), or a refusal's
+(router/logged_refusal.py), and puts them in a queue; the thread encodes and writes them. Nothing
+waits for the disk: what finds the queue full is dropped and counted.
 
 Laws:
 - lines = written + dropped + failed + those in the queue;
@@ -20,10 +20,12 @@ from typing import IO
 from router.config import ConfigError, DecisionLogSettings
 from router.decision import Decision
 from router.logged_decision import LoggedDecision, capture, encode
+from router.logged_refusal import LoggedRefusal, capture_refusal
+from router.refusals import Refused
 from router.topology import PlaceLabels
 
 QUEUE_MAX = 1024
-"""Decisions that wait to be written; of 64 workers about 20 KB each."""
+"""Lines that wait to be written; of 64 workers about 20 KB each."""
 CLOSE_S = 5.0
 """How long a stop waits for the disk."""
 RESULTS = ("written", "dropped", "failed")
@@ -43,7 +45,7 @@ class DecisionLog:
         self._settings = settings
         self._replica = replica
         self._labels = labels
-        self._queue: Queue[LoggedDecision | None] = Queue(QUEUE_MAX)
+        self._queue: Queue[LoggedDecision | LoggedRefusal | None] = Queue(QUEUE_MAX)
         self._files = RotatedFiles(file, settings.file_mib << 20, settings.files)
         self._thread = threading.Thread(target=self._write_all, name="decision log", daemon=True)
 
@@ -59,14 +61,24 @@ class DecisionLog:
 
     def watch(self, decision: Decision) -> None:
         """A decision that is about to be carried out."""
+        if self._has_room():
+            self._queue.put_nowait(
+                capture(decision, self._replica, self._labels, self._settings.hashes)
+            )
+
+    def watch_refused(self, refused: Refused) -> None:
+        """A request that got no worker."""
+        if self._has_room():
+            self._queue.put_nowait(
+                capture_refusal(refused, self._replica, self._labels, self._settings.hashes)
+            )
+
+    def _has_room(self) -> bool:
+        """Whether a line can wait; nobody else puts any, so it holds until one is put."""
         if self._queue.full():
             self.lines["dropped"] += 1
-            return
-        line = capture(decision, self._replica, self._labels, self._settings.hashes)
-        try:
-            self._queue.put_nowait(line)
-        except Full:
-            self.lines["dropped"] += 1
+            return False
+        return True
 
     def close(self) -> None:
         """Writes what waits, for a while at most. Safe without a start."""

@@ -9,6 +9,8 @@ from router.pools import Pool, heartbeat_of
 
 DRAINED = "drained"
 TOO_LONG = "prompt too long"
+NOT_A_NUMBER = "cost is not a number"
+"""The policy's doing, which another one may not do."""
 OUTPUT_TOKENS_MAX = 4096
 """What a request is believed when it says how much output it expects."""
 

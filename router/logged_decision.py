@@ -10,7 +10,7 @@ Law: the candidates of a line get the same costs from the same policy, to the la
 from collections.abc import Mapping, Sized
 from functools import lru_cache
 from math import isfinite, nan
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 import numpy as np
@@ -28,6 +28,9 @@ from router.pools import Pool, heartbeat_of
 from router.prompt import Prompt
 from router.rates import PrefillColumns, PrefillRates
 from router.topology import PlaceLabels
+
+if TYPE_CHECKING:  # the other kind of line, which holds some of these
+    from router.logged_refusal import LoggedRefusal
 
 VERSION = 1
 PLACES = PlaceLabels("host", "rack", "cluster")
@@ -65,8 +68,8 @@ class LoggedDecision(msgspec.Struct, frozen=True, omit_defaults=True):
     prompt_tokens: int
     workers: list[tuple[str, int]]
     """Id and rank."""
-    picked: int
-    """The row."""
+    picked: int | None
+    """The row; None: nobody could be picked, and the line is a part of a refusal's."""
     tied: int
     """Rows that shared the lowest cost."""
     costs: Numbers
@@ -93,7 +96,7 @@ class LoggedDecision(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def capture(decision: Decision, replica: str, labels: PlaceLabels, hashes: bool) -> LoggedDecision:
-    """A decision as it will be written; call before any of it is reserved.
+    """A decision of some rows as it will be written; call before any of it is reserved.
 
     labels: what the labels of places are called. hashes: take those of prompt and session, too.
     """
@@ -110,7 +113,7 @@ def capture(decision: Decision, replica: str, labels: PlaceLabels, hashes: bool)
         policy=decision.policy.name,
         prompt_tokens=rows.prompt_tokens,
         workers=[(key.worker_id, key.dp_rank) for key in rows.workers],
-        picked=decision.order[0],
+        picked=decision.order[0] if decision.order else None,
         tied=decision.tied,
         costs=_numbers(decision.scores.costs),
         columns={
@@ -140,14 +143,21 @@ def capture(decision: Decision, replica: str, labels: PlaceLabels, hashes: bool)
     )
 
 
-def encode(line: LoggedDecision) -> bytes:
+def encode(line: "LoggedDecision | LoggedRefusal") -> bytes:
     """JSON, with the end of the line."""
     return msgspec.json.encode(line) + b"\n"
 
 
 def decode(content: bytes) -> LoggedDecision:
     """A line; raises ValueError for one that is none, or does not hold together."""
-    line = _DECODER.decode(content)
+    line = checked(_DECODER.decode(content))
+    if line.picked is None:
+        raise ValueError("a decision without a pick, and no refusal")
+    return line
+
+
+def checked(line: LoggedDecision) -> LoggedDecision:
+    """One that holds together; raises ValueError."""
     count = len(line.workers)
     rates = line.prefill
     columns: list[Sized] = [line.costs, *line.columns.values(), *line.overlap_tokens.values()]
@@ -158,7 +168,8 @@ def decode(content: bytes) -> LoggedDecision:
         raise ValueError(f"version {line.v}; this release reads {VERSION}")
     if any(len(column) != count for column in columns):
         raise ValueError(f"columns that don't fit {count} workers")
-    rows = (line.picked, *line.of_session, *(row for row, _ in line.excluded))
+    picked = () if line.picked is None else (line.picked,)
+    rows = (*picked, *line.of_session, *(row for row, _ in line.excluded))
     if line.prompt_tokens < 1 or not all(0 <= row < count for row in rows):
         raise ValueError("rows that there are not, or a prompt without tokens")
     if not all(rate > 0 and isfinite(rate) for rate in line.prefill.rate):

@@ -2,8 +2,12 @@
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 import grpc
+
+if TYPE_CHECKING:  # whose parts raise refusals
+    from router.decision import Decision
 
 
 class Reason(StrEnum):
@@ -66,3 +70,27 @@ class Refusal(Exception):
     """One sentence for a person."""
     retry_after_s: float | None = None
     metadata: dict[str, str] = field(default_factory=dict)
+    decision: "Decision | None" = None
+    """What was weighed, where it came so far."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A request that got no worker, without its prompt."""
+
+    refusal: Refusal
+    at_s: float
+    """Unix time."""
+    request_id: str = ""
+    model: str = ""
+    role: str = ""
+    policy: str = ""
+    """The one that it named."""
+    prompt_tokens: int = 0
+    """0: it had no prompt, or one that can't be read."""
+    output_tokens: int | None = None
+    """That it expected."""
+    required_labels: int = 0
+    """How many it named, as with the next two."""
+    allowed_workers: int = 0
+    excluded_workers: int = 0

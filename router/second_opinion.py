@@ -1,17 +1,21 @@
 """What another policy says of logged decisions: agreement, and predicted differences. Pure.
 
-Each decision is judged in the fleet as it was then, which the policy that decided had filled.
+Each decision is judged in the fleet as it was then, which the policy that decided had filled. Of
+refusals it can say little: who is full, drained or of another role is so for every policy. It would
+have taken one whose workers were left out for costs that were no numbers.
 """
 
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
+from router.eligibility import NOT_A_NUMBER
 from router.logged_decision import LoggedDecision, candidates, reasons
+from router.logged_refusal import LoggedRefusal
 from router.policies.first_token import first_token
 from router.policies.own import PolicyFailed
 from router.policies.policy import Policy
-from router.shadow import Agreement, difference
+from router.shadow import Agreement, difference, would_pick
 
 
 @dataclass(slots=True)
@@ -34,6 +38,10 @@ class SecondOpinion:
     active_slots: float = 0.0
     """Requests on the workers that were picked."""
     more_active_slots: float = 0.0
+    refusals: Counter[str] = field(default_factory=Counter)
+    """Requests that got no worker, by reason."""
+    taken: int = 0
+    """Of these: those that it would have taken."""
 
     @property
     def decisions(self) -> int:
@@ -43,6 +51,7 @@ class SecondOpinion:
     def add(self, line: LoggedDecision) -> None:
         """One decision. Raises NoHashes for a policy that asks for what the line doesn't have."""
         rows, taken = candidates(line), line.picked
+        assert taken is not None, "a decision as it is read has a pick"
         self.decided_by[line.policy] += 1
         try:
             told = difference(rows, reasons(line), taken, self.policy.score(rows))
@@ -59,6 +68,18 @@ class SecondOpinion:
         self.sooner_s += told.ttft_s
         self.active_slots += rows.active_slots.item(taken)
         self.more_active_slots += told.active_slots
+
+    def add_refusal(self, line: LoggedRefusal) -> None:
+        """One refusal. Raises NoHashes as `add` does."""
+        self.refusals[line.reason] += 1
+        if (decision := line.decision) is None:
+            return
+        excluded = [why if why != NOT_A_NUMBER else "" for why in reasons(decision)]
+        try:
+            scores = self.policy.score(candidates(decision))
+        except PolicyFailed:
+            return
+        self.taken += would_pick(scores, excluded) is not None
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON: shares, and means over decisions."""
@@ -80,4 +101,6 @@ class SecondOpinion:
                 "picked": self.active_slots / count,
                 "would_be": (self.active_slots + self.more_active_slots) / count,
             },
+            "refusals": dict(self.refusals),
+            "refusals_taken": self.taken,
         }

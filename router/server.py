@@ -34,7 +34,7 @@ from router.peer_link import PeerLink
 from router.refusals import Reason, Refusal
 from router.reservations import Ending, Reservation
 from router.route_stream import SLICE_S, Answered, RouteItems, StreamLife, read_batch
-from router.watch import Watch, Watcher
+from router.watch import Due, Watch
 
 BATCH_ITEMS_MAX = 4096
 PROGRESS_MAX = 65_536
@@ -201,20 +201,24 @@ class RouterService(router_pb2_grpc.RouterServicer):
     def _route(self, request: bytes) -> Answered:
         """One request, answered; raises Refusal, counted."""
         now_s = self._clock()
-        watcher = self._watch.take() if self._watch is not None else None
+        due = self._watch.take() if self._watch is not None else None
         try:
-            if watcher is None and (answered := self._plain(request, now_s)) is not None:
+            if due is None and (answered := self._plain(request, now_s)) is not None:
                 return answered
-            return self._any(read_message(request), now_s, watcher)
+            return self._any(read_message(request), now_s, due)
         except Refusal as refusal:
-            self._metrics.requests.labels("refused", refusal.reason).inc()
+            self._refused(refusal, request, now_s, due)
             raise
         except Exception as error:  # a fault of ours, which ends one request and no other
             log.exception("routing a request failed")
-            self._metrics.requests.labels("refused", Reason.INTERNAL).inc()
-            raise Refusal(
-                Reason.INTERNAL, "the router failed on this request; its log says how"
-            ) from error
+            fault = Refusal(Reason.INTERNAL, "the router failed on this request; its log says how")
+            self._refused(fault, request, now_s, due)
+            raise fault from error
+
+    def _refused(self, refusal: Refusal, request: bytes, now_s: float, due: Due | None) -> None:
+        self._metrics.requests.labels("refused", refusal.reason).inc()
+        if due is not None:
+            due.refused(codec.read_refused(request, refusal, now_s))
 
     def _plain(self, request: bytes, now_s: float) -> Answered | None:
         """A request answered by the lane; None when it takes the general way."""
@@ -241,13 +245,11 @@ class RouterService(router_pb2_grpc.RouterServicer):
             now_s,
         )
 
-    def _any(
-        self, request: router_pb2.RouteRequest, now_s: float, watcher: Watcher | None
-    ) -> Answered:
+    def _any(self, request: router_pb2.RouteRequest, now_s: float, due: Due | None) -> Answered:
         """A request answered the general way."""
         mark = self._metrics.stage_clock()
         asked = codec.read_request(request, self._core)
-        outcome = self._core.route(asked, now_s, mark, watcher)
+        outcome = self._core.route(asked, now_s, mark, due)
         reservation = outcome.reservation
         if isinstance(outcome, Repeated):
             self._metrics.requests.labels("repeated", "").inc()

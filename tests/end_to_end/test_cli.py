@@ -14,7 +14,7 @@ import pytest
 import yaml
 from google.protobuf import json_format
 
-from kvroute.client import KvRouteClient
+from kvroute.client import KvRouteClient, KvRouteError
 from router.config import DecisionLogSettings
 from router.policies import POLICIES
 from router.recompute import check
@@ -263,6 +263,8 @@ async def test_logged_decisions_are_replayed_with_other_policies(tmp_path: Path)
     async with a_stage(engine_count=3, decision_log=settings) as stage:
         for i in range(20):
             await stage.client.route(token_ids=list(range(i % 4, 200)))
+        with pytest.raises(KvRouteError, match="nobody"):
+            await stage.client.route(token_ids=[1, 2, 3], model="nobody")
         told = stage.router.registry.get_sample_value(
             "kvroute_decision_log_lines_total", {"result": "dropped"}
         )
@@ -277,11 +279,14 @@ async def test_logged_decisions_are_replayed_with_other_policies(tmp_path: Path)
     assert own["agreement"]["same"] + own["agreement"]["tied"] == 20
     assert own["hit_ratio"]["would_be"] == pytest.approx(own["hit_ratio"]["picked"], abs=0.2)
     assert other["agreement"]["tied"] == 20
+    assert (other["refusals"]["UNKNOWN_MODEL"], other["refusals_taken"]) == (1, 0)
+    lines = len(file.read_bytes().splitlines())
     with file.open("ab") as torn:
         torn.write(b'{"v": 1, "at_s"')
     code, out, err = await kvroute("replay-log", str(file), "--policy", "least-loaded")
-    assert (code, "decisions:21" in err) == (1, True)
+    assert (code, f"decisions:{lines + 1}" in err) == (1, True)
     assert "20 by dynamo-adaptive" in out
+    assert re.search(r"\d+ refused: .*1 UNKNOWN_MODEL", out)
     code, _, err = await kvroute("replay-log", str(file), "--policy", "session-sticky")
     assert (code, "no hashes" in err) == (1, True)
 

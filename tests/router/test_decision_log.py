@@ -8,7 +8,8 @@ import pytest
 from router.config import ConfigError, DecisionLogSettings
 from router.decision import Decision
 from router.decision_log import QUEUE_MAX, DecisionLog, RotatedFiles
-from router.logged_decision import decode
+from router.logged_refusal import LoggedRefusal, decode
+from router.refusals import Reason, Refusal, Refused
 from router.topology import PlaceLabels
 from tests.router.fleet import Fleet, prompt
 
@@ -39,16 +40,30 @@ def test_what_is_watched_is_written(tmp_path: Path, decision: Decision) -> None:
     assert log.lines == {"written": 3}
 
 
+def test_refusals_are_written_between_decisions(tmp_path: Path, decision: Decision) -> None:
+    log = log_of(tmp_path / "log")
+    log.start()
+    log.watch(decision)
+    log.watch_refused(Refused(Refusal(Reason.NO_WORKER, "nobody"), 7.0, "lost"))
+    log.close()
+    first, second = map(decode, (tmp_path / "log").read_bytes().splitlines())
+    assert not isinstance(first, LoggedRefusal)
+    assert isinstance(second, LoggedRefusal)
+    assert (second.request_id, second.reason) == ("lost", "NO_WORKER")
+    assert log.lines == {"written": 2}
+
+
 def test_what_finds_the_queue_full_is_dropped_and_counted(
     tmp_path: Path, decision: Decision
 ) -> None:
     log = log_of(tmp_path / "log")
     for _ in range(QUEUE_MAX + 5):  # nobody writes yet
         log.watch(decision)
-    assert log.lines == {"dropped": 5}
+    log.watch_refused(Refused(Refusal(Reason.NO_WORKER, "nobody"), 7.0))
+    assert log.lines == {"dropped": 6}
     log.start()
     log.close()
-    assert log.lines == {"dropped": 5, "written": QUEUE_MAX}
+    assert log.lines == {"dropped": 6, "written": QUEUE_MAX}
     assert len((tmp_path / "log").read_bytes().splitlines()) == QUEUE_MAX
 
 

@@ -1,10 +1,17 @@
 """Second opinions: sums over logged decisions, by hand."""
 
+from math import inf
+
+import numpy as np
 import pytest
 
+from router.candidates import Candidates
 from router.logged_decision import LoggedDecision, capture
+from router.logged_refusal import LoggedRefusal, capture_refusal
 from router.policies import POLICIES
 from router.policies.own import load_own
+from router.policies.policy import Parameters, Policy, Scores
+from router.refusals import Reason, Refusal, Refused
 from router.second_opinion import SecondOpinion
 from router.shadow import Agreement
 from router.topology import PlaceLabels
@@ -60,3 +67,41 @@ def test_a_policy_that_fails_is_counted_and_changes_no_mean() -> None:
     assert made.agreements == {Agreement.FAILED: 2}
     assert (made.decisions, made.prompt_tokens) == (0, 0)
     assert made.as_dict()["hit_ratio"] == {"picked": 0.0, "would_be": 0.0}
+
+
+def refusal(fleet: Fleet, policy: str = "") -> LoggedRefusal:
+    with pytest.raises(Refusal) as caught:
+        fleet.core.route(fleet.request(prompt(100), policy=policy), fleet.now_s)
+    seen = Refused(caught.value, fleet.now_s)
+    return capture_refusal(seen, "here", PlaceLabels("host", "rack", "cluster"), hashes=False)
+
+
+def test_refusals_are_counted_apart_and_those_it_would_have_taken_are_told() -> None:
+    def nowhere(rows: Candidates, _: Parameters) -> Scores:
+        return Scores(np.full(len(rows), inf))
+
+    fleet = Fleet()
+    lost = refusal(fleet)
+    key = fleet.add("w0")
+    fleet.core.policies["nowhere"] = nothing = Policy("nowhere", "", "", Parameters(), nowhere)
+    policys_doing = refusal(fleet, "nowhere")
+    fleet.say(key, total_slots=1, running=1)
+    full = refusal(fleet)
+    for policy, taken in ((POLICIES["ttft"], 1), (nothing, 0)):
+        made = SecondOpinion(policy)
+        for line in (lost, policys_doing, full, full):
+            made.add_refusal(line)
+        assert made.refusals == {
+            Reason.NO_WORKER: 1, Reason.NO_ELIGIBLE_WORKER: 1, Reason.ALL_WORKERS_FULL: 2,
+        }  # fmt: skip
+        told = made.as_dict()
+        assert (told["refusals_taken"], sum(told["refusals"].values())) == (taken, 4)
+        assert (made.decisions, made.decided_by.total()) == (0, 0)
+
+
+def test_a_policy_that_fails_at_a_refusal_would_not_have_taken_it() -> None:
+    fleet = Fleet()
+    fleet.add("w0", total_slots=1, running=1)
+    made = SecondOpinion(load_own("tests.router.policies.own_policies:raises"))
+    made.add_refusal(refusal(fleet))
+    assert made.taken == 0

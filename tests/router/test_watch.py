@@ -16,12 +16,13 @@ from router.config import ConfigError, DecisionLogSettings, RoutingSettings, Ser
 from router.decision import Decision
 from router.metrics import Metrics
 from router.policies import POLICIES
+from router.refusals import Reason, Refusal, Refused
 from router.route_stream import read_batch
 from router.server import RouterService
 from router.shadow import Shadow
 from router.watch import Sampled, Watch
 from tests.router.fleet import Fleet, prompt
-from tests.router.served import asked, served
+from tests.router.served import asked, refusal, served
 
 
 class Seen:
@@ -102,6 +103,47 @@ def test_a_watcher_sees_the_fleet_before_anything_is_reserved() -> None:
         fleet.core.route(fleet.request(prompt(8)), fleet.now_s, watch=watch.take())
     assert slots == [0.0, 1.0, 2.0]
     assert fleet.loads()[key][0] == 3
+
+
+def test_a_watcher_that_fails_at_a_refusal_is_counted_and_others_see_it() -> None:
+    def broken(_: Refused) -> None:
+        raise RuntimeError("no eyes")
+
+    told: list[Exception] = []
+    seen: list[Refused] = []
+    both = [Sampled(print, 1.0, broken), Sampled(print, 1.0), Sampled(print, 1.0, seen.append)]
+    due = Watch(both, random.Random(5), told.append).take()
+    assert due is not None
+    lost = Refused(Refusal(Reason.NO_WORKER, "nobody"), 7.0)
+    due.refused(lost)
+    assert ([str(one) for one in told], seen) == (["no eyes"], [lost])
+
+
+async def test_every_refusal_is_watched_whatever_raised_it() -> None:
+    seen: list[Refused] = []
+    watch = Watch([Sampled(lambda _: None, 1.0, seen.append)], random.Random(5), fail)
+    async with served(watch=watch, index=NativeIndex()) as stage:
+        await refusal(stage.router.Route(asked(request_id="early", model="m")))
+        stage.fleet.add("w0", total_slots=1, running=1)
+        await refusal(stage.router.Route(asked(40, request_id="full")))
+        await refusal(stage.router.Route(router_pb2.RouteRequest(request_id="empty", model="m")))
+        item = router_pb2.RouteItem(index=1, request=asked(request_id="odd", policy="nonsense"))
+        call = stage.router.RouteStream()
+        await call.write(router_pb2.RouteBatch(items=[item]))
+        await call.done_writing()
+        assert len([one async for results in call for one in results.results]) == 1
+        await refusal(stage.channel.unary_unary("/kvroute.v1.Router/Route")(b"\xff"))
+    told = [(one.request_id, one.refusal.reason, one.prompt_tokens) for one in seen]
+    assert told == [
+        ("early", Reason.NO_WORKER, 100),
+        ("full", Reason.ALL_WORKERS_FULL, 40),
+        ("empty", Reason.EMPTY_PROMPT, 0),
+        ("odd", Reason.UNKNOWN_POLICY, 100),
+        ("", Reason.INVALID_FIELD, 0),
+    ]
+    full = seen[1].refusal.decision
+    assert full is not None
+    assert full.exclusions() == {"full": 1}
 
 
 async def test_every_way_of_asking_is_watched() -> None:
