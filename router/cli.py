@@ -26,6 +26,7 @@ from router.config import (
     load,
     render,
 )
+from router.grpc_core import prepare
 from router.logs import set_up
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -35,8 +36,7 @@ _ENGINE = "engine_"
 
 def main() -> None:
     """Runs the command line; mistakes of the operator end with one line and exit code 2."""
-    # Our children are started by exec and never use gRPC, so its fork handlers only make noise.
-    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+    prepare(os.environ)
     try:
         sys.exit(cli(standalone_mode=False) or 0)
     except click.Abort:

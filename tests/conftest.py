@@ -2,6 +2,6 @@
 
 import os
 
-# Before anything imports gRPC: its fork handlers can hang a child that we start, and our children
-# (started by exec) never use it. The `kvroute` command does the same.
-os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
+from router.grpc_core import prepare
+
+prepare(os.environ)  # before anything imports gRPC, as the `kvroute` command does

@@ -15,12 +15,11 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from router.grpc_core import prepare
 from tests.bench import peer_service
 from tests.bench.environments import BUILD
 
-# Before a benchmark imports gRPC: its fork handlers complain of each process that we start, and
-# those (started by exec) never use it. The `kvroute` command does the same.
-os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
+prepare(os.environ)  # before a benchmark imports gRPC, as the `kvroute` command does
 
 RESULTS = BUILD / "bench.json"
 WIDTH = 90

@@ -2,5 +2,6 @@
 
 import os
 
-# Before gRPC is imported: its fork handlers hang a child, now and then, between fork and exec.
-os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
+from router.grpc_core import prepare
+
+prepare(os.environ)  # before anything imports gRPC, as the `kvroute` command does
