@@ -7,11 +7,13 @@ import sys
 from array import array
 from collections.abc import Iterable
 
-from kvroute.client.wire import head
+from kvroute.client.wire import head, uint
 from kvroute.v1 import BlockHashes
 
 _U64 = "Q"
 _HASHES = BlockHashes.HASHES_FIELD_NUMBER
+_BLOCK_SIZE = BlockHashes.BLOCK_SIZE_FIELD_NUMBER
+_PROMPT_TOKENS = BlockHashes.PROMPT_TOKENS_FIELD_NUMBER
 _LITTLE = sys.byteorder == "little"
 
 
@@ -25,7 +27,7 @@ def block_hashes_of(
     Raises TypeError for what is no row of integers, ValueError for one that takes more than 64 bits
     or is negative, and for bytes that aren't whole.
     """
-    rest = BlockHashes(block_size=block_size, prompt_tokens=prompt_tokens).SerializeToString()
+    rest = uint(_BLOCK_SIZE, block_size) + uint(_PROMPT_TOKENS, prompt_tokens)
     raw = bytes(hashes) if isinstance(hashes, (bytes, bytearray)) else _from_buffer(hashes)
     if raw is None:
         try:

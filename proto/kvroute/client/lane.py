@@ -86,6 +86,8 @@ class Lane:
         """Streams in a row that ended without a message; idle ones may."""
         self._closed = False
         self._task: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """Asked for once: in Python 3.11 that is a system call."""
         self._free = asyncio.Event()
         """Something is to be written, and no batch holds it back."""
         self._hold: asyncio.TimerHandle | None = None
@@ -120,7 +122,7 @@ class Lane:
         """One answer within timeout_s; raises KvRouteError. Being cancelled drops the item."""
         if self._closed:
             raise ClientClosed
-        loop = asyncio.get_running_loop()
+        loop = self._loop = self._loop or asyncio.get_running_loop()
         answer: asyncio.Future[RouteResponse] = loop.create_future()
         try:
             item = self._items.add(request, timeout_s, loop.time(), answer)

@@ -182,14 +182,14 @@ class LaneItems:
 
 def _write(pieces: list[bytes], item: Item, now_s: float) -> None:
     """A RouteItem in a RouteBatch, its request's pieces as they are."""
-    left_ms = min(max(1, math.ceil((item.deadline_s - now_s) * 1000)), _TIMEOUT_MS_MAX)
-    request = item.request
-    before = _INDEX + varint(item.index) + head(_REQUEST, request.size)
-    after = _TIMEOUT_MS + varint(left_ms)
-    size = len(before) + request.size + len(after)
-    pieces.append(head(_ITEMS, size) + before)
-    pieces += request.pieces
-    pieces.append(after)
+    left_ms = math.ceil((item.deadline_s - now_s) * 1000)
+    if not 0 < left_ms <= _TIMEOUT_MS_MAX:
+        left_ms = 1 if left_ms < 1 else _TIMEOUT_MS_MAX
+    _, request, request_size = item.request
+    before = (
+        _INDEX + varint(item.index) + _TIMEOUT_MS + varint(left_ms) + head(_REQUEST, request_size)
+    )
+    pieces += (head(_ITEMS, len(before) + request_size) + before, *request)
 
 
 def _full(told: str) -> ClientOverloaded:

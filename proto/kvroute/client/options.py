@@ -1,6 +1,7 @@
 """The keywords of route(), request() and explain(), and the RouteRequest they make."""
 
-import secrets
+import os
+import random
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, TypedDict, Unpack
 
@@ -12,6 +13,7 @@ from kvroute.client.tokens import pack_tokens
 from kvroute.client.wire import head
 from kvroute.v1 import MultimodalItem, Phase, RouteRequest
 
+_REQUEST_ID = RouteRequest.REQUEST_ID_FIELD_NUMBER
 _TOKEN_BYTES = RouteRequest.TOKEN_BYTES_FIELD_NUMBER
 _BLOCK_HASHES = RouteRequest.BLOCK_HASHES_FIELD_NUMBER
 
@@ -60,7 +62,11 @@ class RouteOptions(TypedDict, total=False):
 
 
 _NAMES = frozenset(RouteOptions.__annotations__)
-_PROMPT = frozenset(("token_ids", "block_hashes", "block_size", "prompt_tokens"))
+_ids = random.Random()
+"""Of request ids, which nobody needs to be unable to guess: asking the system each time would be a
+seventh of what a route costs a caller."""
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_ids.seed)
 
 
 class RouteBytes(NamedTuple):
@@ -84,13 +90,16 @@ def route_bytes(**options: Unpack[RouteOptions]) -> RouteBytes:
     """
     if not _NAMES.issuperset(options):
         raise TypeError(f"a route has no {', '.join(sorted(options.keys() - _NAMES))}")
-    token_ids, block_hashes = options.get("token_ids"), options.get("block_hashes")
-    block_size, prompt_tokens = options.get("block_size"), options.get("prompt_tokens")
-    fields: dict[str, Any] = {
-        name: value for name, value in options.items() if value is not None and name not in _PROMPT
-    }
-    request_id = fields["request_id"] = options.get("request_id") or secrets.token_hex(16)
-    about = RouteRequest(**fields).SerializeToString()
+    token_ids, block_hashes = options.pop("token_ids", None), options.pop("block_hashes", None)
+    block_size, prompt_tokens = options.pop("block_size", None), options.pop("prompt_tokens", None)
+    request_id = options.pop("request_id", None) or f"{_ids.getrandbits(128):032x}"
+    if not isinstance(request_id, str):
+        raise TypeError(f"request_id is a {type(request_id).__name__}; a str is wanted")
+    identity = request_id.encode()
+    about = head(_REQUEST_ID, len(identity)) + identity
+    if options:
+        fields: dict[str, Any] = {k: v for k, v in options.items() if v is not None}
+        about += RouteRequest(**fields).SerializeToString()
     size = len(about)
     prompt: tuple[bytes, ...] = ()
     if block_hashes is not None:

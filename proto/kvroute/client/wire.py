@@ -1,5 +1,7 @@
 """Protobuf's wire format: what it takes to put a message around bytes that are there already."""
 
+from operator import index
+
 VARINT = 0
 BYTES = 2
 _ONE = tuple(bytes((number,)) for number in range(0x80))
@@ -23,3 +25,11 @@ def varint(number: int) -> bytes:
 def head(field: int, size: int) -> bytes:
     """What stands before the bytes of a field; fields up to 15."""
     return _ONE[field << 3 | BYTES] + varint(size)
+
+
+def uint(field: int, number: int) -> bytes:
+    """A field of type uint32; fields up to 15. Raises TypeError, ValueError for no such number."""
+    number = index(number)
+    if not 0 <= number < 1 << 32:
+        raise ValueError(f"{number} is outside 0 .. 2^32 - 1")
+    return _ONE[field << 3 | VARINT] + varint(number)
