@@ -2,7 +2,7 @@
 
 python -m tests.bench.lane_client TARGET SERVER_PID; then a case a line on standard input, as JSON,
 {"form": one of forms(), "lane": bool, "callers": n, "requests": n}, each answered by a line:
-{"cpu_us": server CPU a decision, "p50_us": latency, "rps": picks a second}.
+{"cpu_us": server CPU a decision, "client_cpu_us": ours, "p50_us": latency, "rps": picks a second}.
 """
 
 import asyncio
@@ -89,24 +89,29 @@ async def measure(target: str, pid: int, case: dict[str, Any]) -> dict[str, floa
                 seconds.append(time.perf_counter() - started)
                 reservations.append(pick.reservation_id)
 
-        async def window(requests: int) -> tuple[float, float]:
+        def spent() -> tuple[float, ...]:
+            return cpu_s(pid), time.process_time(), time.perf_counter()
+
+        async def window(requests: int) -> list[float]:
             callers = case["callers"]
-            began_s, began_cpu_s = time.perf_counter(), cpu_s(pid)
+            began = spent()
             await asyncio.gather(*(call(requests // callers) for _ in range(callers)))
-            spent_s, spent_cpu_s = time.perf_counter() - began_s, cpu_s(pid) - began_cpu_s
+            ended = spent()
             count = len(reservations)
             while reservations:
                 await client.report(*map(_finished, reservations[:REPORTS_A_CALL]))
                 del reservations[:REPORTS_A_CALL]
-            return spent_cpu_s / count, spent_s / count
+            return [(end - begin) / count for begin, end in zip(began, ended, strict=True)]
 
         await window(case["requests"] // 4)  # warm: the stream opens, caches fill
         seconds.clear()
         windows = [await window(case["requests"]) for _ in range(WINDOWS)]
+    server_cpu_s, client_cpu_s, wall_s = map(median, zip(*windows, strict=True))
     return {
-        "cpu_us": median(cpu for cpu, _ in windows) * 1e6,
+        "cpu_us": server_cpu_s * 1e6,
+        "client_cpu_us": client_cpu_s * 1e6,
         "p50_us": median(seconds) * 1e6,
-        "rps": 1 / median(wall for _, wall in windows),
+        "rps": 1 / wall_s,
     }
 
 
