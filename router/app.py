@@ -12,7 +12,6 @@ import signal
 import socket
 from collections.abc import Callable
 from math import inf
-from pathlib import Path
 
 import msgspec
 from prometheus_client import CollectorRegistry
@@ -28,11 +27,10 @@ from events.tasks import Tasks
 from events.view import FleetView
 from indexer.identity import WorkerKey
 from indexer.kernel import NativeIndex
-from router.config import ConfigError, ServeConfig, render
+from router.config import ConfigError, RoutingSettings, ServeConfig, render
 from router.control_desk import ControlDesk
 from router.copy_link import CopyLink
 from router.core import RouterCore
-from router.decision_log import DecisionLog
 from router.hot_prefixes import HotPrefixes, recomputed
 from router.http import MetricsServer
 from router.metrics import (
@@ -50,10 +48,9 @@ from router.policies.configured import shadow_policy
 from router.refusals import Reason, Refusal
 from router.reload import reloaded
 from router.server import FleetService, GrpcServer, RouterService
-from router.shadow import Shadow
 from router.topology import PlaceLabels
 from router.warnings import WarningLog
-from router.watch import Sampled, Watch
+from router.watchers import Watchers
 
 TICK_S = 0.25
 WARN_S = 5.0
@@ -84,22 +81,23 @@ class RouterApp:
         if config.nats.url is not None:
             checked_broker(config.nats, config.nats.url, "")
         self.config = config
+        routing = config.routing
         self._read_again = read_again
         self.clock = clock
         self.replica = f"{socket.gethostname()[:40]}-{secrets.token_hex(4)}"
-        seed = config.routing.seed
+        seed = routing.seed
         self._rng = random.Random(seed if seed is not None else secrets.randbits(64))
         self.view = FleetView(
             NativeIndex(config.index.bytes_max(), config.index.blocks_max()),
             beat_timeout_s=config.fleet.beat_timeout_s,
             forget_s=config.fleet.forget_s,
             workers_max=config.fleet.workers_max,
-            predicted_ttl_s=config.routing.predicted_ttl_s,
-            approximate_ttl_s=config.routing.approximate_ttl_s,
+            predicted_ttl_s=routing.predicted_ttl_s,
+            approximate_ttl_s=routing.approximate_ttl_s,
         )
         self.core = RouterCore(
             self.view,
-            config.routing,
+            routing,
             models=config.models,
             model_memory_s=config.fleet.model_memory_s,
             tombstone_s=config.fleet.tombstone_s,
@@ -107,14 +105,16 @@ class RouterApp:
             rng=self._rng,
         )
         self.core.ready = False
-        hot = config.routing.hot_prefixes
-        if hot.enabled:
-            self.core.hot = HotPrefixes(self.core, hot, recomputed(config.routing.prefill_rate))
+        shadow_policy(routing, self.core.policies)  # raises ConfigError
+        self._hot: HotPrefixes | None = None
+        """Kept when they are copied no more, for what it has counted; the core has it otherwise."""
         self.registry = CollectorRegistry()
         self.metrics = Metrics(self.registry)
         self.metrics.index_bytes_max.set(config.index.bytes_max())
-        self.decision_log: DecisionLog | None = None
-        self.watch = self._watchers()
+        labels = PlaceLabels(routing.host_label, routing.rack_label, routing.cluster_label)
+        rng = random.Random(secrets.randbits(64))
+        self.watchers = Watchers(self.replica, labels, rng, _watcher_failed)
+        self.registry.register(WatchCollector(self.watchers))
         self.relays: dict[str, Relay] = {}
         self.failed: BaseException | None = None
         self._warning_log = WarningLog()
@@ -127,11 +127,13 @@ class RouterApp:
         self.feed: Feed | None = None
         self.link: PeerLink | None = None
         self.copy_link: CopyLink | None = None
-        """None: hot prefixes are not copied."""
+        """None: hot prefixes were never copied yet."""
+        self._service: RouterService | None = None
         self._grpc: GrpcServer | None = None
         self._http: MetricsServer | None = None
         self._started_at_s = clock()
         self._connected_at_s: float | None = None
+        self._use_hot_prefixes(routing)
 
     @property
     def ready(self) -> bool:
@@ -145,27 +147,6 @@ class RouterApp:
     def metrics_port(self) -> int:
         return self._http.port if self._http is not None else 0
 
-    def _watchers(self) -> Watch | None:
-        """What looks at decisions; None: nothing does, and no decision pays for it."""
-        routing, watchers = self.config.routing, []
-        policy = shadow_policy(routing, self.core.policies)
-        shadow = None if policy is None else Shadow(policy)
-        if shadow is not None:
-            watchers.append(Sampled(shadow.watch, routing.shadow_share))
-        settings = self.config.decision_log
-        if settings.file is not None:
-            labels = PlaceLabels(routing.host_label, routing.rack_label, routing.cluster_label)
-            file = Path(settings.file)
-            self.decision_log = DecisionLog(settings, file, self.replica, labels)
-            watchers.append(
-                Sampled(self.decision_log.watch, settings.share, self.decision_log.watch_refused)
-            )
-        if not watchers:
-            return None
-        watch = Watch(watchers, random.Random(secrets.randbits(64)), _watcher_failed)
-        self.registry.register(WatchCollector(watch, shadow, self.decision_log))
-        return watch
-
     async def start(self) -> None:
         """Starts everything; raises ConfigError when an address or the broker can't be had.
 
@@ -174,8 +155,7 @@ class RouterApp:
         """
         config = self.config
         log.info("configuration:\n%s", render(config).rstrip())
-        if self.decision_log is not None:
-            self.decision_log.start()
+        self.watchers.use(config)
         url = config.nats.url
         if url is None:
             self._nats = NatsChild()
@@ -203,13 +183,13 @@ class RouterApp:
         self.registry.register(RouterCollector(self.core, self.clock))
         self.registry.register(BrokerCollector(broker))
         self.registry.register(RelayCollector(self.relays.values))
-        service = RouterService(
+        service = self._service = RouterService(
             self.core,
             self.metrics,
             self.clock,
             self._stopping,
             stream_age_s=config.grpc.stream_age_s,
-            watch=self.watch,
+            watch=self.watchers.watch,
         )
         self.link = service.peers = PeerLink(
             broker,
@@ -224,15 +204,7 @@ class RouterApp:
         )
         self.registry.register(PeerCollector(self.core, self.link, self.clock))
         self.registry.register(HotPrefixCollector(self.core))
-        if self.core.hot is not None:
-            self.copy_link = CopyLink(
-                broker,
-                self.core.hot,
-                fleet=config.fleet.name,
-                replica=self.replica,
-                clock=self.clock,
-                on_failure=self._broke,
-            )
+        self._use_hot_prefixes(self.config.routing)
         self._grpc = GrpcServer(
             config.grpc,
             service,
@@ -285,8 +257,7 @@ class RouterApp:
         await self._tasks.close()
         if self._http is not None:
             await self._http.stop()
-        if self.decision_log is not None:
-            await asyncio.to_thread(self.decision_log.close)
+        await asyncio.to_thread(self.watchers.log.close)
         if self.broker is not None:
             await self.broker.close()
         if self._nats is not None:
@@ -295,21 +266,48 @@ class RouterApp:
 
     def reload(self) -> None:
         """Reads the configuration again: what can change while we run does, the rest is told."""
-        if self._read_again is None:
+        if self._read_again is None or self._stopping.is_set():
             return
         try:
             config, changed, waiting = reloaded(self.config, self._read_again())
+            self.watchers.use(config)  # first, since it looks at all that may be wrong
             self.core.reconfigure(config.routing)
         except ConfigError as error:
             self.metrics.config_reloads.labels("failed").inc()
             log.error("configuration not reloaded, all stays as it was: %s", error)
             return
         self.config = config
+        self._use_hot_prefixes(config.routing)
+        if self._service is not None:
+            self._service.watch = self.watchers.watch
         self.metrics.config_reloads.labels("ok").inc()
         log.info("configuration reloaded; changed: %s", ", ".join(changed) or "nothing")
         if waiting:
             log.warning(
                 "changed in the configuration, but only with a restart: %s", ", ".join(waiting)
+            )
+
+    def _use_hot_prefixes(self, routing: RoutingSettings) -> None:
+        """Copies hot prefixes from now on, or no more, or otherwise."""
+        settings = routing.hot_prefixes
+        if not settings.enabled:
+            if self.core.hot is not None and self.copy_link is not None:
+                self.copy_link.perform(self.core.hot.forget())
+            self.core.hot = None
+            return
+        if self._hot is None:
+            self._hot = HotPrefixes(self.core, settings, recomputed(routing.prefill_rate))
+        else:
+            self._hot.reconfigure(settings)
+        self.core.hot = self._hot
+        if self.copy_link is None and self.broker is not None:
+            self.copy_link = CopyLink(
+                self.broker,
+                self._hot,
+                fleet=self.config.fleet.name,
+                replica=self.replica,
+                clock=self.clock,
+                on_failure=self._broke,
             )
 
     async def register(self, settings: EngineSettings) -> None:
@@ -377,7 +375,7 @@ class RouterApp:
                 for pull in pulls:
                     log.warning("%s: its engine reuses less than the index says", pull.worker)
                 self.feed.recover(pulls)
-            if self.copy_link is not None:
+            if self.core.hot is not None and self.copy_link is not None:
                 self.copy_link.tick()
             self._warn(now_s)
             if not self.ready and self._is_ready(now_s) and self._grpc is not None:

@@ -163,6 +163,18 @@ class HotPrefixes:
     def __repr__(self) -> str:
         return f"<HotPrefixes {len(self)} hot, {self.rates!r}, {self.copies!r}>"
 
+    def reconfigure(self, settings: HotPrefixSettings) -> None:
+        """Decides by other settings from now on."""
+        self._settings = settings
+        self.copies.allow(settings.copies_per_minute)
+
+    def forget(self) -> list[Effect]:
+        """Lets go of all prefixes and hits, and of the copies that are under way."""
+        self._hot.clear()
+        self.byte_count = 0
+        self.rates.forget()
+        return [self.copies.cancel(copy) for copy in list(self.copies.under_way.values())]
+
     def on_pick(
         self, reservation: Reservation, for_all: bool, prompt: Callable[[], Prompt], now_s: float
     ) -> None:
@@ -257,13 +269,16 @@ class HotPrefixes:
                 shorter.longer.append(hot)
 
     def _let_cold_go(self, now_s: float) -> None:
-        """Where room was lacking, the colder half, too: what is hot comes back when it is hit."""
+        """Where room was lacking, the colder half, too: what is hot comes back when it is hit; and
+        what there is no room for any more."""
         scores = sorted((hot.rate.score(now_s), key) for key, hot in self._hot.items())
         cold = bisect_left(scores, self._settings.score, key=itemgetter(0))
         if self._lacked_room:
             cold = max(cold, len(scores) // 2)
             self._lacked_room = False
-        for _, key in scores[:cold]:
+        for i, (_, key) in enumerate(scores):
+            if i >= cold and self.byte_count <= self._settings.memory_mib << 20:
+                break
             self.byte_count -= self._hot.pop(key).prefix.byte_count
 
     def _look_for_evicted(self, now_s: float) -> None:

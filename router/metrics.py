@@ -30,7 +30,7 @@ from events.relay import Relay
 from events.stream import StreamState
 from router.core import RouterCore
 from router.decision import Pick, Prefill
-from router.decision_log import RESULTS, DecisionLog
+from router.decision_log import RESULTS
 from router.hot_prefixes import REASONS
 from router.peer_link import PeerLink
 from router.pick_tally import BUCKETS_S, RATIO_DECISIONS, TIERS, PickTally, StageClock
@@ -39,7 +39,7 @@ from router.prefix_copies import CopyFate
 from router.refusals import Reason
 from router.self_check import CheckResult
 from router.shadow import Agreement, Balance, Shadow
-from router.watch import Watch
+from router.watchers import Watchers
 
 OUTCOMES = ("picked", "repeated", "refused", "explained")
 _SOCKET_ERRORS = (
@@ -436,30 +436,29 @@ class PeerCollector(Collector):
 
 
 class WatchCollector(Collector):
-    """Reads what those have counted who look at decisions."""
+    """Reads what those have counted who look at decisions; nothing while nobody does."""
 
-    def __init__(
-        self, watch: Watch, shadow: Shadow | None, decision_log: DecisionLog | None
-    ) -> None:
-        self._watch = watch
-        self._shadow = shadow
-        self._log = decision_log
+    def __init__(self, watchers: Watchers) -> None:
+        self._watchers = watchers
 
     @override
     def collect(self) -> Iterator[Metric]:
+        watchers = self._watchers
+        if watchers.watch is None:
+            return
         yield CounterMetricFamily(
             "kvroute_watch_failures",
-            "Decisions that the shadow policy or the decision log failed to look at.",
-            value=self._watch.failures,
+            "Requests that the shadow policy or the decision log failed to look at.",
+            value=watchers.failures,
         )
-        if self._shadow is not None:
-            yield from self._of_shadow(self._shadow)
-        if self._log is not None:
+        if watchers.shadow is not None:
+            yield from self._of_shadow(watchers.shadow)
+        if watchers.log.is_on:
             yield _counter(
                 "kvroute_decision_log_lines",
-                "Decisions for the log: written, dropped for a full queue, or failed at the disk.",
+                "Lines for the log: written, dropped for a full queue, or failed at the disk.",
                 "result",
-                self._log.lines,
+                watchers.log.lines,
                 RESULTS,
             )
 

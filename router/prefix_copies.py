@@ -100,7 +100,7 @@ class Copies:
         self.fates: Counter[CopyFate] = Counter()
         self.under_way: dict[int, Copy] = {}
         """By id."""
-        self._per_s = copies_per_minute / 60.0
+        self.allow(copies_per_minute)
         self._allowance = BURST
         self._allowed_at_s: float | None = None
         self._begun: OrderedDict[tuple[PrefixKey, WorkerKey], float] = OrderedDict()
@@ -114,6 +114,10 @@ class Copies:
     @override
     def __repr__(self) -> str:
         return f"<Copies {len(self.under_way)} under way, {len(self._waiting)} not used yet>"
+
+    def allow(self, copies_per_minute: float) -> None:
+        """So many may begin from now on."""
+        self._per_s = copies_per_minute / 60.0
 
     def may_begin(self, now_s: float) -> bool:
         """Whether the bounds allow one more."""

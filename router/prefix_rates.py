@@ -71,6 +71,10 @@ class PrefixRates:
     def __repr__(self) -> str:
         return f"<PrefixRates {len(self)} prefixes, {self.forgotten} forgotten>"
 
+    def forget(self) -> None:
+        """All hits, of all prefixes."""
+        self._rates.clear()
+
     def hit(self, key: PrefixKey, now_s: float) -> PrefixRate:
         """A prompt begins with this prefix."""
         rate = self._rates.get(key)

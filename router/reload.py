@@ -19,15 +19,19 @@ RELOADED = (
     "expected_output_tokens",
     "prompt_tokens_max",
     "alternatives",
+    "shadow_policy",
+    "shadow_share",
+    "hot_prefixes",
 )
-"""Of `routing`: what each decision reads anew. Everything else is built into what runs."""
+"""Of `routing`: what each decision reads anew, and what can be switched on and off. The whole of
+`decision_log` is as good. Everything else is built into what runs."""
 
 
 def reloaded(running: ServeConfig, read: ServeConfig) -> tuple[ServeConfig, list[str], list[str]]:
     """The configuration to run with from now on; the keys that changed; those that can't yet."""
     changes = {name: getattr(read.routing, name) for name in RELOADED}
     routing = msgspec.structs.replace(running.routing, **changes)
-    config = msgspec.structs.replace(running, routing=routing)
+    config = msgspec.structs.replace(running, routing=routing, decision_log=read.decision_log)
     return config, list(_differing(running, config)), list(_differing(config, read))
 
 

@@ -73,14 +73,14 @@ class RouterService(router_pb2_grpc.RouterServicer):
         """stopping: set when the server drains, so that open streams end.
 
         stream_age_s: a stream ends by itself after this time at most; None: never. watch: sees a
-        share of the decisions.
+        share of the decisions, and may be another one later.
         """
         self._core = core
         self._metrics = metrics
         self._clock = clock
         self._stopping = stopping
         self._stream_age_s = stream_age_s
-        self._watch = watch
+        self.watch = watch
         if core.lane is not None:
             core.lane.tally = metrics.tally
         self.peers: PeerLink | None = None
@@ -201,7 +201,7 @@ class RouterService(router_pb2_grpc.RouterServicer):
     def _route(self, request: bytes) -> Answered:
         """One request, answered; raises Refusal, counted."""
         now_s = self._clock()
-        due = self._watch.take() if self._watch is not None else None
+        due = self.watch.take() if self.watch is not None else None
         try:
             if due is None and (answered := self._plain(request, now_s)) is not None:
                 return answered
@@ -271,7 +271,7 @@ class RouterService(router_pb2_grpc.RouterServicer):
     def _run(self, batch: Batch, results: Results, waited_s: float) -> dict[int, Reservation]:
         """Plain items at the front of what is left of a batch, answered by the lane."""
         answered: dict[int, Reservation] = {}
-        watch = self._watch
+        watch = self.watch
         if watch is not None and watch.left < RUN_ITEMS:
             return answered  # one by one, so that the item that is due is seen
         if (lane := self._core.lane) is not None:

@@ -42,12 +42,16 @@ class Watch:
         rng: random.Random,
         on_failure: Callable[[Exception], None],
     ) -> None:
-        """rng: its own, so that who watches does not change what is picked."""
-        self._watchers = watchers
+        """watchers: see `use`. rng: its own, so that who watches does not change what is picked."""
         self._rng = rng
         self._on_failure = on_failure
         self.failures = 0
         """Times that a watcher failed: the first is told, all are counted."""
+        self.use(watchers)
+
+    def use(self, watchers: Sequence[Sampled]) -> None:
+        """Others watch from now on; at least one, before any decision is asked about."""
+        self._watchers = watchers
         for one in watchers:
             one.left = self._gap(one)
 

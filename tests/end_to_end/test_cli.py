@@ -10,11 +10,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import aiohttp
 import pytest
 import yaml
 from google.protobuf import json_format
 
-from kvroute.client import KvRouteClient, KvRouteError
+from kvroute.client import KvRouteClient, KvRouteError, RetryPolicy
 from router.config import DecisionLogSettings
 from router.policies import POLICIES
 from router.recompute import check
@@ -190,6 +191,61 @@ async def test_sighup_changes_the_policy_and_says_what_waits_for_a_restart(tmp_p
             lambda: server.logged(r"(not reloaded, .*unknown policy 'nobody')"), "a refusal"
         )
         assert server.process.returncode is None
+
+
+async def test_sighup_switches_what_watches_on_and_off(tmp_path: Path) -> None:
+    file, decisions = tmp_path / "kvroute.yaml", tmp_path / "decisions"
+    nothing = tmp_path / "no" / "folder"
+
+    async with serving(
+        tmp_path, "--config", str(write(file, "{}")), "--metrics-listen", "127.0.0.1:0"
+    ) as server:
+        await until(lambda: server.logged(r"metrics on .*port (\d+)"), "metrics")
+        metrics, target = (
+            f"127.0.0.1:{server.logged(rf'{name} on .*port (.+)[)]')}"
+            for name in ("metrics", "gRPC")
+        )
+
+        async def reload(text: str, answer: str) -> set[str]:
+            """Families of what is on, once the router has said so."""
+            before = len(re.findall(answer, server.log()))
+            write(file, text)
+            server.process.send_signal(signal.SIGHUP)
+            await until(lambda: len(re.findall(answer, server.log())) > before, answer)
+            async with aiohttp.request("GET", f"http://{metrics}/metrics") as response:
+                told = await response.text()
+            names = re.findall(r"\nkvroute_(shadow_dec|decision_log|hot_prefixes)", told)
+            return set(names)
+
+        async def refused_and_logged(lines: int) -> None:
+            async with KvRouteClient(target, retry=RetryPolicy(attempts=1)) as client:
+                with pytest.raises(KvRouteError, match="NO_WORKER"):
+                    await client.route(token_ids=[1, 2, 3])
+            await until(lambda: decisions.read_bytes().count(b"\n") == lines, f"{lines} lines")
+
+        on = f"decision_log: {{file: {decisions}, share: 1.0}}"
+        shadow = "routing: {shadow_policy: ttft, hot_prefixes: {enabled: true}}"
+        all_on = {"shadow_dec", "decision_log", "hot_prefixes"}
+        assert await reload(on, r"changed: decision_log.file, decision_log.share") == {
+            "decision_log"
+        }
+        await refused_and_logged(1)
+        told = r"changed: routing.shadow_policy, routing.hot_prefixes.enabled\n"
+        assert await reload(f"{on}\n{shadow}", told) == all_on
+        wrong = f"decision_log: {{file: {nothing}}}\nrouting: {{policy: ttft}}"
+        assert await reload(wrong, r"not reloaded, .*decision_log\.file") == all_on
+        wrong = f"decision_log: {{file: {tmp_path}/never}}\nrouting: {{shadow_policy: nobody}}"
+        assert await reload(wrong, r"not reloaded, .*shadow_policy") == all_on
+        assert not (tmp_path / "never").exists()
+        await refused_and_logged(2)
+        assert (
+            await reload("{}", r"changed: routing.shadow_policy, .*decision_log.share\n") == set()
+        )
+
+
+def write(file: Path, text: str) -> Path:
+    file.write_text(text)
+    return file
 
 
 async def test_a_second_server_on_a_port_fails_loudly(tmp_path: Path) -> None:

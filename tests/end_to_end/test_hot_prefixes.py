@@ -218,6 +218,39 @@ async def test_a_copy_that_is_cancelled_ends_in_the_engine() -> None:
         await until(lambda: not tasks._running, "nobody who waits for it")
 
 
+async def test_copies_are_switched_on_and_off_while_a_router_runs() -> None:
+    off = serve_config(None)
+    on = msgspec.structs.replace(
+        off,
+        routing=RoutingSettings(
+            seed=1, hot_prefixes=HotPrefixSettings(enabled=True, queue=0, score=3.0)
+        ),
+    )
+    async with some_engines("a", "b", speed=SLOW) as engines:
+        config = msgspec.structs.replace(off, nats=NatsSettings(url=engines.nats_url))
+        async with router_app(config) as (router, client):
+            await until(lambda: len(router.view.sources) == 2, "both workers")
+            await until(
+                lambda: not any(map(router.core.excluded, router.view.sources.values())), "them up"
+            )
+            await ask_for_text(client, "a", ["b"])
+            assert (router.core.hot, router.copy_link) == (None, None)
+            router._read_again = lambda: on
+            router.reload()
+            await ask_for_text(client, "a", ["b"])
+            engine = engines.engines["b"].engine
+            await until(lambda: requests_in(engine) == 1, "a prefix at the engine")
+            fates = hot_prefixes(router).copies.fates
+            router._read_again = lambda: off
+            router.reload()
+            assert router.core.hot is None
+            assert fates == {CopyFate.BEGUN: 1, CopyFate.CANCELLED: 1}
+            await until(lambda: requests_in(engine) == 0, "an engine that lets go of it")
+            router._read_again = lambda: on
+            router.reload()
+            assert hot_prefixes(router).copies.fates is fates
+
+
 async def test_a_prefix_is_computed_with_its_lora_and_its_salt() -> None:
     async with some_engines("a") as engines:
         told = await engines.ask(

@@ -1,8 +1,8 @@
 """What a router and a relay export at their start: the program itself is asked."""
 
 import asyncio
+import os
 import random
-from pathlib import Path
 from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry
@@ -11,9 +11,8 @@ from prometheus_client.core import Metric
 from events.broker import Broker
 from events.relay import Relay
 from events.settings import EngineSettings, NatsSettings
-from router.config import DecisionLogSettings, HotPrefixSettings
+from router.config import DecisionLogSettings, HotPrefixSettings, RoutingSettings, ServeConfig
 from router.control_desk import ControlDesk
-from router.decision_log import DecisionLog
 from router.hot_prefixes import HotPrefixes, recomputed
 from router.metrics import (
     BrokerCollector,
@@ -25,10 +24,8 @@ from router.metrics import (
     WatchCollector,
 )
 from router.peer_link import PeerLink
-from router.policies.ttft import TTFT
-from router.shadow import Shadow
 from router.topology import PlaceLabels
-from router.watch import Watch
+from router.watchers import Watchers
 from tests.router.fleet import START_S, Fleet
 
 
@@ -51,9 +48,7 @@ def router_families() -> list[Metric]:
     hot = HotPrefixSettings(enabled=True)
     fleet.core.hot = HotPrefixes(fleet.core, hot, recomputed(20_000.0))
     registry.register(HotPrefixCollector(fleet.core))
-    registry.register(
-        WatchCollector(Watch([], random.Random(7), print), Shadow(TTFT), _nobodys_log())
-    )
+    registry.register(WatchCollector(_watchers()))
     registry.register(BrokerCollector(_nobodys_broker()))
     registry.register(PeerCollector(fleet.core, _link(fleet), fleet.clock))
     return list(registry.collect())
@@ -107,10 +102,17 @@ def series(families: list[Metric]) -> list[Series]:
     ]
 
 
-def _nobodys_log() -> DecisionLog:
-    """A log that is never begun."""
-    labels = PlaceLabels("host", "rack", "cluster")
-    return DecisionLog(DecisionLogSettings(), Path("decisions"), "here", labels)
+def _watchers() -> Watchers:
+    """All that there are, of which none has seen anything."""
+    watchers = Watchers("here", PlaceLabels("host", "rack", "cluster"), random.Random(7), print)
+    watchers.use(
+        ServeConfig(
+            routing=RoutingSettings(shadow_policy="ttft"),
+            decision_log=DecisionLogSettings(file=os.devnull),
+        )
+    )
+    watchers.log.close()
+    return watchers
 
 
 def _nobodys_broker() -> Broker:

@@ -1,13 +1,14 @@
 """The decision log's files and its queue, at their bounds."""
 
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
 
 from router.config import ConfigError, DecisionLogSettings
 from router.decision import Decision
-from router.decision_log import QUEUE_MAX, DecisionLog, RotatedFiles
+from router.decision_log import QUEUE_MAX, SWITCHES_MAX, DecisionLog, RotatedFiles
 from router.logged_refusal import LoggedRefusal, decode
 from router.refusals import Reason, Refusal, Refused
 from router.topology import PlaceLabels
@@ -17,7 +18,33 @@ LABELS = PlaceLabels("host", "rack", "cluster")
 
 
 def log_of(file: Path, **settings: Any) -> DecisionLog:
-    return DecisionLog(DecisionLogSettings(file=str(file), **settings), file, "here", LABELS)
+    log = DecisionLog("here", LABELS)
+    log.use(DecisionLogSettings(file=str(file), **settings))
+    return log
+
+
+class Held:
+    """A log whose thread stands still until it is let go."""
+
+    def __init__(self, log: DecisionLog, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._may_go = Event()
+        is_there = Event()
+        write = RotatedFiles.write
+
+        def held(files: RotatedFiles, line: bytes) -> None:
+            is_there.set()
+            assert self._may_go.wait(30.0)
+            write(files, line)
+
+        monkeypatch.setattr(RotatedFiles, "write", held)
+        log.watch_refused(LOST)
+        assert is_there.wait(30.0)
+
+    def let_go(self) -> None:
+        self._may_go.set()
+
+
+LOST = Refused(Refusal(Reason.NO_WORKER, "nobody"), 7.0, "lost")
 
 
 @pytest.fixture
@@ -31,7 +58,6 @@ def decision() -> Decision:
 
 def test_what_is_watched_is_written(tmp_path: Path, decision: Decision) -> None:
     log = log_of(tmp_path / "log")
-    log.start()
     for _ in range(3):
         log.watch(decision)
     log.close()
@@ -42,9 +68,8 @@ def test_what_is_watched_is_written(tmp_path: Path, decision: Decision) -> None:
 
 def test_refusals_are_written_between_decisions(tmp_path: Path, decision: Decision) -> None:
     log = log_of(tmp_path / "log")
-    log.start()
     log.watch(decision)
-    log.watch_refused(Refused(Refusal(Reason.NO_WORKER, "nobody"), 7.0, "lost"))
+    log.watch_refused(LOST)
     log.close()
     first, second = map(decode, (tmp_path / "log").read_bytes().splitlines())
     assert not isinstance(first, LoggedRefusal)
@@ -54,22 +79,87 @@ def test_refusals_are_written_between_decisions(tmp_path: Path, decision: Decisi
 
 
 def test_what_finds_the_queue_full_is_dropped_and_counted(
+    tmp_path: Path, decision: Decision, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = log_of(tmp_path / "log")
+    held = Held(log, monkeypatch)
+    for _ in range(QUEUE_MAX + 5):
+        log.watch(decision)
+    log.watch_refused(LOST)
+    assert log.lines == {"dropped": 6}
+    held.let_go()
+    log.close()
+    assert log.lines == {"dropped": 6, "written": QUEUE_MAX + 1}
+    assert len((tmp_path / "log").read_bytes().splitlines()) == QUEUE_MAX + 1
+
+
+def ids(file: Path) -> list[str]:
+    return [decode(line).request_id for line in file.read_bytes().splitlines()]
+
+
+def test_lines_go_to_the_file_that_was_configured_when_they_were_made(
+    tmp_path: Path, decision: Decision, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = log_of(tmp_path / "log", file_mib=1)
+    held = Held(log, monkeypatch)
+    for changed in (
+        DecisionLogSettings(file=str(tmp_path / "other")),
+        DecisionLogSettings(),
+        DecisionLogSettings(file=str(tmp_path / "log"), file_mib=2),
+    ):
+        log.use(changed)
+        assert log.is_on == (changed.file is not None)
+        if log.is_on:
+            log.watch(decision)
+    held.let_go()
+    log.close()
+    assert ids(tmp_path / "other") == ["request-1"]
+    assert ids(tmp_path / "log") == ["lost", "request-1"]
+    assert log.lines == {"written": 3}
+
+
+def test_another_share_changes_no_file(tmp_path: Path, decision: Decision) -> None:
+    log = log_of(tmp_path / "log", share=0.1)
+    log.watch(decision)
+    log.use(DecisionLogSettings(file=str(tmp_path / "log"), share=0.5, hashes=True))
+    log.watch(decision)
+    log.close()
+    first, second = (decode(line) for line in (tmp_path / "log").read_bytes().splitlines())
+    assert not isinstance(first, LoggedRefusal)
+    assert not isinstance(second, LoggedRefusal)
+    assert (first.prefixes is None, second.prefixes is None) == (True, False)
+
+
+def test_a_change_that_cannot_be_leaves_the_log_as_it_was(
     tmp_path: Path, decision: Decision
 ) -> None:
     log = log_of(tmp_path / "log")
-    for _ in range(QUEUE_MAX + 5):  # nobody writes yet
-        log.watch(decision)
-    log.watch_refused(Refused(Refusal(Reason.NO_WORKER, "nobody"), 7.0))
-    assert log.lines == {"dropped": 6}
-    log.start()
+    with pytest.raises(ConfigError, match=r"decision_log\.file"):
+        log.use(DecisionLogSettings(file=str(tmp_path / "no" / "folder")))
+    log.watch(decision)
     log.close()
-    assert log.lines == {"dropped": 6, "written": QUEUE_MAX}
-    assert len((tmp_path / "log").read_bytes().splitlines()) == QUEUE_MAX
+    assert ids(tmp_path / "log") == ["request-1"]
+
+
+def test_more_changes_than_a_hanging_disk_can_follow_are_refused(
+    tmp_path: Path, decision: Decision, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = log_of(tmp_path / "log")
+    held = Held(log, monkeypatch)
+    for _ in range(QUEUE_MAX):
+        log.watch(decision)
+    for i in range(SWITCHES_MAX):
+        log.use(DecisionLogSettings(file=str(tmp_path / f"log-{i}")))
+    with pytest.raises(ConfigError, match="hangs"):
+        log.use(DecisionLogSettings())
+    assert log.is_on
+    held.let_go()
+    log.close()
+    assert log.lines == {"written": QUEUE_MAX + 1}
 
 
 def test_a_full_disk_is_counted_and_nobody_waits(decision: Decision) -> None:
     log = log_of(Path("/dev/full"))
-    log.start()
     for _ in range(3):
         log.watch(decision)
     log.close()
@@ -78,11 +168,11 @@ def test_a_full_disk_is_counted_and_nobody_waits(decision: Decision) -> None:
 
 def test_a_file_that_cannot_be_written_stops_the_start_and_names_the_key(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"decision_log\.file"):
-        log_of(tmp_path / "no" / "folder").start()
+        log_of(tmp_path / "no" / "folder")
 
 
-def test_a_log_that_was_never_started_closes(tmp_path: Path) -> None:
-    log_of(tmp_path / "log").close()
+def test_a_log_that_was_never_used_closes() -> None:
+    DecisionLog("here", LABELS).close()
 
 
 def contents(folder: Path) -> dict[str, str]:

@@ -540,5 +540,47 @@ def test_metrics_tell_what_became_of_copies() -> None:
     assert registry.get_sample_value("kvroute_hot_prefixes_forgotten_total") == 0
 
 
+def test_what_is_switched_off_lets_go_of_all_and_counts_on_later() -> None:
+    fleet = HotFleet()
+    fleet.ask()
+    copy = fleet.copy()
+    (effect,) = fleet.hot.forget()
+    assert isinstance(effect, Cancel)
+    assert effect.copy is copy
+    assert (len(fleet.hot), fleet.hot.byte_count, len(fleet.hot.rates)) == (0, 0, 0)
+    assert fleet.hot.copies.fates == {CopyFate.BEGUN: 1, CopyFate.CANCELLED: 1}
+    assert fleet.decide() == []
+    fleet.turn(60.0)
+    fleet.say(fleet.a, running=BUSY)
+    fleet.ask()
+    fleet.copy()
+    assert fleet.hot.copies.fates[CopyFate.BEGUN] == 2
+
+
+def test_other_settings_decide_from_then_on() -> None:
+    fleet = HotFleet(score=100.0)
+    fleet.ask()
+    assert fleet.reasons() == {}
+    fleet.hot.reconfigure(HotPrefixSettings(enabled=True, score=4.0))
+    fleet.ask(1)
+    fleet.copy()
+    assert len(fleet.hot) == 2  # the text, and its beginning
+    fleet.hot.reconfigure(HotPrefixSettings(enabled=True, score=100.0))
+    fleet.turn(1.0)
+    fleet.decide()
+    assert len(fleet.hot) == 0
+
+
+def test_less_room_than_before_is_kept_within_by_the_hottest() -> None:
+    fleet = HotFleet(memory_mib=64)
+    for i in range(260):  # some 4 KiB of tokens each, and hashes
+        fleet.ask(first=10_000 * (i + 1))
+    before = fleet.hot.byte_count
+    assert before > 1 << 20
+    fleet.hot.reconfigure(HotPrefixSettings(enabled=True, memory_mib=1))
+    fleet.decide()
+    assert before // 2 < fleet.hot.byte_count <= 1 << 20
+
+
 def test_switched_off_there_are_no_metrics_of_it() -> None:
     assert list(HotPrefixCollector(Fleet().core).collect()) == []

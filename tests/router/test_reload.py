@@ -3,7 +3,14 @@
 import msgspec
 import pytest
 
-from router.config import ConfigError, FleetSettings, RoutingSettings, ServeConfig
+from router.config import (
+    ConfigError,
+    DecisionLogSettings,
+    FleetSettings,
+    HotPrefixSettings,
+    RoutingSettings,
+    ServeConfig,
+)
 from router.decision import Role
 from router.reload import RELOADED, reloaded
 from tests.router.fleet import Fleet, prompt
@@ -23,6 +30,28 @@ def test_routing_changes_at_once_and_the_rest_waits() -> None:
     assert (config.routing.policy, config.routing.alternatives) == ("ttft", 5)
     assert (config.routing.lease_s, config.fleet.name) == (120.0, "default")
     assert reloaded(config, config) == (config, [], [])
+
+
+def test_what_is_switched_on_and_off_changes_at_once_key_by_key() -> None:
+    running = ServeConfig()
+    read = ServeConfig(
+        routing=RoutingSettings(
+            shadow_policy="ttft",
+            shadow_share=0.5,
+            hot_prefixes=HotPrefixSettings(enabled=True, queue=3),
+        ),
+        decision_log=DecisionLogSettings(file="log", share=1.0),
+    )
+    config, changed, waiting = reloaded(running, read)
+    assert changed == [
+        "routing.shadow_policy",
+        "routing.shadow_share",
+        "routing.hot_prefixes.enabled",
+        "routing.hot_prefixes.queue",
+        "decision_log.file",
+        "decision_log.share",
+    ]
+    assert (config, waiting) == (read, [])
 
 
 def test_every_reloaded_key_is_one_of_routing() -> None:

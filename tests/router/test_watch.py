@@ -198,23 +198,63 @@ def test_who_watches_changes_no_pick(share: float) -> None:
     assert shadow.decisions.total() == pytest.approx(600 * share, abs=60)
 
 
+def config(**changes: Any) -> ServeConfig:
+    routing = {name: value for name, value in changes.items() if name.startswith("shadow")}
+    log = {name: value for name, value in changes.items() if name not in routing}
+    return ServeConfig(routing=RoutingSettings(**routing), decision_log=DecisionLogSettings(**log))
+
+
+def told(app: RouterApp, name: str, **labels: str) -> float | None:
+    return app.registry.get_sample_value(name, labels)
+
+
 def test_a_router_watches_what_is_configured_and_nothing_else(tmp_path: Path) -> None:
-    assert RouterApp(ServeConfig()).watch is None
-    app = RouterApp(
-        ServeConfig(
-            routing=RoutingSettings(shadow_policy="ttft", shadow_share=1.0),
-            decision_log=DecisionLogSettings(file=str(tmp_path / "log"), share=0.001),
-        )
-    )
-    assert app.watch is not None
-    assert app.watch.left == 0
-    for name, labels in (
-        ("kvroute_shadow_decisions_total", {"agreement": "other"}),
-        ("kvroute_shadow_ttft_seconds_total", {"change": "gain"}),
-        ("kvroute_decision_log_lines_total", {"result": "written"}),
-        ("kvroute_watch_failures_total", {}),
-    ):
-        assert app.registry.get_sample_value(name, labels) == 0, name
-    assert not (tmp_path / "log").exists()  # nothing is done before the start
+    assert RouterApp(ServeConfig()).watchers.watch is None
+    file = tmp_path / "log"
+    settings = config(shadow_policy="ttft", shadow_share=1.0, file=str(file), share=0.001)
+    app = RouterApp(settings)
+    assert not file.exists()  # nothing is done before the start
+    app.watchers.use(settings)
+    assert app.watchers.watch is not None
+    assert app.watchers.watch.left == 0
+    assert told(app, "kvroute_shadow_decisions_total", agreement="other") == 0
+    assert told(app, "kvroute_shadow_ttft_seconds_total", change="gain") == 0
+    assert told(app, "kvroute_decision_log_lines_total", result="written") == 0
+    assert told(app, "kvroute_watch_failures_total") == 0
+    app.watchers.log.close()
     with pytest.raises(ConfigError, match=r"shadow_policy"):
-        RouterApp(ServeConfig(routing=RoutingSettings(shadow_policy="nonsense")))
+        RouterApp(config(shadow_policy="nonsense"))
+
+
+def test_watchers_come_and_go_and_count_on(tmp_path: Path) -> None:
+    fleet = Fleet()
+    fleet.add("w0")
+    app = RouterApp(ServeConfig())
+    watchers = app.watchers
+
+    def counted() -> tuple[float | None, float | None]:
+        if watchers.watch is not None:
+            request = fleet.request(prompt(8))
+            fleet.core.route(request, fleet.now_s, watch=watchers.watch.take())
+        return (
+            told(app, "kvroute_shadow_decisions_total", agreement="same"),
+            told(app, "kvroute_watch_failures_total"),
+        )
+
+    assert counted() == (None, None)
+    watchers.use(config(shadow_policy="least-loaded", shadow_share=1.0))
+    assert counted() == (1, 0)
+    file = str(tmp_path / "log")
+    watchers.use(config(shadow_policy="least-loaded", shadow_share=1.0, file=file, share=1.0))
+    assert counted() == (2, 0)
+    watchers.use(config(shadow_policy="ttft", shadow_share=1.0, file=file, share=1.0))
+    assert counted() == (1, 0)
+    with pytest.raises(ConfigError, match="folder"):
+        watchers.use(config(file=str(tmp_path / "no" / "folder")))
+    assert counted() == (2, 0)
+    watchers.use(config(file=file, share=1.0))
+    assert counted() == (None, 0)
+    watchers.use(config())
+    assert (watchers.watch, counted()) == (None, (None, None))
+    watchers.log.close()
+    assert watchers.log.lines == {"written": 4}

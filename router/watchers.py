@@ -1,0 +1,61 @@
+"""The shadow policy and the decision log of a router, as they are configured at the moment."""
+
+import random
+from collections.abc import Callable
+
+from router.config import ServeConfig
+from router.decision_log import DecisionLog
+from router.policies.configured import configured, shadow_policy
+from router.policies.policy import Policy
+from router.shadow import Shadow
+from router.topology import PlaceLabels
+from router.watch import Sampled, Watch
+
+
+class Watchers:
+    """Starts, stops and changes what looks at decisions."""
+
+    def __init__(
+        self,
+        replica: str,
+        labels: PlaceLabels,
+        rng: random.Random,
+        on_failure: Callable[[Exception], None],
+    ) -> None:
+        """rng: of their own. on_failure: hears of the first time that one failed."""
+        self.shadow: Shadow | None = None
+        self.log = DecisionLog(replica, labels)
+        self._watch = Watch((), rng, on_failure)
+        self._is_on = False
+
+    @property
+    def watch(self) -> Watch | None:
+        """None: nobody watches, and no decision pays for it."""
+        return self._watch if self._is_on else None
+
+    @property
+    def failures(self) -> int:
+        """Times that one failed."""
+        return self._watch.failures
+
+    def use(self, config: ServeConfig) -> None:
+        """Watches as configured from now on; raises ConfigError, and changes nothing."""
+        routing, settings = config.routing, config.decision_log
+        policy = shadow_policy(routing, configured(routing))
+        self.log.use(settings)  # the last that may fail
+        if policy is None:
+            self.shadow = None
+        elif self.shadow is None or not _same(self.shadow.policy, policy):
+            self.shadow = Shadow(policy)
+        watchers = []
+        if self.shadow is not None:
+            watchers.append(Sampled(self.shadow.watch, routing.shadow_share))
+        if self.log.is_on:
+            watchers.append(Sampled(self.log.watch, settings.share, self.log.watch_refused))
+        self._watch.use(watchers)
+        self._is_on = bool(watchers)
+
+
+def _same(one: Policy, other: Policy) -> bool:
+    """Whether what one of them has counted is true of the other."""
+    return (one.name, one.settings) == (other.name, other.settings)
