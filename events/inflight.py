@@ -3,8 +3,10 @@
     ours, a worker ──told every few hundredths of a second──> theirs, at any time up to now
 
 Totals are absolute and say how old they are, never deltas: a message that is lost is made good by
-the next one, and by a full one every second. A replica's load counts on ours for as long as it is
-heard; of one that is silent, nothing is known, and what it has sent shows in the engines' metrics.
+the next one, and by a full one every second. Times matter because an engine's sample is of some
+time ago, and what is subtracted from it must be of that time. A replica's load counts on ours for
+as long as it is heard; of one that is silent, nothing is known, and what it has sent shows in the
+engines' metrics.
 
 Pure: bytes and `now_s` in, changed workers out.
 
@@ -14,10 +16,10 @@ Laws:
 - the sum over peers at a time is what they told of that time, or of the one nearest to it.
 """
 
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Collection, KeysView, Mapping, Sequence
+from collections.abc import KeysView, Mapping
 from dataclasses import dataclass, field
-from itertools import islice
 from math import inf
 from typing import Annotated, NamedTuple, Protocol
 
@@ -43,10 +45,15 @@ WORKERS_MAX = 8192
 """In one message."""
 REPLICAS_MAX = 64
 """Others that are listened to at the same time."""
-AGES_S = (2.5, 1.5, 1.0, 0.7, 0.4, 0.2, 0.1, 0.05)
-"""How old the totals are that a message has of each worker, besides those of now: an engine's
-sample is of some time ago, and what is subtracted from it must be of that time."""
+STEPS_MAX = 16
+"""Of a worker, in one message. Of more changes, the last half of these and some of the others."""
+KEPT_STEPS_MAX = 1024
+"""Of a worker, of what one replica told."""
+KEPT_S = 3.5
+"""How long they are kept, at least: after 3 s without a sample the worker is unhealthy."""
 
+Step = tuple[float, int, int]
+"""(when, requests, blocks): what held from then on until the next one, or now."""
 _Age = Annotated[float, Meta(ge=0, le=3600)]
 
 
@@ -63,11 +70,14 @@ class Totals(NamedTuple):
 class Reserved(Protocol):
     """One worker's load by our own reservations, now and a little while ago."""
 
+    changed: bool
+    """Since peers were told of it."""
+
     @property
     def ours(self) -> Totals: ...
 
-    def ours_at(self, times_s: Sequence[float]) -> list[tuple[int, int]]:
-        """Requests and blocks as they were; times ascend."""
+    def steps(self, since_s: float) -> list[Step]:
+        """What held at that time, and each change after it; times ascend."""
 
 
 class _Told(msgspec.Struct, frozen=True, array_like=True):
@@ -76,7 +86,7 @@ class _Told(msgspec.Struct, frozen=True, array_like=True):
     worker_id: Name
     dp_rank: Annotated[int, Meta(ge=0, le=99999)]
     prefill_tokens: Count
-    steps: Annotated[list[tuple[_Age, Count, Count]], Meta(min_length=1, max_length=16)]
+    steps: Annotated[list[tuple[_Age, Count, Count]], Meta(min_length=1, max_length=STEPS_MAX)]
     """(age, requests, blocks), oldest first: what held from then on until the next one, or now."""
 
 
@@ -114,46 +124,58 @@ class Teller:
         self._replica = replica
         self._epoch = epoch
         self._seq = 0
-        self._told: dict[WorkerKey, Totals] = {}
-        """What was told last, but for those with nothing reserved."""
+        self._told_at_s = -inf
         self._full_at_s = -inf
         self.untold = 0
         """Workers that had no room in their message, over all messages."""
 
-    def message(self, loads: Mapping[WorkerKey, Reserved], now_s: float) -> bytes | None:
-        """What there is to tell; None when nothing changed since the last full one, a moment ago.
+    def begin_anew(self) -> None:
+        """The next message will be a full one: somebody listens who has not heard us yet."""
+        self._full_at_s = -inf
 
-        Takes time in proportion to the workers.
+    def message(self, loads: Mapping[WorkerKey, Reserved], now_s: float) -> bytes | None:
+        """What there is to tell; None when nothing changed since the last one, a moment ago.
+
+        Marks what it tells as told. Full ones take time in proportion to the workers, others to
+        those that changed.
         """
-        busy = {key: ours for key, load in loads.items() if any(ours := load.ours)}
         full = now_s - self._full_at_s >= FULL_S
-        wanted: Collection[WorkerKey] = busy
+        wanted = []
         if full:
             self._full_at_s = now_s
+            for key, load in loads.items():
+                steps = load.steps(-inf)
+                if len(steps) > 1 or any(load.ours):
+                    wanted.append((key, load, steps))
+                else:  # said by not being there
+                    load.changed = False
         else:
-            both = busy.keys() | self._told.keys()
-            wanted = [key for key in both if busy.get(key) != self._told.get(key)]
+            since_s = self._told_at_s
+            wanted += [
+                (key, load, load.steps(since_s)) for key, load in loads.items() if load.changed
+            ]
             if not wanted:
                 return None
-        self._told = busy
+        self._told_at_s = now_s
         self._seq += 1
         self.untold += max(0, len(wanted) - WORKERS_MAX)
-        workers = [_told(key, loads.get(key), now_s) for key in islice(wanted, WORKERS_MAX)]
+        workers = [_told(*one, now_s) for one in wanted[:WORKERS_MAX]]
         return _encoder.encode(
             Inflight(VERSION, self._replica, self._epoch, self._seq, full, workers)
         )
 
 
-def _told(key: WorkerKey, load: Reserved | None, now_s: float) -> _Told:
-    if load is None:  # forgotten since
-        return _Told(key.worker_id, key.dp_rank, 0, [(0.0, 0, 0)])
-    ours = load.ours
-    steps: list[tuple[float, int, int]] = []
-    earlier = load.ours_at([now_s - age_s for age_s in AGES_S])
-    for age_s, totals in [*zip(AGES_S, earlier, strict=True), (0.0, ours[:2])]:
-        if not steps or steps[-1][1:] != totals:
-            steps.append((age_s, *totals))
-    return _Told(key.worker_id, key.dp_rank, ours.prefill_tokens, steps)
+def _told(key: WorkerKey, load: Reserved, steps: list[Step], now_s: float) -> _Told:
+    load.changed = False
+    if len(steps) > STEPS_MAX:
+        half = STEPS_MAX // 2
+        every = -(-(len(steps) - half) // half)
+        steps = steps[:-half:every] + steps[-half:]
+    aged = [
+        (min(max(0.0, now_s - when_s), KEPT_S), requests, blocks)
+        for when_s, requests, blocks in steps
+    ]
+    return _Told(key.worker_id, key.dp_rank, load.ours.prefill_tokens, aged)
 
 
 @dataclass(slots=True)
@@ -161,16 +183,29 @@ class _Worker:
     """What one replica told of one worker."""
 
     now: Totals
-    steps: list[tuple[float, int, int]]
-    """(when, requests, blocks), oldest first"""
+    steps: list[Step]
+    """Times ascend."""
 
-    def at(self, time_s: float) -> tuple[int, int]:
-        held = self.steps[0]
-        for step in self.steps:
-            if step[0] > time_s:
-                break
-            held = step
-        return held[1], held[2]
+    def learn(self, now: Totals, told: list[Step], since_s: float) -> bool:
+        """Takes over what was told of the time after since_s; whether that changes anything."""
+        steps, changed = self.steps, now != self.now
+        self.now = now
+        del steps[bisect_right(steps, (max(since_s, told[0][0]), inf)) :]
+        last_s, requests, blocks = steps[-1] if steps else (-inf, -1, -1)
+        for step in told:
+            if step[0] <= since_s and step is not told[-1]:
+                continue
+            if step[1] != requests or step[2] != blocks:
+                when_s, requests, blocks = step
+                steps.append(step if when_s >= last_s else (last_s, requests, blocks))
+                changed = True
+        return changed
+
+    def forget_old(self, now_s: float) -> None:
+        """Half of what is kept, as soon as that half is old or too much is kept."""
+        half = len(self.steps) // 2
+        if len(self.steps) > KEPT_STEPS_MAX or (half and self.steps[half][0] < now_s - KEPT_S):
+            del self.steps[:half]
 
 
 @dataclass(slots=True)
@@ -181,6 +216,20 @@ class _Peer:
     seq: int
     heard_at_s: float
     workers: dict[WorkerKey, _Worker] = field(default_factory=dict)
+    whole: bool = False
+    """Nothing that it told was lost, so that what we keep is finer than what it tells again."""
+
+    def end_others(self, told: list[_Told], now_s: float) -> set[WorkerKey]:
+        """Workers that were not told have nothing reserved; returns those that had."""
+        others = self.workers.keys() - {WorkerKey(one.worker_id, one.dp_rank) for one in told}
+        ended = set()
+        for key in others:
+            worker = self.workers[key]
+            if worker.learn(_NOTHING, [(now_s, 0, 0)], now_s):
+                ended.add(key)
+            elif worker.steps[-1][0] < now_s - KEPT_S:
+                del self.workers[key]
+        return ended
 
 
 class Peers:
@@ -192,6 +241,8 @@ class Peers:
         self._peers: dict[str, _Peer] = {}
         self.results: Counter[str] = Counter()
         """Messages by what became of them."""
+        self.met = 0
+        """Replicas that were heard and not known until then."""
 
     @override
     def __repr__(self) -> str:
@@ -220,24 +271,27 @@ class Peers:
             if len(self._peers) >= REPLICAS_MAX:
                 self.results["too_many_replicas"] += 1
                 return changed
+            self.met += 1
             peer = self._peers[message.replica] = _Peer(message.epoch, 0, now_s)
         if message.seq <= peer.seq:
             self.results["out_of_order"] += 1
             return changed
         self.results["applied"] += 1
+        whole = peer.whole and message.seq == peer.seq + 1
+        since_s = peer.heard_at_s if whole else -inf
+        peer.whole = whole or message.full
         peer.seq = message.seq
         peer.heard_at_s = now_s
-        told = {WorkerKey(one.worker_id, one.dp_rank): one for one in message.workers}
-        if message.full:
-            changed.update(peer.workers.keys() - told.keys())
-            peer.workers = {key: peer.workers[key] for key in told if key in peer.workers}
-        for key, one in told.items():
-            steps = [(now_s - age_s, requests, blocks) for age_s, requests, blocks in one.steps]
-            now = Totals(*steps[-1][1:], one.prefill_tokens)
-            known = peer.workers.get(key)
-            if known is None or known.now != now:
+        for one in message.workers:
+            key = WorkerKey(one.worker_id, one.dp_rank)
+            told = [(now_s - age_s, requests, blocks) for age_s, requests, blocks in one.steps]
+            if (known := peer.workers.get(key)) is None:
+                known = peer.workers[key] = _Worker(_NOTHING, [])
+            if known.learn(Totals(*told[-1][1:], one.prefill_tokens), told, since_s):
                 changed.add(key)
-            peer.workers[key] = _Worker(now, steps)
+            known.forget_old(now_s)
+        if message.full:
+            changed |= peer.end_others(message.workers, now_s)
         if len(peer.workers) > WORKERS_MAX:
             self.results["too_many_workers"] += 1
             changed.update(self._forget(message.replica))
@@ -248,24 +302,22 @@ class Peers:
         silent = [name for name, peer in self._peers.items() if now_s - peer.heard_at_s > TTL_S]
         return {key for name in silent for key in self._forget(name)}
 
-    def now(self, worker: WorkerKey) -> Totals:
-        """What all peers have reserved on a worker."""
-        found = [
-            peer.workers[worker].now for peer in self._peers.values() if worker in peer.workers
-        ]
-        if not found:
-            return _NOTHING
-        return Totals(*(sum(column) for column in zip(*found, strict=True)))
-
-    def at(self, worker: WorkerKey, time_s: float) -> tuple[int, int]:
-        """Requests and blocks that they had reserved at a time of the last seconds, our clock."""
-        requests = blocks = 0
+    def heard(self, worker: WorkerKey, time_s: float) -> tuple[Totals, tuple[int, int]]:
+        """What all peers have reserved on a worker, and (requests, blocks) at a time before."""
+        requests = blocks = prefill_tokens = requests_then = blocks_then = 0
         for peer in self._peers.values():
-            if (known := peer.workers.get(worker)) is not None:
-                then = known.at(time_s)
-                requests += then[0]
-                blocks += then[1]
-        return requests, blocks
+            known = peer.workers.get(worker)
+            if known is None:
+                continue
+            now, steps = known.now, known.steps
+            requests += now.requests
+            blocks += now.blocks
+            prefill_tokens += now.prefill_tokens
+            # Of a time before all that was told: what was told first.
+            held = steps[max(0, bisect_right(steps, (time_s, inf)) - 1)]
+            requests_then += held[1]
+            blocks_then += held[2]
+        return Totals(requests, blocks, prefill_tokens), (requests_then, blocks_then)
 
     def ages_s(self, now_s: float) -> dict[str, float]:
         """Since each replica was heard."""

@@ -404,8 +404,7 @@ class RouterCore:
                 heartbeat.waiting,
                 heartbeat.used_blocks,
                 now_s - age_s,
-                self.peers.now(key),
-                self.peers.at(key, now_s - age_s),
+                *self.peers.heard(key, now_s - age_s),
             )
             self._put_load(key, load)
 
@@ -766,8 +765,7 @@ class RouterCore:
         for key in workers:
             if key in self.view.sources:
                 load = self._load(key)
-                sampled_at_s = load.sampled_at_s or 0.0
-                load.hear(self.peers.now(key), self.peers.at(key, sampled_at_s))
+                load.hear(*self.peers.heard(key, load.sampled_at_s or 0.0))
                 self._put_load(key, load)
 
     def _put_load(self, key: WorkerKey, load: WorkerLoad) -> None:

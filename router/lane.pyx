@@ -797,8 +797,9 @@ cdef class Lane:
         tails = load._tails = load._tails + has_tail
         requests = load.requests = load.requests + 1
         load.prefill_tokens = load.prefill_tokens + new_tokens
-        history = load._history
-        if history and (len(history) >= HISTORY_MAX or history[0][0] < now_s - HISTORY_S):
+        load.changed = True
+        cdef list history = load._history
+        if len(history) >= HISTORY_MAX or history[0][0] < now_s - HISTORY_S:
             load._remember(now_s)
         else:
             change = (now_s, requests, users._users.used + tails)

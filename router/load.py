@@ -12,13 +12,10 @@ Laws:
 """
 
 from bisect import bisect_right
-from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import isfinite
-from operator import itemgetter
+from math import inf, isfinite
 
-from events.inflight import Totals
+from events.inflight import Step, Totals
 from indexer.hashing import HashArray
 from indexer.kernel import BlockUsers
 
@@ -28,7 +25,6 @@ HISTORY_S = 10.0
 """How far back they are kept: a sample comes every second, and after 3 the worker is unhealthy."""
 
 _NOTHING = Totals()
-_when = itemgetter(0)
 
 
 @dataclass(slots=True)
@@ -47,16 +43,16 @@ class WorkerLoad:
     last_picked: int = 0
     peers: Totals = _NOTHING
     """Theirs: what other replicas have reserved."""
+    changed: bool = True
+    """Ours has, since peers were told of it."""
     _reported: tuple[float, float] = (0.0, 0.0)
     """Requests and blocks of the last sample, less ours of that time; may be below zero."""
     _users: BlockUsers = field(default_factory=BlockUsers)
     """Of each prompt block: our open reservations."""
     _tails: int = 0
     """Blocks of ours that no other request can share: the prompts' last, partial ones."""
-    _history: deque[tuple[float, int, int]] = field(default_factory=deque)
-    """(when, our requests, our blocks) after each change"""
-    _before: tuple[int, int] = (0, 0)
-    """Our requests and blocks before the oldest change that is kept."""
+    _history: list[Step] = field(default_factory=lambda: [(0.0, 0, 0)])
+    """(when, our requests, our blocks): what held from then on, and the first one before, too."""
 
     @property
     def blocks(self) -> int:
@@ -72,14 +68,9 @@ class WorkerLoad:
         """Prompt tokens sent there, by us and by peers, and not computed yet."""
         return self.prefill_tokens + self.peers.prefill_tokens
 
-    def ours_at(self, times_s: Sequence[float]) -> list[tuple[int, int]]:
-        """Our requests and blocks as they were at times of the last seconds, which ascend.
-
-        For a time before the last sample: as they were then.
-        """
-        history = self._history
-        changes = [bisect_right(history, time_s, key=_when) for time_s in times_s]
-        return [history[after - 1][1:] if after else self._before for after in changes]
+    def steps(self, since_s: float) -> list[Step]:
+        """(when, our requests, our blocks): the one of that time, and each change after it."""
+        return self._history[self._held_at(since_s) :]
 
     def open(self, prefixes: HashArray, has_tail: bool, new_tokens: int, now_s: float) -> None:
         """A reservation begins."""
@@ -96,6 +87,7 @@ class WorkerLoad:
     def prefill_done(self, new_tokens: int) -> None:
         """A reservation's prompt is computed."""
         self.prefill_tokens -= new_tokens
+        self.changed = True
 
     def close(self, prefixes: HashArray, has_tail: bool, now_s: float) -> None:
         """A reservation ends; its prefill must be done, or told done, before."""
@@ -119,7 +111,9 @@ class WorkerLoad:
         """
         self.running = running
         self.waiting = waiting
-        requests, blocks = self._ours_at(sampled_at_s)
+        held = self._held_at(sampled_at_s)
+        _, requests, blocks = self._history[held]
+        del self._history[:held]
         if used_blocks is None or not isfinite(used_blocks):
             used_blocks = 0.0
         self._reported = running + waiting - requests, used_blocks - blocks
@@ -146,19 +140,18 @@ class WorkerLoad:
 
     def _remember(self, now_s: float) -> None:
         history = self._history
-        while history and (len(history) >= HISTORY_MAX or history[0][0] < now_s - HISTORY_S):
-            self._forget_oldest()
+        if len(history) >= HISTORY_MAX or history[0][0] < now_s - HISTORY_S:
+            self._forget_half(now_s)
         history.append((now_s, self.requests, self.blocks))
+        self.changed = True
 
-    def _ours_at(self, time_s: float) -> tuple[int, int]:
-        """Our requests and blocks at a time; forgets the changes up to it.
+    def _forget_half(self, now_s: float) -> None:
+        """Half of what may be kept, so that it is long until this has to be done again."""
+        history, since_s = self._history, now_s - HISTORY_S / 2
+        del history[: max(self._held_at(since_s), len(history) - HISTORY_MAX // 2)]
+        when_s, requests, blocks = history[0]
+        history[0] = max(when_s, since_s), requests, blocks
 
-        For a time before all that is kept: as they were then, or as near to it as we remember.
-        """
-        while self._history and self._history[0][0] <= time_s:
-            self._forget_oldest()
-        return self._before
-
-    def _forget_oldest(self) -> None:
-        _, requests, blocks = self._history.popleft()
-        self._before = requests, blocks
+    def _held_at(self, time_s: float) -> int:
+        """Where in the history is what held at a time; the first, for a time before all of it."""
+        return max(0, bisect_right(self._history, (time_s, inf)) - 1)

@@ -1,6 +1,7 @@
 """The shell between router replicas: reserved load out and in, and Reports to their owners.
 
     core.loads ──every TELL_S──> inflight.<us>        inflight.<others> ──> core.peers
+                 (every ALONE_S, while no other is heard)
     Report of another's reservation ──> report.<its owner> ──> there, and its outcome back
     hello of a replica that starts ──> the fleet commands in force
 
@@ -12,6 +13,7 @@ import logging
 import random
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 
 from nats.aio.msg import Msg
@@ -26,6 +28,9 @@ from router.core import RouterCore
 
 TELL_S = 0.02
 """Between two messages, at least: as long as a pick of ours is unknown to the others."""
+ALONE_S = 1.0
+"""The same while no other replica is heard. Whoever hears one that it didn't know tells at once, so
+that two that meet know of each other a moment after the first word of either."""
 FORWARD_TIMEOUT_S = 2.0
 FORWARDS_MAX = 256
 """Calls to other replicas under way. Each is a Report call of a client."""
@@ -62,6 +67,9 @@ class PeerLink:
         self._clock = clock
         self._rng = rng
         self._tells = tells
+        self._met = asyncio.Event()
+        """A replica is heard that was not known before."""
+        self._our_subject = subjects.inflight(fleet, core.replica)
         self._on_report = on_report
         self._forwards = 0
         self._hello_at_s = -HELLO_S
@@ -109,16 +117,24 @@ class PeerLink:
         return answer
 
     async def _tell(self) -> None:
-        subject = subjects.inflight(self._fleet, self._core.replica)
         while True:
             if self._broker.connected:
                 message = self._teller.message(self._core.loads, self._clock())
                 if message is not None:
-                    await self._broker.publish(subject, message)
-            await asyncio.sleep(TELL_S)
+                    await self._broker.publish(self._our_subject, message)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(TELL_S if len(self._core.peers) else ALONE_S):
+                    await self._met.wait()
+                    self._met.clear()
+                    self._teller.begin_anew()
 
     async def _inflight_came(self, message: Msg) -> None:
+        if message.subject == self._our_subject:
+            return
+        met = self._core.peers.met
         self._core.on_inflight(message.data, self._clock())
+        if self._core.peers.met > met:
+            self._met.set()
 
     async def _report_came(self, message: Msg) -> None:
         if message.reply:

@@ -2,15 +2,23 @@
 
 import random
 import sys
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from operator import sub
 
 import msgspec
+from nats.aio.msg import Msg
 
+from events import subjects
+from events.broker import Broker
+from events.inflight import Inflight, decode_inflight
+from events.settings import NatsSettings
 from kvroute.client import KvRouteClient, Pick
 from kvroute.v1 import Progress, ProgressResult, ProgressState
 from router.app import RouterApp
 from router.children import end, start
+from router.peer_link import ALONE_S
 from tests.end_to_end.stage import (
     BLOCK_SIZE,
     Stage,
@@ -43,6 +51,33 @@ async def another(
         yield app, client
 
 
+Heard = list[tuple[float, Inflight]]
+"""(when, what) of what routers tell one another."""
+
+
+@asynccontextmanager
+async def listening(stage: Stage) -> AsyncIterator[Heard]:
+    """Everything that routers tell one another, as it comes."""
+    heard: Heard = []
+
+    async def came(message: Msg) -> None:
+        told = decode_inflight(message.data)
+        assert isinstance(told, Inflight)
+        heard.append((stage.clock(), told))
+
+    broker = Broker(NatsSettings(), stage.nats.url, "listener")
+    await broker.connect()
+    try:
+        await broker.subscribe(subjects.every_inflight("default"), came)
+        yield heard
+    finally:
+        await broker.close()
+
+
+def of(heard: Heard, app: RouterApp) -> Heard:
+    return [one for one in heard if one[1].replica == app.replica]
+
+
 def reserved(app: RouterApp) -> int:
     return sum(load.requests for load in app.core.loads.values())
 
@@ -68,6 +103,30 @@ async def test_a_pick_here_is_load_there_until_it_ends() -> None:
             await stage.finish(pick)
         await until(lambda: of_peers(there) == 0, "nothing of the other replica")
         assert of_peers(stage.router) == 0
+
+
+async def test_alone_a_router_tells_seldom_and_two_that_meet_tell_everything_at_once() -> None:
+    rng = random.Random(5)
+    async with a_stage(engine_count=2) as stage, listening(stage) as heard:
+        while len(heard) < 3:
+            await stage.finish(await stage.client.route(token_ids=prompt(rng)))
+        assert all(message.full for _, message in heard)
+        seconds = [when_s for when_s, _ in heard]
+        assert min(map(sub, seconds[1:], seconds)) > ALONE_S / 2
+        await stage.client.route(token_ids=prompt(rng))
+        async with router_app(serve_config(stage.nats.url)) as (there, _):
+            await until(lambda: of(heard, there), "its first word")
+            first_s, first = of(heard, there)[0]
+            assert first.full
+            await until(lambda: len(there.core.peers) == 1, "the other")
+            answer_s, answer = next(one for one in of(heard, stage.router) if one[0] >= first_s)
+            assert answer.full
+            assert answer_s - first_s < ALONE_S / 2
+            await until(lambda: of_peers(there) == 1, "what the other has reserved")
+            await stage.client.route(token_ids=prompt(rng))
+            await until(lambda: not heard[-1][1].full, "a message between full ones")
+            assert there.core.peers.met == stage.router.core.peers.met == 1
+            assert not there.core.peers.results - Counter(applied=1 << 30), "nor heard ourselves"
 
 
 async def test_a_report_finds_its_owner_through_any_replica() -> None:

@@ -8,7 +8,19 @@ import pytest
 
 from events import inflight as module
 from events.facts import Epoch, Hello, Unreadable, encode
-from events.inflight import FULL_S, REPLICAS_MAX, TTL_S, Peers, Teller, Totals, decode_inflight
+from events.inflight import (
+    FULL_S,
+    KEPT_S,
+    KEPT_STEPS_MAX,
+    REPLICAS_MAX,
+    STEPS_MAX,
+    TTL_S,
+    Peers,
+    Step,
+    Teller,
+    Totals,
+    decode_inflight,
+)
 from indexer.identity import WorkerKey
 
 A, B = WorkerKey("a", 0), WorkerKey("b", 1)
@@ -21,21 +33,25 @@ class Load:
     """What one replica has reserved on one worker, with all of its past."""
 
     ours: Totals = NOTHING
-    history: list[tuple[float, Totals]] = field(default_factory=list)
+    changed: bool = True
+    history: list[Step] = field(default_factory=lambda: [(0.0, 0, 0)])
 
     def become(self, requests: int, blocks: int, tokens: int, now_s: float) -> None:
         self.ours = Totals(requests, blocks, tokens)
-        self.history.append((now_s, self.ours))
+        self.history.append((now_s, requests, blocks))
+        self.changed = True
 
-    def ours_at(self, times_s: list[float]) -> list[tuple[int, int]]:
-        return [self._at(time_s) for time_s in times_s]
+    def steps(self, since_s: float) -> list[Step]:
+        before = sum(when_s <= since_s for when_s, _, _ in self.history)
+        return self.history[max(0, before - 1) :]
 
-    def _at(self, time_s: float) -> tuple[int, int]:
-        held = Totals()
-        for when_s, totals in self.history:
-            if when_s <= time_s:
-                held = totals
-        return held.requests, held.blocks
+
+def now(peers: Peers, worker: WorkerKey) -> Totals:
+    return peers.heard(worker, 0.0)[0]
+
+
+def then(peers: Peers, worker: WorkerKey, time_s: float) -> tuple[int, int]:
+    return peers.heard(worker, time_s)[1]
 
 
 def told(teller: Teller, loads: dict[WorkerKey, Load], now_s: float) -> bytes:
@@ -49,13 +65,13 @@ def test_a_peers_totals_arrive_as_they_are_now_and_as_they_were() -> None:
     load.become(1, 10, 160, 99.2)
     load.become(3, 25, 400, 99.8)
     assert peers.on_message(told(Teller("them", EPOCH), {A: load}, 100.0), 100.0) == {A}
-    assert peers.now(A) == Totals(3, 25, 400)
-    assert peers.at(A, 99.0) == (0, 0)
-    assert peers.at(A, 99.5) == (1, 10)
-    assert peers.at(A, 99.9) == (3, 25)
-    assert peers.at(A, 200.0) == (3, 25), "nothing has changed, as far as we know"
-    assert peers.now(B) == Totals()
-    assert peers.at(B, 99.5) == (0, 0)
+    assert now(peers, A) == Totals(3, 25, 400)
+    assert then(peers, A, 99.0) == (0, 0)
+    assert then(peers, A, 99.5) == (1, 10)
+    assert then(peers, A, 99.9) == (3, 25)
+    assert then(peers, A, 200.0) == (3, 25), "nothing has changed, as far as we know"
+    assert now(peers, B) == Totals()
+    assert then(peers, B, 99.5) == (0, 0)
 
 
 def test_only_changes_are_told_between_full_messages() -> None:
@@ -77,12 +93,63 @@ def test_only_changes_are_told_between_full_messages() -> None:
     assert len(third.workers) == 2
 
 
-def test_what_ended_is_told_even_when_its_worker_is_forgotten() -> None:
+def test_nothing_of_a_forgotten_worker_is_told_by_the_next_full_message() -> None:
     load, teller, peers = Load(), Teller("them", EPOCH), Peers("us")
-    load.become(1, 1, 1, 100.0)
+    load.become(1, 1, 1, 99.9)
     peers.on_message(told(teller, {A: load}, 100.0), 100.0)
-    assert peers.on_message(told(teller, {}, 100.1), 100.1) == {A}
-    assert peers.now(A) == Totals()
+    assert teller.message({}, 100.5) is None
+    assert peers.on_message(told(teller, {}, 101.0), 101.0) == {A}
+    assert now(peers, A) == NOTHING
+    assert then(peers, A, 100.5) == (1, 1)
+
+
+def test_a_worker_that_comes_back_is_told_with_nothing() -> None:
+    load, teller, peers = Load(), Teller("them", EPOCH), Peers("us")
+    load.become(1, 1, 1, 99.9)
+    peers.on_message(told(teller, {A: load}, 100.0), 100.0)
+    assert peers.on_message(told(teller, {A: Load()}, 100.1), 100.1) == {A}
+    assert now(peers, A) == NOTHING
+
+
+def test_each_change_between_two_messages_arrives_with_its_time() -> None:
+    load, teller, peers = Load(), Teller("them", EPOCH), Peers("us")
+    peers.on_message(told(teller, {A: load}, 100.0), 100.0)
+    for i in range(100):
+        at_s = 100.0 + 0.02 * i
+        load.become(i, 2 * i, 0, at_s + 0.004)
+        load.become(i + 1, 2 * i + 1, 0, at_s + 0.013)
+        peers.on_message(told(teller, {A: load}, at_s + 0.02), at_s + 0.02)
+        assert then(peers, A, at_s + 0.012) == (i, 2 * i)
+        assert then(peers, A, at_s + 0.014) == (i + 1, 2 * i + 1)
+    assert then(peers, A, 100.5) == (25, 49), "full messages, which tell less, have not spoilt it"
+    assert then(peers, A, 99.0) == (0, 0)
+
+
+def test_what_ended_a_moment_ago_was_there_before_that() -> None:
+    load, teller, peers = Load(), Teller("them", EPOCH), Peers("us")
+    load.become(1, 5, 80, 99.0)
+    load.become(0, 0, 0, 99.7)
+    peers.on_message(told(teller, {A: load}, 100.0), 100.0)  # whoever hears us for the first time
+    assert (then(peers, A, 99.5), now(peers, A)) == ((1, 5), NOTHING)
+    peers.on_message(told(teller, {A: load}, 101.0), 101.0)
+    peers.on_message(told(teller, {}, 102.0), 102.0)
+    assert then(peers, A, 99.5) == (1, 5)
+
+
+def test_who_is_met_is_told_everything() -> None:
+    loads, teller, peers = {A: Load(), B: Load()}, Teller("them", EPOCH), Peers("us")
+    loads[A].become(1, 1, 1, 99.9)
+    told(teller, loads, 100.0)  # nobody listens
+    assert teller.message(loads, 100.1) is None
+    teller.begin_anew()
+    assert peers.on_message(told(teller, loads, 100.1), 100.1) == {A}
+    assert teller.message(loads, 100.2) is None
+    assert peers.met == 1
+    peers.on_message(told(teller, loads, 101.1), 101.1)
+    assert peers.met == 1
+    peers.tick(101.2 + TTL_S)
+    peers.on_message(told(teller, loads, 105.0), 105.0)
+    assert peers.met == 2
 
 
 def test_a_lost_message_is_made_good_by_the_next_full_one() -> None:
@@ -93,9 +160,9 @@ def test_a_lost_message_is_made_good_by_the_next_full_one() -> None:
     loads[A].become(0, 0, 0, 100.1)
     loads[B].become(5, 5, 5, 100.1)
     told(teller, loads, 100.1)  # lost
-    assert peers.now(A).requests == 1
+    assert now(peers, A).requests == 1
     assert peers.on_message(told(teller, loads, 101.0), 101.0) == {A, B}
-    assert (peers.now(A).requests, peers.now(B).requests) == (0, 5)
+    assert (now(peers, A).requests, now(peers, B).requests) == (0, 5)
 
 
 def test_our_own_messages_are_not_heard() -> None:
@@ -115,7 +182,7 @@ def test_a_message_counts_once_and_in_order() -> None:
     peers.on_message(second, 100.2)
     assert peers.on_message(first, 100.3) == set()
     assert peers.on_message(second, 100.3) == set()
-    assert peers.now(A).requests == 2
+    assert now(peers, A).requests == 2
     assert peers.results["out_of_order"] == 2
 
 
@@ -125,9 +192,9 @@ def test_a_replica_that_started_again_begins_with_nothing_and_its_old_life_is_no
     old = Teller("them", EPOCH)
     peers.on_message(told(old, {A: load}, 100.0), 100.0)
     assert peers.on_message(told(Teller("them", Epoch(2, 0)), {}, 101.0), 101.0) == {A}
-    assert peers.now(A) == Totals()
+    assert now(peers, A) == Totals()
     peers.on_message(told(old, {A: load}, 101.5), 101.5)
-    assert peers.now(A) == Totals()
+    assert now(peers, A) == Totals()
     assert peers.results["old_epoch"] == 1
 
 
@@ -137,7 +204,7 @@ def test_a_silent_replica_gives_its_load_back() -> None:
     peers.on_message(told(Teller("them", EPOCH), {A: load}, 100.0), 100.0)
     assert peers.tick(100.0 + TTL_S) == set()
     assert peers.tick(100.1 + TTL_S) == {A}
-    assert peers.now(A) == Totals()
+    assert now(peers, A) == Totals()
     assert len(peers) == 0
 
 
@@ -147,8 +214,8 @@ def test_peers_add_up() -> None:
         load = Load()
         load.become(i + 1, 10 * (i + 1), 100 * (i + 1), 100.0)
         peers.on_message(told(Teller(name, EPOCH), {A: load}, 100.0), 100.0)
-    assert peers.now(A) == Totals(6, 60, 600)
-    assert peers.at(A, 100.0) == (6, 60)
+    assert now(peers, A) == Totals(6, 60, 600)
+    assert then(peers, A, 100.0) == (6, 60)
     assert peers.ages_s(102.0) == {"x": 2.0, "y": 2.0, "z": 2.0}
 
 
@@ -166,10 +233,55 @@ def test_workers_in_a_message_are_bounded(monkeypatch: pytest.MonkeyPatch) -> No
     for load in loads.values():
         load.become(1, 1, 1, 100.0)
     teller = Teller("them", EPOCH)
-    message = decode_inflight(told(teller, loads, 100.0))
-    assert not isinstance(message, Unreadable)
-    assert len(message.workers) == 10
-    assert teller.untold == 3
+    for at_s, count in ((100.0, 10), (100.1, 3)):  # the next one has room for the others
+        message = decode_inflight(told(teller, loads, at_s))
+        assert not isinstance(message, Unreadable)
+        assert len(message.workers) == count
+        assert teller.untold == 3
+    assert teller.message(loads, 100.2) is None
+
+
+def test_changes_in_a_message_are_bounded_and_the_last_one_is_of_now() -> None:
+    for changes in (STEPS_MAX - 1, STEPS_MAX, STEPS_MAX + 1, 1000):
+        load, peers = Load(), Peers("us")
+        for i in range(1, changes + 1):
+            load.become(i, 2 * i, 0, 100.0 + i / 1000)
+        payload = told(Teller("them", EPOCH), {A: load}, 101.5)
+        message = decode_inflight(payload)
+        assert not isinstance(message, Unreadable)
+        assert STEPS_MAX // 2 < len(message.workers[0].steps) <= STEPS_MAX
+        peers.on_message(payload, 101.5)
+        assert now(peers, A) == Totals(changes, 2 * changes, 0)
+        requests, _ = then(peers, A, 100.0 + changes / 2000)
+        assert abs(requests - changes / 2) <= 2 * changes / STEPS_MAX + 1
+
+
+def test_what_is_kept_of_what_was_told_is_bounded() -> None:
+    load, teller, peers = Load(), Teller("them", EPOCH), Peers("us")
+    for i in range(5 * KEPT_STEPS_MAX):
+        load.history = [(0.0, 0, 0)]
+        load.become(i, i, 0, 100.0 + i / 10_000)
+        peers.on_message(told(teller, {A: load}, 100.0 + i / 10_000), 100.0 + i / 10_000)
+        assert len(kept(peers)) <= KEPT_STEPS_MAX
+    assert len(kept(peers)) >= KEPT_STEPS_MAX / 2
+    for i in range(100):
+        load.become(i, i, 0, 110.0 + i)
+        peers.on_message(told(teller, {A: load}, 110.0 + i), 110.0 + i)
+    assert len(kept(peers)) <= 4 * KEPT_S, "what is old goes"
+    assert then(peers, A, 209.9 - KEPT_S) == (96, 96)
+
+
+def kept(peers: Peers) -> list[Step]:
+    return peers._peers["them"].workers[A].steps
+
+
+def test_workers_of_which_nothing_is_told_any_more_are_forgotten() -> None:
+    load, teller, peers = Load(), Teller("them", EPOCH), Peers("us")
+    load.become(1, 1, 1, 100.0)
+    peers.on_message(told(teller, {A: load}, 100.0), 100.0)
+    for i in range(1, 7):
+        peers.on_message(told(teller, {}, 100.0 + i), 100.0 + i)
+    assert not peers._peers["them"].workers
 
 
 def test_a_replica_that_tells_of_too_many_workers_is_not_believed(
@@ -229,4 +341,4 @@ def test_whatever_is_lost_the_sum_is_right_after_a_full_message() -> None:
                 peers.on_message(message, now_s)
         peers.on_message(told(teller, loads, now_s + FULL_S), now_s + FULL_S)
         for key in keys:
-            assert peers.now(key) == loads[key].ours, f"seed {seed}"
+            assert now(peers, key) == loads[key].ours, f"seed {seed}"
