@@ -20,6 +20,7 @@ from kvroute.v1 import (
     Receipt,
     WorkerStatus,
 )
+from router.cli_receipt import PREFILL_TOLD
 
 
 async def show_workers(target: str, model: str, as_json: bool, timeout_s: float) -> int:
@@ -122,7 +123,7 @@ def _workers_table(workers: Sequence[WorkerStatus]) -> Table:
 def _print_explanation(console: Console, explanation: Explanation) -> None:
     if explanation.HasField("prefill_receipt"):
         other = explanation.prefill_worker
-        told = _PREFILL[explanation.receipt.prefill]
+        told = PREFILL_TOLD[explanation.receipt.prefill]
         console.print(f"[bold]the prompt[/]: {told}", highlight=False)
         pick = (other.worker_id, other.dp_rank)
         _print_stage(console, explanation.prefill_receipt, explanation.prefill_candidates, pick)
@@ -135,13 +136,6 @@ def _print_explanation(console: Console, explanation: Explanation) -> None:
         console.print(
             f"\n{explanation.receipt.tied} tie for the lowest cost: Route picks one at random."
         )
-
-
-_PREFILL = {
-    "remote": "by a worker that hands its KV cache over",
-    "local": "by the one that decodes, since hardly anything is new there; it could have been",
-    "absent": "by one worker alone, since nobody can hand over",
-}
 
 
 def _print_stage(

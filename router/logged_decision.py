@@ -78,6 +78,8 @@ class LoggedDecision(msgspec.Struct, frozen=True, omit_defaults=True):
     overlap_tokens: dict[str, list[int]]
     """Raw, usable, and by tier, before any trust."""
     prefill: LoggedRates
+    parameters: dict[str, float] = {}
+    """The policy's."""
     excluded: list[tuple[int, str]] = []
     """Rows that could not be picked, and why."""
     blocks_in_use: list[float] = []
@@ -116,6 +118,7 @@ def capture(decision: Decision, replica: str, labels: PlaceLabels, hashes: bool)
         picked=decision.order[0] if decision.order else None,
         tied=decision.tied,
         costs=_numbers(decision.scores.costs),
+        parameters=dict(decision.policy.parameters),
         columns={
             name: _numbers(column) for name in COLUMNS if (column := getattr(rows, name)).any()
         },

@@ -6,14 +6,10 @@ alpha = 0.7 if y > 1 else 0.3`. Nothing else is evaluated, so a receipt from any
 """
 
 import ast
-import json
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isclose
-
-from google.protobuf import json_format
-from google.protobuf.message import DecodeError
 
 from kvroute.v1 import router_pb2
 
@@ -63,8 +59,21 @@ class Recomputed:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What came of a receipt."""
+    """What came of a receipt, and what it says."""
 
+    policy: str
+    formula: str
+    shared: Mapping[str, float]
+    """What is the same for all rows: parameters, and terms such as the mean load."""
+    decided_at_s: float
+    replica: str
+    prompt_tokens: int
+    candidates: int
+    excluded: Mapping[str, int]
+    """Reason -> workers."""
+    tied: int
+    terms: Sequence[str]
+    """Those of a row that are worth a look."""
     rows: list[Recomputed]
     """The pick, and the runner-up where there was one."""
     complaints: list[str]
@@ -89,7 +98,20 @@ def check(receipt: router_pb2.Receipt) -> Verdict:
         complaints.append("the runner-up is cheaper than the pick")
     if receipt.picked.excluded:
         complaints.append(f"the pick is marked as excluded: {receipt.picked.excluded}")
-    return Verdict(rows, complaints)
+    return Verdict(
+        policy=receipt.policy,
+        formula=receipt.formula,
+        shared={**receipt.parameters, **receipt.terms},
+        decided_at_s=receipt.decided_at_s,
+        replica=receipt.replica,
+        prompt_tokens=receipt.prompt_tokens,
+        candidates=receipt.candidates,
+        excluded=dict(receipt.excluded),
+        tied=receipt.tied,
+        terms=sorted(receipt.picked.terms),
+        rows=rows,
+        complaints=complaints,
+    )
 
 
 def evaluate(formula: str, numbers: Mapping[str, float]) -> float:
@@ -104,38 +126,6 @@ def evaluate(formula: str, numbers: Mapping[str, float]) -> float:
             raise FormulaError(f"{clause!r} defines nothing")
         known[name] = _value(_parsed(value), known)
     return _value(_parsed(expression), known)
-
-
-def read_receipt(content: bytes) -> router_pb2.Receipt:
-    """A receipt, or the first one in an answer or explanation; JSON or protobuf's own bytes.
-
-    Raises ValueError for anything else.
-    """
-    try:
-        told = json.loads(content)
-    except (ValueError, RecursionError):
-        return _read_binary(content)
-    if not isinstance(told, dict):
-        raise ValueError("a receipt in JSON is an object")
-    receipt = router_pb2.Receipt()
-    try:
-        json_format.ParseDict(told.get("receipt", told), receipt, ignore_unknown_fields=True)
-    except json_format.ParseError as error:
-        raise ValueError(f"no receipt: {error}") from error
-    return receipt
-
-
-def _read_binary(content: bytes) -> router_pb2.Receipt:
-    for kind in (router_pb2.Receipt, router_pb2.RouteResponse, router_pb2.Explanation):
-        message = kind()
-        try:
-            message.ParseFromString(content)
-        except DecodeError:
-            continue
-        receipt = message if isinstance(message, router_pb2.Receipt) else message.receipt
-        if receipt.HasField("picked") and receipt.formula:
-            return receipt
-    raise ValueError("neither JSON nor the bytes of a receipt, an answer or an explanation")
 
 
 def _row(receipt: router_pb2.Receipt, row: router_pb2.CandidateRow) -> Recomputed:

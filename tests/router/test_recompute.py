@@ -5,14 +5,13 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from google.protobuf import json_format
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kvroute.v1 import router_pb2
 from router import codec
 from router.policies import POLICIES
-from router.recompute import FORMULA_MAX, FormulaError, check, evaluate, read_receipt
+from router.recompute import FORMULA_MAX, FormulaError, check, evaluate
 from tests.router.fleet import Fleet, prompt
 
 
@@ -114,20 +113,3 @@ def test_what_is_no_arithmetic_is_refused(formula: str, why: str) -> None:
 def test_no_text_does_harm(formula: str, numbers: dict[str, Any]) -> None:
     with suppress(FormulaError):
         assert isinstance(evaluate(formula, numbers), float)
-
-
-def test_a_receipt_is_read_in_every_form_in_which_it_is_kept() -> None:
-    receipt = receipt_of("ttft", 2)
-    answer = router_pb2.RouteResponse(worker_id="w0", receipt=receipt)
-    explained = router_pb2.Explanation(worker_id="w0", receipt=receipt)
-    for message in (receipt, answer, explained):
-        for names in (True, False):
-            told = json_format.MessageToJson(message, preserving_proto_field_name=names)
-            assert read_receipt(told.encode()) == receipt
-        assert read_receipt(message.SerializeToString()) == receipt
-
-
-@pytest.mark.parametrize("content", [b"", b"[]", b"{", b"\xff\xff", b"3", b'{"picked": 3}'])
-def test_what_is_no_receipt_is_refused(content: bytes) -> None:
-    with pytest.raises(ValueError, match=r"receipt"):
-        read_receipt(content)
