@@ -66,8 +66,9 @@ class Metrics:
             "kvroute_requests",
             "Requests by outcome; reason is empty unless refused.",
             ["outcome", "reason"],
-            registry=registry,
+            registry=None,
         )
+        """All outcomes but `picked`, which the tally counts."""
         self.cached_tokens = Counter(
             "kvroute_cached_tokens_reported",
             "Cached tokens that engines reported for routed requests.",
@@ -105,10 +106,9 @@ class Metrics:
         build = Gauge("kvroute_build_info", "Always 1.", ["version"], registry=registry)
         build.labels(kvroute_version()).set(1)
         self.tally = PickTally()
-        registry.register(TallyCollector(self.tally))
-        self._picked = self.requests.labels("picked", "")
+        registry.register(TallyCollector(self.tally, self.requests))
         for outcome in OUTCOMES:
-            if outcome != "refused":
+            if outcome not in {"picked", "refused"}:
                 self.requests.labels(outcome, "")
         for reason in Reason:
             self.requests.labels("refused", reason)
@@ -116,7 +116,6 @@ class Metrics:
 
     def picked(self, pick: Pick) -> None:
         """A pick was made."""
-        self._picked.inc()
         self.tally.count(pick)
 
     def cache_reported(self, predicted: int, reported: int) -> None:
@@ -125,11 +124,6 @@ class Metrics:
         self.cached_tokens_predicted.inc(predicted)
         direction = "over" if predicted > reported else "under"
         self.cached_tokens_off.labels(direction).inc(abs(predicted - reported))
-
-    def picked_plain(self, count: int) -> None:
-        """The lane made picks, and counted all else of them."""
-        if count:
-            self._picked.inc(count)
 
     def stage_clock(self) -> StageClock:
         """A clock for one decision."""
@@ -142,14 +136,19 @@ def kvroute_version() -> str:
 
 
 class TallyCollector(Collector):
-    """Reads what picks counted."""
+    """Reads what picks counted, and says how many there were among all requests."""
 
-    def __init__(self, tally: PickTally) -> None:
+    def __init__(self, tally: PickTally, requests: Counter) -> None:
         self._tally = tally
+        self._requests = requests
 
     @override
     def collect(self) -> Iterator[Metric]:
         tally = self._tally
+        for family in self._requests.collect():
+            picks = float(tally.picks[0])
+            family.add_sample(f"{family.name}_total", {"outcome": "picked", "reason": ""}, picks)
+            yield family
         durations = HistogramMetricFamily(
             "kvroute_decision_seconds", "Time a decision takes, by stage.", labels=["stage"]
         )

@@ -225,7 +225,6 @@ class RouterService(router_pb2_grpc.RouterServicer):
         lane = self._core.lane
         if lane is None or (reservation := lane.answer(request, now_s)) is None:
             return None
-        self._metrics.picked_plain(1)
         if (hot := self._core.hot) is not None:
             self._count(hot, reservation, lambda: request, now_s)
         return reservation.answer, reservation, False
@@ -282,7 +281,6 @@ class RouterService(router_pb2_grpc.RouterServicer):
                 pass  # of the item that is next: the general way comes to it again
             except Exception:  # a fault of ours; the next item is tried once more by itself
                 log.exception("routing a batch failed")
-            self._metrics.picked_plain(len(answered))
             if (hot := self._core.hot) is not None:
                 for index, reservation in answered.items():
                     self._count(hot, reservation, partial(batch.request_of, index), now_s)

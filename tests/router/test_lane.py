@@ -94,9 +94,9 @@ class Side:
             "tally": [one.tolist() for one in (tally.tokens, tally.recent, tally.picks)],
             "counts": {
                 (one.name, *one.labels.values()): one.value
-                for family in self.metrics.requests.collect()
+                for family in self.metrics.registry.collect()
                 for one in family.samples
-                if one.name.endswith("_total")
+                if one.name == "kvroute_requests_total"
             },
         }
 
