@@ -136,14 +136,14 @@ class Lane:
         self._look()
         try:
             return await answer
-        except asyncio.CancelledError:
-            if not answer.cancelled():  # it was there, but its caller won't see it any more
+        except BaseException as error:
+            if isinstance(error, asyncio.CancelledError) and not answer.cancelled():
+                # It was there, but its caller won't see it any more.
                 self._items.cancel(item.index)
-            raise
-        finally:
             if self._items.drop(item):
                 self._counts["cancels"] += 1
             self._look()
+            raise
 
     async def close(self) -> None:
         """Ends the stream; whoever still waits gets ClientClosed."""
