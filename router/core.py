@@ -70,6 +70,7 @@ from router.reservations import Ending, Fingerprint, PrefillHold, Reservation, R
 from router.self_check import SelfCheck
 from router.sessions import Session, Sessions
 from router.topology import PlaceLabels
+from router.ttft_check import TtftCheck
 from router.warnings import FleetWatch, WorkerWarning
 
 DRAINED_MAX = 10_000
@@ -124,6 +125,7 @@ class RouterCore:
         self._policy_error = ""
         labels = PlaceLabels(routing.host_label, routing.rack_label, routing.cluster_label)
         self.rates = PrefillRates(routing.prefill_rate)
+        self.ttft_check = TtftCheck()
         self.sessions = Sessions(routing.session_ttl_s, routing.sessions_max)
         self.further = Further(self.loads, self.rates, labels, self.sessions)
         self.pairs = Pairs(self.further)
@@ -212,6 +214,8 @@ class RouterCore:
                 reservation.prompt_tokens,
                 now_s,
             )
+        if (predicted_s := computing.scores.ttft_s) is not None:
+            self.ttft_check.on_pick(reservation.id, predicted_s.item(computing.order[0]))
         if self.hot is not None:
             seen = reservation.where_computed()
             self.hot.on_pick(seen, request.for_all, lambda: request.prompt, now_s)
@@ -736,6 +740,7 @@ class RouterCore:
 
     def _measure(self, reservation: Reservation, now_s: float) -> None:
         """Learns from a prompt that is said to be done just now."""
+        self.ttft_check.on_done(reservation.id, now_s - reservation.opened_at_s)
         seen = reservation.where_computed()
         source = self.view.sources.get(seen.worker)
         if source is not None and source.heartbeat is not None:
@@ -758,6 +763,7 @@ class RouterCore:
         load.close(reservation.prefixes, reservation.has_tail, now_s)
         self._put_load(reservation.worker, load)
         self._end_prefill(reservation, now_s)
+        self.ttft_check.on_end(reservation.id)
         self.reservations.end(reservation, ending, now_s)
         self.endings[ending] += 1
 

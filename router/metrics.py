@@ -39,6 +39,7 @@ from router.prefix_copies import CopyFate
 from router.refusals import Reason
 from router.self_check import CheckResult
 from router.shadow import Agreement, Balance, Shadow
+from router.ttft_check import RATIOS
 from router.watchers import Watchers
 
 OUTCOMES = ("picked", "repeated", "refused", "explained")
@@ -210,6 +211,7 @@ class RouterCollector(Collector):
         yield from self._workers()
         yield from self._streams()
         yield from self._self_check()
+        yield from self._ttft_check()
         yield self._policy_failures()
         yield self._warnings()
         core = self._core
@@ -380,6 +382,29 @@ class RouterCollector(Collector):
             "Blocks that engines reused though their streams never told of them.",
             value=self_check.learned_blocks,
         )
+
+    def _ttft_check(self) -> Iterator[Metric]:
+        check = self._core.ttft_check
+        bounds = (*map(str, RATIOS), "+Inf")
+        yield HistogramMetricFamily(
+            "kvroute_ttft_ratio",
+            "Measured time to the first token / predicted, of picks of a policy that predicts it.",
+            buckets=list(zip(bounds, map(float, accumulate(check.counts)), strict=True)),
+            sum_value=check.ratios,
+        )
+        yield CounterMetricFamily(
+            "kvroute_ttft_measured_seconds",
+            "Time to the first token of those picks, from the pick to its report.",
+            value=check.measured_s,
+        )
+        off = CounterMetricFamily(
+            "kvroute_ttft_off_seconds",
+            "Seconds by which those first tokens came later than predicted, or sooner.",
+            labels=["direction"],
+        )
+        off.add_metric(["late"], check.late_s)
+        off.add_metric(["early"], check.early_s)
+        yield off
 
     def _warnings(self) -> Metric:
         family = GaugeMetricFamily(

@@ -1,0 +1,55 @@
+"""Whether first tokens come when predicted: predicted times held against measured ones.
+
+Predicted is what the policy that picked said of its pick; measured is the time from the pick to the
+report of PREFILL_DONE. A request whose first token nobody reports says nothing. Pure.
+
+Laws:
+- no more is kept than there are open reservations;
+- each prediction is counted once at most.
+"""
+
+from bisect import bisect_left
+
+RATIOS = (0.1, 0.25, 0.5, 0.75, 0.9, 1.1, 1.33, 2.0, 4.0, 10.0)
+"""Upper bounds of buckets: measured / predicted. From 0.9 to 1.1 is as good as right."""
+
+
+class TtftCheck:
+    """Of one router."""
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(RATIOS) + 1)
+        """Of requests, by their ratio."""
+        self.ratios = 0.0
+        """In sum, as are the next three."""
+        self.measured_s = 0.0
+        self.late_s = 0.0
+        """By which first tokens came later than predicted,"""
+        self.early_s = 0.0
+        """and sooner."""
+        self._predicted_s: dict[str, float] = {}
+        """By reservation."""
+
+    def __len__(self) -> int:
+        """Predictions that may be measured yet."""
+        return len(self._predicted_s)
+
+    def on_pick(self, reservation_id: str, predicted_s: float) -> None:
+        """predicted_s: above 0."""
+        self._predicted_s[reservation_id] = predicted_s
+
+    def on_done(self, reservation_id: str, measured_s: float) -> None:
+        """A first token is said to be out just now."""
+        predicted_s = self._predicted_s.pop(reservation_id, None)
+        if predicted_s is None:
+            return
+        ratio = measured_s / predicted_s
+        self.counts[bisect_left(RATIOS, ratio)] += 1
+        self.ratios += ratio
+        self.measured_s += measured_s
+        self.late_s += max(0.0, measured_s - predicted_s)
+        self.early_s += max(0.0, predicted_s - measured_s)
+
+    def on_end(self, reservation_id: str) -> None:
+        """A reservation ended, measured or not."""
+        self._predicted_s.pop(reservation_id, None)
