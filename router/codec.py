@@ -383,6 +383,7 @@ def read_engine(message: fleet_pb2.RegisterWorkerRequest) -> EngineSettings:
         "engine": message.engine,
         "address": message.address,
         "labels": dict(message.labels),
+        "warm": message.warm,
     }
     if message.events:
         fields["events"] = message.events

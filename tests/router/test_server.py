@@ -1069,6 +1069,21 @@ class TestFleet:
             assert (settings.replay, settings.metrics) == (None, None)
             assert settings.labels == {"zone": "north"}
 
+    async def test_routers_may_warm_a_registered_engine_only_where_it_says_so(self) -> None:
+        async with served() as stage:
+            request = fleet_pb2.RegisterWorkerRequest(
+                worker_id="w", engine="vllm", address="http://w:8000", role="prefill"
+            )
+            for warm in (False, True):
+                request.warm = warm
+                await stage.workers.RegisterWorker(request)
+            assert [one.warm for one in stage.registered] == [False, True]
+            assert [one.role for one in stage.registered] == ["prefill", "prefill"]
+            request.address = "w:8000"
+            refused = await refusal(stage.workers.RegisterWorker(request))
+            assert (refused.code, refused.reason) == (Code.INVALID_ARGUMENT, "INVALID_FIELD")
+            assert "no HTTP face to compute by" in refused.message
+
     async def test_an_engine_that_publishes_no_events_can_be_registered_too(self) -> None:
         async with served() as stage:
             request = fleet_pb2.RegisterWorkerRequest(worker_id="w", engine="vllm", address="a")

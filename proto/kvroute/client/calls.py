@@ -286,13 +286,16 @@ class KvRouteClient:
         replay: str | None = None,
         metrics: str | None = None,
         labels: Mapping[str, str] | None = None,
+        role: str | None = None,
+        warm: bool = False,
         timeout_s: float | None = None,
     ) -> None:
         """Makes this router run a relay for an engine that has none.
 
         engine: vllm or sglang. address: where clients send their requests. events, replay: the
         engine's ZMQ sockets, tcp://...; absent: it publishes no events. metrics: its HTTP base;
-        absent: the address.
+        absent: the address. role: both, prefill or decode; absent: what the engine says, else both.
+        warm: routers may have it compute hot prefixes.
         """
         message = RegisterWorkerRequest(
             worker_id=worker_id,
@@ -302,6 +305,8 @@ class KvRouteClient:
             replay=replay or "",
             metrics=metrics or "",
             labels=labels or {},
+            role=role or "",
+            warm=warm,
         )
         await self._command(lambda line: line.fleet.RegisterWorker, message, timeout_s)
 

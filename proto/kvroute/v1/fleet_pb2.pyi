@@ -336,6 +336,7 @@ class RegisterWorkerRequest(google.protobuf.message.Message):
     METRICS_FIELD_NUMBER: builtins.int
     LABELS_FIELD_NUMBER: builtins.int
     ROLE_FIELD_NUMBER: builtins.int
+    WARM_FIELD_NUMBER: builtins.int
     worker_id: builtins.str
     engine: builtins.str
     """vllm or sglang"""
@@ -349,6 +350,8 @@ class RegisterWorkerRequest(google.protobuf.message.Message):
     """its HTTP base, for load and limits; empty: the address"""
     role: builtins.str
     """both, prefill or decode; empty: what the engine says, else both"""
+    warm: builtins.bool
+    """routers may have it compute hot prefixes, over its HTTP base"""
     @property
     def labels(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]: ...
     def __init__(
@@ -362,8 +365,9 @@ class RegisterWorkerRequest(google.protobuf.message.Message):
         metrics: builtins.str = ...,
         labels: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
         role: builtins.str = ...,
+        warm: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["address", b"address", "engine", b"engine", "events", b"events", "labels", b"labels", "metrics", b"metrics", "replay", b"replay", "role", b"role", "worker_id", b"worker_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["address", b"address", "engine", b"engine", "events", b"events", "labels", b"labels", "metrics", b"metrics", "replay", b"replay", "role", b"role", "warm", b"warm", "worker_id", b"worker_id"]) -> None: ...
 
 Global___RegisterWorkerRequest: typing_extensions.TypeAlias = RegisterWorkerRequest
 
