@@ -388,7 +388,7 @@ class RouterApp:
         if now_s - self._warned_at_s < WARN_S:
             return
         self._warned_at_s = now_s
-        if error := self.core.take_policy_error():
+        if error := self.core.decider.take_policy_error():
             log.warning("%s; the default policy decided", error)
         told = (
             (key, warning)

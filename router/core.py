@@ -1,33 +1,28 @@
-"""The decision core: which worker gets the request, and what that changes.
+"""The decision core: what requests, reports, heartbeats and time change.
 
-Pure: no I/O, no clock, no randomness of its own. It takes `now_s` and a seeded rng, owns load and
-reservations, and reads the fleet view. The gRPC shell performs what it answers, and so does a
-simulator: one core, two worlds.
+Who gets a request is decided in router/decider.py; what that changes, here. Pure: no I/O, no
+clock, no randomness of its own. It takes `now_s` and a seeded rng, owns load and reservations, and
+reads the fleet view. The gRPC shell performs what it answers, and so does a simulator: one core,
+two worlds.
 
 Laws:
 - a pick reserves its load at once, and every reservation is released exactly once;
 - a refusal changes nothing;
-- an excluded worker is never picked, nor one whose cost is not a number;
 - the same request id, prompt, model and role get the same answer while they are remembered.
 """
 
 import random
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection
 from functools import partial
-from math import isfinite
-
-import numpy as np
-import numpy.typing as npt
 
 from events.inflight import Peers
 from events.view import FleetView, Source, schedulable
 from indexer.hashing import HashArray
 from indexer.identity import WorkerKey
-from indexer.kernel import NativeIndex, cheapest
-from router.candidates import COLUMNS, Candidates, Column, Flags
+from indexer.kernel import NativeIndex
 from router.config import ModelSettings, RoutingSettings
+from router.decider import FULL_RETRY_S, Decider
 from router.decision import (
     CacheReport,
     Decision,
@@ -39,46 +34,27 @@ from router.decision import (
     ProgressState,
     Repeated,
     Request,
-    Role,
-    Weighed,
 )
-from router.eligibility import (
-    DRAINED,
-    NOT_A_NUMBER,
-    OUTPUT_TOKENS_MAX,
-    TOO_LONG,
-    exclusions,
-    narrows_nothing,
-    only_roles,
-    too_long,
-)
+from router.eligibility import DRAINED
 from router.further import Further
 from router.hot_prefixes import HotPrefixes
 from router.lane import Lane
 from router.load import WorkerLoad
 from router.models import Models
-from router.pairs import Matched, Pairs, Stages
-from router.policies.configured import configured
-from router.policies.dynamo_adaptive import DYNAMO_ADAPTIVE
-from router.policies.own import Failure, PolicyFailed
-from router.policies.policy import Policy, Scores
-from router.pools import Pool, Pools, heartbeat_of
-from router.prompt import Prompt
+from router.policies.policy import Policy
+from router.pools import Pools, heartbeat_of
 from router.rates import PrefillRates
 from router.refusals import Reason, Refusal
 from router.reservations import Ending, Fingerprint, PrefillHold, Reservation, Reservations
 from router.self_check import SelfCheck
-from router.sessions import Session, Sessions
+from router.sessions import Sessions
 from router.topology import PlaceLabels
 from router.ttft_check import TtftCheck
 from router.warnings import FleetWatch, WorkerWarning
 
 DRAINED_MAX = 10_000
-FULL_RETRY_S = 0.5
-"""What RetryInfo says when all are full: about the time until something ends."""
 ROOM_BITS = 48
 """Of a pair's room, which stays below 2^63 for any number of ranks."""
-_FULL = "full"
 _ENDED_BY_US = (Ending.EXPIRED, Ending.WORKER_LOST)
 
 
@@ -118,27 +94,21 @@ class RouterCore:
         """Changes of these."""
         self.models = Models(models, model_memory_s)
         self.pools = Pools(view, self.models, self.load_of)
-        self.policies = configured(routing)
-        """By name, with their parameters."""
-        self.policy_failures: Counter[tuple[str, Failure]] = Counter()
-        """Decisions that a policy of the operator's could not make."""
-        self._policy_error = ""
         labels = PlaceLabels(routing.host_label, routing.rack_label, routing.cluster_label)
         self.rates = PrefillRates(routing.prefill_rate)
         self.ttft_check = TtftCheck()
         self.sessions = Sessions(routing.session_ttl_s, routing.sessions_max)
         self.further = Further(self.loads, self.rates, labels, self.sessions)
-        self.pairs = Pairs(self.further)
+        self.decider = Decider(routing, view.index, self.pools, self.further, self.drained, rng)
         self.pair_picks: Counter[Prefill] = Counter()
-        self._of_role: dict[Role, tuple[Pool, Sequence[str]]] = {}
-        """Who is of another role, in the pool that was asked last."""
         self.tombstone_s = tombstone_s
         self._rng = rng
         self._picks = 0
         self._ids = 0
         index = view.index
         self.lane = Lane(self, rng) if isinstance(index, NativeIndex) else None
-        """Picks for plain requests; the rest of this file is its twin, and for all others."""
+        """Picks for plain requests; the decider and the rest of this file are its twin, and for all
+        others."""
         self.hot: HotPrefixes | None = None
         """Copies what many ask for; None: switched off."""
         self._watch = FleetWatch(view, self.self_check, lambda name: self.models.names(name)[0])
@@ -161,7 +131,7 @@ class RouterCore:
             self._remember(request, reservation, now_s)
             if self.hot is not None:
                 self.hot.on_pick(reservation, request.for_all, lambda: request.prompt, now_s)
-            return Pick(reservation, partial(self._told, request, weighed, now_s), overlap)
+            return Pick(reservation, partial(self.decider.told, request, weighed, now_s), overlap)
         earlier = self.reservations.of_request(request.request_id)
         if earlier is not None:
             if earlier.fingerprint != request.fingerprint():
@@ -182,7 +152,7 @@ class RouterCore:
             )
         decision = self.decide(request, now_s, mark)
         if not decision.order:
-            raise self.refuse(decision)
+            raise self.decider.refuse(decision)
         if watch is not None:
             watch(decision.computing)
         source = decision.sources[decision.order[0]]
@@ -221,6 +191,11 @@ class RouterCore:
             self.hot.on_pick(seen, request.for_all, lambda: request.prompt, now_s)
         return Pick(reservation, decision, computing.overlap(computing.order[0]))
 
+    @property
+    def policies(self) -> dict[str, Policy]:
+        """By name, with their parameters."""
+        return self.decider.policies
+
     def _remember(self, request: Request, reservation: Reservation, now_s: float) -> None:
         """Where a session's KV cache will be."""
         if request.session_id:
@@ -231,134 +206,15 @@ class RouterCore:
     def decide(
         self, request: Request, now_s: float, mark: Callable[[str], None] = _no_mark
     ) -> Decision:
-        """Scores the pool and changes nothing; raises Refusal when there is no pool to score.
-
-        Whoever asks looks at `order`: it is empty when nobody can be picked, and `refuse` says why.
-        """
-        policy = self._policy(request)
-        if request.prompt.token_count > self.routing.prompt_tokens_max:
-            raise Refusal(
-                Reason.PROMPT_TOO_LONG,
-                f"the prompt has {request.prompt.token_count} tokens, the limit is"
-                f" {self.routing.prompt_tokens_max} (routing.prompt_tokens_max)",
-            )
-        self.pools.refresh()
-        pool, down = self.pools.live(request.model, self.ready)
-        for size in pool.block_sizes:
-            request.prompt.prefixes(size)
-        mark("hash")
-        overlaps = self._overlaps(request.prompt, pool)
-        mark("match")
-        matched = Matched(request, pool, down, self.pools.table(pool), overlaps, now_s)
-        if request.role is Role.PAIR:
-            stages = Stages(
-                policy if request.policy else self.policies[self.routing.prefill_policy],
-                self.policies[self.routing.decode_policy],
-                policy,
-                self.routing.local_prefill_tokens,
-                self.routing.local_prefill_percent / 100,
-            )
-            decision = self.pairs.decide(matched, stages, self._judge, self._eligible)
-        elif request.resumed is not None:
-            holders = self._holders(matched, request.resumed)
-            stage = policy if request.policy else self.policies[self.routing.decode_policy]
-            away = self.further.mean_distance(pool, holders)
-            decision = self._judge(matched, stage, self._eligible(request, pool), away)
-        else:
-            decision = self._judge(matched, policy, self._eligible(request, pool))
-        mark("cost")
-        return decision
-
-    def _holders(self, matched: Matched, session: Session) -> Flags:
-        """The workers that hold most of a session's KV cache; raises Refusal if nobody does.
-
-        By the index; by where its last request went if that can't say.
-        """
-        pool, trust = matched.pool, matched.table[COLUMNS.index("trust")]
-        held = trust * matched.overlaps[0]
-        longest = held.max(initial=0.0)
-        holders: Flags = held == longest
-        if longest > 0:
-            return holders
-        was_there = np.array([key == session.worker for key in pool.workers], np.bool_)
-        holders = was_there & ((trust < 1) | (not len(session.prefixes)))
-        if not holders.any():
-            raise Refusal(
-                Reason.UNKNOWN_SESSION,
-                f"nobody holds session {matched.request.session_id!r} any more",
-            )
-        return holders
-
-    def _eligible(self, request: Request, pool: Pool) -> Sequence[str]:
-        """A reason for each worker that can't take a request; empty where it can."""
-        output_tokens = self._output_tokens(request)
-        if not narrows_nothing(request, output_tokens, pool, bool(self.drained)):
-            return exclusions(request, output_tokens, pool, self.drained)
-        role = request.role
-        if pool.roles <= {role, Role.BOTH}:
-            return pool.all_eligible
-        known = self._of_role.get(role)
-        if known is None or known[0] is not pool:
-            known = self._of_role[role] = pool, only_roles(pool, role)
-        return known[1]
-
-    def _judge(
-        self,
-        matched: Matched,
-        policy: Policy,
-        eligible: Sequence[str],
-        kv_distance: Column | None = None,
-    ) -> Decision:
-        """Scores a pool, and puts it in order."""
-        request, pool, not_live, table, overlaps, now_s = matched
-        rows = self._rows(request, pool, table, overlaps, eligible, now_s, kv_distance)
-        policy, scores = self._scored(policy, rows)
-        excluded, order, tied = self._order(rows, scores)
-        return Decision(
-            request,
-            policy,
-            rows,
-            pool.sources,
-            overlaps,
-            scores,
-            excluded,
-            order,
-            tied,
-            not_live,
-            now_s,
-        )
-
-    def _told(self, request: Request, weighed: Weighed, now_s: float) -> Decision:
-        """A decision of the lane, as the general way would have told it."""
-        policy = self._policy(request)
-        pool = weighed.pool
-        rows = self._rows(request, pool, weighed.table, weighed.tokens, weighed.eligible, now_s)
-        scores = policy.score(rows)
-        costs = scores.costs.tolist()
-        excluded = [
-            reason or (_FULL if full else "" if isfinite(cost) else NOT_A_NUMBER)
-            for reason, full, cost in zip(weighed.eligible, rows.full.tolist(), costs, strict=True)
-        ]
-        return Decision(
-            request,
-            policy,
-            rows,
-            pool.sources,
-            weighed.tokens,
-            scores,
-            excluded,
-            weighed.order,
-            weighed.tied,
-            weighed.not_live,
-            now_s,
-        )
+        """What `route` would pick by; changes nothing. See Decider.decide."""
+        return self.decider.decide(request, self.ready, now_s, mark)
 
     def reconfigure(self, routing: RoutingSettings) -> None:
         """Decides by other settings from now on (those of router/reload.py may differ).
 
         Raises ConfigError, and changes nothing, for policies that can't be.
         """
-        self.policies = configured(routing)
+        self.decider.reconfigure(routing)
         self.routing = routing
         if self.lane is not None:
             tally = self.lane.tally
@@ -475,11 +331,6 @@ class RouterCore:
         """What an operator should mend about a worker."""
         return self._watch.warnings(source, now_s)
 
-    def take_policy_error(self) -> str:
-        """What the last policy did wrong that failed since this was asked; empty: none did."""
-        told, self._policy_error = self._policy_error, ""
-        return told
-
     def load_of(self, key: WorkerKey) -> WorkerLoad:
         """A worker's load; an idle one for a worker that nothing is known of."""
         return self.loads.get(key) or WorkerLoad()
@@ -489,147 +340,6 @@ class RouterCore:
         if source.key.worker_id in self.drained:
             return DRAINED
         return schedulable(source, self.view.mass_silence)
-
-    def _policy(self, request: Request) -> Policy:
-        name = request.policy or self.routing.policy
-        if name != self.routing.policy and not self.routing.policy_per_request:
-            raise Refusal(
-                Reason.POLICY_NOT_ALLOWED,
-                "requests may not choose a policy here (routing.policy_per_request)",
-            )
-        if (policy := self.policies.get(name)) is None:
-            known = ", ".join(self.policies)
-            raise Refusal(Reason.UNKNOWN_POLICY, f"unknown policy {name!r}; there are {known}")
-        return policy
-
-    def _scored(self, policy: Policy, rows: Candidates) -> tuple[Policy, Scores]:
-        """The costs of rows, and the policy that made them: the default one for one that fails."""
-        if not len(rows):
-            return policy, Scores(np.zeros(0))
-        try:
-            scores = policy.score(rows)
-            if scores.chances is not None:  # what is drawn is told, so that a pick can be redone
-                told = {**scores.shared_terms, "draw": self._rng.random()}
-                scores = replace(scores, shared_terms=told)
-            return policy, scores
-        except PolicyFailed as failed:
-            self.policy_failures[policy.name, failed.failure] += 1
-            self._policy_error = f"policy {policy.name!r}: {failed}"
-        default = self.policies[DYNAMO_ADAPTIVE.name]
-        return default, default.score(rows)
-
-    def _overlaps(self, prompt: Prompt, pool: Pool) -> npt.NDArray[np.int32]:
-        """What each worker holds of the prompt, in tokens: a row for each field of Overlap."""
-        if len(pool.block_sizes) == 1:
-            return self._overlaps_of(prompt, next(iter(pool.block_sizes)), pool.slots)
-        tokens = np.zeros((len(Overlap._fields), len(pool)), np.int32)
-        for size in pool.block_sizes:
-            told = [heartbeat_of(source).block_size == size for source in pool.sources]
-            rows = np.flatnonzero(told)
-            tokens[:, rows] = self._overlaps_of(prompt, size, pool.slots[rows])
-        return tokens
-
-    def _overlaps_of(
-        self, prompt: Prompt, size: int, slots: npt.NDArray[np.intp]
-    ) -> npt.NDArray[np.int32]:
-        if not size:  # workers that have not told their block size yet
-            return np.zeros((len(Overlap._fields), len(slots)), np.int32)
-        # The engine recomputes the last block of a fully cached prompt.
-        usable_max = (prompt.token_count - 1) // size
-        blocks = self.view.index.overlap(prompt.prefixes(size), usable_max, slots)
-        tokens: npt.NDArray[np.int32] = blocks * np.int32(size)
-        return tokens
-
-    def _rows(
-        self,
-        request: Request,
-        pool: Pool,
-        table: npt.NDArray[np.float64],
-        overlaps: npt.NDArray[np.int32],
-        excluded: Sequence[str],
-        now_s: float,
-        kv_distance: Column | None = None,
-    ) -> Candidates:
-        trust = table[COLUMNS.index("trust")]
-        return Candidates(
-            workers=pool.workers,
-            prompt_tokens=request.prompt.token_count,
-            overlap_tokens=trust * overlaps[1],
-            excluded=excluded,
-            table=table,
-            request=request,
-            tokens=overlaps,
-            pool=pool,
-            further=self.further,
-            now_s=now_s,
-            kv_distance=kv_distance,
-        )
-
-    def _output_tokens(self, request: Request) -> int:
-        """What a request is expected to bring out."""
-        told = request.expected_output_tokens
-        return min(self.routing.expected_output_tokens if told is None else told, OUTPUT_TOKENS_MAX)
-
-    def _order(self, rows: Candidates, scores: Scores) -> tuple[Sequence[str], list[int], int]:
-        """Why rows can't be picked; the pick and the rows next to it, cheapest first; how many tie.
-
-        Rows that tie take turns from a random one on, so that no second choice is everybody's.
-        Where the policy gives chances, the pick is drawn by them.
-        """
-        excluded, can = rows.excluded, None
-        if self.pools.any_full or any(excluded):
-            excluded = [
-                reason or (_FULL if full else "")
-                for reason, full in zip(excluded, rows.full.tolist(), strict=True)
-            ]
-            can = np.array([not reason for reason in excluded], np.bool_)
-        wanted = 1 + max(1, self.routing.alternatives)  # receipts name the runner-up
-        tied, following, bad = cheapest(scores.costs, can, wanted)
-        if bad:
-            excluded = list(excluded)
-            for row in bad:
-                excluded[row] = excluded[row] or NOT_A_NUMBER
-        first = self._rng.randrange(len(tied)) if len(tied) > 1 else 0
-        order = [*tied[first:], *tied[:first], *following][:wanted]
-        if scores.chances is not None and len(order) > 1:
-            drawn = _drawn(rows, scores.chances, excluded, scores.shared_terms["draw"])
-            order = [drawn, *(row for row in order if row != drawn)][:wanted]
-        return excluded, order, len(tied)
-
-    def refuse(self, decision: Decision) -> Refusal:
-        """Why nobody in a pool can be picked."""
-        refusal = self._refusal(decision)
-        refusal.decision = refusal.decision or decision
-        return refusal
-
-    def _refusal(self, decision: Decision) -> Refusal:
-        told = ", ".join(
-            f"{count} {reason}" for reason, count in sorted(decision.exclusions().items())
-        )
-        if not len(decision.rows):
-            of = f" for {decision.request.model!r}" if decision.request.model else ""
-            return Refusal(Reason.NO_WORKER, f"no live worker{of}: {told}")
-        if _FULL in decision.excluded:
-            return Refusal(Reason.ALL_WORKERS_FULL, f"no worker has room: {told}", FULL_RETRY_S)
-        may_come_back = [source for source, _ in decision.not_live]
-        too_short = []
-        for source, reason in zip(decision.sources, decision.excluded, strict=True):
-            if reason == TOO_LONG:
-                too_short.append(heartbeat_of(source).max_model_len)
-            elif reason == DRAINED:
-                may_come_back.append(source)
-        output_tokens = self._output_tokens(decision.request)
-        if too_short and all(
-            too_long(decision.request, output_tokens, heartbeat_of(one)) for one in may_come_back
-        ):
-            return Refusal(
-                Reason.PROMPT_TOO_LONG,
-                f"the prompt has {decision.rows.prompt_tokens} tokens and fits no worker with what"
-                f" it is expected to bring out; the longest takes {max(too_short)}",
-            )
-        if decision.prefill is not None and not decision.prefill.order:
-            return self.refuse(decision.prefill)
-        return Refusal(Reason.NO_ELIGIBLE_WORKER, f"no worker may take this request: {told}")
 
     def withdraw(self, reservation: Reservation, now_s: float) -> None:
         """Ends a reservation whose answer could not be given."""
@@ -783,21 +493,3 @@ class RouterCore:
         if load is None:
             load = self.loads[key] = WorkerLoad()
         return load
-
-
-def _drawn(
-    rows: Candidates, chances: npt.NDArray[np.float64], excluded: Sequence[str], draw: float
-) -> int:
-    """The row that a number from 0 to 1 stands for: one that can be picked, by its chance.
-
-    Of those, in the order of worker ids and ranks, the first whose chance and those before it are
-    more than that share of all their chances.
-    """
-    can = sorted(
-        (row for row, reason in enumerate(excluded) if not reason),
-        key=rows.workers.__getitem__,
-    )
-    reached = np.cumsum(chances[can])
-    # Rounding may bring the draw to the very end, which is the last that has a chance.
-    last = np.searchsorted(reached, reached[-1])
-    return can[int(min(last, np.searchsorted(reached, draw * reached[-1], "right")))]

@@ -360,7 +360,7 @@ class RouterCollector(Collector):
         )
         for policy in filter(is_own, self._core.policies):
             for kind in Failure:
-                family.add_metric([policy, kind], self._core.policy_failures[policy, kind])
+                family.add_metric([policy, kind], self._core.decider.policy_failures[policy, kind])
         return family
 
     def _self_check(self) -> Iterator[Metric]:

@@ -195,7 +195,7 @@ class RouterService(router_pb2_grpc.RouterServicer):
         except Refusal as refusal:
             await abort(context, refusal)
         self._metrics.requests.labels("explained", "").inc()
-        refusal_instead = None if decision.order else self._core.refuse(decision)
+        refusal_instead = None if decision.order else self._core.decider.refuse(decision)
         return codec.write_explanation(decision, refusal_instead, self._core)
 
     def _route(self, request: bytes) -> Answered:

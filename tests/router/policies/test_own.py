@@ -35,8 +35,8 @@ def test_its_costs_decide(policy: str, picked: str) -> None:
     assert decision.rows.workers[decision.order[0]].worker_id == picked
     assert decision.scores.row_terms["cost"].tolist() == decision.scores.costs.tolist()
     assert fleet.picked(prompt(64)) == picked
-    assert not fleet.core.policy_failures
-    assert fleet.core.take_policy_error() == ""
+    assert not fleet.core.decider.policy_failures
+    assert fleet.core.decider.take_policy_error() == ""
 
 
 def test_its_terms_are_in_the_receipt_and_its_first_line_sums_it_up() -> None:
@@ -74,9 +74,9 @@ def test_when_it_fails_the_default_policy_decides_and_it_is_counted(
         decision = decide(fleet)
         assert decision.policy.name == "dynamo-adaptive"
         assert decision.rows.workers[decision.order[0]].worker_id == "holder"
-    assert fleet.core.policy_failures == {(f"{HERE}:{policy}", kind): 3}
-    assert told in fleet.core.take_policy_error()
-    assert fleet.core.take_policy_error() == "", "told once"
+    assert fleet.core.decider.policy_failures == {(f"{HERE}:{policy}", kind): 3}
+    assert told in fleet.core.decider.take_policy_error()
+    assert fleet.core.decider.take_policy_error() == "", "told once"
     assert fleet.picked(prompt(64)) == "holder"
 
 
