@@ -5,6 +5,7 @@
             LoadStat over ZMQ (fresh)            sglang_load_stat
             GET /metrics (up to 30 s old)        sglang_metrics
     both    /v1/models and what is near it       vllm_identity, sglang_identity
+    vLLM    /query of Mooncake's bootstrap       mooncake_engine_ids
 
 Law: a document is read whole or raises LoadUnreadable, whose reason is a sentence.
 
@@ -14,8 +15,8 @@ nobody uses any more is free to them, and in none of these numbers.
 
 import math
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Annotated, TypeVar
 
 import msgspec
@@ -73,6 +74,8 @@ class EngineIdentity:
     """prefill or decode, if it serves half of each request."""
     bootstrap_port: int | None = None
     """Where decode engines find a prefill engine."""
+    kv_engine_ids: Mapping[int, str] = field(default_factory=dict)
+    """Of each rank, the name that vLLM's decode engines need to fetch from it by Mooncake."""
 
 
 # vLLM
@@ -205,6 +208,17 @@ def vllm_identity(
         version=None if version is None else _json(version, _VERSION, "/version").version,
         dp_ranks=ranks or None,
     )
+
+
+class _MooncakeEngine(Struct):
+    engine_id: str
+
+
+def mooncake_engine_ids(document: bytes | str) -> dict[int, str]:
+    """From /query of the bootstrap server of vLLM's MooncakeConnector: rank -> engine_id, which is
+    another one in each of the engine's lives unless it is configured. Raises LoadUnreadable."""
+    told = _json(document, _MOONCAKE_ENGINES, "/query")
+    return {rank: engine.engine_id for rank, engine in told.items()}
 
 
 # SGLang
@@ -438,6 +452,7 @@ def sglang_identity(
 _MODELS = msgspec.json.Decoder(_Models)
 _VERSION = msgspec.json.Decoder(_Version)
 _EVENT_SOURCES = msgspec.json.Decoder(dict[str, Raw])
+_MOONCAKE_ENGINES = msgspec.json.Decoder(dict[int, _MooncakeEngine])
 _SGLANG_LOADS = msgspec.json.Decoder(_SglangLoads)
 _SERVER_INFO = msgspec.json.Decoder(_ServerInfo)
 _MODEL_INFO = msgspec.json.Decoder(_ModelInfo)

@@ -1,7 +1,7 @@
 """Asks an engine over HTTP who it is and how busy it is. The shell around events/engine_load.py."""
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import aiohttp
 
@@ -9,6 +9,7 @@ from events.engine_events import LoadSample
 from events.engine_load import (
     EngineIdentity,
     LoadUnreadable,
+    mooncake_engine_ids,
     sglang_identity,
     sglang_loads,
     sglang_metrics,
@@ -92,18 +93,24 @@ PROBES: dict[str, tuple[Who, Load]] = {
 class Probe:
     """Identity and load of one engine, as it last told."""
 
-    def __init__(self, session: aiohttp.ClientSession, engine: str, base: str) -> None:
+    def __init__(
+        self, session: aiohttp.ClientSession, engine: str, base: str, mooncake: str | None = None
+    ) -> None:
+        """mooncake: the base of its bootstrap server, if it has one."""
         self.identity: EngineIdentity | None = None
         self.loads: Mapping[int, LoadSample] = {}
         self.trouble = ""
         """Why the last question got no answer; empty when it did."""
         self._engine = EngineHttp(session, base.rstrip("/"))
+        self._mooncake = EngineHttp(session, mooncake) if mooncake else None
         self._who, self._load = PROBES[engine]
 
     async def ask_identity(self) -> bool:
         """Whether the engine answered."""
         try:
-            self.identity = await self._who(self._engine)
+            who = await self._who(self._engine)
+            page = self._mooncake and await self._mooncake.optional_page("/query")
+            self.identity = replace(who, kv_engine_ids=mooncake_engine_ids(page)) if page else who
         except (EngineSilent, LoadUnreadable) as error:
             self.trouble = str(error)
             return False

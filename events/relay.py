@@ -163,7 +163,7 @@ class Relay:
         await self._listen(subjects.hello(self._fleet), self._hello_came)
         if (base := self.settings.http) is not None:
             self._session = aiohttp.ClientSession()
-            self._probe = Probe(self._session, self.settings.engine, base)
+            self._probe = Probe(self._session, self.settings.engine, base, self.settings.mooncake)
             self._tasks.spawn(self._ask_engine(self._probe), f"probe of {self.settings.id}")
             if self.settings.warm:
                 for shell in self._shells:
@@ -355,6 +355,7 @@ class Relay:
                 self._loads_came(probe)
             elif probe.trouble:
                 self.counts["engine_silent"] += 1
+                identity_at_s = 0.0  # it may come back as another one
             await asyncio.sleep(PROBE_S)
 
     def _loads_came(self, probe: Probe) -> None:
@@ -437,7 +438,7 @@ class Relay:
             engine_block_size=engine_size or 0,
             role=settings.role or who.role or "both",
             kv_connector=settings.kv_connector,
-            kv_engine_id=settings.kv_engine_id,
+            kv_engine_id=self._kv_engine_id(shell.key.dp_rank),
             bootstrap_host=settings.bootstrap_host,
             bootstrap_port=settings.bootstrap_port or who.bootstrap_port or 0,
             labels=settings.labels,
@@ -457,6 +458,15 @@ class Relay:
             warnings=tuple(self._warnings(shell, engine_size)),
         )
 
+    def _kv_engine_id(self, rank: int) -> str:
+        """As vLLM names a rank to others; empty: unknown."""
+        settings = self.settings
+        who = (self._probe.identity if self._probe else None) or EngineIdentity()
+        configured = settings.kv_engine_id
+        if configured and settings.ranks > 1:
+            configured += f"_dp{rank}"
+        return who.kv_engine_ids.get(rank) or configured
+
     def _warnings(self, shell: _RankShell, engine_size: int | None) -> list[str]:
         """What an operator should mend, a sentence each."""
         told = []
@@ -472,6 +482,15 @@ class Relay:
             told.append("the engine names a medium that kvroute doesn't know")
         if dropped["malformed"]:
             told.append("the engine sends events that kvroute can't read")
+        if (
+            self.settings.mooncake is not None
+            and self.settings.role != "decode"
+            and not self._kv_engine_id(shell.key.dp_rank)
+        ):
+            told.append(
+                f"{self.settings.mooncake} doesn't tell Mooncake's engine_id, and none is"
+                " configured: this worker hands nothing over"
+            )
         if self._probe is not None and self._probe.trouble:
             told.append(f"the engine's HTTP: {self._probe.trouble}")
         return told

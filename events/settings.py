@@ -6,6 +6,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from events.bootstrap import MOONCAKE, bootstrap_url, host_of
+
 Seconds = Annotated[float, Meta(gt=0)]
 BlockSize = Annotated[int, Meta(ge=1, le=65536)]
 Count = Annotated[int, Meta(ge=1)]
@@ -85,7 +87,9 @@ class EngineSettings(Settings, frozen=True):
         str,
         Meta(description="vLLM's --kv-transfer-config: the connector it hands KV caches over by"),
     ] = ""
-    kv_engine_id: Annotated[str, Meta(description="and its engine_id, if it is given one")] = ""
+    kv_engine_id: Annotated[
+        str, Meta(description="its engine_id; default: what Mooncake's bootstrap server says")
+    ] = ""
     bootstrap_host: Annotated[
         str, Meta(description="where decode engines find it for that; default: the address's host")
     ] = ""
@@ -111,6 +115,14 @@ class EngineSettings(Settings, frozen=True):
         """The engine's HTTP base; None: it has none."""
         base = self.metrics or self.address
         return base if base.startswith(("http://", "https://")) else None
+
+    @property
+    def mooncake(self) -> str | None:
+        """Its Mooncake bootstrap server, which tells the engine_id; None: it has none."""
+        if self.engine != "vllm" or self.kv_connector != MOONCAKE:
+            return None
+        host = self.bootstrap_host or host_of(self.http or self.address)
+        return bootstrap_url(host, self.bootstrap_port or 0)
 
     def __post_init__(self) -> None:
         if self.warm and self.http is None:

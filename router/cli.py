@@ -172,7 +172,7 @@ def serve(config_file: Path | None, **given: Any) -> None:
 @click.option("--block-size", f"{_ENGINE}block_size", type=int, help="Canonical block size.")
 @click.option("--role", f"{_ENGINE}role", help="both, prefill or decode. [SGLang's, or both]")
 @click.option("--kv-connector", f"{_ENGINE}kv_connector", help="vLLM's, to hand KV caches over.")
-@click.option("--kv-engine-id", f"{_ENGINE}kv_engine_id", help="vLLM's engine_id for that.")
+@click.option("--kv-engine-id", f"{_ENGINE}kv_engine_id", help="vLLM's engine_id.")
 @click.option("--bootstrap-host", f"{_ENGINE}bootstrap_host", help="Where decode engines find it.")
 @click.option("--bootstrap-port", f"{_ENGINE}bootstrap_port", type=int, help="The port there.")
 @click.option("--slots", f"{_ENGINE}slots", type=int, help="Requests that run at once.")

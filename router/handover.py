@@ -11,13 +11,9 @@ NixlConnector and MooncakeConnector.
 
 import json
 from typing import NamedTuple
-from urllib.parse import urlsplit
 
+from events.bootstrap import BOOTSTRAP_PORT, MOONCAKE, bootstrap_url, host_of
 from events.facts import Heartbeat
-
-SGLANG_PORT = 8998
-"""--disaggregation-bootstrap-port, and VLLM_MOONCAKE_BOOTSTRAP_PORT, unless changed."""
-MOONCAKE = "MooncakeConnector"
 
 
 class HandOver(NamedTuple):
@@ -29,23 +25,33 @@ class HandOver(NamedTuple):
     decode_kv_transfer_params: str
 
 
+def can_be_found(prefill: Heartbeat) -> bool:
+    """Whether a decode engine can be told all that it needs to fetch from this one.
+
+    Without the engine's id MooncakeConnector neither fetches nor fails: the request waits for ever.
+    """
+    return prefill.kv_connector != MOONCAKE or bool(prefill.kv_engine_id)
+
+
 def hand_over(prefill: Heartbeat, room: int) -> HandOver:
     """How the worker with that heartbeat hands over. room: which no other request has."""
     host = prefill.bootstrap_host or host_of(prefill.address)
     if prefill.engine == "sglang":
-        return HandOver(host, prefill.bootstrap_port or SGLANG_PORT, "", "")
+        return HandOver(host, prefill.bootstrap_port or BOOTSTRAP_PORT, "", "")
     if prefill.kv_connector == MOONCAKE:
-        port = prefill.bootstrap_port or SGLANG_PORT
-        transfer = {"transfer_id": f"kvroute-{room:x}"}
-        at = f"[{host}]" if ":" in host else host
-        decode = transfer | {"remote_bootstrap_addr": f"http://{at}:{port}"}
-        if prefill.kv_engine_id:
-            decode["remote_engine_id"] = prefill.kv_engine_id
+        port = prefill.bootstrap_port or BOOTSTRAP_PORT
+        transfer = f"kvroute-{room:x}"
         return HandOver(
             host,
             port,
-            _json(do_remote_decode=True, do_remote_prefill=False, **transfer),
-            _json(do_remote_decode=False, do_remote_prefill=True, **decode),
+            _json(do_remote_decode=True, do_remote_prefill=False, transfer_id=transfer),
+            _json(
+                do_remote_decode=False,
+                do_remote_prefill=True,
+                transfer_id=transfer,
+                remote_bootstrap_addr=bootstrap_url(host, port),
+                remote_engine_id=prefill.kv_engine_id,
+            ),
         )
     nobody_yet = dict.fromkeys(
         ("remote_engine_id", "remote_block_ids", "remote_host", "remote_port")
@@ -56,14 +62,6 @@ def hand_over(prefill: Heartbeat, room: int) -> HandOver:
         _json(do_remote_decode=True, do_remote_prefill=False, **nobody_yet),
         "",
     )
-
-
-def host_of(address: str) -> str:
-    """The host of host:port or of a URL; empty where there is none."""
-    try:
-        return urlsplit(address if "://" in address else f"//{address}").hostname or ""
-    except ValueError:  # brackets that hold no IPv6 address
-        return ""
 
 
 def _json(**params: object) -> str:

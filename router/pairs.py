@@ -30,6 +30,7 @@ from events.view import Source
 from router.candidates import COLUMNS, Column, Flags
 from router.decision import Decision, Prefill, Request, Role
 from router.further import Further
+from router.handover import can_be_found
 from router.policies.policy import Policy
 from router.pools import Pool, heartbeat_of
 
@@ -84,7 +85,10 @@ Eligible = Callable[[Request, Pool], Sequence[str]]
 
 def hands_over(heartbeat: Heartbeat) -> bool:
     """Whether a worker can compute a prompt for another one."""
-    return heartbeat.role == Role.PREFILL or (heartbeat.role == Role.BOTH and _connected(heartbeat))
+    connected = heartbeat.role == Role.PREFILL or (
+        heartbeat.role == Role.BOTH and _connected(heartbeat)
+    )
+    return connected and can_be_found(heartbeat)
 
 
 def takes_over(heartbeat: Heartbeat) -> bool:

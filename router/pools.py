@@ -94,6 +94,7 @@ class _Identity(NamedTuple):
     max_model_len: int
     engine: str
     kv_connector: str
+    kv_engine_id: str
     labels: Mapping[str, str]
 
     @classmethod
@@ -108,6 +109,7 @@ class _Identity(NamedTuple):
             heartbeat.max_model_len,
             heartbeat.engine,
             heartbeat.kv_connector,
+            heartbeat.kv_engine_id,
             heartbeat.labels,
         )
 

@@ -20,7 +20,7 @@ from router.decision import (
     Repeated,
     Role,
 )
-from router.handover import MOONCAKE, hand_over, host_of
+from router.handover import hand_over
 from router.policies.pair import DECODE_ROOM, PREFILL_QUEUE
 from router.prompt import Prompt
 from router.refusals import Reason, Refusal
@@ -599,7 +599,7 @@ class TestHandOver:
         assert told.decode_kv_transfer_params == ""
 
     def test_mooncake_tells_both_one_transfer(self) -> None:
-        told = hand_over(heartbeat(kv_connector=MOONCAKE, kv_engine_id="e7"), 255)
+        told = hand_over(heartbeat(kv_connector="MooncakeConnector", kv_engine_id="e7"), 255)
         assert json.loads(told.prefill_kv_transfer_params) == {
             "do_remote_decode": True,
             "do_remote_prefill": False,
@@ -613,19 +613,14 @@ class TestHandOver:
             "remote_engine_id": "e7",
         }
 
-    @pytest.mark.parametrize(
-        ("address", "host"),
-        [
-            ("http://10.0.0.7:8000/v1", "10.0.0.7"),
-            ("node-7:8000", "node-7"),
-            ("http://[::1]:8000", "::1"),
-            ("grpc://n:1", "n"),
-            ("", ""),
-            ("http://[no", ""),
-        ],
-    )
-    def test_a_host_is_read_out_of_any_address(self, address: str, host: str) -> None:
-        assert host_of(address) == host
+    def test_a_decode_worker_is_sent_to_no_mooncake_engine_whose_id_is_unknown(self) -> None:
+        fleet = Fleet()
+        fleet.add("p0", role="prefill", kv_connector="MooncakeConnector")
+        fleet.add("d0", role="decode")
+        told = pair(fleet)
+        assert (told.decision.how, halves(told)) == (Prefill.ABSENT, ("d0", "d0"))
+        fleet.say(WorkerKey("p0", 0), kv_engine_id="e7")
+        assert halves(pair(fleet, prompt(LONG, 9_000))) == ("p0", "d0")
 
     def test_rooms_say_the_rank_and_are_all_different(self) -> None:
         fleet = Fleet()

@@ -417,7 +417,7 @@ class PrefillWorker(google.protobuf.message.Message):
     kv_connector: builtins.str
     """vLLM's, as configured"""
     kv_engine_id: builtins.str
-    """vLLM's engine_id, as configured; empty: this worker's answer tells it"""
+    """vLLM's engine_id, if it is known; NIXL's is told by this worker's answer"""
     prefill_kv_transfer_params: builtins.str
     """JSON, for the request to this worker; empty: not vLLM"""
     decode_kv_transfer_params: builtins.str
