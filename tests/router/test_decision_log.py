@@ -1,10 +1,13 @@
 """The decision log's files and its queue, at their bounds."""
 
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from threading import Event
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from router.config import ConfigError, DecisionLogSettings
 from router.decision import Decision
@@ -17,9 +20,9 @@ from tests.router.fleet import Fleet, prompt
 LABELS = PlaceLabels("host", "rack", "cluster")
 
 
-def log_of(file: Path, **settings: Any) -> DecisionLog:
+def log_of(file: Path, **about: Any) -> DecisionLog:
     log = DecisionLog("here", LABELS)
-    log.use(DecisionLogSettings(file=str(file), **settings))
+    log.use(DecisionLogSettings(file=str(file), **about))
     return log
 
 
@@ -116,6 +119,35 @@ def test_lines_go_to_the_file_that_was_configured_when_they_were_made(
     assert ids(tmp_path / "other") == ["request-1"]
     assert ids(tmp_path / "log") == ["lost", "request-1"]
     assert log.lines == {"written": 3}
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.sampled_from(["to a", "to b", "to b, smaller", "nowhere", "line"]), max_size=25))
+def test_whatever_changes_each_line_is_where_it_belongs_and_in_order(steps: list[str]) -> None:
+    with TemporaryDirectory() as folder:
+        a, b = Path(folder, "a"), Path(folder, "b")
+        places = {
+            "to a": DecisionLogSettings(file=str(a)),
+            "to b": DecisionLogSettings(file=str(b)),
+            "to b, smaller": DecisionLogSettings(file=str(b), file_mib=1),
+            "nowhere": DecisionLogSettings(),
+        }
+        log = DecisionLog("here", LABELS)
+        wanted: dict[str, list[str]] = {str(a): [], str(b): []}
+        current, switches = DecisionLogSettings(), 0
+        for i, step in enumerate(steps):
+            if step != "line":
+                switches += places[step] != current
+                if switches > SWITCHES_MAX:
+                    continue  # the disk may be that slow
+                current = places[step]
+                log.use(current)
+            elif current.file is not None:
+                log.watch_refused(Refused(Refusal(Reason.NO_WORKER, "nobody"), 7.0, str(i)))
+                wanted[current.file].append(str(i))
+        log.close()
+        assert {name: ids(Path(name)) if Path(name).exists() else [] for name in wanted} == wanted
+        assert log.lines["written"] == sum(map(len, wanted.values()))
 
 
 def test_another_share_changes_no_file(tmp_path: Path, decision: Decision) -> None:

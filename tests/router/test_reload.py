@@ -3,6 +3,7 @@
 import msgspec
 import pytest
 
+from router.app import RouterApp
 from router.config import (
     ConfigError,
     DecisionLogSettings,
@@ -56,6 +57,17 @@ def test_what_is_switched_on_and_off_changes_at_once_key_by_key() -> None:
 
 def test_every_reloaded_key_is_one_of_routing() -> None:
     assert set(RELOADED) < set(RoutingSettings.__struct_fields__)
+
+
+def test_a_router_that_leaves_reads_nothing_any_more() -> None:
+    def read_again() -> ServeConfig:
+        raise AssertionError
+
+    app = RouterApp(ServeConfig(), read_again=read_again)
+    with pytest.raises(AssertionError):
+        app.reload()
+    app._stopping.set()
+    app.reload()
 
 
 def settings(**changes: object) -> RoutingSettings:
