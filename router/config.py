@@ -165,11 +165,11 @@ class RoutingSettings(Settings, frozen=True):
 
 
 class DecisionLogSettings(Settings, frozen=True):
-    """Decisions with all their numbers, as lines of JSON that `kvroute replay-log` reads."""
+    """Decisions and refusals with all their numbers, as lines of JSON for `kvroute replay-log`."""
 
     file: Annotated[str | None, Meta(description="where they are written; none: nowhere")] = None
     share: Annotated[
-        float, Meta(gt=0, le=1, description="of the decisions, those that are written")
+        float, Meta(gt=0, le=1, description="of the requests, those that are written")
     ] = 0.01
     file_mib: Annotated[int, Meta(ge=1, description="size at which the next file begins")] = 64
     files: Annotated[int, Meta(ge=1, le=1000, description="that are kept, the current one too")] = 4
