@@ -16,6 +16,7 @@ from events.facts import Heartbeat
 from events.stream import StreamState
 from events.view import FleetView, Source
 from indexer.identity import WorkerKey
+from router.decision import Role
 from router.load import WorkerLoad
 from router.self_check import Record, SelfCheck
 
@@ -147,7 +148,9 @@ def _of_its_stream(
     stream, record = source.stream, known.record
     if stream.state is not StreamState.LIVE:
         return  # nothing is claimed of it
-    if known.unheard_s is not None and known.unheard_s >= UNHEARD_S:
+    # SGLang's decode workers keep no prefix cache, unless they are asked to.
+    silent_by_nature = heartbeat.engine == "sglang" and heartbeat.role == Role.DECODE
+    if known.unheard_s is not None and known.unheard_s >= UNHEARD_S and not silent_by_nature:
         yield WorkerWarning(
             WarningCode.NO_EVENTS,
             "it gets requests, but its engine has published no KV event: is its"

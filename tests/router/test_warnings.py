@@ -5,6 +5,7 @@ import pytest
 from events.stream import BEAT_OVERDUE_S
 from events.view import Source
 from indexer.identity import WorkerKey
+from router.decision import Role
 from router.self_check import Record
 from router.warnings import (
     CLOCK_SKEW_S,
@@ -187,6 +188,14 @@ class TestEvents:
         fleet.route(prompt(100))
         fleet.turn(1 + UNHEARD_S)
         assert of(fleet, key) == ["no_events"]
+
+    def test_sglangs_decode_workers_keep_no_cache_and_need_not_publish(self) -> None:
+        fleet = Fleet()
+        fleet.add("p", role="prefill", engine="sglang")
+        key = fleet.add("d", role="decode", engine="sglang")
+        fleet.route(prompt(1600), role=Role.PAIR)
+        fleet.turn(2 * UNHEARD_S)
+        assert of(fleet, key) == []
 
     def test_an_engine_that_publishes_none_is_told_as_approximate_alone(self) -> None:
         source = a_source(events=False)
