@@ -46,7 +46,7 @@ class EngineHttp:
                     if len(body) > DOCUMENT_BYTES_MAX:
                         raise EngineSilent(f"{path}: more than {DOCUMENT_BYTES_MAX} bytes")
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise EngineSilent(f"{path}: {error or type(error).__name__}") from error
+            raise EngineSilent(f"{path}: {str(error) or type(error).__name__}") from error
         return bytes(body)
 
     async def optional_page(self, path: str) -> bytes | None:

@@ -1,10 +1,12 @@
 """Asking an engine over HTTP: whole pages, bounded, and silence told as silence."""
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import aiohttp
 import pytest
 from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from events import probe
 from events.probe import DOCUMENT_BYTES_MAX, EngineHttp, EngineSilent, Probe
@@ -70,6 +72,22 @@ async def test_an_engine_that_is_away_is_trouble_and_not_an_error() -> None:
         assert not await asked.ask_load()
         assert asked.trouble.startswith("/metrics: ")
         assert asked.identity is None
+
+
+async def test_an_engine_that_takes_too_long_is_told_as_such(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def never(_request: web.Request) -> web.Response:
+        await asyncio.Event().wait()
+        return web.Response()
+
+    monkeypatch.setattr(probe, "TIMEOUT_S", 0.01)
+    app = web.Application()
+    app.router.add_get("/metrics", never)
+    async with TestServer(app) as server, aiohttp.ClientSession() as session:
+        engine = EngineHttp(session, str(server.make_url("")).rstrip("/"))
+        with pytest.raises(EngineSilent, match=r"^/metrics: \w*TimeoutError$"):
+            await engine.page("/metrics")
 
 
 async def test_mooncakes_bootstrap_server_names_the_engine(serve: Serve) -> None:
