@@ -46,7 +46,7 @@ sanitize: $(STAMP) ## the native parts' tests under AddressSanitizer and Undefin
 	@CFLAGS="-O1 -g -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer" $(PIP) --no-deps --no-cache-dir --target $(SANITIZED)/site ./$(SANITIZED)/src > $(SANITIZED)/build.log 2>&1 || { cat $(SANITIZED)/build.log >&2; exit 1; }
 	@cd $(SANITIZED) && LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libstdc++.so)" ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc PYTHONPATH=site $(abspath $(BIN))/python -m pytest -q tests/indexer tests/router/test_lane.py $(ARGS)
 
-real-engines: $(STAMP) ## real vLLM and SGLang on CPU: predicted against reused tokens (10 minutes, 4 GB)
+real-engines: $(STAMP) ## real vLLM and SGLang on CPU: predicted against reused tokens, hand-overs (20 minutes, 5 GB)
 	@$(BIN)/python -m tests.real_engines $(ARGS)
 
 check: $(STAMP) $(PROTOC)/.installed ## ruff, mypy --strict, import contracts, buf lint, generated code fresh

@@ -1,14 +1,15 @@
 """Real vLLM and SGLang behind a real kvroute: what was predicted against what was reused.
 
 usage: python -m tests.real_engines [--seed N] [--phases quiet,evictions,...]
-Ends with one JSON line on standard output; everything else goes to standard error and to
-build/real-engines/logs.
+Ends with one JSON line on standard output, and another one of the hand-overs (handover.py), which
+come last; everything else goes to standard error and to build/real-engines/logs.
 """
 
 import argparse
 import asyncio
 import json
 import logging
+import os
 import random
 import signal
 import subprocess
@@ -19,6 +20,7 @@ from pathlib import Path
 import msgspec
 
 from tests.real_engines.drive import PHASES, Driver
+from tests.real_engines.pairs import KINDS
 from tests.real_engines.stage import StageBroken, a_stage
 from tests.real_engines.verdicts import RULES, Judge, Sample
 
@@ -40,7 +42,7 @@ async def run(seed: int, phases: list[str]) -> int:
     engines: list[str] = []
     driver: Driver | None = None
     try:
-        async with a_stage(BUILD) as stage:
+        async with a_stage(BUILD, BUILD / "logs") as stage:
             for engine in stage.engines.values():
                 ranks = f"{engine.ranks} ranks" if engine.ranks > 1 else "1 rank"
                 version = await engine.version()
@@ -108,16 +110,27 @@ def main() -> None:
     """Installs what is needed, then runs."""
     parser = argparse.ArgumentParser(prog="python -m tests.real_engines", description=__doc__)
     parser.add_argument("--seed", type=int, default=1, help="of prompts and their order")
-    parser.add_argument("--phases", default=",".join(PHASES), help="some of %(default)s")
+    known = (*PHASES, *KINDS)
+    parser.add_argument("--phases", default=",".join(known), help="some of %(default)s")
     parser.add_argument("--python", default=sys.executable, help="for the engines' environments")
     given = parser.parse_args()
+    wanted = given.phases.split(",")
+    if unknown := set(wanted) - set(known):
+        parser.error(f"no phases: {', '.join(sorted(unknown))}")
+    phases = [phase for phase in wanted if phase in PHASES]
+    kinds = [phase for phase in wanted if phase in KINDS]
     logging.basicConfig(
         stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S"
     )
     install = [str(Path(__file__).with_name("install.sh")), given.python, str(BUILD)]
     if code := subprocess.run(install, check=False).returncode:
         sys.exit(code)
-    sys.exit(asyncio.run(run(given.seed, given.phases.split(","))))
+    code = asyncio.run(run(given.seed, phases)) if phases else 0
+    if kinds:
+        handover = ["--kinds", ",".join(kinds), "--seed", str(given.seed)]
+        handover += ["--failed"] * code
+        os.execv(sys.executable, [sys.executable, "-m", "tests.real_engines.handover", *handover])
+    sys.exit(code)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 from typing_extensions import override
@@ -18,6 +19,7 @@ LORA = "tiny-lora"
 MODEL_LEN = 512
 SLOTS = 8
 HERE = Path(__file__).resolve().parent
+NOTHING: Mapping[str, Any] = {}
 _OFFLINE = {
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",
@@ -49,6 +51,8 @@ class Answer:
 
     cached_tokens: int
     output: tuple[int, ...]
+    body: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    """All of it."""
 
 
 class EngineRefused(RuntimeError):
@@ -90,6 +94,12 @@ class Engine(ABC):
     replay_batches: int = 10_000
     """Batches that its replay socket keeps."""
     ranks: int = 1
+    flags: Sequence[str] = ()
+    """More of them, for the engine,"""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """for its environment,"""
+    told: Sequence[str] = ()
+    """and for its relay."""
     port: int = field(default_factory=lambda: free_ports(1))
     child: Child = field(init=False)
 
@@ -115,8 +125,10 @@ class Engine(ABC):
         return rank_endpoint(self._replay, rank)
 
     @abstractmethod
-    async def ask(self, prompt: Prompt, headers: Mapping[str, str]) -> Answer:
-        """Serves a request, straight from the engine."""
+    async def ask(
+        self, prompt: Prompt, headers: Mapping[str, str], more: Mapping[str, Any] = NOTHING
+    ) -> Answer:
+        """Serves a request, straight from the engine. more: what its body has besides."""
 
     @abstractmethod
     async def reset(self) -> None:
@@ -125,6 +137,31 @@ class Engine(ABC):
     @abstractmethod
     async def version(self) -> str:
         """Its release."""
+
+    @property
+    def caches(self) -> bool:
+        """Whether what it has computed or taken over serves later requests."""
+        return True
+
+    async def prompt_tokens(self) -> dict[str, float]:
+        """Where the tokens of all prompts came from; empty where it doesn't tell."""
+        key = "vllm:prompt_tokens_by_source_total{"
+        return {
+            line.partition('source="')[2].partition('"')[0]: count
+            for line, count in (await self._metrics()).items()
+            if line.startswith(key)
+        }
+
+    async def cache_usage(self) -> float:
+        """The share of its cache that requests hold."""
+        told = await self._metrics()
+        return sum(told[line] for line in told if line.startswith("vllm:kv_cache_usage_perc{"))
+
+    async def _metrics(self) -> dict[str, float]:
+        async with self.session.get(f"{self.address}/metrics") as answer:
+            lines = (await answer.text()).splitlines()
+        told = [line.rpartition(" ") for line in lines if not line.startswith("#")]
+        return {line: float(count) for line, _, count in told}
 
     async def answers(self) -> bool:
         """Whether it is healthy."""
@@ -183,6 +220,7 @@ class Vllm(Engine):
             *("--enable-lora", "--max-lora-rank", "8"),
             *("--lora-modules", f"{LORA}={self.build / 'lora'}"),
             *("--kv-events-config", json.dumps(events)),
+            *self.flags,
         ]
         if self.ranks > 1:
             command += ["--data-parallel-size", str(self.ranks)]
@@ -193,6 +231,7 @@ class Vllm(Engine):
             "VLLM_HOST_IP": "127.0.0.1",
             "VLLM_NO_USAGE_STATS": "1",
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            **self.variables,
         }
         self.child = Child(self.worker_id, command, self.logs, variables)
 
@@ -202,11 +241,14 @@ class Vllm(Engine):
             *("--worker-id", self.worker_id, "--engine", self.name, "--address", self.address),
             *("--events", self._events, "--replay", self._replay, "--topic", "kv-events"),
             *("--ranks", str(self.ranks), "--slots", str(SLOTS)),
+            *self.told,
         ]
         return [*flags, "--events-bind"] if self.ranks > 1 else flags
 
     @override
-    async def ask(self, prompt: Prompt, headers: Mapping[str, str]) -> Answer:
+    async def ask(
+        self, prompt: Prompt, headers: Mapping[str, str], more: Mapping[str, Any] = NOTHING
+    ) -> Answer:
         body: dict[str, object] = {
             "model": prompt.lora or MODEL,
             "prompt": list(prompt.tokens),
@@ -223,9 +265,10 @@ class Vllm(Engine):
             body |= {"n": prompt.copies, "temperature": 1}
         if prompt.report_full:
             body["vllm_xargs"] = {"kv_cache_report_mode": "full"}
-        told = json.loads(await self._post("/v1/completions", body, headers))
+        told = json.loads(await self._post("/v1/completions", body | dict(more), headers))
         details = told["usage"].get("prompt_tokens_details") or {}
-        return Answer(details.get("cached_tokens") or 0, tuple(told["choices"][0]["token_ids"]))
+        output = tuple(told["choices"][0]["token_ids"])
+        return Answer(details.get("cached_tokens") or 0, output, told)
 
     @override
     async def reset(self) -> None:
@@ -239,6 +282,11 @@ class Vllm(Engine):
 
 class Sglang(Engine):
     """SGLang, one rank, pages of 16."""
+
+    @property
+    @override
+    def caches(self) -> bool:
+        return "decode" not in self.flags  # not by default
 
     @override
     def __post_init__(self) -> None:
@@ -267,12 +315,14 @@ class Sglang(Engine):
             *("--max-running-requests", str(SLOTS)),
             *("--enable-metrics", "--enable-cache-report"),
             *("--kv-events-config", json.dumps(events)),
+            *self.flags,
         ]
         variables = {
             **_OFFLINE,
             "SGL_STUB": "1",
             "CUDA_VISIBLE_DEVICES": "",
             "SGLANG_USE_CPU_ENGINE": "1",
+            **self.variables,
         }
         self.child = Child(self.worker_id, command, self.logs, variables)
 
@@ -281,10 +331,13 @@ class Sglang(Engine):
         return [
             *("--worker-id", self.worker_id, "--engine", self.name, "--address", self.address),
             *("--events", self._events, "--replay", self._replay, "--topic", "kv-events"),
+            *self.told,
         ]
 
     @override
-    async def ask(self, prompt: Prompt, headers: Mapping[str, str]) -> Answer:
+    async def ask(
+        self, prompt: Prompt, headers: Mapping[str, str], more: Mapping[str, Any] = NOTHING
+    ) -> Answer:
         body: dict[str, object] = {
             "input_ids": list(prompt.tokens),
             "sampling_params": {
@@ -298,10 +351,10 @@ class Sglang(Engine):
             body["cache_salt"] = prompt.salt
         if prompt.logprobs:
             body |= {"return_logprob": True, "logprob_start_len": 0}
-        told = json.loads(await self._post("/generate", body, headers))
+        told = json.loads(await self._post("/generate", body | dict(more), headers))
         if isinstance(told, list):
             told = told[0]
-        return Answer(told["meta_info"]["cached_tokens"], tuple(told["output_ids"]))
+        return Answer(told["meta_info"]["cached_tokens"], tuple(told["output_ids"]), told)
 
     @override
     async def reset(self) -> None:

@@ -11,6 +11,8 @@ HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 TORCH=2.13.0
 VLLM=0.32.0
 SGLANG=0.5.23
+NIXL=1.5.1
+MOONCAKE=0.3.13.post1
 VENV=$BUILD/vllm-venv
 SGL=$BUILD/sglang-venv
 LOG=$BUILD/logs/install.log
@@ -38,6 +40,20 @@ if [ "$(cat "$VENV/.installed" 2>/dev/null)" != "$VLLM $TORCH" ]; then
   echo "$VLLM $TORCH" > "$VENV/.installed"
 fi
 
+if [ "$(cat "$VENV/.transfer" 2>/dev/null)" != "$NIXL $MOONCAKE" ]; then
+  echo "installing NIXL $NIXL and Mooncake $MOONCAKE (once, half a minute, 0.4 GB)" >&2
+  pip_install "$VENV" --no-deps "nixl==$NIXL" "nixl-cu12==$NIXL" \
+    "mooncake-transfer-engine-non-cuda==$MOONCAKE"
+  SITE=$("$VENV/bin/python" -c 'import site; print(site.getsitepackages()[0])')
+  cp "$HERE/no_accelerator.py" "$SITE/"
+  echo 'import os; exec("import no_accelerator") if os.environ.get("NO_ACCELERATOR") else None' > "$SITE/zz_no_accelerator.pth"
+  # Mooncake's library wants libibverbs; NIXL's wheel brings it, under a name of its own.
+  mkdir -p "$BUILD/lib"
+  ln -sfn "$SITE/nixl_cu12.libs" "$BUILD/lib/nixl"
+  ln -sfn "$SITE"/nixl_cu12.libs/libibverbs-*.so.1* "$BUILD/lib/libibverbs.so.1"
+  echo "$NIXL $MOONCAKE" > "$VENV/.transfer"
+fi
+
 if [ "$(cat "$SGL/.installed" 2>/dev/null)" != "$SGLANG" ]; then
   echo "installing SGLang $SGLANG on CPU (once, half a minute; it shares vLLM's torch)" >&2
   rm -rf "$SGL"
@@ -47,11 +63,11 @@ if [ "$(cat "$SGL/.installed" 2>/dev/null)" != "$SGLANG" ]; then
   pip_install "$SGL" --no-deps "sglang==$SGLANG"
   pip_install "$SGL" orjson ipython
   pip_install "$SGL" --no-deps gguf soundfile openai-harmony
-  cp "$HERE/stub_gpu_libs.py" "$SITE/"
   # Spawned children need the stubs too; only when asked for.
   echo 'import os; exec("import stub_gpu_libs") if os.environ.get("SGL_STUB") else None' > "$SITE/zzz_stub.pth"
   echo "$SGLANG" > "$SGL/.installed"
 fi
+cp "$HERE/stub_gpu_libs.py" "$("$SGL/bin/python" -c 'import site; print(site.getsitepackages()[0])')/"
 
 if [ ! -e "$BUILD/model/.made" ]; then
   "$VENV/bin/python" "$HERE/make_model.py" "$BUILD/model" "$BUILD/lora"

@@ -4,11 +4,12 @@ import asyncio
 import logging
 import sys
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import aiohttp
 
@@ -124,24 +125,56 @@ def _kvroute() -> list[str]:
     return [sys.executable, "-m", "router.cli"]
 
 
-@asynccontextmanager
-async def a_stage(build: Path) -> AsyncIterator[Stage]:
-    """Everything up, every worker schedulable; at the end everything is stopped."""
-    logs = build / "logs"
+@dataclass(frozen=True)
+class Ground:
+    """What an engine is made with."""
+
+    build: Path
+    logs: Path
+    sockets: Path
+    session: aiohttp.ClientSession
+
+    def vllm(self, worker_id: str, **about: Any) -> Vllm:
+        return Vllm(worker_id, self.build, self.logs, self.sockets, self.session, **about)
+
+    def sglang(self, worker_id: str, **about: Any) -> Sglang:
+        return Sglang(worker_id, self.build, self.logs, self.sockets, self.session, **about)
+
+
+def mixed_fleet(ground: Ground) -> list[Engine]:
+    """Both engines, one rank and two."""
+    return [
+        ground.vllm("vllm-one", blocks=96),
+        ground.vllm("vllm-two", blocks=64, ranks=2, replay_batches=10),
+        ground.sglang("sglang", blocks=192),
+    ]
+
+
+def _clear(logs: Path) -> None:
     logs.mkdir(parents=True, exist_ok=True)
     for old in (*logs.glob("*.log"), *logs.glob("*.json*")):
         if old.name != "install.log":
             old.unlink()
+
+
+@asynccontextmanager
+async def a_stage(
+    build: Path,
+    logs: Path,
+    fleet_of: Callable[[Ground], list[Engine]] = mixed_fleet,
+    flags: Sequence[str] = (),
+) -> AsyncIterator[Stage]:
+    """Everything up, every worker schedulable; at the end everything is stopped.
+
+    flags: more of them for the router.
+    """
+    _clear(logs)
     async with AsyncExitStack() as stack:
         sockets = Path(stack.enter_context(TemporaryDirectory(prefix="kvroute-")))
         session = await stack.enter_async_context(
             aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=120))
         )
-        fleet: list[Engine] = [
-            Vllm("vllm-one", build, logs, sockets, session, blocks=96),
-            Vllm("vllm-two", build, logs, sockets, session, blocks=64, ranks=2, replay_batches=10),
-            Sglang("sglang", build, logs, sockets, session, blocks=192),
-        ]
+        fleet = fleet_of(Ground(build, logs, sockets, session))
         engines = {engine.worker_id: engine for engine in fleet}
         nats_port, grpc_port, metrics_port = free_ports(1), free_ports(1), free_ports(1)
         nats_url = f"nats://127.0.0.1:{nats_port}"
@@ -150,6 +183,7 @@ async def a_stage(build: Path) -> AsyncIterator[Stage]:
             *(*_kvroute(), "serve", "--nats", nats_url),
             *("--grpc-listen", f"127.0.0.1:{grpc_port}"),
             *("--metrics-listen", f"127.0.0.1:{metrics_port}", "--log-format", "plain"),
+            *flags,
         ]
         metrics = {"router": f"http://127.0.0.1:{metrics_port}/metrics"}
         relays = {}

@@ -1,7 +1,8 @@
 """Import first: SGLang's imports of GPU and media libraries resolve to inert dummies.
 
-transformers is imported before, so that it decides for itself that torchvision is absent. Runs in
-SGLang's environment.
+transformers is imported before, so that it decides for itself that torchvision is absent. And where
+SGLang's prefill workers would copy page numbers from the GPU by way of pinned memory, they take the
+other way that the code has. Runs in SGLang's environment.
 """
 
 import importlib.abc
@@ -62,4 +63,25 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         module.__dict__["__version__"] = "0.0.0"
 
 
+class _NoPinnedMemory(importlib.abc.MetaPathFinder):
+    """Mooncake's sender as if it took page numbers as an array only, as other senders do."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname != "sglang.srt.disaggregation.mooncake.conn":
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path)
+        if spec is not None and spec.loader is not None:
+            exec_module = spec.loader.exec_module
+
+            def patched(module: types.ModuleType) -> None:
+                exec_module(module)
+                module.__dict__["MooncakeKVSender"].supports_host_tensor_indices = False
+
+            spec.loader.exec_module = patched  # type: ignore[method-assign]
+        return spec
+
+
+sys.meta_path.insert(0, _NoPinnedMemory())
 sys.meta_path.append(_Finder())
