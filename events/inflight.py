@@ -125,13 +125,14 @@ class Teller:
         self._epoch = epoch
         self._seq = 0
         self._told_at_s = -inf
-        self._full_at_s = -inf
+        self.full_due_s = -inf
+        """When everything is to be told again."""
         self.untold = 0
         """Workers that had no room in their message, over all messages."""
 
     def begin_anew(self) -> None:
         """The next message will be a full one: somebody listens who has not heard us yet."""
-        self._full_at_s = -inf
+        self.full_due_s = -inf
 
     def message(self, loads: Mapping[WorkerKey, Reserved], now_s: float) -> bytes | None:
         """What there is to tell; None when nothing changed since the last one, a moment ago.
@@ -139,10 +140,10 @@ class Teller:
         Marks what it tells as told. Full ones take time in proportion to the workers, others to
         those that changed.
         """
-        full = now_s - self._full_at_s >= FULL_S
+        full = now_s >= self.full_due_s
         wanted = []
         if full:
-            self._full_at_s = now_s
+            self.full_due_s = now_s + FULL_S
             for key, load in loads.items():
                 steps = load.steps(-inf)
                 if len(steps) > 1 or any(load.ours):

@@ -1,7 +1,7 @@
 """The shell between router replicas: reserved load out and in, and Reports to their owners.
 
-    core.loads ──every TELL_S──> inflight.<us>        inflight.<others> ──> core.peers
-                 (every ALONE_S, while no other is heard)
+    core.loads ──at once when they change──> inflight.<us>
+                 inflight.<others> ──> core.peers
     Report of another's reservation ──> report.<its owner> ──> there, and its outcome back
     hello of a replica that starts ──> the fleet commands in force
 
@@ -21,16 +21,14 @@ from nats.aio.msg import Msg
 from events import subjects
 from events.broker import Broker
 from events.facts import Control, Epoch, Unreadable, decode_hello, encode
-from events.inflight import Teller
+from events.inflight import FULL_S, Teller
 from events.tasks import OnFailure, Tasks
 from router.control_desk import ControlDesk
 from router.core import RouterCore
 
-TELL_S = 0.02
-"""Between two messages, at least: as long as a pick of ours is unknown to the others."""
-ALONE_S = 1.0
-"""The same while no other replica is heard. Whoever hears one that it didn't know tells at once, so
-that two that meet know of each other a moment after the first word of either."""
+HEARD_PER_S = 500
+"""Messages about reserved load that a replica hears from all others together, at most: so much time
+is between two that it sends. As long as a pick of ours is unknown to them, they may pick alike."""
 FORWARD_TIMEOUT_S = 2.0
 FORWARDS_MAX = 256
 """Calls to other replicas under way. Each is a Report call of a client."""
@@ -67,8 +65,8 @@ class PeerLink:
         self._clock = clock
         self._rng = rng
         self._tells = tells
-        self._met = asyncio.Event()
-        """A replica is heard that was not known before."""
+        self._due = asyncio.Event()
+        """There is something to tell."""
         self._our_subject = subjects.inflight(fleet, core.replica)
         self._on_report = on_report
         self._forwards = 0
@@ -116,17 +114,26 @@ class PeerLink:
         self.forwarded["no_answer" if answer is None else "answered"] += 1
         return answer
 
+    def on_change(self) -> None:
+        """What is reserved here may have changed."""
+        if self._core.peers:
+            self._due.set()
+
     async def _tell(self) -> None:
+        """At once when there is news, and then not again for a while."""
         while True:
+            wait_s = FULL_S
             if self._broker.connected:
-                message = self._teller.message(self._core.loads, self._clock())
+                now_s = self._clock()
+                message = self._teller.message(self._core.loads, now_s)
                 if message is not None:
                     await self._broker.publish(self._our_subject, message)
+                wait_s = self._teller.full_due_s - now_s
+            await asyncio.sleep(len(self._core.peers) / HEARD_PER_S)
             with suppress(TimeoutError):
-                async with asyncio.timeout(TELL_S if len(self._core.peers) else ALONE_S):
-                    await self._met.wait()
-                    self._met.clear()
-                    self._teller.begin_anew()
+                async with asyncio.timeout(wait_s):
+                    await self._due.wait()
+            self._due.clear()
 
     async def _inflight_came(self, message: Msg) -> None:
         if message.subject == self._our_subject:
@@ -134,7 +141,8 @@ class PeerLink:
         met = self._core.peers.met
         self._core.on_inflight(message.data, self._clock())
         if self._core.peers.met > met:
-            self._met.set()
+            self._teller.begin_anew()
+            self._due.set()
 
     async def _report_came(self, message: Msg) -> None:
         if message.reply:

@@ -203,9 +203,10 @@ class RouterService(router_pb2_grpc.RouterServicer):
         now_s = self._clock()
         due = self.watch.take() if self.watch is not None else None
         try:
-            if due is None and (answered := self._plain(request, now_s)) is not None:
-                return answered
-            return self._any(read_message(request), now_s, due)
+            if due is not None or (answered := self._plain(request, now_s)) is None:
+                answered = self._any(read_message(request), now_s, due)
+            self._tell_peers()
+            return answered
         except Refusal as refusal:
             self._refused(refusal, request, now_s, due)
             raise
@@ -286,12 +287,19 @@ class RouterService(router_pb2_grpc.RouterServicer):
                     self._count(hot, reservation, partial(batch.request_of, index), now_s)
             if watch is not None:
                 watch.passed(len(answered))
+            self._tell_peers()
         return answered
 
     def _cancel(self, reservation: Reservation) -> None:
         """Ends a reservation whose caller left before it had the answer."""
         failed = Progress(reservation.id, ProgressState.FAILED, failure=Ending.FAILED_CANCELLED)
         self._core.report(failed, self._clock())
+        self._tell_peers()
+
+    def _tell_peers(self) -> None:
+        """What is reserved here may have changed."""
+        if self.peers is not None:
+            self.peers.on_change()
 
     def _report(self, message: router_pb2.Progress) -> router_pb2.ProgressOutcome:
         progress = codec.read_progress(message)
@@ -304,6 +312,7 @@ class RouterService(router_pb2_grpc.RouterServicer):
         reservation = self._core.reservations.get(progress.reservation_id)
         unknown_before = reservation is None or reservation.cached_tokens is None
         result = self._core.report(progress, self._clock())
+        self._tell_peers()
         if reservation is not None and unknown_before and reservation.cached_tokens is not None:
             self._metrics.cache_reported(reservation.predicted_tokens, reservation.cached_tokens)
         return router_pb2.ProgressOutcome(

@@ -12,13 +12,13 @@ from nats.aio.msg import Msg
 
 from events import subjects
 from events.broker import Broker
-from events.inflight import Inflight, decode_inflight
+from events.inflight import FULL_S, Inflight, decode_inflight
 from events.settings import NatsSettings
 from kvroute.client import KvRouteClient, Pick
 from kvroute.v1 import Progress, ProgressResult, ProgressState
 from router.app import RouterApp
 from router.children import end, start
-from router.peer_link import ALONE_S
+from router.peer_link import HEARD_PER_S
 from tests.end_to_end.stage import (
     BLOCK_SIZE,
     Stage,
@@ -105,14 +105,14 @@ async def test_a_pick_here_is_load_there_until_it_ends() -> None:
         assert of_peers(stage.router) == 0
 
 
-async def test_alone_a_router_tells_seldom_and_two_that_meet_tell_everything_at_once() -> None:
+async def test_alone_a_router_tells_seldom_and_two_that_meet_tell_all_news_at_once() -> None:
     rng = random.Random(5)
     async with a_stage(engine_count=2) as stage, listening(stage) as heard:
         while len(heard) < 3:
             await stage.finish(await stage.client.route(token_ids=prompt(rng)))
         assert all(message.full for _, message in heard)
         seconds = [when_s for when_s, _ in heard]
-        assert min(map(sub, seconds[1:], seconds)) > ALONE_S / 2
+        assert min(map(sub, seconds[1:], seconds)) > FULL_S / 2
         await stage.client.route(token_ids=prompt(rng))
         async with router_app(serve_config(stage.nats.url)) as (there, _):
             await until(lambda: of(heard, there), "its first word")
@@ -121,10 +121,15 @@ async def test_alone_a_router_tells_seldom_and_two_that_meet_tell_everything_at_
             await until(lambda: len(there.core.peers) == 1, "the other")
             answer_s, answer = next(one for one in of(heard, stage.router) if one[0] >= first_s)
             assert answer.full
-            assert answer_s - first_s < ALONE_S / 2
+            assert answer_s - first_s < FULL_S / 2
             await until(lambda: of_peers(there) == 1, "what the other has reserved")
             await stage.client.route(token_ids=prompt(rng))
             await until(lambda: not heard[-1][1].full, "a message between full ones")
+            before, since_s = len(of(heard, stage.router)), stage.clock()
+            for _ in range(50):
+                await stage.finish(await stage.client.route(token_ids=prompt(rng)))
+            news = len(of(heard, stage.router)) - before
+            assert 1 < news <= (stage.clock() - since_s) * HEARD_PER_S + 3, "there is a pause"
             assert there.core.peers.met == stage.router.core.peers.met == 1
             assert not there.core.peers.results - Counter(applied=1 << 30), "nor heard ourselves"
 

@@ -1,7 +1,7 @@
 """Several cores on one fleet, in turned time: load that they tell one another, and that they don't.
 
 The stage: eight workers, requests that take five seconds, replicas that get them at random. Engines
-report once a second; replicas exchange every 20 ms, as `PeerLink` does.
+report once a second; replicas exchange every 20 ms, which `PeerLink` does sooner.
 """
 
 import random
