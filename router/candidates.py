@@ -256,6 +256,12 @@ class Candidates:
         first = self.request.prompt.prefixes(min(sizes, default=0))[:1]
         return int(first[0]) if len(first) else self.request.prompt.fingerprint() & (1 << 64) - 1
 
+    @property
+    def shared_block_size(self) -> int:
+        """The block size of all workers of the pool, in tokens; 0: they differ, or haven't told."""
+        sizes = self._pool.block_sizes
+        return next(iter(sizes)) if len(sizes) == 1 else 0
+
     def _trusted(self, tokens: npt.NDArray[np.int32]) -> Column:
         counted: Column = self.trust * tokens
         return counted

@@ -126,7 +126,7 @@ cdef extern from "native/answer.h" nogil:
         Cheapest cheapest
         double decided_at_s
         int32_t best_overlap_tokens
-    void put_answer(Backward *, const Decided *, const About *, const uint32_t *, size_t, size_t, const Face *, const Condition *, double, const int32_t *)
+    void put_answer(Backward *, const Decided *, const About *, const uint32_t *, size_t, size_t, const Face *, const Condition *, double, const int32_t *, uint32_t)
 
 DEF FIELDS = 6
 """Of OverlapTokens: raw, usable, and the rows of a match."""
@@ -927,6 +927,7 @@ cdef class Lane:
         put_answer(
             &self._answer, &self._decided, NULL if asked.omit_receipt else &about, self._order,
             self._ordered, self._alternatives, faces, conditions, self._lease_s, engine_priority,
+            self._plan.block_size if self._core.hot is None else 0,
         )
         if self._answer.failed:
             raise MemoryError

@@ -26,7 +26,7 @@ from router.reservations import Reservation
 SLICE_S = 0.0003
 """CPU time of deciding without a break; then what is decided is sent, so that the caller is at work
 while we are, and other calls have a turn. A message costs us less than a tenth of a millisecond,
-whatever it holds; by the wall's clock, a busy machine would make them smaller, and itself busier."""
+whatever it holds. By the wall's clock a busy machine would make them smaller, and itself busier."""
 CANCELLABLE_MAX = 4096
 """Answers of a stream that can still be cancelled: a cancel passes its answer on the way, so it
 names one of the last."""

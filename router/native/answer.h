@@ -117,11 +117,12 @@ static void put_receipt(Backward *b, uint32_t number, const Decided *d, const Ab
 /* All but the reservation's id, which is the first field and so the last to be written.
  *
  * faces: of the rows in `order`; conditions: of its first two. engine_priority: NULL if the engine
- * has none. about: NULL for an answer without a receipt. */
+ * has none. about: NULL for an answer without a receipt. hash_block_size: 0 if tokens are wanted. */
 static void put_answer(Backward *b, const Decided *d, const About *about, const uint32_t *order,
                        size_t ordered, size_t alternatives, const Face *faces,
                        const Condition *conditions, double lease_s,
-                       const int32_t *engine_priority) {
+                       const int32_t *engine_priority, uint32_t hash_block_size) {
+    put_uint(b, 15, hash_block_size);
     if (about) put_receipt(b, 13, d, about, order, ordered, faces, conditions);
     put_double(b, 12, lease_s);
     if (engine_priority) put_uint_always(b, 11, (uint64_t)(int64_t)*engine_priority);

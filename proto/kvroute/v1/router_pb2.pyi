@@ -516,6 +516,7 @@ class RouteResponse(google.protobuf.message.Message):
     LEASE_S_FIELD_NUMBER: builtins.int
     RECEIPT_FIELD_NUMBER: builtins.int
     PREFILL_RECEIPT_FIELD_NUMBER: builtins.int
+    HASH_BLOCK_SIZE_FIELD_NUMBER: builtins.int
     reservation_id: builtins.str
     worker_id: builtins.str
     dp_rank: builtins.int
@@ -528,6 +529,10 @@ class RouteResponse(google.protobuf.message.Message):
     engine_priority: builtins.int
     """in that engine's own direction; absent unless it schedules by priority"""
     lease_s: builtins.float
+    hash_block_size: builtins.int
+    """The model's next prompts may come as block_hashes of blocks of so many tokens, an eighth of the bytes or less, if
+    they are asked for as this one was, without LoRA, salt and multimodal items. 0: their tokens are wanted.
+    """
     @property
     def labels(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]: ...
     @property
@@ -559,9 +564,10 @@ class RouteResponse(google.protobuf.message.Message):
         lease_s: builtins.float = ...,
         receipt: Global___Receipt | None = ...,
         prefill_receipt: Global___Receipt | None = ...,
+        hash_block_size: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_dp_rank", b"_dp_rank", "_engine_priority", b"_engine_priority", "dp_rank", b"dp_rank", "engine_priority", b"engine_priority", "overlap_tokens", b"overlap_tokens", "prefill_receipt", b"prefill_receipt", "prefill_worker", b"prefill_worker", "receipt", b"receipt"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_dp_rank", b"_dp_rank", "_engine_priority", b"_engine_priority", "address", b"address", "alternatives", b"alternatives", "dp_rank", b"dp_rank", "engine_priority", b"engine_priority", "labels", b"labels", "lease_s", b"lease_s", "new_tokens", b"new_tokens", "overlap_tokens", b"overlap_tokens", "prefill_receipt", b"prefill_receipt", "prefill_worker", b"prefill_worker", "queue_ms", b"queue_ms", "receipt", b"receipt", "reservation_id", b"reservation_id", "worker_id", b"worker_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_dp_rank", b"_dp_rank", "_engine_priority", b"_engine_priority", "address", b"address", "alternatives", b"alternatives", "dp_rank", b"dp_rank", "engine_priority", b"engine_priority", "hash_block_size", b"hash_block_size", "labels", b"labels", "lease_s", b"lease_s", "new_tokens", b"new_tokens", "overlap_tokens", b"overlap_tokens", "prefill_receipt", b"prefill_receipt", "prefill_worker", b"prefill_worker", "queue_ms", b"queue_ms", "receipt", b"receipt", "reservation_id", b"reservation_id", "worker_id", b"worker_id"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_dp_rank", b"_dp_rank"]) -> typing.Literal["dp_rank"] | None: ...
     @typing.overload
