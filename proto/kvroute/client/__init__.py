@@ -6,7 +6,8 @@
             await request.prefill_done()
             request.output_tokens, request.cached_tokens = 512, 4096
 
-Needs grpcio, protobuf and the googleapis protos; none of the router's own packages.
+Needs grpcio, protobuf and the googleapis protos; none of the router's own packages, unless it is to
+hash prompts.
 
     calls.py        KvRouteClient: every call of the contract, deadlines, retries
     lines.py        the routers: which there are, which one a call goes to, whose a reservation is
@@ -17,6 +18,7 @@ Needs grpcio, protobuf and the googleapis protos; none of the router's own packa
     options.py      the keywords of route(), and the RouteRequest they make
     hashes.py       block hashes in any common form, as packed fixed64
     wire.py         protobuf's wire format around bytes
+    prompt_hashing.py   token prompts hashed here, in the size that answers say
     tokens.py       a prompt in any common form, as little-endian u32
     pick.py         what route() answers
     errors.py       what the calls raise

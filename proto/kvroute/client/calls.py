@@ -30,6 +30,7 @@ from kvroute.client.life import RoutedRequest
 from kvroute.client.lines import Line, Lines
 from kvroute.client.options import RouteBytes, RouteOptions, route_bytes, route_request
 from kvroute.client.pick import Pick
+from kvroute.client.prompt_hashing import PromptHashing
 from kvroute.client.report_lane import ReportLane
 from kvroute.client.reports import Reports
 from kvroute.client.retry import RetryPolicy
@@ -85,6 +86,7 @@ class KvRouteClient:
         retry: RetryPolicy | None = None,
         pending_reports_max: int = 16_384,
         fast_lane: bool = True,
+        hash_prompts: bool = False,
         routes_max: int = 16_384,
         route_bytes_max: int = 256 * 1024 * 1024,
         channel_options: Sequence[tuple[str, str | int]] = (),
@@ -100,8 +102,11 @@ class KvRouteClient:
         pending_reports_max: last reports under way; past it they are left to the lease.
         fast_lane: routes of many tasks go in batches over a stream, reports of many as one call;
         if not, each is a call of its own.
+        hash_prompts: token ids are hashed here, once a router has said in blocks of which size, and
+        go as an eighth of the bytes or less. Takes the router's own package `indexer`, and numpy.
         routes_max, route_bytes_max: unanswered ones on a router's stream; past it ClientOverloaded.
-        clock and sleep are in seconds. Raises ValueError.
+        clock and sleep are in seconds. Raises ValueError, and ImportError
+        where hash_prompts has nothing to hash with.
         """
         self._targets = targets_of(targets)
         self._credentials = credentials
@@ -114,6 +119,7 @@ class KvRouteClient:
         self._sleep = sleep
         self._rng = rng or random.Random()
         self._fast_lane = fast_lane
+        self._hashing = PromptHashing() if hash_prompts else None
         self._routes_max = routes_max
         self._route_bytes_max = route_bytes_max
         self._counts: Counter[str] = Counter()
@@ -175,7 +181,8 @@ class KvRouteClient:
 
         The caller reports what becomes of it, with report(); request() does so by itself.
         """
-        return await self._pick(route_bytes(**options), timeout_s)
+        model = self._hashing.hashed(options) if self._hashing is not None else None
+        return await self._pick(route_bytes(**options), timeout_s, model)
 
     def request(
         self, *, timeout_s: float | None = None, **options: Unpack[RouteOptions]
@@ -184,8 +191,11 @@ class KvRouteClient:
 
         Raises at once what can be told from the options.
         """
+        model = self._hashing.hashed(options) if self._hashing is not None else None
         request = route_bytes(**options)
-        return RoutedRequest(lambda: self._pick(request, timeout_s), self._reports, self._sleep)
+        return RoutedRequest(
+            lambda: self._pick(request, timeout_s, model), self._reports, self._sleep
+        )
 
     async def explain(
         self, *, timeout_s: float | None = None, **options: Unpack[RouteOptions]
@@ -367,7 +377,9 @@ class KvRouteClient:
 
     # How a call is made
 
-    async def _pick(self, request: RouteBytes, timeout_s: float | None) -> Pick:
+    async def _pick(self, request: RouteBytes, timeout_s: float | None, model: str | None) -> Pick:
+        """model: of a plain request, whose answer may tell how prompts are to be hashed."""
+
         async def attempt(line: Line, left_s: float) -> RouteResponse:
             if line.lane is not None and line.lane.takes(request.size):
                 response = await line.lane.route(request, left_s)
@@ -380,6 +392,8 @@ class KvRouteClient:
             return response
 
         response = await self._attempts(attempt, timeout_s, self._retry)
+        if model is not None and self._hashing is not None:
+            self._hashing.heard(model, response.hash_block_size)
         return Pick(request.request_id, response)
 
     async def _send_report(
