@@ -35,6 +35,8 @@ from tests.bench.lane_client import BLOCK_SIZE, long_prompts, prompts
 from tests.bench.timing import beside
 
 CONNECTIONS = 16
+CONNECTIONS_MANY = 64
+"""As many as our client has callers, where rates are compared."""
 WARM_S = 1
 MEASURED_S = 2
 REPEATS = 3
@@ -60,25 +62,20 @@ class Load:
 BESIDE = {
     "cpu_tokens_unary_us": ("tokens", "cpu_us"),
     "cpu_tokens_lane_us": ("tokens", "cpu_us"),
+    "cpu_tokens_hashed_lane_us": ("tokens", "cpu_us"),
     "cpu_hashes_unary_us": ("hashes", "cpu_us"),
     "cpu_hashes_lane_us": ("hashes", "cpu_us"),
     "route_unary_8192_p50_us": ("tokens, one at a time", "p50_us"),
+    "route_unary_8192_hashed_p50_us": ("tokens, one at a time", "p50_us"),
     "cpu_tokens_32k_unary_us": ("tokens, long", "cpu_us"),
     "cpu_tokens_32k_lane_us": ("tokens, long", "cpu_us"),
     "cpu_hashes_2048_unary_us": ("hashes, long", "cpu_us"),
     "cpu_hashes_2048_lane_us": ("hashes, long", "cpu_us"),
-    "client_tokens_rps": ("tokens", "rps"),
-    "client_hashes_rps": ("hashes", "rps"),
-    "client_tokens_32k_rps": ("tokens, long", "rps"),
-    "client_hashes_2048_rps": ("hashes, long", "rps"),
-}
-
-# A rate of ours -> what one costs our router, in microseconds.
-CPU_OF = {
-    "client_tokens_rps": "cpu_tokens_lane_us",
-    "client_hashes_rps": "cpu_hashes_lane_us",
-    "client_tokens_32k_rps": "cpu_tokens_32k_lane_us",
-    "client_hashes_2048_rps": "cpu_hashes_2048_lane_us",
+    "client_tokens_rps": ("tokens, most", "rps"),
+    "client_tokens_sent_rps": ("tokens, most", "rps"),
+    "client_hashes_rps": ("hashes, most", "rps"),
+    "client_tokens_32k_rps": ("tokens, long, most", "rps"),
+    "client_hashes_2048_rps": ("hashes, long, most", "rps"),
 }
 
 
@@ -92,14 +89,11 @@ def compared(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         return [
             row | {"note": f"no peer: {error}"} if row["name"] in BESIDE else row for row in rows
         ]
-    ours = {row["name"]: row["ours"] for row in rows}
     found = []
     for row in rows:
         way, what = BESIDE.get(row["name"], (None, ""))
         if way is not None:
-            note = told(loads[way])
-            if (cpu_us := CPU_OF.get(row["name"])) in ours:
-                note = f"our router {ours[cpu_us] * row['ours'] / 1e6:.2f} cores; {note}"
+            note = "; ".join(filter(None, (row.get("note"), told(loads[way]))))
             row = beside(row, getattr(loads[way], what)) | {"note": note}
         found.append(row)
     return found
@@ -126,6 +120,9 @@ def measure() -> dict[str, Load]:
         with _workers(port):
             ask = _Wrk(wrk, port, pid)
             found = {form: ask.load(Path(name) / form, CONNECTIONS) for form in bodies}
+            for form in bodies:
+                many = ask.load(Path(name) / form, CONNECTIONS_MANY)
+                found[f"{form}, most"] = max(found[form], many, key=lambda load: load.rps)
             return found | {"tokens, one at a time": ask.load(Path(name) / "tokens", 1)}
 
 
