@@ -116,12 +116,17 @@ async def test_a_vllm_pair_is_told_by_kv_transfer_params(server: Server) -> None
     )
     server.router.answer = RouteResponse(reservation_id="r-7", prefill_worker=other)
     async with make_client(server) as client:
-        pick = await client.route(token_ids=TOKENS)
+        pick = await client.route(token_ids=TOKENS, request_id="q7")
         assert pick.prefill_worker is not None
-        assert pick.prefill_worker.headers == {"X-data-parallel-rank": "2"}
+        told_both = {"X-Request-Id": "q7"}
+        assert pick.prefill_worker.headers == told_both | {"X-data-parallel-rank": "2"}
+        assert pick.headers == told_both
         assert pick.prefill_worker.prefill_body == {
             "max_tokens": 1,
+            "max_completion_tokens": 1,
+            "min_tokens": 0,
             "stream": False,
+            "stream_options": None,
             "kv_transfer_params": {"do_remote_decode": True},
         }
         answer = {"kv_transfer_params": {"remote_block_ids": [1, 2]}}

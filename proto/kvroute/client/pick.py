@@ -57,20 +57,27 @@ class PrefillWorker:
     prefill_kv_transfer_params: Mapping[str, Any] | None = field(repr=False)
     decode_kv_transfer_params: Mapping[str, Any] | None = field(repr=False)
     """None: what this worker answers is taken."""
+    request_id: str = field(repr=False)
+    """Of both requests, where the engine is vLLM: NixlPushConnector finds the other half by it."""
 
     @property
     def headers(self) -> dict[str, str]:
-        """HTTP headers that pin its request to its rank; empty for an engine with one."""
-        return {} if self.dp_rank is None else {"X-data-parallel-rank": str(self.dp_rank)}
+        """HTTP headers that name its request, and pin it to its rank if the engine has several."""
+        return _headers(self.dp_rank, self.request_id if self.engine == "vllm" else "")
 
     @property
     def prefill_body(self) -> dict[str, Any]:
-        """What the JSON body of its request has besides the prompt."""
+        """What the JSON body of its request has besides, or in place of, the caller's own."""
         if self.prefill_kv_transfer_params is None:
             return self._bootstrap
+        # vLLM refuses min_tokens above max_tokens, and stream_options without stream; in a chat
+        # max_completion_tokens is what counts.
         return {
             "max_tokens": 1,
+            "max_completion_tokens": 1,
+            "min_tokens": 0,
             "stream": False,
+            "stream_options": None,
             "kv_transfer_params": dict(self.prefill_kv_transfer_params),
         }
 
@@ -190,7 +197,7 @@ class Pick:
         response = self.response
         if not response.HasField("prefill_worker"):
             return None
-        return _prefill_worker(response.prefill_worker)
+        return _prefill_worker(response.prefill_worker, self.request_id)
 
     @property
     def receipt(self) -> Receipt:
@@ -199,12 +206,19 @@ class Pick:
 
     @property
     def headers(self) -> dict[str, str]:
-        """HTTP headers that pin the request to the picked rank; empty for an engine with one."""
-        rank = self.dp_rank
-        return {} if rank is None else {"X-data-parallel-rank": str(rank)}
+        """HTTP headers that pin the request to the picked rank if its engine has several, and name
+        it if it is one of a pair; see PrefillWorker."""
+        response = self.response
+        paired = response.HasField("prefill_worker") and response.prefill_worker.engine == "vllm"
+        return _headers(self.dp_rank, self.request_id if paired else "")
 
 
-def _prefill_worker(message: router_pb2.PrefillWorker) -> PrefillWorker:
+def _headers(rank: int | None, request_id: str) -> dict[str, str]:
+    told = {"X-Request-Id": request_id} if request_id else {}
+    return told if rank is None else told | {"X-data-parallel-rank": str(rank)}
+
+
+def _prefill_worker(message: router_pb2.PrefillWorker, request_id: str) -> PrefillWorker:
     return PrefillWorker(
         worker_id=message.worker_id,
         dp_rank=_rank(message),
@@ -216,6 +230,7 @@ def _prefill_worker(message: router_pb2.PrefillWorker) -> PrefillWorker:
         new_tokens=message.new_tokens,
         prefill_kv_transfer_params=_params(message.prefill_kv_transfer_params),
         decode_kv_transfer_params=_params(message.decode_kv_transfer_params),
+        request_id=request_id,
     )
 
 

@@ -367,8 +367,9 @@ class PrefillWorker(google.protobuf.message.Message):
     takes its KV cache over. How the two requests are sent is a matter of the engine.
 
     sglang: the same request goes to both at once, with bootstrap_host, bootstrap_port and bootstrap_room in its body.
-    vllm: first to this worker, with max_tokens 1, no stream, and prefill_kv_transfer_params as its
-    kv_transfer_params; then to the picked one with decode_kv_transfer_params, or with what this worker answered.
+    vllm: first to this worker, with max_tokens (and max_completion_tokens) 1, min_tokens 0, no stream nor
+    stream_options, and prefill_kv_transfer_params as its kv_transfer_params; then to the picked one with
+    decode_kv_transfer_params, or with what this worker answered; both with the same X-Request-Id.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
