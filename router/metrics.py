@@ -1,4 +1,4 @@
-"""What Prometheus sees (contract: DESIGN's metric names, listed in router/README.md).
+"""What Prometheus sees; router/README.md lists it. Names are a contract.
 
 Counters and histograms are kept here as things happen; gauges of workers and streams are read from
 the core at scrape time, so a worker's series vanish with the worker.
