@@ -266,6 +266,7 @@ class RouterCore:
                 now_s - age_s,
                 *self.peers.heard(key, now_s - age_s),
             )
+            load.unheard = self._unheard()
             self._put_load(key, load)
 
     def on_inflight(self, payload: bytes, now_s: float) -> None:
@@ -482,7 +483,13 @@ class RouterCore:
             if key in self.view.sources:
                 load = self._load(key)
                 load.hear(*self.peers.heard(key, load.sampled_at_s or 0.0))
+                load.unheard = self._unheard()
                 self._put_load(key, load)
+
+    def _unheard(self) -> float:
+        """What peers have just sent to a worker: replicas that see the same and guess differently
+        do not all take the one that is a little better for the same moment."""
+        return self._rng.random() if self.peers else 0.0
 
     def _put_load(self, key: WorkerKey, load: WorkerLoad) -> None:
         if (source := self.view.sources.get(key)) is not None:

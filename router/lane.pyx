@@ -822,18 +822,25 @@ cdef class Lane:
         peer_requests, peer_blocks, peer_tokens = load.peers
         cdef double active_slots = <double>load.external_requests + <double>load.requests + peer_requests
         cdef double active_blocks = <double>load.external_blocks + <double>(users._users.used + load._tails) + peer_blocks
+        cdef double reserved = active_slots - running - waiting
         cdef bint full = active_slots >= total_slots or active_blocks >= total_blocks
+        cdef double unheard = load.unheard, requests
         if full:
             self._full.add(slot)
         else:
             self._full.discard(slot)
+        if unheard:
+            requests = <double>load.requests + peer_requests
+            active_slots += unheard
+            if requests:
+                active_blocks += unheard * (<double>(users._users.used + load._tails) + peer_blocks) / requests
         at[0] = settled[0]
         at[width] = total_blocks
         at[2 * width] = total_slots
         at[3 * width] = settled[3]
         at[4 * width] = running
         at[5 * width] = waiting
-        at[6 * width] = active_slots - running - waiting
+        at[6 * width] = reserved
         at[7 * width] = active_blocks
         at[8 * width] = <double>load.prefill_tokens + peer_tokens
         at[9 * width] = load.last_picked

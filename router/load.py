@@ -43,6 +43,8 @@ class WorkerLoad:
     last_picked: int = 0
     peers: Totals = _NOTHING
     """Theirs: what other replicas have reserved."""
+    unheard: float = 0.0
+    """Theirs that we have not heard of yet: a guess, in requests, below 1."""
     changed: bool = True
     """Ours has, since peers were told of it."""
     _reported: tuple[float, float] = (0.0, 0.0)
@@ -133,6 +135,13 @@ class WorkerLoad:
     def active_blocks(self) -> float:
         """Canonical blocks that requests hold, or will."""
         return self.external_blocks + self.blocks + self.peers.blocks
+
+    def guessed(self) -> tuple[float, float]:
+        """What is unheard in requests and blocks, if its requests are like the others that are open
+        there."""
+        requests = self.requests + self.peers.requests
+        blocks = self.blocks + self.peers.blocks
+        return self.unheard, self.unheard * blocks / requests if requests else 0.0
 
     def reserved(self) -> float:
         """Ours and theirs that the engine's sample did not count; less those that ended since."""

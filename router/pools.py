@@ -168,21 +168,30 @@ class Pools:
             return  # the load will be read once its heartbeat is
         _, total_blocks, total_slots, _ = settled
         active_slots, active_blocks = load.active_requests(), load.active_blocks()
-        derived = shares(active_slots, active_blocks, total_slots, total_blocks)
-        if derived[2]:
+        reserved = active_slots - load.running - load.waiting
+        _, _, full, load_unknown = shares(active_slots, active_blocks, total_slots, total_blocks)
+        if full:
             self._full.add(slot)
         else:
             self._full.discard(slot)
+        if load.unheard:  # which makes a worker dearer, but not full
+            requests, blocks = load.guessed()
+            active_slots += requests
+            active_blocks += blocks
+        share, slot_ratio, *_ = shares(active_slots, active_blocks, total_slots, total_blocks)
         self.columns[:, slot] = (
             *settled,
             load.running,
             load.waiting,
-            active_slots - load.running - load.waiting,
+            reserved,
             active_blocks,
             load.prefill_tokens_active,
             load.last_picked,
             active_slots,
-            *derived,
+            share,
+            slot_ratio,
+            full,
+            load_unknown,
         )
 
     @property

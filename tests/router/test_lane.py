@@ -14,6 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
+from events.facts import Epoch
+from events.inflight import Teller
 from indexer.hashing import block_hashes, pack_tokens
 from indexer.identity import Tier, WorkerKey
 from indexer.kernel import NativeIndex
@@ -21,12 +23,13 @@ from kvroute.v1 import router_pb2
 from router import codec
 from router.candidates import COLUMNS
 from router.decision import Pick, Progress, ProgressState
+from router.load import WorkerLoad
 from router.metrics import Metrics
 from router.refusals import Refusal
 from router.reservations import Ending
 from router.route_stream import RouteItems, read_batch
 from router.server import RouterService
-from tests.router.fleet import Fleet, prompt
+from tests.router.fleet import Fleet, hashes, prompt
 from tests.router.served import asked
 
 SIZE = 16
@@ -106,10 +109,21 @@ class Twins:
 
     def __init__(self, **about: Any) -> None:
         self.sides = Side(True, about), Side(False, about)
+        self._teller = Teller("there", Epoch(1, 0))
+        self._theirs: dict[WorkerKey, WorkerLoad] = {}
 
     def tell(self, name: str, *args: Any, **about: Any) -> None:
         for side in self.sides:
             getattr(side.fleet, name)(*args, **about)
+
+    def hear(self, key: WorkerKey) -> None:
+        """Another replica reserves something."""
+        now_s = self.sides[0].fleet.now_s
+        self._theirs.setdefault(key, WorkerLoad()).open(hashes([1, 2]), True, 40, now_s)
+        message = self._teller.message(self._theirs, now_s)
+        assert message is not None
+        for side in self.sides:
+            side.fleet.core.on_inflight(message, now_s)
 
     def route(self, request: router_pb2.RouteRequest) -> router_pb2.RouteResponse | Status:
         answer, expected = (side.route(request) for side in self.sides)
@@ -202,6 +216,7 @@ STEPS = st.one_of(
     st.tuples(st.just("undrain"), st.integers(0, 4)),
     st.tuples(st.just("turn"), st.sampled_from([0.5, 1.0, 6.0])),
     st.tuples(st.just("silent"), st.integers(0, 4)),
+    st.tuples(st.just("hear"), st.integers(0, 4)),
     st.tuples(st.just("fill"), st.integers(0, 8193)),
 )
 
@@ -274,6 +289,9 @@ def test_the_lane_is_the_core_to_the_last_bit(
                     getattr(side.fleet.core, kind)(f"w{about}")
             case "turn":
                 twins.tell("turn", about)
+            case "hear":
+                if about < len(keys):
+                    twins.hear(keys[about])
             case "fill":  # the history of a worker's load
                 for side in twins.sides:
                     load = side.fleet.core.load_of(keys[0])

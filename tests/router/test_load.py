@@ -102,6 +102,14 @@ class TestFusion:
         load.sample(1, 0, 3.0, 99.99)
         assert (load.active_requests(), load.active_blocks()) == (1, 3)
 
+    def test_what_is_unheard_of_is_guessed_to_be_like_what_is_open(self) -> None:
+        load = WorkerLoad(unheard=0.5)
+        assert load.guessed() == (0.5, 0.0), "nothing to go by"
+        opened(load, 1, 2, 3, at=100.0, tail=True)
+        load.hear(Totals(3, 16, 0), (0, 0))
+        assert load.guessed() == (0.5, 0.5 * (4 + 16) / 4)
+        assert (load.active_requests(), load.active_blocks()) == (4, 20), "a guess is no load"
+
 
 class TestSharedBlocks:
     def test_a_block_that_two_requests_use_is_held_once(self) -> None:

@@ -7,6 +7,7 @@ report once a second; replicas exchange every 20 ms, which `PeerLink` does soone
 import random
 from collections import Counter
 from dataclasses import dataclass
+from statistics import median
 
 import pytest
 
@@ -17,7 +18,6 @@ from router.decision import Progress, ProgressState
 from tests.router.fleet import START_S, Fleet, prompt
 
 WORKERS = [WorkerKey(f"w{i}", 0) for i in range(8)]
-SERVICE_S = 5.0
 TURN_S = 0.02
 
 
@@ -28,13 +28,16 @@ class Served:
     replica: Fleet
     reservation_id: str
     worker: WorkerKey
+    began_s: float
     ends_s: float
 
 
 class Replicas:
     """N cores that see the same workers."""
 
-    def __init__(self, count: int, *, tell: bool, seed: int, policy: str) -> None:
+    def __init__(
+        self, count: int, *, tell: bool, seed: int, policy: str, service_s: float = 5.0
+    ) -> None:
         self.fleets = [Fleet(seed=seed + i, replica=f"r{i}", policy=policy) for i in range(count)]
         for fleet in self.fleets:
             for key in WORKERS:
@@ -45,6 +48,7 @@ class Replicas:
         self.served: list[Served] = []
         self._sent = 0
         self._sampled_s = START_S
+        self._service_s = service_s
 
     def send(self, count: int = 1) -> None:
         for _ in range(count):
@@ -52,7 +56,8 @@ class Replicas:
             self._sent += 1
             pick = fleet.route(prompt(256, first=1000 * self._sent), request_id=f"q{self._sent}")
             found = pick.reservation
-            self.served.append(Served(fleet, found.id, found.worker, self.now_s + SERVICE_S))
+            ends_s = self.now_s + self._service_s * self.rng.uniform(0.9, 1.1)
+            self.served.append(Served(fleet, found.id, found.worker, self.now_s, ends_s))
 
     def turn(self) -> None:
         """20 ms go by."""
@@ -65,11 +70,11 @@ class Replicas:
             one.replica.core.report(done, self.now_s)
         if self.now_s - self._sampled_s >= 1.0:
             self._sampled_s = self.now_s
-            running = self.in_flight()
+            running, used = self.in_flight(), self.used_blocks()
             for fleet in self.fleets:
                 for key in WORKERS:
                     fleet.beat(key)
-                    fleet.say(key, running=running[key], used_blocks=16.0 * running[key])
+                    fleet.say(key, running=running[key], used_blocks=float(used[key]))
         self.exchange()
 
     def exchange(self) -> None:
@@ -82,6 +87,13 @@ class Replicas:
 
     def in_flight(self) -> Counter[WorkerKey]:
         return Counter(one.worker for one in self.served)
+
+    def used_blocks(self) -> Counter[WorkerKey]:
+        """16 of each prompt, and up to 4 that were filled since."""
+        used: Counter[WorkerKey] = Counter()
+        for one in self.served:
+            used[one.worker] += 16 + round(4 * (self.now_s - one.began_s) / self._service_s)
+        return used
 
 
 def imbalance(count: int, *, tell: bool, policy: str) -> float:
@@ -105,6 +117,80 @@ def test_replicas_that_tell_one_another_spread_load_as_one_router_does(policy: s
         assert together < 1.1 * alone, f"{count} replicas: {together:.3f}, one: {alone:.3f}"
     apart = imbalance(4, tell=False, policy=policy)
     assert apart > together, f"apart: {apart:.3f}, together: {together:.3f}"
+
+
+def bursts(count: int, seed: int) -> float:
+    """max / mean of short requests in flight, of which up to four come at the same moment.
+
+    They fill blocks as they go, which samples tell to all replicas alike.
+    """
+    tell = count > 1
+    replicas = Replicas(count, tell=tell, seed=seed, policy="least-loaded", service_s=0.5)
+    found = []
+    for i in range(300):  # six seconds
+        replicas.send(replicas.rng.choice([1, 2, 4]))
+        replicas.turn()
+        if i >= 75:
+            load = replicas.in_flight()
+            found.append(max(load.values()) / (load.total() / len(WORKERS)))
+    return sum(found) / len(found)
+
+
+def test_bursts_that_no_replica_can_have_heard_of_are_spread_as_one_router_does() -> None:
+    seeds = range(4)
+    alone = median(bursts(1, seed) for seed in seeds)
+    together = median(bursts(4, seed) for seed in seeds)
+    assert together < 1.1 * alone, f"four replicas: {together:.3f}, one: {alone:.3f}"
+
+
+def test_replicas_that_see_the_same_do_not_all_pick_the_same() -> None:
+    """One worker is a little better than the others: for all that don't guess the only choice."""
+    replicas = Replicas(4, tell=True, seed=1, policy="least-loaded")
+    most: Counter[int] = Counter()
+    for _ in range(50):
+        for fleet in replicas.fleets:
+            for i, key in enumerate(WORKERS):
+                fleet.say(key, running=3, used_blocks=100.0 + i)
+        replicas.exchange()
+        picks = Counter(
+            fleet.core.decide(fleet.request(prompt(32)), replicas.now_s).order[0]
+            for fleet in replicas.fleets
+        )
+        most[max(picks.values())] += 1
+        replicas.turn()
+    assert most[4] < 5, most
+    assert most[1] + most[2] > 40, most
+
+
+def test_what_is_guessed_makes_no_worker_full() -> None:
+    replicas = Replicas(2, tell=True, seed=1, policy="least-loaded")
+    replicas.exchange()
+    here, _ = replicas.fleets
+    for _ in range(50):
+        for key in WORKERS:
+            here.say(key, running=999, used_blocks=999.0)
+        assert not any(here.core.decide(here.request(prompt(8)), here.now_s).excluded)
+    here.say(WORKERS[0], running=1000)
+    assert here.core.decide(here.request(prompt(8)), here.now_s).excluded[0] == "full"
+
+
+def test_nothing_is_guessed_where_no_peer_is_heard() -> None:
+    replicas = Replicas(2, tell=True, seed=1, policy="least-loaded")
+
+    here, _ = replicas.fleets
+
+    def guesses() -> list[float]:
+        return [here.core.load_of(key).unheard for key in WORKERS]
+
+    assert not any(guesses())
+    replicas.exchange()
+    for _ in range(60):
+        replicas.turn()
+    assert all(0 < guess < 1 for guess in guesses())
+    replicas.fleets, replicas.tellers = [here], replicas.tellers[:1]
+    for _ in range(round((TTL_S + 1.1) / TURN_S)):
+        replicas.turn()
+    assert not any(guesses())
 
 
 def test_load_is_counted_once_whoever_sent_it() -> None:
