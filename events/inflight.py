@@ -131,8 +131,9 @@ class Teller:
         """Workers that had no room in their message, over all messages."""
 
     def begin_anew(self) -> None:
-        """The next message will be a full one: somebody listens who has not heard us yet."""
-        self.full_due_s = -inf
+        """Somebody listens who has not heard us yet: the next message will be a full one, with all
+        that is remembered."""
+        self.full_due_s = self._told_at_s = -inf
 
     def message(self, loads: Mapping[WorkerKey, Reserved], now_s: float) -> bytes | None:
         """What there is to tell; None when nothing changed since the last one, a moment ago.
@@ -141,26 +142,32 @@ class Teller:
         those that changed.
         """
         full = now_s >= self.full_due_s
+        since_s = self._told_at_s
         wanted = []
         if full:
             self.full_due_s = now_s + FULL_S
             for key, load in loads.items():
-                steps = load.steps(-inf)
+                steps = load.steps(since_s)
                 if len(steps) > 1 or any(load.ours):
                     wanted.append((key, load, steps))
                 else:  # said by not being there
                     load.changed = False
         else:
-            since_s = self._told_at_s
             wanted += [
                 (key, load, load.steps(since_s)) for key, load in loads.items() if load.changed
             ]
             if not wanted:
                 return None
         self._told_at_s = now_s
-        self._seq += 1
         self.untold += max(0, len(wanted) - WORKERS_MAX)
-        workers = [_told(*one, now_s) for one in wanted[:WORKERS_MAX]]
+        return self._encoded([_told(*one, now_s) for one in wanted[:WORKERS_MAX]], full)
+
+    def presence(self) -> bytes:
+        """That we are there, and no more: all that is worth saying while no other is heard."""
+        return self._encoded([], full=False)
+
+    def _encoded(self, workers: list[_Told], full: bool) -> bytes:
+        self._seq += 1
         return _encoder.encode(
             Inflight(VERSION, self._replica, self._epoch, self._seq, full, workers)
         )

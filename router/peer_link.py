@@ -125,10 +125,12 @@ class PeerLink:
             wait_s = FULL_S
             if self._broker.connected:
                 now_s = self._clock()
-                message = self._teller.message(self._core.loads, now_s)
+                message: bytes | None = self._teller.presence()
+                if self._core.peers:
+                    message = self._teller.message(self._core.loads, now_s)
+                    wait_s = self._teller.full_due_s - now_s
                 if message is not None:
                     await self._broker.publish(self._our_subject, message)
-                wait_s = self._teller.full_due_s - now_s
             await asyncio.sleep(len(self._core.peers) / HEARD_PER_S)
             with suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):

@@ -138,18 +138,29 @@ def test_what_ended_a_moment_ago_was_there_before_that() -> None:
 
 def test_who_is_met_is_told_everything() -> None:
     loads, teller, peers = {A: Load(), B: Load()}, Teller("them", EPOCH), Peers("us")
-    loads[A].become(1, 1, 1, 99.9)
-    told(teller, loads, 100.0)  # nobody listens
-    assert teller.message(loads, 100.1) is None
+    loads[A].become(1, 1, 1, 99.5)
+    peers.on_message(teller.presence(), 99.8)
+    assert (peers.met, now(peers, A)) == (1, NOTHING)
+    told(teller, loads, 99.9)  # lost
+    assert teller.message(loads, 100.0) is None
     teller.begin_anew()
     assert peers.on_message(told(teller, loads, 100.1), 100.1) == {A}
+    assert (then(peers, A, 99.4), then(peers, A, 99.6)) == ((0, 0), (1, 1))
     assert teller.message(loads, 100.2) is None
-    assert peers.met == 1
     peers.on_message(told(teller, loads, 101.1), 101.1)
     assert peers.met == 1
     peers.tick(101.2 + TTL_S)
     peers.on_message(told(teller, loads, 105.0), 105.0)
     assert peers.met == 2
+
+
+def test_that_a_replica_is_there_changes_nothing_of_what_it_told() -> None:
+    load, teller, peers = Load(), Teller("them", EPOCH), Peers("us")
+    load.become(1, 1, 1, 99.5)
+    peers.on_message(told(teller, {A: load}, 100.0), 100.0)
+    assert peers.on_message(teller.presence(), 100.0 + TTL_S) == set()
+    assert peers.tick(100.1 + TTL_S) == set(), "it was heard"
+    assert now(peers, A) == Totals(1, 1, 1)
 
 
 def test_a_lost_message_is_made_good_by_the_next_full_one() -> None:
