@@ -107,6 +107,25 @@ async def test_a_pick_has_all_that_the_router_said(server: Server) -> None:
     assert pick.response == server.router.answer
 
 
+NIXL_ANSWER = {
+    "do_remote_prefill": True,
+    "do_remote_decode": False,
+    "remote_block_ids": [[7, 8, 9, 10, 11, 12, 13]],
+    "remote_engine_id": "747093e7-b1e5-4e2a-ae1f-9f531a397758",
+    "remote_request_id": "cmpl-b209f508ce56fc5b-0-bcaeb7c7",
+    "remote_host": "127.0.0.1",
+    "remote_port": 5601,
+    "tp_size": 1,
+    "dcp_size": 1,
+    "pp_size": 1,
+    "remote_num_tokens": 200,
+    "remote_blocks_expiry_time": None,
+    "transfer_mode": "pull",
+    "remote_prefill_cached_tokens": 0,
+}
+"""What a prefill worker answered (vLLM 0.32.0, NixlConnector, a prompt of 200 tokens)."""
+
+
 async def test_a_vllm_pair_is_told_by_kv_transfer_params(server: Server) -> None:
     other = PrefillWorker(
         worker_id="p1",
@@ -129,7 +148,7 @@ async def test_a_vllm_pair_is_told_by_kv_transfer_params(server: Server) -> None
             "stream_options": None,
             "kv_transfer_params": {"do_remote_decode": True},
         }
-        answer = {"kv_transfer_params": {"remote_block_ids": [1, 2]}}
+        answer = {"kv_transfer_params": NIXL_ANSWER}
         assert pick.prefill_worker.decode_body(answer) == answer
         assert pick.prefill_worker.decode_body({}) == {}
         other.decode_kv_transfer_params = '{"transfer_id": "t"}'

@@ -171,9 +171,10 @@ class Engine(ABC):
         except (aiohttp.ClientError, TimeoutError):
             return False
 
-    async def _post(
+    async def post(
         self, path: str, body: Mapping[str, object], headers: Mapping[str, str] | None = None
     ) -> str:
+        """The answer's body; raises EngineRefused."""
         url = f"{self.address}{path}"
         async with self.session.post(url, json=body, headers=headers) as answer:
             text = await answer.text()
@@ -265,14 +266,14 @@ class Vllm(Engine):
             body |= {"n": prompt.copies, "temperature": 1}
         if prompt.report_full:
             body["vllm_xargs"] = {"kv_cache_report_mode": "full"}
-        told = json.loads(await self._post("/v1/completions", body | dict(more), headers))
+        told = json.loads(await self.post("/v1/completions", body | dict(more), headers))
         details = told["usage"].get("prompt_tokens_details") or {}
         output = tuple(told["choices"][0]["token_ids"])
         return Answer(details.get("cached_tokens") or 0, output, told)
 
     @override
     async def reset(self) -> None:
-        await self._post("/reset_prefix_cache", {})
+        await self.post("/reset_prefix_cache", {})
 
     @override
     async def version(self) -> str:
@@ -351,14 +352,14 @@ class Sglang(Engine):
             body["cache_salt"] = prompt.salt
         if prompt.logprobs:
             body |= {"return_logprob": True, "logprob_start_len": 0}
-        told = json.loads(await self._post("/generate", body | dict(more), headers))
+        told = json.loads(await self.post("/generate", body | dict(more), headers))
         if isinstance(told, list):
             told = told[0]
         return Answer(told["meta_info"]["cached_tokens"], tuple(told["output_ids"]), told)
 
     @override
     async def reset(self) -> None:
-        await self._post("/flush_cache", {})
+        await self.post("/flush_cache", {})
 
     @override
     async def version(self) -> str:

@@ -7,12 +7,14 @@ from pathlib import Path
 from tests.real_engines.engines import Engine, free_ports
 from tests.real_engines.stage import Ground
 
-LEASE_S = 8
+LEASE_S = 20
 """How long a prefill worker holds what nobody fetches (30 s, and 480 of Mooncake, by default)."""
 HOST = "127.0.0.1"
 KV_ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
 BLOCKS = {"prefill": 96, "decode": 384}
 """The prefill worker evicts; the decode worker has room for what is computed there to compare."""
+CHATS = ("--chat-template", "{{ messages[0]['content'] }}")
+"""The tiny model has none."""
 
 
 def nixl(ground: Ground) -> list[Engine]:
@@ -28,7 +30,7 @@ def nixl(ground: Ground) -> list[Engine]:
         return ground.vllm(
             role,
             blocks=BLOCKS[role],
-            flags=("--kv-transfer-config", json.dumps(config)),
+            flags=("--kv-transfer-config", json.dumps(config), *CHATS),
             variables={
                 "VLLM_NIXL_SIDE_CHANNEL_HOST": HOST,
                 "VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_ports(1)),
@@ -53,7 +55,7 @@ def mooncake(ground: Ground) -> list[Engine]:
         return ground.vllm(
             role,
             blocks=BLOCKS[role],
-            flags=("--kv-transfer-config", json.dumps(config)),
+            flags=("--kv-transfer-config", json.dumps(config), *CHATS),
             variables={
                 "VLLM_MOONCAKE_BOOTSTRAP_PORT": port,
                 "VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT": str(LEASE_S),
