@@ -235,6 +235,11 @@ class Candidates:
         return self._further.prefill(self._pool, self.now_s)
 
     @property
+    def recent_blocks(self) -> Column:
+        """About how many distinct blocks this replica asked each worker for in the last minute."""
+        return self._further.recent_blocks(self._pool)
+
+    @property
     def name_hashes(self) -> npt.NDArray[np.uint64]:
         """Of each worker's id and rank; the same in every process."""
         return self._pool.name_hashes

@@ -51,6 +51,7 @@ from router.sessions import Sessions
 from router.topology import PlaceLabels
 from router.ttft_check import TtftCheck
 from router.warnings import FleetWatch, WorkerWarning
+from router.working_set import WorkingSets
 
 DRAINED_MAX = 10_000
 ROOM_BITS = 48
@@ -98,7 +99,8 @@ class RouterCore:
         self.rates = PrefillRates(routing.prefill_rate)
         self.ttft_check = TtftCheck()
         self.sessions = Sessions(routing.session_ttl_s, routing.sessions_max)
-        self.further = Further(self.loads, self.rates, labels, self.sessions)
+        self.working_sets = WorkingSets()
+        self.further = Further(self.loads, self.rates, labels, self.sessions, self.working_sets)
         self.decider = Decider(routing, view.index, self.pools, self.further, self.drained, rng)
         self.pair_picks: Counter[Prefill] = Counter()
         self.tombstone_s = tombstone_s
@@ -184,6 +186,7 @@ class RouterCore:
                 reservation.prompt_tokens,
                 now_s,
             )
+            self.working_sets.on_pick(source.key, reservation.prefixes, now_s)
         if (predicted_s := computing.scores.ttft_s) is not None:
             self.ttft_check.on_pick(reservation.id, predicted_s.item(computing.order[0]))
         if self.hot is not None:
@@ -282,6 +285,7 @@ class RouterCore:
             self.cache_reports.pop(worker, None)
         self.self_check.on_forgotten(workers)
         self.rates.on_forgotten(workers)
+        self.working_sets.on_forgotten(workers)
 
     def drain(self, worker_id: str) -> int:
         """No new picks of a worker. Returns its ranks."""
@@ -315,6 +319,7 @@ class RouterCore:
         self.models.tick(now_s)
         self._hear(self.peers.tick(now_s))
         self.rates.tick()
+        self.working_sets.tick(now_s)
         self.pools.refresh()
         self._watch.on_tick(self.loads, now_s)
         return len(expired)

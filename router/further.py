@@ -17,6 +17,7 @@ from router.prompt import Prompt
 from router.rates import PrefillColumns, PrefillRates
 from router.sessions import Sessions
 from router.topology import PlaceLabels, Topology
+from router.working_set import WorkingSets
 
 
 class Further:
@@ -28,11 +29,13 @@ class Further:
         rates: PrefillRates,
         labels: PlaceLabels,
         sessions: Sessions | None = None,
+        working_sets: WorkingSets | None = None,
     ) -> None:
         self._loads = loads
         self._rates = rates
         self._labels = labels
         self._sessions = sessions
+        self._working_sets = working_sets
         self._topology: tuple[Pool, Topology] | None = None
         """Of the pool that was asked last, as a rule the only one."""
 
@@ -66,6 +69,12 @@ class Further:
     def prefill(self, pool: Pool, now_s: float) -> PrefillColumns:
         """How fast each worker prefills, and for how long it is busy."""
         return self._rates.columns(pool.slots, pool.models, now_s)
+
+    def recent_blocks(self, pool: Pool) -> Column:
+        """Blocks in each worker's working set."""
+        if self._working_sets is None:
+            return np.zeros(len(pool))
+        return self._working_sets.blocks(pool.workers)
 
     def mean_distance(self, pool: Pool, targets: npt.NDArray[np.bool_]) -> Column:
         """From each worker to some of them (router/topology.py), on average."""

@@ -84,6 +84,7 @@ class LoggedDecision(msgspec.Struct, frozen=True, omit_defaults=True):
     """Rows that could not be picked, and why."""
     blocks_in_use: list[float] = []
     others_waiting: list[float] = []
+    recent_blocks: list[float] = []
     kv_distance: list[float] = []
     of_session: list[int] = []
     """The row that the session's last request went to."""
@@ -137,6 +138,7 @@ def capture(decision: Decision, replica: str, labels: PlaceLabels, hashes: bool)
         excluded=[(row, why) for row, why in enumerate(decision.excluded) if why],
         blocks_in_use=_unless_zero(rows.prompt_blocks - rows.new_blocks),
         others_waiting=_unless_zero(rows.others_waiting),
+        recent_blocks=_unless_zero(rows.recent_blocks),
         kv_distance=_unless_zero(rows.kv_distance),
         of_session=np.flatnonzero(rows.of_session).tolist(),
         places=_places([heartbeat_of(source).labels for source in decision.sources], labels),
@@ -165,8 +167,8 @@ def checked(line: LoggedDecision) -> LoggedDecision:
     rates = line.prefill
     columns: list[Sized] = [line.costs, *line.columns.values(), *line.overlap_tokens.values()]
     columns += [rates.rate, rates.wait_s, rates.tokens, rates.count]
-    columns += filter(None, (line.blocks_in_use, line.others_waiting, line.kv_distance))
-    columns += filter(None, (line.places,))
+    columns += filter(None, (line.blocks_in_use, line.others_waiting, line.recent_blocks))
+    columns += filter(None, (line.kv_distance, line.places))
     if line.v != VERSION:
         raise ValueError(f"version {line.v}; this release reads {VERSION}")
     if any(len(column) != count for column in columns):
@@ -267,6 +269,10 @@ class _LoggedFurther(Further):
     @override
     def others_waiting(self, pool: Pool, waiting: Column) -> Column:
         return _column(self._line.others_waiting, len(pool))
+
+    @override
+    def recent_blocks(self, pool: Pool) -> Column:
+        return _column(self._line.recent_blocks, len(pool))
 
     @override
     def of_session(self, pool: Pool, session_id: str) -> Flags:

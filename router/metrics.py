@@ -231,6 +231,11 @@ class RouterCollector(Collector):
             "Sessions whose KV cache is known to be somewhere.",
             len(core.sessions),
         )
+        yield CounterMetricFamily(
+            "kvroute_recent_blocks_forgotten",
+            "Sampled blocks of working sets that were forgotten for want of room.",
+            value=core.working_sets.forgotten,
+        )
         yield _counter(
             "kvroute_sessions_forgotten",
             "Sessions that time, or the room they take, has ended.",

@@ -19,6 +19,7 @@ from router.pools import Pool
 from router.prompt import Prompt
 from router.rates import PrefillRates
 from router.topology import PlaceLabels
+from router.working_set import SAMPLE, WorkingSets
 
 TIERS = ("device_tokens", "host_tokens", "disk_tokens")
 NOW_S = 1_790_000_000.0
@@ -34,8 +35,9 @@ def rows(
     """Candidates of what a test says about them; what it doesn't is zero, or unknown.
 
     overlap_tokens without its tiers is on the device. What can be said beside the columns: labels,
-    excluded, in_use (blocks of the prompt that open requests use), external (requests of others),
-    prefills (new and all tokens of each prompt that was just sent there; the rate is RATE).
+    excluded, recent_blocks (a multiple of SAMPLE), in_use (blocks of the prompt that open requests
+    use), external (requests of others), prefills (new and all tokens of each prompt that was just
+    sent there; the rate is RATE).
     request: of its fields, those that matter.
     """
     unsaid = dict.fromkeys((*COLUMNS, "overlap_tokens"), 0.0) | {
@@ -46,7 +48,7 @@ def rows(
     }
     table = np.zeros((len(COLUMNS), len(workers)))
     tokens = np.zeros((len(Overlap._fields), len(workers)), np.int32)
-    sources, loads, rates = [], {}, PrefillRates(RATE)
+    sources, loads, rates, working_sets = [], {}, PrefillRates(RATE), WorkingSets()
     for i, worker in enumerate(workers):
         tiers = [worker.get(name, 0) for name in TIERS]
         if not any(tiers):
@@ -64,6 +66,8 @@ def rows(
         loads[key].external_requests = said.get("external", 0.0)
         for number, (new_tokens, all_tokens) in enumerate(said.get("prefills", ())):
             rates.on_pick(key, i, "m", f"{number}", new_tokens, all_tokens, NOW_S)
+        recent = np.arange(0, said.get("recent_blocks", 0), SAMPLE, dtype=np.uint64) * SAMPLE
+        working_sets.on_pick(key, recent, NOW_S)
     pool = Pool.of(sources)
     about: dict[str, Any] = {"request_id": "r", "prompt": _prompt(prompt_tokens)}
     return Candidates(
@@ -75,7 +79,9 @@ def rows(
         request=Request(**about | dict(request or {})),
         tokens=tokens,
         pool=pool,
-        further=Further(loads, rates, PlaceLabels("host", "rack", "cluster")),
+        further=Further(
+            loads, rates, PlaceLabels("host", "rack", "cluster"), working_sets=working_sets
+        ),
         now_s=NOW_S,
     )
 

@@ -159,8 +159,8 @@ def test_a_line_of_the_log_is_worked_out(policy: str, tmp_path: Path) -> None:
 
 
 def test_a_line_is_worked_out_with_the_numbers_of_its_time() -> None:
-    told = line(parameters={"ttft": {"keep": 7.0}})
-    assert told.parameters["keep"] == 7.0
+    told = line(parameters={"ttft": {"stall": 7.0}})
+    assert told.parameters["stall"] == 7.0
     assert check_line(told).complaints == []
     (*_, complaint) = check_line(msgspec.structs.replace(told, parameters={})).complaints
     assert "the line says" in complaint

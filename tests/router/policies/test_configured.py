@@ -22,7 +22,7 @@ def test_numbers_that_are_set_are_in_the_formula_and_the_others_stay() -> None:
     }
     assert policies["ttft"].parameters["keep"] == 2.0
     assert policies["random"] is POLICIES["random"]
-    assert POLICIES["ttft"].parameters["keep"] == 0.5
+    assert POLICIES["ttft"].parameters["keep"] == 1.0
 
 
 @pytest.mark.parametrize(

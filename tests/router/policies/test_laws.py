@@ -56,6 +56,7 @@ worker_rows = st.fixed_dictionaries(
         "external": counts,
         "prefills": st.lists(st.sampled_from([(10, 50), (400, 960)]), max_size=3),
         "in_use": st.integers(0, 60),
+        "recent_blocks": st.integers(0, 12).map(lambda samples: 16 * samples),
         "excluded": st.sampled_from(["", "", "", "drained"]),
         "labels": st.fixed_dictionaries({"host": names, "rack": names, "cluster": names}),
     }
@@ -127,6 +128,7 @@ def test_more_load_never_makes_a_worker_better(
     busier = [dict(worker) for worker in fleet]
     for name in ("active_blocks", "running", "waiting", "reserved", "prefill_tokens_active"):
         busier[i][name] += data.draw(st.sampled_from([0, 1, 7, 100]))
+    busier[i]["recent_blocks"] += data.draw(st.sampled_from([0, 16, 160]))
     if data.draw(st.booleans()):
         busier[i]["prefills"] = [*busier[i]["prefills"], (300, 900)]
     before, after = score(policy, fleet), score(policy, busier)

@@ -14,10 +14,25 @@ OWN = 500 + 1000 * (1 + 500 / 50_000)
 """1000 new tokens, 1010 with attention to 500 others on average, and 500 for the request."""
 
 
-def test_an_idle_worker_costs_its_own_prefill_and_half_of_it() -> None:
-    # 1510 / 1000 = 1.51 s, and half as much for what it pushes out
+def test_an_idle_worker_costs_its_own_prefill() -> None:
     assert OWN == 1510
-    assert score("ttft", 1000, {}).costs == pytest.approx([1.5 * 1.51])
+    assert score("ttft", 1000, {}).costs == pytest.approx([1.51])
+
+
+def test_what_has_to_go_for_its_blocks_is_computed_once_more() -> None:
+    # 1000 tokens are 62.5 blocks. There is room for all beside 112 recent ones of 200; for half of
+    # them, 31.25, of 143.25; for none where all are recent; and who knows of the last one.
+    recent = {"recent_blocks": 112}
+    scores = score(
+        "ttft",
+        1000,
+        {**recent, "total_blocks": 200},
+        {**recent, "total_blocks": 143.25},
+        {**recent, "total_blocks": 100},
+        recent,
+    )
+    assert scores.row_terms["evicted_share"] == pytest.approx([0, 0.5, 1, 0])
+    assert scores.costs == pytest.approx([1.51, 1.5 * 1.51, 2 * 1.51, 1.51])
 
 
 def test_cached_tokens_are_not_computed() -> None:
@@ -31,7 +46,7 @@ def test_prompts_under_way_are_waited_for_and_crowded() -> None:
     # Two prompts: 500 + 100 * (1 + 50/50000) = 600.1, 1510; then all 1510 of ours join their steps
     scores = score("ttft", 1000, {"prefills": [(100, 100), (1000, 1000)]})
     assert scores.row_terms["wait_s"] == pytest.approx([(600.1 + 1510) / RATE])
-    assert scores.costs == pytest.approx([2.1101 + 1.5 * 1.51 + 0.6 * 1.51])
+    assert scores.costs == pytest.approx([2.1101 + 1.51 + 0.6 * 1.51])
 
 
 def test_what_peers_and_others_have_sent_is_waited_for_too() -> None:
@@ -42,7 +57,15 @@ def test_what_peers_and_others_have_sent_is_waited_for_too() -> None:
 
 def test_whoever_is_there_already_is_stalled() -> None:
     scores = score("ttft", 1000, {"running": 5, "active_blocks": 30, "total_blocks": 100})
-    assert scores.costs == pytest.approx([1.5 * 1.51 + 0.02 * 5 * 1.51 + 1.0 * 0.3])
+    assert scores.costs == pytest.approx([1.51 + 0.06 * 5 * 1.51 + 1.0 * 0.3])
+
+
+def test_a_prompt_that_does_not_fit_beside_those_which_run_waits_for_one_to_end() -> None:
+    # 1000 tokens are 63 blocks. What open requests use of them already takes no more room.
+    busy = {"active_blocks": 40, "total_blocks": 100}
+    scores = score("ttft", 1000, busy, {**busy, "total_blocks": 103}, {**busy, "in_use": 3}, {})
+    assert scores.row_terms["room_s"] == pytest.approx([5, 0, 0, 0])
+    assert scores.costs[0] == pytest.approx(1.51 + 5 + 0.4)
 
 
 def test_cache_on_host_and_disk_takes_its_time_but_never_more_than_computing() -> None:
