@@ -64,7 +64,8 @@ what counts, not what the milliseconds would be on your GPUs.
 Unless a section says otherwise: {WORKERS} engines with vLLM's scheduler and the prices of the
 profile `{PROFILE}` (the engine that the peer's own simulator has), {BLOCK_COUNT:,} blocks of
 {BLOCK_SIZE} tokens each, one router, events 5 ms behind, policies with their defaults, cold caches,
-seed 0. The weights of `ttft` were chosen on these three traces; none was held out.
+seed 0. The weights of `ttft` were chosen on these three traces; those of evictions
+and room on half of the agents' sessions. No trace was held out.
 """
 
 
