@@ -5,7 +5,6 @@ python -m tests.bench [words of module names ...]
 
 import importlib
 import json
-import os
 import sys
 import time
 from pathlib import Path
@@ -15,11 +14,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from router.grpc_core import prepare
 from tests.bench import peer_service
 from tests.bench.environments import BUILD
-
-prepare(os.environ)  # before a benchmark imports gRPC, as the `kvroute` command does
 
 RESULTS = BUILD / "bench.json"
 WIDTH = 90

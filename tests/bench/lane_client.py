@@ -122,8 +122,8 @@ def _finished(reservation_id: str) -> Progress:
 
 
 def main(target: str, pid: int, say: Callable[[str], object]) -> None:
-    for line in sys.stdin:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        for line in sys.stdin:
             say(json.dumps(runner.run(measure(target, pid, json.loads(line)))) + "\n")
             sys.stdout.flush()
 
