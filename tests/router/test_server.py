@@ -377,9 +377,9 @@ def by_hand(policy: str, receipt: router_pb2.Receipt, row: router_pb2.CandidateR
             return constants["prefill_load_scale"] * max(raw - credit, 0) + blocks
         case "ttft":
             terms = row.terms
-            seconds = (
-                terms["wait_s"] + terms["load_s"] + (1 + constants["keep"]) * terms["prefill_s"]
-            )
+            twice = constants["keep"] * terms["evicted_share"]
+            seconds = terms["wait_s"] + terms["load_s"] + (1 + twice) * terms["prefill_s"]
+            seconds += terms["room_s"]
             seconds += constants["crowding"] * terms["crowded_s"]
             return seconds + constants["stall"] * queue * terms["prefill_s"] + load
         case "conductor":
