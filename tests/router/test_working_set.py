@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from indexer.hashing import HashArray
 from indexer.identity import WorkerKey
+from router import working_set
 from router.working_set import SAMPLE, SAMPLES_MAX, WINDOW_S, WorkingSets
 from tests.router.fleet import Fleet, prompt
 
@@ -54,11 +55,25 @@ def test_at_the_bound_the_oldest_are_forgotten_and_counted() -> None:
     assert sets.forgotten == 2
 
 
+def test_all_workers_share_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(working_set, "ALL_SAMPLES_MAX", 10)
+    sets = WorkingSets()
+    sets.on_pick(HERE, sampled(*range(6)), 0.0)
+    sets.on_pick(THERE, sampled(*range(6)), 1.0)
+    assert sets.blocks([HERE, THERE]).tolist() == [6 * SAMPLE, 4 * SAMPLE]
+    assert (len(sets), sets.forgotten) == (10, 2)
+    sets.tick(WINDOW_S + 0.5)
+    assert len(sets) == 4, "what is old makes room"
+    sets.on_pick(HERE, sampled(*range(6)), WINDOW_S)
+    assert (len(sets), sets.forgotten) == (10, 2)
+
+
 def test_a_worker_that_is_forgotten_leaves_nothing() -> None:
     sets = WorkingSets()
     sets.on_pick(HERE, sampled(1), 0.0)
     sets.on_forgotten([HERE, THERE])
     assert sets.blocks([HERE]).tolist() == [0]
+    assert len(sets) == 0
 
 
 picks = st.lists(
@@ -89,6 +104,7 @@ def test_it_is_the_distinct_sampled_blocks_of_the_window(
                 if key == worker and number % SAMPLE == 0 and at_s >= now_s - WINDOW_S
             }
             assert sets.blocks([worker]).tolist() == [SAMPLE * len(recent)]
+        assert len(sets) * SAMPLE == sets.blocks([HERE, THERE]).sum()
 
 
 def test_picks_by_a_policy_that_reads_them_are_kept_and_forgotten_with_the_worker() -> None:
