@@ -317,6 +317,7 @@ async def test_logged_decisions_are_replayed_with_other_policies(tmp_path: Path)
     file = tmp_path / "decisions"
     settings = DecisionLogSettings(file=str(file), share=1.0)
     async with a_stage(engine_count=3, decision_log=settings) as stage:
+        await stage.client.wait_ready()  # before that, no model is unknown
         for i in range(20):
             await stage.client.route(token_ids=list(range(i % 4, 200)))
         with pytest.raises(KvRouteError, match="nobody"):
