@@ -9,21 +9,21 @@
 Needs grpcio, protobuf and the googleapis protos; none of the router's own packages, unless it is to
 hash prompts.
 
-    calls.py        KvRouteClient: every call of the contract, deadlines, retries
-    lines.py        the routers: which there are, which one a call goes to, whose a reservation is
-    lane.py         route calls of many tasks, as batches on one open stream to a router
-    lane_items.py   what a lane carries
-    report_lane.py  reports of many tasks, as few calls to a router
-    life.py         RoutedRequest: one request from its reservation to its last report
-    options.py      the keywords of route(), and the RouteRequest they make
-    hashes.py       block hashes in any common form, as packed fixed64
-    wire.py         protobuf's wire format around bytes
-    prompt_hashing.py   token prompts hashed here, in the size that answers say
-    tokens.py       a prompt in any common form, as little-endian u32
-    pick.py         what route() answers
-    errors.py       what the calls raise
-    retry.py        which error is worth another try, and when
-    channel.py      targets and gRPC options
+    calls.py           KvRouteClient: every call of the contract, deadlines, retries
+    lines.py           the routers: which there are, where a call goes, whose a reservation is
+    lane.py            route calls of many tasks, as batches on one open stream to a router
+    lane_items.py      what a lane carries
+    report_lane.py     reports of many tasks, as few calls to a router
+    life.py            RoutedRequest: one request from its reservation to its last report
+    options.py         the keywords of route(), and the RouteRequest they make
+    hashes.py          block hashes in any common form, as packed fixed64
+    wire.py            protobuf's wire format around bytes
+    prompt_hashing.py  token prompts hashed here, in the size that answers say
+    tokens.py          a prompt in any common form, as little-endian u32
+    pick.py            what route() answers
+    errors.py          what the calls raise
+    retry.py           which error is worth another try, and when
+    channel.py         targets and gRPC options
 """
 
 from kvroute.client.calls import KvRouteClient

@@ -105,8 +105,8 @@ class KvRouteClient:
         hash_prompts: token ids are hashed here, once a router has said in blocks of which size, and
         go as an eighth of the bytes or less. Takes the router's own package `indexer`, and numpy.
         routes_max, route_bytes_max: unanswered ones on a router's stream; past it ClientOverloaded.
-        clock and sleep are in seconds. Raises ValueError, and ImportError
-        where hash_prompts has nothing to hash with.
+        clock and sleep are in seconds. Raises ValueError, and ImportError where hash_prompts has
+        nothing to hash with.
         """
         self._targets = targets_of(targets)
         self._credentials = credentials
@@ -181,7 +181,7 @@ class KvRouteClient:
 
         The caller reports what becomes of it, with report(); request() does so by itself.
         """
-        model = self._hashing.hashed(options) if self._hashing is not None else None
+        model = self._hashed(options)
         return await self._pick(route_bytes(**options), timeout_s, model)
 
     def request(
@@ -191,7 +191,7 @@ class KvRouteClient:
 
         Raises at once what can be told from the options.
         """
-        model = self._hashing.hashed(options) if self._hashing is not None else None
+        model = self._hashed(options)
         request = route_bytes(**options)
         return RoutedRequest(
             lambda: self._pick(request, timeout_s, model), self._reports, self._sleep
@@ -377,8 +377,13 @@ class KvRouteClient:
 
     # How a call is made
 
+    def _hashed(self, options: RouteOptions) -> str | None:
+        """Hashes the tokens in `options` if that will do; the model whose answer tells if it will
+        for the next, None: it is not looked at."""
+        return None if self._hashing is None else self._hashing.hashed(options)
+
     async def _pick(self, request: RouteBytes, timeout_s: float | None, model: str | None) -> Pick:
-        """model: of a plain request, whose answer may tell how prompts are to be hashed."""
+        """model: see _hashed."""
 
         async def attempt(line: Line, left_s: float) -> RouteResponse:
             if line.lane is not None and line.lane.takes(request.size):
