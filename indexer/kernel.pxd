@@ -34,7 +34,7 @@ cdef extern from "indexer/native/block_table.h" nogil:
 
 cdef extern from "indexer/native/block_users.h" nogil:
     ctypedef struct Users "BlockUsers":
-        uint64_t used
+        uint64_t used, salt
     int users_open(Users *, const uint64_t *, size_t)
     void users_close(Users *, const uint64_t *, size_t)
     uint64_t users_leading(const Users *, const uint64_t *, size_t)

@@ -56,7 +56,8 @@ def cheapest(
 
 class BlockUsers:
     """The distinct blocks that open requests use on one worker: a counted set of chains, each from
-    its prompt's first block on."""
+    its prompt's first block on. Blocks are the same only if all hashes up to them are, so hashes
+    that a caller chose are counted like any others."""
 
     def __len__(self) -> int: ...
     @override

@@ -21,6 +21,8 @@ DEF ROWS = 4
 cdef uint64_t CHAIN_SEED = 1337
 cdef size_t LONG_WORK = 256
 """Blocks from which on letting go of the GIL costs less than holding it."""
+cdef uint64_t USERS_SALT = secrets.randbits(64) | 1
+"""Secret, so that callers can't choose hashes that meet in one place."""
 cdef uint64_t SWEPT_AT_ONCE = 1 << 13
 """Steps (about 0.5 ms) of a sweep that nobody waits for the end of."""
 
@@ -277,7 +279,11 @@ def cheapest(const double[::1] costs not None, can, Py_ssize_t count):
 
 cdef class BlockUsers:
     """The distinct blocks that open requests use on one worker: a counted set of chains, each from
-    its prompt's first block on."""
+    its prompt's first block on. Blocks are the same only if all hashes up to them are, so hashes
+    that a caller chose are counted like any others."""
+
+    def __cinit__(self):
+        self._users.salt = USERS_SALT
 
     def __dealloc__(self):
         users_free(&self._users)

@@ -6,6 +6,8 @@ from collections import Counter
 import numpy as np
 import pytest
 import xxhash
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from typing_extensions import override
 
 from indexer import kernel, reference
@@ -373,20 +375,57 @@ def test_users_of_blocks_are_counted_block_by_block() -> None:
     assert len(users) == 0
 
 
-def test_hashes_that_collide_break_nothing() -> None:
-    """What no prompts make, but somebody might who looks for collisions: any keys in any order."""
-    rng = random.Random(SEED)
-    for _ in range(300):
-        users = kernel.BlockUsers()
-        opened: list[HashArray] = []
-        for _ in range(60):
-            if opened and rng.random() < 0.4:
-                users.close(opened.pop(rng.randrange(len(opened))))
-            else:
-                chain = np.array([rng.randrange(8) for _ in range(rng.randrange(12))], np.uint64)
-                opened.append(chain)
-                users.open(chain)
-            users.leading(np.array([rng.randrange(8) for _ in range(5)], np.uint64))
+@given(
+    lives=st.lists(
+        st.tuples(st.integers(0, 9), st.lists(st.integers(0, 3), max_size=12)), max_size=60
+    )
+)
+@settings(derandomize=True, deadline=None, max_examples=400)
+def test_chosen_hashes_are_counted_and_end_at_zero(lives: list[tuple[int, list[int]]]) -> None:
+    """A caller may send any hashes in any order: a block is what stands before it, and itself."""
+    users = kernel.BlockUsers()
+    opened: list[list[int]] = []
+    for choice, chain in lives:
+        if opened and choice < 4:
+            users.close(np.array(opened.pop(choice % len(opened)), np.uint64))
+        else:
+            opened.append(chain)
+            users.open(np.array(chain, np.uint64))
+        used = {tuple(one[:end]) for one in opened for end in range(1, len(one) + 1)}
+        assert len(users) == len(used)
+        known = [tuple(chain[:end]) in used for end in range(1, len(chain) + 1)]
+        assert users.leading(np.array(chain, np.uint64)) == [*known, False].index(False)
+    for one in reversed(opened):
+        users.close(np.array(one, np.uint64))
+    assert len(users) == 0
+
+
+def test_nine_requests_with_chosen_hashes_leave_no_block_in_use() -> None:
+    """A long prompt; others that begin with its later hashes; others that leave it there."""
+    users = kernel.BlockUsers()
+    long = keys(30_000)
+    beginning = [long[i : i + 1] for i in range(1, 5)]
+    leaving = [np.concatenate([long[:i], keys(30_000, seed=i)]) for i in range(1, 5)]
+    for chain in (long, *beginning, *leaving):
+        users.open(chain)
+    for chain in (*beginning, *leaving, long):
+        users.close(chain)
+    assert len(users) == 0
+    assert users.leading(long) == 0
+
+
+def test_a_long_prompt_that_is_split_at_every_block_is_whole_again() -> None:
+    users = kernel.BlockUsers()
+    chain = keys(2_000)
+    users.open(chain)
+    for end in range(1, 2_000):
+        users.open(chain[:end])
+        assert len(users) == users.leading(chain) == len(chain)
+    users.close(chain)
+    for end in range(1, 2_000):
+        assert users.leading(chain) == 1_999
+        users.close(chain[:end])
+    assert len(users) == 0
 
 
 def test_the_used_blocks_of_a_chain_are_counted_from_its_first_on() -> None:
