@@ -13,7 +13,6 @@ import random
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
 
-import msgspec
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
@@ -21,7 +20,14 @@ from events import subjects
 from events.broker import Broker, OnMessage
 from events.dynamo_events import WorkerLoad, decode_dynamo
 from events.dynamo_rank import DynamoRank
-from events.facts import Control, Epoch, Heartbeat, SnapshotRequest, encode
+from events.facts import (
+    Epoch,
+    Heartbeat,
+    Unreadable,
+    decode_control,
+    decode_snapshot_request,
+    encode,
+)
 from events.relay import BEAT_S, COALESCE_S, OUT_MESSAGES_MAX
 from events.settings import DynamoSettings
 from events.tasks import OnFailure, Tasks
@@ -36,9 +42,6 @@ _COMPLAINT_S = 10.0
 _BLOCKS_PLAUSIBLE = 1_000_000_000
 
 log = logging.getLogger("kvroute.dynamo")
-
-_request_decoder = msgspec.msgpack.Decoder(SnapshotRequest)
-_control_decoder = msgspec.msgpack.Decoder(Control)
 
 
 class _Worker:
@@ -251,9 +254,8 @@ class DynamoRelay:
         worker = self._workers.get(key) if key is not None else None
         if worker is None:  # another relay's
             return
-        try:
-            request = _request_decoder.decode(message.data)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        request = decode_snapshot_request(message.data)
+        if isinstance(request, Unreadable):
             self.counts["malformed_request"] += 1
             return
         messages, chunk = worker.rank.answer(request, self._clock())
@@ -263,9 +265,8 @@ class DynamoRelay:
 
     async def _control_came(self, message: Msg) -> None:
         """A removed worker is dropped here too: the one who removes it knows more than NATS."""
-        try:
-            control = _control_decoder.decode(message.data)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        control = decode_control(message.data)
+        if isinstance(control, Unreadable):
             self.counts["malformed_request"] += 1
             return
         if control.action != "remove":

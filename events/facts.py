@@ -25,6 +25,8 @@ MESSAGE_BYTES_MAX = 1 << 20
 facts stay below 64 KiB and its answers a little above 512 KiB."""
 HEARTBEAT_BYTES_MAX = 1 << 17
 """One is kept of each worker."""
+REQUEST_BYTES_MAX = 4096
+"""Of a SnapshotRequest: five numbers, and room for fields of later releases."""
 FACTS_MAX = 4096
 """In one message. A relay's have about 1,000 at most."""
 RING_MESSAGES_MAX = 1 << 14
@@ -159,10 +161,10 @@ class SnapshotRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     """
 
     v: int = VERSION
-    chunk: int = 0
+    chunk: Count = 0
     epoch: Epoch | None = None
-    as_of: int | None = None
-    from_seq: int | None = None
+    as_of: SequenceNumber | None = None
+    from_seq: SequenceNumber | None = None
 
 
 class SnapshotChunk(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -171,8 +173,8 @@ class SnapshotChunk(msgspec.Struct, frozen=True, omit_defaults=True):
     v: int
     epoch: Epoch
     as_of: SequenceNumber
-    chunk: int
-    chunks: int
+    chunk: Count
+    chunks: Count
     facts: Annotated[list[Stored], Meta(max_length=FACTS_MAX)] = []
     messages: Annotated[list[bytes], Meta(max_length=RING_MESSAGES_MAX)] = []
     """Ring replay: FactsMessages as they were sent."""
@@ -235,6 +237,7 @@ class Unreadable:
 
 _stream_decoder = msgspec.msgpack.Decoder(FactsMessage | Beat)
 _heartbeat_decoder = msgspec.msgpack.Decoder(Heartbeat)
+_request_decoder = msgspec.msgpack.Decoder(SnapshotRequest)
 _chunk_decoder = msgspec.msgpack.Decoder(SnapshotChunk)
 _hello_decoder = msgspec.msgpack.Decoder(Hello)
 _warm_decoder = msgspec.msgpack.Decoder(Warm)
@@ -304,6 +307,16 @@ def decode_heartbeat(payload: bytes) -> Heartbeat | Unreadable:
         return _too_large(payload)
     try:
         return _heartbeat_decoder.decode(payload)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        return Unreadable("malformed", str(error))
+
+
+def decode_snapshot_request(payload: bytes) -> SnapshotRequest | Unreadable:
+    """A router's message on the snapshot subject. Never raises."""
+    if len(payload) > REQUEST_BYTES_MAX:
+        return _too_large(payload)
+    try:
+        return _request_decoder.decode(payload)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         return Unreadable("malformed", str(error))
 

@@ -17,7 +17,6 @@ from functools import partial
 from pathlib import Path
 
 import aiohttp
-import msgspec
 import zmq
 import zmq.asyncio
 from nats.aio.msg import Msg
@@ -27,7 +26,7 @@ from events import subjects
 from events.broker import Broker, OnMessage
 from events.engine_events import LoadSample
 from events.engine_load import EngineIdentity, LoadUnreadable, sglang_load_stat
-from events.facts import Epoch, Heartbeat, SnapshotRequest, encode
+from events.facts import Epoch, Heartbeat, Unreadable, decode_snapshot_request, encode
 from events.kept_map import Source
 from events.ledger import canonical_block_size
 from events.map_keeper import MapKeeper, map_path
@@ -66,8 +65,6 @@ _SUBSCRIBED_S = 0.1
 """Until a subscription stands at the engine; what slips through shows as a gap, and heals."""
 
 log = logging.getLogger("kvroute.relay")
-
-_request_decoder = msgspec.msgpack.Decoder(SnapshotRequest)
 
 
 class _RankShell:
@@ -321,7 +318,7 @@ class Relay:
         while shell.rank.state is EngineState.CATCHING_UP:
             await asyncio.sleep(0)
             self._perform(shell, shell.rank.catch_up(self._clock()))
-        log.info("%s: %d batches replayed, %r", shell.key, count, shell.rank)
+        log.info("%s: %d batches replayed; %s", shell.key, count, shell.rank.summary())
 
     async def _follow_load(self, shell: _RankShell) -> None:
         """Reads SGLang's LoadStat feed for ever."""
@@ -395,9 +392,8 @@ class Relay:
             await self._tell(shell)
 
     async def _snapshot_asked(self, shell: _RankShell, message: Msg) -> None:
-        try:
-            request = _request_decoder.decode(message.data)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        request = decode_snapshot_request(message.data)
+        if isinstance(request, Unreadable):
             self.counts["malformed_request"] += 1
             return
         effects, chunk = shell.rank.answer(request, self._clock())

@@ -13,6 +13,7 @@ from events.facts import (
     FACTS_MAX,
     HEARTBEAT_BYTES_MAX,
     MESSAGE_BYTES_MAX,
+    REQUEST_BYTES_MAX,
     RING_MESSAGES_MAX,
     VERSION,
     Beat,
@@ -30,11 +31,15 @@ from events.facts import (
     decode_chunk,
     decode_control,
     decode_heartbeat,
+    decode_snapshot_request,
     decode_stream,
     encode,
     pack_hashes,
     unpack_hashes,
 )
+from events.ledger import Ledger
+from events.outbox import Outbox
+from events.snapshot import SnapshotDesk
 from indexer.identity import WorkerKey
 
 EPOCH = Epoch(1_700_000_000_000_000_000, 42)
@@ -357,6 +362,8 @@ def test_an_implausible_heartbeat_is_dropped(changes: dict[str, Any]) -> None:
         {"facts": [{"kind": "stored", "hashes": HASHES[:-1], "tier": "host"}]},
         {"facts": [{"kind": "removed", "hashes": HASHES, "tier": "host"}]},
         {"as_of": -1},
+        {"chunk": -1},
+        {"chunks": -1},
         {"messages": [1]},
         {"epoch": None},
     ],
@@ -364,6 +371,51 @@ def test_an_implausible_heartbeat_is_dropped(changes: dict[str, Any]) -> None:
 def test_an_implausible_chunk_is_dropped(changes: dict[str, Any]) -> None:
     fields = msgspec.msgpack.decode(encode(CHUNK)) | changes
     assert isinstance(decode_chunk(msgspec.msgpack.encode(fields)), Unreadable)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"chunk": -1},
+        {"chunk": -5},
+        {"chunk": 1 << 31},
+        {"chunk": 1.5},
+        {"as_of": -1},
+        {"as_of": (1 << 62) + 1},
+        {"from_seq": -1},
+        {"from_seq": (1 << 62) + 1},
+        {"epoch": [1]},
+        {"epoch": "now"},
+        {"v": "one"},
+        {"padding": "x" * REQUEST_BYTES_MAX},
+    ],
+)
+def test_an_implausible_snapshot_request_is_dropped(changes: dict[str, Any]) -> None:
+    fields = {"v": 1, "chunk": 0} | changes
+    assert isinstance(decode_snapshot_request(msgspec.msgpack.encode(fields)), Unreadable)
+
+
+anything = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(1 << 63), (1 << 64) - 1)
+    | st.floats()
+    | st.text()
+    | st.binary(max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=5,
+)
+REQUEST_FIELDS = ["v", "chunk", "epoch", "as_of", "from_seq", "more"]
+
+
+@laws
+@given(st.dictionaries(st.sampled_from(REQUEST_FIELDS), anything))
+def test_any_snapshot_request_is_answered_or_dropped(fields: dict[str, Any]) -> None:
+    outbox = Outbox(EPOCH)
+    desk = SnapshotDesk(Ledger(4), outbox)
+    request = decode_snapshot_request(msgspec.msgpack.encode(fields))
+    if not isinstance(request, Unreadable):
+        encode(desk.answer(request, True, 1.0))
 
 
 @pytest.mark.parametrize("message", [FACTS, BEAT, HEARTBEAT, CHUNK])
@@ -390,16 +442,6 @@ def test_random_bytes_never_raise(payload: bytes) -> None:
     decode_all(payload)
 
 
-anything = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers(-(1 << 63), (1 << 64) - 1)
-    | st.floats()
-    | st.text()
-    | st.binary(max_size=20),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
-    max_leaves=5,
-)
 FIELDS = ["kind", "v", "epoch", "seq", "facts", "time_s", "blocks", "digest", "complete"]
 
 

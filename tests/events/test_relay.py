@@ -6,9 +6,11 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any
 
+import msgspec
 import pytest
 import zmq
 import zmq.asyncio
+from nats.aio.msg import Msg
 
 from events import relay as module
 from events.broker import Broker
@@ -75,6 +77,24 @@ async def test_a_replay_that_is_answered_ends_the_healing(wired: Wired) -> None:
     assert wired.shell.rank.state is EngineState.FOLLOWING
     assert wired.shell.rank.complete
     assert wired.shell.replaying is None
+
+
+async def test_a_snapshot_request_for_a_negative_chunk_is_counted_and_not_answered(
+    wired: Wired,
+) -> None:
+    asked = msgspec.msgpack.encode({"v": 1, "chunk": -5})
+    await wired.relay._snapshot_asked(wired.shell, Msg(None, "asked", "answer", asked))  # type: ignore[arg-type]  # no client: an answer would raise
+    assert wired.relay.counts["malformed_request"] == 1
+
+
+async def test_log_lines_show_no_internals(wired: Wired, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    wired.relay._perform(wired.shell, wired.shell.rank.start())
+    asker, *_ = await wired.replay.recv_multipart()
+    await wired.replay.send_multipart([asker, b"", b"\xff" * 8, b""])
+    await until_done(wired.shell.replaying)
+    assert "0 batches replayed; the stream is complete" in caplog.text
+    assert "<" not in caplog.text
 
 
 async def test_a_replay_socket_that_talks_nonsense_ends_the_healing_too(
