@@ -65,7 +65,14 @@ class MapKeeper:
             return
         if kept is not None:
             self._rank.resume(*kept)
-            log.info("%s: %r was kept, after %r", self._source.worker, kept[1], kept[0])
+            log.info(
+                "%s: the map in %s has %d placements, as after engine message %d; it counts once"
+                " the engine shows that it still is in that life",
+                self._source.worker,
+                self.path,
+                kept[1].count(),
+                kept[0].seq,
+            )
 
     def start(self, tasks: Tasks) -> None:
         """Writes the map now and then, until `finish`."""

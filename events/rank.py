@@ -121,6 +121,12 @@ class Rank:
         kind = "complete" if self.complete else "partial"
         return f"<Rank {self.state.name.lower()} {kind} at {self._next_seq}, {self.ledger!r}>"
 
+    def summary(self) -> str:
+        """Where it stands, for a log line."""
+        kind = "complete" if self.complete else "partial"
+        blocks = f"{self.ledger.count()} placements of {len(self.ledger)} engine blocks"
+        return f"the stream is {kind} up to engine message {self._next_seq - 1}, with {blocks}"
+
     @property
     def position(self) -> tuple[Epoch, int, float]:
         """Changes with everything that makes a kept map worth keeping anew."""

@@ -121,9 +121,13 @@ class FleetView:
 
     @override
     def __repr__(self) -> str:
+        return f"<FleetView {self.summary()}>"
+
+    def summary(self) -> str:
+        """How many workers are known, by the state of their streams; for a log line."""
         states = Counter(source.stream.state.value for source in self.sources.values())
         told = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
-        return f"<FleetView {len(self.sources)} workers: {told or 'none'}>"
+        return f"{len(self.sources)} workers: {told or 'none'}"
 
     def on_stream(self, key: WorkerKey, payload: bytes, now_s: float) -> list[Pull]:
         """A message of the facts subject."""

@@ -406,11 +406,12 @@ class RouterApp:
         known = {source.key.worker_id for source in sources}
         heard = heard and all(worker.id in known for worker in self.config.workers)
         if heard and streams and all(one.state is StreamState.LIVE for one in streams):
-            log.info("ready: %r", self.view)
+            log.info("ready: %s", self.view.summary())
             return True
         if now_s - self._started_at_s >= self.config.ready_timeout_s:
             log.warning(
-                "ready after ready_timeout_s, though not every stream is trusted: %r", self.view
+                "ready after ready_timeout_s, though not every stream is trusted: %s",
+                self.view.summary(),
             )
             return True
         return False
