@@ -43,10 +43,19 @@ FULL_S = 1.0
 """How often everything is told, and that we are there."""
 WORKERS_MAX = 8192
 """In one message."""
+BYTES_MAX = 768 * 1024
+"""Of the workers in one message. A NATS server takes 1 MiB by default; the rest is room for the
+message's other fields."""
+_WORKER_BYTES = 17
+"""At most, of one worker without its id and steps: the heads of three arrays and a text, a rank and
+prefill tokens."""
+_STEP_BYTES = 20
+"""At most, of one step: the head of an array, a float and two counts."""
 REPLICAS_MAX = 64
 """Others that are listened to at the same time."""
 STEPS_MAX = 16
-"""Of a worker, in one message. Of more changes, the last half of these and some of the others."""
+"""Of a worker, in one message; fewer where workers are so many that BYTES_MAX would be passed. Of
+more changes, the last half of these and some of the others."""
 KEPT_STEPS_MAX = 1024
 """Of a worker, of what one replica told."""
 KEPT_S = 3.5
@@ -129,6 +138,8 @@ class Teller:
         """When everything is to be told again."""
         self.untold = 0
         """Workers that had no room in their message, over all messages."""
+        self.is_cut = False
+        """The last message had no room for some workers: the next one, due at once, has theirs."""
 
     def begin_anew(self) -> None:
         """Somebody listens who has not heard us yet: the next message will be a full one, with all
@@ -141,26 +152,32 @@ class Teller:
         Marks what it tells as told. Full ones take time in proportion to the workers, others to
         those that changed.
         """
+        self.is_cut = False
         full = now_s >= self.full_due_s
         since_s = self._told_at_s
-        wanted = []
         if full:
             self.full_due_s = now_s + FULL_S
-            for key, load in loads.items():
-                steps = load.steps(since_s)
-                if len(steps) > 1 or any(load.ours):
-                    wanted.append((key, load, steps))
-                else:  # said by not being there
+            wanted = [(key, load, load.steps(since_s)) for key, load in loads.items()]
+            busy = [one for one in wanted if len(one[2]) > 1 or any(one[1].ours)]
+            full = _fits(busy)
+            # One that is cut can't say of any worker that it has nothing by leaving it out.
+            told, rest = (busy, []) if full else _cut(wanted)
+            if full:
+                for _, load, _ in wanted:
                     load.changed = False
         else:
-            wanted += [
-                (key, load, load.steps(since_s)) for key, load in loads.items() if load.changed
-            ]
-            if not wanted:
+            told, rest = _cut(
+                [(key, load, load.steps(since_s)) for key, load in loads.items() if load.changed]
+            )
+            if not told:
                 return None
         self._told_at_s = now_s
-        self.untold += max(0, len(wanted) - WORKERS_MAX)
-        return self._encoded([_told(*one, now_s) for one in wanted[:WORKERS_MAX]], full)
+        self.untold += len(rest)
+        self.is_cut = bool(rest)
+        for _, load, _ in rest:
+            load.changed = True
+        steps_max = _steps_max(told)
+        return self._encoded([_told(*one, steps_max, now_s) for one in told], full)
 
     def presence(self) -> bytes:
         """That we are there, and no more: all that is worth saying while no other is heard."""
@@ -173,17 +190,61 @@ class Teller:
         )
 
 
-def _told(key: WorkerKey, load: Reserved, steps: list[Step], now_s: float) -> _Told:
+_Wanted = tuple[WorkerKey, Reserved, list[Step]]
+
+
+def _bytes(wanted: list[_Wanted], steps_max: int) -> int:
+    """What these workers take up in a message at most, with so many steps of each."""
+    return sum(
+        len(key.worker_id.encode()) + _WORKER_BYTES + _STEP_BYTES * min(len(steps), steps_max)
+        for key, _, steps in wanted
+    )
+
+
+def _fits(wanted: list[_Wanted]) -> bool:
+    """Whether one message has room for these workers, be it with their last step only."""
+    return len(wanted) <= WORKERS_MAX and _bytes(wanted, 1) <= BYTES_MAX
+
+
+def _cut(wanted: list[_Wanted]) -> tuple[list[_Wanted], list[_Wanted]]:
+    """Those for which a message has room, and the rest; with most requests first."""
+    if _fits(wanted):
+        return wanted, []
+    ordered = sorted(wanted, key=lambda one: -one[1].ours.requests)
+    size = 0
+    for i, one in enumerate(ordered):
+        size += _bytes([one], 1)
+        if i == WORKERS_MAX or size > BYTES_MAX:
+            return ordered[:i], ordered[i:]
+    return ordered, []
+
+
+def _steps_max(wanted: list[_Wanted]) -> int:
+    """Steps of each worker, so that the message has room for all: the more workers, the fewer."""
+    steps_max = STEPS_MAX
+    while steps_max > 1 and _bytes(wanted, steps_max) > BYTES_MAX:
+        steps_max //= 2
+    return steps_max
+
+
+def _told(key: WorkerKey, load: Reserved, steps: list[Step], steps_max: int, now_s: float) -> _Told:
     load.changed = False
-    if len(steps) > STEPS_MAX:
-        half = STEPS_MAX // 2
-        every = -(-(len(steps) - half) // half)
-        steps = steps[:-half:every] + steps[-half:]
     aged = [
         (min(max(0.0, now_s - when_s), KEPT_S), requests, blocks)
-        for when_s, requests, blocks in steps
+        for when_s, requests, blocks in _thinned(steps, steps_max)
     ]
     return _Told(key.worker_id, key.dp_rank, load.ours.prefill_tokens, aged)
+
+
+def _thinned(steps: list[Step], steps_max: int) -> list[Step]:
+    """The last half of what there is room for, and some of the others."""
+    if len(steps) <= steps_max:
+        return steps
+    half = steps_max // 2
+    if not half:
+        return steps[-1:]
+    every = -(-(len(steps) - half) // half)
+    return steps[:-half:every] + steps[-half:]
 
 
 @dataclass(slots=True)

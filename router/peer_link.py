@@ -129,6 +129,8 @@ class PeerLink:
                 if self._core.peers:
                     message = self._teller.message(self._core.loads, now_s)
                     wait_s = self._teller.full_due_s - now_s
+                    if self._teller.is_cut:
+                        self._due.set()
                 if message is not None:
                     await self._broker.publish(self._our_subject, message)
             await asyncio.sleep(len(self._core.peers) / HEARD_PER_S)

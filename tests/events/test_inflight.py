@@ -9,12 +9,15 @@ import pytest
 from events import inflight as module
 from events.facts import Epoch, Hello, Unreadable, encode
 from events.inflight import (
+    BYTES_MAX,
     FULL_S,
     KEPT_S,
     KEPT_STEPS_MAX,
     REPLICAS_MAX,
     STEPS_MAX,
     TTL_S,
+    WORKERS_MAX,
+    Inflight,
     Peers,
     Step,
     Teller,
@@ -250,6 +253,74 @@ def test_workers_in_a_message_are_bounded(monkeypatch: pytest.MonkeyPatch) -> No
         assert len(message.workers) == count
         assert teller.untold == 3
     assert teller.message(loads, 100.2) is None
+
+
+def busy_fleet(workers: int, name: str = "engine-{:05}") -> dict[WorkerKey, Load]:
+    """Each worker with as many changes as a message may have, and counts that are large."""
+    loads = {}
+    for i in range(workers):
+        load = loads[WorkerKey(name.format(i), i % 8)] = Load()
+        for step in range(2 * STEPS_MAX):
+            load.become(70_000 + i + step, 1_000_000 + step, 5_000_000, 99.0 + step / 100)
+    return loads
+
+
+def test_8192_busy_workers_fit_in_one_full_message_with_fewer_steps_of_each() -> None:
+    loads, peers = busy_fleet(WORKERS_MAX), Peers("us")
+    teller = Teller("them", EPOCH)
+    payload = told(teller, loads, 100.0)
+    assert len(payload) <= BYTES_MAX + 1024
+    message = decode_inflight(payload)
+    assert isinstance(message, Inflight)
+    assert message.full
+    assert len(message.workers) == WORKERS_MAX
+    assert not teller.is_cut
+    assert teller.untold == 0
+    assert peers.on_message(payload, 100.0) == loads.keys()
+    assert all(now(peers, key) == load.ours for key, load in loads.items())
+
+
+def test_workers_whose_ids_alone_are_too_long_for_one_message_are_told_in_several() -> None:
+    loads = busy_fleet(WORKERS_MAX - 1, "\u20ac" * 200 + "{:05}")
+    idle = loads[A] = Load()
+    idle.become(1, 1, 1, 98.0)
+    idle.become(0, 0, 0, 99.9)
+    teller, peers = Teller("them", EPOCH), Peers("us")
+    before = [(key.worker_id, key.dp_rank) for key in loads]
+    payloads = [told(teller, loads, 100.0)]
+    while teller.is_cut:
+        payloads.append(told(teller, loads, 100.0 + len(payloads) / 1000))
+    assert teller.untold > 0
+    for payload in payloads:
+        assert len(payload) <= BYTES_MAX + 1024
+        message = decode_inflight(payload)
+        assert isinstance(message, Inflight)
+        assert not message.full, "a full one would say that the others have nothing"
+        peers.on_message(payload, 100.1)
+    first = decode_inflight(payloads[0])
+    assert isinstance(first, Inflight)
+    most = max(load.ours.requests for load in loads.values())
+    assert first.workers[0].steps[-1][1] == most, "the most loaded first"
+    assert sorted(before) == sorted(
+        (one.worker_id, one.dp_rank)
+        for payload in payloads
+        for one in msgspec.msgpack.decode(payload, type=Inflight).workers
+    )
+    assert all(now(peers, key) == load.ours for key, load in loads.items())
+
+
+def test_a_worker_takes_no_more_room_in_a_message_than_is_reckoned() -> None:
+    loads = {WorkerKey("\u20ac" * 256, 99999): Load()}
+    (load,) = loads.values()
+    for step in range(2 * STEPS_MAX):
+        load.become((1 << 31) - 1, (1 << 31) - 1 - step % 2, (1 << 31) - 1, 99.0 + step / 100)
+    empty = len(Teller("them", EPOCH).presence())
+    for steps_max in (1, 2, 4, 8, 16):
+        wanted = [(key, one, one.steps(0.0)) for key, one in loads.items()]
+        told = module._told(*wanted[0], steps_max, 100.0)
+        payload = Teller("them", EPOCH)._encoded([told], full=False)
+        assert len(told.steps) <= steps_max
+        assert len(payload) - empty <= module._bytes(wanted, steps_max)
 
 
 def test_changes_in_a_message_are_bounded_and_the_last_one_is_of_now() -> None:
