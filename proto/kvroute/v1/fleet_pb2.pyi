@@ -41,6 +41,22 @@ class WorkerStatus(google.protobuf.message.Message):
         ) -> None: ...
         def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
 
+    @typing.final
+    class OutcomesEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.int
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.int = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
     WORKER_ID_FIELD_NUMBER: builtins.int
     DP_RANK_FIELD_NUMBER: builtins.int
     ADDRESS_FIELD_NUMBER: builtins.int
@@ -84,6 +100,9 @@ class WorkerStatus(google.protobuf.message.Message):
     KV_CONNECTOR_FIELD_NUMBER: builtins.int
     BOOTSTRAP_HOST_FIELD_NUMBER: builtins.int
     BOOTSTRAP_PORT_FIELD_NUMBER: builtins.int
+    EJECTION_FIELD_NUMBER: builtins.int
+    OUTCOMES_FIELD_NUMBER: builtins.int
+    LAST_RESORT_FIELD_NUMBER: builtins.int
     worker_id: builtins.str
     dp_rank: builtins.int
     address: builtins.str
@@ -140,6 +159,8 @@ class WorkerStatus(google.protobuf.message.Message):
     """where other engines find it for that; empty: at its address"""
     bootstrap_port: builtins.int
     """0: unknown"""
+    last_resort: builtins.bool
+    """gets requests only while no worker that answers is eligible; unschedulable_reason says why"""
     @property
     def model_aliases(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
     @property
@@ -150,6 +171,14 @@ class WorkerStatus(google.protobuf.message.Message):
     def stream_changed_at(self) -> google.protobuf.timestamp_pb2.Timestamp: ...
     @property
     def warnings(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    @property
+    def ejection(self) -> Global___Ejection:
+        """absent: requests are not kept away from it for what became of earlier ones"""
+
+    @property
+    def outcomes(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.int]:
+        """how requests sent there by this router ended, since the worker is known: outcome -> requests"""
+
     def __init__(
         self,
         *,
@@ -196,9 +225,12 @@ class WorkerStatus(google.protobuf.message.Message):
         kv_connector: builtins.str = ...,
         bootstrap_host: builtins.str = ...,
         bootstrap_port: builtins.int = ...,
+        ejection: Global___Ejection | None = ...,
+        outcomes: collections.abc.Mapping[builtins.str, builtins.int] | None = ...,
+        last_resort: builtins.bool = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_beat_age_s", b"_beat_age_s", "_sample_age_s", b"_sample_age_s", "_total_blocks", b"_total_blocks", "_total_slots", b"_total_slots", "beat_age_s", b"beat_age_s", "sample_age_s", b"sample_age_s", "stream_changed_at", b"stream_changed_at", "total_blocks", b"total_blocks", "total_slots", b"total_slots"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_beat_age_s", b"_beat_age_s", "_sample_age_s", b"_sample_age_s", "_total_blocks", b"_total_blocks", "_total_slots", b"_total_slots", "active_blocks", b"active_blocks", "address", b"address", "approximate", b"approximate", "beat_age_s", b"beat_age_s", "block_size", b"block_size", "blocks_device", b"blocks_device", "blocks_disk", b"blocks_disk", "blocks_forgotten", b"blocks_forgotten", "blocks_host", b"blocks_host", "blocks_predicted", b"blocks_predicted", "bootstrap_host", b"bootstrap_host", "bootstrap_port", b"bootstrap_port", "dp_rank", b"dp_rank", "drained", b"drained", "engine", b"engine", "engine_block_size", b"engine_block_size", "engine_version", b"engine_version", "hit_ratio", b"hit_ratio", "kv_connector", b"kv_connector", "labels", b"labels", "lora_names", b"lora_names", "max_model_len", b"max_model_len", "model", b"model", "model_aliases", b"model_aliases", "prefill_rate", b"prefill_rate", "prefill_tokens_active", b"prefill_tokens_active", "prefills_measured", b"prefills_measured", "reserved", b"reserved", "reserved_by_peers", b"reserved_by_peers", "role", b"role", "running", b"running", "sample_age_s", b"sample_age_s", "schedulable", b"schedulable", "stream_changed_at", b"stream_changed_at", "stream_complete", b"stream_complete", "stream_reason", b"stream_reason", "stream_state", b"stream_state", "total_blocks", b"total_blocks", "total_slots", b"total_slots", "unschedulable_reason", b"unschedulable_reason", "waiting", b"waiting", "warnings", b"warnings", "worker_id", b"worker_id"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_beat_age_s", b"_beat_age_s", "_sample_age_s", b"_sample_age_s", "_total_blocks", b"_total_blocks", "_total_slots", b"_total_slots", "beat_age_s", b"beat_age_s", "ejection", b"ejection", "sample_age_s", b"sample_age_s", "stream_changed_at", b"stream_changed_at", "total_blocks", b"total_blocks", "total_slots", b"total_slots"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_beat_age_s", b"_beat_age_s", "_sample_age_s", b"_sample_age_s", "_total_blocks", b"_total_blocks", "_total_slots", b"_total_slots", "active_blocks", b"active_blocks", "address", b"address", "approximate", b"approximate", "beat_age_s", b"beat_age_s", "block_size", b"block_size", "blocks_device", b"blocks_device", "blocks_disk", b"blocks_disk", "blocks_forgotten", b"blocks_forgotten", "blocks_host", b"blocks_host", "blocks_predicted", b"blocks_predicted", "bootstrap_host", b"bootstrap_host", "bootstrap_port", b"bootstrap_port", "dp_rank", b"dp_rank", "drained", b"drained", "ejection", b"ejection", "engine", b"engine", "engine_block_size", b"engine_block_size", "engine_version", b"engine_version", "hit_ratio", b"hit_ratio", "kv_connector", b"kv_connector", "labels", b"labels", "last_resort", b"last_resort", "lora_names", b"lora_names", "max_model_len", b"max_model_len", "model", b"model", "model_aliases", b"model_aliases", "outcomes", b"outcomes", "prefill_rate", b"prefill_rate", "prefill_tokens_active", b"prefill_tokens_active", "prefills_measured", b"prefills_measured", "reserved", b"reserved", "reserved_by_peers", b"reserved_by_peers", "role", b"role", "running", b"running", "sample_age_s", b"sample_age_s", "schedulable", b"schedulable", "stream_changed_at", b"stream_changed_at", "stream_complete", b"stream_complete", "stream_reason", b"stream_reason", "stream_state", b"stream_state", "total_blocks", b"total_blocks", "total_slots", b"total_slots", "unschedulable_reason", b"unschedulable_reason", "waiting", b"waiting", "warnings", b"warnings", "worker_id", b"worker_id"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_beat_age_s", b"_beat_age_s"]) -> typing.Literal["beat_age_s"] | None: ...
     @typing.overload
@@ -209,6 +241,43 @@ class WorkerStatus(google.protobuf.message.Message):
     def WhichOneof(self, oneof_group: typing.Literal["_total_slots", b"_total_slots"]) -> typing.Literal["total_slots"] | None: ...
 
 Global___WorkerStatus: typing_extensions.TypeAlias = WorkerStatus
+
+@typing.final
+class Ejection(google.protobuf.message.Message):
+    """Ejection keeps requests away from a worker at which earlier ones failed, for a while that doubles."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REASON_FIELD_NUMBER: builtins.int
+    UNTIL_FIELD_NUMBER: builtins.int
+    PROBING_FIELD_NUMBER: builtins.int
+    TIMES_FIELD_NUMBER: builtins.int
+    REPLICA_FIELD_NUMBER: builtins.int
+    reason: builtins.str
+    """refused, failures_in_a_row, failure_share, no_first_token, probe_failed or peer"""
+    probing: builtins.bool
+    """the time is over: a bounded number of requests is sent, and decides"""
+    times: builtins.int
+    """ejections without calm between them"""
+    replica: builtins.str
+    """of reason peer: the router that says so"""
+    @property
+    def until(self) -> google.protobuf.timestamp_pb2.Timestamp:
+        """after it a few requests probe the worker"""
+
+    def __init__(
+        self,
+        *,
+        reason: builtins.str = ...,
+        until: google.protobuf.timestamp_pb2.Timestamp | None = ...,
+        probing: builtins.bool = ...,
+        times: builtins.int = ...,
+        replica: builtins.str = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["until", b"until"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["probing", b"probing", "reason", b"reason", "replica", b"replica", "times", b"times", "until", b"until"]) -> None: ...
+
+Global___Ejection: typing_extensions.TypeAlias = Ejection
 
 @typing.final
 class ListWorkersRequest(google.protobuf.message.Message):

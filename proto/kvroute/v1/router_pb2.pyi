@@ -966,6 +966,8 @@ class Progress(google.protobuf.message.Message):
     OUTPUT_TOKENS_FIELD_NUMBER: builtins.int
     CACHED_TOKENS_FIELD_NUMBER: builtins.int
     FAILURE_REASON_FIELD_NUMBER: builtins.int
+    REFUSED_FIELD_NUMBER: builtins.int
+    FAILED_WORKER_ID_FIELD_NUMBER: builtins.int
     reservation_id: builtins.str
     state: Global___ProgressState.ValueType
     output_tokens: builtins.int
@@ -973,6 +975,10 @@ class Progress(google.protobuf.message.Message):
     cached_tokens: builtins.int
     """as the engine told: prompt_tokens_details.cached_tokens; of a pair: the prefill worker"""
     failure_reason: Global___FailureReason.ValueType
+    refused: builtins.bool
+    """of a failure by WORKER: no connection came about, so nothing of the request arrived. Counts at once"""
+    failed_worker_id: builtins.str
+    """of a pair: the worker that failed; empty: the prefill worker before PREFILL_DONE, else the other"""
     def __init__(
         self,
         *,
@@ -981,9 +987,11 @@ class Progress(google.protobuf.message.Message):
         output_tokens: builtins.int = ...,
         cached_tokens: builtins.int | None = ...,
         failure_reason: Global___FailureReason.ValueType = ...,
+        refused: builtins.bool = ...,
+        failed_worker_id: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_cached_tokens", b"_cached_tokens", "cached_tokens", b"cached_tokens"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_cached_tokens", b"_cached_tokens", "cached_tokens", b"cached_tokens", "failure_reason", b"failure_reason", "output_tokens", b"output_tokens", "reservation_id", b"reservation_id", "state", b"state"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_cached_tokens", b"_cached_tokens", "cached_tokens", b"cached_tokens", "failed_worker_id", b"failed_worker_id", "failure_reason", b"failure_reason", "output_tokens", b"output_tokens", "refused", b"refused", "reservation_id", b"reservation_id", "state", b"state"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_cached_tokens", b"_cached_tokens"]) -> typing.Literal["cached_tokens"] | None: ...
 
 Global___Progress: typing_extensions.TypeAlias = Progress
@@ -1018,14 +1026,18 @@ class ReportRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     PROGRESS_FIELD_NUMBER: builtins.int
+    CALLER_FIELD_NUMBER: builtins.int
+    caller: builtins.str
+    """set by a router that hands steps on to another: the host that reported them. Ignored from clients"""
     @property
     def progress(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Progress]: ...
     def __init__(
         self,
         *,
         progress: collections.abc.Iterable[Global___Progress] | None = ...,
+        caller: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["progress", b"progress"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["caller", b"caller", "progress", b"progress"]) -> None: ...
 
 Global___ReportRequest: typing_extensions.TypeAlias = ReportRequest
 
