@@ -24,6 +24,7 @@ from nats.aio.subscription import Subscription
 
 from events import subjects
 from events.broker import Broker, OnMessage
+from events.endpoints import rank_endpoint
 from events.engine_events import LoadSample
 from events.engine_load import EngineIdentity, LoadUnreadable, sglang_load_stat
 from events.facts import Epoch, Heartbeat, Unreadable, decode_snapshot_request, encode
@@ -490,16 +491,3 @@ class Relay:
         if self._probe is not None and self._probe.trouble:
             told.append(f"the engine's HTTP: {self._probe.trouble}")
         return told
-
-
-def rank_endpoint(endpoint: str, rank: int) -> str:
-    """A rank's endpoint: TCP port + rank, as vLLM and SGLang publish. Rank 0's is the base itself.
-
-    Raises ValueError for a rank above 0 of an endpoint without a port.
-    """
-    if not rank:
-        return endpoint
-    base, separator, port = endpoint.rpartition(":")
-    if not endpoint.startswith("tcp://") or not separator or not port.isdigit():
-        raise ValueError(f"{endpoint}: only tcp endpoints with a port have one for each rank")
-    return f"{base}:{int(port) + rank}"

@@ -7,6 +7,7 @@ import msgspec
 from msgspec import Meta
 
 from events.bootstrap import MOONCAKE, bootstrap_url, host_of
+from events.endpoints import http_error, zmq_error
 
 Seconds = Annotated[float, Meta(gt=0)]
 BlockSize = Annotated[int, Meta(ge=1, le=65536)]
@@ -131,6 +132,24 @@ class EngineSettings(Settings, frozen=True):
             for name in ("replay", "topic", "events_bind"):
                 if getattr(self, name):
                     raise ValueError(f"{name} is given, but no `events` endpoint to go with it")
+
+
+def unusable(settings: EngineSettings) -> str:
+    """Why an engine can never be followed as it is configured: "key: sentence"; empty when it can.
+
+    Looks at the form of endpoints only. Passwords are masked.
+    """
+    ranks = settings.ranks
+    errors = {
+        "events": settings.events is not None
+        and zmq_error(settings.events, ranks=ranks, bind=settings.events_bind),
+        "replay": settings.replay is not None and zmq_error(settings.replay, ranks=ranks),
+        "load": settings.load is not None and zmq_error(settings.load, ranks=ranks),
+        "metrics": settings.metrics is not None and http_error(settings.metrics),
+        "address": settings.metrics is None and settings.http and http_error(settings.http),
+        "bootstrap_host": settings.mooncake is not None and http_error(settings.mooncake),
+    }
+    return next((f"{key}: {error}" for key, error in errors.items() if error), "")
 
 
 class DynamoSettings(Settings, frozen=True):

@@ -18,9 +18,10 @@ from prometheus_client import CollectorRegistry
 
 from events.broker import Broker
 from events.clock import unix_now
+from events.endpoints import rank_endpoint
 from events.facts import Control
 from events.feed import Feed
-from events.relay import Relay, rank_endpoint
+from events.relay import Relay
 from events.settings import EngineSettings, NatsSettings
 from events.stream import StreamState
 from events.tasks import Tasks

@@ -4,7 +4,6 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import AsyncIterator
-from typing import Any
 
 import msgspec
 import pytest
@@ -15,7 +14,7 @@ from nats.aio.msg import Msg
 from events import relay as module
 from events.broker import Broker
 from events.rank import SLICE_BYTES, EngineState, Publish
-from events.relay import OUT_MESSAGES_MAX, Relay, rank_endpoint
+from events.relay import OUT_MESSAGES_MAX, Relay
 from events.settings import EngineSettings, NatsSettings
 
 
@@ -162,24 +161,3 @@ async def test_a_later_replay_takes_the_place_of_one_under_way(wired: Wired) -> 
     assert first is not None
     assert first.cancelled()
     assert wired.shell.rank.state is EngineState.FOLLOWING
-
-
-@pytest.mark.parametrize(
-    ("endpoint", "rank", "answer"),
-    [
-        ("tcp://host:5557", 0, "tcp://host:5557"),
-        ("tcp://host:5557", 3, "tcp://host:5560"),
-        ("tcp://[::1]:5557", 1, "tcp://[::1]:5558"),
-        ("ipc:///tmp/events", 0, "ipc:///tmp/events"),
-    ],
-)
-def test_a_rank_has_the_port_of_its_number(endpoint: str, rank: int, answer: str) -> None:
-    assert rank_endpoint(endpoint, rank) == answer
-
-
-@pytest.mark.parametrize(
-    "endpoint", ["ipc:///tmp/events", "tcp://host", "tcp://host:*", "inproc://x"]
-)
-def test_an_endpoint_without_a_port_has_one_rank(endpoint: Any) -> None:
-    with pytest.raises(ValueError, match="only tcp endpoints"):
-        rank_endpoint(endpoint, 1)
