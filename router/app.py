@@ -6,7 +6,9 @@ NATS (ours or theirs) -> broker -> feed -> view -> core <- gRPC
 
 import asyncio
 import logging
+import os
 import random
+import re
 import secrets
 import signal
 import socket
@@ -85,7 +87,8 @@ class RouterApp:
         routing = config.routing
         self._read_again = read_again
         self.clock = clock
-        self.replica = f"{socket.gethostname()[:40]}-{secrets.token_hex(4)}"
+        host = re.sub(r"[^A-Za-z0-9.-]", "-", socket.gethostname()[:40])
+        self.replica = f"{host}-{secrets.token_hex(4)}"  # peer_link.REPLICA_NAME
         seed = routing.seed
         self._rng = random.Random(seed if seed is not None else secrets.randbits(64))
         self.view = FleetView(
@@ -104,6 +107,7 @@ class RouterApp:
             tombstone_s=config.fleet.tombstone_s,
             replica=self.replica,
             rng=self._rng,
+            random_bytes=os.urandom,
         )
         self.core.ready = False
         shadow_policy(routing, self.core.policies)  # raises ConfigError

@@ -152,6 +152,8 @@ def _prompt_tokens(message: router_pb2.RouteRequest) -> int:
 
 def read_progress(message: router_pb2.Progress) -> Progress | str:
     """A step, or why it can't be one."""
+    if len(message.reservation_id) > TEXT_MAX:
+        return f"reservation_id is longer than {TEXT_MAX} characters"
     state = _STATES.get(message.state)
     if state is None:
         return f"unknown state {message.state}"

@@ -45,6 +45,7 @@ from router.policies.policy import Policy
 from router.pools import Pools, heartbeat_of
 from router.rates import PrefillRates
 from router.refusals import Reason, Refusal
+from router.reservation_ids import ReservationIds
 from router.reservations import Ending, Fingerprint, PrefillHold, Reservation, Reservations
 from router.self_check import SelfCheck
 from router.sessions import Sessions
@@ -76,7 +77,9 @@ class RouterCore:
         tombstone_s: float = 60.0,
         replica: str = "",
         rng: random.Random,
+        random_bytes: Callable[[int], bytes],
     ) -> None:
+        """random_bytes: what ids of reservations are made of; unpredictable, unless for a test."""
         self.view = view
         self.routing = routing
         self.replica = replica
@@ -106,7 +109,7 @@ class RouterCore:
         self.tombstone_s = tombstone_s
         self._rng = rng
         self._picks = 0
-        self._ids = 0
+        self.ids = ReservationIds(replica, random_bytes)
         index = view.index
         self.lane = Lane(self, rng) if isinstance(index, NativeIndex) else None
         """Picks for plain requests; the decider and the rest of this file are its twin, and for all
@@ -369,10 +372,9 @@ class RouterCore:
         computes: whether the worker computes the prompt itself.
         """
         size = heartbeat_of(source).block_size
-        self._ids += 1
         self._picks += 1
         reservation = Reservation(
-            id=f"{self.replica}-{self._ids}",
+            id=self.ids.next(),
             request_id=request_id,
             worker=source.key,
             fingerprint=fingerprint,

@@ -479,7 +479,9 @@ cdef inline double _clock_s() noexcept nogil:
 cdef class Lane:
     """The native lane of one RouterCore."""
 
-    cdef object _core, _pools, _view, _reservations, _rng
+    cdef object _core, _pools, _view, _reservations, _rng, _ids
+    cdef list _drawn
+    """Of `_ids`: ids that come next."""
     cdef dict _loads, _settled, _live, _guesses, _by_request, _drained
     cdef object _full, _open_ones, _ended_ones
     cdef NativeIndex _index
@@ -492,7 +494,6 @@ cdef class Lane:
     cdef double _lease_s
     cdef Weights _weights
     cdef bytes _policy_part, _replica
-    cdef str _name
     cdef _Counts _counts
     cdef dict _plans
     cdef object _table
@@ -545,7 +546,8 @@ cdef class Lane:
         _put_text(&self._answer, 1, policy.name)
         self._policy_part = _taken(&self._answer)
         self._replica = core.replica.encode()
-        self._name = f"{core.replica}-"
+        self._ids = core.ids
+        self._drawn = core.ids.drawn
         self.tally = PickTally()
         xxh3_secret(HASH_SEED, self._secret)
 
@@ -767,12 +769,13 @@ cdef class Lane:
         cdef bint has_tail = prompt_tokens % size > 0
         source = self._plan.sources[row]
         core = self._core
-        number = core._ids = core._ids + 1
+        if not self._drawn:
+            self._ids.draw()
         ordinal = core._picks = core._picks + 1
         new_tokens = prompt_tokens - <uint64_t>overlaps[rows]
         prefixes = self._prefixes
         reservation = Reservation(
-            self._name + str(number), request_id, source.key, fingerprint, prefixes, has_tail,
+            self._drawn.pop(), request_id, source.key, fingerprint, prefixes, has_tail,
             prompt_tokens, told, new_tokens, now_s, now_s + self._lease_s, b"",
         )
         # They refer to nothing that could refer to them: no need to look for cycles through them.

@@ -11,6 +11,7 @@ It awaits, then calls. All state changes happen on the event loop.
 import asyncio
 import logging
 import random
+import re
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
@@ -32,6 +33,8 @@ is between two that it sends. As long as a pick of ours is unknown to them, they
 FORWARD_TIMEOUT_S = 2.0
 FORWARDS_MAX = 256
 """Calls to other replicas under way. Each is a Report call of a client."""
+REPLICA_NAME = re.compile(r"[A-Za-z0-9._-]{1,127}")
+"""What a replica may be called; see RouterApp.replica."""
 HELLO_JITTER_S = 0.2
 HELLO_S = 1.0
 """Between two answers to hellos, at least."""
@@ -96,9 +99,16 @@ class PeerLink:
         await self._tasks.close()
 
     def owner(self, reservation_id: str) -> str:
-        """The replica that a reservation's id names, if it is another one; else empty."""
+        """The replica that a reservation's id names, if it is another one; else empty.
+
+        A name that no replica can have is nobody's: the caller chose it, and it becomes a subject
+        of NATS, whose server ends the connection of a client that sends a line over 4 KiB. It need
+        not be a replica that is heard: some are silent by their configuration (fleet.inflight).
+        """
         owner, _, _ = reservation_id.rpartition("-")
-        return "" if owner == self._core.replica else owner
+        if owner == self._core.replica or REPLICA_NAME.fullmatch(owner) is None:
+            return ""
+        return owner
 
     async def forward(self, owner: str, report: bytes) -> bytes | None:
         """A ReportRequest's answer from another replica; None when there is none."""

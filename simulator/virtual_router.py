@@ -71,11 +71,13 @@ class VirtualRouter:
             predicted_ttl_s=routing.predicted_ttl_s,
             approximate_ttl_s=routing.approximate_ttl_s,
         )
+        replica = f"replica-{self.number}.{self._life}"
         self.core = RouterCore(
             self.view,
             msgspec.structs.replace(routing, policy=self._options.policy, policy_per_request=True),
-            replica=f"replica-{self.number}.{self._life}",
+            replica=replica,
             rng=self.rng,
+            random_bytes=random.Random(replica).randbytes,
         )
         if self._options.hot_prefixes:
             means = copy_means(self._options)

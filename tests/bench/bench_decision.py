@@ -8,6 +8,7 @@ Requests rotate over 50 prompts; each is 7,680 of those tokens and 512 of its ow
 reservation ends a while later. One core, nothing but the core: no gRPC, no event loop.
 """
 
+import os
 import random
 import time
 from collections import deque
@@ -63,7 +64,9 @@ class Stage:
     def __init__(self, workers: int) -> None:
         rng = np.random.default_rng(1)
         view = FleetView(NativeIndex(), beat_timeout_s=1e9, forget_s=1e9, workers_max=workers)
-        self._core = RouterCore(view, RoutingSettings(), rng=random.Random(1))
+        self._core = RouterCore(
+            view, RoutingSettings(), rng=random.Random(1), random_bytes=os.urandom
+        )
         self._rng = rng
         self._now_s = 1000.0
         self._prompts = [_tokens(rng, PROMPT_TOKENS) for _ in range(PROMPTS)]

@@ -155,6 +155,34 @@ async def test_a_report_finds_its_owner_through_any_replica() -> None:
         assert there.link.forwarded == {"answered": 2, "no_answer": 1}
 
 
+async def test_reports_with_ids_of_any_form_leave_the_connection_to_nats_as_it_is() -> None:
+    rng = random.Random(9)
+    async with a_stage(engine_count=1) as stage, another(stage) as (there, client):
+        assert there.broker is not None
+        assert there.link is not None
+        changes: list[bool] = []
+        there.broker.on_connection(changes.append)
+        pick = await stage.client.route(token_ids=prompt(rng))
+        odd = [
+            "a" * 5000 + "-1",
+            "a" * 1000 + "-1",
+            "%ff *.>-1",
+            "a b\r\nPUB x 0\r\n-1",
+            "é" * 99 + "-1",
+        ]
+        finished_at = ProgressState.PROGRESS_STATE_FINISHED
+        outcomes = await client.report(
+            *(Progress(reservation_id=one, state=finished_at) for one in odd), finished(pick)
+        )
+        assert [one.result for one in outcomes] == [
+            ProgressResult.PROGRESS_RESULT_INVALID,
+            *[ProgressResult.PROGRESS_RESULT_UNKNOWN] * 4,
+            ProgressResult.PROGRESS_RESULT_APPLIED,
+        ]
+        assert there.link.forwarded == {"answered": 1}, "the others name no replica"
+        assert changes == []
+
+
 async def test_fleet_commands_reach_replicas_that_start_later() -> None:
     async with a_stage(engine_count=2) as stage:
         await stage.client.drain_worker("worker-0")

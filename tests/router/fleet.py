@@ -91,6 +91,7 @@ class Fleet:
             models=models,
             replica=replica,
             rng=random.Random(seed),
+            random_bytes=random.Random(replica).randbytes,
         )
         self.relays: dict[WorkerKey, Relay] = {}
         self._requests = 0

@@ -1,6 +1,7 @@
 """The lane and the core behind it: the same picks, answers, loads and memories from both."""
 
 import asyncio
+import random
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from math import inf, nan
@@ -26,6 +27,7 @@ from router.decision import Pick, Progress, ProgressState
 from router.load import WorkerLoad
 from router.metrics import Metrics
 from router.refusals import Refusal
+from router.reservation_ids import ReservationIds
 from router.reservations import Ending
 from router.route_stream import RouteItems, read_batch
 from router.server import RouterService
@@ -260,6 +262,8 @@ def test_the_lane_is_the_core_to_the_last_bit(
     for i, about in enumerate(workers):
         twins.tell("add", f"w{i}", **about)
     keys = [known(f"w{i}") for i in range(len(workers))]
+    upcoming = ReservationIds("here", random.Random("here").randbytes)  # as a Fleet has them
+    ids = [upcoming.next() for _ in range(12)]
     for number, (kind, about) in enumerate(steps):
         match kind:
             case "route":
@@ -277,9 +281,7 @@ def test_the_lane_is_the_core_to_the_last_bit(
                     twins.tell("cache", keys[worker], prompt(100), tokens, tier)
             case "end":
                 ordinal, state = about
-                twins.report(
-                    Progress(f"here-{ordinal}", state, 3, 16, failure=Ending.FAILED_WORKER)
-                )
+                twins.report(Progress(ids[ordinal - 1], state, 3, 16, failure=Ending.FAILED_WORKER))
             case "lose":
                 if about < len(keys):
                     twins.tell("tell", keys[about], lost=True)

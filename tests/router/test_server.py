@@ -823,6 +823,48 @@ class TestReport:
             ]
             assert stage.fleet.core.endings == {"failed_worker": 1}
 
+    async def test_ids_that_a_caller_counts_up_are_of_nobody(self) -> None:
+        async with served() as stage:
+            stage.fleet.add("w0")
+            for _ in range(3):
+                await stage.router.Route(asked())
+            guesses = [f"{stage.fleet.core.replica}-{number}" for number in range(100)]
+            answer = await stage.router.Report(
+                router_pb2.ReportRequest(
+                    progress=[
+                        router_pb2.Progress(
+                            reservation_id=one, state=router_pb2.PROGRESS_STATE_FINISHED
+                        )
+                        for one in guesses
+                    ]
+                )
+            )
+            unknown = router_pb2.PROGRESS_RESULT_UNKNOWN
+            assert [one.result for one in answer.outcomes] == [unknown] * 100
+            assert len(stage.fleet.core.reservations) == 3
+
+    async def test_an_id_has_a_bound_in_characters(self) -> None:
+        async with served() as stage:
+            stage.fleet.add("w0")
+            at_bound, over = "a" * (codec.TEXT_MAX - 2) + "-1", "a" * (codec.TEXT_MAX - 1) + "-1"
+            answer = await stage.router.Report(
+                router_pb2.ReportRequest(
+                    progress=[
+                        router_pb2.Progress(
+                            reservation_id=one, state=router_pb2.PROGRESS_STATE_FINISHED
+                        )
+                        for one in (at_bound, over)
+                    ]
+                )
+            )
+            assert [(one.result, one.message) for one in answer.outcomes] == [
+                (router_pb2.PROGRESS_RESULT_UNKNOWN, ""),
+                (
+                    router_pb2.PROGRESS_RESULT_INVALID,
+                    "reservation_id is longer than 1024 characters",
+                ),
+            ]
+
     async def test_every_reason_of_failure_is_told_apart(self) -> None:
         async with served() as stage:
             stage.fleet.add("w0")

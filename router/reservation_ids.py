@@ -1,0 +1,37 @@
+"""Names of reservations: `<replica>-<token>`, of which nobody can guess another.
+
+A Report may end a reservation, and its id is the right to do so: a token is 64 bits of a source
+that nobody can predict, as 16 hexadecimal digits. It holds no `-`, so that the replica's name is
+what stands before the last one, as all releases read it.
+
+Law: the same source of bytes gives the same ids, in the core and in the lane alike.
+"""
+
+from collections.abc import Callable
+
+TOKEN_BYTES = 8
+DRAWN = 256
+"""Tokens drawn at once: 2 KiB, so that an id costs a small part of a call to the source."""
+
+
+class ReservationIds:
+    """The ids of one replica's reservations, in turn."""
+
+    def __init__(self, replica: str, random_bytes: Callable[[int], bytes]) -> None:
+        """random_bytes: os.urandom, or one with a seed for simulations and tests."""
+        self._prefix = f"{replica}-"
+        self._random_bytes = random_bytes
+        self.drawn: list[str] = []
+        """Ids that come next, from the end on; `draw` adds to it. The lane takes them, too."""
+
+    def next(self) -> str:
+        """An id that no reservation has had."""
+        if not self.drawn:
+            self.draw()
+        return self.drawn.pop()
+
+    def draw(self) -> None:
+        """Fills `drawn`."""
+        digits = self._random_bytes(DRAWN * TOKEN_BYTES).hex()
+        length = 2 * TOKEN_BYTES
+        self.drawn += [self._prefix + digits[i : i + length] for i in range(0, len(digits), length)]
