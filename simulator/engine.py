@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from typing_extensions import override
 
+from indexer.identity import Tier
 from simulator.clock import Clock, Timer
 from simulator.content import Answer, TokenContent, greedy_answer, token_submission
 from simulator.latencies import Latencies
@@ -142,6 +143,13 @@ class Engine:
             lora_name=lora_name,
         )
         return self._scheduler.cached_tokens(asked)
+
+    def contents(self) -> list[tuple[Tier, int]]:
+        """Tier and engine hash of every block that can be reused: the truth about the whole cache.
+
+        Blocks of a step that is going on are among them before their events are published.
+        """
+        return list(self._scheduler.contents())
 
     def reset_prefix_cache(self) -> bool:
         """Forgets all cached content; False while requests hold blocks.

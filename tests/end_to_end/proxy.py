@@ -1,8 +1,13 @@
-"""A network that fails: a TCP proxy whose connections can be cut, stalled and healed."""
+"""A network that fails: a TCP proxy whose connections are cut, stalled, slowed, altered, healed."""
 
 import asyncio
+import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+
+_PIECE_BYTES = 65536
+_SLOW_PIECES_PER_S = 10
+"""A slow connection passes a tenth of a second's bytes at once."""
 
 
 class Proxy:
@@ -12,33 +17,58 @@ class Proxy:
         self.port = 0
         self.taken = 0
         """Connections so far."""
+        self.altered = 0
+        """Bytes that were passed on as others."""
         self.target = target
         self._server: asyncio.Server | None = None
         self._flowing = asyncio.Event()
+        self._bytes_per_s: float | None = None
+        self._altered_share = 0.0
+        self._rng = random.Random(0)
         self._writers: set[asyncio.StreamWriter] = set()
         self._serving: set[asyncio.Task[None]] = set()
 
-    async def heal(self) -> None:
-        """Connections work, from now on or again."""
+    async def heal(self, port: int | None = None) -> None:
+        """Connections work, from now on or again. port: absent, the last one or any free one."""
+        self._bytes_per_s = None
+        self._altered_share = 0.0
         self._flowing.set()
         if self._server is None:
-            self._server = await asyncio.start_server(self._take, "127.0.0.1", self.port)
+            wanted = self.port if port is None else port
+            self._server = await asyncio.start_server(self._take, "127.0.0.1", wanted)
             self.port = self._server.sockets[0].getsockname()[1]
 
     def stall(self) -> None:
         """Nothing gets through and nobody is told: new connections are taken too, and wait."""
         self._flowing.clear()
 
+    def slow(self, bytes_per_s: float) -> None:
+        """Each direction of each connection passes at most so many bytes a second."""
+        if bytes_per_s <= 0:
+            raise ValueError(f"{bytes_per_s} bytes a second is no speed; stall() stops all")
+        self._bytes_per_s = bytes_per_s
+
+    def corrupt(self, share: float, rng: random.Random) -> None:
+        """One byte is altered in so many of the pieces that pass, in either direction, with
+        checksums that are right: as a broken middlebox does, and no bad cable."""
+        self._altered_share = share
+        self._rng = rng
+
     def cut(self) -> None:
         """Every connection is reset, and new ones are refused."""
         if self._server is not None:
             self._server.close()
             self._server = None
+        self.drop()
+
+    def drop(self) -> None:
+        """Every connection is reset; new ones are taken."""
         for writer in self._writers:
             writer.transport.abort()
 
     async def close(self) -> None:
         self.cut()
+        self._bytes_per_s = None
         self._flowing.set()
         await asyncio.gather(*self._serving, return_exceptions=True)
 
@@ -70,19 +100,34 @@ class Proxy:
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Passes bytes on until either side ends."""
         with suppress(OSError):
-            while data := await reader.read(65536):
+            while data := await reader.read(self._piece_bytes()):
                 await self._flowing.wait()
-                writer.write(data)
+                if self._bytes_per_s is not None:
+                    await asyncio.sleep(len(data) / self._bytes_per_s)
+                writer.write(self._passed(data))
                 await writer.drain()
             await self._flowing.wait()
         writer.transport.abort()
 
+    def _piece_bytes(self) -> int:
+        if self._bytes_per_s is None:
+            return _PIECE_BYTES
+        return max(1, min(_PIECE_BYTES, int(self._bytes_per_s / _SLOW_PIECES_PER_S)))
+
+    def _passed(self, data: bytes) -> bytes:
+        if not self._altered_share or self._rng.random() >= self._altered_share:
+            return data
+        place = self._rng.randrange(len(data))
+        self.altered += 1
+        other = data[place] ^ self._rng.randrange(1, 256)
+        return data[:place] + bytes([other]) + data[place + 1 :]
+
 
 @asynccontextmanager
-async def proxy_to(target: int) -> AsyncIterator[Proxy]:
+async def proxy_to(target: int, port: int | None = None) -> AsyncIterator[Proxy]:
     """A proxy that works, until told otherwise."""
     proxy = Proxy(target)
-    await proxy.heal()
+    await proxy.heal(port)
     try:
         yield proxy
     finally:

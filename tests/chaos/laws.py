@@ -1,0 +1,262 @@
+"""The laws of a run, judged from its records. Pure.
+
+- no process ended by itself: no router above all;
+- no request goes to a dead worker later than 0.5 s after the first one that failed there, while a
+  worker that is well could take it;
+- every reservation ended, and after the quiet nothing is believed to run anywhere;
+- after the quiet every router's index holds what the engines' caches hold, to the digest, and every
+  worker gets requests again;
+- a router's memory after the quiet is at most 10 % above that after the warm-up;
+- with attempts, no request fails before its first byte while a worker that is well and a router
+  could take it;
+- what fails after its first byte was sent to a worker that was in trouble.
+"""
+
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from tests.chaos.records import Attempt, Cause, Observed, Served, Trouble
+
+LATE_S = 0.5
+"""From the first failure at a dead worker until no request is sent there."""
+RSS_GROWTH_MAX = 0.10
+WELL_S = 5.0
+"""A worker counts as well when it has had no trouble for so long: beats have told the routers."""
+ROUTER_WELL_S = 1.0
+
+DEAD = frozenset({Cause.KILL, Cause.RESTART})
+"""Nothing listens there: the first request that comes is refused."""
+MUTE = frozenset({Cause.STOP, Cause.HANG})
+"""Requests are taken, and never answered: nothing tells them from slow ones but a time limit."""
+ENGINE = DEAD | MUTE | {Cause.ERRORS, Cause.HALF}
+"""What an engine's clients feel."""
+UNWELL = ENGINE | {
+    Cause.PAGES,
+    Cause.RELAY,
+    Cause.WIRE_CUT,
+    Cause.WIRE_SLOW,
+    Cause.WIRE_CORRUPT,
+    Cause.DRAIN,
+}
+"""A worker with one of these may not be eligible."""
+LINE = frozenset({Cause.LINE_CUT, Cause.LINE_SLOW, Cause.LINE_CORRUPT})
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One law: how often it was looked at, and how often it was broken."""
+
+    law: str
+    looked: int
+    broken: int
+    timed: bool = False
+    """Whether it is about a time, which a busy machine doesn't keep."""
+    details: tuple[str, ...] = field(default=())
+    """The first few cases that broke it."""
+
+    @property
+    def holds(self) -> bool:
+        return not self.broken
+
+
+def judge(run: Observed) -> list[Verdict]:
+    """Every law, in the order of the table."""
+    well = Well(run.troubles, run.engines)
+    return [
+        _processes(run),
+        _dead_picks(run, well),
+        _first_bytes(run, well),
+        _later_failures(run),
+        _reservations(run),
+        _loads(run),
+        _index(run),
+        _in_use(run),
+        _memory(run),
+    ]
+
+
+class Well:
+    """Which workers had no trouble when."""
+
+    def __init__(self, troubles: Iterable[Trouble], workers: Iterable[str]) -> None:
+        self._of: dict[str, list[Trouble]] = {worker: [] for worker in workers}
+        self._lines = [one for one in troubles if one.cause in LINE or one.cause is Cause.ROUTER]
+        for one in troubles:
+            if one.cause in UNWELL and one.worker in self._of:
+                self._of[one.worker].append(one)
+
+    def worker(self, from_s: float, to_s: float, *, but: str = "") -> bool:
+        """Whether some worker was well all that time, and for WELL_S before."""
+        return any(
+            worker != but and not any(one.overlaps(from_s - WELL_S, to_s) for one in troubles)
+            for worker, troubles in self._of.items()
+        )
+
+    def router(self, client: int, routers: int, from_s: float, to_s: float) -> bool:
+        """Whether a client had a line to some router all that time."""
+        bad = {
+            one.router
+            for one in self._lines
+            if one.client in {client, None} and one.overlaps(from_s - ROUTER_WELL_S, to_s)
+        }
+        return len(bad) < routers
+
+
+def late_picks(run: Observed, causes: frozenset[Cause]) -> Iterator[tuple[Trouble, float, Attempt]]:
+    """Requests sent to a worker in trouble later than LATE_S after the first that failed there:
+    the trouble, when that was, and each of them."""
+    of: dict[str, list[Attempt]] = defaultdict(list)
+    for request in run.served:
+        for attempt in request.attempts:
+            of[attempt.worker].append(attempt)
+    for attempts in of.values():
+        attempts.sort(key=lambda one: one.sent_s)
+    for trouble in run.troubles:
+        if trouble.cause not in causes:
+            continue
+        attempts = of[trouble.worker]
+        first = bisect_left(attempts, trouble.from_s, key=lambda one: one.sent_s)
+        last = bisect_left(attempts, trouble.to_s, key=lambda one: one.sent_s)
+        there = attempts[first:last]
+        failed_s = min((one.ended_s for one in there if one.failure), default=None)
+        if failed_s is None:
+            continue
+        for one in there:
+            if one.sent_s > failed_s + LATE_S:
+                yield trouble, failed_s, one
+
+
+def failures_by_cause(run: Observed, *, begun: bool) -> Counter[str]:
+    """What failed before or after its first byte, by the trouble that the last worker had."""
+    found: Counter[str] = Counter()
+    for request in run.served:
+        if request.failure and request.begun == begun:
+            found[_blame(run.troubles, request)] += 1
+    return found
+
+
+def _blame(troubles: Sequence[Trouble], request: Served) -> str:
+    """The trouble of the worker that the last attempt went to, else that of the client's lines."""
+    if request.attempts:
+        last = request.attempts[-1]
+        for one in troubles:
+            at_worker = one.cause in ENGINE and one.worker == last.worker
+            if at_worker and one.overlaps(last.sent_s - 1.0, last.ended_s):
+                return one.cause.value
+    for one in troubles:
+        if (one.client == request.client or one.cause is Cause.ROUTER) and one.overlaps(
+            request.began_s - 1.0, request.ended_s
+        ):
+            return one.cause.value
+    return "none"
+
+
+def _processes(run: Observed) -> Verdict:
+    details = [f"{one.process} ended with code {one.code}" for one in run.ended]
+    return _verdict("no process ended by itself", run.router_count, details)
+
+
+def _dead_picks(run: Observed, well: Well) -> Verdict:
+    dead = [one for one in run.troubles if one.cause in DEAD]
+    details = [
+        f"{trouble.worker} ({trouble.cause.value}) got a request of {one.replica or 'a fallback'}"
+        f" {one.sent_s - failed_s:.2f} s after the first that failed: {one.failure or 'served'}"
+        for trouble, failed_s, one in late_picks(run, DEAD)
+        if well.worker(failed_s, one.sent_s, but=trouble.worker)
+    ]
+    return _verdict(
+        f"no request to a dead worker {LATE_S:g} s after its first failure",
+        len(dead),
+        details,
+        timed=True,
+    )
+
+
+def _first_bytes(run: Observed, well: Well) -> Verdict:
+    details = [
+        f"client {one.client}, {one.ended_s - one.began_s:.2f} s: {one.failure}; tried "
+        + (", ".join(f"{at.worker} {at.failure}" for at in one.attempts) or "nowhere")
+        for one in run.served
+        if one.failure
+        and not one.begun
+        and well.worker(one.began_s, one.ended_s)
+        and well.router(one.client, run.router_count, one.began_s, one.ended_s)
+    ]
+    asked = "with attempts, " if run.attempts else ""
+    law = f"{asked}no failure before the first byte while a worker and a router are well"
+    return _verdict(law, len(run.served), details)
+
+
+def _later_failures(run: Observed) -> Verdict:
+    details = [
+        f"client {one.client}: {one.failure} at {one.attempts[-1].worker}"
+        for one in run.served
+        if one.failure and one.begun and _blame(run.troubles, one) == "none"
+    ]
+    begun = sum(any(at.begun for at in one.attempts) for one in run.served)
+    return _verdict("what fails after its first byte has a cause", begun, details)
+
+
+def _reservations(run: Observed) -> Verdict:
+    details = [f"{one.name} has {one.reservations} open" for one in run.routers if one.reservations]
+    return _verdict("every reservation ended", len(run.routers), details)
+
+
+def _loads(run: Observed) -> Verdict:
+    details = [
+        f"{router.name}: {name} has {seen.load:g} requests in {seen.blocks:g} blocks"
+        for router in run.routers
+        for name, seen in router.workers.items()
+        if seen.load or seen.blocks
+    ]
+    return _verdict("loads are zero after the quiet", _pairs(run), details)
+
+
+def _index(run: Observed) -> Verdict:
+    details = []
+    for router in run.routers:
+        for name, held in run.engines.items():
+            seen = router.workers.get(name)
+            if seen is None:
+                details.append(f"{router.name} doesn't know {name}")
+            elif seen.held != held:
+                details.append(
+                    f"{router.name}: {name} holds {held.blocks} blocks, the index"
+                    f" {seen.held.blocks} (stream {seen.state},"
+                    f" {'complete' if seen.complete else 'partial'})"
+                )
+    return _verdict("the index equals the engines' caches", _pairs(run), details)
+
+
+def _in_use(run: Observed) -> Verdict:
+    details = [
+        f"{router.name}: {name} gets no requests: {seen.excluded}"
+        for router in run.routers
+        for name, seen in router.workers.items()
+        if seen.excluded and name in run.engines
+    ]
+    return _verdict("every worker gets requests after the quiet", _pairs(run), details)
+
+
+def _memory(run: Observed) -> Verdict:
+    details = [
+        f"{one.name}: {one.rss_warm >> 20} MiB after the warm-up, {one.rss_quiet >> 20} MiB at the"
+        f" end ({one.rss_quiet / one.rss_warm - 1:+.0%})"
+        for one in run.routers
+        if one.rss_quiet > one.rss_warm * (1 + RSS_GROWTH_MAX)
+    ]
+    law = f"memory at the end at most {RSS_GROWTH_MAX:.0%} above that after the warm-up"
+    return _verdict(law, len(run.routers), details, timed=True)
+
+
+def _pairs(run: Observed) -> int:
+    return len(run.routers) * len(run.engines)
+
+
+_DETAILS_MAX = 12
+
+
+def _verdict(law: str, looked: int, details: Sequence[str], *, timed: bool = False) -> Verdict:
+    return Verdict(law, looked, len(details), timed, tuple(details[:_DETAILS_MAX]))

@@ -1,0 +1,84 @@
+"""`kvroute serve` with another clock, and with its insides on demand: python -m tests.chaos.router
+
+SIGUSR1 writes what the router believes about every worker to a file, as JSON. The clock is the
+host's, put forward: all of the process sees it so, as after a wrong time server.
+"""
+
+import argparse
+import asyncio
+import gc
+import os
+import signal
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+import msgspec
+import uvloop
+
+
+def put_forward(seconds: float) -> None:
+    """The process's wall clock shows a later time from now on. Call it before other imports."""
+    real_s, real_ns = time.time, time.time_ns
+    time.time = lambda: real_s() + seconds
+    time.time_ns = lambda: real_ns() + int(seconds * 1e9)
+
+
+async def run(config_file: Path, seen_file: Path) -> int:
+    from router.app import RouterApp
+    from router.config import ServeConfig, load
+    from router.logs import set_up
+
+    read = partial(load, ServeConfig, config_file, {}, {})
+    config = read()
+    set_up(config.log)
+    app = RouterApp(config, read_again=read)
+
+    def tell() -> None:
+        part = seen_file.with_suffix(".part")
+        part.write_bytes(msgspec.json.encode(seen(app)))
+        part.rename(seen_file)
+
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, tell)
+    return await app.run()
+
+
+def seen(app: "RouterApp") -> dict[str, object]:  # noqa: F821  # imported once the clock is set
+    """What a router believes: fields of records.WorkerSeen by worker, and its open reservations."""
+    core, view = app.core, app.view
+    workers = {}
+    for key, source in view.sources.items():
+        load = core.loads.get(key)
+        workers[key.worker_id] = {
+            "held": {
+                "blocks": view.index.told(source.slot),
+                "digest": view.index.digest(source.slot),
+            },
+            "state": source.stream.state.value,
+            "complete": view.complete(source),
+            "excluded": core.excluded(source),
+            "load": load.active_requests() if load else 0.0,
+            "blocks": load.active_blocks() if load else 0.0,
+        }
+    return {"workers": workers, "reservations": len(core.reservations)}
+
+
+def main(words: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos.router", description=__doc__)
+    parser.add_argument("--config", type=Path, required=True)
+    parser.add_argument("--seen", type=Path, required=True, help="file that SIGUSR1 writes")
+    parser.add_argument("--ahead-s", type=float, default=0.0, help="of the host's clock")
+    asked = parser.parse_args(words)
+    if asked.ahead_s:
+        put_forward(asked.ahead_s)
+    from router.grpc_core import prepare
+
+    prepare(os.environ)
+    gc.set_threshold(50_000, 20, 100)  # as `kvroute serve`
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(run(asked.config, asked.seen))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,346 @@
+"""One run: a stage, traffic, faults as planned, quiet; what was observed.
+
+start - warm-up - faults - mended - clients stop - quiet until all holds, or for its whole time
+"""
+
+import asyncio
+import random
+import resource
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.chaos.laws import judge
+from tests.chaos.records import Cause, Ended, Observed, Served, Trouble, read
+from tests.chaos.schedule import Fault, plan
+from tests.chaos.stage import (
+    Child,
+    Options,
+    Stage,
+    a_stage,
+    accepts,
+    rss_of,
+    start_clients,
+    stop_clients,
+    until,
+)
+from tests.end_to_end.proxy import Proxy
+
+CORRUPT_SHARE = 0.02
+"""Of the pieces that a corrupting proxy passes."""
+SLOW_BYTES_PER_S = 20_000
+DISK_BYTES = 1
+"""Of any file, while the disk is full."""
+_MODES = {
+    Cause.HANG: "hang",
+    Cause.ERRORS: "errors",
+    Cause.HALF: "half",
+    Cause.PAGES: "pages",
+}
+_MENDED_S = 3.0
+"""Traffic goes on for so long after the last fault."""
+
+
+@dataclass(frozen=True)
+class Times:
+    """How long the parts of a run take, in seconds."""
+
+    warm_up: float = 60.0
+    faults: float = 480.0
+    every: float = 3.0
+    """Between two faults, on average."""
+    longest: float = 20.0
+    """Fault."""
+    quiet: float = 60.0
+    waits: bool = True
+    """Whether the quiet has its whole time; if not, it ends when every law holds."""
+
+
+async def run(
+    options: Options, times: Times, folder: Path, note: Callable[[str], object]
+) -> Observed:
+    """Raises AssertionError when the stage does not come up."""
+    async with a_stage(options, folder) as stage:
+        await start_clients(stage)
+        note(f"{len(stage.children)} processes are up; warm-up for {times.warm_up:g} s")
+        await asyncio.sleep(times.warm_up)
+        from_s = time.monotonic()
+        rss_warm = [rss_of(router.pid) for router in stage.routers]
+        player = Player(stage, note)
+        rng = random.Random(f"{options.seed}/faults")
+        await player.play(plan(rng, times.faults, times.every, options.sizes, times.longest))
+        await asyncio.sleep(_MENDED_S)
+        to_s = time.monotonic()
+        counted = await stop_clients(stage)
+        note(f"quiet for {'' if times.waits else 'at most '}{times.quiet:g} s")
+
+        async def observed() -> Observed:
+            seen = [] if _router_is_gone(stage) else await stage.seen(rss_warm)
+            return Observed(
+                served=served,
+                troubles=tuple(player.troubles),
+                ended=(*player.ended, *stage.ended()),
+                engines=await stage.held(),
+                routers=tuple(seen),
+                clients=options.sizes.clients,
+                router_count=options.sizes.routers,
+                from_s=from_s,
+                to_s=to_s,
+                attempts=options.attempts,
+                notes=_notes(served, counted, to_s - from_s + times.warm_up),
+            )
+
+        files = [folder / f"{client.name}.jsonl" for client in stage.clients]
+        served = tuple(one for file in files for one in read(file, Served))
+        return await _after_quiet(observed, times)
+
+
+async def _after_quiet(observed: Callable[[], Awaitable[Observed]], times: Times) -> Observed:
+    until_s = time.monotonic() + times.quiet
+    if times.waits:
+        await asyncio.sleep(times.quiet)
+    while True:
+        found = await observed()
+        left = [one for one in judge(found) if not one.holds and not one.timed]
+        if not left or times.waits or time.monotonic() > until_s:
+            return found
+        await asyncio.sleep(0.25)
+
+
+def _router_is_gone(stage: Stage) -> bool:
+    return any(one.kind == "router" for one in stage.ended())
+
+
+class Player:
+    """Does what the plan says, and notes when."""
+
+    def __init__(self, stage: Stage, note: Callable[[str], object]) -> None:
+        self.troubles: list[Trouble] = []
+        self.ended: list[Ended] = []
+        """Processes that ended by themselves and were started again."""
+        self._stage = stage
+        self._note = note
+        self._rng = random.Random(f"{stage.options.seed}/player")
+        self._began_s = 0.0
+        self._engine = [asyncio.Lock() for _ in stage.engines]
+        """Held by the fault that an engine has: on a busy machine they last longer than planned."""
+
+    async def play(self, faults: Sequence[Fault]) -> None:
+        """Returns when the last fault is mended."""
+        self._began_s = time.monotonic()
+        watching = asyncio.create_task(self._watch())
+        try:
+            async with asyncio.TaskGroup() as group:
+                for fault in faults:
+                    await asyncio.sleep(self._began_s + fault.at_s - time.monotonic())
+                    group.create_task(self._perform(fault))
+        finally:
+            watching.cancel()
+
+    async def _watch(self) -> None:
+        """Starts again what ended by itself, so that the run can go on, and notes it."""
+        while True:
+            await asyncio.sleep(0.5)
+            for one in self._stage.ended():
+                self.ended.append(one)
+                self._note(f"        {one.process} ended by itself with code {one.code}")
+                child = next(it for it in self._stage.children if it.name == one.process)
+                child.wanted = False
+                if child.kind in {"router", "relay", "nats"}:
+                    await child.start(answers=False)
+                if child.kind == "router":
+                    await self._router_away(child)
+
+    async def _router_away(self, router: Child) -> None:
+        """Notes that a router was not there, until it listens."""
+        i, from_s = self._stage.routers.index(router), time.monotonic() - 1.0
+        await until(lambda: accepts(self._stage.router_ports[i]), "a router to listen")
+        self._had(Trouble(cause=Cause.ROUTER, from_s=from_s, to_s=time.monotonic(), router=i))
+
+    async def _perform(self, fault: Fault) -> None:
+        async with AsyncExitStack() as stack:
+            for i in sorted(fault.workers):
+                await stack.enter_async_context(self._engine[i])
+            await self._perform_alone(fault)
+
+    async def _perform_alone(self, fault: Fault) -> None:
+        from_s = time.monotonic()
+        names = [f"worker-{i}" for i in fault.workers]
+        about = [*names, *(f"client-{fault.client} router-{i}" for i in fault.routers)]
+        self._note(
+            f"{from_s - self._began_s:7.1f} {fault.cause.value} for {fault.for_s:.1f} s:"
+            f" {', '.join(about if fault.cause.value.startswith('client') else names)}"
+        )
+        match fault.cause:
+            case Cause.KILL | Cause.RESTART:
+                await asyncio.gather(*(self._kill(i, fault) for i in fault.workers))
+            case Cause.STOP:
+                await self._stop(fault)
+            case Cause.HANG | Cause.ERRORS | Cause.HALF | Cause.PAGES:
+                await self._fail(fault)
+            case Cause.RELAY:
+                await self._kill_relay(fault)
+            case Cause.WIRE_CUT | Cause.WIRE_SLOW | Cause.WIRE_CORRUPT:
+                await self._break_wires(fault)
+            case Cause.LINE_CUT | Cause.LINE_SLOW | Cause.LINE_CORRUPT:
+                lines = [self._stage.lines[fault.client, i] for i in fault.routers]
+                await self._break(lines, fault)
+            case Cause.NATS:
+                await self._kill_nats(fault)
+            case Cause.DISK:
+                await self._fill_disk(fault)
+            case Cause.FLOOD:
+                await self._tell_hostile(flood=fault.for_s)
+            case Cause.DRAIN:
+                await self._drain(fault)
+        to_s = time.monotonic()
+        of: list[dict[str, object]] = [{"worker": name} for name in names] or [{}]
+        if fault.cause.value.startswith("client"):
+            of = [{"client": fault.client, "router": i} for i in fault.routers]
+        for fields in of:
+            if fault.cause not in {Cause.KILL, Cause.RESTART}:
+                self._had(Trouble(cause=fault.cause, from_s=from_s, to_s=to_s, **fields))  # type: ignore[arg-type]
+
+    def _had(self, trouble: Trouble) -> None:
+        self.troubles.append(trouble)
+
+    async def _kill(self, i: int, fault: Fault) -> None:
+        engine = self._stage.engines[i]
+        from_s = time.monotonic()
+        if fault.cause is Cause.RESTART:
+            await engine.end()
+        else:
+            await engine.kill()
+        dead_s = time.monotonic()
+        await asyncio.sleep(fault.for_s)
+        try:
+            listens = asyncio.create_task(self._when_it_listens(i))
+            await engine.start(answers=True)
+        finally:
+            # Dead is what refuses: neither what still ends in order, nor what already listens.
+            to_s = await listens
+        name = engine.name
+        if fault.cause is Cause.RESTART:
+            self._had(Trouble(cause=Cause.ERRORS, from_s=from_s, to_s=dead_s, worker=name))
+        self._had(Trouble(cause=fault.cause, from_s=dead_s, to_s=to_s, worker=name))
+
+    async def _when_it_listens(self, i: int) -> float:
+        port = self._stage.engine_ports[i]
+        await until(lambda: accepts(port), "an engine to listen again")
+        return time.monotonic() - 0.05
+
+    async def _stop(self, fault: Fault) -> None:
+        engines = [self._stage.engines[i] for i in fault.workers]
+        for engine in engines:
+            engine.send(signal.SIGSTOP)
+        await asyncio.sleep(fault.for_s)
+        for engine in engines:
+            engine.send(signal.SIGCONT)
+
+    async def _fail(self, fault: Fault) -> None:
+        engines = [self._stage.engines[i] for i in fault.workers]
+        for engine in engines:
+            await engine.ask(fail=_MODES[fault.cause])
+        await asyncio.sleep(fault.for_s)
+        for engine in engines:
+            await engine.ask(fail="")
+
+    async def _kill_relay(self, fault: Fault) -> None:
+        (worker,) = fault.workers
+        relay = self._stage.relay_of(worker)
+        if not relay.wanted:
+            return  # another worker's, which is down already
+        self.ended += [one for one in [relay.ended()] if one]
+        await relay.kill()
+        await asyncio.sleep(fault.for_s)
+        await relay.start(answers=False)
+
+    async def _break_wires(self, fault: Fault) -> None:
+        """Altered events can't be told from true ones (their wire has no checksum): after such a
+        fault the engine is started again, as an operator would."""
+        (worker,) = fault.workers
+        await self._break(self._stage.wires[worker], fault)
+        if fault.cause is Cause.WIRE_CORRUPT:
+            restart = Fault(fault.at_s, Cause.RESTART, 0.0, workers=fault.workers)
+            await self._kill(worker, restart)
+
+    async def _break(self, proxies: Sequence[Proxy], fault: Fault) -> None:
+        for proxy in proxies:
+            match fault.cause:
+                case Cause.WIRE_CUT | Cause.LINE_CUT:
+                    proxy.cut()
+                case Cause.WIRE_SLOW | Cause.LINE_SLOW:
+                    proxy.slow(SLOW_BYTES_PER_S)
+                case _:
+                    proxy.corrupt(CORRUPT_SHARE, self._rng)
+        await asyncio.sleep(fault.for_s)
+        for proxy in proxies:
+            await proxy.heal()
+            if fault.cause in {Cause.WIRE_CORRUPT, Cause.LINE_CORRUPT}:
+                proxy.drop()  # what its streams believe by now is anybody's guess
+
+    async def _kill_nats(self, fault: Fault) -> None:
+        stage = self._stage
+        await stage.nats.kill()
+        await asyncio.sleep(fault.for_s)
+        await stage.nats.start(answers=False)
+        await until(lambda: accepts(stage.nats_port), "nats-server to listen")
+
+    async def _fill_disk(self, fault: Fault) -> None:
+        """No file of a router's or a relay's grows: what they write fails, as on a full disk."""
+        stage = self._stage
+        processes = [one for one in (*stage.routers, *stage.relays) if one.wanted]
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        for one in processes:
+            resource.prlimit(one.pid, resource.RLIMIT_FSIZE, (DISK_BYTES, before[1]))
+        await asyncio.sleep(fault.for_s)
+        for one in processes:
+            if one.wanted and one.process is not None and one.process.returncode is None:
+                resource.prlimit(one.pid, resource.RLIMIT_FSIZE, before)
+
+    async def _drain(self, fault: Fault) -> None:
+        """Drained through one router, taken back through another, whose clock is an hour off."""
+        (worker,) = fault.workers
+        routers = list(range(len(self._stage.routers)))
+        self._rng.shuffle(routers)
+        name = f"worker-{worker}"
+        await self._tell_hostile(drain=name, router=routers[0], undrain=False)
+        await asyncio.sleep(fault.for_s)
+        await self._tell_hostile(drain=name, router=routers[-1], undrain=True)
+
+    async def _tell_hostile(self, **command: object) -> None:
+        assert self._stage.hostile is not None
+        told = await self._stage.hostile.ask(**command)
+        if told.get("error"):
+            self._note(f"        {command}: {told['error']}")
+
+
+def _notes(
+    served: Sequence[Served], counted: dict[str, dict[str, float]], seconds: float
+) -> dict[str, float]:
+    total: Counter[str] = Counter()
+    for name, counts in counted.items():
+        if name != "hostile":
+            total.update(counts)
+    hostile = counted.get("hostile", {})
+    ms = sorted(1e3 * (one.ended_s - one.began_s) for one in served if not one.failure)
+    cached = {f"p{p}_ms": round(ms[len(ms) * p // 100], 1) for p in (50, 90, 99)} if ms else {}
+    return {
+        "requests": len(served),
+        "requests_per_s": round(len(served) / seconds, 1),
+        "failed": sum(bool(one.failure) for one in served),
+        "attempts_more": sum(max(0, len(one.attempts) - 1) for one in served),
+        "fallback_picks": sum(not at.replica for one in served for at in one.attempts),
+        **cached,
+        **dict(sorted(total.items())),
+        **{f"hostile {name}": count for name, count in sorted(hostile.items())},
+    }
+
+
+def print_note(text: str) -> None:
+    sys.stderr.write(text + "\n")

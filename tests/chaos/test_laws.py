@@ -1,0 +1,221 @@
+"""The checker, under planted violations: each is reported by its law, and by no other."""
+
+from collections.abc import Callable
+
+import msgspec
+import pytest
+
+from tests.chaos.laws import LATE_S, WELL_S, judge, late_picks
+from tests.chaos.records import (
+    Attempt,
+    Cause,
+    Ended,
+    Held,
+    Observed,
+    RouterSeen,
+    Served,
+    Trouble,
+    WorkerSeen,
+)
+from tests.chaos.report import numbers, table
+
+HELD = {"worker-0": Held(blocks=3, digest=7), "worker-1": Held(blocks=5, digest=9)}
+KILLED = Trouble(cause=Cause.KILL, from_s=100.0, to_s=110.0, worker="worker-0")
+REFUSED = Attempt(sent_s=100.1, ended_s=100.2, worker="worker-0", replica="a", failure="refused")
+GOOD = Attempt(sent_s=100.2, ended_s=100.6, worker="worker-1", replica="a", begun=True)
+
+
+def served(*attempts: Attempt, failure: str = "", begun: bool = False) -> Served:
+    return Served(
+        client=0,
+        began_s=attempts[0].sent_s if attempts else 100.0,
+        ended_s=attempts[-1].ended_s if attempts else 101.0,
+        attempts=attempts,
+        failure=failure,
+        begun=begun,
+    )
+
+
+def seen(worker: str) -> WorkerSeen:
+    return WorkerSeen(
+        held=HELD[worker], state="live", complete=True, excluded="", load=0.0, blocks=0.0
+    )
+
+
+def router(name: str) -> RouterSeen:
+    return RouterSeen(
+        name=name,
+        workers={worker: seen(worker) for worker in HELD},
+        reservations=0,
+        rss_warm=100 << 20,
+        rss_quiet=109 << 20,
+    )
+
+
+def a_good_run() -> Observed:
+    """A worker is killed; one request finds that out, and is served by the other."""
+    return Observed(
+        served=(served(REFUSED, GOOD), served(GOOD)),
+        troubles=(KILLED,),
+        ended=(),
+        engines=HELD,
+        routers=(router("router-0"), router("router-1")),
+        clients=1,
+        router_count=2,
+        from_s=90.0,
+        to_s=200.0,
+    )
+
+
+def with_served(run: Observed, *more: Served) -> Observed:
+    return msgspec.structs.replace(run, served=(*run.served, *more))
+
+
+def with_worker(run: Observed, **fields: object) -> Observed:
+    """The first router sees its first worker otherwise."""
+    first, *others = run.routers
+    workers = first.workers | {"worker-0": msgspec.structs.replace(seen("worker-0"), **fields)}
+    changed = msgspec.structs.replace(first, workers=workers)
+    return msgspec.structs.replace(run, routers=(changed, *others))
+
+
+def with_router(run: Observed, **fields: object) -> Observed:
+    changed = msgspec.structs.replace(run.routers[0], **fields)
+    return msgspec.structs.replace(run, routers=(changed, run.routers[1]))
+
+
+def at(attempt: Attempt, sent_s: float, **fields: object) -> Attempt:
+    return msgspec.structs.replace(attempt, sent_s=sent_s, ended_s=sent_s + 0.1, **fields)
+
+
+def broken(run: Observed) -> list[str]:
+    return [one.law for one in judge(run) if not one.holds]
+
+
+LATE = 100.2 + LATE_S + 0.1
+WELL = 100.0 + 20.0
+
+
+def test_a_good_run_breaks_no_law() -> None:
+    assert broken(a_good_run()) == []
+    assert all(one.looked for one in judge(a_good_run()))
+
+
+PLANTED: dict[str, tuple[Callable[[Observed], Observed], str]] = {
+    "a router that ended": (
+        lambda run: msgspec.structs.replace(
+            run, ended=(Ended(process="router-1", kind="router", code=1),)
+        ),
+        "no process ended",
+    ),
+    "a pick of a dead worker": (
+        lambda run: with_served(run, served(at(REFUSED, LATE), at(GOOD, LATE + 0.1))),
+        "no request to a dead worker",
+    ),
+    "a reservation left open": (
+        lambda run: with_router(run, reservations=1),
+        "every reservation ended",
+    ),
+    "an index with one block too many": (
+        lambda run: with_worker(run, held=Held(blocks=4, digest=7 ^ 1234)),
+        "the index equals",
+    ),
+    "an index with another block": (
+        lambda run: with_worker(run, held=Held(blocks=3, digest=8)),
+        "the index equals",
+    ),
+    "a worker that is unknown": (
+        lambda run: with_router(run, workers={"worker-1": seen("worker-1")}),
+        "the index equals",
+    ),
+    "load that stays": (lambda run: with_worker(run, load=1.0), "loads are zero"),
+    "blocks that stay": (lambda run: with_worker(run, blocks=0.5), "loads are zero"),
+    "a worker that gets nothing": (
+        lambda run: with_worker(run, excluded="drained"),
+        "every worker gets requests",
+    ),
+    "memory that grew": (lambda run: with_router(run, rss_quiet=111 << 20), "memory"),
+    "a failure before the first byte": (
+        lambda run: with_served(run, served(at(REFUSED, 100.15), failure="refused")),
+        "with attempts, no failure before",
+    ),
+    "a request that no router took": (
+        lambda run: with_served(run, served(failure="RouterUnreachable")),
+        "with attempts, no failure before",
+    ),
+    "a failure after the first byte, of a worker that is well": (
+        lambda run: with_served(
+            run, served(at(GOOD, WELL, failure="broken"), failure="broken", begun=True)
+        ),
+        "what fails after its first byte",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_planted_violation_is_reported_by_its_law_alone(name: str) -> None:
+    plant, law = PLANTED[name]
+    (found,) = [one for one in judge(plant(a_good_run())) if not one.holds]
+    assert found.law.startswith(law)
+    assert found.broken == 1
+    assert len(found.details) == 1
+
+
+EXCUSED: dict[str, Callable[[Observed], Observed]] = {
+    "a request to a dead worker before half a second": lambda run: with_served(
+        run, served(at(REFUSED, LATE - 0.2), at(GOOD, LATE))
+    ),
+    "one to a dead worker while no other is well": lambda run: msgspec.structs.replace(
+        with_served(run, served(at(REFUSED, LATE), at(GOOD, LATE + 0.1))),
+        troubles=(
+            *run.troubles,
+            Trouble(cause=Cause.STOP, from_s=99.0, to_s=101.0, worker="worker-1"),
+        ),
+    ),
+    "a failure while no worker is well": lambda run: msgspec.structs.replace(
+        with_served(run, served(at(REFUSED, 100.3), failure="refused")),
+        troubles=(
+            *run.troubles,
+            Trouble(cause=Cause.STOP, from_s=80.0, to_s=100.0 - WELL_S + 1.0, worker="worker-1"),
+        ),
+    ),
+    "a failure while both lines are cut": lambda run: msgspec.structs.replace(
+        with_served(run, served(failure="RouterUnreachable")),
+        troubles=(
+            *run.troubles,
+            *(
+                Trouble(cause=Cause.LINE_CUT, from_s=99.0, to_s=102.0, client=0, router=i)
+                for i in range(2)
+            ),
+        ),
+    ),
+    "a stream that broke off at a worker that was killed": lambda run: with_served(
+        run, served(at(GOOD, 100.0, worker="worker-0", failure="broken"), failure="b", begun=True)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", EXCUSED)
+def test_what_cannot_be_helped_breaks_no_law(name: str) -> None:
+    assert broken(EXCUSED[name](a_good_run())) == []
+
+
+def test_late_requests_are_counted_from_the_first_failure_of_that_trouble() -> None:
+    again = Trouble(cause=Cause.KILL, from_s=120.0, to_s=130.0, worker="worker-0")
+    run = with_served(a_good_run(), served(at(REFUSED, 121.0)), served(at(REFUSED, 121.9)))
+    run = msgspec.structs.replace(run, troubles=(KILLED, again))
+    ((trouble, failed_s, late),) = late_picks(run, frozenset({Cause.KILL}))
+    assert (trouble, failed_s, late.sent_s) == (again, 121.1, 121.9)
+
+
+def test_table_and_json_name_laws_faults_and_the_command_that_repeats_the_run() -> None:
+    plant, _ = PLANTED["a reservation left open"]
+    run = plant(a_good_run())
+    told = table(run, judge(run), "make chaos SEED=5")
+    assert "BROKEN       1          2  every reservation ended" in told
+    assert "router-0 has 1 open" in told
+    assert told.endswith("again: make chaos SEED=5\n")
+    parts = numbers(run, judge(run), "make chaos SEED=5")
+    assert msgspec.json.decode(msgspec.json.encode(parts))["command"] == "make chaos SEED=5"
+    assert parts["faults"] == {"kill -9": 1}
+    assert parts["failed_before_first_byte"] == {}

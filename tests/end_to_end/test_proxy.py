@@ -1,0 +1,67 @@
+"""The failing network that other tests use."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from tests.end_to_end.proxy import Proxy, proxy_to
+
+
+@asynccontextmanager
+async def an_echo() -> AsyncIterator[Proxy]:
+    """A proxy to a server that sends back what it gets."""
+
+    async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65536):
+            writer.write(data)
+        writer.close()
+
+    server = await asyncio.start_server(echo, "127.0.0.1", 0)
+    async with server, proxy_to(server.sockets[0].getsockname()[1]) as proxy:
+        yield proxy
+
+
+async def through(proxy: Proxy, data: bytes) -> bytes:
+    reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
+    writer.write(data)
+    answer = await reader.readexactly(len(data))
+    writer.close()
+    return answer
+
+
+async def test_a_corrupt_connection_alters_single_bytes_until_it_is_healed() -> None:
+    async with an_echo() as proxy:
+        assert await through(proxy, b"a" * 1000) == b"a" * 1000
+        proxy.corrupt(1.0, random.Random(1))
+        answer = await through(proxy, b"a" * 1000)
+        assert 1 <= sum(byte != ord("a") for byte in answer) <= proxy.altered
+        await proxy.heal()
+        altered = proxy.altered
+        assert await through(proxy, b"a" * 1000) == b"a" * 1000
+        assert proxy.altered == altered
+
+
+async def test_a_slow_connection_passes_all_in_small_pieces() -> None:
+    async with an_echo() as proxy:
+        proxy.slow(1e6)
+        data = random.Random(2).randbytes(200_000)
+        began_s = asyncio.get_running_loop().time()
+        assert await through(proxy, data) == data
+        assert asyncio.get_running_loop().time() - began_s > 0.1
+        with pytest.raises(ValueError, match="no speed"):
+            proxy.slow(0)
+
+
+async def test_dropped_connections_are_reset_and_new_ones_are_taken() -> None:
+    async with an_echo() as proxy:
+        reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
+        writer.write(b"x")
+        assert await reader.readexactly(1) == b"x"
+        proxy.drop()
+        with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
+            await reader.readexactly(1)
+        writer.close()
+        assert await through(proxy, b"y") == b"y"
