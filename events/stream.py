@@ -116,6 +116,11 @@ class Stream:
         """Whether the index says no more about this worker than is true."""
         return self.state is StreamState.LIVE
 
+    @property
+    def connected(self) -> bool:
+        """Whether our own connection to the broker is up."""
+        return self._connected
+
     def on_facts(self, message: FactsMessage, size: int, now_s: float) -> list[Effect]:
         """The next facts message. size: its bytes, for the bound of the buffer."""
         effects = self._meet(message.epoch, now_s)

@@ -9,8 +9,9 @@ Laws:
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import NamedTuple
 
 from typing_extensions import override
@@ -40,6 +41,8 @@ WAITING_BYTES_MAX = 256 * 1024 * 1024
 """Of all streams' messages that wait for a recovery; each stream has a bound of its own, too."""
 PREDICTED_BLOCKS_MAX = 1 << 16
 """Of a worker that doesn't tell how many blocks it has."""
+HEARTBEAT_UNREADABLE = "no readable heartbeat"
+"""Though it beats: its relay sends heartbeats that were dropped, or none."""
 _MASS_SILENCE_PATIENCE = 10
 """Even when nearly all went silent at once, nobody is kept longer than this many times forget_s."""
 
@@ -61,6 +64,10 @@ class Source:
     stream: Stream
     heartbeat: Heartbeat | None = None
     heartbeat_at_s: float = 0.0
+    """When the last one came that could be read."""
+    heartbeat_overdue: bool = False
+    """It beats, but none of its heartbeats could be read for beat_timeout_s: what we know of its
+    address and load may have changed."""
     clock_skew_s: float = 0.0
     """Our clock less the relay's when its last heartbeat came; delays make it larger."""
     gone_at_s: float = 0.0
@@ -105,6 +112,9 @@ class FleetView:
         self.gaps = 0
         self.drifts = 0
         self.mass_silence = False
+        """Most workers fell silent together, so that it may be the broker's doing."""
+        self.silent_models: frozenset[str] = frozenset()
+        """Models of which that is true of the workers."""
         self.waiting_bytes = 0
         """Of all streams"""
         self.predictions = Predictions(index)
@@ -116,6 +126,8 @@ class FleetView:
         self._beat_timeout_s = beat_timeout_s
         self._forget_s = forget_s
         self._workers_max = workers_max
+        self._connection_at_s = -inf
+        """When our own connection to the broker came or went last."""
         self._tombstones: dict[str, float] = {}
         """Worker id -> when its messages count again"""
 
@@ -168,6 +180,7 @@ class FleetView:
             return None
         source.heartbeat = message
         source.heartbeat_at_s = now_s
+        source.heartbeat_overdue = False
         source.clock_skew_s = now_s - message.sent_at_s
         self._changed[key] = None
         return source
@@ -244,6 +257,7 @@ class FleetView:
         for source in self.sources.values():
             source.stream.on_connection(connected, now_s)
             self._mark(source)
+        self._connection_at_s = now_s
 
     def resync(self, worker_id: str, now_s: float, dp_rank: int | None = None) -> list[Pull]:
         """Reads a worker's streams anew, or one rank's; nothing for a worker that is not known."""
@@ -269,7 +283,7 @@ class FleetView:
         self._tombstones = {
             worker: until for worker, until in self._tombstones.items() if until > now_s
         }
-        self.mass_silence = self._silent_at_once(now_s)
+        self._look_for_silence(now_s)
         forgotten = []
         for source in list(self.sources.values()):
             silent_s = source.stream.silent_for_s(now_s)
@@ -279,7 +293,26 @@ class FleetView:
             else:
                 source.stream.on_tick(now_s)
                 self._mark(source)
+                self._look_for_heartbeat(source, now_s)
         return forgotten
+
+    def mark_changed(self, key: WorkerKey) -> None:
+        """Has `take_changed` name a worker of which others know something new."""
+        self._changed[key] = None
+
+    def last_resort(self, source: Source) -> bool:
+        """Whether a worker that is not schedulable may get what no schedulable one may take.
+
+        So it is with those that fell silent together with most of the fleet or of their model's
+        workers: the broker may have failed, and not they. And with those whose heartbeats can't be
+        read.
+        """
+        heartbeat = source.heartbeat
+        if heartbeat is None or not heartbeat.healthy:
+            return False
+        if source.stream.state is StreamState.SILENT:
+            return self.mass_silence or heartbeat.model in self.silent_models
+        return source.heartbeat_overdue
 
     def take_changed(self) -> list[WorkerKey]:
         """Workers whose heartbeat, or stream's state, has changed since the last call, or that were
@@ -391,21 +424,44 @@ class FleetView:
         self.index.store(slot, TIERS[fact.tier], unpack_hashes(fact.hashes))
         self.facts["stored"] += 1
 
-    def _silent_at_once(self, now_s: float) -> bool:
+    def _look_for_silence(self, now_s: float) -> None:
+        """Sets mass_silence and silent_models."""
+        models: dict[str, list[Source]] = {}
+        for source in self.sources.values():
+            if source.heartbeat is not None:
+                models.setdefault(source.heartbeat.model, []).append(source)
+        self.mass_silence = self._silent_at_once(self.sources.values(), now_s)
+        self.silent_models = frozenset(
+            model for model, sources in models.items() if self._silent_at_once(sources, now_s)
+        )
+
+    def _silent_at_once(self, sources: Collection[Source], now_s: float) -> bool:
         """Whether most workers stopped beating together, which is the broker's doing or our own.
 
         Together: within one timeout. One that died before, or clung on for longer, changes nothing.
         """
         silent = sorted(
             source.stream.last_beat_s
-            for source in self.sources.values()
+            for source in sources
             if source.stream.silent_for_s(now_s) >= self._beat_timeout_s
         )
-        most = len(self.sources) // 2 + 1
-        return len(self.sources) >= MASS_SILENCE_WORKERS and any(
+        most = len(sources) // 2 + 1
+        return len(sources) >= MASS_SILENCE_WORKERS and any(
             last - first <= self._beat_timeout_s
             for first, last in zip(silent, silent[most - 1 :], strict=False)
         )
+
+    def _look_for_heartbeat(self, source: Source, now_s: float) -> None:
+        """Sets heartbeat_overdue. No heartbeat comes while our own connection is down."""
+        connected = source.stream.connected
+        overdue = (
+            source.heartbeat is not None
+            and connected
+            and now_s - max(source.heartbeat_at_s, self._connection_at_s) >= self._beat_timeout_s
+        )
+        if overdue and not source.heartbeat_overdue:
+            self._changed[source.key] = None
+        source.heartbeat_overdue = overdue or (source.heartbeat_overdue and not connected)
 
     def _mark(self, source: Source) -> None:
         if source.state is not source.stream.state:
@@ -417,12 +473,15 @@ class FleetView:
             self.dropped[one.reason] += 1
 
 
-def schedulable(source: Source, mass_silence: bool) -> str:
-    """Why a worker gets no requests, as far as its relay can tell; empty when it may."""
+def schedulable(source: Source) -> str:
+    """Why a worker gets no requests while others answer, as far as its relay can tell; empty when
+    it may."""
     if source.heartbeat is None:
         return "no heartbeat yet"
     if not source.heartbeat.healthy:
         return "engine not answering"
-    if source.stream.state is StreamState.SILENT and not mass_silence:
+    if source.stream.state is StreamState.SILENT:
         return "silent"
+    if source.heartbeat_overdue:
+        return HEARTBEAT_UNREADABLE
     return ""

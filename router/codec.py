@@ -333,6 +333,7 @@ def write_worker(source: Source, core: RouterCore, now_s: float) -> fleet_pb2.Wo
         schedulable=not excluded,
         unschedulable_reason=excluded,
         drained=source.key.worker_id in core.drained,
+        last_resort=core.last_resort(source),
         stream_state=stream.state,
         stream_complete=core.view.complete(source),
         stream_reason=stream.reason,

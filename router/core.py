@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection
 from functools import partial
 
 from events.inflight import Peers
-from events.view import FleetView, Source, schedulable
+from events.view import FleetView, Source
 from indexer.hashing import HashArray
 from indexer.identity import WorkerKey
 from indexer.kernel import NativeIndex
@@ -345,10 +345,26 @@ class RouterCore:
         return self.loads.get(key) or WorkerLoad()
 
     def excluded(self, source: Source) -> str:
-        """Why a worker gets no requests at all; empty when it may."""
+        """Why a worker gets no requests; empty when it may.
+
+        A worker of the last resort may once no other of its model and role answers.
+        """
         if source.key.worker_id in self.drained:
             return DRAINED
-        return schedulable(source, self.view.mass_silence)
+        reason = self.pools.kept_out(source)
+        if reason and self.pools.may_be_last(source) and self._no_other(source):
+            return ""
+        return reason
+
+    def last_resort(self, source: Source) -> bool:
+        """Whether a worker gets requests only while none that answers is eligible."""
+        return bool(self.pools.kept_out(source)) and self.pools.may_be_last(source)
+
+    def _no_other(self, source: Source) -> bool:
+        """Whether no worker of a worker's model and role answers and may be picked."""
+        self.pools.refresh()
+        up = self.pools.up(source)
+        return all(key.worker_id in self.drained for key in up) if self.drained else not up
 
     def withdraw(self, reservation: Reservation, now_s: float) -> None:
         """Ends a reservation whose answer could not be given."""

@@ -4,7 +4,8 @@
 
 Pure, like the core that it is a part of. Laws:
 - a decision changes nothing but the state of the rng, and what is counted of policies that fail;
-- an excluded worker is never first in order, nor is one whose cost is not a number.
+- an excluded worker is never first in order, nor is one whose cost is not a number;
+- a worker of the last resort is first only where none that answers may take the request at all.
 """
 
 import random
@@ -16,6 +17,7 @@ from math import isfinite
 import numpy as np
 import numpy.typing as npt
 
+from events.view import Source
 from indexer.index import BlockIndex
 from indexer.kernel import cheapest
 from router.candidates import COLUMNS, Candidates, Column, Flags
@@ -26,6 +28,7 @@ from router.eligibility import (
     NOT_A_NUMBER,
     OUTPUT_TOKENS_MAX,
     TOO_LONG,
+    answering_first,
     exclusions,
     narrows_nothing,
     only_roles,
@@ -97,12 +100,35 @@ class Decider:
             )
         self._pools.refresh()
         pool, down = self._pools.live(request.model, ready)
+        matched = self._matched(request, pool, down, now_s, mark)
+        decision = self._decide(matched, policy)
+        if not decision.order and not _waits(decision):
+            last = self._pools.last_resort(request.model, ready)
+            if last is not None:
+                matched = self._matched(request, last.pool, last.down, now_s, mark)
+                otherwise = self._decide(matched._replace(last=last.reasons), policy)
+                decision = otherwise if otherwise.order else decision
+        mark("cost")
+        return decision
+
+    def _matched(
+        self,
+        request: Request,
+        pool: Pool,
+        down: list[tuple[Source, str]],
+        now_s: float,
+        mark: Callable[[str], None],
+    ) -> Matched:
+        """What the workers of a pool hold of a prompt."""
         for size in pool.block_sizes:
             request.prompt.prefixes(size)
         mark("hash")
         overlaps = self._overlaps(request.prompt, pool)
         mark("match")
-        matched = Matched(request, pool, down, self._pools.table(pool), overlaps, now_s)
+        return Matched(request, pool, down, self._pools.table(pool), overlaps, now_s)
+
+    def _decide(self, matched: Matched, policy: Policy) -> Decision:
+        request, pool = matched.request, matched.pool
         if request.role is Role.PAIR:
             stages = Stages(
                 policy if request.policy else self.policies[self._routing.prefill_policy],
@@ -111,16 +137,13 @@ class Decider:
                 self._routing.local_prefill_tokens,
                 self._routing.local_prefill_percent / 100,
             )
-            decision = self._pairs.decide(matched, stages, self._judge, self._eligible)
-        elif request.resumed is not None:
+            return self._pairs.decide(matched, stages, self._judge, self._eligible)
+        if request.resumed is not None:
             holders = self._holders(matched, request.resumed)
             stage = policy if request.policy else self.policies[self._routing.decode_policy]
             away = self._further.mean_distance(pool, holders)
-            decision = self._judge(matched, stage, self._eligible(request, pool), away)
-        else:
-            decision = self._judge(matched, policy, self._eligible(request, pool))
-        mark("cost")
-        return decision
+            return self._judge(matched, stage, self._eligible(request, pool), away)
+        return self._judge(matched, policy, self._eligible(request, pool))
 
     def told(self, request: Request, weighed: Weighed, now_s: float) -> Decision:
         """A decision of the lane, as the general way would have told it."""
@@ -240,7 +263,8 @@ class Decider:
         kv_distance: Column | None = None,
     ) -> Decision:
         """Scores a pool, and puts it in order."""
-        request, pool, not_live, table, overlaps, now_s = matched
+        request, pool, not_live, table, overlaps, now_s, last = matched
+        eligible = answering_first(eligible, last)
         rows = self._rows(request, pool, table, overlaps, eligible, now_s, kv_distance)
         policy, scores = self._scored(policy, rows)
         excluded, order, tied = self._order(rows, scores)
@@ -353,6 +377,13 @@ class Decider:
         return min(
             self._routing.expected_output_tokens if told is None else told, OUTPUT_TOKENS_MAX
         )
+
+
+def _waits(decision: Decision) -> bool:
+    """Whether a worker that answers may take a request that nobody is picked for, once it has room:
+    then no other is tried in its place."""
+    stages = [decision] if decision.prefill is None else [decision, decision.prefill]
+    return any(_FULL in one.excluded or NOT_A_NUMBER in one.excluded for one in stages)
 
 
 def _drawn(

@@ -1,6 +1,6 @@
 """Why a worker that is up can't take a request."""
 
-from collections.abc import Container
+from collections.abc import Container, Sequence
 
 from events.facts import Heartbeat
 from events.view import Source
@@ -23,6 +23,17 @@ def exclusions(
     output_tokens: what the request is expected to bring out. drained: worker ids.
     """
     return [exclusion(request, output_tokens, source, drained) for source in pool.sources]
+
+
+def answering_first(reasons: Sequence[str], last: Sequence[str]) -> Sequence[str]:
+    """Reasons against workers; those of the last resort have theirs, too, if any other may be
+    picked, or could if it had room. last: see Matched."""
+    if not any(last):
+        return reasons
+    pairs = list(zip(reasons, last, strict=True))
+    if any(not reason and not kept_out for reason, kept_out in pairs):
+        return [reason or kept_out for reason, kept_out in pairs]
+    return reasons
 
 
 def only_roles(pool: Pool, role: Role) -> tuple[str, ...]:

@@ -52,6 +52,9 @@ class Matched(NamedTuple):
     table: npt.NDArray[np.float64]
     overlaps: npt.NDArray[np.int32]
     now_s: float
+    last: Sequence[str] = ()
+    """Why each worker is a last resort, which is picked only where no other may be; empty for one
+    that answers. Without any entry, all of the pool answer."""
 
 
 class Stages(NamedTuple):

@@ -4,10 +4,17 @@ What heartbeats, streams and reservations say of a worker is written into column
 one place a slot of the index. So a decision over a thousand workers reads a few arrays, and not one
 object a worker.
 
-Law: after `refresh`, the columns say what view and loads say.
+Workers have two ranks of availability. First come those that beat, answer and are not ejected; a
+pool of them is all that most decisions see. The last resort is for a request that none of them may
+take, whether or not they have room: those that fell silent together, whose heartbeats can't be
+read, or that are ejected.
+
+Laws:
+- after `refresh`, the columns say what view and loads say;
+- a worker of the last resort is in no pool of `live`.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, nan
 from typing import NamedTuple
@@ -35,6 +42,8 @@ _TRUST = {
 }
 _POOLS_MAX = 1024
 """Remembered, by the name in the request."""
+_Group = tuple[str, str]
+"""Model and role."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,13 +123,31 @@ class _Identity(NamedTuple):
         )
 
 
+class LastResort(NamedTuple):
+    """The workers of a model that may get a request which none that answers may take."""
+
+    pool: Pool
+    """Those that answer are in it, too: the halves of a pair are chosen apart."""
+    reasons: Sequence[str]
+    """Why each gets nothing while others may; empty where it answers."""
+    down: list[tuple[Source, str]]
+    """The workers that are not in it, each with the reason."""
+
+
 class Pools:
     """Every model's pool, and the columns of the fleet."""
 
     def __init__(
-        self, view: FleetView, models: Models, load_of: Callable[[WorkerKey], WorkerLoad]
+        self,
+        view: FleetView,
+        models: Models,
+        load_of: Callable[[WorkerKey], WorkerLoad],
+        ejected: Callable[[WorkerKey], str] = lambda _: "",
     ) -> None:
+        """ejected: why a worker is kept out for what became of earlier requests; empty: it isn't.
+        Whoever changes that marks the worker as changed in the view."""
         self._view = view
+        self._ejected = ejected
         self._models = models
         self._load_of = load_of
         self.columns = np.zeros((len(COLUMNS), 0))
@@ -132,15 +159,24 @@ class Pools:
         self._identities: dict[WorkerKey, _Identity] = {}
         self._pools: dict[str, tuple[Pool, list[tuple[Source, str]]]] = {}
         """Name of a model -> its workers that are up; and the others, each with the reason."""
-        self._mass_silence = False
+        self._last_resorts: dict[str, LastResort | None] = {}
+        """The same names; None: there is none."""
+        self._answering: dict[_Group, dict[WorkerKey, None]] = {}
+        """Workers that beat and answer, ejected or not."""
+        self._up: dict[_Group, list[WorkerKey]] = {}
+        """Those of them that are not ejected, of groups that were asked about."""
+        self._group_of: dict[WorkerKey, _Group] = {}
+        """The group that each of these is in."""
+        self._silence: tuple[bool, frozenset[str]] = (False, frozenset())
         self._full: set[int] = set()
         self._loras: dict[str, str] = {}
 
     def refresh(self) -> None:
         """Takes over what changed in the view."""
-        if self._mass_silence != self._view.mass_silence:
-            self._mass_silence = self._view.mass_silence
-            self._pools.clear()
+        silence = self._view.mass_silence, self._view.silent_models
+        if self._silence != silence:
+            self._silence = silence
+            self.forget_live()
         changed = self._view.take_changed()
         for key in changed:  # slots first: what one worker leaves, another may have by now
             known, source = self._identities.get(key), self._view.sources.get(key)
@@ -151,6 +187,7 @@ class Pools:
             source = self._view.sources.get(key)
             if source is None or source.heartbeat is None:
                 self._down.pop(key, None)
+                self._join(key, None)
                 if self._identities.pop(key, None) is not None:
                     self._forget_pools()
                 continue
@@ -210,14 +247,60 @@ class Pools:
             up: list[Source] = []
             down: list[tuple[Source, str]] = []
             for source in self._serving(model, ready):
-                if reason := schedulable(source, self._mass_silence):
+                if reason := self.kept_out(source):
                     down.append((source, reason))
                 else:
                     up.append(source)
             if len(self._pools) >= _POOLS_MAX:
-                self._pools.clear()
+                self.forget_live()
             found = self._pools[model] = Pool.of(up), down
         return found
+
+    def last_resort(self, model: str, ready: bool) -> LastResort | None:
+        """What is left for a request that no worker of `live` may take; None: nothing is."""
+        up, down = self.live(model, ready)
+        if model not in self._last_resorts:
+            kept = [(source, reason) for source, reason in down if self.may_be_last(source)]
+            if kept:
+                self._last_resorts[model] = LastResort(
+                    Pool.of([*up.sources, *(source for source, _ in kept)]),
+                    [*("" for _ in up.sources), *(reason for _, reason in kept)],
+                    [one for one in down if one not in kept],
+                )
+            else:
+                self._last_resorts[model] = None
+        return self._last_resorts[model]
+
+    def kept_out(self, source: Source) -> str:
+        """Why a worker gets no requests while others answer; empty when it may."""
+        return schedulable(source) or self._ejected(source.key)
+
+    def may_be_last(self, source: Source) -> bool:
+        """Whether a worker that is kept out is a last resort."""
+        return not schedulable(source) or self._view.last_resort(source)
+
+    def group(self, source: Source) -> Collection[WorkerKey]:
+        """The workers of the same model and role that beat and answer, ejected or not."""
+        return self._answering.get(self._group(source), {}) if source.heartbeat is not None else ()
+
+    def up(self, source: Source) -> Collection[WorkerKey]:
+        """Those of a worker's group that are not kept out."""
+        if source.heartbeat is None:
+            return ()
+        group = self._group(source)
+        if group not in self._up:
+            self._up[group] = [
+                key
+                for key in self._answering.get(group, {})
+                if not self.kept_out(self._view.sources[key])
+            ]
+        return self._up[group]
+
+    def forget_live(self) -> None:
+        """Makes every pool again when it is asked for: which workers are kept out has changed."""
+        self._up.clear()
+        self._pools.clear()
+        self._last_resorts.clear()
 
     def table(self, pool: Pool) -> npt.NDArray[np.float64]:
         """A copy of the columns, shape (len(COLUMNS), workers of the pool)."""
@@ -244,8 +327,28 @@ class Pools:
         return ""
 
     def _forget_pools(self) -> None:
-        self._pools.clear()
+        self.forget_live()
         self._loras.clear()
+
+    def _group(self, source: Source) -> _Group:
+        heartbeat = heartbeat_of(source)
+        return self._models.names(heartbeat.model)[0], heartbeat.role
+
+    def _join(self, key: WorkerKey, group: _Group | None) -> None:
+        """A worker answers, as one of a group; None: it doesn't."""
+        before = self._group_of.get(key)
+        if before == group:
+            return
+        if before is not None:
+            of_group = self._answering[before]
+            del of_group[key], self._group_of[key]
+            self._up.pop(before, None)
+            if not of_group:
+                del self._answering[before]
+        if group is not None:
+            self._answering.setdefault(group, {})[key] = None
+            self._up.pop(group, None)
+            self._group_of[key] = group
 
     def _settle(self, source: Source, heartbeat: Heartbeat) -> None:
         slot = source.slot
@@ -256,9 +359,10 @@ class Pools:
             _TRUST[source.stream.state],
         )
         self.put_load(slot, self._load_of(source.key))
-        down = schedulable(source, self._mass_silence)
+        self._join(source.key, None if schedulable(source) else self._group(source))
+        down = self.kept_out(source)
         if self._down.get(source.key, "") != down:
-            self._pools.clear()
+            self.forget_live()
             if down:
                 self._down[source.key] = down
             else:

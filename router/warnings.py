@@ -46,6 +46,7 @@ class WarningCode(StrEnum):
     BLOCK_SIZE = "block_size"
     HASHES_NEVER_MATCH = "hashes_never_match"
     STALE = "stale"
+    NO_HEARTBEAT = "no_heartbeat"
     CLOCK_SKEW = "clock_skew"
     TWO_RELAYS = "two_relays"
     PARTIAL = "partial"
@@ -86,6 +87,13 @@ def warnings_of(source: Source, known: Experience, now_s: float) -> list[WorkerW
 
 
 def _of_its_relay(source: Source, heartbeat: Heartbeat, now_s: float) -> Iterator[WorkerWarning]:
+    if source.heartbeat_overdue:
+        yield WorkerWarning(
+            WarningCode.NO_HEARTBEAT,
+            f"it beats, but no heartbeat of its relay could be read for"
+            f" {now_s - source.heartbeat_at_s:.0f} s, so that its address and load are those of"
+            " then: it gets what no other worker may take; see kvroute_facts_dropped_total",
+        )
     for sentence in heartbeat.warnings[:RELAY_SENTENCES_MAX]:
         yield WorkerWarning(WarningCode.RELAY, sentence[:SENTENCE_MAX])
     if source.stream.two_relays(now_s):

@@ -56,10 +56,20 @@ class Fleet:
         return self.view.on_stream(key(number), encode(message), now_s)
 
     def heartbeat(
-        self, number: int, now_s: float, epoch: Epoch = NOW, healthy: bool = True
+        self,
+        number: int,
+        now_s: float,
+        epoch: Epoch = NOW,
+        healthy: bool = True,
+        model: str = "",
     ) -> bool:
         message = Heartbeat(
-            epoch=epoch, address=str(epoch), engine="vllm", healthy=healthy, sent_at_s=now_s
+            epoch=epoch,
+            address=str(epoch),
+            engine="vllm",
+            model=model,
+            healthy=healthy,
+            sent_at_s=now_s,
         )
         return self.view.on_heartbeat(key(number), encode(message), now_s) is not None
 
@@ -67,10 +77,7 @@ class Fleet:
         return self.view.sources[key(number)].stream.state
 
     def reasons(self) -> dict[str, str]:
-        return {
-            str(worker): schedulable(source, self.view.mass_silence)
-            for worker, source in self.view.sources.items()
-        }
+        return {str(worker): schedulable(source) for worker, source in self.view.sources.items()}
 
 
 def key(number: int) -> WorkerKey:
@@ -304,6 +311,7 @@ def test_a_silent_worker_is_unschedulable_then_forgotten_without_a_trace() -> No
         assert not fleet.view.mass_silence
         if 3 <= second < 30:
             assert fleet.reasons()["w0/0"] == "silent"
+            assert not fleet.view.last_resort(fleet.view.sources[key(0)])
     assert key(0) not in fleet.view.sources
     assert fleet.index.stats()[:2] == (5, 5)
     assert fleet.view.forgotten == {"silent": 1}
@@ -323,7 +331,8 @@ def test_when_most_fall_silent_together_nobody_is_removed() -> None:
     for second in range(1, 200):
         assert fleet.view.tick(second) == []
         assert fleet.view.mass_silence == (second >= 3)
-    assert set(fleet.reasons().values()) == {""}
+    assert set(fleet.reasons().values()) == {"silent"}
+    assert all(map(fleet.view.last_resort, fleet.view.sources.values()))
     assert not any(source.stream.trusted for source in fleet.view.sources.values())
 
 
@@ -341,6 +350,49 @@ def test_one_that_died_before_or_clung_on_for_longer_does_not_hide_mass_silence(
     assert fleet.view.mass_silence
     assert fleet.view.tick(140.0) == []
     assert len(fleet.view.sources) == 6
+
+
+def test_silence_of_most_of_a_models_workers_makes_these_a_last_resort() -> None:
+    fleet = Fleet()
+    for second in range(5):
+        for number in range(12):
+            if number < 8 or second == 0:
+                fleet.beat(number, second, seq=0)
+                fleet.heartbeat(number, second, model="large" if number < 8 else "small")
+        fleet.view.tick(second)
+    assert not fleet.view.mass_silence
+    assert fleet.view.silent_models == {"small"}
+    last = [source.key for source in fleet.view.sources.values() if fleet.view.last_resort(source)]
+    assert last == [key(number) for number in range(8, 12)]
+    for number in range(8):
+        fleet.beat(number, FORGET_S, seq=0)
+    assert len(fleet.view.tick(FORGET_S)) == 4, "patience is for most of the fleet"
+
+
+def test_a_worker_that_beats_without_a_readable_heartbeat_is_a_last_resort() -> None:
+    fleet = Fleet(2)
+    for second in (1, 2, 3):
+        for number in range(2):
+            fleet.beat(number, second)
+        fleet.heartbeat(0, second)
+        assert fleet.view.on_heartbeat(key(1), b"\xc1", second) is None
+        fleet.view.tick(second)
+        assert fleet.reasons()["w1/0"] == ("no readable heartbeat" if second == 3 else "")
+    assert key(1) in fleet.view.take_changed()
+    assert fleet.view.last_resort(fleet.view.sources[key(1)])
+    assert not fleet.view.last_resort(fleet.view.sources[key(0)])
+    fleet.heartbeat(1, 3.5)
+    fleet.view.tick(3.5)
+    assert set(fleet.reasons().values()) == {""}
+
+
+def test_while_our_connection_is_down_no_heartbeat_is_overdue() -> None:
+    fleet = Fleet(1)
+    fleet.view.on_connection(False, 1.0)
+    fleet.view.tick(100.0)
+    fleet.view.on_connection(True, 100.0)
+    fleet.view.tick(102.0)
+    assert set(fleet.reasons().values()) == {""}
 
 
 def test_half_of_the_fleet_is_not_most_of_it() -> None:
@@ -378,8 +430,11 @@ def test_mass_silence_ends_when_they_beat_again() -> None:
     assert fleet.view.mass_silence
     for number in range(4):
         fleet.beat(number, 11.0)
+        fleet.heartbeat(number, 11.0)
     fleet.view.tick(11.0)
     assert not fleet.view.mass_silence
+    assert list(fleet.reasons().values()) == [""] * 4 + ["silent"] * 2
+    assert not any(map(fleet.view.last_resort, fleet.view.sources.values()))
     assert [fleet.state(number) is StreamState.LIVE for number in range(6)] == [True] * 4 + [
         False
     ] * 2

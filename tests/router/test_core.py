@@ -916,6 +916,84 @@ class TestSilence:
         assert len(decision.rows) == 6
         assert decision.rows.trust.tolist() == [0] * 6
 
+    def test_those_that_beat_come_before_the_silent_though_most_are_silent_at_once(self) -> None:
+        fleet = Fleet()
+        keys = [fleet.add(f"w{i}") for i in range(8)]
+        for key in keys[5:]:
+            fleet.say(key, running=8, used_blocks=100.0)
+        for quiet_s in (5, 10, 25):
+            fleet.turn(quiet_s, silent=keys[:5])
+            assert fleet.view.mass_silence
+            picks = [fleet.route(prompt(100)).reservation for _ in range(40)]
+            assert {one.worker for one in picks} <= set(keys[5:])
+            for one in picks:
+                fleet.core.report(Progress(one.id, ProgressState.FINISHED), fleet.now_s)
+        assert set(fleet.view.sources) == set(keys), "nobody is forgotten early"
+
+    def test_those_that_beat_and_are_full_are_waited_for(self) -> None:
+        fleet = Fleet()
+        keys = [fleet.add(f"w{i}", total_slots=2) for i in range(6)]
+        fleet.turn(5, silent=keys[:4])
+        for key in keys[4:]:
+            fleet.say(key, running=2)
+        assert refused(fleet, prompt(100)).reason is Reason.ALL_WORKERS_FULL
+
+    def test_the_silent_are_tried_for_what_none_that_beats_may_take(self) -> None:
+        fleet = Fleet()
+        keys = [fleet.add(f"w{i}", labels={"zone": "ab"[i < 4]}) for i in range(6)]
+        fleet.turn(5, silent=keys[:4])
+        pick = fleet.route(prompt(100), required_labels={"zone": "b"})
+        assert pick.reservation.worker in keys[:4]
+        decision = decide(fleet, prompt(100))
+        assert [source.key for source in decision.sources] == keys[4:]
+        for key in keys[4:]:
+            fleet.core.drain(key.worker_id)
+        assert fleet.route(prompt(100)).reservation.worker in keys[:4]
+        fleet.core.undrain(keys[4].worker_id)
+        assert fleet.route(prompt(100)).reservation.worker == keys[4]
+
+    def test_silence_of_a_minority_is_no_last_resort(self) -> None:
+        fleet = Fleet()
+        keys = [fleet.add(f"w{i}", labels={"zone": "ab"[i < 2]}) for i in range(6)]
+        fleet.turn(5, silent=keys[:2])
+        refusal = refused(fleet, prompt(100), required_labels={"zone": "b"})
+        assert refusal.reason is Reason.NO_ELIGIBLE_WORKER
+
+    def test_of_a_pair_each_half_prefers_those_that_beat(self) -> None:
+        fleet = Fleet()
+        about = {"kv_connector": "NixlConnector", "kv_engine_id": "e"}
+        keys = [fleet.add(f"p{i}", role="prefill", **about) for i in range(3)]
+        decodes = [fleet.add(f"d{i}", role="decode", **about) for i in range(2)]
+        for key in keys + decodes:
+            fleet.say(key, engine="sglang", bootstrap_port=1)
+        fleet.turn(5, silent=[*keys, decodes[0]])
+        assert fleet.view.mass_silence
+        found = fleet.route(prompt(4000), role=Role.PAIR).reservation
+        assert found.worker == decodes[1]
+        assert found.prefill is not None
+        assert found.prefill.worker in keys
+
+    def test_a_worker_whose_heartbeats_cant_be_read_comes_last(self) -> None:
+        fleet = Fleet()
+        told, untold = fleet.add("told"), fleet.add("untold")
+        fleet.cache(untold, prompt(100))
+        for _ in range(4):
+            fleet.turn(1, silent=[untold])
+            fleet.beat(untold)
+            assert fleet.view.on_heartbeat(untold, b"\xc1", fleet.now_s) is None
+            fleet.tick()
+        source = fleet.view.sources[untold]
+        assert source.stream.state is StreamState.LIVE
+        assert fleet.core.excluded(source) == "no readable heartbeat"
+        assert [one.code for one in fleet.core.warnings(source, fleet.now_s)] == ["no_heartbeat"]
+        assert {fleet.picked(prompt(100)) for _ in range(4)} == {"told"}
+        fleet.core.drain(told.worker_id)
+        assert fleet.picked(prompt(100)) == "untold", "the last resort"
+        assert fleet.core.excluded(source) == ""
+        fleet.say(untold)
+        assert fleet.core.warnings(source, fleet.now_s) == []
+        assert not fleet.core.last_resort(source)
+
     def test_a_removed_worker_ends_its_reservations_and_stays_away(self) -> None:
         fleet = Fleet()
         key = fleet.add("w0")
