@@ -4,7 +4,8 @@
         async with client.request(token_ids=ids, model="m") as request:
             ...  # send the request to request.pick.address
             await request.prefill_done()
-            request.output_tokens, request.cached_tokens = 512, 4096
+            request.output_tokens = 512
+            request.cached_tokens = cached_tokens(usage, details_enabled=True)
 
 Needs grpcio, protobuf and the googleapis protos; none of the router's own packages, unless it is to
 hash prompts.
@@ -20,6 +21,7 @@ hash prompts.
     wire.py            protobuf's wire format around bytes
     prompt_hashing.py  token prompts hashed here, in the size that answers say
     tokens.py          a prompt in any common form, as little-endian u32
+    usage.py           reused tokens, out of what an engine answers
     pick.py            what route() answers
     errors.py          what the calls raise
     retry.py           which error is worth another try, and when
@@ -53,6 +55,7 @@ from kvroute.client.options import RouteOptions, route_request
 from kvroute.client.pick import Alternative, OverlapTokens, Pick, PrefillWorker
 from kvroute.client.retry import RetryPolicy
 from kvroute.client.tokens import pack_tokens
+from kvroute.client.usage import cached_tokens
 
 __all__ = [
     "AlreadyExists",
@@ -81,6 +84,7 @@ __all__ = [
     "UnknownSession",
     "UnknownWorker",
     "WorkerExists",
+    "cached_tokens",
     "error_from_status",
     "pack_tokens",
     "route_request",
