@@ -23,6 +23,8 @@ from kvroute.client.errors import (
     RouterUnreachable,
     Unavailable,
     error_from_call,
+    unreachable,
+    unreadable,
 )
 from kvroute.client.lane import Lane
 from kvroute.client.lane_items import LaneItems
@@ -263,14 +265,14 @@ class KvRouteClient:
                 line.calls += 1
                 try:
                     async for response in call:
+                        if response is None:  # by which gRPC means bytes that are no message
+                            raise unreadable("WatchWorkers")
                         if first:
                             attempt, first = 0, False
                             _add_removed(response, known)
                         _follow(response, known)
                         yield response
-                    error = RouterUnreachable(
-                        grpc.StatusCode.UNAVAILABLE, None, "the router ended the watch"
-                    )
+                    error = unreachable("the router ended the watch")
                 finally:
                     line.calls -= 1
                     call.cancel()
@@ -391,6 +393,8 @@ class KvRouteClient:
             else:
                 content = b"".join(request.pieces)
                 response = await line.route(content, timeout=left_s, metadata=self._metadata())
+                if response is None:
+                    raise unreadable("Route")
                 if line.lane is not None:
                     line.lane.called()
             self._open().heard(line, response.reservation_id)
@@ -428,7 +432,10 @@ class KvRouteClient:
     async def _tell(
         self, router: RouterAsyncStub, request: ReportRequest, left_s: float
     ) -> ReportResponse:
-        return await router.Report(request, timeout=left_s, metadata=self._metadata())
+        response = await router.Report(request, timeout=left_s, metadata=self._metadata())
+        if response is None:
+            raise unreadable("Report")
+        return response
 
     async def _command(
         self, call: _Callable[_Request, _Response], message: _Request, timeout_s: float | None
@@ -446,7 +453,10 @@ class KvRouteClient:
         """One answer to a call over a line."""
 
         async def attempt(line: Line, left_s: float) -> _Response:
-            return await call(line)(message, timeout=left_s, metadata=self._metadata())
+            response = await call(line)(message, timeout=left_s, metadata=self._metadata())
+            if response is None:
+                raise unreadable(type(message).__name__.removesuffix("Request"))
+            return response
 
         return await self._attempts(attempt, timeout_s, policy or self._retry)
 
@@ -506,7 +516,7 @@ class KvRouteClient:
             raise cancelled
         if self._closed:
             return ClientClosed()
-        return RouterUnreachable(grpc.StatusCode.UNAVAILABLE, None, "the connection was closed")
+        return unreachable("the connection was closed")
 
     def _metadata(self) -> _Metadata:
         if self._token is None:

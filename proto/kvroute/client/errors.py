@@ -13,6 +13,8 @@ from typing_extensions import override
 DOMAIN = "kvroute"
 """google.rpc.ErrorInfo.domain of the router's own answers; other domains are not its words."""
 
+_TOLD_MAX = 500
+"""Characters kept of an error that is not the router's."""
 _DETAILS_KEY = "grpc-status-details-bin"
 _CODES: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
 
@@ -92,7 +94,8 @@ class NoWorker(Unavailable):
 
 
 class RouterUnreachable(Unavailable):
-    """No router answered: refused, reset, unresolved, or a proxy's word for it."""
+    """No router answered: refused, reset, unresolved, a proxy's word for it, or bytes that are no
+    answer."""
 
 
 class Overloaded(KvRouteError):
@@ -147,10 +150,42 @@ _BY_CODE: dict[grpc.StatusCode, type[KvRouteError]] = {
 }
 
 
+_CUT = frozenset((
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.INTERNAL,
+    grpc.StatusCode.UNKNOWN,
+    grpc.StatusCode.CANCELLED,
+))  # fmt: skip
+"""What gRPC and proxies say of a connection that broke or carried nonsense. The router's own words
+come with a reason."""
+
+
 def error_from_status(status: Status) -> KvRouteError:
     """The error that a google.rpc.Status means, such as `Explanation.refusal`. Never raises."""
     code = _CODES.get(status.code, grpc.StatusCode.UNKNOWN)
+    if code is grpc.StatusCode.OK:  # no error's code
+        code = grpc.StatusCode.UNKNOWN
     return _error(code, status.message, status)
+
+
+def unreachable(told: str) -> RouterUnreachable:
+    """For what the client itself sees."""
+    return RouterUnreachable(grpc.StatusCode.UNAVAILABLE, None, told)
+
+
+def unreadable(call: str) -> RouterUnreachable:
+    """For an answer that is no message: gRPC gives None for it. Another router may do better."""
+    return unreachable(f"the answer to {call} can't be read")
+
+
+def broken_by(failure: Exception) -> KvRouteError:
+    """What a failure of the client's own work means to the calls that wait for that work."""
+    if isinstance(failure, KvRouteError):
+        return failure
+    if isinstance(failure, grpc.aio.AioRpcError):
+        return error_from_call(failure)
+    told = f"the call broke in the client: {type(failure).__name__}: {failure}"
+    return KvRouteError(grpc.StatusCode.UNKNOWN, None, told[:_TOLD_MAX])
 
 
 def error_from_call(failure: grpc.aio.AioRpcError) -> KvRouteError:
@@ -181,6 +216,6 @@ def _error(code: grpc.StatusCode, message: str, status: Status) -> KvRouteError:
         except DecodeError:
             continue  # a detail of another making; the code and the message still hold
     kind = _BY_REASON.get(reason or "") or _BY_CODE.get(code, KvRouteError)
-    if kind is Unavailable and reason is None:
+    if reason is None and code in _CUT:
         kind = RouterUnreachable
     return kind(code, reason, message or code.name, retry_after_s, metadata)

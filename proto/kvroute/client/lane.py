@@ -29,10 +29,12 @@ from kvroute.client.errors import (
     DeadlineExceeded,
     KvRouteError,
     PermissionDenied,
-    RouterUnreachable,
     Unavailable,
+    broken_by,
     error_from_call,
     error_from_status,
+    unreachable,
+    unreadable,
 )
 from kvroute.client.lane_items import BATCH_BYTES_MAX, SENDINGS_MAX, Item, LaneItems
 from kvroute.client.options import RouteBytes
@@ -73,7 +75,8 @@ class Lane:
         counts: Counter[str],
     ) -> None:
         """counts: `batches` and `items` written, items that a stream's end sent back (`again`),
-        `cancels`, `late` answers, `overflows`, `streams` opened, `streams_refused`."""
+        `cancels`, `late` answers, `overflows`, `streams` opened, `streams_refused`; `lane_failures`
+        of the lane's own work."""
         self._open_stream = open_stream
         self._items = items
         self._counts = counts
@@ -85,6 +88,8 @@ class Lane:
         self._wordless = 0
         """Streams in a row that ended without a message; idle ones may."""
         self._closed = False
+        self._broken: Exception | None = None
+        """What ended the writing of a stream, when that was not the stream."""
         self._task: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         """Asked for once: in Python 3.11 that is a system call."""
@@ -157,8 +162,12 @@ class Lane:
         self._task = asyncio.create_task(self._run())
 
     async def _run(self) -> None:
-        """One stream after another, for as long as one is needed."""
-        broken: KvRouteError = _unreachable("the lane to the router broke")
+        """One stream after another, for as long as one is needed.
+
+        What fails here, be it our own mistake, fails the calls that wait, and nothing else: the
+        next call starts it again.
+        """
+        broken: KvRouteError = unreachable("the lane to the router broke")
         try:
             while True:
                 refused = await self._carry()
@@ -168,9 +177,13 @@ class Lane:
                     return
                 self._counts["again"] += self._items.sent_count
                 given_up = self._items.put_back()
-                self._fail(given_up, _unreachable("streams end before they answer"))
+                self._fail(given_up, unreachable("streams end before they answer"))
                 if not len(self._items):
                     return
+        except Exception as failure:
+            self._counts["lane_failures"] += 1
+            log.warning("the lane to a router broke and is opened again", exc_info=failure)
+            broken = broken_by(failure)
         finally:
             self._task = None
             self._fail(self._items.clear(), ClientClosed() if self._closed else broken)
@@ -182,6 +195,7 @@ class Lane:
         that meets the router's end of the call, that is INTERNAL, even before we looked at it.
         """
         self._release()
+        self._broken = None
         proven = self._state is _State.OPEN
         call = self._open_stream()
         writer = asyncio.create_task(self._write(call))
@@ -210,8 +224,10 @@ class Lane:
             call.cancel()
             writer.cancel()
             await asyncio.wait({writer})
+            if self._broken is not None:
+                raise self._broken
         if refused is None and self._wordless > SENDINGS_MAX:
-            refused = _unreachable("streams end before they answer")
+            refused = unreachable("streams end before they answer")
         return refused
 
     async def _write(self, call: RouteStream) -> None:
@@ -229,6 +245,9 @@ class Lane:
                 await call.write(batch)
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
             return  # the stream has ended, as the reader knows
+        except Exception as failure:
+            self._broken = failure
+            call.cancel()  # which ends the reading
 
     def _answer(self, results: RouteResults) -> None:
         taken = not results.results  # an empty message says that a batch was read, and no more
@@ -241,8 +260,10 @@ class Lane:
             self._items.answered(item)
             if result.HasField("response"):
                 item.answer.set_result(result.response)
-            else:
+            elif result.HasField("status"):
                 item.answer.set_exception(error_from_status(result.status))
+            else:
+                item.answer.set_exception(unreadable("Route"))
         if taken:
             # After those who have their answers now: what they ask next goes with the next batch.
             asyncio.get_running_loop().call_soon(self._release)
@@ -288,7 +309,7 @@ class Lane:
         self._state = _State.UNPROVEN
         self._next_try_s = asyncio.get_running_loop().time() + self._pause_s
         self._pause_s = min(2 * self._pause_s, PAUSE_S_MAX)
-        if not isinstance(error, Unavailable) and not self._complained:
+        if error.code is not grpc.StatusCode.UNAVAILABLE and not self._complained:
             self._complained = True
             log.warning("streams don't get through, so calls go one by one: %s", error)
 
@@ -298,13 +319,9 @@ class Lane:
                 item.answer.set_exception(copy(error))  # each with a traceback of its own
 
 
-def _unreachable(told: str) -> RouterUnreachable:
-    return RouterUnreachable(grpc.StatusCode.UNAVAILABLE, None, told)
-
-
 def _as_of_a_call(refused: KvRouteError) -> KvRouteError:
     """What a refused stream means for a call that waited for it: who may not open one may not call;
     anything else is worth another try."""
     if isinstance(refused, (Unavailable, PermissionDenied)):
         return refused
-    return _unreachable(f"a stream was refused: {refused}")
+    return unreachable(f"a stream was refused: {refused}")

@@ -1,6 +1,6 @@
 """One request, from its reservation to its last report.
 
-Law: no report raises a KvRouteError here. The body of the `async with` serves a person, and the
+Law: no report raises an error here. The body of the `async with` serves a person, and the
 router's bookkeeping must neither break it nor hide what broke it: a report that does not arrive is
 counted (`KvRouteClient.reports_lost`), kept in `report_error`, told again with the next renewal,
 and in the end made good by the lease.
@@ -15,13 +15,17 @@ from typing import Self
 import grpc
 from typing_extensions import override
 
-from kvroute.client.errors import InvalidRequest, KvRouteError
+from kvroute.client.errors import InvalidRequest, KvRouteError, broken_by
 from kvroute.client.pick import Pick
 from kvroute.client.reports import Reports
+from kvroute.client.usage import count
 from kvroute.v1 import FailureReason, Progress, ProgressResult, ProgressState
 
 RENEWALS_PER_LEASE = 3
 """So that a lease outlives two renewals that got lost."""
+RENEW_S_MIN = 0.1
+"""Least time between renewals, however short a lease an answer names."""
+RENEW_S_MAX = 3600.0
 
 _OUR_MISTAKES = (
     ArithmeticError,
@@ -99,8 +103,9 @@ class RoutedRequest:
             raise RuntimeError("a routed request is entered once; make another one")
         self._entered = True
         self._pick = await self._route()
-        if self._pick.lease_s > 0:
-            self._keeper = asyncio.create_task(self._keep(self._pick.lease_s / RENEWALS_PER_LEASE))
+        if (lease_s := self._pick.lease_s) > 0:
+            period_s = min(max(lease_s / RENEWALS_PER_LEASE, RENEW_S_MIN), RENEW_S_MAX)
+            self._keeper = asyncio.create_task(self._keep(period_s))
         return self
 
     async def __aexit__(
@@ -176,19 +181,24 @@ class RoutedRequest:
             self._step = ProgressState.PROGRESS_STATE_RUNNING
 
     def _progress(self, state: ProgressState.ValueType) -> Progress:
+        output_tokens, cached_tokens = count(self.output_tokens), count(self.cached_tokens)
+        if output_tokens is None:
+            self._lose(_no_count("output_tokens", self.output_tokens))
+        if cached_tokens is None and self.cached_tokens is not None:
+            self._lose(_no_count("cached_tokens", self.cached_tokens))
         return Progress(
             reservation_id=self.pick.reservation_id,
             state=state,
-            output_tokens=self.output_tokens,
-            cached_tokens=self.cached_tokens,
+            output_tokens=output_tokens or 0,
+            cached_tokens=cached_tokens,
         )
 
     async def _tell(self, progress: Progress, timeout_s: float, attempts: int | None) -> bool:
         """Whether the router heard it."""
         try:
             outcome = await self._reports.send(progress, timeout_s=timeout_s, attempts=attempts)
-        except KvRouteError as error:
-            self._lose(error)
+        except Exception as error:
+            self._lose(broken_by(error))
             return False
         if outcome.result == ProgressResult.PROGRESS_RESULT_UNKNOWN:
             self.lease_lost = True
@@ -201,6 +211,12 @@ class RoutedRequest:
         self.report_error = error
         self._reports.lost += 1
         log.debug("a report on %s was lost: %s", self.pick.reservation_id, error)
+
+
+def _no_count(name: str, value: object) -> InvalidRequest:
+    """For a number that an engine's answer made up: the step is told without it."""
+    told = f"{name} is {value!r:.80}; a whole number below 2^32 is wanted, so none was told"
+    return InvalidRequest(grpc.StatusCode.INVALID_ARGUMENT, None, told)
 
 
 def failure_reason(error: BaseException) -> FailureReason.ValueType:

@@ -22,7 +22,7 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from typing_extensions import override
 
 from kvroute.client.channel import Address, Target, addresses_of, open_channel
-from kvroute.client.errors import RouterUnreachable
+from kvroute.client.errors import RouterUnreachable, unreachable
 from kvroute.client.lane import Lane
 from kvroute.client.report_lane import ReportLane
 from kvroute.v1 import FleetAsyncStub, FleetStub, RouterAsyncStub, RouteResponse, RouterStub
@@ -33,6 +33,8 @@ LINES_MAX = 16
 RETIRED_MAX = 16
 OWNERS_MAX = 256
 """Names of routers remembered; each life of a router has its own."""
+OWNER_NAME_MAX = 256
+"""Characters of a name that is remembered; a router's own is much shorter."""
 RESOLVE_S = 30.0
 """How often names are looked up again."""
 RESOLVE_S_MIN = 1.0
@@ -143,6 +145,8 @@ class Lines:
     def heard(self, line: Line, reservation_id: str) -> None:
         """A router made this reservation."""
         replica = _name(reservation_id)
+        if len(replica) > OWNER_NAME_MAX:
+            return
         if self._owners.get(replica) is not line:
             self._owners[replica] = line
         self._owners.move_to_end(replica)
@@ -210,13 +214,13 @@ class Lines:
     async def _look_up_all(self) -> None:
         self._looked_up_s = self._clock()
         found: dict[str, Address] = {}
-        failure: OSError | None = None
+        failure: OSError | UnicodeError | None = None
         for target in self._targets:
             self._counts["lookups"] += target.host is not None
             try:
                 for address in await addresses_of(target):
                     found.setdefault(address.target, address)
-            except OSError as error:
+            except (OSError, UnicodeError) as error:  # the latter for labels that DNS can't have
                 self._counts["lookups_failed"] += 1
                 failure = error
         if failure is not None and (self._lines or not found):
@@ -261,10 +265,11 @@ class Lines:
         return Line(address, channel, router, route, FleetStub(channel), check, *lanes)
 
 
-def _unresolved(targets: Sequence[Target], failure: OSError) -> RouterUnreachable:
+def _unresolved(targets: Sequence[Target], failure: OSError | UnicodeError) -> RouterUnreachable:
     names = ", ".join(target.text for target in targets)
-    told = f"{names} can't be resolved: {failure.strerror or failure}"
-    return RouterUnreachable(grpc.StatusCode.UNAVAILABLE, None, told)
+    return unreachable(
+        f"{names} can't be resolved: {getattr(failure, 'strerror', None) or failure}"
+    )
 
 
 def _name(reservation_id: str) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 from typing_extensions import override
 
+from kvroute.client.errors import unreachable
 from kvroute.v1 import Receipt, RouteResponse, router_pb2
 
 
@@ -235,7 +236,15 @@ def _prefill_worker(message: router_pb2.PrefillWorker, request_id: str) -> Prefi
 
 
 def _params(text: str) -> Mapping[str, Any] | None:
-    params: Mapping[str, Any] | None = json.loads(text) if text else None
+    """JSON from a router. Raises KvRouteError for text that is no JSON object."""
+    if not text:
+        return None
+    try:
+        params = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise unreachable(f"the router's kv_transfer_params are no JSON: {error}") from error
+    if not isinstance(params, dict):
+        raise unreachable("the router's kv_transfer_params are no JSON object")
     return params
 
 

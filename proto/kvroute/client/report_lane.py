@@ -21,8 +21,9 @@ from kvroute.client.errors import (
     ClientOverloaded,
     DeadlineExceeded,
     KvRouteError,
-    RouterUnreachable,
+    broken_by,
     error_from_call,
+    unreachable,
 )
 from kvroute.v1 import Progress, ProgressOutcome, ReportRequest, ReportResponse
 
@@ -121,29 +122,32 @@ class ReportLane:
     async def _tell(self, reports: list[_Report]) -> None:
         loop = asyncio.get_running_loop()
         left_s = max(report.deadline_s for report in reports) - loop.time()
-        request = ReportRequest(progress=[one for report in reports for one in report.progress])
+        steps = [one for report in reports for one in report.progress]
         self._counts["report_calls"] += 1
         self._counts["reports"] += len(reports)
         error: KvRouteError
         try:
+            request = ReportRequest(progress=steps)
             outcomes = (await self._send(request, max(0.001, left_s))).outcomes
         except grpc.aio.AioRpcError as failure:
             error = error_from_call(failure)
             error.__cause__ = failure
         except asyncio.CancelledError:
-            told = "the connection was closed"
-            error = RouterUnreachable(grpc.StatusCode.UNAVAILABLE, None, told)
+            error = unreachable("the connection was closed")
             _fail(reports, ClientClosed() if self._closed else error)
             raise
+        except Exception as failure:  # whatever it was, the reports must not wait for nothing
+            error = broken_by(failure)
+            error.__cause__ = failure
         else:
-            if len(outcomes) == len(request.progress):
+            if len(outcomes) == len(steps):
                 answers = iter(outcomes)
                 for report in reports:
                     those = [next(answers) for _ in report.progress]
                     if not report.outcomes.done():
                         report.outcomes.set_result(those)
                 return
-            told = f"{len(outcomes)} outcomes for {len(request.progress)} steps"
+            told = f"{len(outcomes)} outcomes for {len(steps)} steps"
             error = KvRouteError(grpc.StatusCode.INTERNAL, None, told)
         _fail(reports, error)
 

@@ -1,8 +1,8 @@
 """Cached tokens out of the `usage` that an engine answers with.
 
-vLLM and SGLang put the count into `usage.prompt_tokens_details.cached_tokens`, and only if they were
-started with a flag: `--enable-prompt-tokens-details` (vLLM), `--enable-cache-report` (SGLang). With
-the flag, a null means 0 in every release that sends one:
+vLLM and SGLang put the count into `usage.prompt_tokens_details.cached_tokens`, and only if they
+were started with a flag: `--enable-prompt-tokens-details` (vLLM), `--enable-cache-report` (SGLang).
+With the flag, a null means 0 in every release that sends one:
 
     vLLM 0.9 to 0.22            null when nothing was reused
     vLLM after pull 44383       0 when nothing was reused (merged 2026-06)
@@ -16,6 +16,7 @@ Law: never raises, whatever the engine answered; what is no count is None.
 """
 
 from collections.abc import Mapping
+from operator import index
 from typing import Any
 
 COUNT_MAX = (1 << 32) - 1
@@ -40,9 +41,13 @@ def cached_tokens(usage: Any, *, details_enabled: bool) -> int | None:
 
 def count(value: Any) -> int | None:
     """A number of tokens that fits a report; None for anything else."""
-    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= COUNT_MAX:
-        return value
-    return None
+    if isinstance(value, bool):
+        return None
+    try:
+        number = index(value)
+    except TypeError:
+        return None
+    return number if 0 <= number <= COUNT_MAX else None
 
 
 def _field(holder: Any, name: str) -> Any:
