@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from kvroute.v1.fleet_pb2 import (
     DrainWorkerRequest,
     DrainWorkerResponse,
+    Ejection,
     GetIndexStatsRequest,
     GetIndexStatsResponse,
     ListWorkersRequest,
@@ -68,6 +69,7 @@ __all__ = [
     "CandidateRow",
     "DrainWorkerRequest",
     "DrainWorkerResponse",
+    "Ejection",
     "Explanation",
     "FailureReason",
     "FleetAsyncStub",
