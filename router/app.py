@@ -373,7 +373,11 @@ class RouterApp:
     async def _tick(self) -> None:
         while True:
             now_s = self.clock()
-            if expired := self.core.tick(now_s):
+            expired = self.core.tick(now_s)
+            while self.core.behind(now_s):
+                await asyncio.sleep(0)  # other calls have a turn between two slices
+                expired += self.core.catch_up(now_s)
+            if expired:
                 self.metrics.reservations_expired.inc(expired)
                 log.warning("%d reservations expired: no Report came in time", expired)
             if self.feed is not None and (pulls := self.core.self_check.begin_resyncs(now_s)):

@@ -313,18 +313,31 @@ class RouterCore:
         return len(removed)
 
     def tick(self, now_s: float) -> int:
-        """Time went by. Returns the reservations that expired."""
-        expired = self.reservations.expired(now_s)
-        for reservation in expired:
-            self._end(reservation, Ending.EXPIRED, now_s)
-        self.reservations.forget_old(now_s)
-        self.sessions.forget_old(now_s)
+        """Time went by. Returns the reservations that expired.
+
+        Leases, memories and sessions whose time is over end in slices: as long as `behind`, more
+        of them wait for `catch_up`.
+        """
+        expired = self.catch_up(now_s)
         self.models.tick(now_s)
         self._hear(self.peers.tick(now_s))
         self.rates.tick()
         self.working_sets.tick(now_s)
         self.pools.refresh()
         self._watch.on_tick(self.loads, now_s)
+        return expired
+
+    def behind(self, now_s: float) -> bool:
+        """Whether leases, memories or sessions are left whose time is over."""
+        return self.reservations.due(now_s) or self.sessions.due(now_s)
+
+    def catch_up(self, now_s: float) -> int:
+        """Ends one slice of what is over. Returns the reservations that expired."""
+        expired = self.reservations.expired(now_s)
+        for reservation in expired:
+            self._end(reservation, Ending.EXPIRED, now_s)
+        self.reservations.forget_old(now_s)
+        self.sessions.forget_old(now_s)
         return len(expired)
 
     def lora_of(self, model: str) -> str:

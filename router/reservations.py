@@ -38,6 +38,14 @@ class Ending(StrEnum):
 HASH_BYTES_MAX = 1 << 30
 """134 million blocks of prompts: twenty thousand requests of 100,000 tokens in blocks of 16."""
 
+SLICE_UNITS = 1 << 16
+"""Work of ending reservations without a turn for other calls, in units of about 20 ns: a unit for
+each block of the prompt, and RESERVATION_UNITS for the rest. The last reservation of a slice may
+go beyond it."""
+RESERVATION_UNITS = 512
+FORGOTTEN_SLICE = 1024
+"""Memories of ended reservations that are dropped without a turn for other calls."""
+
 Fingerprint = tuple[int, str, str]
 """What a request id stands for: the prompt, the model's name, the role."""
 
@@ -172,13 +180,23 @@ class Reservations:
             self._drop_hashes(reservation)
 
     def expired(self, now_s: float) -> list[Reservation]:
-        """Open ones whose lease has ended, oldest first."""
+        """Open ones whose lease has ended, oldest first: one slice of them (SLICE_UNITS)."""
         found = []
+        units = 0
         for reservation in self._open.values():
-            if reservation.lease_ends_s > now_s:
+            if reservation.lease_ends_s > now_s or units >= SLICE_UNITS:
                 break
             found.append(reservation)
+            units += RESERVATION_UNITS + len(reservation.prefixes)
         return found
+
+    def due(self, now_s: float) -> bool:
+        """Whether a lease has ended, or a memory is older than the window."""
+        oldest = next(iter(self._open.values()), None)
+        if oldest is not None and oldest.lease_ends_s <= now_s:
+            return True
+        ended_at_s, _ = next(iter(self._ended.values()), (now_s, None))
+        return now_s - ended_at_s >= self._memory_window_s
 
     def on_workers(self, workers: Collection[WorkerKey]) -> list[Reservation]:
         """Open ones of some workers; looks at each once, however many workers go at once."""
@@ -186,8 +204,8 @@ class Reservations:
         return [one for one in self._open.values() if one.holds(wanted)]
 
     def forget_old(self, now_s: float) -> None:
-        """Drops memories that are older than the window."""
-        while self._ended:
+        """Drops memories that are older than the window: FORGOTTEN_SLICE of them at most."""
+        for _ in range(min(FORGOTTEN_SLICE, len(self._ended))):
             ended_at_s, _ = next(iter(self._ended.values()))
             if now_s - ended_at_s < self._memory_window_s:
                 return

@@ -19,7 +19,7 @@ from typing_extensions import override
 
 from indexer.hashing import HashArray
 from indexer.identity import WorkerKey
-from router.reservations import Reservation
+from router.reservations import FORGOTTEN_SLICE, Reservation
 
 HASH_BYTES_MAX = 1 << 28
 """A thousand blocks, 16,000 tokens or more, of each of 32,768 sessions."""
@@ -96,11 +96,15 @@ class Sessions:
         """What is known of a session."""
         return self._known.get(session_id)
 
+    def due(self, now_s: float) -> bool:
+        """Whether the time of any is over."""
+        oldest = next(iter(self._known.values()), None)
+        return oldest is not None and now_s - oldest.picked_at_s >= self._ttl_s
+
     def forget_old(self, now_s: float) -> None:
-        """Drops those whose time is over."""
-        while self._known:
-            oldest = next(iter(self._known.values()))
-            if now_s - oldest.picked_at_s < self._ttl_s:
+        """Drops those whose time is over: FORGOTTEN_SLICE of them at most."""
+        for _ in range(FORGOTTEN_SLICE):
+            if not self.due(now_s):
                 return
             self._forget_oldest("expired")
 

@@ -123,6 +123,8 @@ class VirtualRouter:
         if forgotten:
             self.core.on_forgotten(forgotten, now_s)
         self.core.tick(now_s)
+        while self.core.behind(now_s):
+            self.core.catch_up(now_s)
         pulls = self.core.self_check.begin_resyncs(now_s)
         if pulls:
             self._on_pulls(self, pulls)

@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from events.stream import StreamState
 from indexer.hashing import block_hashes, pack_tokens
 from indexer.identity import Tier, WorkerKey
+from indexer.kernel import NativeIndex
 from router.candidates import Candidates
 from router.config import ModelSettings
 from router.core import DRAINED_MAX
@@ -30,7 +31,7 @@ from router.policies import POLICIES
 from router.policies.policy import Parameters, Policy, Scores
 from router.prompt import Prompt
 from router.refusals import Reason, Refusal
-from router.reservations import Ending
+from router.reservations import FORGOTTEN_SLICE, RESERVATION_UNITS, SLICE_UNITS, Ending
 from tests.router.fleet import Fleet, prompt
 
 
@@ -864,6 +865,41 @@ class TestReports:
         assert fleet.loads() == {}
         assert fleet.core.endings == {Ending.EXPIRED: 1}
         assert fleet.core.tick(fleet.now_s) == 0
+
+    def test_leases_that_end_together_end_in_slices(self) -> None:
+        fleet = Fleet(lease_s=10, memory_window_s=30, session_ttl_s=30)
+        fleet.add("w0", total_slots=None, total_blocks=None)
+        count = 1500
+        for i in range(count):
+            fleet.route(prompt(16 * (i % 3) + 1), session_id=f"s{i}")
+        most = SLICE_UNITS // RESERVATION_UNITS
+        fleet.now_s += 10
+        assert fleet.core.tick(fleet.now_s) <= most
+        slices = []
+        while fleet.core.behind(fleet.now_s):
+            slices.append(fleet.core.catch_up(fleet.now_s))
+        assert max(slices) <= most
+        assert fleet.core.endings == {Ending.EXPIRED: count}
+        assert fleet.loads() == {}
+        fleet.now_s += 30
+        fleet.core.tick(fleet.now_s)
+        dropped = count - fleet.core.sessions.forgotten["no_room"] - len(fleet.core.sessions)
+        assert dropped <= FORGOTTEN_SLICE
+        while fleet.core.behind(fleet.now_s):
+            fleet.core.catch_up(fleet.now_s)
+        assert repr(fleet.core.reservations) == "<Reservations 0 open, 0 remembered>"
+        assert len(fleet.core.sessions) == 0
+
+    def test_one_long_prompt_fills_a_slice(self) -> None:
+        fleet = Fleet(lease_s=10, index=NativeIndex())
+        fleet.add("w0", total_slots=None, total_blocks=None)
+        for _ in range(2):
+            fleet.route(prompt(16 * SLICE_UNITS))
+        fleet.now_s += 10
+        assert fleet.core.tick(fleet.now_s) == 1
+        assert fleet.core.behind(fleet.now_s)
+        assert fleet.core.catch_up(fleet.now_s) == 1
+        assert not fleet.core.behind(fleet.now_s)
 
     def test_an_answer_that_could_not_be_given_is_withdrawn_once(self) -> None:
         fleet, held = self.one()
