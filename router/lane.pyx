@@ -700,8 +700,9 @@ cdef class Lane:
         """Raises Refusal if nobody serves the model."""
         found = self._live.get(model)
         if found is None:
-            self._plans.clear()  # no pool that a plan is of may be there any more
             found = self._pools.live(model, self._core.ready)
+            if len(self._plans) >= len(self._live):
+                self._plans.clear()  # of pools that are there no more; a refusal leaves them alone
         cdef _Plan plan = self._plans.get(model)
         if plan is None or plan.found is not found:
             plan = self._plans[model] = _Plan(found, self._pools.lora_of(model))

@@ -14,8 +14,10 @@ Laws:
 - a worker of the last resort is in no pool of `live`.
 """
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from heapq import nsmallest
 from math import inf, nan
 from typing import NamedTuple
 
@@ -169,7 +171,16 @@ class Pools:
         """The group that each of these is in."""
         self._silence: tuple[bool, frozenset[str]] = (False, frozenset())
         self._full: set[int] = set()
-        self._loras: dict[str, str] = {}
+        self._served: Counter[str] = Counter()
+        """Every name that heartbeats serve -> workers. A name that nobody serves costs one look
+        here, however many workers and LoRAs there are."""
+        self._served_loras: Counter[str] = Counter()
+        self._served_models: Counter[str] = Counter()
+        """As engines call them; empty: of workers that have not said theirs."""
+        self._served_text: str | None = None
+        """Some of these, for refusals; None: to be written again."""
+        self._several_text: str | None = None
+        """Why a request must name its model, empty if it need not; None: to be written again."""
 
     def refresh(self) -> None:
         """Takes over what changed in the view."""
@@ -188,14 +199,18 @@ class Pools:
             if source is None or source.heartbeat is None:
                 self._down.pop(key, None)
                 self._join(key, None)
-                if self._identities.pop(key, None) is not None:
-                    self._forget_pools()
+                if (known := self._identities.pop(key, None)) is not None:
+                    self._count_names(known, -1)
+                    self.forget_live()
                 continue
             self._make_room(source.slot)
             identity = _Identity.of(source.slot, source.heartbeat)
-            if self._identities.get(key) != identity:
+            if (known := self._identities.get(key)) != identity:
+                if known is not None:
+                    self._count_names(known, -1)
+                self._count_names(identity, 1)
                 self._identities[key] = identity
-                self._forget_pools()
+                self.forget_live()
             self._settle(source, source.heartbeat)
 
     def put_load(self, slot: int, load: WorkerLoad) -> None:
@@ -310,25 +325,22 @@ class Pools:
 
     def lora_of(self, model: str) -> str:
         """The LoRA that a request means by its model's name; empty when that is a whole model."""
-        found = self._loras.get(model)
-        if found is None:
-            found = self._find_lora(model)
-            if len(self._loras) >= _POOLS_MAX:
-                self._loras.clear()
-            self._loras[model] = found
-        return found
+        names = self._models.names(model)
+        return next((name for name in names if name in self._served_loras), "")
 
-    def _find_lora(self, model: str) -> str:
-        for source in self._view.sources.values():
-            if source.heartbeat is not None and (loras := source.heartbeat.lora_names):
-                for name in self._models.names(model):
-                    if name in loras:
-                        return name
-        return ""
-
-    def _forget_pools(self) -> None:
-        self.forget_live()
-        self._loras.clear()
+    def _count_names(self, identity: _Identity, change: int) -> None:
+        """A worker began (1) or ceased (-1) to serve what it says."""
+        counted = (
+            (self._served, {identity.model, *identity.aliases, *identity.loras}),
+            (self._served_loras, set(identity.loras)),
+            (self._served_models, {identity.model}),
+        )
+        for counter, names in counted:
+            for name in names:
+                counter[name] += change
+                if not counter[name]:
+                    del counter[name]
+        self._served_text = self._several_text = None
 
     def _group(self, source: Source) -> _Group:
         heartbeat = heartbeat_of(source)
@@ -375,39 +387,59 @@ class Pools:
             self.columns = np.pad(self.columns, ((0, 0), (0, more)))
 
     def _serving(self, model: str, ready: bool) -> list[Source]:
+        if model and not any(name in self._served for name in self._models.names(model)):
+            raise self._refusal(model, ready)
         sources = self._view.sources
         known = [one for one in sources.values() if one.heartbeat is not None]
         if not model:
+            self._check_one_model()
             # One that has not told its model yet may serve any: it counts only if all are such.
             told = [source for source in known if heartbeat_of(source).model]
-            models = {self._models.names(heartbeat_of(source).model)[0] for source in told}
-            if len(models) > 1:
-                raise Refusal(
-                    Reason.MODEL_REQUIRED,
-                    f"this fleet serves {len(models)} models, so the request must name one:"
-                    f" {', '.join(sorted(models)[:10])}",
-                )
             pool = told or known
         else:
             pool = [one for one in known if self._models.serves(heartbeat_of(one), model)]
         if pool:
             return pool
-        if not sources and not self._models.seen:
-            raise Refusal(Reason.NO_WORKER, "no worker has been heard of yet")
+        raise self._refusal(model, ready)
+
+    def _refusal(self, model: str, ready: bool) -> Refusal:
+        """Why a model has no workers. Costs the same however large the fleet is."""
+        if not self._view.sources and not self._models.seen:
+            return Refusal(Reason.NO_WORKER, "no worker has been heard of yet")
         if self._models.known(model):
-            raise Refusal(Reason.NO_WORKER, f"no worker serves {model!r} at the moment")
-        if not known:
-            raise Refusal(Reason.NO_WORKER, "no worker that is there has said what it serves yet")
+            return Refusal(Reason.NO_WORKER, f"no worker serves {model!r} at the moment")
+        if not self._identities:
+            return Refusal(Reason.NO_WORKER, "no worker that is there has said what it serves yet")
         if not ready:
-            raise Refusal(
+            return Refusal(
                 Reason.NO_WORKER,
                 f"no worker that was heard so far serves {model!r}; the router has just started",
             )
-        served = sorted({heartbeat_of(source).model for source in known})
-        raise Refusal(
-            Reason.UNKNOWN_MODEL,
-            f"unknown model {model!r}; served here: {', '.join(served[:10]) or 'none'}",
+        return Refusal(
+            Reason.UNKNOWN_MODEL, f"unknown model {model!r}; served here: {self._some_served()}"
         )
+
+    def _check_one_model(self) -> None:
+        """Raises Refusal if the fleet serves several models, so that a request must name one."""
+        several = len(self._served_models) - ("" in self._served_models) > 1
+        if not several:
+            return
+        if self._several_text is None:
+            models = {self._models.names(name)[0] for name in self._served_models if name}
+            self._several_text = (
+                f"this fleet serves {len(models)} models, so the request must name one:"
+                f" {', '.join(nsmallest(10, models))}"
+                if len(models) > 1
+                else ""
+            )
+        if self._several_text:
+            raise Refusal(Reason.MODEL_REQUIRED, self._several_text)
+
+    def _some_served(self) -> str:
+        """The first models by name, for a sentence."""
+        if self._served_text is None:
+            self._served_text = ", ".join(nsmallest(10, self._served_models)) or "none"
+        return self._served_text
 
 
 def heartbeat_of(source: Source) -> Heartbeat:

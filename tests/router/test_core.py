@@ -432,8 +432,11 @@ class TestNobody:
     def test_a_worker_that_beats_and_has_not_said_what_it_serves_may_serve_it(self) -> None:
         fleet = Fleet()
         key = fleet.add("w0")
-        fleet.core.tick(fleet.now_s + 400)  # forgets model names
-        fleet.view.sources[key].heartbeat = None
+        fleet.core.remove("w0", 0.001, fleet.now_s)
+        fleet.now_s += 400
+        fleet.core.tick(fleet.now_s)  # forgets model names
+        fleet.beat(key)
+        assert fleet.view.sources[key].heartbeat is None
         refusal = refused(fleet, prompt(8), model="m")
         assert refusal.reason is Reason.NO_WORKER
         assert "has said what it serves" in refusal.message

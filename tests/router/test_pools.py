@@ -9,10 +9,12 @@ from events.facts import Stored, pack_hashes
 from events.stream import StreamState
 from events.view import Source
 from indexer.identity import WorkerKey
+from indexer.kernel import NativeIndex
+from kvroute.v1 import router_pb2
 from router.candidates import COLUMNS, shares
 from router.decision import Progress, ProgressState
 from router.pools import RECOVERING_TRUST, heartbeat_of
-from router.refusals import Refusal
+from router.refusals import Reason, Refusal
 from tests.router.fleet import Fleet, prompt
 
 TRUST = {StreamState.LIVE: 1.0, StreamState.RECOVERING: RECOVERING_TRUST}
@@ -124,3 +126,54 @@ def test_the_columns_say_what_view_and_loads_say(seed: int) -> None:
     for _ in range(150):
         changing.step()
         changing.check()
+
+
+def test_a_model_that_nobody_serves_costs_one_look_however_large_the_fleet_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fleet = Fleet(index=NativeIndex())
+    for i in range(50):
+        fleet.add(f"w{i}", lora_names=tuple(f"lora-{i}-{n}" for n in range(20)))
+    core, lane = fleet.core, fleet.core.lane
+    assert lane is not None
+    plain = router_pb2.RouteRequest(model="m", token_bytes=bytes(400)).SerializeToString()
+    assert lane.answer(plain, fleet.now_s) is not None
+    seen: list[str] = []
+
+    def serves(heartbeat: object, model: str) -> bool:
+        seen.append(model)
+        return False
+
+    monkeypatch.setattr(core.models, "serves", serves)
+
+    def lora_of(model: str) -> str:
+        seen.append(f"plan of {model}")
+        return ""
+
+    monkeypatch.setattr(core.pools, "lora_of", lora_of)
+    for name in ("nobody", "nobody", "lora-51-0"):
+        unknown = router_pb2.RouteRequest(model=name, token_bytes=bytes(400)).SerializeToString()
+        with pytest.raises(Refusal, match="served here: m") as caught:
+            lane.answer(unknown, fleet.now_s)
+        assert caught.value.reason is Reason.UNKNOWN_MODEL
+    assert lane.answer(plain, fleet.now_s) is not None
+    assert seen == [], "no worker is looked at, and the plan for m is kept"
+
+
+def test_the_names_that_are_served_follow_the_heartbeats() -> None:
+    fleet = Fleet()
+    key = fleet.add("w0", model="a", lora_names=("ad", "a"), model_aliases=("b",))
+    other = fleet.add("w1", model="c")
+    core = fleet.core
+    core.pools.refresh()
+    with pytest.raises(Refusal, match=r"serves 2 models.*: a, c'"):
+        core.pools.live("", True)
+    assert [core.lora_of(name) for name in ("a", "ad", "b", "c", "x")] == ["a", "ad", "", "", ""]
+    fleet.say(key, model="c", lora_names=(), model_aliases=())
+    core.pools.refresh()
+    assert [core.lora_of(name) for name in ("a", "ad")] == ["", ""]
+    pool, _ = core.pools.live("", True)
+    assert pool.workers == (key, other)
+    core.models.seen.clear()
+    with pytest.raises(Refusal, match=r"served here: c\W"):
+        core.pools.live("a", True)
