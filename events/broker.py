@@ -11,7 +11,7 @@ import nats.errors
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
-from events.nats_client import NatsClient
+from events.nats_client import NatsClient, OnRaw
 from events.settings import NatsSettings
 
 PENDING_MESSAGES_MAX = 64 * 1024
@@ -20,6 +20,10 @@ PENDING_BYTES_MAX = 64 * 1024 * 1024
 LOSS_S = 1.0
 """Between two times that listeners are told of lost messages. Each stream finds out by its numbers
 what it lost; this is for messages that have none."""
+LISTENER_MESSAGES = 32
+"""That a listener is handed before others have their turn on the event loop."""
+FAILURE_S = 10.0
+"""Between two log lines about a listener that raises; each time is counted."""
 _RECONNECT_WAIT_S = 1
 _CONNECT_S = 2
 _FLUSH_S = 1.0
@@ -37,7 +41,7 @@ class Broker:
 
     def __init__(self, settings: NatsSettings, url: str, name: str) -> None:
         self.counts: Counter[str] = Counter()
-        """What went wrong: not_connected, slow_consumer, error"""
+        """What went wrong: not_connected, slow_consumer, error, listener_failed"""
         self._settings = settings
         self._url = url
         self._name = name
@@ -45,11 +49,17 @@ class Broker:
         self._listeners: list[OnConnection] = []
         self._complained = ""
         self._loss_told_at_s = -LOSS_S
+        self._failure_logged_at_s = -FAILURE_S
         self._closing = False
 
     @property
     def connected(self) -> bool:
         return self._client.is_connected
+
+    @property
+    def unreadable(self) -> int:
+        """Messages that were dropped since their subject or headers could not be read."""
+        return self._client.unreadable.total()
 
     def on_connection(self, listener: OnConnection) -> None:
         """Calls the listener with every change of the connection, False also for lost messages."""
@@ -93,19 +103,57 @@ class Broker:
         return True
 
     async def subscribe(self, subject: str, listener: OnMessage) -> Subscription:
-        """A plain subscription: every replica hears everything. Returns when the broker has it."""
+        """A plain subscription: every replica hears everything. Returns when the broker has it.
+
+        What the listener raises is counted and logged, and ends nothing: what it is handed was said
+        by others.
+        """
+        handed = 0
+
+        async def hear(message: Msg) -> None:
+            nonlocal handed
+            handed += 1
+            if handed % LISTENER_MESSAGES == 0:
+                await asyncio.sleep(0)
+            try:
+                await listener(message)
+            except Exception as error:
+                self.listener_failed(subject, error)
+            except asyncio.CancelledError as error:
+                task = asyncio.current_task()
+                if task is None or task.cancelling():
+                    raise
+                self.listener_failed(subject, error)  # it was not us who was cancelled
+
         subscription = await self._client.subscribe(
             subject,
-            cb=listener,
+            cb=hear,
             pending_msgs_limit=PENDING_MESSAGES_MAX,
             pending_bytes_limit=PENDING_BYTES_MAX,
         )
+        await self._flushed(subject)
+        return subscription
+
+    async def subscribe_raw(self, subject: str, listener: OnRaw) -> None:
+        """The same for a listener that is called with (subject, payload) while they are read, and
+        does its work later: it has the bounds, and must neither raise nor take long."""
+        await self._client.subscribe_raw(subject, listener)
+        await self._flushed(subject)
+
+    def listener_failed(self, what: str, error: BaseException) -> None:
+        """Counts what a listener raised, and logs some of it."""
+        self.counts["listener_failed"] += 1
+        now_s = asyncio.get_running_loop().time()
+        if now_s - self._failure_logged_at_s >= FAILURE_S:
+            self._failure_logged_at_s = now_s
+            log.error("a message on %s was dropped: handling it failed", what, exc_info=error)
+
+    async def _flushed(self, subject: str) -> None:
         try:
             await self._client.flush()
         except (nats.errors.Error, TimeoutError, OSError) as error:
             # The connection went; with the next one the client subscribes again by itself.
             log.warning("subscribing to %s: %r", subject, error)
-        return subscription
 
     async def unsubscribe(self, subscription: Subscription) -> None:
         """Ends a subscription; one that is gone with its connection has ended already."""
@@ -188,7 +236,10 @@ class Broker:
 
     def _tell(self, connected: bool) -> None:
         for listener in self._listeners:
-            listener(connected)
+            try:
+                listener(connected)
+            except Exception as error:  # nats-py's reconnecting would end with it
+                self.listener_failed("the connection", error)
 
 
 def _without_secret(url: str) -> str:

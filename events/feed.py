@@ -1,8 +1,10 @@
 """The router's ear: NATS subscriptions into the fleet view, and recoveries out of it.
 
-    facts, load, control ──> FleetView ──> Pull ──> ring or snapshot, chunk by chunk ──> FleetView
+    facts, load ──> Intake, in turns ──> FleetView ──> Pull ──> ring or snapshot, chunk by chunk
+    control     ──> its listener                                              └──> FleetView
 
 The shell around events/view.py: it awaits, then calls. All state changes happen on the event loop.
+A message of which handling fails is dropped and counted, whatever it raised; so is a recovery.
 """
 
 import asyncio
@@ -28,6 +30,7 @@ from events.facts import (
     decode_control,
     encode,
 )
+from events.intake import Intake
 from events.tasks import OnFailure, Tasks
 from events.view import FleetView, Pull
 from indexer.identity import WorkerKey
@@ -41,6 +44,10 @@ RECOVERIES_BYTES_MAX = 256 * 1024 * 1024
 """Of all recoveries at this moment. One that finds no room tries again with its worker's next beat,
 and what it held is room for others."""
 CHUNKS_MAX = 1024
+HEARTBEAT_COST = 8 * 1024
+"""Of a heartbeat in the intake, besides its bytes: a pool may have to look at its workers again."""
+_KEYS_MAX = 16_384
+"""Workers whose subjects are remembered."""
 _JITTER_S = 0.2
 _ANSWER_TIMEOUT_S = 2.0
 _TICK_S = 0.25
@@ -49,6 +56,8 @@ HELLO_S = 1.0
 hears is told so with each message it loses, and must not ask the whole fleet for more each time."""
 
 log = logging.getLogger("kvroute.feed")
+
+OnPayload = Callable[[WorkerKey, bytes], None]
 
 
 class _PullFailed(Exception):
@@ -91,6 +100,11 @@ class Feed:
         self._on_control = on_control
         self._rng = rng
         self._hello_at_s = -HELLO_S
+        self._intake: Intake[tuple[OnPayload, WorkerKey, bytes]] = Intake(self._is_known)
+        self._keys: dict[bytes, tuple[bytes, WorkerKey]] = {}
+        """Subject -> publisher and worker, of subjects that name one."""
+        self._arrived = asyncio.Event()
+        """Something waits in the intake."""
         self._recoveries: dict[WorkerKey, asyncio.Task[None]] = {}
         self._recovering_bytes = 0
         self._at_once = asyncio.Semaphore(RECOVERIES_AT_ONCE)
@@ -100,9 +114,11 @@ class Feed:
         """Subscribes, and asks who is there. The broker must be connected."""
         self._broker.on_connection(self._connection_changed)
         plane = subjects.all_of
-        await self._broker.subscribe(plane(self._fleet, "facts"), self._facts_came)
-        await self._broker.subscribe(plane(self._fleet, "load"), self._load_came)
+        raw = self._broker.subscribe_raw
+        await raw(plane(self._fleet, "facts"), partial(self._came, self._on_facts, 0))
+        await raw(plane(self._fleet, "load"), partial(self._came, self._on_load, HEARTBEAT_COST))
         await self._broker.subscribe(subjects.control(self._fleet), self._control_came)
+        self._tasks.spawn(self._serve(), "facts and heartbeats")
         self._tasks.spawn(self._tick(), "feed clock")
         await self._say_hello()
 
@@ -127,21 +143,62 @@ class Feed:
         if self._recoveries.get(pull.worker) is task:
             del self._recoveries[pull.worker]
 
-    async def _facts_came(self, message: Msg) -> None:
-        key = subjects.worker_of(message.subject)
-        if key is None:
-            self._view.dropped["bad_subject"] += 1
+    def _came(self, handler: OnPayload, extra_cost: int, subject: bytes, payload: bytes) -> None:
+        """Queues a message that is being read, or drops it."""
+        known = self._keys.get(subject)
+        publisher = known[0] if known is not None else subjects.worker_token(subject)
+        size = len(payload) + extra_cost
+        if not self._intake.admits(publisher, size, asyncio.get_running_loop().time()):
             return
-        pulls = self._view.on_stream(key, message.data, self._clock())
-        if pulls:
+        if known is None:
+            key = subjects.worker_of(subject.decode(errors="replace"))
+            if key is None:
+                self._view.dropped["bad_subject"] += 1
+                return
+            if len(self._keys) >= _KEYS_MAX:
+                self._keys.clear()
+            known = self._keys[subject] = publisher, key
+        self._intake.put(publisher, (handler, known[1], payload), size)
+        self._arrived.set()
+
+    async def _serve(self) -> None:
+        """Handles what waits, slice by slice: others have their turn between two slices."""
+        while True:
+            await self._arrived.wait()
+            self._arrived.clear()
+            while self._intake:
+                self.serve_slice()
+                await asyncio.sleep(0)
+
+    def serve_slice(self) -> None:
+        """Handles the next messages, at the cost of one slice of the intake."""
+        for handler, key, payload in self._intake.take():
+            try:
+                handler(key, payload)
+            except Exception as error:  # it was said by others: that message is the loss
+                self._view.dropped["handling_failed"] += 1
+                self._broker.listener_failed(f"the facts or load of {key}", error)
+        if self._intake.lossy:
+            self._count_losses()
+
+    def _count_losses(self) -> None:
+        now_s = self._clock()
+        for publisher, messages in self._intake.take_losses().items():
+            if (worker_id := subjects.worker_id_of(publisher)) is not None:
+                self._view.on_lost(worker_id, messages, now_s)
+        self._view.dropped += self._intake.dropped
+        self._intake.dropped.clear()
+
+    def _is_known(self, publisher: bytes) -> bool:
+        worker_id = subjects.worker_id_of(publisher)
+        return worker_id is not None and self._view.knows(worker_id)
+
+    def _on_facts(self, key: WorkerKey, payload: bytes) -> None:
+        if pulls := self._view.on_stream(key, payload, self._clock()):
             self.recover(pulls)
 
-    async def _load_came(self, message: Msg) -> None:
-        key = subjects.worker_of(message.subject)
-        if key is None:
-            self._view.dropped["bad_subject"] += 1
-            return
-        if self._view.on_heartbeat(key, message.data, self._clock()) is not None:
+    def _on_load(self, key: WorkerKey, payload: bytes) -> None:
+        if self._view.on_heartbeat(key, payload, self._clock()) is not None:
             self._on_heartbeat(key)
 
     async def _control_came(self, message: Msg) -> None:
@@ -165,6 +222,8 @@ class Feed:
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(_TICK_S)
+            if self._intake.lossy:
+                self._count_losses()
             forgotten = self._view.tick(self._clock())
             for worker in forgotten:
                 log.warning("worker %s forgotten: no beat for too long", worker)
@@ -185,6 +244,10 @@ class Feed:
             except (_PullFailed, TimeoutError) as error:
                 reason = str(error) or f"no end after {RECOVERY_S:g} s"
                 again = self._view.on_pull_failed(pull, reason, self._clock())
+            except Exception as error:  # what the relay answered: that recovery is the loss
+                self._view.dropped["handling_failed"] += 1
+                self._broker.listener_failed(f"the recovery of {pull.worker}", error)
+                again = self._view.on_pull_failed(pull, "answer unusable", self._clock())
             finally:
                 self._recovering_bytes -= recovery.bytes
                 self._view.unstage(pull.worker)

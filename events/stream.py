@@ -221,6 +221,11 @@ class Stream:
             self.last_beat_s = now_s  # its timer starts again
         self._derive("connected again" if connected else "our connection is down", now_s)
 
+    def on_lost(self, now_s: float) -> None:
+        """Messages of it were dropped unread. Its next message or beat shows what is missing."""
+        self._confirmed = False
+        self._derive("messages come faster than they may", now_s)
+
     def on_tick(self, now_s: float) -> None:
         """Time went by."""
         self._derive(self.reason, now_s)

@@ -79,5 +79,18 @@ def worker_of(subject: str) -> WorkerKey | None:
     return WorkerKey(worker_id, rank)
 
 
+def worker_token(subject: bytes) -> bytes:
+    """The token that stands for the worker id, whatever is in it; empty when there is none."""
+    tokens = subject.split(b".", 5)
+    return tokens[4] if len(tokens) > 4 else b""
+
+
+@lru_cache(maxsize=8192)
+def worker_id_of(token: bytes) -> str | None:
+    """The worker id that a token stands for; None for no id."""
+    worker = worker_of(f"{_PREFIX}._._.{token.decode(errors='replace')}.0")
+    return None if worker is None else worker.worker_id
+
+
 def _of_worker(fleet: str, plane: str, worker: WorkerKey) -> str:
     return f"{_PREFIX}.{fleet}.{plane}.{escape(worker.worker_id)}.{worker.dp_rank}"

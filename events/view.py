@@ -39,6 +39,9 @@ MASS_SILENCE_WORKERS = 4
 """With fewer workers than this, silence is theirs and not the broker's."""
 WAITING_BYTES_MAX = 256 * 1024 * 1024
 """Of all streams' messages that wait for a recovery; each stream has a bound of its own, too."""
+RANKS_MAX = 1024
+"""Ranks of one worker id, so that a relay that speaks for that id can't take every place of
+fleet.workers_max. A relay's `ranks` has the same bound."""
 PREDICTED_BLOCKS_MAX = 1 << 16
 """Of a worker that doesn't tell how many blocks it has."""
 HEARTBEAT_UNREADABLE = "no readable heartbeat"
@@ -109,6 +112,8 @@ class FleetView:
         """Reason -> placements forgotten"""
         self.recoveries: Counter[tuple[str, str]] = Counter()
         """(how, result) -> recoveries"""
+        self.lost: Counter[str] = Counter()
+        """Worker id -> messages that were dropped since they came too fast; of known workers"""
         self.gaps = 0
         self.drifts = 0
         self.mass_silence = False
@@ -120,6 +125,8 @@ class FleetView:
         self.predictions = Predictions(index)
         self._predicted_ttl_s = predicted_ttl_s
         self._approximate_ttl_s = approximate_ttl_s
+        self._ranks: dict[str, dict[int, Source]] = {}
+        """The sources by worker id and rank."""
         self._changed: dict[WorkerKey, None] = {}
         self._staged: dict[WorkerKey, int] = {}
         """Slots of snapshots that are on their way."""
@@ -259,6 +266,19 @@ class FleetView:
             self._mark(source)
         self._connection_at_s = now_s
 
+    def knows(self, worker_id: str) -> bool:
+        """Whether a worker has a place already."""
+        return worker_id in self._ranks
+
+    def on_lost(self, worker_id: str, messages: int, now_s: float) -> None:
+        """Messages of a worker were dropped unread: its streams are suspect until they beat."""
+        ranks = self.ranks(worker_id)
+        if ranks:
+            self.lost[worker_id] += messages
+        for source in ranks:
+            source.stream.on_lost(now_s)
+            self._mark(source)
+
     def resync(self, worker_id: str, now_s: float, dp_rank: int | None = None) -> list[Pull]:
         """Reads a worker's streams anew, or one rank's; nothing for a worker that is not known."""
         return [
@@ -274,7 +294,7 @@ class FleetView:
         if len(self._tombstones) > self._workers_max:
             self.dropped["too_many_tombstones"] += 1
             del self._tombstones[min(self._tombstones, key=self._tombstones.__getitem__)]
-        return [self._forget(source, "removed").key for source in list(self.ranks(worker_id))]
+        return [self._forget(source, "removed").key for source in self.ranks(worker_id)]
 
     def tick(self, now_s: float) -> list[WorkerKey]:
         """Time went by. Returns the workers forgotten."""
@@ -347,7 +367,7 @@ class FleetView:
 
     def ranks(self, worker_id: str) -> list[Source]:
         """The sources of one engine."""
-        return [source for key, source in self.sources.items() if key.worker_id == worker_id]
+        return list(self._ranks.get(worker_id, {}).values())
 
     def _source(self, key: WorkerKey, now_s: float) -> Source | None:
         """The source of a message; None when it must not become one."""
@@ -360,12 +380,22 @@ class FleetView:
         if len(self.sources) >= self._workers_max:
             self.dropped["too_many_workers"] += 1
             return None
+        ranks = self._ranks.get(key.worker_id, {})
+        if len(ranks) >= RANKS_MAX:
+            self.dropped["too_many_ranks"] += 1
+            return None
         stream = Stream(self._beat_timeout_s, now_s)
         source = self.sources[key] = Source(key, self.index.open_slot(), stream)
+        self._ranks.setdefault(key.worker_id, ranks)[key.dp_rank] = source
         return source
 
     def _forget(self, source: Source, reason: str) -> Source:
         del self.sources[source.key]
+        worker_id, rank = source.key
+        del self._ranks[worker_id][rank]
+        if not self._ranks[worker_id]:
+            del self._ranks[worker_id]
+            self.lost.pop(worker_id, None)
         self.unstage(source.key)
         self.waiting_bytes -= source.waiting_bytes
         self._changed[source.key] = None

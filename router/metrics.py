@@ -266,11 +266,16 @@ class RouterCollector(Collector):
                 "bad_subject",
                 "tombstone",
                 "too_many_workers",
+                "too_many_ranks",
                 "too_many_tombstones",
                 "too_large",
                 "no_room_to_wait",
                 "recovery_too_large",
                 "no_room_to_recover",
+                "publisher_too_fast",
+                "publisher_queue_full",
+                "queues_full",
+                "handling_failed",
             ),
         )
         yield _counter(
@@ -280,6 +285,14 @@ class RouterCollector(Collector):
             {**view.forgotten, "no_room": stats.forgotten},
             ("silent", "removed", "no_room"),
         )
+        lost = CounterMetricFamily(
+            "kvroute_worker_messages_lost",
+            "Facts and heartbeats of a worker that were dropped unread: its relay sends too many.",
+            labels=["worker"],
+        )
+        for worker_id, messages in view.lost.items():
+            lost.add_metric([worker_id], messages)
+        yield lost
         yield CounterMetricFamily(
             "kvroute_gaps", "Holes found in streams of facts.", value=view.gaps
         )
@@ -525,8 +538,8 @@ class BrokerCollector(Collector):
             "kvroute_broker_errors",
             "What went wrong with NATS.",
             "kind",
-            self._broker.counts,
-            ("not_connected", "slow_consumer", "error"),
+            {**self._broker.counts, "unreadable": self._broker.unreadable},
+            ("not_connected", "slow_consumer", "error", "listener_failed", "unreadable"),
         )
 
 

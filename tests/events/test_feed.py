@@ -1,11 +1,13 @@
 """The shell of the router's ear: what it says to the fleet, and what it asks of relays."""
 
 import asyncio
+import builtins
 import random
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import NoReturn
 
 import msgspec
 import numpy as np
@@ -13,8 +15,8 @@ import pytest
 from nats.aio.msg import Msg
 from typing_extensions import override
 
-from events import broker as broker_module
 from events import feed as module
+from events import intake as intake_module
 from events import subjects
 from events.broker import Broker
 from events.clock import unix_now
@@ -23,6 +25,7 @@ from events.facts import (
     Beat,
     Epoch,
     FactsMessage,
+    Heartbeat,
     SnapshotChunk,
     SnapshotRequest,
     Stored,
@@ -270,6 +273,103 @@ async def test_all_recoveries_together_have_a_size_and_who_finds_no_room_comes_a
     assert ear.stream(failed[0])[0] is StreamState.LIVE
 
 
+# --- what handling raises ---
+
+_BUILT_IN = [
+    one
+    for one in vars(builtins).values()
+    if isinstance(one, type) and issubclass(one, Exception) and not issubclass(one, Warning)
+]
+RAISED: list[BaseException] = [
+    *(
+        one("utf-8", b"\xff", 0, 1, "told")
+        if one is UnicodeDecodeError
+        else one("utf-8", "x", 0, 1, "told")
+        if one is UnicodeEncodeError
+        else one("x", 0, 1, "told")
+        if one is UnicodeTranslateError
+        else one("told", [ValueError()])
+        if one in (ExceptionGroup, BaseExceptionGroup)
+        else one("told")
+        for one in _BUILT_IN
+    ),
+    msgspec.ValidationError("told"),
+    asyncio.QueueFull(),
+    asyncio.CancelledError(),
+]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [one for one in RAISED if isinstance(one, Exception)],
+    ids=lambda error: type(error).__name__,
+)
+async def test_whatever_handling_a_message_raises_the_feed_goes_on(
+    ear: Ear, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> NoReturn:
+        raise error
+
+    feed, view = ear.feed, ear.view
+    beat = encode(Beat(VERSION, EPOCH, 0, 0, 0, True, 1.0))
+    heartbeat = encode(Heartbeat(epoch=EPOCH, address="", engine="vllm", sent_at_s=1.0))
+    with monkeypatch.context() as patched:
+        patched.setattr(view, "on_stream", fail)
+        patched.setattr(view, "on_heartbeat", fail)
+        feed._came(feed._on_facts, 0, b"kvroute.v1.f.facts.w.0", beat)
+        feed._came(feed._on_load, 0, b"kvroute.v1.f.load.w.0", heartbeat)
+        feed.serve_slice()
+    assert view.dropped["handling_failed"] == 2
+    with monkeypatch.context() as patched:
+        patched.setattr(view, "on_snapshot", fail)
+        ear.lose(WORKER, lambda request: chunk(request.chunk, 1))
+        await ear.settled()
+    state, reason = ear.stream()
+    assert state is StreamState.RECOVERING
+    if not isinstance(error, TimeoutError):  # which is what a relay that is late raises
+        assert reason == "answer unusable"
+        assert view.dropped["handling_failed"] == 3
+    later = Beat(VERSION, EPOCH, 2, 8, 0, True, 1.0)
+    feed._came(feed._on_facts, 0, b"kvroute.v1.f.facts.w.0", encode(later))
+    feed._came(feed._on_load, 0, b"kvroute.v1.f.load.w.0", heartbeat)
+    feed.serve_slice()
+    await ear.settled()
+    assert ear.stream()[0] is StreamState.LIVE
+    assert view.sources[WORKER].heartbeat is not None
+
+
+async def test_whatever_a_listener_raises_its_subscription_goes_on(tmp_path: Path) -> None:
+    """Control, hello, inflight and report messages of others, on real NATS."""
+    async with nats_server(tmp_path, "") as server:
+        broker = Broker(NatsSettings(), server.url, "router")
+        await broker.connect()
+        heard: list[bytes] = []
+        connections: list[bool] = []
+
+        async def listen(message: Msg) -> None:
+            heard.append(message.data)
+            if len(heard) <= len(RAISED):
+                raise RAISED[len(heard) - 1]
+
+        def fail(connected: bool) -> None:
+            raise ValueError(connected)
+
+        broker.on_connection(fail)
+        broker.on_connection(connections.append)
+        await broker.subscribe("control", listen)
+        for i in range(len(RAISED) + 1):
+            await broker.publish("control", b"%d" % i)
+        await until(lambda: len(heard) == len(RAISED) + 1, "all to be heard")
+        # StopIteration can't leave a coroutine: it becomes a RuntimeError.
+        assert broker.counts["listener_failed"] == len(RAISED)
+        broker._client.abort()
+        await until(lambda: connections == [False, True], "another connection")
+        await broker.publish("control", b"again")
+        await until(lambda: heard[-1] == b"again", "the subscription on it")
+        assert broker.counts["listener_failed"] == len(RAISED) + 2
+        await broker.close()
+
+
 # --- over real NATS, slower than what comes ---
 
 
@@ -356,7 +456,7 @@ def in_step(view: FleetView, teller: Teller) -> bool:
 async def test_messages_that_the_client_drops_are_recovered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(broker_module, "PENDING_MESSAGES_MAX", 8)
+    monkeypatch.setattr(intake_module, "QUEUE_COST_MAX", 8 * 1024)
     teller = Teller()
     async with (
         nats_server(tmp_path, "") as server,
@@ -365,7 +465,9 @@ async def test_messages_that_the_client_drops_are_recovered(
         stream = view.sources[WORKER].stream
         for _ in range(300):
             await theirs.publish(subjects.facts("f", WORKER), teller.store(1))
-        await until(lambda: ours.counts["slow_consumer"] > 0, "messages to be dropped")
+        await until(lambda: view.dropped["publisher_queue_full"] > 0, "messages to be dropped")
+        assert ours.counts["slow_consumer"] == 0, "which would be the loss of all workers"
+        assert view.lost["w"] > 0
         assert stream.state is not StreamState.LIVE, "told at once, not with the next beat"
         await until(
             lambda: view.gaps > 0 or stream.seq + 1 < teller.outbox.seq, "a hole in the stream"
@@ -393,9 +495,16 @@ async def test_a_router_that_the_server_gives_up_on_comes_back_and_recovers(
         await until(lambda: "Slow Consumer" in server.log(), "the server to give up on us")
         await until(lambda: told == [False, True], "another connection")
         await until(lambda: theirs.connected, "the relay's connection")
-        await theirs.publish(subjects.facts("f", WORKER), teller.beat())
+        beating = asyncio.create_task(beats(theirs, teller))
         await until(lambda: in_step(view, teller), "the stream to be live and whole")
         assert teller.asked > 0
+        beating.cancel()
+
+
+async def beats(theirs: Broker, teller: Teller) -> None:
+    while True:
+        await theirs.publish(subjects.facts("f", WORKER), teller.beat())
+        await asyncio.sleep(0.2)
 
 
 def shout(port: int, subject: str, messages: list[bytes]) -> None:

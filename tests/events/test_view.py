@@ -199,6 +199,40 @@ def test_workers_are_bounded_and_those_there_are_still_heard() -> None:
     assert fleet.index.count(fleet.view.sources[key(3)].slot) == 2
 
 
+def test_ranks_of_one_worker_id_are_bounded_so_that_others_have_places(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "RANKS_MAX", WORKERS_MAX - 2)
+    fleet = Fleet(workers=1)
+    beat = encode(Beat(VERSION, NOW, 0, 0, 0, True, 1.0))
+    heartbeat = encode(Heartbeat(epoch=NOW, address="", engine="vllm", sent_at_s=1.0))
+    for rank in range(3 * WORKERS_MAX):
+        fleet.view.on_stream(WorkerKey("greedy", rank), beat, 1.0)
+        fleet.view.on_heartbeat(WorkerKey("greedy", rank), heartbeat, 1.0)
+    assert len(fleet.view.ranks("greedy")) == WORKERS_MAX - 2
+    assert fleet.view.dropped["too_many_ranks"] == 2 * (2 * WORKERS_MAX + 2)
+    assert fleet.heartbeat(1, 1.0), "another worker has a place"
+    assert fleet.heartbeat(0, 1.0)
+    assert not fleet.heartbeat(2, 1.0)
+    assert fleet.view.dropped["too_many_workers"] == 1
+    fleet.view.remove("greedy", 2.0)
+    assert fleet.view.ranks("greedy") == []
+    assert not fleet.view.knows("greedy")
+    assert fleet.heartbeat(2, 3.0)
+
+
+def test_messages_dropped_unread_make_their_workers_streams_suspect_and_no_others() -> None:
+    fleet = Fleet(workers=2)
+    fleet.view.on_lost("w0", 7, 0.5)
+    fleet.view.on_lost("stranger", 7, 0.5)
+    assert (fleet.state(0), fleet.state(1)) == (StreamState.SUSPECT, StreamState.LIVE)
+    assert fleet.view.lost == {"w0": 7}
+    fleet.beat(0, 1.0)
+    assert fleet.state(0) is StreamState.LIVE, "nothing was missing"
+    fleet.view.remove("w0", 2.0)
+    assert fleet.view.lost == {}
+
+
 def test_a_forgotten_worker_makes_room() -> None:
     fleet = Fleet(WORKERS_MAX)
     fleet.view.remove("w3", 10.0)

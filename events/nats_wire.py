@@ -1,0 +1,97 @@
+"""Reads what a NATS server sends. Pure: bytes in, frames out.
+
+    MSG subject sid [reply] bytes CRLF payload CRLF
+    HMSG subject sid [reply] header-bytes bytes CRLF headers payload CRLF
+    any other line: PING, PONG, INFO {...}, +OK, -ERR '...'
+
+Laws:
+- subjects, headers and payloads are bytes that some publisher chose: nothing in them raises, and
+  nothing in them is taken for another field or another frame;
+- what no server sends raises WireError, after which the connection can't be read any further.
+"""
+
+from collections.abc import Iterator
+
+from nats.errors import ProtocolError
+
+LINE_BYTES_MAX = 1 << 20
+"""An INFO line names every server of a cluster; all others are shorter than 8 KiB."""
+PAYLOAD_BYTES_MAX = 64 << 20
+"""The largest that a server can be set to take."""
+_END = b"\r\n"
+
+
+class WireError(ProtocolError):
+    """The bytes are no NATS server's; the message says why."""
+
+
+Message = tuple[int, bytes, bytes, bytes, bytes]
+"""What was published: our number of the subscription, subject, subject to reply on, headers,
+payload. A plain tuple, since one is made of everything that is heard."""
+
+
+class Frames:
+    """The frames of one connection."""
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+        self._have = 0
+        self._need = 1
+        """Bytes from which on there may be a whole frame."""
+
+    def feed(self, data: bytes) -> Iterator[Message | bytes]:
+        """The frames that are whole with this data: messages, and other lines as they are.
+
+        Must be read to its end before the next call. Raises WireError.
+        """
+        self._parts.append(data)
+        self._have += len(data)
+        if self._have < self._need:
+            return
+        data = b"".join(self._parts)
+        self._parts.clear()
+        at = 0
+        need = 1
+        while at < len(data):
+            line_end = data.find(_END, at)
+            if line_end < 0:
+                if len(data) - at > LINE_BYTES_MAX:
+                    raise WireError(f"a line of more than {LINE_BYTES_MAX} bytes")
+                need = len(data) - at + 1
+                break
+            line = data[at:line_end]
+            start = line_end + 2
+            if line[:4] == b"MSG " or line[:5] == b"HMSG ":
+                sid, subject, reply, header_bytes, size = _head(line)
+                stop = start + size
+                if len(data) < stop + 2:
+                    need = stop + 2 - at
+                    break
+                if data[stop : stop + 2] != _END:
+                    raise WireError("a message longer than it says")
+                middle = start + header_bytes
+                yield sid, subject, reply, data[start:middle], data[middle:stop]
+                at = stop + 2
+            else:
+                yield line
+                at = start
+        rest = data[at:]
+        if rest:
+            self._parts.append(rest)
+        self._have = len(rest)
+        self._need = need
+
+
+def _head(line: bytes) -> tuple[int, bytes, bytes, int, int]:
+    """(sid, subject, reply, bytes of headers, bytes of headers and payload)."""
+    # A server parts fields with one space each, and no field has a space in it.
+    fields = line.split(b" ")
+    try:
+        header_bytes = int(fields.pop(-2)) if fields[0] == b"HMSG" else 0
+        size = int(fields[-1])
+        sid = int(fields[2])
+    except (ValueError, IndexError):
+        raise WireError(f"no message head: {line[:80]!r}") from None
+    if not 4 <= len(fields) <= 5 or not 0 <= header_bytes <= size <= PAYLOAD_BYTES_MAX:
+        raise WireError(f"no message head: {line[:80]!r}")
+    return sid, fields[1], fields[3] if len(fields) == 5 else b"", header_bytes, size

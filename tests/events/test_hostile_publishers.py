@@ -1,0 +1,293 @@
+"""One relay that misuses its rights on a real NATS server, beside others that don't.
+
+The hostile one writes to the server's socket itself: no client would send what it does.
+"""
+
+import asyncio
+import inspect
+import random
+import socket
+import tomllib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+
+from events import intake, subjects
+from events.broker import Broker
+from events.clock import unix_now
+from events.facts import VERSION, Beat, Control, Epoch, FactsMessage, Stored, encode, pack_hashes
+from events.feed import Feed
+from events.nats_client import NatsClient
+from events.settings import NatsSettings
+from events.stream import StreamState
+from events.view import FleetView
+from indexer.identity import WorkerKey
+from indexer.kernel import NativeIndex
+from tests.end_to_end.nats_server import NatsServer, nats_server
+from tests.end_to_end.stage import until
+
+EPOCH = Epoch(1, 0)
+HOSTILE = WorkerKey("a", 0)
+HONEST = [WorkerKey(name, 0) for name in "bcdef"]
+
+
+class Publisher:
+    """A connection to the server that sends any bytes."""
+
+    def __init__(self, port: int) -> None:
+        self._socket = socket.create_connection(("127.0.0.1", port))
+        self._socket.recv(1 << 16)
+        self._socket.sendall(b'CONNECT {"verbose":false,"headers":true}\r\n')
+        self.taken()
+
+    def send(self, *messages: bytes) -> None:
+        self._socket.sendall(b"".join(messages))
+
+    def taken(self) -> None:
+        """Returns when the server has taken all."""
+        self._socket.sendall(b"PING\r\n")
+        heard = b""
+        while not heard.endswith(b"PONG\r\n"):
+            heard += self._socket.recv(1 << 16)
+            assert b"-ERR" not in heard
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+def published(subject: bytes | str, payload: bytes) -> bytes:
+    name = subject if isinstance(subject, bytes) else subject.encode()
+    return b"PUB %s %d\r\n%s\r\n" % (name, len(payload), payload)
+
+
+def with_headers(subject: str, headers: bytes, payload: bytes) -> bytes:
+    size = len(headers) + len(payload)
+    return b"HPUB %s %d %d\r\n%s%s\r\n" % (subject.encode(), len(headers), size, headers, payload)
+
+
+@dataclass
+class Stream:
+    """One relay's stream, from its first message on."""
+
+    worker: WorkerKey
+    seq: int = 0
+    held: list[int] = field(default_factory=list)
+    rng: random.Random = field(default_factory=lambda: random.Random(1))
+
+    def store(self, blocks: int = 1) -> bytes:
+        hashes = [self.rng.getrandbits(64) for _ in range(blocks)]
+        self.held += hashes
+        self.seq += 1
+        fact = Stored(pack_hashes(hashes), "device")
+        message = encode(FactsMessage(VERSION, EPOCH, self.seq, [fact], 1.0))
+        return published(subjects.facts("f", self.worker), message)
+
+    def beat(self) -> bytes:
+        digest = int(np.bitwise_xor.reduce(np.array(self.held, np.uint64))) if self.held else 0
+        beat = Beat(VERSION, EPOCH, self.seq, len(self.held), digest, True, 1.0)
+        return published(subjects.facts("f", self.worker), encode(beat))
+
+
+@dataclass
+class Ear:
+    """A router's ear on a real server."""
+
+    server: NatsServer
+    broker: Broker
+    view: FleetView
+    feed: Feed
+    connections: list[bool]
+    controls: list[Control]
+    publishers: list[Publisher] = field(default_factory=list)
+
+    def publisher(self) -> Publisher:
+        self.publishers.append(Publisher(self.server.port))
+        return self.publishers[-1]
+
+    def whole(self, *streams: Stream) -> bool:
+        return all(
+            (source := self.view.sources.get(one.worker)) is not None
+            and source.stream.state is StreamState.LIVE
+            and source.stream.seq == one.seq
+            and self.view.index.count(source.slot) == len(one.held)
+            for one in streams
+        )
+
+
+@asynccontextmanager
+async def an_ear(folder: Path) -> AsyncIterator[Ear]:
+    broken: list[BaseException] = []
+    connections: list[bool] = []
+    controls: list[Control] = []
+    async with nats_server(folder, "") as server:
+        broker = Broker(NatsSettings(), server.url, "router")
+        view = FleetView(NativeIndex(), beat_timeout_s=30.0, forget_s=300.0, workers_max=64)
+        feed = Feed(
+            broker,
+            view,
+            fleet="f",
+            replica="r",
+            clock=unix_now,
+            on_heartbeat=lambda _key: None,
+            on_forgotten=lambda _keys: None,
+            on_control=controls.append,
+            on_failure=broken.append,
+            rng=random.Random(1),
+        )
+        try:
+            await broker.connect()
+            await feed.start()
+            broker.on_connection(connections.append)
+            ear = Ear(server, broker, view, feed, connections, controls)
+            try:
+                yield ear
+            finally:
+                for publisher in ear.publishers:
+                    publisher.close()
+        finally:
+            await feed.stop()
+            await broker.close()
+    assert broken == []
+
+
+async def beats(publisher: Publisher, *streams: Stream) -> None:
+    """Beats of these streams, as relays send them, until cancelled."""
+    while True:
+        publisher.send(*(one.beat() for one in streams))
+        await asyncio.sleep(0.2)
+
+
+FACTS = subjects.facts("f", HOSTILE)
+CONTROL = subjects.control("f")
+NONSENSE = {
+    "a subject that is not UTF-8": published(b"kvroute.v1.f.facts.a.\xff", b"x"),
+    "a subject with a vertical tab": published(b"kvroute.v1.f.facts.a.\x0b7", b"x"),
+    "a subject with a form feed": published(b"kvroute.v1.f.load.a.\x0c9", b"x"),
+    "a subject with NUL": published(b"kvroute.v1.f.facts.\x00.0", b"x"),
+    "a long subject": published(b"kvroute.v1.f.facts.a." + b"y" * 3000, b"x"),
+    "headers that are none": with_headers(FACTS, b"xx", b"x"),
+    "headers of one byte": with_headers(FACTS, b"N", b""),
+    "only headers": with_headers(FACTS, b"NATS/1.0", b""),
+    "a status that is none": with_headers(FACTS, b"NATS/1.0 \xff\xfe\xfd\r\n\r\n", b""),
+    "headers that are none, to a listener": with_headers(CONTROL, b"NATS/1.0", b"x"),
+    "a status that is none, to a listener": with_headers(
+        CONTROL, b"NATS/1.0 200 \xff\xff\r\n\r\n", b"x"
+    ),
+}
+
+
+async def test_messages_that_nobody_can_read_cost_no_other_worker_anything(
+    tmp_path: Path,
+) -> None:
+    async with an_ear(tmp_path) as ear:
+        honest, hostile = ear.publisher(), ear.publisher()
+        streams = [Stream(worker) for worker in HONEST]
+        for message in NONSENSE.values():
+            hostile.send(message)
+            hostile.taken()
+            honest.send(*(one.store() for one in streams))
+        beating = asyncio.create_task(beats(honest, *streams))
+        await until(lambda: ear.whole(*streams), "every store of the honest workers")
+        resync = Control(VERSION, "1", "resync", "b")
+        honest.send(published(CONTROL, encode(resync)))
+        await until(lambda: ear.controls == [resync], "the listeners to listen still")
+        assert ear.connections == [], "the connection was not lost"
+        assert ear.view.gaps == 0
+        assert ear.broker.unreadable == 2, "those of a listener with headers that are none"
+        assert ear.view.dropped["bad_subject"] == 5
+        beating.cancel()
+
+
+@pytest.mark.parametrize("kind", ["of one byte", "valid"])
+async def test_a_flood_is_its_publishers_loss_and_nobody_elses(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(intake, "BUDGET_COST", 512 * 1024)
+    async with an_ear(tmp_path) as ear:
+        honest, hostile = ear.publisher(), ear.publisher()
+        streams, flooding = [Stream(worker) for worker in HONEST], Stream(HOSTILE)
+        honest.send(*(one.beat() for one in [*streams, flooding]))
+        await until(lambda: ear.whole(*streams, flooding), "live streams")
+        if kind == "valid":
+            flood = b"".join(flooding.store(16) for _ in range(10_000))
+        else:
+            flood = published(FACTS, b"x") * 40_000
+        flooded = asyncio.create_task(asyncio.to_thread(hostile.send, flood))
+        for _ in range(100):
+            honest.send(*(one.store(4) for one in streams))
+            await asyncio.sleep(0)
+        beating = asyncio.create_task(beats(honest, *streams))
+        await flooded
+        hostile.taken()
+        await until(lambda: ear.whole(*streams), "every store of the honest workers")
+        assert ear.connections == [], "the connection was not lost, for anybody"
+        assert ear.broker.counts["slow_consumer"] == 0
+        assert ear.view.gaps <= 1, "the flood's own"
+        lost = ear.view.dropped["publisher_too_fast"] + ear.view.dropped["publisher_queue_full"]
+        assert lost > 0
+        assert ear.view.lost == {"a": lost}
+        assert ear.view.sources[HOSTILE].stream.state is not StreamState.LIVE
+        beating.cancel()
+
+
+OVERRIDDEN = {
+    "_attempt_reconnect": (),
+    "_connect_to_server": ("s",),
+    "_process_err": ("err_msg",),
+    "_ping_interval": (),
+    "_read_loop": (),
+}
+CALLED = {
+    "_process_info": ("info", "initial_connection"),
+    "_process_msg": ("sid", "subject", "reply", "data", "headers"),
+    "_process_op_err": ("e",),
+    "_process_ping": (),
+    "_process_pong": (),
+    "_send_ping": ("future",),
+}
+READ = {"_error_cb", "_pings_outstanding", "_sid", "_status", "_transport"}
+
+
+def test_what_is_overridden_of_nats_py_is_there_and_its_releases_have_a_bound() -> None:
+    """None of it has a public name. On failure: read the new release's client.py first."""
+    ours = {
+        name
+        for name, member in vars(NatsClient).items()
+        if inspect.isfunction(member) and hasattr(Client, name) and name != "__init__"
+    }
+    assert ours == set(OVERRIDDEN)
+    for name, parameters in (OVERRIDDEN | CALLED).items():
+        signature = inspect.signature(getattr(Client, name))
+        assert tuple(signature.parameters) == ("self", *parameters), name
+    assert vars(Client()).keys() >= READ
+    assert "NatsClient" not in inspect.getsource(Client)
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    (bound,) = (one for one in project["dependencies"] if one.startswith("nats-py"))
+    assert "<" in bound
+
+
+async def test_a_message_of_ours_is_what_nats_py_hands_out(tmp_path: Path) -> None:
+    """Requests, answers without responders and plain messages go through our reader."""
+    async with nats_server(tmp_path, "") as server:
+        broker = Broker(NatsSettings(), server.url, "one")
+        await broker.connect()
+        heard: list[bytes] = []
+
+        async def answer(message: Msg) -> None:
+            heard.append(message.data)
+            if message.reply:
+                await broker.publish(message.reply, message.data * 2)
+
+        await broker.subscribe("q", answer)
+        large = random.Random(1).randbytes(1 << 20)
+        assert await broker.request("q", b"x", 10.0) == b"xx"
+        assert await broker.request("nobody", b"x", 10.0) is None
+        await broker.publish("q", large)
+        await until(lambda: heard == [b"x", large], "a large message")
+        await broker.close()
