@@ -149,6 +149,8 @@ class Router(RouterServicer):
     def __init__(self) -> None:
         self.refusals: deque[Status] = deque()
         self.answer = pick_of()
+        self.workers: list[str] | None = None
+        """If given, the first that a request doesn't exclude is picked, in the answer's place."""
         self.asked: list[RouteRequest] = []
         self.left_s: list[float] = []
         self.metadata: list[dict[str, str | bytes]] = []
@@ -177,7 +179,19 @@ class Router(RouterServicer):
         self.arrived.set()
         await self.routes.wait()
         await obey(self.refusals, context)
-        return self.answer
+        chosen = self._choose(request)
+        if isinstance(chosen, Status):
+            await obey(deque([chosen]), context)
+        assert isinstance(chosen, RouteResponse)
+        return chosen
+
+    def _choose(self, request: RouteRequest) -> RouteResponse | Status:
+        if self.workers is None:
+            return self.answer
+        for worker_id in self.workers:
+            if worker_id not in request.excluded_worker_ids:
+                return pick_of(worker_id, name=f"{worker_id}-{len(self.asked)}")
+        return status(grpc.StatusCode.UNAVAILABLE, "NO_ELIGIBLE_WORKER")
 
     @override
     async def RouteStream(  # type: ignore[override]
@@ -205,10 +219,11 @@ class Router(RouterServicer):
                     await self.routes.wait()
                     result = results.results.add(index=item.index)
                     refusal = self.refusals.popleft() if self.refusals else Status()
-                    if refusal.code:
-                        result.status.CopyFrom(refusal)
+                    chosen = refusal if refusal.code else self._choose(item.request)
+                    if isinstance(chosen, Status):
+                        result.status.CopyFrom(chosen)
                     else:
-                        result.response.CopyFrom(self.answer)
+                        result.response.CopyFrom(chosen)
             await context.write(results)
 
     @override

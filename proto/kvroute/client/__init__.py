@@ -16,6 +16,8 @@ hash prompts.
     lane_items.py      what a lane carries
     report_lane.py     reports of many tasks, as few calls to a router
     life.py            RoutedRequest: one request from its reservation to its last report
+    attempts.py        the same request on other workers, before its first token
+    budget.py          how many requests may be tried again
     options.py         the keywords of route(), and the RouteRequest they make
     hashes.py          block hashes in any common form, as packed fixed64
     wire.py            protobuf's wire format around bytes
@@ -28,6 +30,8 @@ hash prompts.
     channel.py         targets and gRPC options
 """
 
+from kvroute.client.attempts import Attempt, Attempts
+from kvroute.client.budget import RetryBudget, RetryBudgetPolicy
 from kvroute.client.calls import KvRouteClient
 from kvroute.client.errors import (
     AlreadyExists,
@@ -60,6 +64,8 @@ from kvroute.client.usage import cached_tokens
 __all__ = [
     "AlreadyExists",
     "Alternative",
+    "Attempt",
+    "Attempts",
     "ClientClosed",
     "ClientOverloaded",
     "DeadlineExceeded",
@@ -74,6 +80,8 @@ __all__ = [
     "PermissionDenied",
     "Pick",
     "PrefillWorker",
+    "RetryBudget",
+    "RetryBudgetPolicy",
     "RetryPolicy",
     "RouteOptions",
     "RoutedRequest",

@@ -5,7 +5,7 @@ import math
 import random
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Self, TypeVar, Unpack
@@ -15,11 +15,14 @@ import grpc.aio
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from typing_extensions import override
 
+from kvroute.client.attempts import Attempts
+from kvroute.client.budget import RetryBudget, RetryBudgetPolicy
 from kvroute.client.channel import targets_of
 from kvroute.client.errors import (
     ClientClosed,
     DeadlineExceeded,
     KvRouteError,
+    NoWorker,
     RouterUnreachable,
     Unavailable,
     error_from_call,
@@ -36,6 +39,7 @@ from kvroute.client.prompt_hashing import PromptHashing
 from kvroute.client.report_lane import ReportLane
 from kvroute.client.reports import Reports
 from kvroute.client.retry import RetryPolicy
+from kvroute.client.tokens import pack_tokens
 from kvroute.v1 import (
     DrainWorkerRequest,
     Explanation,
@@ -91,6 +95,7 @@ class KvRouteClient:
         hash_prompts: bool = False,
         routes_max: int = 16_384,
         route_bytes_max: int = 256 * 1024 * 1024,
+        retry_budget: RetryBudgetPolicy | None = None,
         channel_options: Sequence[tuple[str, str | int]] = (),
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
@@ -107,6 +112,7 @@ class KvRouteClient:
         hash_prompts: token ids are hashed here, once a router has said in blocks of which size, and
         go as an eighth of the bytes or less. Takes the router's own package `indexer`, and numpy.
         routes_max, route_bytes_max: unanswered ones on a router's stream; past it ClientOverloaded.
+        retry_budget: what attempts() may try again, over all of the client's calls.
         clock and sleep are in seconds. Raises ValueError, and ImportError where hash_prompts has
         nothing to hash with.
         """
@@ -125,6 +131,7 @@ class KvRouteClient:
         self._routes_max = routes_max
         self._route_bytes_max = route_bytes_max
         self._counts: Counter[str] = Counter()
+        self._budget = RetryBudget(retry_budget or RetryBudgetPolicy())
         self._lines: Lines | None = None
         self._closed = False
         self._reports = Reports(
@@ -171,8 +178,9 @@ class KvRouteClient:
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """What the connections did since the client was made: see Lane, ReportLane and Lines."""
-        return dict(self._counts)
+        """What the client did since it was made: see Lane, ReportLane, Lines and Attempts. 0 for
+        what never happened."""
+        return self._counts.copy()
 
     # Requests
 
@@ -197,6 +205,55 @@ class KvRouteClient:
         request = route_bytes(**options)
         return RoutedRequest(
             lambda: self._pick(request, timeout_s, model), self._reports, self._sleep
+        )
+
+    def attempts(
+        self,
+        *,
+        attempts_max: int = 3,
+        timeout_s: float | None = None,
+        **options: Unpack[RouteOptions],
+    ) -> Attempts:
+        """One request, tried on other workers before its first token: see attempts.py.
+
+            async for attempt in client.attempts(token_ids=ids):
+                async with attempt as request:
+                    ...
+
+        attempts_max: workers that are tried, the first one counted. timeout_s: for the routing of
+        each. options: as for request(); a request_id is that of the first attempt, later ones have
+        its number added, since they are other requests to the router.
+        """
+        if attempts_max < 1:
+            raise ValueError(f"attempts_max is {attempts_max}; 1 is the least")
+        model = self._hashed(options)
+        if (token_ids := options.get("token_ids")) is not None:
+            options["token_ids"] = pack_tokens(token_ids)
+        for name, value in options.items():
+            if isinstance(value, Iterator):  # which can be read once
+                options[name] = tuple(value)  # type: ignore[literal-required]
+        first = route_bytes(**options)
+        left_out = tuple(options.get("excluded_worker_ids") or ())
+
+        async def route(number: int, tried: tuple[str, ...]) -> Pick:
+            if number == 1:
+                return await self._pick(first, timeout_s, model)
+            again = options.copy()
+            again["excluded_worker_ids"] = (*left_out, *tried)
+            if request_id := options.get("request_id"):
+                again["request_id"] = f"{request_id}-{number}"
+            # A failed request doesn't wait for a worker that may come.
+            return await self._pick(
+                route_bytes(**again), timeout_s, model, lambda error: isinstance(error, NoWorker)
+            )
+
+        return Attempts(
+            route,
+            lambda route: RoutedRequest(route, self._reports, self._sleep),
+            self._budget,
+            attempts_max=attempts_max,
+            clock=self._clock,
+            counts=self._counts,
         )
 
     async def explain(
@@ -384,8 +441,14 @@ class KvRouteClient:
         for the next, None: it is not looked at."""
         return None if self._hashing is None else self._hashing.hashed(options)
 
-    async def _pick(self, request: RouteBytes, timeout_s: float | None, model: str | None) -> Pick:
-        """model: see _hashed."""
+    async def _pick(
+        self,
+        request: RouteBytes,
+        timeout_s: float | None,
+        model: str | None,
+        is_final: Callable[[KvRouteError], bool] | None = None,
+    ) -> Pick:
+        """model: see _hashed. is_final: see _attempts."""
 
         async def attempt(line: Line, left_s: float) -> RouteResponse:
             if line.lane is not None and line.lane.takes(request.size):
@@ -400,7 +463,7 @@ class KvRouteClient:
             self._open().heard(line, response.reservation_id)
             return response
 
-        response = await self._attempts(attempt, timeout_s, self._retry)
+        response = await self._attempts(attempt, timeout_s, self._retry, is_final=is_final)
         if model is not None and self._hashing is not None:
             self._hashing.heard(model, response.hash_block_size)
         return Pick(request.request_id, response)
@@ -466,8 +529,10 @@ class KvRouteClient:
         timeout_s: float | None,
         policy: RetryPolicy,
         reservation_id: str = "",
+        is_final: Callable[[KvRouteError], bool] | None = None,
     ) -> _Response:
-        """One answer, within timeout_s and as many attempts as the policy allows.
+        """One answer, within timeout_s and as many attempts as the policy allows. is_final: errors
+        that are not tried again, whatever the policy says, unless another router can be asked.
 
         What is left of the time is each attempt's deadline. Another router is asked at once when
         one can't be reached and others can; for a reservation only the one that made it will do, as
@@ -499,7 +564,7 @@ class KvRouteClient:
                 elsewhere = self._open().failed(line) and not reservation_id
             left_s = deadline_s - self._clock()
             delay_s = policy.delay_s(error, count, left_s, self._rng)
-            if delay_s is None:
+            if delay_s is None or (is_final is not None and not elsewhere and is_final(error)):
                 raise error
             await self._sleep(0.0 if elsewhere else delay_s)
             if self._closed:

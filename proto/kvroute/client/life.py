@@ -8,6 +8,7 @@ and in the end made good by the lease.
 
 import asyncio
 import logging
+import socket
 from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Self
@@ -36,6 +37,9 @@ _OUR_MISTAKES = (
     TypeError,
     ValueError,
 )
+_NO_CONNECTION = frozenset(("ClientConnectorError", "ConnectError"))
+_CAUSES_MAX = 8
+"""Causes of an exception that are looked at."""
 _BLAME = (
     FailureReason.FAILURE_REASON_WORKER,
     FailureReason.FAILURE_REASON_TIMEOUT,
@@ -92,6 +96,16 @@ class RoutedRequest:
         return f"<RoutedRequest {where}, {state}, {self.output_tokens} tokens out>"
 
     @property
+    def answering(self) -> bool:
+        """Whether prefill_done() was called: somebody may have seen a token."""
+        return self._prefill_told
+
+    @property
+    def ended(self) -> bool:
+        """Whether it was told as finished or failed."""
+        return self._ended
+
+    @property
     def pick(self) -> Pick:
         """Where the request goes; raises RuntimeError before the `async with` is entered."""
         if self._pick is None:
@@ -117,7 +131,7 @@ class RoutedRequest:
         if error is None:
             await self.finished()
         else:
-            await self.failed(failure_reason(error))
+            await self.failed(failure_reason(error), refused=connection_refused(error))
 
     async def prefill_done(self) -> None:
         """Tells that the first token is out; more calls than one tell nothing more.
@@ -143,13 +157,26 @@ class RoutedRequest:
         await self._leave()
 
     async def failed(
-        self, reason: FailureReason.ValueType = FailureReason.FAILURE_REASON_WORKER
+        self,
+        reason: FailureReason.ValueType = FailureReason.FAILURE_REASON_WORKER,
+        *,
+        refused: bool = False,
+        failed_worker_id: str = "",
+        wait: bool = True,
     ) -> None:
-        """Ends the request as failed, for a reason the caller knows better than its exception."""
+        """Ends the request as failed, for a reason the caller knows better than its exception.
+
+        refused: the worker took no connection, so that nothing of the request arrived; counts for
+        reason WORKER alone. failed_worker_id: of a pair, the half that failed; empty: the prefill
+        worker before prefill_done(), else the picked one. wait: until the report is delivered, at
+        most the client's report_timeout_s.
+        """
         progress = self._progress(ProgressState.PROGRESS_STATE_FAILED)
         progress.failure_reason = reason
+        progress.refused = refused and reason == FailureReason.FAILURE_REASON_WORKER
+        progress.failed_worker_id = failed_worker_id
         self._end(progress)
-        if reason != FailureReason.FAILURE_REASON_CANCELLED:
+        if wait and reason != FailureReason.FAILURE_REASON_CANCELLED:
             await self._leave()
 
     def _end(self, progress: Progress) -> None:
@@ -245,6 +272,25 @@ def failure_reason(error: BaseException) -> FailureReason.ValueType:
     else:
         ours = 400 <= status < 500 and status not in {408, 429}
     return FailureReason.FAILURE_REASON_CLIENT if ours else FailureReason.FAILURE_REASON_WORKER
+
+
+def connection_refused(error: BaseException) -> bool:
+    """Whether no connection came about, so far as an exception and its causes tell.
+
+    Knows ConnectionRefusedError, and what aiohttp (ClientConnectorError) and httpx, so openai, too
+    (ConnectError), raise. A name without an address is no worker's refusal. Never raises.
+    """
+    refused = False
+    one: BaseException | None = error
+    for _ in range(_CAUSES_MAX):
+        if one is None:
+            break
+        if isinstance(one, socket.gaierror):
+            return False
+        names = {kind.__name__ for kind in type(one).__mro__}
+        refused |= isinstance(one, ConnectionRefusedError) or not _NO_CONNECTION.isdisjoint(names)
+        one = one.__cause__ or one.__context__
+    return refused
 
 
 def _http_status(error: BaseException) -> int | None:

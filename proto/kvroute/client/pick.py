@@ -140,6 +140,14 @@ class Pick:
         return self.response.worker_id
 
     @property
+    def worker_ids(self) -> tuple[str, ...]:
+        """The picked worker and, of a pair, the prefill worker."""
+        response = self.response
+        if not response.HasField("prefill_worker"):
+            return (response.worker_id,)
+        return (response.worker_id, response.prefill_worker.worker_id)
+
+    @property
     def dp_rank(self) -> int | None:
         """None for an engine with one rank; else the engine must be told, see `headers`."""
         return _rank(self.response)

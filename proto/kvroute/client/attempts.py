@@ -1,0 +1,207 @@
+"""One request, tried on other workers for as long as nobody has seen a token of it.
+
+    async for attempt in client.attempts(token_ids=ids, model="m"):
+        async with attempt as request:
+            ...  # as in `async with client.request(...) as request`
+            await request.prefill_done()
+
+An exception can't be seen by the loop around it, so each attempt is a context of its own. What
+comes after the inner block runs after failed attempts, too: return inside it, or after the loop.
+
+An attempt that fails ends its reservation with its reason. It is followed by another one, on
+another worker, if all of this holds; otherwise the exception goes on as it is:
+
+- `request.prefill_done()` was not called, and the body has not ended the request itself;
+- the reason is WORKER or TIMEOUT (see failure_reason): what is the caller's own, is cancelled, or
+  came from kvroute fails anywhere;
+- there were fewer than `attempts_max` attempts, and the client's retry budget has room;
+- the router has another worker. If it has none, the failure of the last attempt is raised.
+
+An exception that goes on has a note for each earlier attempt.
+
+Law: an attempt that is not entered has reserved nothing; each attempt excludes the workers of all
+earlier ones.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from types import TracebackType
+from typing import Self
+
+from typing_extensions import override
+
+from kvroute.client.budget import RetryBudget
+from kvroute.client.errors import KvRouteError
+from kvroute.client.life import RoutedRequest, connection_refused, failure_reason
+from kvroute.client.pick import Pick
+from kvroute.v1 import FailureReason
+
+NOTE_MAX = 300
+"""Characters of an earlier attempt's error in a note."""
+_ELSEWHERE = frozenset((
+    FailureReason.FAILURE_REASON_WORKER,
+    FailureReason.FAILURE_REASON_TIMEOUT,
+))  # fmt: skip
+"""Failures that another worker may not have."""
+
+log = logging.getLogger("kvroute.client")
+
+RouteAgain = Callable[[int, tuple[str, ...]], Awaitable[Pick]]
+"""Attempt number, from 1, and workers to leave out -> pick."""
+
+
+class Attempts:
+    """The attempts of one request; made by `KvRouteClient.attempts`, iterated once."""
+
+    def __init__(
+        self,
+        route: RouteAgain,
+        make_request: Callable[[Callable[[], Awaitable[Pick]]], RoutedRequest],
+        budget: RetryBudget,
+        *,
+        attempts_max: int,
+        clock: Callable[[], float],
+        counts: Counter[str],
+    ) -> None:
+        """counts: `attempts`; `retries`; failures that were worth another attempt but for the
+        budget (`retries_over_budget`), the number of attempts (`retries_over_attempts`) or the
+        workers left (`retries_without_worker`)."""
+        self._route = route
+        self._make_request = make_request
+        self._budget = budget
+        self._attempts_max = attempts_max
+        self._clock = clock
+        self._counts = counts
+        self._number = 0
+        self._tried: list[str] = []
+        self._failures: list[tuple[str, BaseException]] = []
+        """(worker, what the attempt there failed with) of attempts that were followed by one."""
+        self._goes_on = True
+        self._current: Attempt | None = None
+
+    @override
+    def __repr__(self) -> str:
+        state = "open" if self._goes_on else "over"
+        return f"<Attempts {self._number} of {self._attempts_max}, {state}>"
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> "Attempt":
+        """The next attempt, if the last one is over and worth another."""
+        if (last := self._current) is not None and not last.left:
+            self._goes_on = False
+            self._current = None
+            await last.abandon()
+            raise RuntimeError(
+                "an attempt was not used as `async with attempt as request:`; its loop is over"
+            )
+        if not self._goes_on:
+            raise StopAsyncIteration
+        self._goes_on = False
+        self._number += 1
+        self._current = attempt = Attempt(self, self._number)
+        return attempt
+
+    def request(self) -> RoutedRequest:
+        """The present attempt's request, not yet routed."""
+        number, tried = self._number, tuple(self._tried)
+        self._counts["attempts"] += 1
+        if number == 1:
+            self._budget.request(self._clock())
+        return self._make_request(lambda: self._route(number, tried))
+
+    def unrouted(self, error: KvRouteError) -> BaseException:
+        """What to raise for an attempt that got no worker."""
+        if not self._failures:
+            return error
+        self._counts["retries_without_worker"] += 1
+        worker_id, failure = self._failures.pop()
+        self._noted(failure)
+        failure.add_note(f"kvroute: no other worker than {worker_id}: {error}"[:NOTE_MAX])
+        return failure
+
+    def failed(self, request: RoutedRequest, error: BaseException) -> bool:
+        """Whether another attempt follows this one's failure."""
+        again = self._another(request, error)
+        if again:
+            self._goes_on = True
+            self._counts["retries"] += 1
+            self._failures.append((request.pick.worker_id, error))
+            self._tried.extend(request.pick.worker_ids)
+        else:
+            self._noted(error)
+        return again
+
+    def _another(self, request: RoutedRequest, error: BaseException) -> bool:
+        if request.answering or request.ended or failure_reason(error) not in _ELSEWHERE:
+            return False
+        if self._number >= self._attempts_max:
+            self._counts["retries_over_attempts"] += 1
+            return False
+        if not self._budget.take(self._clock()):
+            self._counts["retries_over_budget"] += 1
+            return False
+        return True
+
+    def _noted(self, error: BaseException) -> None:
+        for number, (worker_id, earlier) in enumerate(self._failures, 1):
+            told = f"{type(earlier).__name__}: {earlier}"
+            error.add_note(f"kvroute: attempt {number}, on {worker_id}, failed: {told}"[:NOTE_MAX])
+
+
+class Attempt:
+    """One try, on one worker; entered once."""
+
+    def __init__(self, attempts: Attempts, number: int) -> None:
+        self.number = number
+        """From 1."""
+        self.left = False
+        """Whether its block is over."""
+        self._attempts = attempts
+        self._request: RoutedRequest | None = None
+
+    @override
+    def __repr__(self) -> str:
+        return f"<Attempt {self.number}, {self._request or 'not entered'}>"
+
+    async def __aenter__(self) -> RoutedRequest:
+        """Routes and reserves; raises what route() raises, and after a failed attempt that one's
+        failure in its place."""
+        if self._request is not None:
+            raise RuntimeError("an attempt is entered once; the loop gives the next one")
+        self._request = request = self._attempts.request()
+        try:
+            return await request.__aenter__()
+        except KvRouteError as error:
+            unrouted = error
+        except BaseException:
+            self.left = True
+            raise
+        self.left = True
+        raise self._attempts.unrouted(unrouted)  # out here, so that its causes stay its own
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool:
+        """Ends the reservation. True: the exception ends here, since another attempt follows."""
+        request = self._request
+        assert request is not None
+        self.left = True
+        if error is None:
+            await request.finished()
+            return False
+        again = self._attempts.failed(request, error)
+        await request.failed(
+            failure_reason(error), refused=connection_refused(error), wait=not again
+        )
+        return again
+
+    async def abandon(self) -> None:
+        """Ends what was entered by hand and never left."""
+        if self._request is not None:
+            await self._request.failed(FailureReason.FAILURE_REASON_CLIENT)
