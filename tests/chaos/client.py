@@ -22,10 +22,10 @@ from kvroute.client import KvRouteClient, KvRouteError
 from tests.chaos.channel import lines, say
 from tests.chaos.records import Attempt, Served
 
-PREFIXES, PREFIX_TOKENS = 8, 256
+PREFIXES, PREFIX_TOKENS = 8, 128
 """System prompts that sessions share, and their length."""
-TURN_TOKENS = (32, 160)
-PROMPT_TOKENS_MAX = 1200
+TURN_TOKENS = (16, 64)
+PROMPT_TOKENS_MAX = 480
 SESSIONS = 150
 UNDER_WAY_MAX = 400
 """Requests that one client has open; past it arrivals are dropped and counted."""

@@ -10,6 +10,7 @@ import asyncio
 import random
 import sys
 from collections.abc import Collection
+from contextlib import aclosing
 from functools import reduce
 from operator import xor
 from typing import Any
@@ -22,6 +23,7 @@ from typing_extensions import override
 
 from indexer.hashing import block_hashes, pack_tokens, prefix_hashes
 from simulator.clock import ScaledClock
+from simulator.completion_wire import Reply, sse
 from simulator.engine import Engine, EngineConfig
 from simulator.http_face import HttpFace
 from simulator.publisher import Publisher
@@ -72,6 +74,31 @@ class FailingFace(HttpFace):
         if self.mode == "errors" or (self.mode == "half" and self._rng.random() < 0.5):
             return web.Response(status=500, text="CUDA error: an illegal memory access")
         return await super()._completions(request)
+
+    @override
+    async def _stream(
+        self, request: web.Request, arguments: dict[str, Any], reply: Reply, include_usage: bool
+    ) -> web.StreamResponse:
+        """The first chunk as it comes, all others in one write at the end: a write is what an
+        answer costs most here, and a client needs to know no more than that it began."""
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        rest = []
+        async with aclosing(self._engine.stream(**arguments)) as chunks:
+            async for chunk in chunks:
+                first, last = not response.prepared, chunk.completion is not None
+                told = sse(reply.chunk(chunk.token_ids, first=first, last=last))
+                if first and not last:
+                    await response.prepare(request)
+                    await response.write(told)
+                else:
+                    rest.append(told)
+                if chunk.completion is not None and include_usage:
+                    rest.append(sse(reply.usage_chunk(chunk.completion)))
+        if not response.prepared:
+            await response.prepare(request)
+        await response.write(b"".join([*rest, b"data: [DONE]\n\n"]))
+        await response.write_eof()
+        return response
 
     @override
     async def _health(self, request: web.Request) -> web.Response:

@@ -4,6 +4,7 @@ start - warm-up - faults - mended - clients stop - quiet until all holds, or for
 """
 
 import asyncio
+import os
 import random
 import resource
 import signal
@@ -24,6 +25,7 @@ from tests.chaos.stage import (
     Stage,
     a_stage,
     accepts,
+    cpu_s_of,
     rss_of,
     start_clients,
     stop_clients,
@@ -68,8 +70,12 @@ async def run(
     async with a_stage(options, folder) as stage:
         await start_clients(stage)
         note(f"{len(stage.children)} processes are up; warm-up for {times.warm_up:g} s")
+        began_s, cpu_before = time.monotonic(), _cpu_s(stage)
         await asyncio.sleep(times.warm_up)
         from_s = time.monotonic()
+        cpu = _cpu_s(stage)
+        cpu.subtract(cpu_before)
+        cores = {f"cores of {kind}": used / (from_s - began_s) for kind, used in cpu.items()}
         rss_warm = [rss_of(router.pid) for router in stage.routers]
         player = Player(stage, note)
         rng = random.Random(f"{options.seed}/faults")
@@ -92,7 +98,7 @@ async def run(
                 from_s=from_s,
                 to_s=to_s,
                 attempts=options.attempts,
-                notes=_notes(served, counted, to_s - from_s + times.warm_up),
+                notes=_notes(served, counted, to_s - began_s) | cores,
             )
 
         files = [folder / f"{client.name}.jsonl" for client in stage.clients]
@@ -110,6 +116,14 @@ async def _after_quiet(observed: Callable[[], Awaitable[Observed]], times: Times
         if not left or times.waits or time.monotonic() > until_s:
             return found
         await asyncio.sleep(0.25)
+
+
+def _cpu_s(stage: Stage) -> "Counter[str]":
+    """CPU time of all processes, and of this one with its proxies, by their kind."""
+    total: Counter[str] = Counter({"proxies": cpu_s_of(os.getpid())})
+    for child in stage.children:
+        total[child.kind] += cpu_s_of(child.pid)
+    return total
 
 
 def _router_is_gone(stage: Stage) -> bool:

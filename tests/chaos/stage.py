@@ -436,6 +436,12 @@ def _three_in_a_row(ports: list[int]) -> int:
             return first
 
 
+def cpu_s_of(pid: int) -> float:
+    """The CPU time that a process has taken, in seconds."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def rss_of(pid: int) -> int:
     """A process's resident memory, in bytes."""
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
