@@ -29,8 +29,6 @@ PROMPT_TOKENS_MAX = 480
 SESSIONS = 150
 UNDER_WAY_MAX = 400
 """Requests that one client has open; past it arrivals are dropped and counted."""
-FIRST_BYTE_S = 2.0
-"""An answer that has not begun by then is given up."""
 CHUNK_S = 5.0
 CONNECT_S = 1.0
 ATTEMPTS = 6
@@ -84,6 +82,7 @@ class Client:
         self._rate = asked.rate
         self._again = asked.attempts
         self._ports = set(asked.engines)
+        self._first_byte_s = asked.first_byte_s
         self._out = out
         shared = random.Random(f"{asked.seed}/prefixes")
         prefixes = [
@@ -93,7 +92,10 @@ class Client:
             Session(self._rng, f"{asked.number}/{i}", prefixes) for i in range(SESSIONS)
         ]
         self._router = KvRouteClient(
-            asked.routers, hash_prompts=asked.number % 2 == 1, rng=self._rng
+            asked.routers,
+            timeout_s=asked.route_s,
+            hash_prompts=asked.number % 2 == 1,
+            rng=self._rng,
         )
         self._http: aiohttp.ClientSession
         self._under_way: set[asyncio.Task[None]] = set()
@@ -217,7 +219,7 @@ class Client:
             "stream_options": {"include_usage": True},
         }
         limits = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=CHUNK_S)
-        async with asyncio.timeout(FIRST_BYTE_S) as limit:
+        async with asyncio.timeout(self._first_byte_s) as limit:
             async with self._http.post(
                 f"{address}/v1/completions",
                 data=msgspec.json.encode(body),
@@ -307,6 +309,10 @@ def main(words: list[str]) -> int:
     parser.add_argument("--rate", type=float, default=75.0, help="requests a second")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, required=True, help="file for the records")
+    parser.add_argument(
+        "--first-byte-s", type=float, default=2.0, help="until an answer that has not begun is left"
+    )
+    parser.add_argument("--route-s", type=float, default=5.0, help="for a router's answer")
     parser.add_argument("--attempts", action="store_true", help="try again before the first byte")
     asked = parser.parse_args(words)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

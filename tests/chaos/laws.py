@@ -42,6 +42,8 @@ UNWELL = ENGINE | {
 }
 """A worker with one of these may not be eligible."""
 LINE = frozenset({Cause.LINE_CUT, Cause.LINE_SLOW, Cause.LINE_CORRUPT})
+AWAY = frozenset({Cause.ROUTER, Cause.ROLLING})
+"""A router's own."""
 
 
 @dataclass(frozen=True)
@@ -77,12 +79,17 @@ def judge(run: Observed) -> list[Verdict]:
     ]
 
 
+def settled(run: Observed) -> bool:
+    """Whether all that the quiet brings about is so."""
+    return all(law(run).holds for law in (_reservations, _loads, _index, _in_use))
+
+
 class Well:
     """Which workers had no trouble when."""
 
     def __init__(self, troubles: Iterable[Trouble], workers: Iterable[str]) -> None:
         self._of: dict[str, list[Trouble]] = {worker: [] for worker in workers}
-        self._lines = [one for one in troubles if one.cause in LINE or one.cause is Cause.ROUTER]
+        self._lines = [one for one in troubles if one.cause in LINE | AWAY]
         for one in troubles:
             if one.cause in UNWELL and one.worker in self._of:
                 self._of[one.worker].append(one)
@@ -146,7 +153,7 @@ def _blame(troubles: Sequence[Trouble], request: Served) -> str:
             if at_worker and one.overlaps(last.sent_s - 1.0, last.ended_s):
                 return one.cause.value
     for one in troubles:
-        if (one.client == request.client or one.cause is Cause.ROUTER) and one.overlaps(
+        if (one.client == request.client or one.cause in AWAY) and one.overlaps(
             request.began_s - 1.0, request.ended_s
         ):
             return one.cause.value

@@ -63,7 +63,8 @@ class Cause(StrEnum):
     DISK = "disk full"
     FLOOD = "relay floods"
     DRAIN = "drain, undrain"
-    ROUTER = "router away"
+    ROUTER = "router killed"
+    ROLLING = "router restarted"
 
 
 class Trouble(Record, frozen=True):

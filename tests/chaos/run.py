@@ -16,20 +16,21 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.chaos.laws import judge
+from tests.chaos.laws import AWAY, LINE, settled
 from tests.chaos.records import Cause, Ended, Observed, Served, Trouble, read
 from tests.chaos.schedule import Fault, plan
 from tests.chaos.stage import (
-    Child,
     Options,
     Stage,
     a_stage,
     accepts,
+    all_in_use,
     cpu_s_of,
     rss_of,
     start_clients,
     stop_clients,
     until,
+    until_seen,
 )
 from tests.end_to_end.proxy import Proxy
 
@@ -44,8 +45,6 @@ _MODES = {
     Cause.HALF: "half",
     Cause.PAGES: "pages",
 }
-_MENDED_S = 3.0
-"""Traffic goes on for so long after the last fault."""
 
 
 @dataclass(frozen=True)
@@ -58,15 +57,21 @@ class Times:
     """Between two faults, on average."""
     longest: float = 20.0
     """Fault."""
+    mended: float = 3.0
+    """Traffic after the last fault."""
     quiet: float = 60.0
     waits: bool = True
     """Whether the quiet has its whole time; if not, it ends when every law holds."""
 
 
 async def run(
-    options: Options, times: Times, folder: Path, note: Callable[[str], object]
+    options: Options,
+    times: Times,
+    folder: Path,
+    note: Callable[[str], object],
+    faults: Sequence[Fault] | None = None,
 ) -> Observed:
-    """Raises AssertionError when the stage does not come up."""
+    """faults: absent, they are drawn. Raises AssertionError when the stage does not come up."""
     async with a_stage(options, folder) as stage:
         await start_clients(stage)
         note(f"{len(stage.children)} processes are up; warm-up for {times.warm_up:g} s")
@@ -78,9 +83,11 @@ async def run(
         cores = {f"cores of {kind}": used / (from_s - began_s) for kind, used in cpu.items()}
         rss_warm = [rss_of(router.pid) for router in stage.routers]
         player = Player(stage, note)
-        rng = random.Random(f"{options.seed}/faults")
-        await player.play(plan(rng, times.faults, times.every, options.sizes, times.longest))
-        await asyncio.sleep(_MENDED_S)
+        if faults is None:
+            rng = random.Random(f"{options.seed}/faults")
+            faults = plan(rng, times.faults, times.every, options.sizes, times.longest)
+        await player.play(faults)
+        await asyncio.sleep(times.mended)
         to_s = time.monotonic()
         counted = await stop_clients(stage)
         note(f"quiet for {'' if times.waits else 'at most '}{times.quiet:g} s")
@@ -112,8 +119,7 @@ async def _after_quiet(observed: Callable[[], Awaitable[Observed]], times: Times
         await asyncio.sleep(times.quiet)
     while True:
         found = await observed()
-        left = [one for one in judge(found) if not one.holds and not one.timed]
-        if not left or times.waits or time.monotonic() > until_s:
+        if settled(found) or times.waits or time.monotonic() > until_s:
             return found
         await asyncio.sleep(0.25)
 
@@ -168,13 +174,29 @@ class Player:
                 if child.kind in {"router", "relay", "nats"}:
                     await child.start(answers=False)
                 if child.kind == "router":
-                    await self._router_away(child)
+                    i = self._stage.routers.index(child)
+                    await self._until_router(i, Cause.ROUTER, time.monotonic() - 1.0)
 
-    async def _router_away(self, router: Child) -> None:
-        """Notes that a router was not there, until it listens."""
-        i, from_s = self._stage.routers.index(router), time.monotonic() - 1.0
+    async def _until_router(self, i: int, cause: Cause, from_s: float) -> None:
+        """Notes that a router is not there, until it listens."""
         await until(lambda: accepts(self._stage.router_ports[i]), "a router to listen")
-        self._had(Trouble(cause=Cause.ROUTER, from_s=from_s, to_s=time.monotonic(), router=i))
+        self._had(Trouble(cause=cause, from_s=from_s, to_s=time.monotonic(), router=i))
+
+    async def _end_routers(self, fault: Fault) -> None:
+        """All at once by SIGKILL; or one after the other, in order, as a rolling restart does."""
+        routers = [(i, self._stage.routers[i]) for i in fault.routers]
+        from_s = time.monotonic()
+        if fault.cause is Cause.ROUTER:
+            await asyncio.gather(*(router.kill() for _, router in routers))
+            await asyncio.sleep(fault.for_s)
+        for i, router in routers:
+            if fault.cause is Cause.ROLLING:
+                from_s = time.monotonic()
+                await router.end()
+            await router.start(answers=False)
+            await self._until_router(i, fault.cause, from_s)
+            if fault.cause is Cause.ROLLING:
+                await until_seen(self._stage, all_in_use, "a new router to know all workers")
 
     async def _perform(self, fault: Fault) -> None:
         async with AsyncExitStack() as stack:
@@ -185,12 +207,17 @@ class Player:
     async def _perform_alone(self, fault: Fault) -> None:
         from_s = time.monotonic()
         names = [f"worker-{i}" for i in fault.workers]
-        about = [*names, *(f"client-{fault.client} router-{i}" for i in fault.routers)]
+        if fault.cause in LINE | AWAY:
+            names = [f"router-{i}" for i in fault.routers]
+        if fault.cause in LINE:
+            names.append(f"client-{fault.client}")
         self._note(
             f"{from_s - self._began_s:7.1f} {fault.cause.value} for {fault.for_s:.1f} s:"
-            f" {', '.join(about if fault.cause.value.startswith('client') else names)}"
+            f" {', '.join(names)}"
         )
         match fault.cause:
+            case Cause.ROUTER | Cause.ROLLING:
+                await self._end_routers(fault)
             case Cause.KILL | Cause.RESTART:
                 await asyncio.gather(*(self._kill(i, fault) for i in fault.workers))
             case Cause.STOP:
@@ -213,11 +240,11 @@ class Player:
             case Cause.DRAIN:
                 await self._drain(fault)
         to_s = time.monotonic()
-        of: list[dict[str, object]] = [{"worker": name} for name in names] or [{}]
-        if fault.cause.value.startswith("client"):
+        of: list[dict[str, object]] = [{"worker": f"worker-{i}"} for i in fault.workers] or [{}]
+        if fault.cause in LINE:
             of = [{"client": fault.client, "router": i} for i in fault.routers]
         for fields in of:
-            if fault.cause not in {Cause.KILL, Cause.RESTART}:
+            if fault.cause not in {Cause.KILL, Cause.RESTART} | AWAY:
                 self._had(Trouble(cause=fault.cause, from_s=from_s, to_s=to_s, **fields))  # type: ignore[arg-type]
 
     def _had(self, trouble: Trouble) -> None:
@@ -328,7 +355,8 @@ class Player:
         await self._tell_hostile(drain=name, router=routers[-1], undrain=True)
 
     async def _tell_hostile(self, **command: object) -> None:
-        assert self._stage.hostile is not None
+        if self._stage.hostile is None:
+            raise RuntimeError("this fault takes the hostile client")
         told = await self._stage.hostile.ask(**command)
         if told.get("error"):
             self._note(f"        {command}: {told['error']}")

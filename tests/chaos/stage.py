@@ -51,10 +51,16 @@ class Options:
     rate: float = 300.0
     """Requests a second, over all clients."""
     attempts: bool = True
+    first_byte_s: float = 2.0
+    """Of clients' patience with engines, before an answer begins."""
+    route_s: float = 5.0
+    """Of clients' patience with routers."""
     lease_s: float = 20.0
     engine_blocks: int = 2048
+    engine_slots: int = 256
     engine_speed: float = 1.0
-    hostile_every_s: float = 0.5
+    hostile_every_s: float | None = 0.5
+    """Between two of its messages; None: there is no hostile client."""
 
 
 class Child:
@@ -168,11 +174,13 @@ class Stage:
     hostile: Child | None = None
 
     @property
+    def senders(self) -> list[Child]:
+        """All clients."""
+        return [*self.clients, *([self.hostile] if self.hostile else [])]
+
+    @property
     def children(self) -> list[Child]:
-        hostile = [self.hostile] if self.hostile else []
-        return [
-            self.nats, *self.engines, *self.relays, *self.routers, *self.clients, *hostile
-        ]  # fmt: skip
+        return [self.nats, *self.engines, *self.relays, *self.routers, *self.senders]
 
     def relay_of(self, worker: int) -> Child:
         return self.relays[worker % len(self.relays)]
@@ -244,11 +252,11 @@ async def a_stage(options: Options, folder: Path) -> AsyncIterator[Stage]:
                 stage.lines[client, router] = proxy
         for port in stage.router_ports:
             await until(lambda port=port: accepts(port), "a router to listen")
-        await until_seen(stage, _all_in_use, "every worker to get requests")
+        await until_seen(stage, all_in_use, "every worker to get requests")
         yield stage
 
 
-def _all_in_use(stage: Stage, routers: Iterable[RouterSeen]) -> bool:
+def all_in_use(stage: Stage, routers: Iterable[RouterSeen]) -> bool:
     return all(
         name in router.workers and not router.workers[name].excluded
         for router in routers
@@ -266,31 +274,32 @@ async def start_clients(stage: Stage) -> None:
             *(sys.executable, "-m", "tests.chaos.client", "--number", str(client)),
             *("--routers", *routers, "--engines", *engine_ports),
             *("--rate", str(options.rate / options.sizes.clients), "--seed", str(options.seed)),
+            *("--first-byte-s", str(options.first_byte_s), "--route-s", str(options.route_s)),
             *("--out", str(stage.folder / f"client-{client}.jsonl")),
             *(("--attempts",) if options.attempts else ()),
         ]
         log = stage.folder / f"client-{client}.log"
         stage.clients.append(Child(f"client-{client}", "client", command, log))
-    routers = [f"127.0.0.1:{port}" for port in stage.router_ports]
-    stage.hostile = Child(
-        "hostile",
-        "hostile",
-        [
-            *(sys.executable, "-m", "tests.chaos.hostile", "--routers", *routers),
-            *("--nats-port", str(stage.nats_port), "--seed", str(options.seed)),
-            *("--every-s", str(options.hostile_every_s)),
-        ],
-        stage.folder / "hostile.log",
-    )
-    for child in (*stage.clients, stage.hostile):
+    if options.hostile_every_s is not None:
+        stage.hostile = _a_hostile_client(stage, options.hostile_every_s)
+    for child in stage.senders:
         await child.start(answers=True)
+
+
+def _a_hostile_client(stage: Stage, every_s: float) -> Child:
+    routers = [f"127.0.0.1:{port}" for port in stage.router_ports]
+    command = [
+        *(sys.executable, "-m", "tests.chaos.hostile", "--routers", *routers),
+        *("--nats-port", str(stage.nats_port), "--seed", str(stage.options.seed)),
+        *("--every-s", str(every_s)),
+    ]
+    return Child("hostile", "hostile", command, stage.folder / "hostile.log")
 
 
 async def stop_clients(stage: Stage) -> dict[str, dict[str, Any]]:
     """Traffic ends; what each client counted."""
-    assert stage.hostile is not None
     told = {}
-    for child in (*stage.clients, stage.hostile):
+    for child in stage.senders:
         if child.ended() is None:
             told[child.name] = await child.ask(stop=True)
             child.wanted = False
@@ -307,7 +316,7 @@ async def _add_engine(stage: Stage, i: int, ports: list[int], stack: AsyncExitSt
     command = [
         *(sys.executable, "-m", "tests.chaos.engine", "--name", name, "--port", str(port)),
         *("--blocks", str(options.engine_blocks), "--speed", str(options.engine_speed)),
-        *("--seed", str(options.seed * 1000 + i)),
+        *("--slots", str(options.engine_slots), "--seed", str(options.seed * 1000 + i)),
     ]
     stage.engines.append(Child(name, "engine", command, stage.folder / f"{name}.log"))
     if i < options.sizes.wired:
@@ -361,7 +370,7 @@ def _add_relay(stage: Stage, i: int) -> None:
                 "events": f"tcp://127.0.0.1:{events}",
                 "replay": f"tcp://127.0.0.1:{replay}",
                 "topic": "kv-events",
-                "slots": 64,
+                "slots": stage.options.engine_slots,
             }
         )
     config = {
@@ -379,8 +388,7 @@ def _add_relay(stage: Stage, i: int) -> None:
 
 async def _end_all(stage: Stage) -> None:
     """Those first that others' ends would trouble."""
-    hostile = [stage.hostile] if stage.hostile else []
-    for group in ([*stage.clients, *hostile], stage.routers, stage.relays, stage.engines):
+    for group in (stage.senders, stage.routers, stage.relays, stage.engines):
         await asyncio.gather(*(child.end() for child in group))
     await stage.nats.end()
 
