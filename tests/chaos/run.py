@@ -293,13 +293,17 @@ class Player:
 
     async def _kill_relay(self, fault: Fault) -> None:
         (worker,) = fault.workers
-        relay = self._stage.relay_of(worker)
+        relay, from_s = self._stage.relay_of(worker), time.monotonic()
         if not relay.wanted:
             return  # another worker's, which is down already
         self.ended += [one for one in [relay.ended()] if one]
         await relay.kill()
         await asyncio.sleep(fault.for_s)
         await relay.start(answers=False)
+        to_s = time.monotonic()
+        for i, engine in enumerate(self._stage.engines):
+            if i != worker and self._stage.relay_of(i) is relay:
+                self._had(Trouble(cause=fault.cause, from_s=from_s, to_s=to_s, worker=engine.name))
 
     async def _break_wires(self, fault: Fault) -> None:
         """Altered events can't be told from true ones (their wire has no checksum): after such a

@@ -248,7 +248,9 @@ async def a_stage(options: Options, folder: Path) -> AsyncIterator[Stage]:
             await child.start(answers=False)
         for client in range(options.sizes.clients):
             for router, port in enumerate(stage.router_ports):
-                proxy = await stack.enter_async_context(proxy_to(port))
+                # A client is a host, for a router that weighs what its callers report.
+                source = f"127.0.1.{1 + client}"
+                proxy = await stack.enter_async_context(proxy_to(port, source))
                 stage.lines[client, router] = proxy
         for port in stage.router_ports:
             await until(lambda port=port: accepts(port), "a router to listen")

@@ -13,13 +13,15 @@ _SLOW_PIECES_PER_S = 10
 class Proxy:
     """Listens on a loopback port and passes bytes on to another one."""
 
-    def __init__(self, target: int) -> None:
+    def __init__(self, target: int, source: str = "127.0.0.1") -> None:
+        """source: the loopback address that the target sees connections come from."""
         self.port = 0
         self.taken = 0
         """Connections so far."""
         self.altered = 0
         """Bytes that were passed on as others."""
         self.target = target
+        self._source = source
         self._server: asyncio.Server | None = None
         self._flowing = asyncio.Event()
         self._bytes_per_s: float | None = None
@@ -28,14 +30,13 @@ class Proxy:
         self._writers: set[asyncio.StreamWriter] = set()
         self._serving: set[asyncio.Task[None]] = set()
 
-    async def heal(self, port: int | None = None) -> None:
-        """Connections work, from now on or again. port: absent, the last one or any free one."""
+    async def heal(self) -> None:
+        """Connections work, from now on or again."""
         self._bytes_per_s = None
         self._altered_share = 0.0
         self._flowing.set()
         if self._server is None:
-            wanted = self.port if port is None else port
-            self._server = await asyncio.start_server(self._take, "127.0.0.1", wanted)
+            self._server = await asyncio.start_server(self._take, "127.0.0.1", self.port)
             self.port = self._server.sockets[0].getsockname()[1]
 
     def stall(self) -> None:
@@ -81,7 +82,9 @@ class Proxy:
         try:
             await self._flowing.wait()
             with suppress(OSError):
-                onward = await asyncio.open_connection("127.0.0.1", self.target)
+                onward = await asyncio.open_connection(
+                    "127.0.0.1", self.target, local_addr=(self._source, 0)
+                )
                 self._writers.add(onward[1])
                 try:
                     await asyncio.wait(
@@ -124,10 +127,10 @@ class Proxy:
 
 
 @asynccontextmanager
-async def proxy_to(target: int, port: int | None = None) -> AsyncIterator[Proxy]:
+async def proxy_to(target: int, source: str = "127.0.0.1") -> AsyncIterator[Proxy]:
     """A proxy that works, until told otherwise."""
-    proxy = Proxy(target)
-    await proxy.heal(port)
+    proxy = Proxy(target, source)
+    await proxy.heal()
     try:
         yield proxy
     finally:
