@@ -40,6 +40,7 @@ from router.metrics import (
     BrokerCollector,
     HotPrefixCollector,
     Metrics,
+    NatsChildCollector,
     PeerCollector,
     RelayCollector,
     RouterCollector,
@@ -161,16 +162,18 @@ class RouterApp:
         config = self.config
         log.info("configuration:\n%s", render(config).rstrip())
         self.watchers.use(config)
-        url = config.nats.url
+        nats, url = config.nats, config.nats.url
         if url is None:
-            self._nats = NatsChild()
+            self._nats = NatsChild(secrets.token_urlsafe(32))
             try:
                 await self._nats.start()
             except NatsChildError as error:
                 raise ConfigError(str(error)) from error
+            nats = self._nats.settings()
             url = self._nats.url
-            self._tasks.spawn(self._keep_nats(self._nats), "embedded NATS")
-        self.broker = broker = Broker(config.nats, url, f"kvroute router {self.replica}")
+            self._tasks.spawn(self._nats.keep(), "embedded NATS")
+            self.registry.register(NatsChildCollector(self._nats))
+        self.broker = broker = Broker(nats, url, f"kvroute router {self.replica}")
         desk = ControlDesk(self.core, self.clock)
         self.feed = feed = Feed(
             broker,
@@ -359,16 +362,6 @@ class RouterApp:
             if settings.model in (model.name, *model.aliases) and model.block_size is not None:
                 return msgspec.structs.replace(settings, block_size=model.block_size)
         return settings
-
-    async def _keep_nats(self, child: NatsChild) -> None:
-        """Starts our NATS server again where it was, when somebody kills it."""
-        while True:
-            code = await child.wait()
-            if self._stopping.is_set():
-                return
-            log.error("the embedded NATS server left with code %d; starting it again", code)
-            port = int(child.url.rpartition(":")[2])
-            await child.start(port)
 
     async def _tick(self) -> None:
         while True:

@@ -1,37 +1,98 @@
-"""Child processes that never outlive us."""
+"""Child processes that never outlive us.
+
+They are spawned (posix_spawn) and not forked: a fork copies the state of gRPC's threads but not the
+threads, and gRPC's handlers in the child sometimes end it with SIGSEGV before its program begins.
+"""
 
 import asyncio
-import ctypes
+import os
 import signal
+import sys
 from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import IO
 
+from typing_extensions import override
+
 STOP_TIMEOUT_S = 10.0
-_PR_SET_PDEATHSIG = 1
-_libc = ctypes.CDLL(None, use_errno=True)  # before any fork: a child must not load anything
+_LAUNCHER = str(Path(__file__).with_name("launcher.py"))
 
 
-async def start(command: Sequence[str], output: IO[bytes] | None) -> asyncio.subprocess.Process:
+class Child:
+    """A process that we started; must be waited for, or ended."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+        """Its exit code, or less than 0: the number of the signal that ended it."""
+        self._ended = asyncio.Event()
+        self._descriptor = os.pidfd_open(pid)
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._descriptor, self._reap)
+
+    @override
+    def __repr__(self) -> str:
+        state = "running" if self.returncode is None else f"left with code {self.returncode}"
+        return f"<Child {self.pid} {state}>"
+
+    async def wait(self) -> int:
+        """The exit code, once it has one."""
+        await self._ended.wait()
+        if self.returncode is None:
+            raise AssertionError("ended without an exit code")
+        return self.returncode
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def send_signal(self, number: int) -> None:
+        """Does nothing to a process that has ended: its id may be another's by now."""
+        if self.returncode is None:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def _reap(self) -> None:
+        self._loop.remove_reader(self._descriptor)
+        os.close(self._descriptor)
+        _, status = os.waitpid(self.pid, 0)
+        self.returncode = os.waitstatus_to_exitcode(status)
+        self._ended.set()
+
+
+async def start(command: Sequence[str], output: IO[bytes] | None) -> Child:
+    """Spawns a child: see `spawn`."""
+    return spawn(command, output)
+
+
+def spawn(command: Sequence[str], output: IO[bytes] | None) -> Child:
     """Starts a child that Linux ends when we die, even of SIGKILL.
 
     It has a session of its own, so that Ctrl-C and signals to our group reach us alone, and
-    we end our children in order. output: where it writes; None: where we do.
+    we end our children in order. output: where it writes; None: where we do. A program that isn't
+    there leaves with code 127.
     """
-    return await asyncio.create_subprocess_exec(
-        *command,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=output,
-        stderr=output,
-        start_new_session=True,
-        preexec_fn=_die_with_parent,
+    files: list[tuple[int, int, str, int, int] | tuple[int, int, int]] = [
+        (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)
+    ]
+    if output is not None:
+        files += [(os.POSIX_SPAWN_DUP2, output.fileno(), number) for number in (1, 2)]
+    command = launched(command)
+    pid = os.posix_spawn(
+        command[0], command, os.environ, file_actions=files, setsid=True, setsigmask=()
     )
+    return Child(pid)
 
 
-def _die_with_parent() -> None:
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+def launched(command: Sequence[str]) -> list[str]:
+    """The command of a program that Linux ends with SIGTERM when the thread that starts it ends."""
+    return [sys.executable, "-I", "-S", _LAUNCHER, str(os.getpid()), *command]
 
 
-async def end(process: asyncio.subprocess.Process) -> None:
+async def end(process: Child) -> None:
     """Asks a process to leave, and makes it after a while."""
     if process.returncode is not None:
         return

@@ -32,6 +32,7 @@ from router.core import RouterCore
 from router.decision import Pick, Prefill
 from router.decision_log import RESULTS
 from router.hot_prefixes import REASONS
+from router.nats_child import NatsChild
 from router.peer_link import PeerLink
 from router.pick_tally import BUCKETS_S, RATIO_DECISIONS, TIERS, PickTally, StageClock
 from router.policies.own import Failure, is_own
@@ -540,6 +541,21 @@ class BrokerCollector(Collector):
             "kind",
             {**self._broker.counts, "unreadable": self._broker.unreadable},
             ("not_connected", "slow_consumer", "error", "listener_failed", "unreadable"),
+        )
+
+
+class NatsChildCollector(Collector):
+    """Reads what became of the embedded NATS server; only of a router that runs it."""
+
+    def __init__(self, child: NatsChild) -> None:
+        self._child = child
+
+    @override
+    def collect(self) -> Iterator[Metric]:
+        yield CounterMetricFamily(
+            "kvroute_nats_restarts",
+            "Times that the embedded NATS server was started again after it had left.",
+            value=self._child.restarts,
         )
 
 

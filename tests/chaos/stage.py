@@ -20,7 +20,7 @@ from typing import Any, Literal
 import msgspec
 import yaml
 
-from router.children import _die_with_parent
+from router.children import launched
 from router.nats_child import server_binary
 from tests.chaos.records import Ended, Held, RouterSeen, WorkerSeen
 from tests.chaos.schedule import Sizes
@@ -86,13 +86,12 @@ class Child:
         """Runs it. answers: it says on its output that it is there; returns then."""
         with self._log.open("ab") as log:
             self.process = await asyncio.create_subprocess_exec(
-                *self._command,
+                *launched(self._command),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE if answers else log,
                 stderr=log,
                 cwd=ROOT,
                 start_new_session=True,
-                preexec_fn=_die_with_parent,
                 limit=_LINE_BYTES,
             )
         self.wanted = True

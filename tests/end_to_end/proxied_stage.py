@@ -4,7 +4,6 @@ The victim's relay and the router reach NATS, and that relay its engine, through
 worker, the bystander, has its relay in this process and nothing in between.
 """
 
-import asyncio
 import os
 import random
 import signal
@@ -23,7 +22,7 @@ from events.tasks import OnFailure
 from events.view import Source
 from indexer.hashing import block_hashes, pack_tokens, prefix_hashes
 from router.app import RouterApp
-from router.children import end, start
+from router.children import Child, end, start
 from router.nats_child import NatsChild
 from simulator.clock import ScaledClock
 from simulator.engine import EngineConfig
@@ -49,7 +48,7 @@ class ProxiedStage:
         """To the victim's events, replays and HTTP."""
         self.engine: StandIn
         self.router: RouterApp
-        self._relay: asyncio.subprocess.Process
+        self._relay: Child
         self._prompts: list[list[int]] = []
         self._rng = random.Random(1)
         self._stack = stack

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from router.children import Child as Started
 from router.children import start
 
 STOP_S = 15.0
@@ -22,7 +23,7 @@ class Child:
         self.name = name
         self.log = logs / f"{name}.log"
         self._command = ["env", *(f"{key}={value}" for key, value in variables.items()), *command]
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: Started | None = None
 
     @property
     def running(self) -> bool:
