@@ -7,7 +7,8 @@
     both    /v1/models and what is near it       vllm_identity, sglang_identity
     vLLM    /query of Mooncake's bootstrap       mooncake_engine_ids
 
-Law: a document is read whole or raises LoadUnreadable, whose reason is a sentence.
+Law: a document is read whole or raises LoadUnreadable, whose reason is a sentence; whatever is
+read fits a heartbeat. Time and memory are linear in the document's size.
 
 Blocks and block sizes are the engine's own. Engines count blocks *held by requests*: cache that
 nobody uses any more is free to them, and in none of these numbers.
@@ -29,14 +30,31 @@ from events.engine_events import LoadSample
 DOCUMENT_BYTES_MAX = 16 << 20
 """The largest page seen is 118 KiB, for two ranks."""
 
+COUNT_MAX = (1 << 31) - 1
+"""Of requests, blocks, tokens held: the most that a heartbeat takes (events/facts.py)."""
+BLOCK_SIZE_MAX = 1 << 20
+"""Tokens a block, as in the events (events/engine_wire.py)."""
+COUNTER_MAX = 1 << 53
+"""Of tokens since an engine's start: a float shows each number up to it."""
+SHARE_MAX = 100.0
+"""Of a share in use, which is 1 or hardly more."""
+UNIX_SECONDS_MAX = 1e11
+"""As in events/facts.py: a time that a calendar can show."""
+LINES_MAX = 1 << 15
+"""Wanted lines of a metrics page: 1,024 ranks with some 30 each."""
+
 REASON_CHARS = 200
 
 _READ_ERRORS = (ValueError, OverflowError, RecursionError)
 """All that msgspec raises for documents it can't read."""
 
-Count = Annotated[int, Meta(ge=0)]
+Count = Annotated[int, Meta(ge=0, le=COUNT_MAX)]
+TokenCounter = Annotated[int, Meta(ge=0, le=COUNTER_MAX)]
+Signed = Annotated[int, Meta(ge=-COUNT_MAX, le=COUNT_MAX)]
+"""Engines write -1 for what they don't limit."""
 
 Document = TypeVar("Document")
+Number = TypeVar("Number", int, float)
 
 
 class LoadUnreadable(ValueError):
@@ -109,7 +127,7 @@ def vllm_loads(text: str) -> dict[int, LoadSample]:
     and asleep (1 or 0), as far as told. Raises LoadUnreadable.
     """
     page = _Page(text, _VLLM_NAMES)
-    start_s = page.single("process_start_time_seconds")
+    start_s = page.start_s()
     capacities = _vllm_capacities(page)
     loads: dict[int, LoadSample] = {}
     for rank, running in page.by_rank("vllm:num_requests_running", "engine").items():
@@ -143,7 +161,7 @@ def vllm_loads(text: str) -> dict[int, LoadSample]:
             ),
         ):
             if sample := page.rank_sample(rank, "engine", *names):
-                load.extras[extra] = float(_whole(sample))
+                load.extras[extra] = float(_whole(sample, COUNTER_MAX))
     for sample in page.samples("vllm:engine_sleep_state"):
         rank = _rank(sample, "engine")
         if sample.labels.get("sleep_state") == "awake" and rank in loads:
@@ -167,6 +185,8 @@ def _vllm_capacities(page: "_Page") -> dict[int, tuple[int | None, int | None]]:
             blocks = tokens // block_size
         elif blocks is not None:
             blocks //= len(infos)
+        if max(blocks or 0, block_size or 0) > COUNT_MAX or (block_size or 0) > BLOCK_SIZE_MAX:
+            raise LoadUnreadable(f"rank {rank} has {blocks} blocks of {block_size} tokens")
         capacities[rank] = (block_size, None if blocks is None else max(blocks - 1, 0))
     return capacities
 
@@ -174,7 +194,7 @@ def _vllm_capacities(page: "_Page") -> dict[int, tuple[int | None, int | None]]:
 class _ModelCard(Struct):
     id: str
     parent: str | None = None
-    max_model_len: int | None = None
+    max_model_len: Signed | None = None
 
 
 class _Models(Struct):
@@ -204,7 +224,7 @@ def vllm_identity(
         model=model,
         aliases=aliases,
         lora_names=lora_names,
-        max_model_len=max_model_len,
+        max_model_len=_natural(max_model_len),
         version=None if version is None else _json(version, _VERSION, "/version").version,
         dp_ranks=ranks or None,
     )
@@ -231,7 +251,7 @@ class _SglangLoad(Struct):
     num_used_tokens: Count | None = None
     max_total_num_tokens: Count | None = None
     max_running_requests: Count | None = None
-    num_waiting_uncached_tokens: Count | None = None
+    num_waiting_uncached_tokens: TokenCounter | None = None
     cache_hit_rate: float | None = None
 
 
@@ -268,8 +288,8 @@ class _LoadStat(Struct, array_like=True, tag="LoadStat"):
     num_tokens_used: Count
     max_total_num_tokens: Count
     dp_rank: Count | None  # the last of the older form
-    num_waiting_uncached_tokens: Count | None = None
-    num_total_tokens: Count | None = None
+    num_waiting_uncached_tokens: TokenCounter | None = None
+    num_total_tokens: TokenCounter | None = None
     max_running_requests: Count | None = None
 
 
@@ -324,7 +344,7 @@ def sglang_metrics(text: str, page_size: int | None = None) -> dict[int, LoadSam
     renewed every 40 decode steps, or 30 s when idle. Raises LoadUnreadable.
     """
     page = _Page(text, _SGLANG_NAMES)
-    start_s = page.single("process_start_time_seconds")
+    start_s = page.start_s()
     loads: dict[int, LoadSample] = {}
     for rank, running in page.by_rank("sglang:num_running_reqs", "dp_rank").items():
 
@@ -336,7 +356,9 @@ def sglang_metrics(text: str, page_size: int | None = None) -> dict[int, LoadSam
             raise LoadUnreadable(f"rank {rank} has no {_SGLANG_WAITING[0]}")
         load = LoadSample(
             running=_whole(running),
-            waiting=sum(_whole(queue) for queue in queues if queue is not None),
+            waiting=_bounded(
+                "all queues", sum(_whole(queue) for queue in queues if queue is not None)
+            ),
             model=running.labels.get("model_name"),
             process_start_s=start_s,
         )
@@ -366,11 +388,11 @@ def sglang_metrics(text: str, page_size: int | None = None) -> dict[int, LoadSam
 
 
 class _SglangState(Struct):
-    effective_max_running_requests_per_dp: int | None = None
+    effective_max_running_requests_per_dp: Signed | None = None
 
 
 class _SglangEvents(Struct):
-    block_size: int | None = None
+    block_size: Signed | None = None
 
 
 class _ServerInfo(Struct):
@@ -379,17 +401,17 @@ class _ServerInfo(Struct):
     version: str | None = None
     served_model_name: str | None = None
     model_path: str | None = None
-    page_size: int | None = None
-    dp_size: int | None = None
-    max_total_num_tokens: int | None = None
-    max_running_requests: int | None = None
-    context_length: int | None = None
+    page_size: Signed | None = None
+    dp_size: Signed | None = None
+    max_total_num_tokens: Signed | None = None
+    max_running_requests: Signed | None = None
+    context_length: Signed | None = None
     enable_priority_scheduling: bool | None = None
     schedule_low_priority_values_first: bool | None = None
     kv_events: _SglangEvents | None = None
     internal_states: list[_SglangState] = []
     disaggregation_mode: str | None = None
-    disaggregation_bootstrap_port: int | None = None
+    disaggregation_bootstrap_port: Annotated[int, Meta(ge=0, le=65535)] | None = None
 
 
 class _ModelInfo(Struct):
@@ -425,19 +447,19 @@ def sglang_identity(
     if not slots and info.max_running_requests:
         slots = info.max_running_requests // (ranks or 1)
     block_size = (info.kv_events and info.kv_events.block_size) or info.page_size
-    if block_size is not None and block_size < 1:
+    if block_size is not None and not 1 <= block_size <= BLOCK_SIZE_MAX:
         raise LoadUnreadable(f"/server_info: a page size of {block_size}")
-    total_tokens = info.max_total_num_tokens
+    total_tokens = _natural(info.max_total_num_tokens)
     half = info.disaggregation_mode in ("prefill", "decode")  # "null": it serves all of them
     return EngineIdentity(
         model=model,
         aliases=aliases,
         lora_names=lora_names,
-        max_model_len=max_model_len,
+        max_model_len=_natural(max_model_len),
         version=info.version,
         block_size=block_size,
         total_blocks=total_tokens // block_size if total_tokens and block_size else None,
-        total_slots=slots or None,
+        total_slots=_natural(slots),
         dp_ranks=ranks,
         priority_scheduling=info.enable_priority_scheduling,
         low_priority_first=info.schedule_low_priority_values_first,
@@ -470,6 +492,9 @@ class _Page:
         if len(text) > DOCUMENT_BYTES_MAX:
             raise LoadUnreadable(f"a metrics page of {len(text)} characters")
         lines = _wanted_lines(tuple(names)).findall(text)
+        if len(lines) > LINES_MAX:
+            raise LoadUnreadable(f"a metrics page with {len(lines)} lines about load")
+        self._by_rank: dict[tuple[str, str], dict[int, Sample]] = {}
         self._samples: dict[str, list[Sample]] = {}
         try:
             for family in text_string_to_metric_families("\n".join(lines) + "\n"):
@@ -477,7 +502,7 @@ class _Page:
                     # One that is repeated for each priority is a part of the one with none.
                     if not sample.labels.get("priority"):
                         self._samples.setdefault(sample.name, []).append(sample)
-        except (ValueError, IndexError, KeyError, TypeError) as error:
+        except Exception as error:  # the parser's errors for pages that are none have no base class
             raise LoadUnreadable(f"the metrics page: {error!r}") from None
 
     def samples(self, name: str) -> list[Sample]:
@@ -488,8 +513,21 @@ class _Page:
         samples = self.samples(name)
         return samples[0].value if samples and math.isfinite(samples[0].value) else None
 
-    def by_rank(self, name: str, label: str) -> dict[int, Sample]:
+    def start_s(self) -> float | None:
+        """When the process started, Unix time."""
+        start_s = self.single("process_start_time_seconds")
+        if start_s is not None and not 0 <= start_s <= UNIX_SECONDS_MAX:
+            raise LoadUnreadable(f"process_start_time_seconds is {start_s}")
+        return start_s
+
+    def by_rank(self, name: str, label: str) -> Mapping[int, Sample]:
         """Rank -> its largest sample: tensor-parallel peers may tell the same load each."""
+        found = self._by_rank.get((name, label))
+        if found is None:
+            found = self._by_rank[name, label] = self._read_ranks(name, label)
+        return found
+
+    def _read_ranks(self, name: str, label: str) -> dict[int, Sample]:
         found: dict[int, Sample] = {}
         for sample in self.samples(name):
             rank = _rank(sample, label)
@@ -527,16 +565,23 @@ def _rank(sample: Sample, label: str) -> int:
     return rank or 0
 
 
-def _whole(sample: Sample) -> int:
-    if not math.isfinite(sample.value) or sample.value < 0:
-        raise LoadUnreadable(f"{sample.name} is {sample.value}")
-    return int(sample.value)
+def _whole(sample: Sample, limit: int = COUNT_MAX) -> int:
+    return int(_bounded(sample.name, sample.value, limit))
 
 
 def _share(sample: Sample) -> float:
-    if not math.isfinite(sample.value) or sample.value < 0:
-        raise LoadUnreadable(f"{sample.name} is {sample.value}")
-    return sample.value
+    return _bounded(sample.name, sample.value, SHARE_MAX)
+
+
+def _bounded(name: str, value: Number, limit: float = COUNT_MAX) -> Number:
+    if not 0 <= value <= limit:  # NaN is not, either
+        raise LoadUnreadable(f"{name} is {value}")
+    return value
+
+
+def _natural(value: int | None) -> int | None:
+    """None for what isn't limited, or not told."""
+    return value if value is not None and value > 0 else None
 
 
 def _positive(text: str | None) -> int | None:
@@ -549,7 +594,7 @@ def _positive(text: str | None) -> int | None:
 def _set_blocks(
     load: LoadSample, page_size: int, used_tokens: float | None, total_tokens: int | None
 ) -> None:
-    if page_size < 1:
+    if not 1 <= page_size <= BLOCK_SIZE_MAX:
         raise LoadUnreadable(f"a page size of {page_size}")
     load.block_size = page_size
     load.used_blocks = None if used_tokens is None else used_tokens / page_size
