@@ -99,6 +99,10 @@ class DynamoRank:
         self._use(DynamoLedger(self._blocks_max, self.counts))
         return self.outbox.add([Wiped()], now_s) if had_any else []
 
+    def on_failure(self, now_s: float) -> list[bytes]:
+        """A call raised, so that an event may be applied by half: nothing held is certain."""
+        return self._lose(now_s)
+
     def flush(self) -> list[bytes]:
         """What is gathered; the relay calls it a moment after events came."""
         return self.outbox.flush()

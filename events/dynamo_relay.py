@@ -5,6 +5,10 @@
 The shell around events/dynamo_rank.py: subscriptions, timers, and nothing decided. One subject
 carries many workers: each becomes a stream of its own when it first speaks, and ends when it has
 been silent for too long or a fleet command removes it.
+
+Law: what a worker, a router or a message does costs that worker or that message. Each failure is
+counted and shown as a warning of the workers concerned; a loop that fails runs again after a
+back-off.
 """
 
 import asyncio
@@ -12,6 +16,7 @@ import logging
 import random
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
+from functools import partial
 
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
@@ -27,10 +32,11 @@ from events.facts import (
     decode_control,
     decode_snapshot_request,
     encode,
+    encode_heartbeat,
 )
-from events.relay import BEAT_S, COALESCE_S, OUT_MESSAGES_MAX
+from events.relay import BEAT_S, COALESCE_S, OUT_MESSAGES_MAX, RELAY_FAILING
 from events.settings import DynamoSettings
-from events.tasks import OnFailure, Tasks
+from events.supervisor import Supervisor
 from indexer.identity import WorkerKey
 
 QUIET_S = 60.0
@@ -47,8 +53,16 @@ log = logging.getLogger("kvroute.dynamo")
 class _Worker:
     """One (worker, rank) of the fleet."""
 
-    def __init__(self, key: WorkerKey, dynamo_id: int, rank: DynamoRank, now_s: float) -> None:
+    def __init__(
+        self,
+        key: WorkerKey,
+        dynamo_id: int,
+        rank: DynamoRank,
+        supervisor: Supervisor,
+        now_s: float,
+    ) -> None:
         self.key = key
+        self.supervisor = supervisor
         self.dynamo_id = dynamo_id
         self.rank = rank
         self.heard_at_s = now_s
@@ -69,7 +83,6 @@ class DynamoRelay:
         source: Broker | None = None,
         fleet: str,
         clock: Callable[[], float],
-        on_failure: OnFailure,
         rng: random.Random,
     ) -> None:
         """source: the connection to Dynamo's NATS server, if that is not the routers'.
@@ -96,26 +109,36 @@ class DynamoRelay:
         self._complained_at_s = 0.0
         self._events: Subscription | None = None
         self._subscriptions: list[tuple[Broker, Subscription]] = []
-        self._tasks = Tasks(on_failure)
+        self._supervisor = self._supervised(settings.id)
         self._stopped = False
 
     @property
     def ranks(self) -> list[tuple[WorkerKey, DynamoRank]]:
         return [(worker.key, worker.rank) for worker in self._workers.values()]
 
+    @property
+    def failures(self) -> Counter[str]:
+        """Piece of work -> how often it failed, with the workers that are known now."""
+        supervisors = (self._supervisor, *(one.supervisor for one in self._workers.values()))
+        return sum((one.failures for one in supervisors), Counter[str]())
+
     async def start(self) -> None:
-        """Subscribes, and answers routers. Both brokers must be connected."""
+        """Subscribes, and answers routers. Both brokers must be connected.
+
+        Never raises: what fails is tried again in the background.
+        """
         fleet = self._fleet
         self._source.on_connection(self._connection_changed)
-        self._tasks.spawn(self._send(), f"facts of {self.settings.id}")
-        self._tasks.spawn(self._beat(), f"beats of {self.settings.id}")
+        _ = self._supervisor.keep(self._send, "facts")
+        _ = self._supervisor.keep(self._beat, "beats")
         routers = self._broker
-        await self._listen(routers, subjects.all_of(fleet, "snapshot"), self._snapshot_asked)
-        await self._listen(routers, subjects.hello(fleet), self._hello_came)
-        await self._listen(routers, subjects.control(fleet), self._control_came)
+        snapshots = subjects.all_of(fleet, "snapshot")
+        await self._listen(routers, snapshots, self._snapshot_asked, "snapshot")
+        await self._listen(routers, subjects.hello(fleet), self._hello_came, "hello")
+        await self._listen(routers, subjects.control(fleet), self._control_came, "control")
         if (load := self._load_subject()) is not None:
-            await self._listen(self._source, load, self._load_came)
-        self._events = await self._listen(self._source, self.settings.subject, self._events_came)
+            await self._listen(self._source, load, self._load_came, "load")
+        await self._listen(self._source, self.settings.subject, self._events_came, "events")
         log.info("relay for the Dynamo workers on %s", self.settings.subject)
 
     async def stop(self) -> None:
@@ -123,12 +146,34 @@ class DynamoRelay:
         self._stopped = True
         for broker, subscription in self._subscriptions:
             await broker.unsubscribe(subscription)
-        await self._tasks.close()
+        await self._supervisor.close()
 
-    async def _listen(self, broker: Broker, subject: str, listener: OnMessage) -> Subscription:
-        subscription = await broker.subscribe(subject, listener)
-        self._subscriptions.append((broker, subscription))
-        return subscription
+    def _supervised(self, scope: str) -> Supervisor:
+        return Supervisor(scope, self._rng, on_trouble=self._count_failure)
+
+    def _count_failure(self, work: str, _error: Exception) -> None:
+        self.counts[f"{work}_failed"] += 1
+
+    async def _listen(self, broker: Broker, subject: str, listener: OnMessage, work: str) -> None:
+        """Has messages on a subject call the listener, whose failures cost that message."""
+
+        async def guarded(message: Msg) -> None:
+            try:
+                await listener(message)
+            except Exception as error:  # as the law says
+                self._supervisor.failed(work, error)
+
+        async def subscribe() -> None:
+            subscription = await broker.subscribe(subject, guarded)
+            self._subscriptions.append((broker, subscription))
+            if work == "events":
+                self._events = subscription
+
+        try:
+            await subscribe()
+        except Exception as error:  # as the law says: tried again
+            self._supervisor.failed(work, error)
+            _ = self._supervisor.keep(subscribe, work)
 
     def _load_subject(self) -> str | None:
         """Where the workers tell their load; None when the events' subject takes that in too."""
@@ -167,7 +212,17 @@ class DynamoRelay:
         for event in told.events:
             worker = self._worker(event.worker_id, event.dp_rank, now_s)
             if worker is not None:
-                self._queue(worker, worker.rank.on_event(event, told.origin, now_s))
+                step = partial(worker.rank.on_event, event, told.origin, now_s)
+                self._advance(worker, step, now_s)
+
+    def _advance(self, worker: _Worker, step: Callable[[], Iterable[bytes]], now_s: float) -> None:
+        """Queues what a step of a worker's rank gives. If the step fails, that rank has lost track,
+        which it tells routers."""
+        try:
+            self._queue(worker, step())
+        except Exception as error:  # of that worker alone
+            worker.supervisor.failed("events", error)
+            self._queue(worker, worker.rank.on_failure(now_s))
 
     def _apply_load(self, load: WorkerLoad, now_s: float) -> None:
         worker = self._worker(load.worker_id, load.dp_rank, now_s)
@@ -190,7 +245,8 @@ class DynamoRelay:
             name = self.settings.worker_id.replace("{worker_id}", str(dynamo_id))
             epoch = Epoch(int(now_s * 1e9), self._rng.getrandbits(32))
             rank = DynamoRank(epoch, blocks_max=self.settings.blocks_max)
-            worker = _Worker(WorkerKey(name, dp_rank), dynamo_id, rank, now_s)
+            key = WorkerKey(name, dp_rank)
+            worker = _Worker(key, dynamo_id, rank, self._supervised(str(key)), now_s)
             self._workers[worker.key] = worker
             self._by_number[dynamo_id, dp_rank] = worker
             log.info("%s speaks", worker.key)
@@ -219,7 +275,7 @@ class DynamoRelay:
             self._wake.clear()
             talkative, self._talkative = self._talkative, {}
             for worker in talkative.values():
-                worker.out.extend(worker.rank.flush())
+                self._advance(worker, worker.rank.flush, self._clock())
                 subject = subjects.facts(self._fleet, worker.key)
                 while worker.out:
                     await self._broker.publish(subject, worker.out.popleft())
@@ -241,9 +297,13 @@ class DynamoRelay:
         several = {key.worker_id for key in self._workers if key.dp_rank}
         for worker in list(self._workers.values()):
             now_s = self._clock()
-            heartbeat = encode(self._heartbeat(worker, worker.key.worker_id in several, now_s))
-            await self._broker.publish(subjects.load(self._fleet, worker.key), heartbeat)
-            self._queue(worker, worker.rank.beat(now_s))
+            try:
+                several_ranks = worker.key.worker_id in several
+                heartbeat = encode_heartbeat(self._heartbeat(worker, several_ranks, now_s))
+                await self._broker.publish(subjects.load(self._fleet, worker.key), heartbeat)
+            except Exception as error:  # of that worker alone; its beats go on
+                worker.supervisor.failed("heartbeat", error)
+            self._advance(worker, partial(worker.rank.beat, now_s), now_s)
 
     async def _hello_came(self, _message: Msg) -> None:
         await asyncio.sleep(self._rng.uniform(0, _HELLO_JITTER_S))
@@ -292,10 +352,15 @@ class DynamoRelay:
     def _doubt(self) -> None:
         now_s = self._clock()
         for worker in self._workers.values():
-            self._queue(worker, worker.rank.doubt(now_s))
+            self._advance(worker, partial(worker.rank.doubt, now_s), now_s)
 
     def _heartbeat(self, worker: _Worker, multi_rank: bool, now_s: float) -> Heartbeat:
         settings = self.settings
+        troubles = {**self._supervisor.troubles(), **worker.supervisor.troubles()}
+        failing = [
+            f"its relay fails at its {work}, and goes on: {error}"
+            for work, error in sorted(troubles.items())
+        ]
         used = worker.used_blocks if worker.used_blocks is not None else worker.decode_blocks
         return Heartbeat(
             epoch=worker.rank.outbox.epoch,
@@ -315,7 +380,8 @@ class DynamoRelay:
             total_slots=settings.slots,
             sampled_at_s=worker.sampled_at_s,
             sent_at_s=now_s,
-            warnings=tuple(self._warnings(worker, now_s)),
+            warnings=(*failing, *self._warnings(worker, now_s)),
+            warning_codes=(RELAY_FAILING,) * len(failing),
         )
 
     def _warnings(self, worker: _Worker, now_s: float) -> list[str]:

@@ -60,8 +60,8 @@ def http_error(base: str) -> str:
     try:
         parts = urlsplit(base)
         host, port = parts.hostname, parts.port
-    except ValueError as broken:  # brackets without an IPv6 address, a port that is no number
-        return f"{_shown(base)} is no URL: {masked(str(broken))}"
+    except ValueError:  # its text would show a piece of a password
+        return f"{_shown(base)} has brackets without an IPv6 address, or a port that is no number"
     if parts.scheme not in ("http", "https") or not host:
         return f"{_shown(base)} is no URL of the form http://host:port or https://host:port"
     if port == 0:

@@ -145,6 +145,8 @@ class Heartbeat(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """Unix time of the load sample; None: no sample yet."""
     sent_at_s: UnixSeconds
     warnings: Annotated[tuple[Text, ...], Meta(max_length=64)] = ()
+    warning_codes: Annotated[tuple[Name, ...], Meta(max_length=64)] = ()
+    """Codes (router/warnings.py) of the first warnings; the others have the code `relay`."""
     kv_connector: Name = ""
     """How it hands KV caches over: a name of vLLM's --kv-transfer-config."""
     kv_engine_id: Name = ""
@@ -281,6 +283,14 @@ Message = (
 def encode(message: Message) -> bytes:
     """A message's bytes."""
     return _encoder.encode(message)
+
+
+def encode_heartbeat(heartbeat: Heartbeat) -> bytes:
+    """A heartbeat's bytes. Raises ValueError or OverflowError when routers couldn't read them."""
+    payload = _encoder.encode(heartbeat)
+    if isinstance(read := decode_heartbeat(payload), Unreadable):
+        raise ValueError(f"routers can't read this heartbeat ({read.reason}): {read.detail}")
+    return payload
 
 
 def decode_stream(payload: bytes) -> tuple[FactsMessage | Beat | None, tuple[Unreadable, ...]]:

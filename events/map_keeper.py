@@ -15,12 +15,12 @@ from pathlib import Path
 
 from xxhash import xxh3_64_hexdigest
 
-from events.kept_map import Checkpoint, Source, UnusableMap, pack, unpack
+from events.kept_map import Checkpoint, Source, pack, unpack
 from events.ledger import Ledger
 from events.ledger_copy import LedgerCopy
 from events.rank import Rank
 from events.subjects import escape
-from events.tasks import Tasks
+from events.supervisor import Supervisor
 from indexer.identity import WorkerKey
 
 KEEP_S = 30.0
@@ -59,7 +59,7 @@ class MapKeeper:
         """Gives the rank what an earlier life kept; call before the rank is started."""
         try:
             kept = await asyncio.to_thread(self._load)
-        except (OSError, UnusableMap) as error:
+        except Exception as error:  # whatever is in the file: the engine is followed without it
             self._counts["map_unusable"] += 1
             log.error("%s: %s is of no use: %s", self._source.worker, self.path, error)
             return
@@ -74,9 +74,9 @@ class MapKeeper:
                 kept[0].seq,
             )
 
-    def start(self, tasks: Tasks) -> None:
+    def start(self, supervisor: Supervisor) -> None:
         """Writes the map now and then, until `finish`."""
-        self._keeping = tasks.spawn_task(self._keep(), f"map of {self._source.worker}")
+        self._keeping = supervisor.keep(self._keep, "map")
 
     async def finish(self) -> None:
         """Writes it for the last time; call when the rank changes no more."""
@@ -98,16 +98,16 @@ class MapKeeper:
 
     async def _save(self) -> None:
         position = self._rank.position
-        kept = None if position == self._saved else self._rank.kept(self._clock())
-        if kept is None:
+        if position == self._saved:
             return
         try:
-            await asyncio.to_thread(self._write, *kept)
-        except OSError as error:
+            kept = self._rank.kept(self._clock())
+            if kept is not None:
+                await asyncio.to_thread(self._write, *kept)
+                self._saved = position
+        except Exception as error:  # of the disk or of the map: the next time may go well
             self._counts["map_not_saved"] += 1
-            log.error("%s: can't write %s: %s", self._source.worker, self.path, error)
-        else:
-            self._saved = position
+            log.error("%s: can't write %s: %r", self._source.worker, self.path, error)
 
     def _load(self) -> tuple[Checkpoint, Ledger] | None:
         data = read_file(self.path)

@@ -1,10 +1,17 @@
-"""Asks an engine over HTTP who it is and how busy it is. The shell around events/engine_load.py."""
+"""Asks an engine over HTTP who it is and how busy it is. The shell around events/engine_load.py.
 
+Redirects are never followed: an engine, or what stands at its address, could send the relay to any
+URL that the relay's network reaches. Bodies are read as they come, without compression or cookies.
+"""
+
+import errno
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 
 import aiohttp
 
+from events.endpoints import masked
 from events.engine_events import LoadSample
 from events.engine_load import (
     EngineIdentity,
@@ -19,10 +26,33 @@ from events.engine_load import (
 
 TIMEOUT_S = 2.0
 DOCUMENT_BYTES_MAX = 8 * 1024 * 1024
+REASON_CHARS = 300
 
 
 class EngineSilent(Exception):
-    """The engine gave no usable answer; the message says which page and why."""
+    """The engine gave no usable answer; the message says which page and why, without passwords."""
+
+    def __init__(self, reason: str, *, refused: bool = False) -> None:
+        super().__init__(masked(reason)[:REASON_CHARS])
+        self.refused = refused
+        """Nothing listens at the engine's port."""
+
+
+def http_session() -> aiohttp.ClientSession:
+    """For an engine's pages: no page can grow by decompression, or leave cookies here."""
+    return aiohttp.ClientSession(
+        auto_decompress=False,
+        headers={"Accept-Encoding": "identity"},
+        cookie_jar=aiohttp.DummyCookieJar(),
+    )
+
+
+def redirect_of(response: aiohttp.ClientResponse) -> str:
+    """Why a redirect is no answer; empty when the answer is none."""
+    location = response.headers.get("Location")
+    if location is None or not 300 <= response.status < 400:
+        return ""
+    return f"answered with a redirect to {location[:200]}: name the engine's own address"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +66,12 @@ class EngineHttp:
         """A page's body; raises EngineSilent."""
         try:
             async with self.session.get(
-                self.base + path, timeout=aiohttp.ClientTimeout(total=TIMEOUT_S)
+                self.base + path,
+                timeout=aiohttp.ClientTimeout(total=TIMEOUT_S),
+                allow_redirects=False,
             ) as response:
+                if redirect := redirect_of(response):
+                    raise EngineSilent(f"{path}: {redirect}")
                 if response.status != 200:
                     raise EngineSilent(f"{path}: status {response.status}")
                 body = bytearray()
@@ -45,15 +79,21 @@ class EngineHttp:
                     body += part
                     if len(body) > DOCUMENT_BYTES_MAX:
                         raise EngineSilent(f"{path}: more than {DOCUMENT_BYTES_MAX} bytes")
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise EngineSilent(f"{path}: {str(error) or type(error).__name__}") from error
+        # ValueError: a URL that aiohttp or the resolver can't use.
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+            refused = isinstance(error, OSError) and error.errno == errno.ECONNREFUSED
+            reason = f"{path}: {str(error) or type(error).__name__}"
+            raise EngineSilent(reason, refused=refused) from None
         return bytes(body)
 
     async def optional_page(self, path: str) -> bytes | None:
-        """A page that older versions lack; None without it."""
+        """A page that older versions lack; None without it. Raises EngineSilent when the engine
+        refuses the connection."""
         try:
             return await self.page(path)
-        except EngineSilent:
+        except EngineSilent as error:
+            if error.refused:
+                raise
             return None
 
 
@@ -91,38 +131,89 @@ PROBES: dict[str, tuple[Who, Load]] = {
 
 
 class Probe:
-    """Identity and load of one engine, as it last told."""
+    """Identity and load of one engine, as last read. The three questions may run side by side."""
 
     def __init__(
-        self, session: aiohttp.ClientSession, engine: str, base: str, mooncake: str | None = None
+        self,
+        session: aiohttp.ClientSession,
+        engine: str,
+        base: str,
+        mooncake: str | None = None,
+        counts: Counter[str] | None = None,
     ) -> None:
-        """mooncake: the base of its bootstrap server, if it has one."""
+        """mooncake: the base of its bootstrap server, if it has one. counts: gets malformed_page
+        for answers that can't be read."""
         self.identity: EngineIdentity | None = None
         self.loads: Mapping[int, LoadSample] = {}
-        self.trouble = ""
-        """Why the last question got no answer; empty when it did."""
+        self.refused = False
+        """The engine refused a connection, and nothing has been answered since."""
         self._engine = EngineHttp(session, base.rstrip("/"))
         self._mooncake = EngineHttp(session, mooncake) if mooncake else None
+        self._kv_engine_ids: Mapping[int, str] = {}
+        self._troubles: dict[str, str] = {}
+        """Question -> why it got no answer the last time; load before identity."""
+        self._counts = Counter[str]() if counts is None else counts
         self._who, self._load = PROBES[engine]
+
+    @property
+    def trouble(self) -> str:
+        """Why the last questions got no answer; empty when each did."""
+        return next(
+            (
+                self._troubles[one]
+                for one in ("load", "identity", "mooncake")
+                if one in self._troubles
+            ),
+            "",
+        )
 
     async def ask_identity(self) -> bool:
         """Whether the engine answered."""
         try:
-            who = await self._who(self._engine)
-            page = self._mooncake and await self._mooncake.optional_page("/query")
-            self.identity = replace(who, kv_engine_ids=mooncake_engine_ids(page)) if page else who
+            self.identity = await self._who(self._engine)
         except (EngineSilent, LoadUnreadable) as error:
-            self.trouble = str(error)
-            return False
-        self.trouble = ""
-        return True
+            return self._failed("identity", error)
+        self._set_engine_ids(self._kv_engine_ids)
+        return self._answered("identity")
 
     async def ask_load(self) -> bool:
         """Whether the engine answered."""
         try:
             self.loads = await self._load(self._engine, self.identity or EngineIdentity())
         except (EngineSilent, LoadUnreadable) as error:
-            self.trouble = str(error)
-            return False
-        self.trouble = ""
+            return self._failed("load", error)
+        return self._answered("load")
+
+    async def ask_mooncake(self) -> bool:
+        """Whether Mooncake's bootstrap server answered. Its silence is no trouble of the engine."""
+        if self._mooncake is None:
+            return True
+        self._troubles.pop("mooncake", None)
+        try:
+            ids = mooncake_engine_ids(await self._mooncake.page("/query"))
+        except EngineSilent:
+            ids = {}
+        except LoadUnreadable as error:
+            ids = {}
+            self._counts["malformed_page"] += 1
+            self._troubles["mooncake"] = masked(str(error))
+        self._set_engine_ids(ids)
+        return bool(ids)
+
+    def _set_engine_ids(self, ids: Mapping[int, str]) -> None:
+        self._kv_engine_ids = ids
+        if self.identity is not None:
+            self.identity = replace(self.identity, kv_engine_ids=ids)
+
+    def _answered(self, question: str) -> bool:
+        self._troubles.pop(question, None)
+        self.refused = False
         return True
+
+    def _failed(self, question: str, error: EngineSilent | LoadUnreadable) -> bool:
+        self._troubles[question] = masked(str(error))
+        if isinstance(error, LoadUnreadable):
+            self._counts["malformed_page"] += 1
+        else:
+            self.refused = self.refused or error.refused
+        return False

@@ -181,6 +181,10 @@ class Rank:
             return self._lose(now_s) + self._apply(seq, payload, now_s)
         return self._apply(seq, payload, now_s)
 
+    def on_failure(self, now_s: float) -> list[RankEffect]:
+        """A call raised, so that a message may be applied by half: nothing held is certain."""
+        return self._lose(now_s)
+
     def on_reconnected(self) -> list[RankEffect]:
         """The connection to the publisher is there again. What was published meanwhile is lost, and
         the next number, which would show that, may be long in coming."""

@@ -6,44 +6,52 @@
 The shell around events/rank.py: sockets, timers, and nothing decided. It never pushes back on the
 engine: what can't be sent is dropped and counted, and the stream's numbers show it. Of an engine
 that publishes no events only heartbeats tell; its stream is empty.
+
+Law: nothing that an engine, a router or an endpoint does ends a relay or anything beside it. Each
+piece of work that fails is counted, retried with a back-off, and shown as a warning of its worker;
+beats go on meanwhile. After `stop`, no socket, session or task of it is left.
 """
 
 import asyncio
 import logging
 import random
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AsyncExitStack, suppress
 from functools import partial
+from itertools import islice
 from pathlib import Path
 
 import aiohttp
-import zmq
 import zmq.asyncio
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
 from events import subjects
 from events.broker import Broker, OnMessage
-from events.endpoints import rank_endpoint
+from events.endpoints import masked, rank_endpoint
 from events.engine_events import LoadSample
 from events.engine_load import EngineIdentity, LoadUnreadable, sglang_load_stat
-from events.facts import Epoch, Heartbeat, Unreadable, decode_snapshot_request, encode
+from events.engine_sockets import SUBSCRIBED_S, ReplayAnswer, ask_replay
+from events.engine_sockets import Subscription as EngineSubscription
+from events.facts import (
+    Epoch,
+    Heartbeat,
+    Unreadable,
+    decode_snapshot_request,
+    encode,
+    encode_heartbeat,
+)
 from events.kept_map import Source
 from events.ledger import canonical_block_size
 from events.map_keeper import MapKeeper, map_path
-from events.probe import Probe
+from events.probe import Probe, http_session
 from events.rank import EngineState, Publish, Rank, RankEffect, Replay
 from events.settings import EngineSettings
-from events.tasks import OnFailure, Tasks
+from events.supervisor import Supervisor
+from events.together import together
 from events.warmer import Warmer
-from events.zmq_framing import (
-    LiveMessage,
-    ReplayEnd,
-    ReplayPart,
-    parse_live,
-    parse_replay,
-    replay_request,
-)
+from events.zmq_framing import LiveMessage, parse_live
 from indexer.identity import WorkerKey
 
 COALESCE_S = 0.002
@@ -51,19 +59,19 @@ BEAT_S = 1.0
 PROBE_S = 0.5
 IDENTITY_S = 30.0
 HEALTH_S = 3.0
-RECEIVE_QUEUE_MESSAGES = 100_000
+RELAY_FAILING = "relay_failing"
+"""Code of the warning for work of ours that fails."""
+RANKS = "ranks"
+"""Code of the warning for data-parallel ranks that are not as configured."""
+WARNINGS_MAX = 64
+WARNING_CHARS_MAX = 300
+"""Of one sentence, as routers show it."""
+BLOCKS_MAX = 1e9
+"""Canonical blocks of a rank, as heartbeats take them (events/facts.py)."""
 OUT_MESSAGES_MAX = 1024
 """Waiting for the broker, each of 64 KiB at most: far more than the ring, so older ones are lost to
 every router anyway."""
 _HELLO_JITTER_S = 0.2
-_REPLAY_QUIET_S = 2.0
-_PING_MS = 1000
-_PONG_MS = 3000
-"""Between us and the engine's publisher, which has nothing to say while it is idle."""
-_REPLAY_MESSAGES_MAX = 100_000
-_REPLAY_BYTES_MAX = 512 * 1024 * 1024
-_SUBSCRIBED_S = 0.1
-"""Until a subscription stands at the engine; what slips through shows as a gap, and heals."""
 
 log = logging.getLogger("kvroute.relay")
 
@@ -71,22 +79,26 @@ log = logging.getLogger("kvroute.relay")
 class _RankShell:
     """One rank's sockets and queues."""
 
-    def __init__(self, key: WorkerKey, rank: Rank, events: str | None, replay: str | None) -> None:
+    def __init__(self, key: WorkerKey, rank: Rank, supervisor: Supervisor) -> None:
         self.key = key
         self.rank = rank
-        self.events = events
-        """None: the engine publishes none."""
-        self.replay = replay
+        self.supervisor = supervisor
         self.keeper: MapKeeper | None = None
         """None: the rank's map is kept nowhere."""
         self.out: deque[bytes] = deque()
         self.wake = asyncio.Event()
+        """There is something to send."""
+        self.beat_now = asyncio.Event()
+        """The next heartbeat doesn't wait for its time."""
         self.warmer: Warmer | None = None
         """None: routers may have nothing computed ahead."""
         self.load: LoadSample | None = None
         self.sampled_at_s: float | None = None
         self.replaying: asyncio.Task[None] | None = None
+        self.resumed = False
+        """A map that was kept has been read."""
         self.started = False
+        """A subscription has stood at the engine."""
 
 
 class Relay:
@@ -99,7 +111,6 @@ class Relay:
         *,
         fleet: str,
         clock: Callable[[], float],
-        on_failure: OnFailure,
         rng: random.Random,
         state_dir: Path | None = None,
     ) -> None:
@@ -112,12 +123,18 @@ class Relay:
         self._clock = clock
         self._rng = rng
         self._answered_at_s = -HEALTH_S
+        self._refused = False
+        """The engine's HTTP port refused a connection, and nothing has answered since."""
+        self._identified = asyncio.Event()
+        self._identity_due = asyncio.Event()
+        self._mooncake_due = asyncio.Event()
+        """The engine may be another one than before."""
         self._probe: Probe | None = None
         self._session: aiohttp.ClientSession | None = None
         self._context = zmq.asyncio.Context()
         self._subscriptions: list[Subscription] = []
-        self._tasks = Tasks(on_failure)
-        self._keepers = Tasks(on_failure)
+        self._supervisor = self._supervised(settings.id)
+        self._keepers = self._supervised(settings.id)
         epoch = Epoch(int(clock() * 1e9), rng.getrandbits(32))
         self._shells = [
             _RankShell(
@@ -128,8 +145,7 @@ class Relay:
                     has_replay=settings.replay is not None,
                     wanted_block_size=settings.block_size,
                 ),
-                rank_endpoint(settings.events, number) if settings.events else None,
-                rank_endpoint(settings.replay, number) if settings.replay else None,
+                self._supervised(str(WorkerKey(settings.id, number))),
             )
             for number in range(settings.ranks)
         ]
@@ -147,43 +163,76 @@ class Relay:
     def ranks(self) -> list[tuple[WorkerKey, Rank]]:
         return [(shell.key, shell.rank) for shell in self._shells]
 
+    @property
+    def failures(self) -> Counter[str]:
+        """Piece of work -> how often it failed."""
+        supervisors = (self._supervisor, self._keepers, *(one.supervisor for one in self._shells))
+        return sum((one.failures for one in supervisors), Counter[str]())
+
     async def start(self) -> None:
-        """Subscribes to the engine and answers routers. The broker must be connected."""
+        """Subscribes to the engine and answers routers. The broker must be connected.
+
+        Never raises: what fails is tried again in the background.
+        """
+        settings = self.settings
         for shell in self._shells:
+            keep = shell.supervisor.keep
             await self._listen(
-                subjects.snapshot(self._fleet, shell.key), partial(self._snapshot_asked, shell)
+                subjects.snapshot(self._fleet, shell.key),
+                partial(self._snapshot_asked, shell),
+                "snapshot",
+                shell.supervisor,
             )
-            if shell.events is not None:
-                self._tasks.spawn(self._follow(shell, shell.events), f"events of {shell.key}")
-            self._tasks.spawn(self._send(shell), f"facts of {shell.key}")
-            if self.settings.load:
-                self._tasks.spawn(self._follow_load(shell), f"load of {shell.key}")
-        await self._listen(subjects.hello(self._fleet), self._hello_came)
-        if (base := self.settings.http) is not None:
-            self._session = aiohttp.ClientSession()
-            self._probe = Probe(self._session, self.settings.engine, base, self.settings.mooncake)
-            self._tasks.spawn(self._ask_engine(self._probe), f"probe of {self.settings.id}")
-            if self.settings.warm:
-                for shell in self._shells:
-                    await self._let_warm(shell, self._session)
-        self._tasks.spawn(self._beat(), f"beats of {self.settings.id}")
-        log.info(
-            "relay for %s: %s at %s", self.settings.id, self.settings.engine, self.settings.address
-        )
-        if self.settings.events is None:
-            log.info("%s publishes no events: routers guess what it holds", self.settings.id)
+            if settings.events is not None:
+                _ = keep(partial(self._follow, shell, settings.events), "events")
+            if settings.load is not None:
+                _ = keep(partial(self._follow_load, shell, settings.load), "load_feed")
+            _ = keep(partial(self._send, shell), "facts")
+        await self._listen(subjects.hello(self._fleet), self._hello_came, "hello", self._supervisor)
+        if settings.http is not None:
+            await self._probe_engine(settings.http)
+        for shell in self._shells:
+            _ = shell.supervisor.keep(partial(self._beat, shell), "beats")
+        log.info("relay for %s: %s at %s", settings.id, settings.engine, masked(settings.address))
+        if settings.events is None:
+            log.info("%s publishes no events: routers guess what it holds", settings.id)
 
     async def stop(self) -> None:
         """Ends all it started: another relay may speak for the engine from now on."""
-        for subscription in self._subscriptions:
-            await self._broker.unsubscribe(subscription)
-        await self._tasks.close()
-        for shell in self._shells:
-            if shell.keeper is not None:
-                await shell.keeper.finish()
-        if self._session is not None:
-            await self._session.close()
-        self._context.destroy(linger=0)
+        async with AsyncExitStack() as stack:
+            stack.callback(self._context.destroy, linger=0)
+            if self._session is not None:
+                stack.push_async_callback(self._session.close)
+            stack.push_async_callback(self._keepers.close)
+            for shell in self._shells:
+                if shell.keeper is not None:
+                    stack.push_async_callback(shell.keeper.finish)
+            for supervisor in (self._supervisor, *(one.supervisor for one in self._shells)):
+                stack.push_async_callback(supervisor.close)
+            for subscription in self._subscriptions:
+                stack.push_async_callback(self._broker.unsubscribe, subscription)
+
+    def _supervised(self, scope: str) -> Supervisor:
+        return Supervisor(scope, self._rng, on_trouble=self._count_failure)
+
+    def _count_failure(self, work: str, _error: Exception) -> None:
+        self.counts[f"{work}_failed"] += 1
+
+    async def _probe_engine(self, base: str) -> None:
+        """Asks the engine's HTTP pages from now on."""
+        self._session = http_session()
+        probe = Probe(
+            self._session, self.settings.engine, base, self.settings.mooncake, self.counts
+        )
+        self._probe = probe
+        keep = self._supervisor.keep
+        _ = keep(partial(self._ask_identity, probe), "identity")
+        _ = keep(partial(self._ask_load, probe), "load")
+        if self.settings.mooncake is not None:
+            _ = keep(partial(self._ask_mooncake, probe), "mooncake")
+        if self.settings.warm:
+            for shell in self._shells:
+                await self._let_warm(shell, self._session)
 
     async def _let_warm(self, shell: _RankShell, session: aiohttp.ClientSession) -> None:
         """Routers may have a rank compute a prefix."""
@@ -195,17 +244,36 @@ class Relay:
             is_busy=lambda: shell.load is not None and shell.load.waiting > 0,
             answer=self._broker.publish,
             counts=self.counts,
-            tasks=self._tasks,
+            supervisor=shell.supervisor,
         )
-        await self._listen(subjects.warm(self._fleet, shell.key), shell.warmer.asked)
+        await self._listen(
+            subjects.warm(self._fleet, shell.key), shell.warmer.asked, "warm", shell.supervisor
+        )
 
     def _model(self, shell: _RankShell) -> str:
         """The engine's name for its model; empty as long as it has not told."""
         who = self._probe.identity if self._probe is not None else None
         return (who and who.model) or (shell.load and shell.load.model) or ""
 
-    async def _listen(self, subject: str, listener: OnMessage) -> None:
-        self._subscriptions.append(await self._broker.subscribe(subject, listener))
+    async def _listen(
+        self, subject: str, listener: OnMessage, work: str, supervisor: Supervisor
+    ) -> None:
+        """Has messages on a subject call the listener, whose failures cost that message."""
+
+        async def guarded(message: Msg) -> None:
+            try:
+                await listener(message)
+            except Exception as error:  # the worker's trouble, and not the connection's
+                supervisor.failed(work, error)
+
+        async def subscribe() -> None:
+            self._subscriptions.append(await self._broker.subscribe(subject, guarded))
+
+        try:
+            await subscribe()
+        except Exception as error:  # as the law says: tried again, and nobody else's trouble
+            supervisor.failed(work, error)
+            _ = supervisor.keep(subscribe, work)
 
     def _perform(self, shell: _RankShell, effects: Sequence[RankEffect]) -> None:
         for effect in effects:
@@ -215,8 +283,8 @@ class Relay:
                 case Replay(from_seq):
                     if shell.replaying is not None:
                         shell.replaying.cancel()
-                    shell.replaying = self._tasks.spawn_task(
-                        self._fetch_replay(shell, from_seq), f"replay of {shell.key}"
+                    shell.replaying = shell.supervisor.keep(
+                        partial(self._fetch_replay, shell, from_seq), "replay"
                     )
         shell.wake.set()
 
@@ -239,96 +307,86 @@ class Relay:
             while shell.out:
                 await self._broker.publish(subject, shell.out.popleft())
 
-    async def _follow(self, shell: _RankShell, endpoint: str) -> None:
-        """Reads the engine's publisher for ever."""
-        if shell.keeper is not None:
+    async def _follow(self, shell: _RankShell, base: str) -> None:
+        """Reads the engine's publisher until the connection to it breaks for good."""
+        if shell.keeper is not None and not shell.resumed:
+            shell.resumed = True
             await shell.keeper.resume()
             shell.keeper.start(self._keepers)
-        socket = self._context.socket(zmq.SUB)
-        socket.setsockopt(zmq.RCVHWM, RECEIVE_QUEUE_MESSAGES)
-        socket.setsockopt_string(zmq.SUBSCRIBE, self.settings.topic)
-        socket.setsockopt(zmq.HEARTBEAT_IVL, _PING_MS)
-        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, _PONG_MS)
-        monitor = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
-        self._tasks.spawn(self._watch(shell, monitor), f"connection of {shell.key}")
-        if self.settings.events_bind:
-            socket.bind(endpoint)
-        else:
-            socket.connect(endpoint)
-        await asyncio.sleep(_SUBSCRIBED_S)
-        self._perform(shell, shell.rank.start())
+        publisher = EngineSubscription(
+            self._context,
+            rank_endpoint(base, shell.key.dp_rank),
+            topic=self.settings.topic,
+            bind=self.settings.events_bind,
+        )
+        try:
+            await together(
+                self._read(shell, publisher), publisher.watch(partial(self._connected, shell))
+            )
+        finally:
+            publisher.close()
+
+    async def _read(self, shell: _RankShell, publisher: EngineSubscription) -> None:
+        await asyncio.sleep(SUBSCRIBED_S)
+        rank = shell.rank
+        self._perform(shell, rank.on_reconnected() if shell.started else rank.start())
         shell.started = True
         while True:
-            await asyncio.sleep(0)  # a message that waits is received without a turn of the loop
-            message = parse_live(await socket.recv_multipart())
+            message = parse_live(await publisher.receive())
             if not isinstance(message, LiveMessage):
                 self.counts["malformed_frame"] += 1
                 log.warning("%s: %s", shell.key, message.reason)
                 continue
-            effects = shell.rank.on_message(message.sequence, message.payload, self._clock())
-            self._perform(shell, effects)
+            self._perform(shell, self._apply(shell, message))
 
-    async def _watch(self, shell: _RankShell, monitor: zmq.asyncio.Socket) -> None:
+    def _apply(self, shell: _RankShell, message: LiveMessage) -> list[RankEffect]:
+        """Raises what the rank raises: then it has lost track, which it tells routers."""
+        now_s = self._clock()
+        try:
+            return shell.rank.on_message(message.sequence, message.payload, now_s)
+        except Exception:
+            self._perform(shell, shell.rank.on_failure(now_s))
+            raise
+
+    def _connected(self, shell: _RankShell) -> None:
         """Heals what was lost with a connection to the publisher, once there is another."""
-        while True:
-            await monitor.recv_multipart()
-            if not shell.started:
-                continue  # the first connection, which the rank's start makes good for
-            await asyncio.sleep(_SUBSCRIBED_S)
+        if shell.started:  # the rank's start makes good for the first connection
             self._perform(shell, shell.rank.on_reconnected())
 
     async def _fetch_replay(self, shell: _RankShell, from_seq: int) -> None:
-        """Asks the replay socket. It drops for slow readers, so the bound is on what we keep."""
-        if shell.replay is None:
-            return
-        socket = self._context.socket(zmq.DEALER)
-        socket.setsockopt(zmq.RCVHWM, 0)
-        socket.setsockopt(zmq.LINGER, 0)
-        parts: list[tuple[int, bytes]] = []
-        ended = False
-        size = 0
-        try:
-            socket.connect(shell.replay)
-            await socket.send_multipart(replay_request(from_seq))
-            for _ in range(_REPLAY_MESSAGES_MAX):
-                await asyncio.sleep(0)  # as in _follow
-                async with asyncio.timeout(_REPLAY_QUIET_S):
-                    part = parse_replay(await socket.recv_multipart())
-                match part:
-                    case ReplayPart(sequence, payload):
-                        parts.append((sequence, payload))
-                        size += len(payload)
-                        if size > _REPLAY_BYTES_MAX:
-                            self.counts["replay_too_large"] += 1
-                            log.warning("%s: replay cut off after %d bytes", shell.key, size)
-                            break
-                    case ReplayEnd():
-                        ended = True
-                        break
-                    case _:
-                        self.counts["malformed_frame"] += 1
-        except TimeoutError:
-            self.counts["replay_timeout"] += 1
-            log.warning("%s: the replay socket %s fell silent", shell.key, shell.replay)
-        finally:
-            socket.close()
+        """Asks the replay socket, and goes on with what it has answered, be it nothing."""
+        answer = ReplayAnswer()
+        if shell.rank.state is EngineState.HEALING:
+            try:
+                endpoint = rank_endpoint(self.settings.replay or "", shell.key.dp_rank)
+                await ask_replay(self._context, endpoint, from_seq, answer)
+            except Exception as error:  # live messages wait for the answer, so there must be one
+                shell.supervisor.failed("replay", error)
+        self.counts["malformed_frame"] += answer.malformed
+        count = len(answer.parts)
+        if answer.trouble:
+            self.counts[answer.trouble] += 1
+            log.warning("%s: %s after %d batches", shell.key, answer.trouble, count)
+        effects = shell.rank.on_replay(answer.parts, answer.ended, self._clock())
+        answer.parts.clear()  # what is applied is let go
         shell.replaying = None
-        count = len(parts)
-        self._perform(shell, shell.rank.on_replay(parts, ended, self._clock()))
-        parts.clear()  # what is applied is let go
+        self._perform(shell, effects)
         while shell.rank.state is EngineState.CATCHING_UP:
             await asyncio.sleep(0)
             self._perform(shell, shell.rank.catch_up(self._clock()))
         log.info("%s: %d batches replayed; %s", shell.key, count, shell.rank.summary())
 
-    async def _follow_load(self, shell: _RankShell) -> None:
-        """Reads SGLang's LoadStat feed for ever."""
-        socket = self._context.socket(zmq.SUB)
-        socket.setsockopt(zmq.RCVHWM, 100)
-        socket.setsockopt_string(zmq.SUBSCRIBE, "")
-        socket.connect(rank_endpoint(self.settings.load or "", shell.key.dp_rank))
+    async def _follow_load(self, shell: _RankShell, base: str) -> None:
+        """Reads SGLang's LoadStat feed until the connection to it breaks for good."""
+        feed = EngineSubscription(self._context, rank_endpoint(base, shell.key.dp_rank))
+        try:
+            await together(self._read_load(shell, feed), feed.watch(lambda: None))
+        finally:
+            feed.close()
+
+    async def _read_load(self, shell: _RankShell, feed: EngineSubscription) -> None:
         while True:
-            message = parse_live(await socket.recv_multipart())
+            message = parse_live(await feed.receive())
             if not isinstance(message, LiveMessage):
                 self.counts["malformed_frame"] += 1
                 continue
@@ -341,26 +399,55 @@ class Relay:
                 continue
             shell.sampled_at_s = self._clock()
 
-    async def _ask_engine(self, probe: Probe) -> None:
-        """Asks for load, and now and then for identity, for ever."""
-        identity_at_s = 0.0
+    async def _ask_identity(self, probe: Probe) -> None:
+        """Asks the engine for its identity, for ever: beside the load, so that neither delays the
+        other."""
         while True:
-            now_s = self._clock()
-            due = probe.identity is None or now_s - identity_at_s >= IDENTITY_S
-            if due and await probe.ask_identity():
-                identity_at_s = now_s
-            if probe.identity is not None and await probe.ask_load():
-                self._loads_came(probe)
-            elif probe.trouble:
+            self._identity_due.clear()
+            answered = await probe.ask_identity()
+            self._heard(probe, answered=answered)
+            if answered:
+                self._identified.set()
+            elif not self._identified.is_set():
                 self.counts["engine_silent"] += 1
-                identity_at_s = 0.0  # it may come back as another one
+            await _within(self._identity_due, IDENTITY_S if answered else PROBE_S)
+
+    async def _ask_load(self, probe: Probe) -> None:
+        """Asks the engine for its load, for ever."""
+        await self._identified.wait()  # SGLang's load is in tokens, and its identity has the size
+        while True:
+            answered = await probe.ask_load()
+            self._heard(probe, answered=answered)
+            if answered:
+                self._loads_came(probe)
+            else:
+                self.counts["engine_silent"] += 1
+                self._identity_due.set()  # it may come back as another one
+                self._mooncake_due.set()
             await asyncio.sleep(PROBE_S)
+
+    async def _ask_mooncake(self, probe: Probe) -> None:
+        """Asks Mooncake's bootstrap server for the engine's name there, for ever."""
+        while True:
+            self._mooncake_due.clear()
+            answered = await probe.ask_mooncake()
+            await _within(self._mooncake_due, IDENTITY_S if answered else PROBE_S)
+
+    def _heard(self, probe: Probe, *, answered: bool) -> None:
+        """Any usable answer shows that the engine works; a refused connection, that it is gone.
+        The latter, and the first answer after it, are told at once."""
+        if answered:
+            now_s = self._clock()
+            if now_s - self._answered_at_s >= HEALTH_S:
+                log.info("%s answers", self.settings.id)
+            self._answered_at_s = now_s
+        if probe.refused != self._refused:
+            self._refused = probe.refused
+            for shell in self._shells:
+                shell.beat_now.set()
 
     def _loads_came(self, probe: Probe) -> None:
         now_s = self._clock()
-        if now_s - self._answered_at_s >= HEALTH_S:
-            log.info("%s answers", self.settings.id)
-        self._answered_at_s = now_s
         for shell in self._shells:
             load = probe.loads.get(shell.key.dp_rank)
             if load is None:
@@ -374,23 +461,35 @@ class Relay:
                     log.warning("%s: the engine has restarted", shell.key)
                     self._perform(shell, effects)
 
-    async def _beat(self) -> None:
+    async def _beat(self, shell: _RankShell) -> None:
         while True:
-            for shell in self._shells:
-                await self._tell(shell)
-            await asyncio.sleep(BEAT_S)
+            shell.beat_now.clear()
+            await self._tell(shell)
+            await _within(shell.beat_now, BEAT_S)
 
     async def _tell(self, shell: _RankShell) -> None:
         """A heartbeat, and a beat after all that is gathered."""
         now_s = self._clock()
-        heartbeat = encode(self._heartbeat(shell, now_s))
-        await self._broker.publish(subjects.load(self._fleet, shell.key), heartbeat)
+        if heartbeat := self._readable_heartbeat(shell, now_s):
+            await self._broker.publish(subjects.load(self._fleet, shell.key), heartbeat)
         self._perform(shell, shell.rank.beat(now_s))
+
+    def _readable_heartbeat(self, shell: _RankShell, now_s: float) -> bytes:
+        """A heartbeat; a bare one where routers couldn't read the whole; or empty."""
+        try:
+            return encode_heartbeat(self._heartbeat(shell, now_s))
+        except Exception as error:  # beats go on, whatever the engine has said
+            shell.supervisor.failed("heartbeat", error)
+        try:
+            return encode_heartbeat(self._bare_heartbeat(shell, now_s))
+        except Exception as error:
+            shell.supervisor.failed("heartbeat", error)
+        return b""
 
     async def _hello_came(self, _message: Msg) -> None:
         await asyncio.sleep(self._rng.uniform(0, _HELLO_JITTER_S))
         for shell in self._shells:
-            await self._tell(shell)
+            shell.beat_now.set()
 
     async def _snapshot_asked(self, shell: _RankShell, message: Msg) -> None:
         request = decode_snapshot_request(message.data)
@@ -418,10 +517,12 @@ class Relay:
         engine_size = self._engine_block_size(shell)
         size = canonical_block_size(engine_size, settings.block_size) if engine_size else None
         scale = engine_size / size if engine_size and size else 0.0
-        total = load.total_blocks or who.total_blocks
+        used = None if load.used_blocks is None else self._canonical(load.used_blocks, scale)
+        total = self._canonical(load.total_blocks or who.total_blocks or 0, scale)
         priority = settings.priority_scheduling or bool(who.priority_scheduling)
         lower_first = settings.engine == "vllm" or bool(who.low_priority_first)
-        healthy = self._probe is None or now_s - self._answered_at_s < HEALTH_S
+        answers = not self._refused and now_s - self._answered_at_s < HEALTH_S
+        coded, plain = self._coded_warnings(shell), self._warnings(shell, engine_size)
         return Heartbeat(
             epoch=shell.rank.outbox.epoch,
             address=settings.address,
@@ -441,19 +542,43 @@ class Relay:
             labels=settings.labels,
             multi_rank=settings.ranks > 1,
             priority_scheduling=("lower" if lower_first else "higher") if priority else "",
-            healthy=healthy,
+            healthy=self._probe is None or answers,
             events=settings.events is not None,
             warms=shell.warmer is not None,
             running=load.running,
             waiting=load.waiting,
-            used_blocks=None if load.used_blocks is None else load.used_blocks * scale,
-            total_blocks=int(total * scale) if total and scale else None,
+            used_blocks=used,
+            total_blocks=int(total) if total else None,
             total_slots=settings.slots or load.total_slots or who.total_slots,
             preemptions=load.preemptions,
             sampled_at_s=shell.sampled_at_s,
             sent_at_s=now_s,
-            warnings=tuple(self._warnings(shell, engine_size)),
+            warnings=_bounded((*(sentence for _, sentence in coded), *plain)),
+            warning_codes=_bounded(code for code, _ in coded),
         )
+
+    def _bare_heartbeat(self, shell: _RankShell, now_s: float) -> Heartbeat:
+        """Nothing of what the engine says, and little of what the operator does: the worker is
+        shown with its warnings, and gets no requests."""
+        coded = self._coded_warnings(shell)
+        return Heartbeat(
+            epoch=shell.rank.outbox.epoch,
+            address=self.settings.address,
+            engine=self.settings.engine,
+            multi_rank=self.settings.ranks > 1,
+            healthy=False,
+            events=self.settings.events is not None,
+            sent_at_s=now_s,
+            warnings=_bounded(sentence for _, sentence in coded),
+            warning_codes=_bounded(code for code, _ in coded),
+        )
+
+    def _canonical(self, blocks: float, scale: float) -> float | None:
+        """Canonical blocks; None for more than any engine has, so that a heartbeat takes it."""
+        if blocks * scale <= BLOCKS_MAX:
+            return blocks * scale
+        self.counts["implausible_load"] += 1
+        return None
 
     def _kv_engine_id(self, rank: int) -> str:
         """As vLLM names a rank to others; empty: unknown."""
@@ -463,6 +588,31 @@ class Relay:
         if configured and settings.ranks > 1:
             configured += f"_dp{rank}"
         return who.kv_engine_ids.get(rank) or configured
+
+    def _coded_warnings(self, shell: _RankShell) -> list[tuple[str, str]]:
+        """(code, sentence) of what has a code of its own in router/warnings.py."""
+        troubles = {**self._supervisor.troubles(), **shell.supervisor.troubles()}
+        told = [
+            (RELAY_FAILING, f"its relay fails at its {work}, and retries: {error}")
+            for work, error in sorted(troubles.items())
+        ]
+        if ranks := self._ranks_mismatch(shell):
+            told.append((RANKS, ranks))
+        return told
+
+    def _ranks_mismatch(self, shell: _RankShell) -> str:
+        """Why the configured ranks can't be the engine's; empty when they can."""
+        configured = self.settings.ranks
+        probe = self._probe
+        engine_ranks = None
+        if probe is not None and probe.identity is not None:
+            engine_ranks = probe.identity.dp_ranks or len(probe.loads) or None
+        if engine_ranks is not None and engine_ranks != configured:
+            return (
+                f"its engine has {engine_ranks} data-parallel ranks, but its relay is configured"
+                f" with ranks: {configured}; set ranks to the engine's number"
+            )
+        return ""
 
     def _warnings(self, shell: _RankShell, engine_size: int | None) -> list[str]:
         """What an operator should mend, a sentence each."""
@@ -491,3 +641,18 @@ class Relay:
         if self._probe is not None and self._probe.trouble:
             told.append(f"the engine's HTTP: {self._probe.trouble}")
         return told
+
+
+async def _within(event: asyncio.Event, seconds: float) -> None:
+    """Waits for an event, at most so long."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await event.wait()
+
+
+def _bounded(texts: Iterable[str]) -> tuple[str, ...]:
+    """As many warnings, of such a length, as a heartbeat may have; without lone surrogates."""
+    return tuple(
+        text[:WARNING_CHARS_MAX].encode("utf-8", "replace").decode()
+        for text in islice(texts, WARNINGS_MAX)
+    )

@@ -1,8 +1,8 @@
 """Keeps the background work of one scope running: a worker's relay, a probe, one publisher.
 
 Law: work that raises ends nothing but itself. The failure is counted, logged, shown as trouble of
-its scope, and the work starts again after a back-off. Work whose failure must end the process
-belongs to `Tasks` instead (events/tasks.py).
+its scope, and the work starts again after a back-off (`keep`) or is over (`once`). Work whose
+failure must end the process belongs to `Tasks` instead (events/tasks.py).
 """
 
 import asyncio
@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from typing_extensions import override
+
+from events.endpoints import masked
 
 BACKOFF_S = 0.5
 """Pause after the first failure; it doubles with each further one."""
@@ -64,10 +66,15 @@ class Supervisor:
 
     def keep(self, work: Callable[[], Coroutine[Any, Any, None]], name: str) -> asyncio.Task[None]:
         """Runs work() in the background; again after each failure, until it returns."""
-        task = asyncio.create_task(self._keep(work, name), name=f"{name} of {self.scope}")
-        self._running.add(task)
-        task.add_done_callback(self._running.discard)
-        return task
+        return self._start(self._keep(work, name), name)
+
+    def once(self, work: Callable[[], Coroutine[Any, Any, None]], name: str) -> asyncio.Task[None]:
+        """Runs work() in the background; a failure is recorded, and ends it."""
+        return self._start(self._once(work, name), name)
+
+    def failed(self, name: str, error: Exception) -> None:
+        """Records a failure after which the caller goes on by itself."""
+        self._record(name, error, "failed")
 
     def troubles(self) -> dict[str, str]:
         """Name of the work -> its last error, of work that failed and has not been steady since."""
@@ -81,27 +88,38 @@ class Supervisor:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
 
+    def _start(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        task = asyncio.create_task(work, name=f"{name} of {self.scope}")
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        return task
+
+    async def _once(self, work: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
+        try:
+            await work()
+        except Exception as error:  # the scope's failure, and nobody else's: see the law
+            self.failed(name, error)
+
     async def _keep(self, work: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
-        loop = asyncio.get_running_loop()
         while True:
-            began = loop.time()
             try:
                 await work()
                 return
             except Exception as error:  # the scope's failure, and nobody else's: see the law
-                pause_s = self._failed(name, error, began, loop.time())
+                pause_s = self._record(name, error, "failed and will be retried")
             await self._sleep(pause_s)
 
-    def _failed(self, name: str, error: Exception, began: float, now: float) -> float:
+    def _record(self, name: str, error: Exception, what: str) -> float:
         """Records a failure; returns the pause before the next attempt, seconds."""
+        now = asyncio.get_running_loop().time()
         before = self._troubles.get(name)
-        failures = 1 if before is None or now - began >= STEADY_S else before.failures + 1
-        text = f"{type(error).__name__}: {error}"[:TROUBLE_MAX].rstrip(": ")
+        failures = 1 if before is None or now >= before.until else before.failures + 1
+        text = masked(f"{type(error).__name__}: {error}")[:TROUBLE_MAX].rstrip(": ")
         pause_s = min(BACKOFF_MAX_S, BACKOFF_S * 2.0 ** min(failures - 1, 16))
         pause_s *= self._rng.uniform(0.5, 1.0)
         self.failures[name] += 1
         if before is None or before.error != text or failures == 1:
-            log.warning("%s of %s failed and will be retried", name, self.scope, exc_info=error)
+            log.warning("%s of %s %s", name, self.scope, what, exc_info=error)
         self._troubles[name] = Trouble(text, failures, now + pause_s + STEADY_S)
         self._on_trouble(name, error)
         return pause_s

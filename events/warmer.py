@@ -13,6 +13,7 @@ import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import aiohttp
@@ -20,9 +21,11 @@ import msgspec
 import numpy as np
 from nats.aio.msg import Msg
 
+from events.endpoints import masked
 from events.facts import Unreadable, Warm, Warmed, decode_warm, encode
+from events.probe import redirect_of
 from events.settings import EngineSettings
-from events.tasks import Tasks
+from events.supervisor import Supervisor
 from indexer.identity import WorkerKey
 
 WARM_S = 60.0
@@ -57,7 +60,7 @@ class Warmer:
         is_busy: Callable[[], bool],
         answer: Callable[[str, bytes], Awaitable[bool]],
         counts: Counter[str],
-        tasks: Tasks,
+        supervisor: Supervisor,
     ) -> None:
         """model: the engine's name for it; empty: unknown. is_busy: whether requests wait there.
 
@@ -70,7 +73,7 @@ class Warmer:
         self._is_busy = is_busy
         self._answer = answer
         self._counts = counts
-        self._tasks = tasks
+        self._supervisor = supervisor
         self._jobs: dict[tuple[bytes, str, str], _Job] = {}
         """By tokens, LoRA and salt."""
         self._one_at_a_time = asyncio.Semaphore(1)
@@ -88,7 +91,7 @@ class Warmer:
         job = self._jobs.get(key)
         if job is None and len(self._jobs) < JOBS_MAX:
             job = self._jobs[key] = _Job(asked)
-            job.task = self._tasks.spawn_task(self._run(job), f"warming of {self._worker}")
+            job.task = self._supervisor.once(partial(self._run, job), "warm")
         if job is None or len(job.askers) >= ASKERS_MAX:
             self._counts["warm_busy"] += 1
             await self._tell(asked.id, message.reply, "busy with other prefixes")
@@ -112,10 +115,11 @@ class Warmer:
                     trouble = await self._compute(asked)
         except TimeoutError:
             trouble = f"not done after {WARM_S:g} s"
-        except (aiohttp.ClientError, OSError) as error:
+        except (aiohttp.ClientError, OSError, ValueError) as error:
             trouble = str(error) or type(error).__name__
         finally:
             del self._jobs[asked.tokens, asked.lora_name, asked.cache_salt]
+        trouble = masked(trouble)
         if trouble:
             self._counts[kind] += 1
             log.warning("%s: a prefix was not computed: %s", self._worker, trouble)
@@ -133,9 +137,12 @@ class Warmer:
             data=msgspec.json.encode(body),
             headers=headers,
             timeout=aiohttp.ClientTimeout(total=WARM_S),
+            allow_redirects=False,
         ) as response:
             if response.status == 200:
                 return ""
+            if redirect := redirect_of(response):
+                return redirect
             told = await response.content.read(_TROUBLE_BYTES_MAX)
             return f"status {response.status}: {told.decode('utf-8', 'replace')}"
 

@@ -340,7 +340,6 @@ class RouterApp:
             broker,
             fleet=self.config.fleet.name,
             clock=self.clock,
-            on_failure=self._broke,
             rng=self._rng,
         )
         self.relays[settings.id] = relay

@@ -46,12 +46,17 @@ from router.watchers import Watchers
 OUTCOMES = ("picked", "repeated", "refused", "explained")
 _SOCKET_ERRORS = (
     "engine_silent",
+    "events_failed",
+    "implausible_load",
     "malformed_frame",
     "malformed_load",
+    "malformed_page",
     "malformed_request",
     "map_not_saved",
     "map_unusable",
     "replay_timeout",
+    "replay_too_large",
+    "replay_too_slow",
     "unsent",
     "warm_busy",
     "warm_failed",

@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry, Gauge, ProcessCollector
 from events.broker import Broker
 from events.clock import unix_now
 from events.dynamo_relay import DynamoRelay
+from events.endpoints import masked
 from events.relay import Relay
 from events.settings import DynamoSettings, NatsSettings
 from events.tasks import Tasks
@@ -51,7 +52,6 @@ class RelayApp:
                 self._broker,
                 fleet=config.fleet,
                 clock=unix_now,
-                on_failure=self._broke,
                 rng=rng,
                 state_dir=state_dir,
             )
@@ -66,7 +66,6 @@ class RelayApp:
                 source=self._source(settings),
                 fleet=config.fleet,
                 clock=unix_now,
-                on_failure=self._broke,
                 rng=rng,
             )
             for settings in dynamo
@@ -87,9 +86,9 @@ class RelayApp:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
-        log.info("configuration:\n%s", render(self._config).rstrip())
+        log.info("configuration:\n%s", masked(render(self._config).rstrip()))
         for one in self._dynamo:
-            log.info("Dynamo fleet:\n%s", render(one.settings).rstrip())
+            log.info("Dynamo fleet:\n%s", masked(render(one.settings).rstrip()))
         try:
             if self._http is not None:
                 await self._http.start()

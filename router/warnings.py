@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import StrEnum
+from itertools import zip_longest
 from math import inf
 from typing import NamedTuple
 
@@ -53,6 +54,12 @@ class WarningCode(StrEnum):
     ENGINE_VERSION = "engine_version"
     APPROXIMATE = "approximate"
     RELAY = "relay"
+    RELAY_FAILING = "relay_failing"
+    RANKS = "ranks"
+
+
+RELAY_CODES = {"relay_failing": WarningCode.RELAY_FAILING, "ranks": WarningCode.RANKS}
+"""Codes that relays give their sentences; all others count as `relay`."""
 
 
 class WorkerWarning(NamedTuple):
@@ -94,8 +101,10 @@ def _of_its_relay(source: Source, heartbeat: Heartbeat, now_s: float) -> Iterato
             f" {now_s - source.heartbeat_at_s:.0f} s, so that its address and load are those of"
             " then: it gets what no other worker may take; see kvroute_facts_dropped_total",
         )
-    for sentence in heartbeat.warnings[:RELAY_SENTENCES_MAX]:
-        yield WorkerWarning(WarningCode.RELAY, sentence[:SENTENCE_MAX])
+    sentences = heartbeat.warnings[:RELAY_SENTENCES_MAX]
+    for sentence, code in zip_longest(sentences, heartbeat.warning_codes[: len(sentences)]):
+        known = RELAY_CODES.get(code, WarningCode.RELAY)
+        yield WorkerWarning(known, sentence[:SENTENCE_MAX])
     if source.stream.two_relays(now_s):
         yield WorkerWarning(
             WarningCode.TWO_RELAYS,

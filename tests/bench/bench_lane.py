@@ -169,7 +169,7 @@ async def served() -> AsyncIterator[Served]:
         broker = Broker(NatsSettings(), nats.url, "relays")
         stack.push_async_callback(broker.close)
         await broker.connect()
-        failures: list[BaseException] = []
+        relays: list[Relay] = []
         for engine in engines:
             # Slots for all that a window reserves: what is measured is picks, not refusals.
             settings = msgspec.structs.replace(engine_settings(engine), slots=1_000_000)
@@ -178,11 +178,11 @@ async def served() -> AsyncIterator[Served]:
                 broker,
                 fleet="default",
                 clock=unix_now,
-                on_failure=failures.append,
                 rng=random.Random(1),
             )
             stack.push_async_callback(relay.stop)
             await relay.start()
+            relays.append(relay)
         target = f"unix:{socket}"
         async with KvRouteClient(target) as client, asyncio.timeout(READY_TIMEOUT_S):
             await client.wait_ready(READY_TIMEOUT_S)
@@ -193,5 +193,5 @@ async def served() -> AsyncIterator[Served]:
             while (await client.index_stats()).blocks < blocks:  # noqa: ASYNC110  # elsewhere
                 await asyncio.sleep(0.05)
         yield Served(target, router.pid)
-        if failures:
-            raise failures[0]
+        if failures := [relay.failures for relay in relays if relay.failures]:
+            raise RuntimeError(f"relays failed: {failures}")

@@ -18,7 +18,6 @@ from events.clock import unix_now
 from events.relay import Relay
 from events.settings import NatsSettings
 from events.stream import StreamState
-from events.tasks import OnFailure
 from events.view import Source
 from indexer.hashing import block_hashes, pack_tokens, prefix_hashes
 from router.app import RouterApp
@@ -55,7 +54,7 @@ class ProxiedStage:
         self._context = stack.enter_context(zmq.asyncio.Context())
         self._engine_life = AsyncExitStack()
 
-    async def start(self, on_failure: OnFailure) -> None:
+    async def start(self) -> None:
         """Both workers at full trust, the victim's cache full and in the index."""
         enter, at_end = self._stack.enter_async_context, self._stack.push_async_callback
         await self.nats.start()
@@ -68,7 +67,7 @@ class ProxiedStage:
         self.relay_engine = [await enter(proxy_to(port)) for port in self._engine_ports()]
         config = serve_config(f"nats://127.0.0.1:{self.router_nats.port}")
         self.router, _ = await enter(router_app(config))
-        await self._start_bystander(on_failure)
+        await self._start_bystander()
         await self.start_relay()
         at_end(lambda: end(self._relay))
         await until(
@@ -173,17 +172,16 @@ class ProxiedStage:
             port_of(one) for one in (engine.events_endpoint, engine.replay_endpoint, engine.address)
         ]
 
-    async def _start_bystander(self, on_failure: OnFailure) -> None:
+    async def _start_bystander(self) -> None:
         engine = await self._stack.enter_async_context(self._an_engine(BYSTANDER))
         broker = Broker(NatsSettings(), self.nats.url, BYSTANDER)
         self._stack.push_async_callback(broker.close)
         await broker.connect()
-        relay = Relay(
+        self.bystander = relay = Relay(
             engine_settings(engine),
             broker,
             fleet="default",
             clock=unix_now,
-            on_failure=on_failure,
             rng=self._rng,
         )
         self._stack.push_async_callback(relay.stop)
@@ -197,9 +195,8 @@ def port_of(address: str) -> int:
 @asynccontextmanager
 async def a_proxied_stage() -> AsyncIterator[ProxiedStage]:
     """Everything up; `ProxiedStage.start` says how."""
-    broken: list[BaseException] = []
     async with AsyncExitStack() as stack:
         stage = ProxiedStage(stack)
-        await stage.start(broken.append)
+        await stage.start()
         yield stage
-    assert broken == []
+    assert not stage.bystander.failures

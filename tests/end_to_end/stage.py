@@ -5,7 +5,7 @@ import random
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from events.broker import Broker
@@ -47,7 +47,6 @@ class Stage:
     router: RouterApp
     client: KvRouteClient
     clock: TurnedClock
-    failures: list[BaseException] = field(default_factory=list)
 
     def engine(self, worker_id: str) -> StandIn:
         return next(one for one in self.engines if one.engine_id == worker_id)
@@ -169,7 +168,6 @@ async def a_stage(
         clock = TurnedClock()
         config = serve_config(nats.url, **parts)
         router, client = await stack.enter_async_context(router_app(config, clock))
-        failures: list[BaseException] = []
         broker = Broker(NatsSettings(), nats.url, "relays")
         stack.push_async_callback(broker.close)
         await broker.connect()
@@ -180,13 +178,12 @@ async def a_stage(
                 broker,
                 fleet="default",
                 clock=clock,
-                on_failure=failures.append,
                 rng=random.Random(1),
             )
             stack.push_async_callback(relay.stop)
             await relay.start()
             relays[engine.engine_id] = relay
-        stage = Stage(nats, engines, relays, router, client, clock, failures)
+        stage = Stage(nats, engines, relays, router, client, clock)
         await until(
             lambda: (
                 len(router.view.sources) == engine_count
@@ -195,4 +192,4 @@ async def a_stage(
             "all workers schedulable",
         )
         yield stage
-        assert failures == []
+        assert not any(relay.failures for relay in relays.values())

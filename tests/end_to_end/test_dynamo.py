@@ -191,7 +191,6 @@ async def a_fleet(settings: DynamoSettings = SETTINGS) -> AsyncIterator[Fleet]:
         await nats.start()
         clock = TurnedClock()
         router, client = await stack.enter_async_context(router_app(serve_config(nats.url), clock))
-        failures: list[BaseException] = []
         broker = Broker(NatsSettings(), nats.url, "relay")
         stack.push_async_callback(broker.close)
         await broker.connect()
@@ -200,7 +199,6 @@ async def a_fleet(settings: DynamoSettings = SETTINGS) -> AsyncIterator[Fleet]:
             broker,
             fleet="default",
             clock=clock,
-            on_failure=failures.append,
             rng=random.Random(1),
         )
         stack.push_async_callback(relay.stop)
@@ -210,7 +208,7 @@ async def a_fleet(settings: DynamoSettings = SETTINGS) -> AsyncIterator[Fleet]:
         stack.push_async_callback(wire.close)
         await until(lambda: router.feed is not None and router.broker is not None, "the router")
         yield Fleet(nats, wire, relay, router, client, clock)
-        assert failures == []
+        assert not relay.failures
 
 
 async def test_what_workers_publish_is_the_overlap_that_explain_shows() -> None:

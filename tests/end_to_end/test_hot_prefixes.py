@@ -67,7 +67,6 @@ class Engines:
 async def some_engines(
     *names: str, speed: float = 100.0, warm: bool = True, slots: int = 64
 ) -> AsyncIterator[Engines]:
-    broken: list[BaseException] = []
     async with AsyncExitStack() as stack:
         nats = NatsChild()
         stack.push_async_callback(nats.stop)
@@ -87,7 +86,6 @@ async def some_engines(
                 broker,
                 fleet="default",
                 clock=unix_now,
-                on_failure=broken.append,
                 rng=random.Random(1),
             )
             stack.push_async_callback(relay.stop)
@@ -96,7 +94,7 @@ async def some_engines(
         shells = [relay._shells[0] for relay in relays.values()]
         await until(lambda: all(shell.started and shell.load for shell in shells), "all relays")
         yield Engines(nats.url, {one.engine_id: one for one in engines}, relays, broker)
-    assert broken == []
+    assert not any(relay.failures for relay in relays.values())
 
 
 @asynccontextmanager

@@ -82,7 +82,7 @@ class Guarded:
 async def guarded(tmp_path: Path) -> AsyncIterator[Guarded]:
     scheduler = SchedulerConfig(block_count=256, block_size=BLOCK_SIZE)
     configs = [EngineConfig(name, scheduler) for name in ("a", "b")]
-    broken: list[BaseException] = []
+    relays: list[Relay] = []
     async with AsyncExitStack() as stack:
         server = await stack.enter_async_context(nats_server(tmp_path, documented()))
         engines = await stack.enter_async_context(stand_ins(configs, ScaledClock(100.0)))
@@ -96,11 +96,11 @@ async def guarded(tmp_path: Path) -> AsyncIterator[Guarded]:
                 broker,
                 fleet="default",
                 clock=unix_now,
-                on_failure=broken.append,
                 rng=random.Random(1),
             )
             stack.push_async_callback(relay.stop)
             await relay.start()
+            relays.append(relay)
             brokers[engine.engine_id] = broker
         config = serve_config(server.url)
         nats = NatsSettings(url=server.url, user="router", password="change-me-too")
@@ -118,7 +118,7 @@ async def guarded(tmp_path: Path) -> AsyncIterator[Guarded]:
         yield Guarded(
             {engine.engine_id: engine for engine in engines}, brokers, router, client, stranger
         )
-    assert broken == []
+    assert not any(relay.failures for relay in relays)
 
 
 @asynccontextmanager

@@ -55,14 +55,12 @@ async def an_engine_and_a_router() -> AsyncIterator[Stage]:
 @asynccontextmanager
 async def relaying(stage: Stage, settings: EngineSettings) -> AsyncIterator[Relay]:
     """A relay in this process."""
-    failures: list[BaseException] = []
     broker = Broker(NatsSettings(), stage.nats.url, "relay")
     relay = Relay(
         settings,
         broker,
         fleet="default",
         clock=unix_now,
-        on_failure=failures.append,
         rng=random.Random(1),
     )
     try:
@@ -72,7 +70,7 @@ async def relaying(stage: Stage, settings: EngineSettings) -> AsyncIterator[Rela
     finally:
         await relay.stop()
         await broker.close()
-    assert failures == []
+    assert not relay.failures
 
 
 async def test_an_engine_that_publishes_no_events_is_told_of_by_its_heartbeats() -> None:

@@ -174,6 +174,7 @@ def test_user_names_and_passwords_are_masked() -> None:
     ):
         assert "secret" not in error
         assert "sec/ret" not in error
+        assert "'sec'" not in error
         assert error
 
 

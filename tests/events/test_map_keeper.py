@@ -1,5 +1,6 @@
 """A rank's map on disk: what is written when, and that no disk ends a relay."""
 
+import random
 from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -10,7 +11,7 @@ from events import map_keeper as module
 from events.kept_map import Source, unpack
 from events.map_keeper import MapKeeper, map_path, pause_s, read_file, write_file
 from events.rank import Rank
-from events.tasks import Tasks
+from events.supervisor import Supervisor
 from indexer.identity import WorkerKey
 from tests.end_to_end.stage import until
 from tests.events.one_rank import NOW_S, Engine, following
@@ -24,8 +25,7 @@ class Kept:
     def __init__(self, folder: Path) -> None:
         self.path = map_path(folder, "f", SOURCE.worker)
         self.counts: Counter[str] = Counter()
-        self.failures: list[BaseException] = []
-        self.tasks = Tasks(self.failures.append)
+        self.tasks = Supervisor("w", random.Random(1))
 
     def keeper(self, rank: Rank) -> MapKeeper:
         return MapKeeper(self.path, SOURCE, rank, lambda: NOW_S, self.counts)
@@ -51,7 +51,7 @@ class Kept:
 async def kept(tmp_path: Path) -> AsyncIterator[Kept]:
     kept = Kept(tmp_path)
     yield kept
-    assert kept.failures == []
+    assert not kept.tasks.failures
 
 
 async def test_what_was_written_at_the_end_is_read_at_the_next_start(

@@ -95,6 +95,7 @@ async def test_mooncakes_bootstrap_server_names_the_engine(serve: Serve) -> None
     told = {"0": {"engine_id": "e7_dp0", "worker_addr": {"0": {"0": "tcp://10.0.0.7:3"}}}}
     bootstrap = await serve("/query", web.json_response(told))
     asked = Probe(engine.session, "vllm", engine.base, bootstrap.base)
+    assert await asked.ask_mooncake()
     assert await asked.ask_identity()
     assert asked.identity is not None
     assert asked.identity.kv_engine_ids == {0: "e7_dp0"}
@@ -103,6 +104,7 @@ async def test_mooncakes_bootstrap_server_names_the_engine(serve: Serve) -> None
 async def test_without_mooncakes_bootstrap_server_the_rest_is_known(serve: Serve) -> None:
     engine = await serve("/v1/models", web.json_response({"data": [{"id": "m"}]}))
     asked = Probe(engine.session, "vllm", engine.base, engine.base)
+    assert not await asked.ask_mooncake()
     assert await asked.ask_identity()
     assert asked.identity is not None
     assert (asked.identity.model, asked.identity.kv_engine_ids) == ("m", {})

@@ -11,7 +11,7 @@ import zmq
 import zmq.asyncio
 from nats.aio.msg import Msg
 
-from events import relay as module
+from events import engine_sockets
 from events.broker import Broker
 from events.rank import SLICE_BYTES, EngineState, Publish
 from events.relay import OUT_MESSAGES_MAX, Relay
@@ -32,7 +32,6 @@ async def wired() -> AsyncIterator[Wired]:
     context = zmq.asyncio.Context()
     replay = context.socket(zmq.ROUTER)
     port = replay.bind_to_random_port("tcp://127.0.0.1")
-    broken: list[BaseException] = []
     relay = Relay(
         EngineSettings(
             id="w",
@@ -44,13 +43,12 @@ async def wired() -> AsyncIterator[Wired]:
         Broker(NatsSettings(), "nats://127.0.0.1:1", "test"),
         fleet="f",
         clock=lambda: 100.0,
-        on_failure=broken.append,
         rng=random.Random(1),
     )
     yield Wired(relay, replay)
     await relay.stop()
     context.destroy(linger=0)
-    assert broken == []
+    assert not relay.failures
 
 
 async def until_done(task: asyncio.Task[None] | None) -> None:
@@ -99,7 +97,7 @@ async def test_log_lines_show_no_internals(wired: Wired, caplog: pytest.LogCaptu
 async def test_a_replay_socket_that_talks_nonsense_ends_the_healing_too(
     wired: Wired, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_REPLAY_MESSAGES_MAX", 20)
+    monkeypatch.setattr(engine_sockets, "REPLAY_MESSAGES_MAX", 20)
     wired.relay._perform(wired.shell, wired.shell.rank.start())
     asker, *_ = await wired.replay.recv_multipart()
     for _ in range(20):
@@ -113,7 +111,7 @@ async def test_a_replay_socket_that_talks_nonsense_ends_the_healing_too(
 async def test_a_replay_socket_that_falls_silent_ends_the_healing_too(
     wired: Wired, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_REPLAY_QUIET_S", 0.01)
+    monkeypatch.setattr(engine_sockets, "REPLAY_QUIET_S", 0.01)
     wired.relay._perform(wired.shell, wired.shell.rank.start())
     await until_done(wired.shell.replaying)
     assert wired.shell.rank.state is EngineState.FOLLOWING
@@ -123,7 +121,7 @@ async def test_a_replay_socket_that_falls_silent_ends_the_healing_too(
 async def test_a_replay_that_is_too_large_is_cut_off_and_leaves_the_stream_partial(
     wired: Wired, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_REPLAY_BYTES_MAX", 1000)
+    monkeypatch.setattr(engine_sockets, "REPLAY_BYTES_MAX", 1000)
     wired.relay._perform(wired.shell, wired.shell.rank.start())
     asker, *_ = await wired.replay.recv_multipart()
     for seq in range(20):

@@ -76,7 +76,6 @@ def relay_families() -> list[Metric]:
         broker,
         fleet="default",
         clock=lambda: START_S,
-        on_failure=lambda _: None,
         rng=random.Random(7),
     )
     registry = CollectorRegistry()
