@@ -12,11 +12,13 @@ Laws:
 - a sequence number is applied at most once, and never before the one ahead of it;
 - a gap is reported before anything after it is applied;
 - what a lower epoch says changes nothing while the higher one beats;
-- a stream is live for at most two beats after a fact was lost, even if the beats are lost too.
+- a stream is live for at most two beats after a fact was lost, even if the beats are lost too;
+- of recoveries in a row, each after RECOVERIES_FREE comes later than the one before it.
 """
 
 from dataclasses import dataclass
 from enum import StrEnum
+from math import inf
 
 from typing_extensions import override
 
@@ -26,6 +28,14 @@ BUFFER_MESSAGES_MAX = 4096
 BUFFER_BYTES_MAX = 32 * 1024 * 1024
 BEAT_OVERDUE_S = 2.0
 """Two beats: whatever was lost since the last one, one of them would have shown."""
+RECOVERIES_FREE = 3
+"""Recoveries in a row without a pause."""
+PAUSE_S = 0.5
+"""After the next one, before another; doubled with each further one."""
+PAUSE_MAX_S = 8.0
+"""So long a stream may be recovering for nothing, once what kept it from healing is over."""
+STEADY_S = 30.0
+"""Without a recovery, after which the next one is the first of its row."""
 _TWO_RELAYS_MESSAGES = 3
 _TWO_RELAYS_WINDOW_S = 10.0
 
@@ -97,6 +107,13 @@ class Stream:
         """A Recover is out and not answered yet."""
         self._from_ring = False
         """The index is right up to `seq`, so that the relay's ring could fill the gap."""
+        self.pauses = 0
+        """Recoveries after which the next one has to wait."""
+        self._recoveries = 0
+        """In a row."""
+        self._recovery_at_s = -inf
+        self._pause_s = 0.0
+        """After the last recovery began."""
         self._lower_at_s = 0.0
         self._lower_lately = 0
         self.waiting_bytes = 0
@@ -180,7 +197,8 @@ class Stream:
                 effects.append(Apply(message.facts))
         if not effects or messages[-1].seq != self.seq:
             # Asking the ring again would bring the same.
-            return effects + self._lose("the ring does not close the gap", False, now_s)
+            self._from_ring = False
+            return effects + self._ask_now("the ring does not close the gap", now_s)
         return effects + self._splice("ring replayed", now_s)
 
     def on_snapshot(self, epoch: Epoch, as_of: int, complete: bool, now_s: float) -> list[Effect]:
@@ -205,13 +223,14 @@ class Stream:
             return []
         self._from_ring = False
         if from_ring:
-            return self._ask(reason, now_s)
+            return self._ask_now(reason, now_s)
         self._derive(reason, now_s)
         return []
 
     def resync(self, now_s: float) -> list[Effect]:
         """An operator, or a broken prediction, wants this stream read anew."""
-        return self._lose("resync asked for", False, now_s)
+        self._in_step = self._from_ring = False
+        return self._ask_now("resync asked for", now_s)
 
     def on_connection(self, connected: bool, now_s: float) -> None:
         """Our own connection to the broker came or went. Whatever was sent meanwhile is lost."""
@@ -238,6 +257,11 @@ class Stream:
         """Whether another relay, with a lower epoch, speaks for this worker too."""
         lately = now_s - self._lower_at_s < _TWO_RELAYS_WINDOW_S
         return lately and self._lower_lately >= _TWO_RELAYS_MESSAGES
+
+    def in_vain(self, now_s: float) -> int:
+        """Recoveries in a row, if they are so many that there are pauses between them; else 0."""
+        lately = now_s - self._recovery_at_s < STEADY_S
+        return self._recoveries if lately and self._recoveries > RECOVERIES_FREE else 0
 
     def _meet(self, epoch: Epoch, now_s: float, lower_too: bool = False) -> list[Effect] | None:
         """What a message's epoch means; None: the message belongs to an earlier life.
@@ -290,6 +314,21 @@ class Stream:
         return self._ask(reason, now_s)
 
     def _ask(self, reason: str, now_s: float) -> list[Effect]:
+        """Recovers, unless a recovery of a moment ago was of no use: then a later beat does."""
+        since_s = now_s - self._recovery_at_s
+        if since_s < self._pause_s:
+            self._derive(reason, now_s)
+            return []
+        self._recoveries = 1 if since_s >= STEADY_S else self._recoveries + 1
+        self._recovery_at_s = now_s
+        doublings = self._recoveries - RECOVERIES_FREE - 1
+        self._pause_s = (
+            min(PAUSE_MAX_S, PAUSE_S * 2.0 ** min(doublings, 16)) if doublings >= 0 else 0
+        )
+        self.pauses += doublings >= 0
+        return self._ask_now(reason, now_s)
+
+    def _ask_now(self, reason: str, now_s: float) -> list[Effect]:
         self._asked = True
         self._derive(reason, now_s)
         return [Recover(reason, self.seq + 1 if self._from_ring else None)]

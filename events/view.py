@@ -77,6 +77,8 @@ class Source:
     """When we last heard of blocks that are gone."""
     waiting_bytes: int = 0
     """Of the stream, as the fleet's sum has it."""
+    pauses: int = 0
+    """Of the stream, as the fleet's sum has it."""
     state: StreamState | None = None
     """Of the stream, when it was last marked as changed."""
 
@@ -116,6 +118,8 @@ class FleetView:
         """Worker id -> messages that were dropped since they came too fast; of known workers"""
         self.gaps = 0
         self.drifts = 0
+        self.recovery_pauses = 0
+        """Of all streams: recoveries after which the next one has to wait"""
         self.mass_silence = False
         """Most workers fell silent together, so that it may be the broker's doing."""
         self.silent_models: frozenset[str] = frozenset()
@@ -426,9 +430,11 @@ class FleetView:
         return pulls
 
     def _account(self, source: Source) -> None:
-        """Keeps the sum of what waits within its bound: a stream for which there is no room lets go
-        of what waits, and recovers once more."""
+        """Keeps the fleet's sums, and what waits within its bound: a stream for which there is no
+        room lets go of what waits, and recovers once more."""
         stream = source.stream
+        self.recovery_pauses += stream.pauses - source.pauses
+        source.pauses = stream.pauses
         self.waiting_bytes += stream.waiting_bytes - source.waiting_bytes
         if self.waiting_bytes > WAITING_BYTES_MAX and stream.waiting_bytes:
             self.dropped["no_room_to_wait"] += 1

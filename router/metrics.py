@@ -307,6 +307,11 @@ class RouterCollector(Collector):
             "Beats whose digest differed from the index.",
             value=view.drifts,
         )
+        yield CounterMetricFamily(
+            "kvroute_recovery_pauses",
+            "Recoveries of streams that never stay right, each followed by a pause.",
+            value=view.recovery_pauses,
+        )
         recoveries = CounterMetricFamily(
             "kvroute_recoveries", "Recoveries of streams.", labels=["how", "result"]
         )

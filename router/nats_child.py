@@ -17,10 +17,10 @@ from events.settings import NatsSettings
 from router.children import Child, end, start
 
 START_TIMEOUT_S = 10.0
-STEADY_S = 1.0
+STEADY_S = 0.5
 PAUSE_S = 0.1
 """Doubled with each failure."""
-PAUSE_MAX_S = 5.0
+PAUSE_MAX_S = 2.0
 _USER = "kvroute"
 
 log = logging.getLogger("kvroute.nats")

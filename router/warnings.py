@@ -14,7 +14,7 @@ from typing import NamedTuple
 from typing_extensions import override
 
 from events.facts import Heartbeat
-from events.stream import StreamState
+from events.stream import PAUSE_MAX_S, StreamState
 from events.view import FleetView, Source
 from indexer.identity import WorkerKey
 from router.decision import Role
@@ -50,6 +50,7 @@ class WarningCode(StrEnum):
     NO_HEARTBEAT = "no_heartbeat"
     CLOCK_SKEW = "clock_skew"
     TWO_RELAYS = "two_relays"
+    UNSTEADY = "unsteady"
     PARTIAL = "partial"
     ENGINE_VERSION = "engine_version"
     APPROXIMATE = "approximate"
@@ -109,6 +110,13 @@ def _of_its_relay(source: Source, heartbeat: Heartbeat, now_s: float) -> Iterato
         yield WorkerWarning(
             WarningCode.TWO_RELAYS,
             "two relays speak for this worker: the older one is ignored; stop one of them",
+        )
+    if count := source.stream.in_vain(now_s):
+        yield WorkerWarning(
+            WarningCode.UNSTEADY,
+            f"its stream was read again {count} times in a row and never stays right, so there are"
+            f" pauses of up to {PAUSE_MAX_S:g} s between two attempts: does its relay lose"
+            " messages, send more than one publisher may, or count its blocks wrongly?",
         )
     if abs(source.clock_skew_s) > CLOCK_SKEW_S:
         yield WorkerWarning(

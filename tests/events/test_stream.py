@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -27,6 +28,9 @@ from events.rank import Publish, Rank
 from events.stream import (
     BUFFER_BYTES_MAX,
     BUFFER_MESSAGES_MAX,
+    PAUSE_MAX_S,
+    RECOVERIES_FREE,
+    STEADY_S,
     Adopt,
     Apply,
     Effect,
@@ -287,6 +291,68 @@ def test_a_snapshot_that_failed_is_asked_for_again_with_a_beat(live: Listener) -
     assert live.fail(from_ring=False) == []
     assert live.state is RECOVERING
     assert [one.from_seq for one in live.beat(9)] == [None]
+
+
+def drifting(live: Listener, seconds: int, *, failing: bool = False) -> list[float]:
+    """Times at which a stream whose every beat differs is recovered: its relay beats each second
+    and its snapshots are never what it beats."""
+    asked_s = []
+    for i in range(seconds):
+        if live.beat(3, 1000 + i, 1):
+            asked_s.append(live.now_s)
+            if failing:
+                live.fail(from_ring=False)
+            else:
+                live.snapshot(3, 1, 2, 3)
+    return asked_s
+
+
+@pytest.mark.parametrize("failing", [False, True])
+def test_a_stream_that_never_stays_right_is_recovered_ever_more_seldom(
+    live: Listener, failing: bool
+) -> None:
+    asked_s = drifting(live, 120, failing=failing)
+    pauses_s = [b - a for a, b in pairwise(asked_s)]
+    assert pauses_s[: RECOVERIES_FREE + 1] == [1.0] * (RECOVERIES_FREE + 1), "with each beat"
+    assert pauses_s == sorted(pauses_s)
+    assert pauses_s[-1] == PAUSE_MAX_S
+    assert live.stream.pauses == len(asked_s) - RECOVERIES_FREE
+    assert live.stream.in_vain(live.now_s) == len(asked_s)
+    assert live.stream.in_vain(live.now_s + STEADY_S) == 0
+    assert live.state is RECOVERING, "never live on what its beats deny"
+
+
+def test_a_new_life_at_each_beat_is_recovered_no_faster(live: Listener) -> None:
+    asked = [live.beat(5, epoch=Epoch(10 + i, 0)) for i in range(60)]
+    assert sum(map(len, asked)) < 15
+
+
+def test_a_stream_that_was_steady_is_recovered_at_once(live: Listener) -> None:
+    drifting(live, 60)
+    live.now_s += PAUSE_MAX_S
+    assert len(live.beat(3, 7, 8)) == 1
+    live.snapshot(3, 7, 8)
+    assert live.state is LIVE
+    live.now_s += STEADY_S
+    live.beat(3, 7, 8)
+    assert live.state is LIVE
+    assert drifting(live, 4) == [live.now_s - 3, live.now_s - 2, live.now_s - 1, live.now_s]
+
+
+def test_a_resync_that_an_operator_wants_does_not_wait(live: Listener) -> None:
+    drifting(live, 60)
+    for _ in range(3):
+        assert len(live.perform(live.stream.resync(live.now_s))) == 1
+
+
+def test_what_heals_during_a_pause_needs_no_recovery(live: Listener) -> None:
+    drifting(live, 60)
+    live.beat(3, 7, 8, after_s=PAUSE_MAX_S)
+    live.snapshot(3)
+    assert live.beat(3, 7, 8) == [], "in a pause"
+    assert live.state is RECOVERING
+    assert live.hear(facts(1, 9, epoch=NEXT)) == []
+    assert (live.state, live.held) == (LIVE, {9})
 
 
 def test_a_failure_after_the_stream_healed_itself_changes_nothing(fresh: Listener) -> None:

@@ -2,7 +2,8 @@
 
 import pytest
 
-from events.stream import BEAT_OVERDUE_S
+from events.facts import VERSION, Beat, Epoch
+from events.stream import BEAT_OVERDUE_S, RECOVERIES_FREE, Stream
 from events.view import Source
 from indexer.identity import WorkerKey
 from router.decision import Role
@@ -119,6 +120,16 @@ class TestOneWorker:
             older.beat(key)
         assert fleet.view.sources[key].stream.epoch == newer.epoch
         assert of(fleet, key) == ["two_relays"]
+
+    def test_a_stream_that_never_stays_right(self) -> None:
+        source = a_source()
+        stream = source.stream = Stream(3.0, 0.0)
+        stream.on_beat(Beat(VERSION, Epoch(1, 0), 0, 0, 0, True, 0.0), 0, 0, 0.0)
+        for i in range(RECOVERIES_FREE + 1):
+            assert "unsteady" not in told(source)
+            stream.on_beat(Beat(VERSION, Epoch(1, 0), 0, 1, i, True, 0.0), 0, 0, 0.0)
+            stream.on_snapshot(Epoch(1, 0), 0, True, 0.0)
+        assert "4 times in a row" in told(source)["unsteady"]
 
 
 class TestBlockSizes:
