@@ -11,6 +11,8 @@ engines' metrics.
 Pure: bytes and `now_s` in, changed workers out.
 
 Laws:
+- an ejection is told with every message for as long as it holds, and replicas that know nothing of
+  ejections leave it out of what they read;
 - of one replica, only messages of its newest epoch and in order count; each at most once;
 - what a replica told is forgotten `TTL_S` after it was last heard;
 - the sum over peers at a time is what they told of that time, or of the one nearest to it.
@@ -18,7 +20,7 @@ Laws:
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import KeysView, Mapping
+from collections.abc import KeysView, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from typing import Annotated, NamedTuple, Protocol
@@ -66,6 +68,20 @@ Step = tuple[float, int, int]
 _Age = Annotated[float, Meta(ge=0, le=3600)]
 
 
+EJECTED_MAX = 512
+"""Ejections in one message; those that don't fit are left out, and end at the others' by time."""
+
+
+class Verdict(NamedTuple):
+    """A worker that a replica keeps requests away from, since they failed there."""
+
+    worker: WorkerKey
+    left_s: float
+    """Until it is probed."""
+    cause: str
+    """See router/outliers.py."""
+
+
 class Totals(NamedTuple):
     """What a replica has reserved on a worker."""
 
@@ -99,8 +115,17 @@ class _Told(msgspec.Struct, frozen=True, array_like=True):
     """(age, requests, blocks), oldest first: what held from then on until the next one, or now."""
 
 
-class Inflight(msgspec.Struct, frozen=True, tag="inflight", tag_field="kind"):
-    """One replica's reserved load."""
+class _Ejected(msgspec.Struct, frozen=True, array_like=True):
+    """A Verdict."""
+
+    worker_id: Name
+    dp_rank: Annotated[int, Meta(ge=0, le=99999)]
+    left_s: _Age
+    cause: Name
+
+
+class Inflight(msgspec.Struct, frozen=True, tag="inflight", tag_field="kind", omit_defaults=True):
+    """One replica's reserved load, and what it has ejected."""
 
     v: int
     replica: Name
@@ -109,6 +134,8 @@ class Inflight(msgspec.Struct, frozen=True, tag="inflight", tag_field="kind"):
     full: bool
     """Workers that are not in it have nothing reserved. False: they are as they were."""
     workers: Annotated[list[_Told], Meta(max_length=WORKERS_MAX)]
+    ejected: Annotated[list[_Ejected], Meta(max_length=WORKERS_MAX)] = []
+    """All that it has; optional, since older replicas neither write nor read it."""
 
 
 _NOTHING = Totals()
@@ -138,6 +165,8 @@ class Teller:
         """When everything is to be told again."""
         self.untold = 0
         """Workers that had no room in their message, over all messages."""
+        self._ejected: list[tuple[WorkerKey, str]] = []
+        """As last told, with the causes."""
         self.is_cut = False
         """The last message had no room for some workers: the next one, due at once, has theirs."""
 
@@ -146,7 +175,12 @@ class Teller:
         that is remembered."""
         self.full_due_s = self._told_at_s = -inf
 
-    def message(self, loads: Mapping[WorkerKey, Reserved], now_s: float) -> bytes | None:
+    def message(
+        self,
+        loads: Mapping[WorkerKey, Reserved],
+        now_s: float,
+        verdicts: Sequence[Verdict] = (),
+    ) -> bytes | None:
         """What there is to tell; None when nothing changed since the last one, a moment ago.
 
         Marks what it tells as told. Full ones take time in proportion to the workers, others to
@@ -169,24 +203,30 @@ class Teller:
             told, rest = _cut(
                 [(key, load, load.steps(since_s)) for key, load in loads.items() if load.changed]
             )
-            if not told:
+            if not told and self._ejected == [(one.worker, one.cause) for one in verdicts]:
                 return None
+        self._ejected = [(one.worker, one.cause) for one in verdicts]
         self._told_at_s = now_s
         self.untold += len(rest)
         self.is_cut = bool(rest)
         for _, load, _ in rest:
             load.changed = True
         steps_max = _steps_max(told)
-        return self._encoded([_told(*one, steps_max, now_s) for one in told], full)
+        ejected = [_Ejected(*key, min(left_s, 3600.0), cause) for key, left_s, cause in verdicts]
+        return self._encoded(
+            [_told(*one, steps_max, now_s) for one in told], full, ejected[:EJECTED_MAX]
+        )
 
     def presence(self) -> bytes:
         """That we are there, and no more: all that is worth saying while no other is heard."""
         return self._encoded([], full=False)
 
-    def _encoded(self, workers: list[_Told], full: bool) -> bytes:
+    def _encoded(
+        self, workers: list[_Told], full: bool, ejected: list[_Ejected] | None = None
+    ) -> bytes:
         self._seq += 1
         return _encoder.encode(
-            Inflight(VERSION, self._replica, self._epoch, self._seq, full, workers)
+            Inflight(VERSION, self._replica, self._epoch, self._seq, full, workers, ejected or [])
         )
 
 
@@ -310,6 +350,7 @@ class Peers:
         self._peers: dict[str, _Peer] = {}
         self.results: Counter[str] = Counter()
         """Messages by what became of them."""
+        self._verdicts: tuple[str, list[Verdict]] | None = None
         self.met = 0
         """Replicas that were heard and not known until then."""
 
@@ -351,6 +392,13 @@ class Peers:
         peer.whole = whole or message.full
         peer.seq = message.seq
         peer.heard_at_s = now_s
+        self._verdicts = (
+            message.replica,
+            [
+                Verdict(WorkerKey(one.worker_id, one.dp_rank), one.left_s, one.cause)
+                for one in message.ejected
+            ],
+        )
         for one in message.workers:
             key = WorkerKey(one.worker_id, one.dp_rank)
             told = [(now_s - age_s, requests, blocks) for age_s, requests, blocks in one.steps]
@@ -365,6 +413,12 @@ class Peers:
             self.results["too_many_workers"] += 1
             changed.update(self._forget(message.replica))
         return changed
+
+    def take_verdicts(self) -> tuple[str, list[Verdict]] | None:
+        """The replica that sent the last message, and all that it has ejected; None: the message
+        did not count, or they were taken."""
+        verdicts, self._verdicts = self._verdicts, None
+        return verdicts
 
     def tick(self, now_s: float) -> set[WorkerKey]:
         """Forgets who is silent; returns the workers whose load by peers changed."""

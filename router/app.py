@@ -379,6 +379,8 @@ class RouterApp:
             if self.core.hot is not None and self.copy_link is not None:
                 self.copy_link.tick()
             self._warn(now_s)
+            for line in self.core.outliers.take_news():
+                log.warning("%s", line)
             if not self.ready and self._is_ready(now_s) and self._grpc is not None:
                 self.core.ready = True
                 await self._grpc.set_serving(ready=True)

@@ -41,6 +41,10 @@ async def show_workers(target: str, model: str, as_json: bool, timeout_s: float)
         return 0
     console.print(_workers_table(workers), crop=False)
     for worker in workers:
+        if worker.HasField("ejection"):
+            console.print(
+                f"[yellow]{escape(_name(worker))}:[/] {_told_of(worker)}", highlight=False
+            )
         for warning in worker.warnings:
             console.print(f"[yellow]{_name(worker)}:[/] {escape(warning)}", highlight=False)
     return 0
@@ -118,6 +122,18 @@ def _workers_table(workers: Sequence[WorkerStatus]) -> Table:
             f"[red]{worker.unschedulable_reason}[/]",
         )
     return table
+
+
+def _told_of(worker: WorkerStatus) -> str:
+    """Why and for how long requests are kept away from an ejected worker."""
+    ejection = worker.ejection
+    of_replica = f" by replica {escape(ejection.replica)}" if ejection.replica else ""
+    until = ejection.until.ToDatetime().strftime("%H:%M:%S UTC")
+    now = "being probed with a few requests" if ejection.probing else f"not before {until}"
+    return (
+        f"ejected{of_replica} ({escape(ejection.reason)}, {ejection.times or 1} in a row);"
+        f" gets requests again: {now}"
+    )
 
 
 def _print_explanation(console: Console, explanation: Explanation) -> None:

@@ -160,12 +160,15 @@ def read_progress(message: router_pb2.Progress) -> Progress | str:
     failure = _FAILURES.get(message.failure_reason)
     if failure is None:
         return f"unknown failure_reason {message.failure_reason}"
+    if message.refused and failure is Ending.FAILED_WORKER:
+        failure = Ending.FAILED_REFUSED
     return Progress(
         reservation_id=message.reservation_id,
         state=state,
         output_tokens=message.output_tokens,
         cached_tokens=message.cached_tokens if message.HasField("cached_tokens") else None,
         failure=failure,
+        failed_worker_id=message.failed_worker_id,
     )
 
 
@@ -352,7 +355,16 @@ def write_worker(source: Source, core: RouterCore, now_s: float) -> fleet_pb2.Wo
         beat_age_s=max(0.0, now_s - stream.last_beat_s),
         hit_ratio=report.reported / report.predicted if report and report.predicted else 0.0,
         warnings=[one.sentence for one in core.warnings(source, now_s)],
+        outcomes={ending.value: count for ending, count in core.outcomes_of(source.key).items()},
     )
+    standing = core.outliers.standing(source.key)
+    if standing is not None and standing.cause is not None:
+        ejection = status.ejection
+        ejection.reason = standing.cause
+        ejection.until.FromNanoseconds(int(standing.until_s * 1e9))
+        ejection.probing = standing.probing
+        ejection.times = standing.times
+        ejection.replica = standing.replica
     status.stream_changed_at.FromNanoseconds(int(stream.changed_at_s * 1e9))
     if load.sampled_at_s is not None:
         status.sample_age_s = max(0.0, now_s - load.sampled_at_s)

@@ -97,6 +97,58 @@ class HotPrefixSettings(Settings, frozen=True):
     memory_mib: Annotated[int, Meta(ge=1, description="for hot prefixes' tokens and hashes")] = 64
 
 
+class OutlierSettings(Settings, frozen=True):
+    """Workers at which requests fail get none for a while."""
+
+    enabled: Annotated[bool, Meta(description="eject workers at which requests fail")] = True
+    failures: Annotated[
+        int, Meta(ge=1, description="failures in a row that eject; one refused connection does")
+    ] = 5
+    failure_percent: Annotated[
+        int, Meta(ge=1, le=100, description="of a worker's last requests, whose failure ejects it")
+    ] = 30
+    requests_min: Annotated[
+        int, Meta(ge=1, le=1024, description="requests from which on that share counts")
+    ] = 10
+    window_s: Annotated[
+        Seconds, Meta(description="how far back that share, and what callers saw, counts")
+    ] = 10.0
+    pool_percent: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=100,
+            description="of the workers of one model and role, that errors alone keep out at most",
+        ),
+    ] = 50
+    ejection_s: Annotated[
+        Seconds, Meta(description="first ejection; each further one is twice as long")
+    ] = 1.0
+    ejection_max_s: Annotated[Seconds, Meta(description="longest ejection")] = 20.0
+    calm_s: Annotated[
+        Seconds, Meta(description="without a failure, after which ejections begin short again")
+    ] = 60.0
+    probes: Annotated[
+        int, Meta(ge=1, le=100, description="requests that must be served after an ejection")
+    ] = 3
+    alone_s: Annotated[
+        Seconds,
+        Meta(
+            description="how long one caller's word waits for what others see; 0.3 of it for a"
+            " refused connection"
+        ),
+    ] = 1.0
+    hang_s: Annotated[
+        Seconds, Meta(description="without a first token, beyond what was predicted, that ejects")
+    ] = 1.0
+    hang_factor: Annotated[
+        float, Meta(ge=1, le=1000, description="multiple of the predicted time to allow before it")
+    ] = 3.0
+    hang_requests: Annotated[
+        int, Meta(ge=1, description="requests that must wait for their first tokens there")
+    ] = 3
+
+
 class RoutingSettings(Settings, frozen=True):
     """How picks are made and kept."""
 
@@ -159,6 +211,7 @@ class RoutingSettings(Settings, frozen=True):
         float, Meta(gt=0, le=1, description="of the requests, those that it scores")
     ] = 0.01
     hot_prefixes: HotPrefixSettings = HotPrefixSettings()
+    outliers: OutlierSettings = OutlierSettings()
     host_label: Annotated[str, Meta(description="label that names a worker's host")] = "host"
     rack_label: Annotated[str, Meta(description="label that names its rack")] = "rack"
     cluster_label: Annotated[str, Meta(description="label that names its cluster")] = "cluster"

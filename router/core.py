@@ -8,6 +8,7 @@ two worlds.
 Laws:
 - a pick reserves its load at once, and every reservation is released exactly once;
 - a refusal changes nothing;
+- a worker that failed requests gets none for a while (router/outliers.py);
 - the same request id, prompt, model and role get the same answer while they are remembered.
 """
 
@@ -36,11 +37,13 @@ from router.decision import (
     Request,
 )
 from router.eligibility import DRAINED
+from router.first_tokens import FirstTokens
 from router.further import Further
 from router.hot_prefixes import HotPrefixes
 from router.lane import Lane
 from router.load import WorkerLoad
 from router.models import Models
+from router.outliers import Fault, Outliers
 from router.policies.policy import Policy
 from router.pools import Pools, heartbeat_of
 from router.rates import PrefillRates
@@ -58,6 +61,12 @@ DRAINED_MAX = 10_000
 ROOM_BITS = 48
 """Of a pair's room, which stays below 2^63 for any number of ranks."""
 _ENDED_BY_US = (Ending.EXPIRED, Ending.WORKER_LOST)
+_FAULTS = {
+    Ending.FAILED_WORKER: Fault.ERROR,
+    Ending.FAILED_TIMEOUT: Fault.TIMEOUT,
+    Ending.FAILED_REFUSED: Fault.REFUSED,
+}
+"""Endings that count against a worker."""
 
 
 def _no_mark(_stage: str) -> None:
@@ -88,6 +97,18 @@ class RouterCore:
         """The load that other replicas have reserved."""
         self.reservations = Reservations(routing.memory_window_s, routing.reservations_max)
         self.endings: Counter[Ending] = Counter()
+        self.outcomes: dict[WorkerKey, Counter[Ending]] = {}
+        """The same by worker: of a pair, what was served counts for both halves, and a failure for
+        the half that failed."""
+        self.outliers = Outliers(
+            routing.outliers,
+            group=self._group_of,
+            sampled_at_s=lambda key: self.load_of(key).sampled_at_s,
+            on_change=lambda key: self.pools.on_ejected(key),
+        )
+        self.first_tokens = FirstTokens()
+        self.last_resorts = 0
+        """Picks of workers that are tried only where none that answers may take the request."""
         self.cache_reports: dict[WorkerKey, CacheReport] = {}
         self.self_check = SelfCheck(view)
         self.ready = True
@@ -97,7 +118,7 @@ class RouterCore:
         self.drains = 0
         """Changes of these."""
         self.models = Models(models, model_memory_s)
-        self.pools = Pools(view, self.models, self.load_of)
+        self.pools = Pools(view, self.models, self.load_of, self.outliers.reason)
         labels = PlaceLabels(routing.host_label, routing.rack_label, routing.cluster_label)
         self.rates = PrefillRates(routing.prefill_rate)
         self.ttft_check = TtftCheck()
@@ -161,6 +182,7 @@ class RouterCore:
         if watch is not None:
             watch(decision.computing)
         source = decision.sources[decision.order[0]]
+        self.last_resorts += bool(self.pools.kept_out(source))
         reservation = self.reserve(
             source,
             request.request_id,
@@ -222,13 +244,18 @@ class RouterCore:
         """
         self.decider.reconfigure(routing)
         self.routing = routing
+        self.outliers.reconfigure(routing.outliers)
         if self.lane is not None:
             tally = self.lane.tally
             self.lane = Lane(self, self._rng)
             self.lane.tally = tally
 
-    def report(self, progress: Progress, now_s: float) -> ProgressResult:
-        """Moves a reservation on. Counts are cumulative, so a step told twice changes nothing."""
+    def report(self, progress: Progress, now_s: float, caller: str = "") -> ProgressResult:
+        """Moves a reservation on. Counts are cumulative, so a step told twice changes nothing.
+
+        caller: who says so, as far as is known; its word alone ejects no worker that others see
+        serve.
+        """
         reservation = self.reservations.get(progress.reservation_id)
         if reservation is None:
             return ProgressResult.UNKNOWN
@@ -239,20 +266,24 @@ class RouterCore:
             return ProgressResult.APPLIED if changed else ProgressResult.UNCHANGED
         match progress.state:
             case ProgressState.FINISHED:
+                self._served(reservation, caller, now_s)
                 self._end(reservation, Ending.FINISHED, now_s)
                 return ProgressResult.APPLIED
             case ProgressState.FAILED:
-                self._end(reservation, progress.failure, now_s)
+                self._failed(reservation, progress, caller, now_s)
                 return ProgressResult.APPLIED
             case ProgressState.PREFILL_DONE:
                 if self._prefill_done(reservation, now_s):
+                    self._first_token(reservation, caller, now_s)
                     self._measure(reservation, now_s)
                     changed = True
             case ProgressState.RUNNING:
                 changed |= not reservation.running
                 reservation.running = True
-                if progress.output_tokens:  # so its prompt is computed, though nobody told
-                    changed |= self._prefill_done(reservation, now_s)
+                # With output its prompt is computed, though nobody told.
+                if progress.output_tokens and self._prefill_done(reservation, now_s):
+                    self._first_token(reservation, caller, now_s)
+                    changed = True
         self.reservations.renew(reservation, now_s + self.routing.lease_s)
         return ProgressResult.APPLIED if changed else ProgressResult.UNCHANGED
 
@@ -274,10 +305,13 @@ class RouterCore:
             )
             load.unheard = self._unheard()
             self._put_load(key, load)
+            self.outliers.on_relay(key, load.external_requests, source.stream.seq, now_s)
 
     def on_inflight(self, payload: bytes, now_s: float) -> None:
         """Another replica tells what it has reserved."""
         self._hear(self.peers.on_message(payload, now_s))
+        if (told := self.peers.take_verdicts()) is not None:
+            self.outliers.hear(*told, now_s)
 
     def on_forgotten(self, workers: list[WorkerKey], now_s: float) -> None:
         """Workers that the view knows no more: what they had reserved ends."""
@@ -286,6 +320,9 @@ class RouterCore:
         for worker in workers:
             self.loads.pop(worker, None)
             self.cache_reports.pop(worker, None)
+            self.outcomes.pop(worker, None)
+            self.outliers.forget(worker)
+            self.first_tokens.forget(worker)
         self.self_check.on_forgotten(workers)
         self.rates.on_forgotten(workers)
         self.working_sets.on_forgotten(workers)
@@ -321,6 +358,8 @@ class RouterCore:
         expired = self.catch_up(now_s)
         self.models.tick(now_s)
         self._hear(self.peers.tick(now_s))
+        self._look_for_hangs(now_s)
+        self.outliers.tick(now_s)
         self.rates.tick()
         self.working_sets.tick(now_s)
         self.pools.refresh()
@@ -356,6 +395,10 @@ class RouterCore:
     def load_of(self, key: WorkerKey) -> WorkerLoad:
         """A worker's load; an idle one for a worker that nothing is known of."""
         return self.loads.get(key) or WorkerLoad()
+
+    def outcomes_of(self, key: WorkerKey) -> Counter[Ending]:
+        """How requests that a worker got from this router ended."""
+        return self.outcomes.get(key, Counter())
 
     def excluded(self, source: Source) -> str:
         """Why a worker gets no requests; empty when it may.
@@ -424,6 +467,7 @@ class RouterCore:
             # What it holds on from there, too: the index knows, and predicts only the rest.
             self.view.predict(source, prefixes[overlap.told // size :], now_s)
         self.reservations.add(reservation)
+        self._note_probe(source.key, reservation.id, now_s)
         return reservation
 
     def _reserve_prefill(self, reservation: Reservation, decision: Decision, now_s: float) -> None:
@@ -444,6 +488,7 @@ class RouterCore:
         self._picks += 1
         load.last_picked = self._picks
         self.pools.put_load(source.slot, load)
+        self._note_probe(key, reservation.id, now_s)
         if size:
             self.view.predict(source, reservation.prefixes[overlap.told // size :], now_s)
 
@@ -501,7 +546,14 @@ class RouterCore:
                 now_s,
             )
 
-    def _end(self, reservation: Reservation, ending: Ending, now_s: float) -> None:
+    def _end(
+        self,
+        reservation: Reservation,
+        ending: Ending,
+        now_s: float,
+        blamed: WorkerKey | None = None,
+    ) -> None:
+        """blamed: of a pair that failed, the half by whose fault."""
         load = self._load(reservation.worker)
         if not reservation.prefill_done:
             reservation.prefill_done = True
@@ -513,6 +565,73 @@ class RouterCore:
         self.ttft_check.on_end(reservation.id)
         self.reservations.end(reservation, ending, now_s)
         self.endings[ending] += 1
+        self._count_outcome(reservation, ending, blamed)
+        if self.outliers.probing:
+            for key in _workers_of(reservation):
+                self.outliers.on_end(key, reservation.id)
+
+    def _first_token(self, reservation: Reservation, caller: str, now_s: float) -> None:
+        """The worker that computes a prompt has done so, as the first that is heard of it."""
+        self.first_tokens.on_first(now_s - reservation.opened_at_s)
+        worker = reservation.where_computed().worker
+        self.outliers.on_served(worker, reservation.id, caller, reservation.opened_at_s, now_s)
+
+    def _served(self, reservation: Reservation, caller: str, now_s: float) -> None:
+        """A request is served to its end."""
+        if not reservation.prefill_done:
+            self._first_token(reservation, caller, now_s)
+        if reservation.prefill is not None:
+            opened_s = reservation.opened_at_s
+            self.outliers.on_served(reservation.worker, reservation.id, caller, opened_s, now_s)
+
+    def _failed(
+        self, reservation: Reservation, progress: Progress, caller: str, now_s: float
+    ) -> None:
+        """A request has failed, which counts against a worker if it was by its fault."""
+        blamed = _blamed(reservation, progress.failed_worker_id)
+        self._end(reservation, progress.failure, now_s, blamed)
+        fault = _FAULTS.get(progress.failure)
+        if fault is not None and blamed in self.view.sources:
+            self.outliers.on_failed(blamed, fault, caller, reservation.opened_at_s, now_s)
+
+    def _count_outcome(
+        self, reservation: Reservation, ending: Ending, blamed: WorkerKey | None
+    ) -> None:
+        workers = [blamed or reservation.worker]
+        if ending is Ending.FINISHED:
+            workers = _workers_of(reservation)
+        for key in workers:
+            if key in self.view.sources:
+                self.outcomes.setdefault(key, Counter())[ending] += 1
+
+    def _note_probe(self, key: WorkerKey, reservation_id: str, now_s: float) -> None:
+        if key in self.outliers.probing:
+            self.outliers.on_pick(key, reservation_id, now_s)
+
+    def _look_for_hangs(self, now_s: float) -> None:
+        """Suspects workers that owe first tokens for far longer than was predicted."""
+        settings, outliers = self.routing.outliers, self.outliers
+        if not settings.enabled or not self.first_tokens.may_judge():
+            return
+        for key, load in self.loads.items():
+            standing = outliers.standing(key)
+            if standing is None:
+                owes = load.prefills >= settings.hang_requests
+                last_s = outliers.served_s(key)
+                owed_s = self.first_tokens.owed_for_s(key, owes, last_s, now_s)
+            else:  # old requests may hang there for ever; what is asked of it now are its probes
+                self.first_tokens.forget(key)
+                owed_s = now_s - min(standing.probes.values(), default=now_s)
+            if owed_s <= settings.hang_s or (source := self.view.sources.get(key)) is None:
+                continue
+            rate = self.rates.rate(key, heartbeat_of(source).model)
+            predicted_s = max(self.first_tokens.mean_s, load.prefill_tokens_active / rate)
+            if owed_s > settings.hang_s + settings.hang_factor * predicted_s:
+                outliers.on_overdue(key, now_s)
+
+    def _group_of(self, key: WorkerKey) -> Collection[WorkerKey]:
+        source = self.view.sources.get(key)
+        return () if source is None else self.pools.group(source)
 
     def _hear(self, workers: Collection[WorkerKey]) -> None:
         for key in workers:
@@ -536,3 +655,25 @@ class RouterCore:
         if load is None:
             load = self.loads[key] = WorkerLoad()
         return load
+
+
+def _workers_of(reservation: Reservation) -> list[WorkerKey]:
+    """The worker, or both of a pair."""
+    if reservation.prefill is None:
+        return [reservation.worker]
+    return [reservation.worker, reservation.prefill.worker]
+
+
+def _blamed(reservation: Reservation, failed_worker_id: str) -> WorkerKey:
+    """The worker by whose fault a request failed.
+
+    Of a pair the one that the caller names; else, until the prompt is computed, the one that
+    computes it.
+    """
+    if reservation.prefill is None:
+        return reservation.worker
+    halves = _workers_of(reservation)
+    named = [key for key in halves if key.worker_id == failed_worker_id]
+    if len(named) == 1:
+        return named[0]
+    return reservation.worker if reservation.prefill_done else reservation.prefill.worker

@@ -187,6 +187,8 @@ class Progress:
     output_tokens: int = 0
     cached_tokens: int | None = None
     failure: Ending = Ending.FAILED_UNKNOWN
+    failed_worker_id: str = ""
+    """Of a pair: which half failed; empty, or neither of them: by how far the request came."""
 
 
 class ProgressResult(StrEnum):

@@ -482,7 +482,7 @@ cdef class Lane:
     cdef object _core, _pools, _view, _reservations, _rng, _ids
     cdef list _drawn
     """Of `_ids`: ids that come next."""
-    cdef dict _loads, _settled, _live, _guesses, _by_request, _drained
+    cdef dict _loads, _settled, _live, _guesses, _by_request, _drained, _probing
     cdef object _full, _open_ones, _ended_ones
     cdef NativeIndex _index
     cdef object _routing
@@ -523,6 +523,7 @@ cdef class Lane:
         self._reservations = core.reservations
         self._loads = core.loads
         self._drained = core.drained
+        self._probing = core.outliers.probing
         self._settled = core.pools._settled
         self._full = core.pools._full
         self._live = core.pools._pools
@@ -790,6 +791,8 @@ cdef class Lane:
         self.put_load(source.slot, load)
         self._predict(source, told / size, now_s)
         self._remember(reservation, 8 * len(prefixes))
+        if self._probing and source.key in self._probing:
+            core.outliers.on_pick(source.key, reservation.id, now_s)
         return reservation
 
     cdef int _open(self, load, prefixes, bint has_tail, new_tokens, double now_s) except -1:
@@ -801,6 +804,7 @@ cdef class Lane:
         tails = load._tails = load._tails + has_tail
         requests = load.requests = load.requests + 1
         load.prefill_tokens = load.prefill_tokens + new_tokens
+        load.prefills = load.prefills + (new_tokens > 0)
         load.changed = True
         cdef list history = load._history
         if len(history) >= HISTORY_MAX or history[0][0] < now_s - HISTORY_S:

@@ -35,6 +35,8 @@ class WorkerLoad:
     """Ours: open reservations."""
     prefill_tokens: int = 0
     """Ours: prompt tokens not computed yet."""
+    prefills: int = 0
+    """Ours: open reservations whose prompts it computes, and has not yet."""
     running: int = 0
     waiting: int = 0
     external_requests: float = 0.0
@@ -80,6 +82,7 @@ class WorkerLoad:
         self._tails += has_tail
         self.requests += 1
         self.prefill_tokens += new_tokens
+        self.prefills += new_tokens > 0
         self._remember(now_s)
 
     def in_use(self, prefixes: HashArray) -> int:
@@ -89,6 +92,7 @@ class WorkerLoad:
     def prefill_done(self, new_tokens: int) -> None:
         """A reservation's prompt is computed."""
         self.prefill_tokens -= new_tokens
+        self.prefills -= new_tokens > 0
         self.changed = True
 
     def close(self, prefixes: HashArray, has_tail: bool, now_s: float) -> None:

@@ -33,16 +33,20 @@ from router.decision import Pick, Prefill
 from router.decision_log import RESULTS
 from router.hot_prefixes import REASONS
 from router.nats_child import NatsChild
+from router.outliers import PROBES, WITHHELD, Cause
 from router.peer_link import PeerLink
 from router.pick_tally import BUCKETS_S, RATIO_DECISIONS, TIERS, PickTally, StageClock
 from router.policies.own import Failure, is_own
 from router.prefix_copies import CopyFate
 from router.refusals import Reason
+from router.reservations import Ending
 from router.self_check import CheckResult
 from router.shadow import Agreement, Balance, Shadow
 from router.ttft_check import RATIOS
 from router.watchers import Watchers
 
+_OUTCOMES = (Ending.FINISHED, Ending.FAILED_WORKER, Ending.FAILED_TIMEOUT, Ending.FAILED_REFUSED)
+"""Of workers: what is exported from 0 on."""
 OUTCOMES = ("picked", "repeated", "refused", "explained")
 _SOCKET_ERRORS = (
     "engine_silent",
@@ -218,6 +222,7 @@ class RouterCollector(Collector):
         yield from self._streams()
         yield from self._self_check()
         yield from self._ttft_check()
+        yield from self._outliers()
         yield self._policy_failures()
         yield self._warnings()
         core = self._core
@@ -334,6 +339,12 @@ class RouterCollector(Collector):
         waiting = gauge("requests_waiting", "Waiting requests, as reported.")
         reserved = gauge("reserved_requests", "Open reservations of this router.")
         prefill = gauge("prefill_tokens_active", "Prompt tokens sent there, not computed yet.")
+        ejected = gauge("ejected", "1 while requests are kept away, since earlier ones failed.")
+        outcomes = CounterMetricFamily(
+            "kvroute_worker_outcomes",
+            "Requests of this router that a worker got, by how they ended.",
+            labels=[*labels, "outcome"],
+        )
         shares = []
         for key, source in core.view.sources.items():
             names = [key.worker_id, str(key.dp_rank)]
@@ -345,16 +356,69 @@ class RouterCollector(Collector):
             waiting.add_metric(names, load.waiting)
             reserved.add_metric(names, load.requests)
             prefill.add_metric(names, load.prefill_tokens_active)
+            ejected.add_metric(names, bool(core.outliers.reason(key)))
+            of_worker = core.outcomes_of(key)
+            for ending in Ending:
+                if ending in of_worker or ending in _OUTCOMES:
+                    outcomes.add_metric([*names, ending], of_worker[ending])
             if source.heartbeat is not None and source.heartbeat.total_blocks:
                 total.add_metric(names, source.heartbeat.total_blocks)
                 if is_up:
                     shares.append(load.active_blocks() / source.heartbeat.total_blocks)
-        yield from (up, active, total, running, waiting, reserved, prefill)
+        yield from (up, active, total, running, waiting, reserved, prefill, ejected, outcomes)
         mean = float(np.mean(shares)) if shares else 0.0
         yield _gauge(
             "kvroute_load_balance_score",
             "Standard deviation / mean of the load of workers that are up; 0 is even.",
             float(np.std(shares)) / mean if mean else 0.0,
+        )
+
+    def _outliers(self) -> Iterator[Metric]:
+        core = self._core
+        outliers = core.outliers
+        yield _counter(
+            "kvroute_reservations_ended",
+            "Reservations that have ended, by how.",
+            "ending",
+            {ending.value: count for ending, count in core.endings.items()},
+            tuple(Ending),
+        )
+        yield _counter(
+            "kvroute_ejections",
+            "Workers that were ejected since requests failed there, by cause.",
+            "cause",
+            {cause.value: count for cause, count in outliers.ejections.items()},
+            tuple(Cause),
+        )
+        yield _counter(
+            "kvroute_ejections_withheld",
+            "Ejections that did not come about: others see the worker serve, or too many of its"
+            " pool are ejected.",
+            "reason",
+            outliers.withheld,
+            WITHHELD,
+        )
+        yield _counter(
+            "kvroute_probes",
+            "Requests that went to ejected workers, by what became of them.",
+            "result",
+            outliers.probes,
+            PROBES,
+        )
+        yield CounterMetricFamily(
+            "kvroute_callers_forgotten",
+            "Callers whose word on a worker was forgotten for want of room.",
+            value=outliers.callers_forgotten,
+        )
+        yield CounterMetricFamily(
+            "kvroute_last_resort_picks",
+            "Picks of workers that don't answer, or are ejected, for want of any that answers.",
+            value=core.last_resorts,
+        )
+        yield _gauge(
+            "kvroute_first_token_mean_seconds",
+            "From picks to their first tokens, as reported, in the mean over the last 16 or so.",
+            core.first_tokens.mean_s,
         )
 
     def _streams(self) -> Iterator[Metric]:

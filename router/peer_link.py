@@ -137,7 +137,8 @@ class PeerLink:
                 now_s = self._clock()
                 message: bytes | None = self._teller.presence()
                 if self._core.peers:
-                    message = self._teller.message(self._core.loads, now_s)
+                    verdicts = self._core.outliers.verdicts(now_s)
+                    message = self._teller.message(self._core.loads, now_s, verdicts)
                     wait_s = self._teller.full_due_s - now_s
                     if self._teller.is_cut:
                         self._due.set()

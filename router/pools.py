@@ -147,7 +147,7 @@ class Pools:
         ejected: Callable[[WorkerKey], str] = lambda _: "",
     ) -> None:
         """ejected: why a worker is kept out for what became of earlier requests; empty: it isn't.
-        Whoever changes that marks the worker as changed in the view."""
+        When that has changed, `on_ejected` must be called."""
         self._view = view
         self._ejected = ejected
         self._models = models
@@ -311,6 +311,12 @@ class Pools:
             ]
         return self._up[group]
 
+    def on_ejected(self, key: WorkerKey) -> None:
+        """A worker is ejected, or is no more."""
+        source = self._view.sources.get(key)
+        if source is not None and key in self._identities:
+            self._note_down(source)
+
     def forget_live(self) -> None:
         """Makes every pool again when it is asked for: which workers are kept out has changed."""
         self._up.clear()
@@ -372,6 +378,9 @@ class Pools:
         )
         self.put_load(slot, self._load_of(source.key))
         self._join(source.key, None if schedulable(source) else self._group(source))
+        self._note_down(source)
+
+    def _note_down(self, source: Source) -> None:
         down = self.kept_out(source)
         if self._down.get(source.key, "") != down:
             self.forget_live()

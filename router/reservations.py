@@ -27,6 +27,8 @@ class Ending(StrEnum):
 
     FINISHED = "finished"
     FAILED_WORKER = "failed_worker"
+    FAILED_REFUSED = "failed_refused"
+    """By the worker, which takes no connections."""
     FAILED_TIMEOUT = "failed_timeout"
     FAILED_CLIENT = "failed_client"
     FAILED_CANCELLED = "failed_cancelled"

@@ -10,6 +10,7 @@ from itertools import islice
 from math import inf
 from time import thread_time
 from typing import Any, NoReturn, TypeAlias
+from urllib.parse import unquote
 
 import grpc
 import grpc.aio
@@ -45,6 +46,8 @@ RUN_ITEMS = 16
 """Plain items that the lane answers at once, at most."""
 PEER_PROGRESS_MAX = 1024
 """Steps in one question to another replica."""
+CALLER_MAX = 64
+"""Characters of a caller's address, as another replica names it."""
 OWNERS_MAX = 64
 """Replicas asked for one Report."""
 
@@ -133,14 +136,15 @@ class RouterService(router_pb2_grpc.RouterServicer):
                 ),
             )
         outcomes = []
+        caller = caller_of(context.peer())
         began_s = thread_time()
         for one in request.progress:
-            outcomes.append(self._report(one))
+            outcomes.append(self._report(one, caller))
             if thread_time() - began_s >= SLICE_S:
                 await asyncio.sleep(0)  # other calls have a turn
                 began_s = thread_time()
         if self.peers is not None:
-            await self._ask_owners(self.peers, request.progress, outcomes)
+            await self._ask_owners(self.peers, request.progress, outcomes, caller)
         return router_pb2.ReportResponse(outcomes=outcomes)
 
     def report_of_peer(self, payload: bytes) -> bytes:
@@ -151,7 +155,8 @@ class RouterService(router_pb2_grpc.RouterServicer):
         except DecodeError:
             self._core.view.dropped["malformed"] += 1
             return b""
-        outcomes = [self._report(one) for one in request.progress]
+        caller = request.caller[:CALLER_MAX]
+        outcomes = [self._report(one, caller) for one in request.progress]
         return router_pb2.ReportResponse(outcomes=outcomes).SerializeToString()
 
     async def _ask_owners(
@@ -159,6 +164,7 @@ class RouterService(router_pb2_grpc.RouterServicer):
         peers: PeerLink,
         progress: Sequence[router_pb2.Progress],
         outcomes: list[router_pb2.ProgressOutcome],
+        caller: str,
     ) -> None:
         """Hands steps of others' reservations to the replicas that own them; an owner that does not
         answer leaves them unknown."""
@@ -172,7 +178,9 @@ class RouterService(router_pb2_grpc.RouterServicer):
         async def ask(owner: str, mine: list[int]) -> None:
             for first in range(0, len(mine), PEER_PROGRESS_MAX):
                 some = mine[first : first + PEER_PROGRESS_MAX]
-                asked = router_pb2.ReportRequest(progress=[progress[i] for i in some])
+                asked = router_pb2.ReportRequest(
+                    progress=[progress[i] for i in some], caller=caller
+                )
                 answer = await peers.forward(owner, asked.SerializeToString())
                 for i, outcome in zip(some, _outcomes(answer, len(some)), strict=True):
                     outcomes[i] = outcome or router_pb2.ProgressOutcome(
@@ -301,7 +309,8 @@ class RouterService(router_pb2_grpc.RouterServicer):
         if self.peers is not None:
             self.peers.on_change()
 
-    def _report(self, message: router_pb2.Progress) -> router_pb2.ProgressOutcome:
+    def _report(self, message: router_pb2.Progress, caller: str) -> router_pb2.ProgressOutcome:
+        """A step that a caller reports, here or to another replica."""
         progress = codec.read_progress(message)
         if isinstance(progress, str):
             return router_pb2.ProgressOutcome(
@@ -311,7 +320,7 @@ class RouterService(router_pb2_grpc.RouterServicer):
             )
         reservation = self._core.reservations.get(progress.reservation_id)
         unknown_before = reservation is None or reservation.cached_tokens is None
-        result = self._core.report(progress, self._clock())
+        result = self._core.report(progress, self._clock(), caller)
         self._tell_peers()
         if reservation is not None and unknown_before and reservation.cached_tokens is not None:
             self._metrics.cache_reported(reservation.predicted_tokens, reservation.cached_tokens)
@@ -558,6 +567,12 @@ def server_options(settings: GrpcSettings) -> list[tuple[str, int]]:
 def jittered(age_s: float | None) -> float | None:
     """An age between half of it and the whole, so that streams opened at once don't end at once."""
     return None if age_s is None else random.uniform(age_s / 2, age_s)
+
+
+def caller_of(peer: str) -> str:
+    """The host of a call, as gRPC names its peer; a caller may have any number of ports."""
+    kind, _, address = unquote(peer).partition(":")
+    return address.rpartition(":")[0].strip("[]") if kind in ("ipv4", "ipv6") else kind
 
 
 def _outcomes(answer: bytes | None, count: int) -> Sequence[router_pb2.ProgressOutcome | None]:

@@ -8,6 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from events.stream import StreamState
 from kvroute.client import NoWorker
+from kvroute.v1 import FailureReason, Progress, ProgressState
 from tests.end_to_end.stage import (
     BLOCK_SIZE,
     a_stage,
@@ -88,6 +89,30 @@ async def test_a_worker_whose_beats_stop_is_never_picked_again_once_its_time_is_
         stage.clock.ahead_s += 27.0
         await until(lambda: len(stage.router.view.sources) == 1, "the dead one to be forgotten")
         assert [worker.worker_id for worker in await stage.client.list_workers()] == ["worker-1"]
+
+
+async def test_a_worker_that_refused_gets_nothing_until_it_is_probed() -> None:
+    async with a_stage(engine_count=2) as stage:
+        pick = await stage.client.route(token_ids=prompt(1))
+        refused = Progress(
+            reservation_id=pick.reservation_id,
+            state=ProgressState.PROGRESS_STATE_FAILED,
+            failure_reason=FailureReason.FAILURE_REASON_WORKER,
+            refused=True,
+        )
+        await stage.client.report(refused)
+        other = {"worker-0": "worker-1", "worker-1": "worker-0"}[pick.worker_id]
+        for _ in range(20):
+            assert (await stage.client.route(token_ids=prompt(1))).worker_id == other
+        outliers = stage.router.core.outliers
+        assert list(outliers.verdicts(stage.clock()))
+        # Its relay goes on to see the engine answer, so it is probed.
+        await until(lambda: outliers.probing, "a probe to be due")
+        probe = await stage.client.route(token_ids=prompt(2), allowed_worker_ids=[pick.worker_id])
+        await stage.finish(probe)
+        (worker,) = [w for w in await stage.client.list_workers() if w.worker_id == pick.worker_id]
+        assert (worker.schedulable, worker.ejection.probing) == (True, True)
+        assert dict(worker.outcomes) == {"failed_refused": 1, "finished": 1}
 
 
 async def test_a_router_younger_than_its_fleet_learns_it_from_the_relays_alone() -> None:

@@ -10,6 +10,7 @@ from events import inflight as module
 from events.facts import Epoch, Hello, Unreadable, encode
 from events.inflight import (
     BYTES_MAX,
+    EJECTED_MAX,
     FULL_S,
     KEPT_S,
     KEPT_STEPS_MAX,
@@ -22,6 +23,7 @@ from events.inflight import (
     Step,
     Teller,
     Totals,
+    Verdict,
     decode_inflight,
 )
 from indexer.identity import WorkerKey
@@ -424,3 +426,66 @@ def test_whatever_is_lost_the_sum_is_right_after_a_full_message() -> None:
         peers.on_message(told(teller, loads, now_s + FULL_S), now_s + FULL_S)
         for key in keys:
             assert now(peers, key) == loads[key].ours, f"seed {seed}"
+
+
+class _OldTold(msgspec.Struct, frozen=True, array_like=True):
+    worker_id: str
+    dp_rank: int
+    prefill_tokens: int
+    steps: list[tuple[float, int, int]]
+
+
+class _OldInflight(msgspec.Struct, frozen=True, tag="inflight", tag_field="kind"):
+    """As replicas read and wrote it before they told one another of ejections."""
+
+    v: int
+    replica: str
+    epoch: Epoch
+    seq: int
+    full: bool
+    workers: list[_OldTold]
+
+
+def test_ejections_are_told_as_they_change_and_with_every_message() -> None:
+    load, teller, peers = Load(), Teller("them", EPOCH), Peers("us")
+    load.become(1, 10, 160, 99.9)
+    teller.message({A: load}, 100.0)
+    verdict = Verdict(B, 0.75, "refused")
+    assert teller.message({A: load}, 100.1, []) is None
+    message = teller.message({A: load}, 100.2, [verdict])
+    assert message is not None
+    peers.on_message(message, 100.2)
+    assert peers.take_verdicts() == ("them", [verdict])
+    assert peers.take_verdicts() is None
+    assert teller.message({A: load}, 100.3, [Verdict(B, 0.65, "refused")]) is None
+    message = teller.message({A: load}, 101.3, [verdict])
+    assert message is not None, "a full one"
+    peers.on_message(message, 101.3)
+    assert peers.take_verdicts() == ("them", [verdict])
+    message = teller.message({A: load}, 101.4, [])
+    assert message is not None
+    peers.on_message(message, 101.4)
+    assert peers.take_verdicts() == ("them", [])
+
+
+def test_replicas_that_know_no_ejections_read_the_rest_and_are_read() -> None:
+    load, teller, peers = Load(), Teller("them", EPOCH), Peers("us")
+    load.become(1, 10, 160, 99.9)
+    new = teller.message({A: load}, 100.0, [Verdict(B, 1.0, "refused")])
+    assert new is not None
+    read = msgspec.msgpack.decode(new, type=_OldInflight)
+    assert [(one.worker_id, one.steps[-1][1:]) for one in read.workers] == [("a", (1, 10))]
+    old = msgspec.msgpack.encode(read)
+    assert b"ejected" not in old
+    peers.on_message(old, 100.0)
+    assert peers.take_verdicts() == ("them", [])
+    assert now(peers, A).requests == 1
+
+
+def test_ejections_in_one_message_are_bounded() -> None:
+    verdicts = [Verdict(WorkerKey(f"w{i}", 0), 1.0, "refused") for i in range(2 * EJECTED_MAX)]
+    message = Teller("them", EPOCH).message({}, 100.0, verdicts)
+    assert message is not None
+    read = decode_inflight(message)
+    assert isinstance(read, Inflight)
+    assert len(read.ejected) == EJECTED_MAX

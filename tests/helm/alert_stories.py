@@ -194,6 +194,16 @@ STORIES = [
         set(),
     ),
     Story(
+        "a worker fails its requests for good",
+        {'kvroute_worker_ejected{pod="router-1"}': lately(20, "1")},
+        {"KvrouteWorkerEjected"},
+    ),
+    Story(
+        "a worker is ejected for a moment",
+        {"kvroute_worker_ejected": lately(2, "1")},
+        set(),
+    ),
+    Story(
         "something is to be mended",
         {'kvroute_worker_warnings{code="relay",pod="router-2"}': lately(20, "1", "_")},
         {"KvrouteWorkerWarning"},

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from router.cli_fleet import show_explanation, show_workers
-from router.decision import Role
+from router.decision import Progress, ProgressState, Role
+from router.reservations import Ending
 from tests.router.fleet import prompt
 from tests.router.served import Served, served
 
@@ -21,6 +22,23 @@ async def test_warnings_stand_under_the_table_word_for_word(
         assert await show_workers(target, "", as_json=False, timeout_s=5.0) == 0
         lines = capsys.readouterr().out.splitlines()
         assert lines[-2:] == ["w0/1: an odd thing", "w0/1: [bold]connect[/] [errno 111] failed"]
+
+
+async def test_an_ejected_worker_is_shown_with_its_cause(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    async with served() as stage:
+        stage.fleet.add("w0")
+        target = f"127.0.0.1:{stage.server.port}"
+        core, now_s = stage.fleet.core, stage.fleet.now_s
+        held = stage.fleet.route(prompt(100)).reservation.id
+        core.report(Progress(held, ProgressState.FAILED, failure=Ending.FAILED_REFUSED), now_s)
+        assert await show_workers(target, "", as_json=False, timeout_s=5.0) == 0
+        line = capsys.readouterr().out.splitlines()[-1]
+        assert line.startswith("w0/0: ejected (refused, 1 in a row); gets requests again: not befo")
+        stage.fleet.turn(2)
+        assert await show_workers(target, "", as_json=False, timeout_s=5.0) == 0
+        assert "being probed with a few requests" in capsys.readouterr().out.splitlines()[-1]
 
 
 async def explained(stage: Served, capsys: pytest.CaptureFixture[str], **asked: Any) -> str:

@@ -96,6 +96,7 @@ class Side:
             },
             "random": core._rng.getstate(),
             "endings": core.endings,
+            "outliers": (repr(core.outliers), core.outliers._standings),
             "tally": [one.tolist() for one in (tally.tokens, tally.recent, tally.picks)],
             "counts": {
                 (one.name, *one.labels.values()): one.value
@@ -207,12 +208,15 @@ REQUESTS = st.fixed_dictionaries(
         "policy": st.sampled_from(["", "dynamo-adaptive", "least-loaded"]),
     },
 )
+FAULTS = st.sampled_from([Ending.FAILED_WORKER, Ending.FAILED_REFUSED])
 STEPS = st.one_of(
     st.tuples(st.just("route"), REQUESTS),
     st.tuples(st.just("route"), REQUESTS),
     st.tuples(st.just("batch"), st.lists(REQUESTS, max_size=6)),
     st.tuples(st.just("cache"), st.tuples(st.integers(0, 4), LENGTHS, st.sampled_from(Tier))),
-    st.tuples(st.just("end"), st.tuples(st.integers(1, 12), st.sampled_from(ProgressState))),
+    st.tuples(
+        st.just("end"), st.tuples(st.integers(1, 12), st.sampled_from(ProgressState), FAULTS)
+    ),
     st.tuples(st.just("lose"), st.integers(0, 4)),
     st.tuples(st.just("drain"), st.integers(0, 4)),
     st.tuples(st.just("undrain"), st.integers(0, 4)),
@@ -280,8 +284,8 @@ def test_the_lane_is_the_core_to_the_last_bit(
                 if worker < len(keys) and workers[worker].get("block_size", 16) == SIZE:
                     twins.tell("cache", keys[worker], prompt(100), tokens, tier)
             case "end":
-                ordinal, state = about
-                twins.report(Progress(ids[ordinal - 1], state, 3, 16, failure=Ending.FAILED_WORKER))
+                ordinal, state, fault = about
+                twins.report(Progress(ids[ordinal - 1], state, 3, 16, failure=fault))
             case "lose":
                 if about < len(keys):
                     twins.tell("tell", keys[about], lost=True)

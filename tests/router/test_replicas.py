@@ -15,6 +15,7 @@ from events.facts import Epoch
 from events.inflight import TTL_S, Teller
 from indexer.identity import WorkerKey
 from router.decision import Progress, ProgressState
+from router.reservations import Ending
 from tests.router.fleet import START_S, Fleet, prompt
 
 WORKERS = [WorkerKey(f"w{i}", 0) for i in range(8)]
@@ -79,7 +80,8 @@ class Replicas:
 
     def exchange(self) -> None:
         for teller, fleet in zip(self.tellers, self.fleets, strict=False):
-            message = teller.message(fleet.core.loads, self.now_s)
+            verdicts = fleet.core.outliers.verdicts(self.now_s)
+            message = teller.message(fleet.core.loads, self.now_s, verdicts)
             for other in self.fleets:
                 if message is not None:
                     other.core.on_inflight(message, self.now_s)
@@ -107,6 +109,25 @@ def imbalance(count: int, *, tell: bool, policy: str) -> float:
             load = replicas.in_flight()
             found.append(max(load.values()) / (load.total() / len(WORKERS)))
     return sum(found) / len(found)
+
+
+def test_what_one_replica_ejects_the_others_keep_away_from_too() -> None:
+    replicas = Replicas(2, tell=True, seed=3, policy="least-loaded")
+    here, there = replicas.fleets
+    replicas.turn()  # they meet
+    dead = WORKERS[0]
+    for i in range(len(WORKERS)):
+        found = here.route(prompt(20, first=100 * i)).reservation
+        if found.worker == dead:
+            failed = Progress(found.id, ProgressState.FAILED, failure=Ending.FAILED_REFUSED)
+            here.core.report(failed, here.now_s)
+    assert here.core.outliers.reason(dead) == "ejected: connections refused"
+    replicas.turn()
+    assert there.core.outliers.reason(dead) == "ejected: by another replica"
+    standing = there.core.outliers.standing(dead)
+    assert standing is not None
+    assert standing.replica == "r0"
+    assert dead not in {there.route(prompt(20, first=100 * i)).reservation.worker for i in range(9)}
 
 
 @pytest.mark.parametrize("policy", ["dynamo-adaptive", "least-loaded"])

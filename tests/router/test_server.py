@@ -22,8 +22,15 @@ from router.metrics import RouterCollector
 from router.policies import POLICIES
 from router.refusals import STATUS, Reason
 from router.reservations import Ending
-from router.server import BATCH_ITEMS_MAX, PROGRESS_MAX, SERVICES, server_options
-from tests.router.fleet import Fleet, prompt
+from router.server import (
+    BATCH_ITEMS_MAX,
+    PROGRESS_MAX,
+    SERVICES,
+    RouterService,
+    caller_of,
+    server_options,
+)
+from tests.router.fleet import START_S, Fleet, prompt
 from tests.router.served import Refused, Served, asked, refusal, served, taken_apart
 
 Code = grpc.StatusCode
@@ -896,6 +903,63 @@ class TestReport:
                 await self.outcomes(stage, {"reservation_id": held, "state": state, **told})
             known = stage.fleet.core.cache_reports[key]
             assert (known.predicted, known.reported) == (64, 0)
+
+    async def test_a_refused_connection_ejects_its_worker_and_shows(self) -> None:
+        async with served() as stage:
+            stage.fleet.add("w0")
+            stage.fleet.add("w1")
+            pick = await stage.router.Route(asked(100))
+            failed = {
+                "reservation_id": pick.reservation_id,
+                "state": router_pb2.PROGRESS_STATE_FAILED,
+                "failure_reason": router_pb2.FAILURE_REASON_WORKER,
+                "refused": True,
+            }
+            await self.outcomes(stage, failed)
+            for worker in (await stage.workers.ListWorkers(fleet_pb2.ListWorkersRequest())).workers:
+                is_out = worker.worker_id == pick.worker_id
+                assert worker.schedulable != is_out
+                assert worker.last_resort == worker.HasField("ejection") == is_out
+                if is_out:
+                    assert worker.unschedulable_reason == "ejected: connections refused"
+                    assert (worker.ejection.reason, worker.ejection.times) == ("refused", 1)
+                    assert worker.ejection.until.ToNanoseconds() == int((START_S + 1) * 1e9)
+                    assert dict(worker.outcomes) == {"failed_refused": 1}
+            (standing,) = stage.fleet.core.outliers._out.values()
+            assert standing.accuser == "127.0.0.1"
+            receipt = (await stage.router.Route(asked(100))).receipt
+            assert dict(receipt.excluded) == {"ejected: connections refused": 1}
+
+    async def test_what_a_replica_hands_on_counts_as_its_callers_word(self) -> None:
+        async with served() as stage:
+            key = stage.fleet.add("w0")
+            held = (await stage.router.Route(asked(100))).reservation_id
+            failed = router_pb2.Progress(
+                reservation_id=held,
+                state=router_pb2.PROGRESS_STATE_FAILED,
+                failure_reason=router_pb2.FAILURE_REASON_WORKER,
+                refused=True,
+            )
+            handed_on = router_pb2.ReportRequest(progress=[failed], caller="10.0.0.7")
+            service = RouterService(
+                stage.fleet.core, stage.metrics, stage.fleet.clock, stage.stopping
+            )
+            service.report_of_peer(handed_on.SerializeToString())
+            standing = stage.fleet.core.outliers.standing(key)
+            assert standing is not None
+            assert standing.accuser == "10.0.0.7"
+
+    @pytest.mark.parametrize(
+        ("peer", "caller"),
+        [
+            ("ipv4:10.0.0.7:52314", "10.0.0.7"),
+            ("ipv6:%5Bfd00::12%5D:52314", "fd00::12"),
+            ("unix:", "unix"),
+            ("", ""),
+        ],
+    )
+    def test_a_caller_is_a_host_without_its_port(self, peer: str, caller: str) -> None:
+        assert caller_of(peer) == caller
 
     async def test_too_many_steps_are_refused(self) -> None:
         async with served() as stage:

@@ -1,0 +1,51 @@
+"""How long first tokens take, and the workers from which none come. Pure: no clock, no I/O.
+
+A worker waits while requests of ours there have no first token, since the last one that came. What
+is long is learned from all workers: callers that report nothing before the end of an answer teach
+the time of whole answers, and those that report nothing at all make nobody overdue.
+"""
+
+from indexer.identity import WorkerKey
+
+LEARNED_MIN = 10
+"""First tokens from which on the mean says something."""
+_WEIGHT = 1 / 16
+"""Of the newest, in the mean."""
+
+
+class FirstTokens:
+    """What is learned of first tokens, and since when workers owe one."""
+
+    def __init__(self) -> None:
+        self.mean_s = 0.0
+        """From the pick on."""
+        self._count = 0
+        self._owed: dict[WorkerKey, tuple[float, int]] = {}
+        """Since when, and how many had come from all workers by then."""
+
+    def on_first(self, after_s: float) -> None:
+        """A first token has come, so long after its pick."""
+        self._count += 1
+        self.mean_s += max(_WEIGHT, 1 / self._count) * (after_s - self.mean_s)
+
+    def owed_for_s(self, worker: WorkerKey, owes: bool, last_s: float, now_s: float) -> float:
+        """For how long a worker owes a first token, while others gave as many as it takes to tell.
+
+        owes: whether enough requests wait there. last_s: when its last first token came.
+        """
+        if not owes:
+            self._owed.pop(worker, None)
+            return 0.0
+        since_s, count = self._owed.get(worker, (now_s, self._count))
+        if last_s > since_s:
+            since_s, count = last_s, self._count
+        self._owed[worker] = since_s, count
+        return now_s - since_s if self.may_judge(self._count - count) else 0.0
+
+    def may_judge(self, since: int = LEARNED_MIN) -> bool:
+        """Whether callers report first tokens. since: how many came while one was owed."""
+        return self._count >= LEARNED_MIN and since >= 3
+
+    def forget(self, worker: WorkerKey) -> None:
+        """Nothing waits there any more."""
+        self._owed.pop(worker, None)
