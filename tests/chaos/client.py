@@ -31,7 +31,6 @@ UNDER_WAY_MAX = 400
 """Requests that one client has open; past it arrivals are dropped and counted."""
 CHUNK_S = 5.0
 CONNECT_S = 1.0
-ATTEMPTS = 6
 _CACHED = re.compile(rb'"cached_tokens":(\d+)')
 
 
@@ -165,13 +164,8 @@ class Client:
         if not self._again:
             yield self._router.request(**options)
             return
-        tried: list[str] = []
-        for left in reversed(range(ATTEMPTS)):
-            attempt = _Attempt(self._router.request(excluded_worker_ids=tried, **options), left)
+        async for attempt in self._router.attempts(**options):
             yield attempt
-            if attempt.worker is None:
-                return
-            tried.append(attempt.worker)
 
     async def _send(self, request: Any, tokens: list[int], noted: list[Attempt]) -> None:
         pick = request.pick
@@ -181,7 +175,7 @@ class Client:
 
         async def first_byte() -> None:
             nonlocal begun
-            begun = request.begun = True
+            begun = True
             await request.prefill_done()
 
         try:
@@ -239,27 +233,6 @@ class Client:
             raise BrokenOff
         cached = _CACHED.search(tail)
         return int(cached[1]) if cached else None
-
-
-class _Attempt:
-    """One of several: a failure before its first byte is kept to itself while others are left."""
-
-    def __init__(self, request: Any, left: int) -> None:
-        self.worker: str | None = None
-        """Where it failed."""
-        self._request = request
-        self._left = left
-
-    async def __aenter__(self) -> Any:
-        return await self._request.__aenter__()
-
-    async def __aexit__(self, kind: Any, error: BaseException | None, traceback: Any) -> bool:
-        await self._request.__aexit__(kind, error, traceback)
-        if error is None or getattr(self._request, "begun", False) or not self._left:
-            return False
-        if isinstance(error, (aiohttp.ClientError, OSError, TimeoutError, EngineError)):
-            self.worker = self._request.pick.worker_id
-        return self.worker is not None
 
 
 def _named(error: BaseException) -> str:

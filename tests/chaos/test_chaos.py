@@ -16,7 +16,7 @@ SEED = 12
 OPTIONS = Options(
     seed=SEED,
     sizes=Sizes(workers=4, wired=1, well=2, routers=2, clients=1),
-    relays=1,
+    relays=2,
     rate=40.0,
     first_byte_s=10.0,
     route_s=30.0,
