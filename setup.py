@@ -22,5 +22,6 @@ setup(
     ext_modules=[
         native("indexer.kernel", ["indexer"]),
         native("router.lane", ["indexer", "router"]),
+        native("router.received", ["router"]),
     ]
 )

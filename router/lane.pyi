@@ -9,11 +9,14 @@ from router.load import WorkerLoad
 from router.pick_tally import PickTally
 from router.reservations import Reservation
 
+ITEMS_MAX: int
+"""Items of a batch."""
+
 class Batch:
     """A RouteBatch, item by item: `next` goes on to one, and the attributes are of that one."""
 
-    def __init__(self, content: bytes) -> None:
-        """Raises ValueError for bytes that protobuf must put in order first."""
+    def __init__(self, content: bytes, items_max: int = ITEMS_MAX) -> None:
+        """Raises ValueError for bytes that must be put in order first, TooMuch for more items."""
 
     def __len__(self) -> int:
         """Items that are left."""
@@ -27,10 +30,14 @@ class Batch:
     def timeout_ms(self) -> int: ...
     @property
     def cancel(self) -> bool: ...
-    def request_of(self, index: int) -> bytes:
-        """The RouteRequest's bytes of an item, by its index, wherever the batch is at.
+    @property
+    def place(self) -> int:
+        """Where the item is that the batch is at, for request_of."""
 
-        Raises KeyError."""
+    def request_of(self, place: int) -> bytes:
+        """The RouteRequest's bytes of the item at a place, wherever the batch is at.
+
+        Indexes are the caller's, who may give one to several items. Raises KeyError."""
 
     @property
     def request(self) -> bytes | None:
@@ -77,9 +84,11 @@ class Lane:
         waited_ms: int,
         now_s: float,
         reservations: dict[int, Reservation],
+        places: list[tuple[Reservation, int]] | None,
     ) -> None:
         """Answers a batch's items from the next one on, until one isn't plain or enough is done.
 
         waited_ms: how long they have waited; one that has waited too long stays, too.
-        reservations: gets each item's, by index.
+        reservations: gets each item's, by index. places: gets each with the item's place, for
+        Batch.request_of; None: nobody wants them.
         """

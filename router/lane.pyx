@@ -40,6 +40,7 @@ from router.eligibility import DRAINED, OUTPUT_TOKENS_MAX
 from router.load import HISTORY_MAX, HISTORY_S
 from router.pick_tally import BUCKETS_S, RATIO_DECISIONS, PickTally, STAGES as STAGE_NAMES
 from router.policies.dynamo_adaptive import DYNAMO_ADAPTIVE
+from router.received import TooMuch
 from router.reservations import Reservation
 
 cdef extern from "Python.h":
@@ -78,6 +79,7 @@ cdef extern from "native/asked.h" nogil:
         int is_request, is_cancel
     int read_plain(Span, Asked *)
     int read_item(Span *, Item *)
+    int64_t count_items(Span, size_t, size_t)
 
 cdef extern from "native/adaptive.h" nogil:
     ctypedef struct Weights:
@@ -136,6 +138,10 @@ DEF STAGES = 4
 DEF BUCKETS = 11
 DEF WANTED_MAX = 20
 """Rows in order: one pick, and as many alternatives as the configuration allows (16), or a runner-up."""
+DEF ITEM_FIELDS_MAX = 8
+"""Of an item and beside it, on average; the contract has 4."""
+ITEMS_MAX = 4096
+"""Items of a batch."""
 cdef size_t RUN_ITEMS_MAX = 16
 """Items decided without a look at the clock,"""
 cdef size_t RUN_BYTES_MAX = 1 << 19
@@ -305,30 +311,35 @@ cdef class Batch:
     cdef bytes _content
     cdef Span _left
     cdef Item _item
+    cdef size_t _count, _at
 
-    def __init__(self, bytes content not None):
-        """Raises ValueError for bytes that protobuf must put in order first."""
-        cdef Span left = _span(content)
-        cdef int more = 1
-        while more > 0:
-            more = read_item(&left, &self._item)
-        if more < 0:
+    def __init__(self, bytes content not None, size_t items_max=ITEMS_MAX):
+        """Raises ValueError for bytes that must be put in order first, TooMuch for more items."""
+        cdef int64_t count = count_items(_span(content), items_max, items_max * ITEM_FIELDS_MAX)
+        if count == -2:
+            raise TooMuch("items")
+        if count < 0:
             raise ValueError("a batch that can't be read in place")
         self._content = content
         self._left = _span(content)
+        self._count = count
 
     def __len__(self):
         """Items that are left."""
-        cdef Span left = self._left
-        cdef Item item
-        cdef size_t count = 0
-        while read_item(&left, &item) > 0:
-            count += 1
-        return count
+        return self._count
 
     def next(self):
         """Whether there is another one."""
-        return read_item(&self._left, &self._item) > 0
+        self._at = self._left.at - _span(self._content).at
+        if read_item(&self._left, &self._item) <= 0:
+            return False
+        self._count -= 1
+        return True
+
+    @property
+    def place(self):
+        """Where the item is that the batch is at, for request_of."""
+        return self._at
 
     @property
     def index(self):
@@ -342,16 +353,18 @@ cdef class Batch:
     def cancel(self):
         return bool(self._item.is_cancel)
 
-    def request_of(self, uint64_t index):
-        """The RouteRequest's bytes of an item, by its index, wherever the batch is at.
+    def request_of(self, size_t place):
+        """The RouteRequest's bytes of the item at a place, wherever the batch is at.
 
-        Raises KeyError."""
+        Indexes are the caller's, who may give one to several items. Raises KeyError."""
         cdef Span left = _span(self._content)
         cdef Item item
-        while read_item(&left, &item) > 0:
-            if item.index == index and item.is_request:
+        if place <= left.size:
+            left.at += place
+            left.size -= place
+            if read_item(&left, &item) > 0 and item.is_request:
                 return PyBytes_FromStringAndSize(<const char *>item.request.at, item.request.size)
-        raise KeyError(index)
+        raise KeyError(place)
 
     @property
     def request(self):
@@ -574,11 +587,12 @@ cdef class Lane:
         self._pools.refresh()
         return self._picked(&asked, now_s)
 
-    def answers(self, Batch batch not None, Results results not None, uint64_t waited_ms, double now_s, dict reservations not None):
+    def answers(self, Batch batch not None, Results results not None, uint64_t waited_ms, double now_s, dict reservations not None, list places):
         """Answers a batch's items from the next one on, until one isn't plain or enough is done.
 
         waited_ms: how long they have waited; one that has waited too long stays, too.
-        reservations: gets each item's, by index.
+        reservations: gets each item's, by index. places: gets each with the item's place, for
+        Batch.request_of; None: nobody wants them.
         """
         cdef Span left
         cdef Item item
@@ -594,7 +608,10 @@ cdef class Lane:
             reservation = self._picked(&asked, now_s)
             if reservation is None:
                 return
+            if places is not None:
+                places.append((reservation, batch._left.at - _span(batch._content).at))
             batch._left = left
+            batch._count -= 1
             results._add(item.index, 2, _span(reservation.answer))
             reservations[item.index] = reservation
             count += 1

@@ -15,11 +15,10 @@ from types import TracebackType
 from typing import Any, Self, TypeAlias
 
 import grpc.aio
-from google.protobuf.message import DecodeError
 
-from kvroute.v1 import router_pb2
 from router import codec
-from router.lane import Batch, Results
+from router.lane import ITEMS_MAX, Batch, Results
+from router.received import TooMuch, in_order
 from router.refusals import Reason, Refusal
 from router.reservations import Reservation
 
@@ -117,17 +116,20 @@ class RouteItems:
 
 
 def read_batch(content: bytes) -> Batch:
-    """A RouteBatch; raises Refusal for bytes that are none."""
+    """A RouteBatch; raises Refusal for bytes that are none, or for more than ITEMS_MAX items."""
     try:
-        return Batch(content)
-    except ValueError:
-        pass
-    try:
-        batch = router_pb2.RouteBatch.FromString(content)
-    except DecodeError as error:
+        try:
+            return Batch(content)
+        except TooMuch:
+            raise
+        except ValueError:  # groups, or a request in several fields
+            return Batch(in_order(content, ITEMS_MAX))
+    except TooMuch as error:
+        raise Refusal(
+            Reason.INVALID_FIELD, f"a batch of too many items; {ITEMS_MAX} is the most"
+        ) from error
+    except ValueError as error:
         raise Refusal(Reason.INVALID_FIELD, f"no RouteBatch: {error}") from error
-    batch.DiscardUnknownFields()
-    return Batch(batch.SerializeToString())
 
 
 class StreamLife:

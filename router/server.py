@@ -284,15 +284,17 @@ class RouterService(router_pb2_grpc.RouterServicer):
             return answered  # one by one, so that the item that is due is seen
         if (lane := self._core.lane) is not None:
             now_s = self._clock()
+            hot = self._core.hot
+            places: list[tuple[Reservation, int]] | None = None if hot is None else []
             try:
-                lane.answers(batch, results, int(waited_s * 1000), now_s, answered)
+                lane.answers(batch, results, int(waited_s * 1000), now_s, answered, places)
             except Refusal:
                 pass  # of the item that is next: the general way comes to it again
             except Exception:  # a fault of ours; the next item is tried once more by itself
                 log.exception("routing a batch failed")
-            if (hot := self._core.hot) is not None:
-                for index, reservation in answered.items():
-                    self._count(hot, reservation, partial(batch.request_of, index), now_s)
+            if hot is not None and places is not None:
+                for reservation, place in places:
+                    self._count(hot, reservation, partial(batch.request_of, place), now_s)
             if watch is not None:
                 watch.passed(len(answered))
             self._tell_peers()

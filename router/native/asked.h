@@ -145,4 +145,25 @@ static int read_item(Span *batch, Item *item) {
     return 1;
 }
 
+/* How many items a batch has; -1 for bytes that must be put in order first, -2 for more fields or
+ * items than these. Looks at no request. */
+static int64_t count_items(Span batch, size_t items_max, size_t fields_max) {
+    Field outer, inner;
+    size_t items = 0, fields = 0;
+    while (batch.size) {
+        if (read_field(&batch, &outer)) return -1;
+        if (++fields > fields_max) return -2;
+        if (outer.number != 1 || outer.type != BYTES) continue;
+        if (++items > items_max) return -2;
+        int requests = 0;
+        for (Span item = outer.bytes; item.size;) {
+            if (read_field(&item, &inner)) return -1;
+            if (++fields > fields_max) return -2;
+            if (inner.number == 2 && inner.type == BYTES && requests++) return -1;
+            if (inner.number == 3 && inner.type == VARINT) requests = 0;
+        }
+    }
+    return (int64_t)items;
+}
+
 #endif

@@ -14,21 +14,36 @@ typedef struct {
     size_t size;
 } Span;
 
-enum { VARINT = 0, FIXED64 = 1, BYTES = 2, FIXED32 = 5 };
+enum { VARINT = 0, FIXED64 = 1, BYTES = 2, GROUP = 3, END_GROUP = 4, FIXED32 = 5 };
 
 /* ---- reading ---- */
 
-/* A varint; what is left begins after it. 0, or -1 where there is none. */
+/* A varint; what is left begins after it. 0, or -1 where there is none. As protobuf reads it: at
+ * most 10 bytes, and bits beyond the 64th are left out. */
 static int read_varint(Span *left, uint64_t *value) {
     uint64_t read = 0;
-    for (int shift = 0; shift < 64 && left->size; shift += 7) {
+    for (int shift = 0; shift < 70 && left->size; shift += 7) {
         uint8_t byte = *left->at++;
         left->size--;
-        if (shift == 63 && byte > 1) return -1;
         read |= (uint64_t)(byte & 0x7F) << shift;
         if (byte < 0x80) {
             *value = read;
             return 0;
+        }
+    }
+    return -1;
+}
+
+/* A tag or a length: at most 5 bytes, and no more than 32 bits. */
+static int read_short(Span *left, uint64_t *value) {
+    uint64_t read = 0;
+    for (int shift = 0; shift < 35 && left->size; shift += 7) {
+        uint8_t byte = *left->at++;
+        left->size--;
+        read |= (uint64_t)(byte & 0x7F) << shift;
+        if (byte < 0x80) {
+            *value = read;
+            return read >> 32 ? -1 : 0;
         }
     }
     return -1;
@@ -42,10 +57,8 @@ typedef struct {
     Span bytes;
 } Field;
 
-/* The next field; what is left begins after it. 0, or -1 where there is none. */
-static int read_field(Span *left, Field *field) {
-    uint64_t tag;
-    if (read_varint(left, &tag) || tag >> 32 || tag < 8) return -1;
+/* The value of a field; what is left begins after it. 0, or -1 where there is none, as of a group. */
+static int read_value(Span *left, uint64_t tag, Field *field) {
     field->number = (uint32_t)(tag >> 3);
     field->type = (int)(tag & 7);
     uint64_t size;
@@ -59,7 +72,7 @@ static int read_field(Span *left, Field *field) {
             size = 4;
             break;
         case BYTES:
-            if (read_varint(left, &size)) return -1;
+            if (read_short(left, &size)) return -1;
             break;
         default:
             return -1;
@@ -68,6 +81,44 @@ static int read_field(Span *left, Field *field) {
     field->bytes = (Span){left->at, (size_t)size};
     left->at += size;
     left->size -= (size_t)size;
+    return 0;
+}
+
+/* The next field; what is left begins after it. 0, or -1 where there is none. */
+static int read_field(Span *left, Field *field) {
+    uint64_t tag;
+    if (read_short(left, &tag) || tag < 8) return -1;
+    return read_value(left, tag, field);
+}
+
+enum { GROUPS_MAX = 90 }; /* inside of one another; protobuf takes 100 levels of all kinds */
+
+/* As read_field, and a group is a field of type GROUP whose bytes end with its end tag. fields
+ * grows by what groups hold: all of it is read. */
+static int read_any(Span *left, Field *field, size_t *fields) {
+    uint64_t tag;
+    if (read_short(left, &tag) || tag < 8) return -1;
+    if ((tag & 7) != GROUP) return read_value(left, tag, field);
+    uint32_t open[GROUPS_MAX];
+    int depth = 0;
+    open[depth++] = (uint32_t)(tag >> 3);
+    field->number = (uint32_t)(tag >> 3);
+    field->type = GROUP;
+    field->bytes.at = left->at;
+    Field inner;
+    while (depth) {
+        if (read_short(left, &tag)) return -1; /* protobuf takes a number of 0 here */
+        if ((tag & 7) == GROUP) {
+            if (depth == GROUPS_MAX) return -1;
+            open[depth++] = (uint32_t)(tag >> 3);
+        } else if ((tag & 7) == END_GROUP) {
+            if (open[--depth] != (uint32_t)(tag >> 3)) return -1;
+        } else if (read_value(left, tag, &inner)) {
+            return -1;
+        }
+        ++*fields;
+    }
+    field->bytes.size = (size_t)(left->at - field->bytes.at);
     return 0;
 }
 

@@ -15,6 +15,7 @@ from router import route_stream
 from router.decision import Repeated
 from router.refusals import Reason, Refusal
 from router.route_stream import SLICE_S, Answered, RouteItems, StreamLife, read_batch
+from router.server import read_message
 from tests.router.fleet import Fleet, prompt
 from tests.router.served import taken_apart
 
@@ -38,7 +39,7 @@ class Desk:
         )
 
     def route(self, content: bytes) -> Answered:
-        request = router_pb2.RouteRequest.FromString(content)
+        request = read_message(content)
         self.now_s += self.cost_s
         if request.model == "none":
             raise Refusal(Reason.UNKNOWN_MODEL, "as asked")
@@ -175,7 +176,7 @@ def test_every_item_but_a_cancel_is_answered_once_and_in_order(
     assert answered == [i for i, (kind, _) in enumerate(kinds) if kind != "cancel"]
 
 
-def test_a_batch_that_only_protobuf_can_read_is_read_by_it() -> None:
+def test_a_batch_is_put_in_order_without_protobuf() -> None:
     halves = [
         router_pb2.RouteItem(index=7, request=router_pb2.RouteRequest(**about))
         for about in ({"request_id": "r"}, {"model": "m"})
@@ -197,13 +198,85 @@ def test_an_items_request_is_found_wherever_the_batch_is_at() -> None:
         router_pb2.RouteItem(index=9, request=router_pb2.RouteRequest(request_id="nine")),
     ]
     batch = read_batch(router_pb2.RouteBatch(items=items).SerializeToString())
-    for _ in range(4):
-        for index, name in ((5, "five"), (9, "nine")):
-            found = router_pb2.RouteRequest.FromString(batch.request_of(index))
-            assert found.request_id == name
+    places = []
+    while batch.next():
+        places.append(batch.place)
+    for place, name in zip(places[1:], ("five", "nine"), strict=True):
+        found = router_pb2.RouteRequest.FromString(batch.request_of(place))
+        assert found.request_id == name
+    for place in (places[0], 1 << 20):
         with pytest.raises(KeyError):
-            batch.request_of(7)
-        batch.next()
+            batch.request_of(place)
+
+
+ODD = [
+    b"\x0b\x0c",  # a group
+    b"\x12\x00",  # a request that goes on
+    b"\x12\x03\x12\x01x",
+    b"\x18\x01",  # a cancel, which takes its place
+    b"\x08\x05",  # another index
+    b"\x9a\x06\x01x",  # a field of the future
+    b"\x0b\x13\x14\x0c",  # a group in a group
+    b"\x88\x80\x00\x07",  # a tag longer than need be
+    b"\x20" + b"\xff" * 9 + b"\x7f",  # a varint of more than 64 bits
+]
+
+
+@given(st.lists(st.lists(st.sampled_from(ODD), max_size=5), max_size=4))
+def test_an_odd_batch_is_read_as_protobuf_reads_it(items: list[list[bytes]]) -> None:
+    content = b""
+    for n, parts in enumerate(items):
+        item = router_pb2.RouteItem(index=n, request=router_pb2.RouteRequest(request_id=f"r{n}"))
+        inner = item.SerializeToString() + b"".join(parts)
+        content += b"\x0a" + bytes([len(inner)]) + inner
+    expected = router_pb2.RouteBatch.FromString(content)
+    batch = read_batch(content)
+    assert len(batch) == len(items)
+    for one in expected.items:
+        assert batch.next()
+        assert (batch.index, batch.timeout_ms) == (one.index, one.timeout_ms)
+        assert batch.cancel == (one.WhichOneof("action") == "cancel")
+        if one.HasField("request"):
+            assert batch.request is not None
+            assert router_pb2.RouteRequest.FromString(batch.request) == one.request
+        else:
+            assert batch.request is None
+    assert not batch.next()
+
+
+def test_a_tag_of_six_bytes_is_none_as_in_protobuf() -> None:
+    item = b"\x88\x80\x80\x80\x80\x00\x07"
+    content = b"\x0a" + bytes([len(item)]) + item
+    with pytest.raises(DecodeError):
+        router_pb2.RouteBatch.FromString(content)
+    with pytest.raises(Refusal, match="no RouteBatch"):
+        read_batch(content)
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        b"\x0a\x00",
+        b"\x0a\x02\x0b\x0c",
+        b"\x0b\x0c",
+        b"\x0a\x06\x12\x00\x12\x00\x12\x00",
+        b"\x10\x01",
+    ],
+)
+def test_a_batch_of_too_many_items_or_fields_is_refused_by_its_bytes(item: bytes) -> None:
+    with pytest.raises(Refusal, match="4096 is the most"):
+        read_batch(item * (1 << 16))
+
+
+def test_a_broken_request_ends_its_item_and_no_other() -> None:
+    items = [item(0), item(1), item(2)]
+    content = router_pb2.RouteBatch(items=items).SerializeToString()
+    content = content.replace(b"\x0a\x02r1", b"\x0a\x05r1")  # longer than what is there
+    desk = Desk()
+    results = []
+    for message in desk.items.decide(read_batch(content)):
+        results += router_pb2.RouteResults.FromString(message).results
+    assert [one.WhichOneof("result") for one in results] == ["response", "status", "response"]
 
 
 def test_bytes_that_are_no_batch_are_refused() -> None:

@@ -15,13 +15,15 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from indexer.hashing import block_hashes, pack_tokens
 from indexer.identity import Tier, WorkerKey
+from indexer.kernel import NativeIndex
 from kvroute.v1 import fleet_pb2, router_pb2
 from router import codec, server
 from router.config import ConfigError, GrpcSettings, ModelSettings
 from router.metrics import RouterCollector
 from router.policies import POLICIES
+from router.prompt import Prompt
 from router.refusals import STATUS, Reason
-from router.reservations import Ending
+from router.reservations import Ending, Reservation
 from router.server import (
     BATCH_ITEMS_MAX,
     PROGRESS_MAX,
@@ -650,6 +652,28 @@ class TestRouteStream:
             assert taken_apart(bad.status).code is Code.INTERNAL
             assert good.response.worker_id == "w0"
             assert len(stage.fleet.core.reservations) == 1
+
+    async def test_items_with_one_index_are_each_counted_with_their_own_prompt(self) -> None:
+        counted: list[tuple[int, bytes | None]] = []
+
+        class Hot:
+            def on_pick(
+                self, one: Reservation, _: bool, prompt: Callable[[], Prompt], now_s: float
+            ) -> None:
+                counted.append((one.prompt_tokens, prompt().leading_tokens(16)))
+
+        async with served(index=NativeIndex()) as stage:
+            stage.fleet.add("w0")
+            stage.fleet.core.hot = Hot()  # type: ignore[assignment]  # the part of it that is called
+            requests = [asked(32, first=1000), asked(48, first=2000), asked(64, first=3000)]
+            items = [router_pb2.RouteItem(index=7, request=one) for one in requests]
+            results = await batch(stage, *items)
+            assert [one.index for one in results] == [7, 7, 7]
+        assert counted == [
+            (32, pack_tokens(range(1000, 1016))),
+            (48, pack_tokens(range(2000, 2016))),
+            (64, pack_tokens(range(3000, 3016))),
+        ]
 
     async def test_it_ends_when_the_server_drains(self) -> None:
         async with served() as stage:

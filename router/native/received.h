@@ -1,0 +1,241 @@
+/* A message as it was received: counted and taken apart before protobuf builds objects of it.
+ *
+ * One pass counts, and stops at the first bound; the next one copies. What protobuf refuses is
+ * refused here too, but for what lies inside of the fields that it is still given. */
+#ifndef KVROUTE_RECEIVED_H
+#define KVROUTE_RECEIVED_H
+
+#include "wire.h"
+
+enum { TAKEN = 0, MALFORMED = -1, MANY_FIELDS = -2, MANY_BYTES = -3, MANY_TOKENS = -4 };
+
+enum { TOKEN_IDS = 3, TOKEN_BYTES = 4, BLOCK_HASHES = 5 };
+
+typedef struct {
+    size_t fields;   /* beside the prompt, those of groups included */
+    size_t bytes;    /* of these */
+    size_t elements; /* token ids, or hashes, in all fields of the prompt */
+} Bounds;
+
+/* What a RouteRequest holds. */
+typedef struct {
+    Bounds seen;
+    int form;          /* TOKEN_IDS, TOKEN_BYTES, BLOCK_HASHES; 0: no prompt */
+    Span first;        /* the message from the first field of that prompt on */
+    Span tokens;       /* of TOKEN_BYTES */
+    size_t elements;   /* of that prompt */
+    uint32_t block_size, prompt_tokens;
+} Received;
+
+/* How many varints are packed, or MALFORMED when the last one has no end. */
+static int64_t packed_varints(Span packed) {
+    size_t count = 0;
+    for (size_t i = 0; i < packed.size; i++) count += packed.at[i] < 0x80;
+    return packed.size && packed.at[packed.size - 1] >= 0x80 ? MALFORMED : (int64_t)count;
+}
+
+/* Counts the elements of a TokenIds or BlockHashes; hashes: whether it is the latter. */
+static int count_elements(Span message, int hashes, const Bounds *most, Received *received) {
+    Field field;
+    while (message.size) {
+        if (read_any(&message, &field, &received->seen.fields)) return MALFORMED;
+        if (field.number == 1 && field.type == BYTES) {
+            int64_t count = (int64_t)(field.bytes.size / 8);
+            if (hashes && field.bytes.size % 8) return MALFORMED;
+            if (!hashes && (count = packed_varints(field.bytes)) < 0) return MALFORMED;
+            received->elements += (size_t)count;
+        } else if (field.number == 1 && field.type == (hashes ? FIXED64 : VARINT)) {
+            received->elements++;
+        } else if (hashes && field.number == 2 && field.type == VARINT) {
+            received->block_size = (uint32_t)field.value;
+        } else if (hashes && field.number == 3 && field.type == VARINT) {
+            received->prompt_tokens = (uint32_t)field.value;
+        } else if (++received->seen.fields > most->fields) {
+            return MANY_FIELDS;
+        }
+        if (received->elements > most->elements) return MANY_TOKENS;
+    }
+    return TAKEN;
+}
+
+/* Looks at a RouteRequest; a field of the prompt replaces one of another form, as in any oneof. */
+static int look_at_request(Span message, const Bounds *most, Received *received) {
+    *received = (Received){0};
+    while (message.size) {
+        Span before = message;
+        Field field;
+        if (read_any(&message, &field, &received->seen.fields)) return MALFORMED;
+        int form = (int)field.number;
+        if (field.type == BYTES && form >= TOKEN_IDS && form <= BLOCK_HASHES) {
+            if (received->form != form) {
+                received->elements = received->block_size = received->prompt_tokens = 0;
+                received->form = form;
+                received->first = before;
+            }
+            received->tokens = field.bytes;
+            if (form != TOKEN_BYTES) {
+                int failed = count_elements(field.bytes, form == BLOCK_HASHES, most, received);
+                if (failed) return failed;
+            }
+            /* Empty ones cost a field, too. */
+            if (!field.bytes.size) received->seen.fields++;
+        } else {
+            received->seen.fields++;
+            received->seen.bytes += before.size - message.size;
+        }
+        if (received->seen.fields > most->fields) return MANY_FIELDS;
+        if (received->seen.bytes > most->bytes) return MANY_BYTES;
+    }
+    return TAKEN;
+}
+
+/* Copies what is beside the prompt: seen.bytes of it. */
+static void copy_rest(Span message, uint8_t *rest) {
+    Field field;
+    size_t fields = 0;
+    while (message.size) {
+        Span before = message;
+        if (read_any(&message, &field, &fields)) return;
+        if (field.type == BYTES && field.number >= TOKEN_IDS && field.number <= BLOCK_HASHES)
+            continue;
+        memcpy(rest, before.at, before.size - message.size);
+        rest += before.size - message.size;
+    }
+}
+
+/* The end of what was copied, or NULL for a varint that is too long. The last one has an end. */
+static uint32_t *copy_packed(Span packed, uint32_t *to) {
+    const uint8_t *at = packed.at, *end = packed.at + packed.size;
+    while (at < end) {
+        uint32_t value = *at & 0x7F;
+        int shift = 7;
+        while (*at++ >= 0x80) {
+            if (shift > 63) return NULL;
+            if (shift < 32) value |= (uint32_t)(*at & 0x7F) << shift;
+            shift += 7;
+        }
+        *to++ = value;
+    }
+    return to;
+}
+
+/* Copies the elements of a prompt: u32 of TOKEN_IDS, u64 of BLOCK_HASHES. */
+static int copy_elements(const Received *received, void *to) {
+    Span message = received->first;
+    Field outer, field;
+    size_t fields = 0;
+    uint32_t *ids = (uint32_t *)to;
+    uint8_t *hashes = (uint8_t *)to;
+    int of_hashes = received->form == BLOCK_HASHES;
+    while (message.size) {
+        if (read_any(&message, &outer, &fields)) return MALFORMED;
+        if ((int)outer.number != received->form || outer.type != BYTES) continue;
+        Span inner = outer.bytes;
+        while (inner.size) {
+            if (read_any(&inner, &field, &fields)) return MALFORMED;
+            if (field.number != 1) continue;
+            if (!of_hashes && field.type == VARINT) {
+                *ids++ = (uint32_t)field.value;
+            } else if (!of_hashes && field.type == BYTES) {
+                if (!(ids = copy_packed(field.bytes, ids))) return MALFORMED;
+            } else if (of_hashes && (field.type == BYTES || field.type == FIXED64)) {
+                memcpy(hashes, field.bytes.at, field.bytes.size);
+                hashes += field.bytes.size;
+            }
+        }
+    }
+    return TAKEN;
+}
+
+/* Counts a message's fields, and those of one number that hold bytes. */
+static int count_fields(Span message, uint32_t number, size_t most, size_t others_most,
+                        size_t *count) {
+    size_t others = 0;
+    Field field;
+    *count = 0;
+    while (message.size) {
+        if (read_any(&message, &field, &others)) return MALFORMED;
+        if (field.number == number && field.type == BYTES)
+            ++*count;
+        else
+            others++;
+        if (*count > most || others > others_most) return MANY_FIELDS;
+    }
+    return TAKEN;
+}
+
+/* Takes the next field of a number that holds bytes: 1, or 0 at the end. */
+static int next_bytes(Span *message, uint32_t number, Span *content) {
+    size_t others = 0;
+    Field field;
+    while (message->size) {
+        if (read_any(message, &field, &others)) return 0;
+        if (field.number == number && field.type == BYTES) {
+            *content = field.bytes;
+            return 1;
+        }
+    }
+    return 0;
+}
+
+enum { TOO_MANY = -5, ODD_FIELDS_MAX = 1 << 15 };
+
+/* An item of a RouteBatch that holds groups, or a request in several fields. */
+typedef struct {
+    uint64_t index, timeout_ms;
+    int is_request, is_cancel;
+    Span first; /* the item from the first field of its request on */
+    size_t request_bytes;
+} OddItem;
+
+/* The next item: 1, 0 at the end, or what is wrong. fields: all that were read so far. */
+static int read_odd_item(Span *batch, size_t *fields, OddItem *item) {
+    Field outer, field;
+    do {
+        if (!batch->size) return 0;
+        if (read_any(batch, &outer, fields)) return MALFORMED;
+        if (++*fields > ODD_FIELDS_MAX) return TOO_MANY;
+    } while (outer.number != 1 || outer.type != BYTES);
+    Span message = outer.bytes;
+    *item = (OddItem){0};
+    while (message.size) {
+        Span before = message;
+        if (read_any(&message, &field, fields)) return MALFORMED;
+        if (++*fields > ODD_FIELDS_MAX) return TOO_MANY;
+        if (field.number == 1 && field.type == VARINT) {
+            item->index = field.value;
+        } else if (field.number == 2 && field.type == BYTES) {
+            size_t count;
+            if (item->is_request) { /* each must be whole before they are put in a row */
+                if (count_fields(field.bytes, 0, 0, ODD_FIELDS_MAX, &count)) return MALFORMED;
+            } else {
+                item->first = before;
+                item->request_bytes = 0;
+            }
+            item->request_bytes += field.bytes.size;
+            item->is_request = 1;
+            item->is_cancel = 0;
+        } else if (field.number == 3 && field.type == VARINT) {
+            item->is_cancel = 1;
+            item->is_request = 0;
+        } else if (field.number == 4 && field.type == VARINT) {
+            item->timeout_ms = (uint32_t)field.value;
+        }
+    }
+    if (item->is_request) item->first.size = (size_t)(message.at - item->first.at);
+    return 1;
+}
+
+/* Copies an item's request: request_bytes of it. */
+static void copy_requests(const OddItem *item, uint8_t *to) {
+    Span message = item->first;
+    Field field;
+    size_t fields = 0;
+    while (message.size && !read_any(&message, &field, &fields)) {
+        if (field.number != 2 || field.type != BYTES) continue;
+        memcpy(to, field.bytes.at, field.bytes.size);
+        to += field.bytes.size;
+    }
+}
+
+#endif
