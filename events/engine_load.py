@@ -40,8 +40,8 @@ SHARE_MAX = 100.0
 """Of a share in use, which is 1 or hardly more."""
 UNIX_SECONDS_MAX = 1e11
 """As in events/facts.py: a time that a calendar can show."""
-LINES_MAX = 1 << 15
-"""Wanted lines of a metrics page: 1,024 ranks with some 30 each."""
+LINES_MAX = 1 << 14
+"""Wanted lines of a metrics page: 1,024 ranks with some 16 each."""
 
 REASON_CHARS = 200
 
@@ -511,7 +511,8 @@ class _Page:
     def single(self, name: str) -> float | None:
         """The value of a name without labels, if it is there and a number."""
         samples = self.samples(name)
-        return samples[0].value if samples and math.isfinite(samples[0].value) else None
+        # An integer of 400 digits is less than infinity, but no float.
+        return samples[0].value if samples and -math.inf < samples[0].value < math.inf else None
 
     def start_s(self) -> float | None:
         """When the process started, Unix time."""
