@@ -177,5 +177,6 @@ def _attach(socket: zmq.asyncio.Socket, endpoint: str, *, bind: bool) -> None:
         else:
             socket.connect(endpoint)
     except (zmq.ZMQError, UnicodeError) as error:
-        reason = error.strerror if isinstance(error, zmq.ZMQError) else str(error)
+        # The error's own text has the endpoint in it, with a password if there is one.
+        reason = zmq.strerror(error.errno or 0) if isinstance(error, zmq.ZMQError) else "no host"
         raise EndpointUnusable(f"{masked(endpoint)[:200]!r}: {reason}") from None

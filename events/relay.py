@@ -435,16 +435,22 @@ class Relay:
 
     def _heard(self, probe: Probe, *, answered: bool) -> None:
         """Any usable answer shows that the engine works; a refused connection, that it is gone.
-        The latter, and the first answer after it, are told at once."""
+        A change of health is told at once."""
+        now_s = self._clock()
+        before = self._is_healthy(now_s)
+        self._refused = probe.refused
         if answered:
-            now_s = self._clock()
             if now_s - self._answered_at_s >= HEALTH_S:
                 log.info("%s answers", self.settings.id)
             self._answered_at_s = now_s
-        if probe.refused != self._refused:
-            self._refused = probe.refused
+        if self._is_healthy(now_s) is not before:
             for shell in self._shells:
                 shell.beat_now.set()
+
+    def _is_healthy(self, now_s: float) -> bool:
+        if self._probe is None:
+            return True
+        return not self._refused and now_s - self._answered_at_s < HEALTH_S
 
     def _loads_came(self, probe: Probe) -> None:
         now_s = self._clock()
@@ -453,6 +459,8 @@ class Relay:
             if load is None:
                 continue
             if not self.settings.load:
+                if shell.sampled_at_s is None:
+                    shell.beat_now.set()  # until then it looks idle
                 shell.load = load
                 shell.sampled_at_s = now_s
             if load.process_start_s is not None:
@@ -521,7 +529,6 @@ class Relay:
         total = self._canonical(load.total_blocks or who.total_blocks or 0, scale)
         priority = settings.priority_scheduling or bool(who.priority_scheduling)
         lower_first = settings.engine == "vllm" or bool(who.low_priority_first)
-        answers = not self._refused and now_s - self._answered_at_s < HEALTH_S
         coded, plain = self._coded_warnings(shell), self._warnings(shell, engine_size)
         return Heartbeat(
             epoch=shell.rank.outbox.epoch,
@@ -542,7 +549,7 @@ class Relay:
             labels=settings.labels,
             multi_rank=settings.ranks > 1,
             priority_scheduling=("lower" if lower_first else "higher") if priority else "",
-            healthy=self._probe is None or answers,
+            healthy=self._is_healthy(now_s),
             events=settings.events is not None,
             warms=shell.warmer is not None,
             running=load.running,

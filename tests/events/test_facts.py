@@ -34,6 +34,7 @@ from events.facts import (
     decode_snapshot_request,
     decode_stream,
     encode,
+    encode_heartbeat,
     pack_hashes,
     unpack_hashes,
 )
@@ -328,6 +329,13 @@ def test_a_command_has_bounds_too() -> None:
     found = decode_control(bytes(MESSAGE_BYTES_MAX + 1))
     assert found == Unreadable("too_large", f"{MESSAGE_BYTES_MAX + 1} bytes")
     assert isinstance(decode_control(b"\xc1"), Unreadable)
+
+
+def test_a_heartbeat_that_routers_could_not_read_is_not_encoded() -> None:
+    assert decode_heartbeat(encode_heartbeat(HEARTBEAT)) == HEARTBEAT
+    for changes in ({"running": 1 << 31}, {"labels": {"x": "y" * 2000}}, {"running": 1 << 70}):
+        with pytest.raises((ValueError, OverflowError)):
+            encode_heartbeat(msgspec.structs.replace(HEARTBEAT, **changes))
 
 
 @pytest.mark.parametrize(

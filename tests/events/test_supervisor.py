@@ -86,3 +86,26 @@ async def test_what_ends_the_process_is_not_kept() -> None:
     await asyncio.wait((task,))
     assert task.cancelled()
     assert not supervisor.failures
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+async def test_work_that_is_done_once_is_not_retried(error: Exception) -> None:
+    supervisor = Supervisor("gpu-a", random.Random(1), Pauses())
+    runs = 0
+
+    async def breaks() -> None:
+        nonlocal runs
+        runs += 1
+        raise error
+
+    await supervisor.once(breaks, "warm")
+    assert runs == 1
+    supervisor.failed("warm", error)
+    assert supervisor.failures == {"warm": 2}
+    assert list(supervisor.troubles()) == ["warm"]
+
+
+async def test_passwords_are_not_among_the_troubles() -> None:
+    supervisor = Supervisor("gpu-a", random.Random(1))
+    supervisor.failed("load", ValueError("http://user:hunter2@host:1/metrics"))
+    assert supervisor.troubles() == {"load": "ValueError: http://***@host:1/metrics"}

@@ -52,9 +52,9 @@ class Wire(Broker):
     def hears(self, subject: str) -> bool:
         return any(one.subject == subject for one, _ in self.listeners)
 
-    async def say(self, subject: str, data: bytes = b"") -> None:
+    async def say(self, subject: str, data: bytes = b"", reply: str = "") -> None:
         """Has the listeners of a subject hear a message."""
-        message: Any = SimpleNamespace(subject=subject, data=data, reply="")
+        message: Any = SimpleNamespace(subject=subject, data=data, reply=reply)
         for subscription, listener in list(self.listeners):
             if fnmatch.fnmatchcase(subject, subscription.subject.replace(">", "*")):
                 await listener(cast(Msg, message))

@@ -82,6 +82,20 @@ class TestOneWorker:
         sentences = [one.sentence for one in warnings]
         assert sentences == ["x" * SENTENCE_MAX, *many[1:RELAY_SENTENCES_MAX]]
 
+    def test_codes_of_the_relay_go_with_its_first_sentences(self) -> None:
+        source = a_source(
+            warnings=("fails", "ranks", "strange", "plain"),
+            warning_codes=("relay_failing", "ranks", "of a later release"),
+        )
+        assert warnings_of(source, FINE, 0.0) == [
+            (WarningCode.RELAY_FAILING, "fails"),
+            (WarningCode.RANKS, "ranks"),
+            (WarningCode.RELAY, "strange"),
+            (WarningCode.RELAY, "plain"),
+        ]
+        source = a_source(warnings=("only",), warning_codes=("ranks", "ranks"))
+        assert warnings_of(source, FINE, 0.0) == [(WarningCode.RANKS, "only")]
+
     @pytest.mark.parametrize(
         ("engine", "version", "is_old"),
         [

@@ -1,0 +1,315 @@
+"""A relay and an engine that is slow, gone, hostile, or behind a redirect."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import msgspec
+import pytest
+import zmq
+import zmq.asyncio
+from aiohttp import web
+
+from events import engine_sockets, probe, supervisor
+from events import relay as module
+from events.facts import Heartbeat, Warm, Warmed, decode_warmed, encode
+from events.rank import EngineState
+from events.relay import HEALTH_S, Relay
+from events.settings import EngineSettings
+from tests.end_to_end.stage import until
+from tests.events.wire import Wire
+
+METRICS = "".join(
+    f'vllm:num_requests_running{{engine="{rank}",model_name="m"}} {rank + 1}\n'
+    f'vllm:num_requests_waiting{{engine="{rank}",model_name="m"}} 0\n'
+    for rank in range(4)
+)
+ONE_RANK = "\n".join(METRICS.splitlines()[:2]) + "\n"
+
+
+class Engine:
+    """An engine's HTTP face, and a relay on a broker in memory."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+        self.wire = Wire()
+        self.relay: Relay | None = None
+        self.asked: list[str] = []
+        self.pages: dict[str, Callable[[], Awaitable[web.Response]]] = {
+            "/v1/models": self.says(web.json_response, {"data": [{"id": "m"}]}),
+            "/metrics": self.says(web.Response, text=ONE_RANK),
+        }
+        self.hanging = asyncio.Event()
+        """Set: pages that hang are let go."""
+        self._runner: web.AppRunner | None = None
+        self.port = 0
+
+    @staticmethod
+    def says(
+        response: Callable[..., web.Response], *args: object, **kwargs: object
+    ) -> Callable[[], Awaitable[web.Response]]:
+        async def page() -> web.Response:
+            return response(*args, **kwargs)
+
+        return page
+
+    async def hangs(self) -> web.Response:
+        await self.hanging.wait()
+        return web.Response()
+
+    async def listen(self) -> None:
+        async def page(request: web.Request) -> web.Response:
+            self.asked.append(request.path)
+            answer = self.pages.get(request.path)
+            return web.Response(status=404) if answer is None else await answer()
+
+        app = web.Application()
+        app.router.add_route("*", "/{path:.*}", page)
+        self._runner = web.AppRunner(app, shutdown_timeout=0.0)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", self.port).start()
+        self.port = self._runner.addresses[0][1]
+
+    async def leave(self) -> None:
+        """Nothing listens at the port any more."""
+        self.hanging.set()
+        assert self._runner is not None
+        await self._runner.cleanup()
+
+    async def follow(self, **fields: object) -> Relay:
+        settings = EngineSettings(id="w", engine="vllm", address=f"http://127.0.0.1:{self.port}")
+        self.relay = Relay(
+            msgspec.structs.replace(settings, **fields),
+            self.wire,
+            fleet="f",
+            clock=lambda: self.now_s,
+            rng=random.Random(1),
+        )
+        await self.relay.start()
+        return self.relay
+
+    def last(self) -> Heartbeat | None:
+        heartbeats = self.wire.heartbeats("w")
+        return heartbeats[-1] if heartbeats else None
+
+    def is_healthy(self) -> bool:
+        last = self.last()
+        return last is not None and last.healthy
+
+    async def relay_says(self, *, healthy: bool) -> None:
+        await until(lambda: self.is_healthy() is healthy, f"a heartbeat with healthy={healthy}")
+
+    def warnings(self) -> str:
+        last = self.last()
+        return "" if last is None else "\n".join(last.warnings)
+
+
+@pytest.fixture
+async def engine(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Engine]:
+    monkeypatch.setattr(supervisor, "BACKOFF_S", 0.001)
+    monkeypatch.setattr(module, "PROBE_S", 0.01)
+    monkeypatch.setattr(module, "IDENTITY_S", 0.02)
+    monkeypatch.setattr(probe, "TIMEOUT_S", 60.0)
+    engine = Engine()
+    await engine.listen()
+    yield engine
+    if engine.relay is not None:
+        await engine.relay.stop()
+    await engine.leave()
+
+
+async def test_load_is_read_while_the_identity_hangs(engine: Engine) -> None:
+    relay = await engine.follow()
+    await until(engine.is_healthy, "an answer")
+    engine.pages["/v1/models"] = engine.hangs
+    await until(lambda: engine.asked[-4:] == ["/metrics"] * 4, "the identity to hang")
+    engine.now_s += 10 * HEALTH_S
+    await until(lambda: relay._answered_at_s == engine.now_s, "load to count as an answer")
+    await until(engine.is_healthy, "a healthy heartbeat")
+
+
+async def test_an_identity_that_is_told_counts_as_an_answer_while_load_hangs(
+    engine: Engine,
+) -> None:
+    relay = await engine.follow()
+    await until(engine.is_healthy, "an answer")
+    engine.pages["/metrics"] = engine.hangs
+    await until(lambda: "/metrics" not in engine.asked[-9:], "the load to hang")
+    engine.now_s += 10 * HEALTH_S
+    await until(lambda: relay._answered_at_s == engine.now_s, "the identity to count")
+
+
+async def test_a_bootstrap_server_that_hangs_costs_nothing(engine: Engine) -> None:
+    engine.pages["/query"] = engine.hangs
+    await engine.follow(
+        kv_connector="MooncakeConnector", bootstrap_host="127.0.0.1", bootstrap_port=engine.port
+    )
+
+    def is_known() -> bool:
+        last = engine.last()
+        return last is not None and (last.model, last.running, last.healthy) == ("m", 1, True)
+
+    await until(is_known, "identity and load")
+    assert "/query" in engine.asked
+
+
+async def test_a_refused_connection_and_the_next_answer_are_told_at_once(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "BEAT_S", 60.0)  # what comes, comes for its own reason
+    monkeypatch.setattr(probe, "TIMEOUT_S", 2.0)
+    await engine.follow()
+    await engine.relay_says(healthy=True)
+    # The clock stands still: it is not the time without an answer that is told.
+    await engine.leave()
+    await engine.relay_says(healthy=False)
+    await engine.listen()
+    await engine.relay_says(healthy=True)
+
+
+async def test_ranks_that_are_not_as_configured_are_a_warning(engine: Engine) -> None:
+    engine.pages["/metrics"] = engine.says(web.Response, text=METRICS)
+    await engine.follow()
+    await until(lambda: "4 data-parallel ranks" in engine.warnings(), "a warning")
+    last = engine.last()
+    assert last is not None
+    assert last.warning_codes == ("ranks",)
+    engine.pages["/metrics"] = engine.says(web.Response, text=ONE_RANK)
+    await until(lambda: not engine.warnings(), "no warning")
+
+
+async def test_redirects_are_told_and_not_followed(engine: Engine) -> None:
+    to = f"http://user:hunter2@127.0.0.1:{engine.port}/elsewhere"
+    for path in ("/v1/models", "/metrics", "/v1/completions"):
+        engine.pages[path] = engine.says(web.Response, status=307, headers={"Location": to})
+    await engine.follow(warm=True)
+    await until(lambda: "answered with a redirect to" in engine.warnings(), "a warning")
+    assert "name the engine's own address" in engine.warnings()
+    assert "hunter2" not in engine.warnings()
+    await engine.wire.say("kvroute.v1.f.warm.w.0", encode(Warm(id="1", tokens=bytes(4))), "us")
+    await until(lambda: engine.wire.published["us"], "an answer to the router")
+    told = decode_warmed(engine.wire.published["us"][0])
+    assert isinstance(told, Warmed)
+    assert not told.done
+    assert "answered with a redirect to http://***@127.0.0.1" in told.detail
+    assert "/elsewhere" not in engine.asked
+
+
+async def test_passwords_are_in_the_address_and_nowhere_else(
+    engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("DEBUG")
+    engine.pages["/metrics"] = engine.says(web.Response, status=500)
+    address = f"http://user:hunter2@127.0.0.1:{engine.port}"
+    await engine.follow(address=address, metrics=address + "/x:y", events="tcp://user:hunter2@h:1")
+    await until(lambda: "the engine's HTTP" in engine.warnings(), "a warning of the probe")
+    await until(lambda: "fails at its events" in engine.warnings(), "a warning of the events")
+    last = engine.last()
+    assert last is not None
+    assert last.address == address
+    assert "hunter2" not in engine.warnings()
+    assert "hunter2" not in caplog.text
+
+
+class Publisher:
+    """An engine's ZMQ sockets."""
+
+    def __init__(self) -> None:
+        self._context = zmq.asyncio.Context()
+        self.live = self._context.socket(zmq.PUB)
+        self.replay = self._context.socket(zmq.ROUTER)
+        self.events = f"tcp://127.0.0.1:{self.live.bind_to_random_port('tcp://127.0.0.1')}"
+        self.replays = f"tcp://127.0.0.1:{self.replay.bind_to_random_port('tcp://127.0.0.1')}"
+        self.sequence = 0
+
+    async def publish(self, size: int = 0) -> None:
+        await self.live.send_multipart([b"", self.sequence.to_bytes(8, "big"), bytes(size)])
+        self.sequence += 1
+
+    async def drip(self, until_done: Callable[[], object]) -> None:
+        """Answers a replay with a message now and then, for ever."""
+        asker, *_ = await self.replay.recv_multipart()
+        number = 0
+        async with asyncio.timeout(60):
+            while not until_done():
+                await self.replay.send_multipart([asker, b"", number.to_bytes(8, "big"), b""])
+                number += 1
+                await asyncio.sleep(0.005)
+
+    def close(self) -> None:
+        self._context.destroy(linger=0)
+
+
+@pytest.fixture
+async def publisher() -> AsyncIterator[Publisher]:
+    publisher = Publisher()
+    yield publisher
+    publisher.close()
+
+
+async def test_a_replay_that_drips_ends_at_its_time_and_live_events_count(
+    engine: Engine, publisher: Publisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_sockets, "REPLAY_S", 0.3)
+    relay = await engine.follow(events=publisher.events, replay=publisher.replays)
+    rank = relay._shells[0].rank
+    await publisher.drip(lambda: relay.counts["replay_too_slow"])
+    await until(lambda: rank.state is EngineState.FOLLOWING, "the rank to follow")
+    assert not rank.complete
+    assert relay.counts["replay_timeout"] == 0
+    publisher.sequence = rank._next_seq
+    async with asyncio.timeout(60):
+        while rank._next_seq < publisher.sequence or rank._next_seq < 1000:
+            publisher.sequence = max(publisher.sequence, 1000)
+            await publisher.publish()
+            await asyncio.sleep(0.005)
+
+
+async def test_a_frame_over_the_bound_costs_its_connection_and_another_is_made(
+    engine: Engine, publisher: Publisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_sockets, "FRAME_BYTES_MAX", 1000)
+    monkeypatch.setattr(engine_sockets, "_RETRY_S", 0.05)
+    relay = await engine.follow(events=publisher.events)
+    rank = relay._shells[0].rank
+
+    async def heard_after(first: int) -> None:
+        publisher.sequence = first
+        async with asyncio.timeout(60):
+            while rank._next_seq <= first:
+                await publisher.publish(1000)
+                await asyncio.sleep(0.005)
+
+    await heard_after(10)
+    assert not relay.failures
+    await publisher.publish(1001)
+    await until(lambda: relay.failures["events"], "the connection to be given up")
+    await heard_after(1_000_000)
+    await until(lambda: "more than 1000 bytes" in engine.warnings(), "a warning")
+
+
+async def test_a_publisher_that_comes_back_is_followed_by_the_same_socket(
+    engine: Engine, publisher: Publisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_sockets, "_RETRY_S", 1.0)
+    relay = await engine.follow(events=publisher.events)
+    rank = relay._shells[0].rank
+    for _ in range(2):
+        first = rank._next_seq
+        async with asyncio.timeout(60):
+            while rank._next_seq == first:
+                publisher.sequence = max(publisher.sequence, first)
+                await publisher.publish()
+                await asyncio.sleep(0.005)
+        publisher.live.close(linger=0)
+        publisher.live = publisher._context.socket(zmq.PUB)
+
+        def bound() -> bool:
+            try:
+                publisher.live.bind(publisher.events)
+            except zmq.ZMQError:
+                return False
+            return True
+
+        await until(bound, "the port")
+    assert not relay.failures
