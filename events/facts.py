@@ -21,14 +21,17 @@ from indexer.identity import Tier
 VERSION = 1
 
 MESSAGE_BYTES_MAX = 1 << 20
-"""Of any message but heartbeats, hashes included: what a NATS server takes by default. A relay's
-facts stay below 64 KiB and its answers a little above 512 KiB."""
+"""Of any message but heartbeats and facts, hashes included: what a NATS server takes by default. A
+relay's answers are a little above 512 KiB."""
+FACTS_BYTES_MAX = 1 << 18
+"""Of a message of the facts subject: at most 3 ms of work. A relay's stay below 64 KiB."""
 HEARTBEAT_BYTES_MAX = 1 << 17
 """One is kept of each worker."""
 REQUEST_BYTES_MAX = 4096
 """Of a SnapshotRequest: five numbers, and room for fields of later releases."""
 FACTS_MAX = 4096
-"""In one message. A relay's have about 1,000 at most."""
+"""In one answer. A relay's have about 1,000 at most, as its messages do."""
+FACTS_IN_MESSAGE_MAX = 1536
 RING_MESSAGES_MAX = 1 << 14
 """In one answer."""
 
@@ -85,7 +88,7 @@ class FactsMessage(msgspec.Struct, frozen=True, tag="facts", tag_field="kind"):
     v: int
     epoch: Epoch
     seq: SequenceNumber
-    facts: Annotated[list[Fact], Meta(max_length=FACTS_MAX)]
+    facts: Annotated[list[Fact], Meta(max_length=FACTS_IN_MESSAGE_MAX)]
     time_s: UnixSeconds
     """Unix time at which the relay read the first of them."""
 
@@ -255,7 +258,7 @@ class _LooseFacts(msgspec.Struct, frozen=True):
     v: int = VERSION
     epoch: Epoch | None = None
     seq: SequenceNumber | None = None
-    facts: Annotated[list[msgspec.Raw], Meta(max_length=FACTS_MAX)] = []
+    facts: Annotated[list[msgspec.Raw], Meta(max_length=FACTS_IN_MESSAGE_MAX)] = []
     time_s: UnixSeconds = 0.0
 
 
@@ -300,7 +303,7 @@ def decode_stream(payload: bytes) -> tuple[FactsMessage | Beat | None, tuple[Unr
     relays send; what is left is still in order. A broken fact takes its message with it: the hole
     in the sequence then makes the stream recover.
     """
-    if len(payload) > MESSAGE_BYTES_MAX:
+    if len(payload) > FACTS_BYTES_MAX:
         return None, (_too_large(payload),)
     try:
         message = _stream_decoder.decode(payload)

@@ -22,17 +22,20 @@ from events.facts import (
     VERSION,
     Control,
     Epoch,
+    FactsMessage,
     Hello,
     SnapshotChunk,
     SnapshotRequest,
+    Stored,
     Unreadable,
     decode_chunk,
     decode_control,
+    decode_stream,
     encode,
 )
 from events.intake import Intake
 from events.tasks import OnFailure, Tasks
-from events.view import FleetView, Pull
+from events.view import FACT_BYTES, SLICE_BYTES, FleetView, Pull
 from indexer.identity import WorkerKey
 
 RECOVERIES_AT_ONCE = 16
@@ -46,6 +49,8 @@ and what it held is room for others."""
 CHUNKS_MAX = 1024
 HEARTBEAT_COST = 8 * 1024
 """Of a heartbeat in the intake, besides its bytes: a pool may have to look at its workers again."""
+_DECODED_AT_ONCE = 64
+"""Messages of a ring."""
 _KEYS_MAX = 16_384
 """Workers whose subjects are remembered."""
 _JITTER_S = 0.2
@@ -166,12 +171,17 @@ class Feed:
         while True:
             await self._arrived.wait()
             self._arrived.clear()
-            while self._intake:
+            while self._intake or self._view.backlogged:
                 self.serve_slice()
                 await asyncio.sleep(0)
 
     def serve_slice(self) -> None:
-        """Handles the next messages, at the cost of one slice of the intake."""
+        """Works on a backlog, or handles the next messages at the cost of one slice of the intake;
+        a worker with a backlog has to wait."""
+        backlogged = self._view.backlogged
+        if backlogged:
+            self._view.work(self._clock())
+        self._intake.held = {subjects.escape(key.worker_id).encode() for key in backlogged}
         for handler, key, payload in self._intake.take():
             try:
                 handler(key, payload)
@@ -260,26 +270,53 @@ class Feed:
         worker, _, from_seq = recovery.pull
         if from_seq is not None:
             epoch, messages = await self._pull_ring(recovery, from_seq)
-            return self._view.on_ring(worker, epoch, messages, self._clock())
+            await self._backlog_done(worker)
+            again = self._view.on_ring(worker, epoch, messages, self._clock())
+            await self._backlog_done(worker)
+            return again
         last = await self._pull_snapshot(recovery)
-        return self._view.on_snapshot(
-            worker, last.epoch, last.as_of, last.facts, last.complete, self._clock()
+        again = self._view.on_snapshot(
+            worker, last.epoch, last.as_of, [], last.complete, self._clock()
         )
+        await self._backlog_done(worker)
+        return again
 
-    async def _pull_ring(self, recovery: _Recovery, from_seq: int) -> tuple[Epoch, list[bytes]]:
-        messages: list[bytes] = []
+    async def _backlog_done(self, worker: WorkerKey) -> None:
+        """Returns when all that the stream let through is in the index; what a recovery brought
+        counts as its bytes until then."""
+        while worker in self._view.backlogged:
+            self._arrived.set()
+            await asyncio.sleep(0)
+
+    async def _pull_ring(
+        self, recovery: _Recovery, from_seq: int
+    ) -> tuple[Epoch, list[FactsMessage]]:
+        messages: list[FactsMessage] = []
         for _ in range(CHUNKS_MAX):
             request = SnapshotRequest(from_seq=from_seq + len(messages))
             chunk = await self._ask(recovery, request)
             if chunk.expired:
                 raise _PullFailed("ring too short")
-            messages += chunk.messages
+            messages += await self._decoded(chunk.messages)
             if chunk.chunks < 2 or not chunk.messages:
                 return chunk.epoch, messages
         raise _PullFailed("ring without an end")
 
+    async def _decoded(self, payloads: list[bytes]) -> list[FactsMessage]:
+        """Messages of a ring, read in slices; raises _PullFailed for one that can't be read."""
+        messages: list[FactsMessage] = []
+        for payload in payloads:
+            message, dropped = decode_stream(payload)
+            self._view.dropped.update(one.reason for one in dropped)
+            if not isinstance(message, FactsMessage):
+                raise _PullFailed("ring unreadable")
+            messages.append(message)
+            if len(messages) % _DECODED_AT_ONCE == 0:
+                await asyncio.sleep(0)
+        return messages
+
     async def _pull_snapshot(self, recovery: _Recovery) -> SnapshotChunk:
-        """Stages all chunks but the last one, which it returns."""
+        """Stages all chunks; returns the last one."""
         epoch: Epoch | None = None
         as_of: int | None = None
         for i in range(CHUNKS_MAX):
@@ -291,9 +328,22 @@ class Feed:
                 raise _PullFailed("chunks of different snapshots")
             epoch, as_of = chunk.epoch, chunk.as_of
             if i + 1 >= chunk.chunks:
+                await self._stage(recovery.pull.worker, chunk)
                 return chunk
-            self._view.stage(recovery.pull.worker, chunk.facts)
+            await self._stage(recovery.pull.worker, chunk)
         raise _PullFailed("snapshot without an end")
+
+    async def _stage(self, worker: WorkerKey, chunk: SnapshotChunk) -> None:
+        """Stages a chunk in slices, between which others have their turn."""
+        size = 0
+        for fact in chunk.facts:
+            for at in range(0, max(1, len(fact.hashes)), SLICE_BYTES):
+                part = Stored(fact.hashes[at : at + SLICE_BYTES], fact.tier)
+                size += len(part.hashes) + FACT_BYTES
+                if size > SLICE_BYTES:
+                    size = 0
+                    await asyncio.sleep(0)
+                self._view.stage(worker, (part,))
 
     async def _ask(self, recovery: _Recovery, request: SnapshotRequest) -> SnapshotChunk:
         subject = subjects.snapshot(self._fleet, recovery.pull.worker)

@@ -20,8 +20,8 @@ PING_S = 0.7
 PINGS_MAX = 2
 """A connection on which nothing came since this many pings is dead. Found out within 2.1 s, before
 workers count as silent (beat_timeout_s); a server that is a second late is only busy."""
-TURN_COST = 128 * 1024
-"""Of what is read before others have their turn on the event loop; half of what an intake hands out
+TURN_COST = 64 * 1024
+"""Of what is read before others have their turn on the event loop; as much as an intake hands out
 in its own (events/intake.py), so that what is read does not pile up there."""
 _MESSAGE_COST = 512
 _READ_BYTES = 32 * 1024

@@ -8,9 +8,9 @@ Laws:
 - predictions never count as what a worker's events told.
 """
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 from typing import NamedTuple
 
@@ -21,6 +21,7 @@ from events.facts import (
     Beat,
     Cleared,
     Epoch,
+    Fact,
     FactsMessage,
     Heartbeat,
     Removed,
@@ -46,6 +47,10 @@ PREDICTED_BLOCKS_MAX = 1 << 16
 """Of a worker that doesn't tell how many blocks it has."""
 HEARTBEAT_UNREADABLE = "no readable heartbeat"
 """Though it beats: its relay sends heartbeats that were dropped, or none."""
+SLICE_BYTES = 64 * 1024
+"""Of hashes that are applied at once, about 1 ms of work: what else a recovery brings waits in the
+backlog of its worker. A fact counts as FACT_BYTES more."""
+FACT_BYTES = 64
 _MASS_SILENCE_PATIENCE = 10
 """Even when nearly all went silent at once, nobody is kept longer than this many times forget_s."""
 
@@ -79,6 +84,9 @@ class Source:
     """Of the stream, as the fleet's sum has it."""
     pauses: int = 0
     """Of the stream, as the fleet's sum has it."""
+    backlog: deque[Fact] = field(default_factory=deque)
+    """Facts that the stream has let through, and the index has not: `FleetView.work` applies
+    them. They are bounded by what a recovery may bring and what may wait for it."""
     state: StreamState | None = None
     """Of the stream, when it was last marked as changed."""
 
@@ -129,6 +137,8 @@ class FleetView:
         self.predictions = Predictions(index)
         self._predicted_ttl_s = predicted_ttl_s
         self._approximate_ttl_s = approximate_ttl_s
+        self.backlogged: dict[WorkerKey, None] = {}
+        """Workers with a backlog, in the order of their turns"""
         self._ranks: dict[str, dict[int, Source]] = {}
         """The sources by worker id and rank."""
         self._changed: dict[WorkerKey, None] = {}
@@ -161,6 +171,8 @@ class FleetView:
         source = self._source(key, now_s)
         if source is None:
             return []
+        if source.backlog:
+            self._catch_up(source, now_s)
         stream = source.stream
         before = (stream.gaps, stream.drifts)
         if isinstance(message, Beat):
@@ -197,14 +209,18 @@ class FleetView:
         return source
 
     def on_ring(
-        self, key: WorkerKey, epoch: Epoch, messages: Iterable[bytes], now_s: float
+        self, key: WorkerKey, epoch: Epoch, messages: Iterable[bytes | FactsMessage], now_s: float
     ) -> list[Pull]:
-        """What a relay's ring still had."""
+        """What a relay's ring still had, decoded or not."""
         source = self.sources.get(key)
         if source is None:
             return []
+        self._catch_up(source, now_s)
         decoded: list[FactsMessage] = []
         for payload in messages:
+            if isinstance(payload, FactsMessage):
+                decoded.append(payload)
+                continue
             message, dropped = decode_stream(payload)
             self._count_dropped(dropped)
             if not isinstance(message, FactsMessage):
@@ -235,6 +251,20 @@ class FleetView:
         pulls = self._perform(source, effects, now_s)
         self.unstage(key)
         return pulls
+
+    def work(self, now_s: float) -> None:
+        """Applies a slice of the backlog of the worker whose turn it is.
+
+        Until a worker's backlog is empty, whatever else comes for it applies all of it at once; so
+        hand in nothing more for a worker that is `backlogged`, where that would take too long.
+        """
+        for key in self.backlogged:
+            source = self.sources[key]
+            self._apply_slice(source, now_s)
+            del self.backlogged[key]
+            if source.backlog:
+                self.backlogged[key] = None  # behind the others
+            return
 
     def stage(self, key: WorkerKey, facts: Iterable[Stored]) -> None:
         """Some facts of a snapshot, beside what the worker holds, which counts until all are there.
@@ -401,6 +431,7 @@ class FleetView:
             del self._ranks[worker_id]
             self.lost.pop(worker_id, None)
         self.unstage(source.key)
+        self.backlogged.pop(source.key, None)
         self.waiting_bytes -= source.waiting_bytes
         self._changed[source.key] = None
         self.predictions.forget(source.slot)
@@ -413,19 +444,27 @@ class FleetView:
         pulls = []
         for effect in effects:
             match effect:
-                case Apply(facts):
-                    for fact in facts:
+                case Apply(facts) if len(effects) == 1 and not source.backlog:
+                    for fact in facts:  # of one message, which is small
                         self._apply(source, fact, now_s)
+                case Apply(facts):
+                    source.backlog.extend(facts)
                 case Forget():
+                    source.backlog.clear()
                     self.index.clear(source.slot)
                     self.predictions.forget(source.slot)
                 case Adopt():
+                    source.backlog.clear()
                     self.predictions.forget(source.slot)
                     self.index.forget(source.slot)
                     source.slot = self._staged.pop(source.key)
                     self._changed[source.key] = None
                 case Recover(reason, from_seq):
                     pulls.append(Pull(source.key, reason, from_seq))
+        if source.backlog:
+            self._apply_slice(source, now_s)
+            if source.backlog:
+                self.backlogged[source.key] = None
         self._account(source)
         return pulls
 
@@ -433,14 +472,36 @@ class FleetView:
         """Keeps the fleet's sums, and what waits within its bound: a stream for which there is no
         room lets go of what waits, and recovers once more."""
         stream = source.stream
-        self.recovery_pauses += stream.pauses - source.pauses
-        source.pauses = stream.pauses
+        if stream.pauses != source.pauses:
+            self.recovery_pauses += stream.pauses - source.pauses
+            source.pauses = stream.pauses
         self.waiting_bytes += stream.waiting_bytes - source.waiting_bytes
         if self.waiting_bytes > WAITING_BYTES_MAX and stream.waiting_bytes:
             self.dropped["no_room_to_wait"] += 1
             self.waiting_bytes -= stream.waiting_bytes
             stream.let_go()
         source.waiting_bytes = stream.waiting_bytes
+
+    def _apply_slice(self, source: Source, now_s: float) -> None:
+        """Applies what is next in the backlog, SLICE_BYTES of it."""
+        backlog = source.backlog
+        left = SLICE_BYTES
+        while backlog and left > 0:
+            fact = backlog.popleft()
+            if not isinstance(fact, Cleared):
+                size = len(fact.hashes)
+                if size > left and size > SLICE_BYTES // 2:
+                    fact, rest = _parted(fact, max(left & ~7, 8))
+                    backlog.appendleft(rest)
+                left -= len(fact.hashes)
+            left -= FACT_BYTES
+            self._apply(source, fact, now_s)
+
+    def _catch_up(self, source: Source, now_s: float) -> None:
+        """Applies the whole backlog, since what comes next speaks of the state after it."""
+        while source.backlog:
+            self._apply_slice(source, now_s)
+        self.backlogged.pop(source.key, None)
 
     def _apply(self, source: Source, fact: Stored | Removed | Cleared, now_s: float) -> None:
         slot = source.slot
@@ -507,6 +568,15 @@ class FleetView:
     def _count_dropped(self, dropped: Iterable[Unreadable]) -> None:
         for one in dropped:
             self.dropped[one.reason] += 1
+
+
+def _parted(fact: Stored | Removed, size: int) -> tuple[Stored | Removed, Stored | Removed]:
+    """A fact of the first so many bytes of hashes, and one of the rest; the index asks for no
+    parent."""
+    head, tail = fact.hashes[:size], fact.hashes[size:]
+    if isinstance(fact, Stored):
+        return Stored(head, fact.tier), Stored(tail, fact.tier)
+    return Removed(head, fact.tier), Removed(tail, fact.tier)
 
 
 def schedulable(source: Source) -> str:

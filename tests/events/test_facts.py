@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from events import subjects
 from events.facts import (
+    FACTS_BYTES_MAX,
+    FACTS_IN_MESSAGE_MAX,
     FACTS_MAX,
     HEARTBEAT_BYTES_MAX,
     MESSAGE_BYTES_MAX,
@@ -241,18 +243,18 @@ def test_what_is_no_stream_message_is_dropped_with_a_reason(payload: bytes) -> N
 
 def test_a_stream_message_has_a_size_that_a_relay_never_comes_near() -> None:
     kind = {"kind": "stored", "tier": "disk"}
-    hashes = bytes((MESSAGE_BYTES_MAX - 200) // 8 * 8)
+    hashes = bytes((FACTS_BYTES_MAX - 200) // 8 * 8)
     message, dropped = decode_stream(facts_with(kind | {"hashes": hashes}))
     assert message is not None
     assert dropped == ()
-    payload = facts_with(kind | {"hashes": bytes(MESSAGE_BYTES_MAX)})
-    assert len(payload) > MESSAGE_BYTES_MAX
+    payload = facts_with(kind | {"hashes": bytes(FACTS_BYTES_MAX)})
+    assert len(payload) > FACTS_BYTES_MAX
     assert dropped_by(payload) == ["too_large"]
 
 
 @pytest.mark.parametrize("extra", [0, 1])
 def test_a_message_has_a_number_of_facts(extra: int) -> None:
-    cleared = [{"kind": "cleared"}] * (FACTS_MAX - 1 + extra)
+    cleared = [{"kind": "cleared"}] * (FACTS_IN_MESSAGE_MAX - 1 + extra)
     for last in ({"kind": "cleared"}, {"kind": "moved"}):
         message, dropped = decode_stream(facts_with(*cleared, last))
         assert (message is None) == bool(extra)

@@ -37,7 +37,7 @@ from events.ledger import Placed
 from events.outbox import Outbox
 from events.settings import NatsSettings
 from events.stream import StreamState
-from events.view import FleetView
+from events.view import SLICE_BYTES, FleetView
 from indexer.hashing import HashArray
 from indexer.identity import PrefixHash, Tier, WorkerKey
 from indexer.kernel import NativeIndex
@@ -271,6 +271,69 @@ async def test_all_recoveries_together_have_a_size_and_who_finds_no_room_comes_a
     ear.feed.recover(ear.view.on_stream(failed[0], encode(beat), 100.0))
     await ear.settled()
     assert ear.stream(failed[0])[0] is StreamState.LIVE
+
+
+# --- how much at once ---
+
+
+class Applied:
+    """Bytes of hashes that an index took, by turn of the event loop."""
+
+    def __init__(self, view: FleetView, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.most = 0
+        self._now = 0
+        store = view.index.store
+
+        def counted(slot: int, tier: Tier, hashes: HashArray) -> None:
+            self._now += hashes.nbytes
+            self.most = max(self.most, self._now)
+            store(slot, tier, hashes)
+
+        monkeypatch.setattr(view.index, "store", counted)
+
+    async def watch(self) -> None:
+        """Begins a turn, again and again, until cancelled."""
+        while True:
+            self._now = 0
+            await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("ring", [True, False])
+async def test_a_recovery_of_any_size_takes_bounded_steps(
+    ear: Ear, ring: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blocks = SLICE_BYTES // 8
+    rng = np.random.default_rng(1)
+
+    def facts(seq: int) -> FactsMessage:
+        hashes = pack_hashes(rng.integers(0, 1 << 64, blocks, np.uint64))
+        return FactsMessage(VERSION, EPOCH, seq, [Stored(hashes, "device")], 0.0)
+
+    messages = [encode(facts(seq)) for seq in range(1, 40)]
+
+    def answer(request: SnapshotRequest) -> SnapshotChunk:
+        if request.from_seq is not None:
+            return SnapshotChunk(VERSION, EPOCH, 39, 0, 1, messages=messages[1:10])
+        return chunk(request.chunk, 2, as_of=10, hashes=7 * blocks)
+
+    applied = Applied(ear.view, monkeypatch)
+    ear.broker.answers[subjects.snapshot("f", WORKER)] = answer
+    ear.feed._tasks.spawn(ear.feed._serve(), "serving")
+    watching = asyncio.create_task(applied.watch())
+    subject = subjects.facts("f", WORKER).encode()
+    for message in [*messages[:1] * ring, *messages[10:]]:
+        ear.feed._came(ear.feed._on_facts, 0, subject, message)
+    await until(
+        lambda: WORKER in ear.view.sources and ear.view.sources[WORKER].stream.seq == 39,
+        "the whole stream",
+    )
+    await until(lambda: not ear.view.backlogged, "all of it in the index")
+    await ear.settled()
+    held = 39 * blocks if ring else 1000 + 7 * blocks + 29 * blocks  # chunks overlap
+    assert ear.view.index.count(ear.view.sources[WORKER].slot) == held
+    # A slice of the backlog, of the intake and of a snapshot each: neither waits for the other.
+    assert applied.most <= 3 * (SLICE_BYTES + SLICE_BYTES // 2)
+    watching.cancel()
 
 
 # --- what handling raises ---

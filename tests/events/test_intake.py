@@ -110,6 +110,18 @@ def test_strangers_have_whole_slices_when_nobody_else_waits() -> None:
     assert len(intake.take()) * (1 + MESSAGE_COST) >= SLICE_COST
 
 
+def test_a_publisher_that_is_held_has_no_turn_and_keeps_its_order() -> None:
+    intake = an_intake()
+    for publisher in (b"a", b"b"):
+        fill(intake, publisher, 300)
+    intake.held = {b"a"}
+    taken = [item for _ in range(6) for item in intake.take()]
+    assert taken == [(b"b", i) for i in range(300)]
+    assert intake.take() == []
+    intake.held = ()
+    assert [item for one in drained(intake) for item in one] == [(b"a", i) for i in range(300)]
+
+
 def test_a_queue_has_a_bound_and_what_is_over_it_is_its_publishers_loss() -> None:
     intake = an_intake()
     size = 64 * 1024

@@ -21,7 +21,7 @@ from events.facts import (
     pack_hashes,
 )
 from events.stream import StreamState
-from events.view import FleetView, Pull, schedulable
+from events.view import SLICE_BYTES, FleetView, Pull, schedulable
 from indexer.identity import Tier, WorkerKey
 from indexer.index import mix_digest
 from indexer.kernel import NativeIndex
@@ -197,6 +197,78 @@ def test_workers_are_bounded_and_those_there_are_still_heard() -> None:
     assert len(fleet.view.sources) == WORKERS_MAX
     fleet.store(3, 0.0, 77, seq=2)
     assert fleet.index.count(fleet.view.sources[key(3)].slot) == 2
+
+
+def big(seq: int, blocks: int, first: int) -> FactsMessage:
+    hashes = np.arange(first, first + blocks, dtype=np.uint64)
+    return FactsMessage(VERSION, NOW, seq, [Stored(pack_hashes(hashes), "device")], 0.0)
+
+
+def spliced(fleet: Fleet, messages: int, blocks: int) -> list[FactsMessage]:
+    """What waits behind a hole, as much as may."""
+    told = [big(seq, blocks, seq * blocks) for seq in range(2, messages + 2)]
+    fleet.tell(0, big(1, 1, 0), 0.0)
+    for message in told[1:]:
+        fleet.tell(0, message, 0.0)
+    fleet.view.on_ring(key(0), NOW, told[:1], 0.0)
+    return told
+
+
+def test_what_a_recovery_brings_is_applied_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    applied: list[int] = []
+    store = FleetView._store
+
+    def counted(self: FleetView, slot: int, fact: Stored) -> None:
+        applied[-1] += len(fact.hashes)
+        store(self, slot, fact)
+
+    monkeypatch.setattr(FleetView, "_store", counted)
+    fleet = Fleet()
+    applied.append(0)
+    blocks = SLICE_BYTES // 8
+    for worker in range(2):
+        fleet.tell(worker, big(1, 1, 0), 0.0)
+    told = spliced(fleet, 12, blocks)
+    slot = fleet.view.sources[key(0)].slot
+    assert fleet.index.count(slot) <= 2 * blocks, "no more than a slice at once"
+    while fleet.view.backlogged:
+        applied.append(0)
+        fleet.view.work(0.0)
+    assert max(applied[1:]) <= SLICE_BYTES + SLICE_BYTES // 2
+    assert fleet.index.count(slot) == len(told) * blocks + 1
+    assert fleet.view.sources[key(0)].stream.state is StreamState.LIVE
+
+
+def test_workers_with_a_backlog_have_turns_and_what_comes_next_finds_it_applied() -> None:
+    fleet, blocks = Fleet(), SLICE_BYTES // 8
+    views = fleet.view
+    spliced(fleet, 12, blocks)
+    other = WorkerKey("w1", 0)
+    for message in [big(1, 1, 0), *(big(seq, blocks, seq * blocks) for seq in range(3, 9))]:
+        views.on_stream(other, encode(message), 0.0)
+    views.on_ring(other, NOW, [big(2, blocks, 2 * blocks)], 0.0)
+    assert list(views.backlogged) == [key(0), other]
+    views.work(0.0)
+    assert list(views.backlogged) == [other, key(0)]
+    digest = views.index.digest(views.sources[other].slot)
+    beat = Beat(VERSION, NOW, 8, 7 * blocks + 1, digest, True, 0.0)
+    views.on_stream(other, encode(beat), 0.0)
+    assert list(views.backlogged) == [key(0)]
+    assert fleet.index.count(views.sources[other].slot) == 7 * blocks + 1
+
+
+def test_a_backlog_goes_with_its_life_and_with_its_worker() -> None:
+    fleet, blocks = Fleet(), SLICE_BYTES // 8
+    spliced(fleet, 12, blocks)
+    fleet.view.remove("w0", 1.0)
+    assert not fleet.view.backlogged
+    fleet.view.work(2.0)
+    fleet.view.on_stream(key(0), b"", 2.0)
+    spliced(fleet, 12, blocks)
+    fact = Stored(pack_hashes([5]), "device")
+    fleet.tell(0, FactsMessage(VERSION, NEXT, 1, [fact], 2.0), 2.0)
+    assert fleet.index.count(fleet.view.sources[key(0)].slot) == 1
+    assert not fleet.view.backlogged
 
 
 def test_ranks_of_one_worker_id_are_bounded_so_that_others_have_places(
