@@ -21,6 +21,7 @@ def native(name: str, folders: list[str]) -> Extension:
 setup(
     ext_modules=[
         native("indexer.kernel", ["indexer"]),
+        native("events.skipping", ["events"]),
         native("router.lane", ["indexer", "router"]),
         native("router.received", ["router"]),
     ]

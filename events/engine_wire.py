@@ -13,7 +13,7 @@ asked for: a newer engine's extra fields cost a skip, and a bomb of nested array
 
 import math
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Generic, TypeVar
 
@@ -66,7 +66,8 @@ class Schema(Generic[WireEvent]):
 
     arrays: msgspec.msgpack.Decoder[WireEvent]
     maps: msgspec.msgpack.Decoder[WireEvent]
-    kinds: frozenset[str]
+    fields: Mapping[str, tuple[str, ...]]
+    """Kind of event -> its fields, in the order of the array encoding."""
     meaning: Callable[[WireEvent], EngineEvent]
     """Raises Unreadable."""
 
@@ -126,20 +127,17 @@ def decode_batch(payload: bytes, schema: Schema[Any]) -> EngineBatch:
     unknown_kinds: list[str] = []
     malformed: list[str] = []
     removals_lost = False
-    time_s = _time_s(batch.ts, malformed)
-    dp_rank = _dp_rank(batch, malformed)
+    time_s = read_time_s(batch.ts, malformed)
+    dp_rank = read_dp_rank(_rank_of(batch), malformed)
     for i, raw in enumerate(batch.events):
-        is_array = _is_array(raw)
-        try:
-            wire = (schema.arrays if is_array else schema.maps).decode(raw)
-            events.append(schema.meaning(wire))
-        except READ_ERRORS as error:
-            kind = _kind(raw, is_array)
-            if kind is not None and kind not in schema.kinds:
-                unknown_kinds.append(kind[:UNKNOWN_KIND_CHARS])
-            else:
-                malformed.append(f"event {i} ({kind or 'no kind'}): {_because(error)}")
-                removals_lost |= kind != "BlockStored"
+        event, kind, reason = decode_event(raw, schema)
+        if event is not None:
+            events.append(event)
+        elif reason:
+            malformed.append(f"event {i} ({kind or 'no kind'}): {reason}")
+            removals_lost |= kind != "BlockStored"
+        else:
+            unknown_kinds.append((kind or "")[:UNKNOWN_KIND_CHARS])
     return EngineBatch(
         time_s,
         dp_rank,
@@ -148,6 +146,22 @@ def decode_batch(payload: bytes, schema: Schema[Any]) -> EngineBatch:
         removals_lost=removals_lost,
         malformed=tuple(malformed),
     )
+
+
+def decode_event(
+    raw: bytes | Raw, schema: Schema[Any]
+) -> tuple[EngineEvent | None, str | None, str]:
+    """One event; or None, its kind if it has one, and why it can't be read.
+
+    The reason is empty for a kind that kvroute doesn't know. Never raises.
+    """
+    is_array = _is_array(raw)
+    try:
+        return schema.meaning((schema.arrays if is_array else schema.maps).decode(raw)), None, ""
+    except READ_ERRORS as error:
+        kind = _kind(raw, is_array)
+        unknown = kind is not None and kind not in schema.fields
+        return None, kind, "" if unknown else _because(error)
 
 
 def read_hash(value: int | bytes) -> EngineHash:
@@ -219,7 +233,7 @@ def _is_array(encoded: bytes | Raw) -> bool:
     return len(view) > 0 and (0x90 <= view[0] <= 0x9F or view[0] in (0xDC, 0xDD))
 
 
-def _kind(raw: Raw, is_array: bool) -> str | None:
+def _kind(raw: bytes | Raw, is_array: bool) -> str | None:
     """An event's kind as it came, when there is one."""
     try:
         return _ARRAY_KIND.decode(raw).kind if is_array else _MAP_KIND.decode(raw).kind
@@ -227,7 +241,8 @@ def _kind(raw: Raw, is_array: bool) -> str | None:
         return None
 
 
-def _time_s(raw: Raw, malformed: list[str]) -> float:
+def read_time_s(raw: Raw, malformed: list[str]) -> float:
+    """A batch's time (Unix); 0.0, and a sentence more in `malformed`, where it is none."""
     try:
         time_s = _TIME.decode(raw)
     except READ_ERRORS as error:
@@ -239,11 +254,14 @@ def _time_s(raw: Raw, malformed: list[str]) -> float:
     return 0.0
 
 
-def _dp_rank(batch: _ArrayBatch | _MapBatch, malformed: list[str]) -> int | None:
+def _rank_of(batch: _ArrayBatch | _MapBatch) -> Raw:
     if isinstance(batch, _ArrayBatch):
-        raw = batch.rank
-    else:
-        raw = batch.data_parallel_rank if len(batch.data_parallel_rank) else batch.attn_dp_rank
+        return batch.rank
+    return batch.data_parallel_rank if len(batch.data_parallel_rank) else batch.attn_dp_rank
+
+
+def read_dp_rank(raw: Raw, malformed: list[str]) -> int | None:
+    """A batch's rank; None where it is absent, and with a sentence in `malformed` where none."""
     if not len(raw):
         return None
     try:

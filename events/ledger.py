@@ -14,7 +14,7 @@ Laws:
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 from typing_extensions import override
 from xxhash import xxh3_64_intdigest
@@ -122,6 +122,8 @@ class Ledger:
         """KV cache group -> its place in `Block.copies`"""
         self._other_groups: set[int | None] = set()
         """Groups that are no full attention, learned from stores: removals don't say."""
+        self._doomed: list[dict[Any, Any]] = []
+        """What was held before it was wiped, and is let go in slices: see `sweep`."""
         self._placed: list[tuple[Tier, PrefixHash | None, PrefixHash]] = []
         self._gone: list[tuple[Tier, PrefixHash]] = []
 
@@ -146,14 +148,34 @@ class Ledger:
         return self._take_changes()
 
     def wipe(self) -> list[Change]:
-        """Forgets all copies."""
+        """Forgets all copies. Their memory is let go by `sweep`."""
         had_any = any(self._held)
-        self._blocks.clear()
-        for held in self._held:
-            held.clear()
+        self._doomed += filter(None, (self._blocks, *self._held))
+        self._blocks = {}
+        self._held = tuple({} for _ in Tier)
         self._xor = [0 for _ in Tier]
         self.may_miss = False
         return [Wiped()] if had_any else []
+
+    def inherit(self, other: "Ledger") -> None:
+        """Takes over what another ledger holds and nobody asks for any more, for `sweep`."""
+        other.wipe()
+        self._doomed += other._doomed
+        other._doomed = []
+
+    def sweep(self, entries: int) -> bool:
+        """Lets go of so many entries of what was wiped; False when nothing is left of it."""
+        while self._doomed and entries > 0:
+            doomed = self._doomed[-1]
+            for _ in range(min(entries, len(doomed))):
+                _, block = doomed.popitem()
+                if isinstance(block, Page):  # it and its chunks hold one another
+                    block.chunks.clear()
+                    block.own_chunk = block.parent = None
+                entries -= 1
+            if not doomed:
+                self._doomed.pop()
+        return bool(self._doomed)
 
     def count(self) -> int:
         """Placements: (tier, PrefixHash) pairs."""
@@ -406,6 +428,7 @@ class Ledger:
             if page.own_chunk is not None:
                 for one in page.own_chunk.pages:
                     one.chunks.remove(page.own_chunk)
+                page.own_chunk = None  # which holds it: nobody has to look for the cycle
             del self._blocks[page.engine_hash]
             page = page.parent
             if page is not None:

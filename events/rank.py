@@ -6,6 +6,7 @@ socket repeats the last messages), decodes, keeps the ledger, fills the outbox. 
 
 Laws:
 - an engine message is applied at most once and in order;
+- no call does more than about SLICE_UNITS of work on what engines said (events/batch_reader.py);
 - a sequence that goes back is another life of the engine: a new epoch, an empty ledger (but a live
   message that a replay overtook is none);
 - a hole that the replay socket can't close empties the ledger, since removals may be in it: what is
@@ -22,7 +23,8 @@ from enum import Enum, auto
 from typing_extensions import override
 from xxhash import xxh3_64_intdigest
 
-from events.decoding import DECODERS
+from events.batch_reader import SLICE_UNITS, BatchReader, batch_time_s
+from events.decoding import SCHEMAS
 from events.engine_events import BlocksCleared
 from events.facts import Epoch, SnapshotChunk, SnapshotRequest
 from events.kept_map import Checkpoint
@@ -35,10 +37,10 @@ HELD_MESSAGES_MAX = 20_000
 HELD_BYTES_MAX = 128 * 1024 * 1024
 OVERTAKEN_MAX = 1024
 """Live messages that a replay may overtake on their way here."""
-SLICE_BYTES = 64 * 1024
-"""Of engine messages applied in one go: about a thousand blocks, so a few milliseconds."""
-_MESSAGE_BYTES = 64
-"""What a message counts for in a slice besides its payload."""
+SWEPT_AT_ONCE = 4096
+"""Entries of a ledger that was wiped: 1 ms."""
+OVERTAKEN_BYTES_MAX = 8 * 1024 * 1024
+"""Of these messages: about 2 ms of hashing."""
 
 
 class EngineState(Enum):
@@ -49,7 +51,8 @@ class EngineState(Enum):
     HEALING = auto()
     """A replay is on its way; live messages wait."""
     CATCHING_UP = auto()
-    """A replay has come and is applied slice by slice; live messages wait."""
+    """A replay, or a message that is too long for one slice, is applied slice by slice; live
+    messages wait."""
     FOLLOWING = auto()
 
 
@@ -81,7 +84,7 @@ class Rank:
         has_replay: bool,
         wanted_block_size: int | None = None,
     ) -> None:
-        """engine: a name of events.decoding.DECODERS. Raises KeyError for another."""
+        """engine: a name of events.decoding.SCHEMAS. Raises KeyError for another."""
         self.state = EngineState.STARTING
         self.complete = False
         """Whether the ledger missed nothing of this life."""
@@ -91,7 +94,7 @@ class Rank:
         self.engine_restarts = 0
         self.last_event_s: float | None = None
         self.outbox = Outbox(epoch)
-        self._decode = DECODERS[engine]
+        self._schema = SCHEMAS[engine]
         self._wanted_block_size = wanted_block_size
         self._has_replay = has_replay
         self.ledger = Ledger(wanted_block_size, dropped=self.counts)
@@ -100,6 +103,10 @@ class Rank:
         """The engine's next number, while following."""
         self._last_digest: int | None = None
         """Of the last payload applied: tells one life's messages from another's."""
+        self._open: BatchReader | None = None
+        """The message before `_next_seq`, as long as it is not applied to its end."""
+        self._heal_next = False
+        """The publisher's connection was lost while we caught up."""
         self._backlog: deque[tuple[int, bytes]] = deque()
         """What a replay brought, and what had waited for it, as far as it is not applied yet."""
         self._replayed = (-1, 0.0)
@@ -133,8 +140,9 @@ class Rank:
         return self.outbox.epoch, self._next_seq, self._process_start_s
 
     def kept(self, now_s: float) -> tuple[Checkpoint, LedgerCopy] | None:
-        """What a next life of the relay could go on from; None when nothing was heard yet."""
-        if self._last_digest is None:
+        """What a next life of the relay could go on from; None when nothing was heard yet, and
+        while a message is applied by half."""
+        if self._last_digest is None or self._open is not None:
             return None
         checkpoint = Checkpoint(
             seq=self._next_seq - 1,
@@ -183,13 +191,18 @@ class Rank:
 
     def on_failure(self, now_s: float) -> list[RankEffect]:
         """A call raised, so that a message may be applied by half: nothing held is certain."""
+        if self._open is not None:
+            self._last_digest = self._open.digest or None
+            self._open = None
         return self._lose(now_s)
 
     def on_reconnected(self) -> list[RankEffect]:
         """The connection to the publisher is there again. What was published meanwhile is lost, and
         the next number, which would show that, may be long in coming."""
-        following = self.state is EngineState.FOLLOWING
-        return self._heal() if following and self._has_replay else []
+        if not self._has_replay:
+            return []
+        self._heal_next = self.state is EngineState.CATCHING_UP
+        return self._heal() if self.state is EngineState.FOLLOWING else []
 
     def on_replay(
         self, messages: Sequence[tuple[int, bytes]], ended: bool, now_s: float
@@ -222,14 +235,16 @@ class Rank:
             effects += self._new_life(now_s)
             return effects + self._heal_from(0)
         heard = self._held[-1][0] if self._held else self._next_seq - 1
-        self._overtaken = {
-            seq: xxh3_64_intdigest(payload)
-            for seq, payload in messages[-OVERTAKEN_MAX:]
-            if seq > heard
-        }
+        self._overtaken = {}
+        room = OVERTAKEN_BYTES_MAX
+        for seq, payload in reversed(messages[-OVERTAKEN_MAX:]):
+            room -= len(payload)
+            if seq <= heard or room < 0:
+                break
+            self._overtaken[seq] = xxh3_64_intdigest(payload)
         self._replayed = (-1, 0.0)
         if messages:
-            self._replayed = (messages[-1][0], self._decode(messages[-1][1]).time_s)
+            self._replayed = (messages[-1][0], batch_time_s(messages[-1][1]))
         self._backlog = deque(messages)
         self._backlog.extend(one for one in self._held if one[0] > self._replayed[0])
         self._held, self._held_bytes = deque(), 0
@@ -237,17 +252,24 @@ class Rank:
         return effects + self.catch_up(now_s)
 
     def catch_up(self, now_s: float) -> list[RankEffect]:
-        """Applies the next SLICE_BYTES of what waits, and at least a message.
+        """Applies the next SLICE_UNITS of what waits, and at least a step of it.
 
         A hole between live messages that came while we caught up is healed like any other.
         """
         effects: list[RankEffect] = []
-        room = SLICE_BYTES
+        room = SLICE_UNITS
         while room > 0 and self.state is EngineState.CATCHING_UP:
+            if self._open is not None:
+                more, room = self._apply_open(self._open, room, now_s)
+                effects += more
+                continue
             came_since = not self._backlog
             waiting = self._held if came_since else self._backlog
             if not waiting:
                 self.state = EngineState.FOLLOWING
+                self._replayed = (-1, 0.0)
+                if self._heal_next:
+                    effects += self._heal()
                 break
             seq, payload = waiting[0]
             of_last_life = self._is_of_last_life(seq, payload)
@@ -255,16 +277,21 @@ class Rank:
                 self.engine_gaps += 1
                 return effects + self._heal()
             waiting.popleft()
-            room -= len(payload) + _MESSAGE_BYTES
             if came_since:
                 self._held_bytes -= len(payload)
             if of_last_life:
                 self.counts["of_last_life"] += 1
-            elif seq >= self._next_seq:
-                if seq > self._next_seq:
-                    effects += self._lose(now_s)
-                effects += self._apply(seq, payload, now_s)
+            if of_last_life or seq < self._next_seq:
+                room -= 1
+                continue
+            if seq > self._next_seq:
+                effects += self._lose(now_s)
+            self._take(seq, payload, now_s)
         return effects
+
+    def sweep(self) -> bool:
+        """Lets go of a slice of what was held before a wipe; False when nothing is left of it."""
+        return self.ledger.sweep(SWEPT_AT_ONCE)
 
     def flush(self) -> list[RankEffect]:
         """Sends what is gathered; the relay calls it a moment after events came."""
@@ -272,6 +299,7 @@ class Rank:
 
     def beat(self, now_s: float) -> list[RankEffect]:
         """What every second brings: what is gathered, then the state after it."""
+        self.sweep()
         messages = self.outbox.flush()
         ledger = self.ledger
         messages.append(self.outbox.beat(ledger.count(), ledger.digest(), self.complete, now_s))
@@ -307,7 +335,7 @@ class Rank:
         though its number is higher: then it is a dead process's, which was still on its way. (If
         the engine's clock was set back instead, the gap is healed by what follows.)"""
         last_seq, time_s = self._replayed
-        return seq > last_seq and 0.0 < self._decode(payload).time_s < time_s
+        return seq > last_seq and time_s > 0.0 and 0.0 < batch_time_s(payload) < time_s
 
     def _begin(self, seq: int, now_s: float) -> list[RankEffect]:
         """The first message that we hear, without a replay socket."""
@@ -337,6 +365,8 @@ class Rank:
 
     def _drop_kept(self) -> list[RankEffect]:
         """What was kept is of another life, or too old to go on from: we start from nothing."""
+        if self._kept is not None:
+            self.ledger.inherit(self._kept[1])
         self._kept = None
         self.counts["kept_map_dropped"] += 1
         return self._heal_from(0) if self.state is EngineState.HEALING else []
@@ -354,6 +384,7 @@ class Rank:
 
     def _heal_from(self, seq: int) -> list[RankEffect]:
         self.state = EngineState.HEALING
+        self._heal_next = False
         return [Replay(seq)]
 
     def _hold(self, seq: int, payload: bytes, now_s: float) -> list[RankEffect]:
@@ -379,6 +410,7 @@ class Rank:
         self.engine_restarts += 1
         if self._kept is not None:
             self._drop_kept()
+        self._open = None
         self._backlog.clear()
         self._held.clear()
         self._held_bytes = 0
@@ -391,6 +423,7 @@ class Rank:
 
     def _start_epoch(self, ledger: Ledger, seq: int, now_s: float) -> list[RankEffect]:
         """A new epoch, of what this ledger holds: routers forget what they were told before."""
+        ledger.inherit(self.ledger)
         self.ledger = ledger
         before = self.outbox.epoch
         self.outbox.start_over(Epoch(max(int(now_s * 1e9), before.start_ns + 1), before.nonce), seq)
@@ -403,28 +436,41 @@ class Rank:
         return _publish(self.outbox.add(self.ledger.wipe(), now_s))
 
     def _apply(self, seq: int, payload: bytes, now_s: float) -> list[RankEffect]:
+        """Applies a message, or its first slice; the state is CATCHING_UP until all is applied."""
+        effects, _ = self._apply_open(self._take(seq, payload, now_s), SLICE_UNITS, now_s)
+        if self._open is not None:
+            self.state = EngineState.CATCHING_UP
+        return effects
+
+    def _take(self, seq: int, payload: bytes, now_s: float) -> BatchReader:
+        """This message is the next to be applied."""
         self._next_seq = seq + 1
-        self._last_digest = xxh3_64_intdigest(payload)
         self.last_event_s = now_s
         if self._first_heard_s is None:
             self._first_heard_s = now_s
-        batch = self._decode(payload)
+        self._open = BatchReader(payload, self._schema, self.counts)
+        return self._open
+
+    def _apply_open(
+        self, batch: BatchReader, room: int, now_s: float
+    ) -> tuple[list[RankEffect], int]:
+        """Applies the next slice of a message; and what is left of the room."""
         full: list[bytes] = []
-        for event in batch.events:
-            self.counts[type(event).__name__] += 1
+        for event in batch.read(room):
             full += self.outbox.add(self.ledger.apply(event), now_s)
             if isinstance(event, BlocksCleared):
                 self.complete = True  # whatever was missed is gone now
-        self.counts["unknown"] += len(batch.unknown_kinds)
-        self.counts["malformed"] += len(batch.malformed)
-        if batch.malformed:
-            self.complete = False  # a store that can't be read is a block less
         if self.ledger.may_miss:
             self.complete = False
-        if batch.removals_lost:
-            # A removal that can't be read would leave a block too many: start from nothing.
-            full += self.outbox.add(self.ledger.wipe(), now_s)
-        return _publish(full)
+        if batch.ended:
+            self._open = None
+            self._last_digest = batch.digest
+            if batch.malformed:
+                self.complete = False  # a store that can't be read is a block less
+            if batch.removals_lost:
+                # A removal that can't be read would leave a block too many: start from nothing.
+                full += self.outbox.add(self.ledger.wipe(), now_s)
+        return _publish(full), batch.room - batch.ended
 
 
 def _publish(messages: list[bytes]) -> list[RankEffect]:

@@ -337,13 +337,17 @@ class Relay:
                 self.counts["malformed_frame"] += 1
                 log.warning("%s: %s", shell.key, message.reason)
                 continue
-            self._perform(shell, self._apply(shell, message))
+            now_s = self._clock()
+            step = partial(shell.rank.on_message, message.sequence, message.payload, now_s)
+            self._perform(shell, self._applied(shell, step, now_s))
+            await self._catch_up(shell)
 
-    def _apply(self, shell: _RankShell, message: LiveMessage) -> list[RankEffect]:
+    def _applied(
+        self, shell: _RankShell, step: Callable[[], list[RankEffect]], now_s: float
+    ) -> list[RankEffect]:
         """Raises what the rank raises: then it has lost track, which it tells routers."""
-        now_s = self._clock()
         try:
-            return shell.rank.on_message(message.sequence, message.payload, now_s)
+            return step()
         except Exception:
             self._perform(shell, shell.rank.on_failure(now_s))
             raise
@@ -371,10 +375,19 @@ class Relay:
         answer.parts.clear()  # what is applied is let go
         shell.replaying = None
         self._perform(shell, effects)
+        await self._catch_up(shell)
+        log.info("%s: %d batches replayed; %s", shell.key, count, shell.rank.summary())
+
+    async def _catch_up(self, shell: _RankShell) -> None:
+        """Applies what is too long for one turn of the loop, a slice a turn. Messages that the
+        engine sends meanwhile wait in the socket's queue, or in the rank."""
         while shell.rank.state is EngineState.CATCHING_UP:
             await asyncio.sleep(0)
-            self._perform(shell, shell.rank.catch_up(self._clock()))
-        log.info("%s: %d batches replayed; %s", shell.key, count, shell.rank.summary())
+            now_s = self._clock()
+            step = partial(shell.rank.catch_up, now_s)
+            self._perform(shell, self._applied(shell, step, now_s))
+        while shell.rank.sweep():  # noqa: ASYNC110  # the loop turns between two slices of work
+            await asyncio.sleep(0)
 
     async def _follow_load(self, shell: _RankShell, base: str) -> None:
         """Reads SGLang's LoadStat feed until the connection to it breaks for good."""

@@ -72,7 +72,7 @@ _WireEvent = _Stored | _Removed | _Cleared
 
 def decode(payload: bytes) -> EngineBatch:
     """One payload of SGLang's event publisher; never raises."""
-    return decode_batch(payload, _SCHEMA)
+    return decode_batch(payload, SCHEMA)
 
 
 def _meaning(event: _WireEvent) -> EngineEvent:
@@ -85,10 +85,14 @@ def _meaning(event: _WireEvent) -> EngineEvent:
             return BlocksCleared()
 
 
-_SCHEMA: Schema[Any] = Schema(
+SCHEMA: Schema[Any] = Schema(
     arrays=msgspec.msgpack.Decoder(_StoredArray | _RemovedArray | _ClearedArray),
     maps=msgspec.msgpack.Decoder(_Stored | _Removed | _Cleared),
-    kinds=frozenset({"BlockStored", "BlockRemoved", "AllBlocksCleared"}),
+    fields={
+        "BlockStored": _Stored.__struct_fields__,
+        "BlockRemoved": _Removed.__struct_fields__,
+        "AllBlocksCleared": (),
+    },
     meaning=_meaning,
 )
 

@@ -110,8 +110,10 @@ def _load(config: type[Config], file: Path | None, given: dict[str, Any]) -> Con
     return load(config, file, os.environ, flags)
 
 
-_COLLECTED_AFTER = (50_000, 20, 100)
-"""Objects more than were freed, and rounds, between two looks for cycles (gc.set_threshold)."""
+COLLECTED_AFTER = (5_000, 3, 5_000)
+"""Objects more than were freed, and rounds, between two looks for cycles (gc.set_threshold). The
+first two bound the pause: a look goes over 20,000 objects, about 3 ms. The third keeps the looks at
+all objects, which take longer, 100 million objects apart."""
 
 
 def _run(work: Coroutine[Any, Any, int]) -> None:
@@ -120,7 +122,7 @@ def _run(work: Coroutine[Any, Any, int]) -> None:
     # imported, and among hundreds of thousands of reservations, stops the loop for nothing.
     gc.collect()
     gc.freeze()
-    gc.set_threshold(*_COLLECTED_AFTER)
+    gc.set_threshold(*COLLECTED_AFTER)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         code = runner.run(work)
     if code:

@@ -19,7 +19,7 @@ from typing_extensions import override
 from events.facts import TIER_NAMES, Epoch, Heartbeat, Stored, encode, pack_hashes
 from events.ledger import Change, Gone, Placed, Wiped
 from events.outbox import Outbox
-from events.rank import Publish, Rank, RankEffect
+from events.rank import EngineState, Publish, Rank, RankEffect
 from events.snapshot import CHUNK_BYTES
 from indexer.identity import PrefixHash, Tier, WorkerKey
 from indexer.index import mix_digest
@@ -269,6 +269,8 @@ class EngineBytesRelay(VirtualRelay):
     def tell(self, events: Iterable[PoolEvent], now_s: float) -> list[bytes]:
         payload = encode_batch(now_s, list(events), self._config.block_size)
         effects = self._rank.on_message(self._next_seq, payload, now_s)
+        while self._rank.state is EngineState.CATCHING_UP:
+            effects += self._rank.catch_up(now_s)
         self._next_seq += 1
         return self._published([*effects, *self._rank.flush()])
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 
+from events.batch_reader import SLICE_UNITS
 from events.facts import Beat, Epoch, FactsMessage, decode_stream
 from events.rank import EngineState, Publish, Rank, RankEffect, Replay
 
@@ -36,6 +37,27 @@ def batch(*events: Any) -> bytes:
 
 def removed(block: int) -> bytes:
     return batch({"type": "BlockRemoved", "block_hashes": [block], "medium": "GPU"})
+
+
+def long(block: int) -> bytes:
+    """A batch that stores one block and is more work than a slice takes."""
+    [time_s, events, rank] = msgspec.msgpack.decode(stored(block))
+    nothing = list(range(1 << 32, (1 << 32) + SLICE_UNITS + 16))
+    events.append({"type": "BlockRemoved", "block_hashes": nothing, "medium": "GPU"})
+    return msgspec.msgpack.encode([time_s, events, rank])
+
+
+def chain(blocks: int) -> bytes:
+    """A batch that stores so many blocks, from 1 on, in one event."""
+    event = {
+        "type": "BlockStored",
+        "block_hashes": list(range(1, blocks + 1)),
+        "parent_block_hash": None,
+        "token_ids": list(range(4 * blocks)),
+        "block_size": 4,
+        "medium": "GPU",
+    }
+    return batch(event)
 
 
 CLEARED = batch({"type": "AllBlocksCleared"})

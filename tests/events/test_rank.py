@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from events import rank as rank_module
+from events.batch_reader import SLICE_UNITS
 from events.facts import Beat, Cleared, Epoch, FactsMessage, SnapshotRequest, decode_stream
 from events.ledger import COPIES_MAX
 from events.rank import (
     HELD_BYTES_MAX,
     HELD_MESSAGES_MAX,
-    SLICE_BYTES,
     EngineState,
     Rank,
 )
@@ -27,9 +27,11 @@ from tests.events.one_rank import (
     Life,
     Message,
     batch,
+    chain,
     epochs_of,
     facts_of,
     following,
+    long,
     removed,
     stored,
 )
@@ -235,12 +237,6 @@ def catching_up(count: int) -> Engine:
     return engine
 
 
-def long(block: int) -> bytes:
-    """A batch that stores one block and fills a slice."""
-    [time_s, events, rank] = msgspec.msgpack.decode(stored(block))
-    return msgspec.msgpack.encode([time_s, events, rank, bytes(SLICE_BYTES)])
-
-
 def test_a_slice_is_bounded_and_takes_a_message_at_least() -> None:
     engine = Engine()
     engine.start()
@@ -255,8 +251,8 @@ def test_a_slice_is_bounded_and_takes_a_message_at_least() -> None:
 def test_a_slice_of_empty_messages_is_bounded_too() -> None:
     engine = Engine()
     engine.start()
-    engine.begin_replay(*((seq, b"") for seq in range(SLICE_BYTES)))
-    assert 0 < engine.rank._next_seq < SLICE_BYTES / 32
+    engine.begin_replay(*((seq, b"") for seq in range(4 * SLICE_UNITS)))
+    assert 0 < engine.rank._next_seq <= SLICE_UNITS
 
 
 def test_live_messages_wait_behind_a_replay_and_are_applied_in_order() -> None:
@@ -338,6 +334,67 @@ def test_what_waits_while_we_catch_up_is_bounded_and_what_is_lost_is_healed() ->
     engine.replay(*((seq, stored(2) if seq == 2 else batch()) for seq in range(2, 6)))
     assert (engine.held(), engine.complete()) == (3, True)
     assert engine.rank._next_seq == HELD_MESSAGES_MAX + 5
+
+
+# --- a long live message, slice by slice ---
+
+
+def test_a_live_message_is_applied_in_slices_and_what_comes_meanwhile_waits() -> None:
+    engine = following(0)
+    engine.hear(0, chain(3 * SLICE_UNITS))
+    assert engine.rank.state is CATCHING_UP
+    assert 0 < engine.held() <= SLICE_UNITS
+    assert engine.hear(1, stored(0)) == engine.hear(2, removed(1)) == []
+    assert 0 < engine.held() <= SLICE_UNITS
+    assert engine.complete()
+    engine.perform(engine.rank.catch_up(NOW_S))
+    assert SLICE_UNITS < engine.held() <= 2 * SLICE_UNITS
+    engine.catch_up()
+    assert (engine.held(), engine.rank.state) == (3 * SLICE_UNITS, FOLLOWING)
+    assert engine.complete()
+    assert engine.rank.counts["BlocksStored"] == 2
+
+
+def test_a_gap_behind_a_long_message_is_healed_once_it_is_applied() -> None:
+    engine = following(0)
+    engine.hear(0, chain(2 * SLICE_UNITS))
+    assert engine.hear(2, removed(1)) == []
+    assert engine.catch_up() == [0]
+    engine.replay((0, chain(2 * SLICE_UNITS)), (1, stored(0)), (2, removed(1)))
+    assert (engine.held(), engine.complete()) == (2 * SLICE_UNITS, True)
+
+
+def test_a_connection_lost_while_a_long_message_is_applied_is_healed_after_it() -> None:
+    engine = following(0)
+    engine.hear(0, chain(2 * SLICE_UNITS))
+    assert engine.perform(engine.rank.on_reconnected()) == []
+    assert engine.catch_up() == [0]
+    assert engine.rank.state is HEALING
+
+
+def test_a_restart_while_a_long_message_is_applied_ends_it() -> None:
+    engine = following(1)
+    engine.hear(1, chain(2 * SLICE_UNITS))
+    assert engine.hear(0, stored(50, life=1)) == []
+    assert (engine.held(), engine.rank.state, engine.complete()) == (1, FOLLOWING, True)
+    assert engine.rank.catch_up(NOW_S) == []
+
+
+def test_what_was_wiped_is_let_go_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rank_module, "SWEPT_AT_ONCE", 30)
+    engine = following(100)
+    engine.hear(100, CLEARED)
+    assert engine.held() == 0
+    assert engine.rank.ledger._doomed
+    slices = 1
+    while engine.rank.sweep():
+        slices += 1
+    assert slices >= 200 // 30  # engine blocks, and placements
+    assert not engine.rank.ledger._doomed
+    for seq in range(101, 151):
+        engine.hear(seq)
+    engine.hear(0, stored(50, life=1))  # another life: the ledger before it is let go as well
+    assert engine.rank.ledger._doomed
 
 
 # --- other lives ---
@@ -674,16 +731,16 @@ def test_an_unknown_engine_is_our_own_mistake() -> None:
     lost=st.lists(st.booleans(), max_size=60),
     overtakes=st.integers(0, 3),
     has_replay=st.booleans(),
-    slice_bytes=st.sampled_from([1, SLICE_BYTES]),
+    slice_units=st.sampled_from([1, SLICE_UNITS]),
 )
 def test_what_is_told_is_never_more_than_the_engine_holds(
     steps: list[tuple[str, bool, int]],
     lost: list[bool],
     overtakes: int,
     has_replay: bool,
-    slice_bytes: int,
+    slice_units: int,
 ) -> None:
-    with mock.patch.object(rank_module, "SLICE_BYTES", slice_bytes):
+    with mock.patch.object(rank_module, "SLICE_UNITS", slice_units):
         follow_a_bad_wire(steps, lost, overtakes, has_replay)
 
 

@@ -4,6 +4,7 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import AsyncIterator
+from functools import partial
 
 import msgspec
 import pytest
@@ -12,10 +13,12 @@ import zmq.asyncio
 from nats.aio.msg import Msg
 
 from events import engine_sockets
+from events.batch_reader import SLICE_UNITS
 from events.broker import Broker
-from events.rank import SLICE_BYTES, EngineState, Publish
+from events.rank import EngineState, Publish
 from events.relay import OUT_MESSAGES_MAX, Relay
 from events.settings import EngineSettings, NatsSettings
+from tests.events.one_rank import chain, long, removed, stored
 
 
 class Wired:
@@ -135,9 +138,8 @@ async def test_a_replay_that_is_too_large_is_cut_off_and_leaves_the_stream_parti
 async def test_the_loop_turns_between_the_slices_of_a_long_replay(wired: Wired) -> None:
     wired.relay._perform(wired.shell, wired.shell.rank.start())
     asker, *_ = await wired.replay.recv_multipart()
-    payload = bytes(SLICE_BYTES)
     for seq in range(20):
-        await wired.replay.send_multipart([asker, b"", seq.to_bytes(8, "big"), payload])
+        await wired.replay.send_multipart([asker, b"", seq.to_bytes(8, "big"), long(seq)])
     await wired.replay.send_multipart([asker, b"", b"", b"\xff" * 8, b""])
     turns = Counter[int]()
     async with asyncio.timeout(10):
@@ -145,6 +147,41 @@ async def test_the_loop_turns_between_the_slices_of_a_long_replay(wired: Wired) 
             turns[wired.shell.rank._next_seq] += 1
             await asyncio.sleep(0)
     assert set(range(2, 20)) <= turns.keys()
+
+
+async def test_the_loop_turns_between_the_slices_of_a_long_live_message() -> None:
+    context = zmq.asyncio.Context()
+    publisher = context.socket(zmq.XPUB)
+    endpoint = f"tcp://127.0.0.1:{publisher.bind_to_random_port('tcp://127.0.0.1')}"
+    relay = Relay(
+        EngineSettings(id="w", engine="vllm", address="engine", events=endpoint, block_size=4),
+        Broker(NatsSettings(), "nats://127.0.0.1:1", "test"),
+        fleet="f",
+        clock=lambda: 100.0,
+        rng=random.Random(1),
+    )
+    rank = relay._shells[0].rank
+    _ = relay._shells[0].supervisor.keep(
+        partial(relay._follow, relay._shells[0], endpoint), "events"
+    )
+    slices = 8
+    blocks = slices * SLICE_UNITS
+    async with asyncio.timeout(10):
+        assert await publisher.recv() == b"\x01"
+        for seq, payload in enumerate((chain(blocks), stored(0), removed(1))):
+            await publisher.send_multipart([b"", seq.to_bytes(8, "big"), payload])
+        held = Counter[int]()
+        while rank._next_seq < 3 or rank.state is not EngineState.FOLLOWING:
+            held[rank.ledger.count()] += 1
+            if rank.state is not EngineState.STARTING:
+                relay._perform(relay._shells[0], rank.beat(100.0))
+            await asyncio.sleep(0)
+    assert len([count for count in held if 0 < count < blocks]) >= slices - 2
+    assert rank.ledger.count() == blocks  # one more, and one less, after it
+    assert rank.complete
+    await relay.stop()
+    context.destroy(linger=0)
+    assert not relay.failures
 
 
 async def test_a_later_replay_takes_the_place_of_one_under_way(wired: Wired) -> None:

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from events import rank as rank_module
 from events.facts import Beat, FactsMessage, SnapshotRequest
 from events.kept_map import Source, pack, unpack
 from events.rank import EngineState, Rank
@@ -17,6 +18,7 @@ from tests.events.one_rank import (
     Message,
     epochs_of,
     following,
+    long,
     removed,
     stored,
 )
@@ -165,15 +167,29 @@ def test_an_engine_that_restarts_while_the_proof_is_under_way_ends_the_matter() 
     assert engine.held() == 1
 
 
-def test_what_waits_is_applied_in_slices_after_a_proof_too() -> None:
+def test_what_waits_is_applied_in_slices_after_a_proof_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(rank_module, "SLICE_UNITS", 1)
     engine = born(kept_by(following(5)))
     engine.start()
-    engine.begin_replay(4, *((seq, bytes(40_000)) for seq in range(5, 9)))
-    assert engine.rank.state is EngineState.CATCHING_UP
-    again = born(kept_by(engine))  # and may be kept in the middle
+    engine.begin_replay(*range(4, 9))
+    assert (engine.rank.state, engine.held()) == (EngineState.CATCHING_UP, 5)
+    engine.perform(engine.rank.catch_up(engine.now_s))
+    assert (engine.rank.state, engine.held()) == (EngineState.CATCHING_UP, 6)
+    again = born(kept_by(engine))  # and may be kept between two messages
     again.start()
-    again.replay(*((seq, bytes(40_000)) for seq in range(6, 9)))
-    assert resumed(again) == (1, 0)
+    again.replay(*range(5, 9))
+    assert (resumed(again), again.held()) == ((1, 0), 9)
+
+
+def test_nothing_is_kept_of_a_message_that_is_applied_by_half() -> None:
+    engine = following(5)
+    engine.hear(5, long(5))
+    assert (engine.rank.state, engine.held()) == (EngineState.CATCHING_UP, 6)
+    assert engine.rank.kept(engine.now_s) is None
+    engine.catch_up()
+    assert engine.rank.kept(engine.now_s) is not None
 
 
 # --- without one ---

@@ -3,6 +3,8 @@
 import random
 from dataclasses import dataclass
 
+from events.batch_reader import SLICE_UNITS
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
@@ -104,7 +106,7 @@ class Options:
     snapshot_chunk_bytes: int = 512 * 1024
     stream_buffer_messages: int = 4096
     held_messages: int = 20_000
-    slice_bytes: int = 64 * 1024
+    slice_units: int = SLICE_UNITS
     """Of a replay, applied in one go."""
 
 
@@ -172,5 +174,5 @@ def drawn(rng: random.Random) -> Options:
         snapshot_chunk_bytes=snapshot_chunk_bytes,
         stream_buffer_messages=rng.choice([4096, 12]),
         held_messages=rng.choice([20_000, 6]),
-        slice_bytes=rng.choice([64 * 1024, 1024, 1]),
+        slice_units=rng.choice([SLICE_UNITS, 16, 1]),
     )

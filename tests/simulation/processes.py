@@ -258,6 +258,7 @@ class Relay(Process):
         if self.world.nobody_could_tell(shell, seq, payload):
             return
         self._perform(shell, shell.rank.on_message(seq, payload, self.clock_s()))
+        self._catch_up_later(shell)
 
     def tell(self, shell: RankShell) -> None:
         """Heartbeat and beat."""

@@ -18,7 +18,7 @@ import pytest
 from events.decoding import DECODERS
 from events.engine_events import BlocksStored
 from events.facts import Epoch
-from events.rank import Publish, Rank
+from events.rank import EngineState, Publish, Rank
 from events.stream import StreamState
 from events.view import FleetView
 from indexer.hashing import block_hashes, hash_seed, pack_tokens, prefix_hashes
@@ -128,6 +128,8 @@ class Fleet:
         for frame in self.frames[self._next_frame : end]:
             rank = self.ranks[frame.rank]
             effects = rank.on_message(frame.seq, frame.payload, 0.0)
+            while rank.state is EngineState.CATCHING_UP:
+                effects += rank.catch_up(0.0)
             self._publish(frame.rank, effects + rank.beat(0.0))
         self._next_frame = max(self._next_frame, end)
 

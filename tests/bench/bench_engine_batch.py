@@ -1,0 +1,112 @@
+"""The longest step of a relay for one message of its engine, at the limits of a message.
+
+A million removals in events of their own (EVENTS_MAX), and stores, a removal and a clear of as many
+blocks of 16 tokens as PAYLOAD_BYTES_MAX takes, and SGLang's pages of one token. A step is what the
+event loop does in one turn: a slice of the message, what is gathered of it, or a slice of what was
+cleared. Its CPU time is that of the loop's thread, so that others' turns on the core don't count;
+the garbage collector is set as the command sets it.
+"""
+
+import gc
+import time
+from collections.abc import Callable
+from itertools import count
+from typing import Any
+
+import msgspec
+
+from events.engine_wire import EVENTS_MAX, PAYLOAD_BYTES_MAX, TOKENS_MAX
+from events.facts import Epoch
+from events.rank import EngineState, Rank
+from router.cli import COLLECTED_AFTER
+from tests.bench.timing import row
+
+BLOCK_TOKENS = 16
+TOKEN = 40_000
+"""Three bytes in MessagePack, as most ids of a large vocabulary are."""
+BLOCK_BYTES = 9 + 3 * BLOCK_TOKENS
+BLOCKS = PAYLOAD_BYTES_MAX // BLOCK_BYTES - 1000
+PAGES = EVENTS_MAX
+NAME = 1 << 40
+
+
+def rows() -> list[dict[str, Any]]:
+    """Milliseconds of CPU time."""
+    before = gc.get_threshold()
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*COLLECTED_AFTER)
+    try:
+        return [*_of_blocks(), *_of_pages()]
+    finally:
+        gc.set_threshold(*before)
+        gc.unfreeze()
+
+
+def _of_blocks() -> list[dict[str, Any]]:
+    hear = _Listener()
+    names = range(NAME, NAME + BLOCKS)
+    removals = [["BlockRemoved", [name], "GPU"] for name in range(NAME, NAME + EVENTS_MAX)]
+    return [
+        hear("store", _stored(names)),
+        hear("removals", removals),
+        hear("store_again", _stored(names)),
+        hear("removal", [["BlockRemoved", list(names), "GPU"]]),
+        hear("store_last", _stored(names)),
+        hear("clear", [["AllBlocksCleared"]]),
+    ]
+
+
+def _of_pages() -> list[dict[str, Any]]:
+    hear = _Listener()
+    pages = range(NAME, NAME + PAGES)
+    return [
+        hear("store_pages", _stored(pages, tokens=1)),
+        hear("clear_pages", [["AllBlocksCleared"]]),
+    ]
+
+
+def _stored(names: range, tokens: int = BLOCK_TOKENS) -> list[Any]:
+    """A chain, in as many events as the bound on an event's tokens makes of it."""
+    events = []
+    step = TOKENS_MAX // tokens
+    for at in range(0, len(names), step):
+        part = names[at : at + step]
+        token_ids = [TOKEN + i % 1000 for i in range(len(part) * tokens)]
+        parent = part[0] - 1 if at else None
+        events.append(["BlockStored", list(part), parent, token_ids, tokens, None, "GPU"])
+    return events
+
+
+class _Listener:
+    """A rank that hears one message after the other."""
+
+    def __init__(self) -> None:
+        self._rank = Rank("vllm", Epoch(1, 1), has_replay=False)
+        self._seq = count()
+
+    def __call__(self, kind: str, events: list[Any]) -> dict[str, Any]:
+        rank = self._rank
+        payload = msgspec.msgpack.encode([1.0, events, 0])
+        events.clear()
+        if len(payload) > PAYLOAD_BYTES_MAX:
+            raise AssertionError(f"{kind}: {len(payload)} bytes")
+        before = sum(rank.counts.values())
+        steps = [_cpu_ms(lambda: rank.on_message(next(self._seq), payload, 1.0))]
+        while rank.state is EngineState.CATCHING_UP:
+            steps += [_cpu_ms(lambda: rank.catch_up(1.0)), _cpu_ms(rank.flush)]
+        more = True
+        while more:
+            started = time.thread_time()
+            more = rank.sweep()
+            steps.append((time.thread_time() - started) * 1e3)
+        if rank.counts["malformed"] or sum(rank.counts.values()) == before:
+            raise AssertionError(f"{kind}: {rank.counts}")
+        note = f"{len(payload) >> 20} MiB in {len(steps)} steps, {sum(steps) / 1e3:.1f} s together"
+        return row(f"engine_batch_{kind}_step_ms", round(max(steps), 2), "ms", "less", note)
+
+
+def _cpu_ms(step: Callable[[], object]) -> float:
+    started = time.thread_time()
+    step()
+    return (time.thread_time() - started) * 1e3
