@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.stage import Stage, a_stage
+from tests.end_to_end.stage import Stage, a_stage, until
 
 README = Path(__file__).parents[2] / "README.md"
 
@@ -37,7 +37,7 @@ async def run(program: str, stage: Stage, *arguments: str) -> tuple[str, str]:
 @pytest.fixture
 def programs() -> list[str]:
     programs = [block for block in python_blocks() if "asyncio.run" in block]
-    assert len(programs) == 2
+    assert len(programs) == 3
     return programs
 
 
@@ -62,3 +62,11 @@ async def test_the_whole_request_streams_and_the_prediction_meets_the_report(
         told = re.search(r"(\d+) cached tokens predicted, (\d+) reported", err)
         assert told is not None
         assert int(told[1]) == int(told[2]) > 100
+
+
+async def test_the_request_with_attempts_is_served(programs: list[str]) -> None:
+    async with a_stage() as stage:
+        out, err = await run(programs[2], stage, "tell me a story")
+        assert out.strip()
+        assert err.strip() == "1 attempts"
+        await until(lambda: stage.router.core.endings["finished"] == 1, "the end of the request")

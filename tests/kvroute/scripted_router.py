@@ -260,6 +260,8 @@ class Fleet(FleetServicer):
         self.watch_ends: deque[Status] = deque()
         """How watches end, one after the other; the last one lasts."""
         self.workers = ["w0"]
+        self.statuses: list[WorkerStatus] | None = None
+        """What ListWorkers answers, if given."""
 
     async def _note(self, request: Any, context: Context) -> None:
         self.asked.append(request)
@@ -270,6 +272,8 @@ class Fleet(FleetServicer):
         self, request: ListWorkersRequest, context: Context
     ) -> ListWorkersResponse:
         await self._note(request, context)
+        if self.statuses is not None:
+            return ListWorkersResponse(workers=self.statuses)
         return ListWorkersResponse(workers=[WorkerStatus(worker_id="w0", model=request.model)])
 
     @override

@@ -15,7 +15,9 @@ TOKENS = list(range(100))
 
 
 def client_of(stage: Served, retry: RetryPolicy = ONCE) -> KvRouteClient:
-    return KvRouteClient(f"127.0.0.1:{stage.server.port}", retry=retry, timeout_s=20.0)
+    return KvRouteClient(
+        f"127.0.0.1:{stage.server.port}", retry=retry, timeout_s=20.0, fallback=False
+    )
 
 
 async def test_callers_never_notice_that_connections_have_an_age() -> None:

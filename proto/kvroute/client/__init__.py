@@ -18,6 +18,8 @@ hash prompts.
     life.py            RoutedRequest: one request from its reservation to its last report
     attempts.py        the same request on other workers, before its first token
     budget.py          how many requests may be tried again
+    fallback.py        picks without a router, among the workers listed last
+    bounded_hash.py    consistent hashing with bounded loads
     options.py         the keywords of route(), and the RouteRequest they make
     hashes.py          block hashes in any common form, as packed fixed64
     wire.py            protobuf's wire format around bytes
@@ -54,6 +56,7 @@ from kvroute.client.errors import (
     WorkerExists,
     error_from_status,
 )
+from kvroute.client.fallback import FallbackPolicy
 from kvroute.client.life import RoutedRequest
 from kvroute.client.options import RouteOptions, route_request
 from kvroute.client.pick import Alternative, OverlapTokens, Pick, PrefillWorker
@@ -70,6 +73,7 @@ __all__ = [
     "ClientOverloaded",
     "DeadlineExceeded",
     "DuplicateRequest",
+    "FallbackPolicy",
     "InvalidRequest",
     "KvRouteClient",
     "KvRouteError",

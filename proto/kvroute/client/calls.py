@@ -1,6 +1,7 @@
 """KvRouteClient: every call of the contract, with deadlines, retries and errors of its own."""
 
 import asyncio
+import logging
 import math
 import random
 import time
@@ -29,6 +30,7 @@ from kvroute.client.errors import (
     unreachable,
     unreadable,
 )
+from kvroute.client.fallback import RESERVATION, Fallback, FallbackPolicy, Key
 from kvroute.client.lane import Lane
 from kvroute.client.lane_items import LaneItems
 from kvroute.client.life import RoutedRequest
@@ -43,11 +45,13 @@ from kvroute.client.tokens import pack_tokens
 from kvroute.v1 import (
     DrainWorkerRequest,
     Explanation,
+    FailureReason,
     GetIndexStatsRequest,
     GetIndexStatsResponse,
     ListWorkersRequest,
     Progress,
     ProgressOutcome,
+    ProgressResult,
     RegisterWorkerRequest,
     RemoveWorkerRequest,
     ReportRequest,
@@ -65,6 +69,8 @@ from kvroute.v1 import (
 ROUTE_STREAM = "/kvroute.v1.Router/RouteStream"
 READY_POLL_S = 0.1
 READY_POLL_S_MAX = 1.0
+
+log = logging.getLogger("kvroute.client")
 
 _Request = TypeVar("_Request")
 _Response = TypeVar("_Response")
@@ -96,6 +102,7 @@ class KvRouteClient:
         routes_max: int = 16_384,
         route_bytes_max: int = 256 * 1024 * 1024,
         retry_budget: RetryBudgetPolicy | None = None,
+        fallback: FallbackPolicy | bool = True,
         channel_options: Sequence[tuple[str, str | int]] = (),
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
@@ -113,6 +120,8 @@ class KvRouteClient:
         go as an eighth of the bytes or less. Takes the router's own package `indexer`, and numpy.
         routes_max, route_bytes_max: unanswered ones on a router's stream; past it ClientOverloaded.
         retry_budget: what attempts() may try again, over all of the client's calls.
+        fallback: when no router can be reached, requests go to the workers listed last, see
+        fallback.py; False: they raise RouterUnreachable.
         clock and sleep are in seconds. Raises ValueError, and ImportError where hash_prompts has
         nothing to hash with.
         """
@@ -133,12 +142,19 @@ class KvRouteClient:
         self._counts: Counter[str] = Counter()
         self._budget = RetryBudget(retry_budget or RetryBudgetPolicy())
         self._lines: Lines | None = None
+        self._fallback: Fallback | None = None
+        if fallback:
+            policy = FallbackPolicy() if fallback is True else fallback
+            self._fallback = Fallback(policy, self._counts, self._rng)
+        self._listing: asyncio.Task[None] | None = None
         self._closed = False
         self._reports = Reports(
             self._send_report,
             timeout_s=self._timeout_s,
             wait_s=_duration("report_timeout_s", report_timeout_s),
             pending_max=pending_reports_max,
+            began=self._began,
+            ended=self._ended,
         )
 
     @override
@@ -168,6 +184,9 @@ class KvRouteClient:
             await self._reports.flush()
         finally:
             self._closed = True
+            if self._listing is not None:
+                self._listing.cancel()
+                await asyncio.wait({self._listing})
             if self._lines is not None:
                 await self._lines.close()
 
@@ -178,8 +197,8 @@ class KvRouteClient:
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """What the client did since it was made: see Lane, ReportLane, Lines and Attempts. 0 for
-        what never happened."""
+        """What the client did since it was made: see Lane, ReportLane, Lines, Attempts and
+        Fallback. 0 for what never happened."""
         return self._counts.copy()
 
     # Requests
@@ -275,9 +294,11 @@ class KvRouteClient:
         that raises, though others have heard theirs; to tell it again changes nothing there.
         """
         lines = self._open()
-        by_owner: dict[Line | None, list[int]] = {}
+        by_owner: dict[Line | str | None, list[int]] = {}
         for i, one in enumerate(progress):
-            by_owner.setdefault(lines.owner(one.reservation_id), []).append(i)
+            ours = one.reservation_id.startswith(RESERVATION)
+            owner = RESERVATION if ours else lines.owner(one.reservation_id)
+            by_owner.setdefault(owner, []).append(i)
         if len(by_owner) <= 1:
             return await self._send_reports(progress, timeout_s)
         found: dict[int, ProgressOutcome] = {}
@@ -463,10 +484,81 @@ class KvRouteClient:
             self._open().heard(line, response.reservation_id)
             return response
 
-        response = await self._attempts(attempt, timeout_s, self._retry, is_final=is_final)
+        picked: list[Pick] = []
+
+        def ends(error: KvRouteError) -> bool:
+            if is_final is not None and is_final(error):
+                return True
+            if self._has_fallback(error) and (pick := self._fall_back(request, error)) is not None:
+                picked.append(pick)
+            return bool(picked)
+
+        try:
+            response = await self._attempts(
+                attempt, timeout_s, self._retry, is_final=ends, line_wait_s=self._line_wait_s()
+            )
+        except (RouterUnreachable, NoWorker) as error:
+            pick = picked[0] if picked else self._fall_back(request, error)
+            if pick is None:
+                raise
+            return pick
+        fallback = self._fallback
+        if fallback is not None and fallback.routed(self._clock()) and self._listing is None:
+            self._listing = asyncio.create_task(self._list(fallback))
         if model is not None and self._hashing is not None:
             self._hashing.heard(model, response.hash_block_size)
         return Pick(request.request_id, response)
+
+    # Without routers
+
+    def _line_wait_s(self) -> float:
+        """How long a request waits for a router to be there."""
+        fallback = self._fallback
+        if fallback is None or not fallback.usable(self._clock()):
+            return math.inf
+        return max(fallback.policy.patience_s, 0.001)
+
+    def _has_fallback(self, error: KvRouteError) -> bool:
+        """Whether the client picks by itself in the place of more tries."""
+        fallback = self._fallback
+        if fallback is None:
+            return False
+        now_s = self._clock()
+        if isinstance(error, RouterUnreachable):
+            return fallback.unreachable(now_s) and fallback.usable(now_s)
+        # A router that comes back knows of no workers for a moment.
+        return isinstance(error, NoWorker) and fallback.outage and fallback.usable(now_s)
+
+    def _fall_back(self, request: RouteBytes, error: KvRouteError) -> Pick | None:
+        """A pick of our own in the place of an error; None when there is none."""
+        fallback = self._fallback
+        if fallback is None or not (isinstance(error, RouterUnreachable) or fallback.outage):
+            return None
+        answer = fallback.pick(request.message(), self._clock())
+        if answer is None:
+            return None
+        log.debug("no router: the client picked %s: %s", answer.worker_id, error)
+        return Pick(request.request_id, answer, fallback=True)
+
+    async def _list(self, fallback: Fallback) -> None:
+        """Has the workers listed, for when there is no router."""
+        try:
+            message = ListWorkersRequest()
+            response = await self._command(lambda line: line.fleet.ListWorkers, message, None)
+            fallback.listed(response.workers, self._clock())
+        except Exception as error:  # of our own making or not, requests go on without a list
+            fallback.not_listed(self._clock())
+            log.info("the workers could not be listed, which a fallback needs: %s", error)
+        finally:
+            self._listing = None
+
+    def _began(self, pick: Pick) -> None:
+        if self._fallback is not None and not pick.fallback:
+            self._fallback.began(_key_of(pick))
+
+    def _ended(self, pick: Pick, failure: FailureReason.ValueType | None) -> None:
+        if self._fallback is not None and not pick.fallback:
+            self._fallback.ended(_key_of(pick), self._clock(), failure)
 
     async def _send_report(
         self, progress: Progress, *, timeout_s: float, attempts: int | None
@@ -481,7 +573,10 @@ class KvRouteClient:
         timeout_s: float | None,
         policy: RetryPolicy | None = None,
     ) -> list[ProgressOutcome]:
-        """Steps of reservations that one router made."""
+        """Steps of reservations that one router made, or that are picks of our own."""
+        of = progress[0].reservation_id if progress else ""
+        if of.startswith(RESERVATION):
+            return [self._kept(one) for one in progress]
 
         async def attempt(line: Line, left_s: float) -> list[ProgressOutcome]:
             if line.report_lane is not None:
@@ -489,8 +584,15 @@ class KvRouteClient:
             request = ReportRequest(progress=progress)
             return list((await self._tell(line.router, request, left_s)).outcomes)
 
-        of = progress[0].reservation_id if progress else ""
         return await self._attempts(attempt, timeout_s, policy or self._retry, of)
+
+    def _kept(self, progress: Progress) -> ProgressOutcome:
+        """A step that no router needs to hear of."""
+        if self._fallback is not None:
+            self._fallback.reported(progress, self._clock())
+        return ProgressOutcome(
+            reservation_id=progress.reservation_id, result=ProgressResult.PROGRESS_RESULT_APPLIED
+        )
 
     async def _tell(
         self, router: RouterAsyncStub, request: ReportRequest, left_s: float
@@ -530,9 +632,11 @@ class KvRouteClient:
         policy: RetryPolicy,
         reservation_id: str = "",
         is_final: Callable[[KvRouteError], bool] | None = None,
+        line_wait_s: float = math.inf,
     ) -> _Response:
         """One answer, within timeout_s and as many attempts as the policy allows. is_final: errors
         that are not tried again, whatever the policy says, unless another router can be asked.
+        line_wait_s: how long to wait for a line.
 
         What is left of the time is each attempt's deadline. Another router is asked at once when
         one can't be reached and others can; for a reservation only the one that made it will do, as
@@ -546,7 +650,7 @@ class KvRouteClient:
             count += 1
             line = None
             try:
-                line = self._free_line(reservation_id) or await self._line(left_s)
+                line = self._free_line(reservation_id) or await self._line(left_s, line_wait_s)
                 line.calls += 1
                 try:
                     return await attempt(line, left_s)
@@ -594,13 +698,15 @@ class KvRouteClient:
         lines = self._open()
         return (lines.owner(reservation_id) if reservation_id else None) or lines.take()
 
-    async def _line(self, left_s: float) -> Line:
+    async def _line(self, left_s: float, wait_s: float = math.inf) -> Line:
         """The line for a call, after a wait; raises DeadlineExceeded when that takes longer than
-        left_s."""
+        left_s, RouterUnreachable when it takes longer than wait_s."""
         try:
-            async with asyncio.timeout(left_s):
+            async with asyncio.timeout(min(left_s, wait_s)):
                 return await self._open().wait()
         except TimeoutError:
+            if wait_s < left_s:
+                raise unreachable(f"no router was found in {wait_s:g} s") from None
             told = f"no router was found in {left_s:g} s"
             raise DeadlineExceeded(grpc.StatusCode.DEADLINE_EXCEEDED, None, told) from None
 
@@ -632,6 +738,10 @@ class KvRouteClient:
         )
         lane = Lane(lambda: stream(metadata=self._metadata()), items, self._counts)
         return lane, ReportLane(partial(self._tell, router), self._counts)
+
+
+def _key_of(pick: Pick) -> Key:
+    return pick.response.worker_id, pick.response.dp_rank
 
 
 def _add_removed(first: WatchWorkersResponse, known: set[tuple[str, int]]) -> None:

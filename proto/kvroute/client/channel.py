@@ -24,7 +24,7 @@ OPTIONS: tuple[tuple[str, str | int], ...] = (
     # gRPC's defaults (1 s to 2 min) would keep failing our retries long after a router is back.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 2_000),
-    ("grpc.max_reconnect_backoff_ms", 2_000),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
 )
 _PORT = "443"
 """What gRPC takes a name without one to mean."""

@@ -117,6 +117,7 @@ class RoutedRequest:
             raise RuntimeError("a routed request is entered once; make another one")
         self._entered = True
         self._pick = await self._route()
+        self._reports.began(self._pick)
         if (lease_s := self._pick.lease_s) > 0:
             period_s = min(max(lease_s / RENEWALS_PER_LEASE, RENEW_S_MIN), RENEW_S_MAX)
             self._keeper = asyncio.create_task(self._keep(period_s))
@@ -183,6 +184,8 @@ class RoutedRequest:
         if self._ended:
             return
         self._ended = True
+        failed = progress.state == ProgressState.PROGRESS_STATE_FAILED
+        self._reports.ended(self.pick, progress.failure_reason if failed else None)
         if self._keeper is not None:
             self._keeper.cancel()
         self._last = self._reports.start(lambda: self._tell_last(progress))

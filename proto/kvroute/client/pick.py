@@ -108,9 +108,12 @@ class Pick:
     What is asked for is read from the answer then: most callers want an address, and no more.
     """
 
-    __slots__ = ("request_id", "response")
+    __slots__ = ("fallback", "request_id", "response")
 
-    def __init__(self, request_id: str, response: RouteResponse) -> None:
+    def __init__(self, request_id: str, response: RouteResponse, *, fallback: bool = False) -> None:
+        self.fallback = fallback
+        """Picked by the client itself, since no router could be reached: nothing is reserved,
+        nothing is known of caches, and reports tell the client alone."""
         self.request_id = request_id
         self.response = response
         """The answer as it came."""
@@ -119,7 +122,7 @@ class Pick:
     def __repr__(self) -> str:
         shown = (
             "request_id", "reservation_id", "worker_id", "dp_rank", "address", "overlap_tokens",
-            "new_tokens", "queue_ms", "engine_priority", "lease_s",
+            "new_tokens", "queue_ms", "engine_priority", "lease_s", "fallback",
         )  # fmt: skip
         return f"Pick({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
 

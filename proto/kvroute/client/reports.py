@@ -9,7 +9,8 @@ from typing import Any, Protocol
 
 from typing_extensions import override
 
-from kvroute.v1 import Progress, ProgressOutcome
+from kvroute.client.pick import Pick
+from kvroute.v1 import FailureReason, Progress, ProgressOutcome
 
 
 class Send(Protocol):
@@ -23,9 +24,22 @@ class Send(Protocol):
 class Reports:
     """One client's reports: how to send one, the ones under way, how many were given up."""
 
-    def __init__(self, send: Send, *, timeout_s: float, wait_s: float, pending_max: int) -> None:
-        """timeout_s: for a last report with its retries. wait_s: how long leaving waits for it."""
+    def __init__(
+        self,
+        send: Send,
+        *,
+        timeout_s: float,
+        wait_s: float,
+        pending_max: int,
+        began: Callable[[Pick], None] = lambda _: None,
+        ended: Callable[[Pick, FailureReason.ValueType | None], None] = lambda *_: None,
+    ) -> None:
+        """timeout_s: for a last report with its retries. wait_s: how long leaving waits for it.
+        began, ended: called for each request; the latter with why it failed, None if it did not.
+        """
         self.send = send
+        self.began = began
+        self.ended = ended
         self.timeout_s = timeout_s
         self.wait_s = wait_s
         self.lost = 0
