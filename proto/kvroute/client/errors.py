@@ -150,7 +150,7 @@ _BY_CODE: dict[grpc.StatusCode, type[KvRouteError]] = {
 }
 
 
-_CUT = frozenset((
+CUT = frozenset((
     grpc.StatusCode.UNAVAILABLE,
     grpc.StatusCode.INTERNAL,
     grpc.StatusCode.UNKNOWN,
@@ -216,6 +216,6 @@ def _error(code: grpc.StatusCode, message: str, status: Status) -> KvRouteError:
         except DecodeError:
             continue  # a detail of another making; the code and the message still hold
     kind = _BY_REASON.get(reason or "") or _BY_CODE.get(code, KvRouteError)
-    if reason is None and code in _CUT:
+    if reason is None and code in CUT:
         kind = RouterUnreachable
     return kind(code, reason, message or code.name, retry_after_s, metadata)

@@ -25,6 +25,7 @@ import grpc.aio
 from typing_extensions import override
 
 from kvroute.client.errors import (
+    CUT,
     ClientClosed,
     DeadlineExceeded,
     KvRouteError,
@@ -200,7 +201,7 @@ class Lane:
         call = self._open_stream()
         writer = asyncio.create_task(self._write(call))
         refused: KvRouteError | None = None
-        opened = False
+        opened = heard = False
         self._wordless += 1
         try:
             async with asyncio.timeout(OPEN_TIMEOUT_S):
@@ -211,11 +212,14 @@ class Lane:
                 self._pause_s = PAUSE_S
                 self._counts["streams"] += 1
             while isinstance(results := await call.read(), RouteResults):
+                heard = True
                 self._wordless = 0
                 self._answer(results)
         except grpc.aio.AioRpcError as failure:
             met_the_end = proven and failure.code() is grpc.StatusCode.INTERNAL
-            if not opened and not met_the_end:
+            # A refusal may come in two pieces, of which the first looks like an open stream.
+            said_no = not heard and failure.code() not in CUT
+            if (not opened and not met_the_end) or said_no:
                 refused = error_from_call(failure)
         except TimeoutError:
             told = f"a stream's opening was not answered in {OPEN_TIMEOUT_S:g} s"
