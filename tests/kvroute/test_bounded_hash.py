@@ -3,7 +3,7 @@
 import random
 from collections import Counter
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvroute.client.bounded_hash import (
@@ -17,6 +17,7 @@ from kvroute.client.bounded_hash import (
 )
 
 NAMES = [f"worker-{i}" for i in range(12)]
+laws = settings(derandomize=True, deadline=None, max_examples=100, database=None)
 KEYS = st.integers(0, (1 << 64) - 1)
 
 
@@ -24,6 +25,7 @@ def seeds(names: list[str]) -> list[int]:
     return [worker_seed(name, 0) for name in names]
 
 
+@laws
 @given(st.lists(KEYS, max_size=100), st.integers(1, 12), st.randoms(use_true_random=False))
 def test_no_worker_goes_over_the_bound_while_requests_come_and_go(
     keys: list[int], count: int, rng: random.Random
@@ -38,6 +40,7 @@ def test_no_worker_goes_over_the_bound_while_requests_come_and_go(
             open_requests[rng.choice(busy)] -= 1
 
 
+@laws
 @given(KEYS, st.lists(st.integers(0, 1000), min_size=1, max_size=12))
 def test_some_worker_is_always_below_the_bound_and_none_that_is_not_is_picked(
     key: int, open_requests: list[int]
@@ -49,6 +52,7 @@ def test_some_worker_is_always_below_the_bound_and_none_that_is_not_is_picked(
     assert set(places) == {i for i, load in enumerate(open_requests) if load < most}
 
 
+@laws
 @given(st.lists(KEYS, min_size=1, max_size=50), st.integers(0, 11))
 def test_a_worker_that_leaves_moves_only_its_own_keys(keys: list[int], gone: int) -> None:
     rest = [name for i, name in enumerate(NAMES) if i != gone]
@@ -58,6 +62,7 @@ def test_a_worker_that_leaves_moves_only_its_own_keys(keys: list[int], gone: int
         assert before == after or before == NAMES[gone]
 
 
+@laws
 @given(st.lists(KEYS, max_size=40), st.permutations(NAMES))
 def test_the_order_of_the_workers_makes_no_difference(keys: list[int], names: list[str]) -> None:
     for key in keys:

@@ -1,14 +1,16 @@
 """The retry budget: never above its share, never stuck."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvroute.client.budget import SLOTS, RetryBudget, RetryBudgetPolicy
 
+laws = settings(derandomize=True, deadline=None, max_examples=100, database=None)
 STEPS = st.lists(st.tuples(st.floats(0, 3), st.booleans()), max_size=60)
 
 
+@laws
 @given(
     steps=STEPS,
     share=st.floats(0, 1),
