@@ -182,7 +182,7 @@ class RouterCore:
         if watch is not None:
             watch(decision.computing)
         source = decision.sources[decision.order[0]]
-        self.last_resorts += bool(self.pools.kept_out(source))
+        self.last_resorts += decision.last_resort
         reservation = self.reserve(
             source,
             request.request_id,
@@ -572,9 +572,10 @@ class RouterCore:
 
     def _first_token(self, reservation: Reservation, caller: str, now_s: float) -> None:
         """The worker that computes a prompt has done so, as the first that is heard of it."""
-        self.first_tokens.on_first(now_s - reservation.opened_at_s)
-        worker = reservation.where_computed().worker
-        self.outliers.on_served(worker, reservation.id, caller, reservation.opened_at_s, now_s)
+        opened_s, hold = reservation.opened_at_s, reservation.prefill
+        worker = reservation.worker if hold is None else hold.worker
+        self.first_tokens.on_first(now_s - opened_s)
+        self.outliers.on_served(worker, reservation.id, caller, opened_s, now_s)
 
     def _served(self, reservation: Reservation, caller: str, now_s: float) -> None:
         """A request is served to its end."""
@@ -597,12 +598,17 @@ class RouterCore:
     def _count_outcome(
         self, reservation: Reservation, ending: Ending, blamed: WorkerKey | None
     ) -> None:
-        workers = [blamed or reservation.worker]
-        if ending is Ending.FINISHED:
-            workers = _workers_of(reservation)
-        for key in workers:
-            if key in self.view.sources:
-                self.outcomes.setdefault(key, Counter())[ending] += 1
+        self._count_at(blamed or reservation.worker, ending)
+        if ending is Ending.FINISHED and reservation.prefill is not None:
+            self._count_at(reservation.prefill.worker, ending)
+
+    def _count_at(self, key: WorkerKey, ending: Ending) -> None:
+        counts = self.outcomes.get(key)
+        if counts is None:
+            if key not in self.view.sources:
+                return
+            counts = self.outcomes[key] = Counter()
+        counts[ending] += 1
 
     def _note_probe(self, key: WorkerKey, reservation_id: str, now_s: float) -> None:
         if key in self.outliers.probing:

@@ -107,6 +107,7 @@ class Decider:
             if last is not None:
                 matched = self._matched(request, last.pool, last.down, now_s, mark)
                 otherwise = self._decide(matched._replace(last=last.reasons), policy)
+                otherwise.last_resort = True
                 decision = otherwise if otherwise.order else decision
         mark("cost")
         return decision

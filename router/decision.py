@@ -109,6 +109,8 @@ class Decision:
     """Of a pair: who would compute the prompt; this one is about who decodes."""
     how: "Prefill | None" = None
     """Of a pair: whether that worker does."""
+    last_resort: bool = False
+    """Whether workers were weighed that are tried only where none that answers may be picked."""
 
     @property
     def computing(self) -> "Decision":

@@ -9,8 +9,8 @@ from indexer.identity import WorkerKey
 
 LEARNED_MIN = 10
 """First tokens from which on the mean says something."""
-_WEIGHT = 1 / 16
-"""Of the newest, in the mean."""
+_KEPT = 16
+"""The mean is over about so many of the last ones."""
 
 
 class FirstTokens:
@@ -26,7 +26,7 @@ class FirstTokens:
     def on_first(self, after_s: float) -> None:
         """A first token has come, so long after its pick."""
         self._count += 1
-        self.mean_s += max(_WEIGHT, 1 / self._count) * (after_s - self.mean_s)
+        self.mean_s += (after_s - self.mean_s) / min(self._count, _KEPT)
 
     def owed_for_s(self, worker: WorkerKey, owes: bool, last_s: float, now_s: float) -> float:
         """For how long a worker owes a first token, while others gave as many as it takes to tell.

@@ -206,13 +206,14 @@ class Outliers:
         """A request that was picked at opened_s has its first token, or its whole answer."""
         if not self.settings.enabled:
             return
-        standing = self._standing(worker)
-        voice = self._voice(standing, caller, now_s)
+        standing = self._standings.get(worker) or self._standing(worker)
+        voice = standing.voices.get(caller) or self._voice(standing, caller, now_s)
         voice.outcomes.append((now_s, False))
-        voice.served_s = standing.served_s = now_s
-        standing.failures = 0
-        standing.only_hard = True
-        self._seen_to_serve(worker, standing, caller, now_s, now_s)
+        voice.heard_s = voice.served_s = standing.served_s = now_s
+        if standing.failures:
+            standing.failures, standing.only_hard = 0, True
+        if standing.accused is not None or standing.cause is not None:
+            self._seen_to_serve(worker, standing, caller, now_s, now_s)
         standing.accusers.clear()
         if standing.cause is not None and opened_s >= standing.ejected_s:
             self.probes["served"] += 1
