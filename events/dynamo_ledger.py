@@ -16,6 +16,7 @@ import numpy as np
 from typing_extensions import override
 
 from events.ledger import Change, Gone, Placed, Wiped
+from events.left_out import LeftOut
 from indexer.hashing import prefix_hashes
 from indexer.identity import BlockHash, PrefixHash, Tier
 from indexer.index import mix_digest
@@ -29,6 +30,8 @@ class DynamoLedger:
         self._blocks_max = blocks_max
         self.dropped: Counter[str] = Counter() if dropped is None else dropped
         """Reason -> blocks left out."""
+        self.left_out = LeftOut()
+        """Blocks that the worker holds and this ledger doesn't."""
         self._names: tuple[dict[int, PrefixHash], ...] = tuple({} for _ in Tier)
         """tier -> the engine's hash -> what it means"""
         self._held: tuple[dict[PrefixHash, int], ...] = tuple({} for _ in Tier)
@@ -59,6 +62,7 @@ class DynamoLedger:
             before = self._prefix(parent)
         if before is None and (parent is not None or not begins):
             self.dropped["unknown_parent"] += len(names)
+            self.left_out.add("unknown_parent", names)
             return []
         chain: list[PrefixHash]
         chain = prefix_hashes(np.array(blocks, dtype=np.uint64), before).tolist()
@@ -77,6 +81,7 @@ class DynamoLedger:
             if name not in own:
                 if room <= 0:
                     self.dropped["map_full"] += len(names) - i
+                    self.left_out.add("map_full", names[i:])
                     break
                 room -= 1
                 own[name] = prefix
@@ -101,6 +106,7 @@ class DynamoLedger:
             prefix = own.pop(name, None)
             if prefix is None:
                 self.dropped["unknown_removal"] += 1
+                self.left_out.remove(name)
             elif self._release(tier, prefix):
                 gone.append(prefix)
         return [Gone(tier, gone)] if gone else []
@@ -112,6 +118,7 @@ class DynamoLedger:
             self._names[tier].clear()
             self._held[tier].clear()
             self._xor[tier] = 0
+        self.left_out.clear()
         return [Wiped()] if had_any else []
 
     def count(self) -> int:

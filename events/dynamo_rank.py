@@ -111,7 +111,8 @@ class DynamoRank:
         """What every second brings: what is gathered, then the state after it."""
         messages = self.outbox.flush()
         ledger = self.ledger
-        messages.append(self.outbox.beat(ledger.count(), ledger.digest(), self.complete, now_s))
+        count, digest, lacks = ledger.count(), ledger.digest(), ledger.left_out.reasons()
+        messages.append(self.outbox.beat(count, digest, self.complete, now_s, lacks))
         return messages
 
     def answer(self, request: SnapshotRequest, now_s: float) -> tuple[list[bytes], SnapshotChunk]:
@@ -187,6 +188,8 @@ class DynamoRank:
                 self.counts[reason] += 1
                 if stores_lost or removals_lost:
                     self.complete = False
+                if reason == "unknown_medium":
+                    self.ledger.left_out.add_all((reason,))
                 # A removal that can't be read would leave a block too many: start from nothing.
                 return self.ledger.wipe() if removals_lost else []
 

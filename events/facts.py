@@ -30,6 +30,8 @@ HEARTBEAT_BYTES_MAX = 1 << 17
 REQUEST_BYTES_MAX = 4096
 """Of a SnapshotRequest: five numbers, and room for fields of later releases."""
 FACTS_MAX = 4096
+LACKS_MAX = 16
+"""Reasons in a beat; a relay has nine."""
 """In one answer. A relay's have about 1,000 at most, as its messages do."""
 FACTS_IN_MESSAGE_MAX = 1536
 RING_MESSAGES_MAX = 1 << 14
@@ -93,7 +95,7 @@ class FactsMessage(msgspec.Struct, frozen=True, tag="facts", tag_field="kind"):
     """Unix time at which the relay read the first of them."""
 
 
-class Beat(msgspec.Struct, frozen=True, tag="beat", tag_field="kind"):
+class Beat(msgspec.Struct, frozen=True, tag="beat", tag_field="kind", omit_defaults=True):
     """What a stream's state is after message `seq`: shows a lost tail and a silent drift."""
 
     v: int
@@ -106,6 +108,9 @@ class Beat(msgspec.Struct, frozen=True, tag="beat", tag_field="kind"):
     complete: bool
     """False: the relay itself may have missed blocks, so its stream is a subset."""
     time_s: UnixSeconds
+    lacks: Annotated[tuple[Name, ...], Meta(max_length=LACKS_MAX)] = ()
+    """Why blocks that the engine holds are left out of the stream: words of events/left_out.py, and
+    others from later relays. Empty: none is."""
 
 
 class Heartbeat(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):

@@ -31,6 +31,7 @@ from events.engine_blocks import (
 )
 from events.engine_events import BlocksCleared, BlocksRemoved, BlocksStored, EngineEvent
 from events.ledger_copy import BlockRows, LedgerCopy, LedgerHead, blocks_of
+from events.left_out import LeftOut
 from indexer.hashing import extend_prefix, hash_seed, multimodal_hash, pack_tokens
 from indexer.identity import BlockHash, EngineHash, PrefixHash, Tier
 from indexer.index import mix_digest
@@ -114,6 +115,8 @@ class Ledger:
         self.may_miss = False
         """A block was told gone of which there were more copies than we count: the engine may hold
         it still. Until all is wiped."""
+        self.left_out = LeftOut()
+        """Blocks that the engine holds and this ledger doesn't."""
         self._blocks: dict[EngineHash, Block] = {}
         self._held: tuple[dict[PrefixHash, int], ...] = tuple({} for _ in Tier)
         """tier -> PrefixHash -> engine blocks or chunks that give it"""
@@ -155,6 +158,7 @@ class Ledger:
         self._held = tuple({} for _ in Tier)
         self._xor = [0 for _ in Tier]
         self.may_miss = False
+        self.left_out.clear()
         return [Wiped()] if had_any else []
 
     def inherit(self, other: "Ledger") -> None:
@@ -197,6 +201,7 @@ class Ledger:
             groups=list(self._groups),
             other_groups=list(self._other_groups),
             may_miss=self.may_miss,
+            lacks=list(self.left_out.reasons()),
             count=self.count(),
             digest=self.digest(),
         )
@@ -210,11 +215,12 @@ class Ledger:
         """The ledger that a copy was taken of. Raises ValueError for rows that are of none."""
         ledger = cls(wanted_block_size)
         size = head.engine_block_size
-        if size is not None and not ledger._accept_block_size(size):
+        if size is not None and ledger._refused_block_size(size):
             raise ValueError(f"blocks of {size} tokens can't be brought to {wanted_block_size}")
         ledger._groups = {group: place for place, group in enumerate(head.groups)}
         ledger._other_groups = set(head.other_groups)
         ledger.may_miss = head.may_miss
+        ledger.left_out.add_all(head.lacks)
         for name, block, copies in blocks_of(parts):
             ledger._blocks[name] = block
             if isinstance(block, Page) and block.parent is not None:
@@ -233,7 +239,7 @@ class Ledger:
         return ledger
 
     def _store(self, event: BlocksStored) -> None:
-        tier = self._tier(event.medium, event.remote)
+        tier = self._tier(event)
         if tier is None:
             return
         if not event.full_attention:
@@ -242,20 +248,22 @@ class Ledger:
             return
         field = self._field(event.group, tier)
         if field is None:
+            self._leave_out("too_many_groups", event.hashes, count=1)
             return
         if not event.token_ids:
             self._store_known(event, tier, field)
             return
-        if not self._accept_block_size(event.block_size):
+        if reason := self._refused_block_size(event.block_size):
+            self._leave_out(reason, event.hashes, count=1)
             return
         if reason := _unhashable(event, self.block_size):
-            self.dropped[reason] += len(event.hashes)
+            self._leave_out(reason, event.hashes)
             return
         parent: Block | None = None
         if event.parent is not None:
             parent = self._blocks.get(event.parent)
             if parent is None:
-                self.dropped["unknown_parent"] += len(event.hashes)
+                self._leave_out("unknown_parent", event.hashes)
                 return
             seed = parent.seed
         else:
@@ -272,7 +280,7 @@ class Ledger:
             block = self._blocks.get(engine_hash)
             if block is None:
                 if len(self._blocks) >= self._blocks_max:
-                    self.dropped["map_full"] += len(event.hashes) - i
+                    self._leave_out("map_full", event.hashes[i:])
                     return
                 items = event.item_ids[i] if event.item_ids else ()
                 content = bytes(tokens[i * size : (i + 1) * size])
@@ -286,12 +294,12 @@ class Ledger:
         for engine_hash in event.hashes:
             block = self._blocks.get(engine_hash)
             if block is None:
-                self.dropped["unresolved"] += 1
+                self._leave_out("unresolved", (engine_hash,))
             else:
                 self._add_copy(block, tier, field, None)
 
     def _remove(self, event: BlocksRemoved) -> None:
-        tier = self._tier(event.medium, event.remote)
+        tier = self._tier(event)
         if tier is None:
             return
         if event.group in self._other_groups:
@@ -299,12 +307,15 @@ class Ledger:
             return
         if event.group not in self._groups:  # nothing of it is counted; no place for it either
             self.dropped["unknown_removal"] += len(event.hashes)
+            for engine_hash in event.hashes:
+                self.left_out.remove(engine_hash)
             return
         field = shift(self._groups[event.group], tier)
         for engine_hash in event.hashes:
             block = self._blocks.get(engine_hash)
             if block is None or not block.copies >> field & COUNT_MASK:
                 self.dropped["unknown_removal"] += 1
+                self.left_out.remove(engine_hash)
                 continue
             block.copies -= 1 << field
             if not block.copies & TIER_MASKS[tier]:
@@ -434,25 +445,35 @@ class Ledger:
             if page is not None:
                 page.children -= 1
 
-    def _accept_block_size(self, engine_block_size: int) -> bool:
+    def _leave_out(
+        self, reason: str, blocks: tuple[EngineHash, ...], count: int | None = None
+    ) -> None:
+        """count: what is counted as dropped; None: the blocks."""
+        self.dropped[reason] += len(blocks) if count is None else count
+        if reason != "unhashable":  # what nobody outside can name, no request asks for
+            self.left_out.add(reason, blocks)
+
+    def _refused_block_size(self, engine_block_size: int) -> str:
+        """Why blocks of this size can't be kept; empty when they can."""
         if self.engine_block_size is None:
             self.engine_block_size = engine_block_size
             self.block_size = canonical_block_size(engine_block_size, self._wanted)
         if self.block_size is None:
-            self.dropped["block_size_unsuitable"] += 1
-            return False
-        if engine_block_size != self.engine_block_size:
-            self.dropped["block_size_changed"] += 1
-            return False
-        return True
+            return "block_size_unsuitable"
+        return "" if engine_block_size == self.engine_block_size else "block_size_changed"
 
-    def _tier(self, medium: str | None, remote: bool) -> Tier | None:
-        if remote or medium in SHARED_MEDIUMS:
+    def _tier(self, event: BlocksStored | BlocksRemoved) -> Tier | None:
+        """Where an event's blocks are; None, counted, for a place that is nobody's or not known."""
+        if event.remote or event.medium in SHARED_MEDIUMS:
             self.dropped["shared"] += 1
             return None
-        tier = MEDIUM_TIERS.get(medium or "GPU")
-        if tier is None:
+        tier = MEDIUM_TIERS.get(event.medium or "GPU")
+        if tier is None and isinstance(event, BlocksStored) and event.full_attention:
+            self._leave_out("unknown_medium", event.hashes, count=1)
+        elif tier is None:
             self.dropped["unknown_medium"] += 1
+            for engine_hash in event.hashes:
+                self.left_out.remove(engine_hash)
         return tier
 
     def _field(self, group: int | None, tier: Tier) -> int | None:
@@ -460,7 +481,6 @@ class Ledger:
         place = self._groups.get(group)
         if place is None:
             if len(self._groups) >= GROUPS_MAX:
-                self.dropped["too_many_groups"] += 1
                 return None
             place = self._groups[group] = len(self._groups)
         return shift(place, tier)

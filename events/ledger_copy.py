@@ -29,6 +29,8 @@ class LedgerHead(msgspec.Struct, frozen=True):
     may_miss: bool
     count: int
     digest: int
+    lacks: list[str] = []
+    """Why blocks were left out."""
 
 
 class BlockRows(msgspec.Struct, frozen=True, array_like=True):

@@ -100,11 +100,14 @@ class Outbox:
             self._ring_bytes -= len(self._ring.popleft())
         return [message]
 
-    def beat(self, blocks: int, digest: int, complete: bool, now_s: float) -> bytes:
-        """The stream's state after the last message; flush first."""
+    def beat(
+        self, blocks: int, digest: int, complete: bool, now_s: float, lacks: tuple[str, ...] = ()
+    ) -> bytes:
+        """The stream's state after the last message; flush first. lacks: see facts.Beat."""
         if self._pending:
             raise AssertionError("a beat with facts still pending")
-        return encode(Beat(VERSION, self.epoch, self.seq, blocks, digest, complete, now_s))
+        beat = Beat(VERSION, self.epoch, self.seq, blocks, digest, complete, now_s, lacks)
+        return encode(beat)
 
     def replay(self, from_seq: int) -> list[bytes] | None:
         """Messages from_seq and after, as they were sent; None when the ring has lost some."""

@@ -302,7 +302,8 @@ class Rank:
         self.sweep()
         messages = self.outbox.flush()
         ledger = self.ledger
-        messages.append(self.outbox.beat(ledger.count(), ledger.digest(), self.complete, now_s))
+        count, digest, lacks = ledger.count(), ledger.digest(), ledger.left_out.reasons()
+        messages.append(self.outbox.beat(count, digest, self.complete, now_s, lacks))
         return [Publish(messages)]
 
     def answer(

@@ -87,6 +87,8 @@ class Stream:
         self.seq = 0
         """Of the last message that is in the index."""
         self.complete = False
+        self.lacks: tuple[str, ...] = ()
+        """Why the relay leaves out blocks that the engine holds, as the last beat said."""
         self.state = StreamState.RECOVERING
         self.reason = "new"
         self.changed_at_s = now_s
@@ -125,7 +127,7 @@ class Stream:
 
     @override
     def __repr__(self) -> str:
-        kind = "complete" if self.complete else "partial"
+        kind = "complete" if self.whole else "partial"
         return f"<Stream {self.state} {kind} at {self.seq}, {len(self._buffer)} waiting>"
 
     @property
@@ -137,6 +139,11 @@ class Stream:
     def connected(self) -> bool:
         """Whether our own connection to the broker is up."""
         return self._connected
+
+    @property
+    def whole(self) -> bool:
+        """Whether nothing was missed and nothing is left out."""
+        return self.complete and not self.lacks
 
     def on_facts(self, message: FactsMessage, size: int, now_s: float) -> list[Effect]:
         """The next facts message. size: its bytes, for the bound of the buffer."""
@@ -170,6 +177,7 @@ class Stream:
             blocks = digest = 0  # what it holds is of an earlier life, and about to go
         self.last_beat_s = now_s
         self._confirmed = True
+        self.lacks = beat.lacks
         if not self._in_step and self.seq == beat.seq == beat.blocks == 0:
             effects += self._splice("nothing to know yet", now_s)
         if not self._in_step:
@@ -282,6 +290,7 @@ class Stream:
         self.epoch = epoch
         self.seq = 0
         self.complete = False
+        self.lacks = ()
         self._in_step = False
         self._asked = False
         self._from_ring = False

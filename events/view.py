@@ -379,9 +379,9 @@ class FleetView:
         """A worker will probably hold these blocks, or holds them though its events never said so.
 
         For the short while until its events tell, where they tell everything; for longer where the
-        stream is partial, or there are no events at all.
+        stream is partial or leaves blocks out, or there are no events at all.
         """
-        whole = source.stream.complete and not source.approximate
+        whole = source.stream.whole and not source.approximate
         ttl_s = self._predicted_ttl_s if whole else self._approximate_ttl_s
         if ttl_s <= 0:
             return
@@ -397,7 +397,7 @@ class FleetView:
     def complete(self, source: Source) -> bool:
         """Whether the index has every block that the engine holds."""
         told = self.index.told(source.slot)
-        return source.stream.complete and told == self.index.count(source.slot)
+        return source.stream.whole and told == self.index.count(source.slot)
 
     def ranks(self, worker_id: str) -> list[Source]:
         """The sources of one engine."""

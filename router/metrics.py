@@ -441,7 +441,7 @@ class RouterCollector(Collector):
             names = [key.worker_id, str(key.dp_rank)]
             for one in StreamState:
                 state.add_metric([*names, one.value], source.stream.state is one)
-            complete.add_metric(names, source.stream.complete)
+            complete.add_metric(names, source.stream.whole)
             lag.add_metric(names, source.stream.lag_s)
         yield from (state, complete, lag)
 

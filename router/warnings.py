@@ -14,6 +14,7 @@ from typing import NamedTuple
 from typing_extensions import override
 
 from events.facts import Heartbeat
+from events.left_out import REASONS
 from events.stream import PAUSE_MAX_S, StreamState
 from events.view import FleetView, Source
 from indexer.identity import WorkerKey
@@ -52,6 +53,7 @@ class WarningCode(StrEnum):
     TWO_RELAYS = "two_relays"
     UNSTEADY = "unsteady"
     PARTIAL = "partial"
+    LEFT_OUT = "left_out"
     ENGINE_VERSION = "engine_version"
     APPROXIMATE = "approximate"
     RELAY = "relay"
@@ -187,6 +189,15 @@ def _of_its_stream(
             WarningCode.PARTIAL,
             "its stream is partial: blocks that were stored before its relay listened, or that it"
             " lost track of, are missing until the engine evicts them or clears its cache",
+        )
+    if stream.complete and stream.lacks:
+        reasons = "; ".join(
+            REASONS.get(reason, f"{reason[:64]!r}, which a later kvroute knows")
+            for reason in stream.lacks
+        )
+        yield WorkerWarning(
+            WarningCode.LEFT_OUT,
+            f"blocks that its engine holds are missing from the index: {reasons}",
         )
     if record.blind_run >= NEVER_RUN and known.is_complete:
         yield WorkerWarning(

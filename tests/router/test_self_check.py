@@ -198,6 +198,12 @@ class TestMissingBlocks:
         assert fleet.check.results == {CheckResult.UNDER: 1}
         assert fleet.check.learned_blocks == fleet.view.index.predicted(slot) == 6
 
+    def test_so_is_what_a_stream_leaves_out(self) -> None:
+        fleet, key = self.partial()
+        fleet.beat(key, lacks=("unnamed_lora",))
+        assert fleet.report("w0", HELD_TOKENS) is CheckResult.UNDER
+        assert fleet.check.learned_blocks == 6
+
     def test_so_is_what_an_engine_without_events_reuses(self) -> None:
         fleet = Engines()
         fleet.add("w0", events=False)

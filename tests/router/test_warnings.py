@@ -234,6 +234,16 @@ class TestEvents:
         assert told(source, after_s=PARTIAL_S - 1) == {}
         assert set(told(source, after_s=PARTIAL_S)) == {"partial"}
 
+    def test_a_stream_that_leaves_blocks_out_says_why(self) -> None:
+        source = a_source()
+        source.stream.lacks = ("map_full", "unnamed_lora", "of a later release")
+        sentence = told(source)["left_out"]
+        assert "more blocks than a relay's map" in sentence
+        assert "LoRAs by number" in sentence
+        assert "'of a later release'" in sentence
+        source.stream.complete = False
+        assert told(source) == {}, "a partial stream has its own warning"
+
     def test_a_stream_that_is_not_live_claims_nothing(self) -> None:
         source = a_source()
         source.stream.complete = False
