@@ -1,0 +1,152 @@
+"""What fails at a Dynamo fleet's relay costs one message or one worker a pause."""
+
+import random
+from collections import Counter
+from collections.abc import AsyncIterator
+
+import msgspec
+import pytest
+
+from events import dynamo_relay as module
+from events import supervisor
+from events.dynamo_relay import DynamoRelay
+from events.facts import Heartbeat
+from events.settings import DynamoSettings
+from tests.end_to_end.stage import until
+from tests.events.test_relay_failures import breaking, errors
+from tests.events.wire import Wire
+
+EVENTS = "namespace.n.component.c.endpoint.e.kv-events"
+
+
+class Fleet:
+    """A relay that follows workers 1 and 2."""
+
+    def __init__(self) -> None:
+        self.wire = Wire()
+        settings = DynamoSettings(
+            subject=EVENTS, address="http://{worker_id}", model="m", block_size=16
+        )
+        self.relay = DynamoRelay(
+            settings, self.wire, fleet="f", clock=lambda: 100.0, rng=random.Random(1)
+        )
+        self.event_ids = Counter[int]()
+
+    async def store(self, worker_id: int) -> None:
+        self.event_ids[worker_id] += 1
+        event_id = self.event_ids[worker_id]
+        block = {"block_hash": event_id, "tokens_hash": event_id}
+        stored = {"stored": {"parent_hash": None, "blocks": [block]}}
+        event = {"event_id": event_id, "data": stored, "dp_rank": 0}
+        await self.wire.say(EVENTS, msgspec.json.encode({"worker_id": worker_id, "event": event}))
+
+    def rank(self, worker_id: int) -> object:
+        return next(rank for key, rank in self.relay.ranks if key.worker_id == str(worker_id))
+
+    async def warned(self, worker_id: int, work: str) -> None:
+        def telling() -> bool:
+            heartbeats = self.wire.heartbeats(str(worker_id))
+            return bool(heartbeats) and any(work in one for one in heartbeats[-1].warnings)
+
+        await until(telling, f"a warning of {worker_id} about {work}")
+        assert self.last(worker_id).warning_codes == ("relay_failing",)
+        await self.beating(worker_id)
+
+    async def beating(self, worker_id: int) -> None:
+        count = len(self.wire.beats(str(worker_id)))
+        await until(lambda: len(self.wire.beats(str(worker_id))) > count + 2, "beats")
+
+    def last(self, worker_id: int) -> Heartbeat:
+        return self.wire.heartbeats(str(worker_id))[-1]
+
+
+@pytest.fixture
+async def fleet(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Fleet]:
+    monkeypatch.setattr(supervisor, "BACKOFF_S", 0.001)
+    monkeypatch.setattr(module, "BEAT_S", 0.01)
+    monkeypatch.setattr(module, "_HELLO_JITTER_S", 0.0)
+    fleet = Fleet()
+    await fleet.relay.start()
+    for worker_id in (1, 2):
+        await fleet.store(worker_id)
+        await fleet.beating(worker_id)
+    yield fleet
+    await fleet.relay.stop()
+    assert not fleet.wire.listeners
+
+
+@errors
+async def test_an_event_that_fails_empties_its_worker_alone(
+    fleet: Fleet, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    breaks = breaking(error, times=1)
+    rank = fleet.rank(1)
+    whole = rank.on_event  # type: ignore[attr-defined]
+
+    def on_event(*args: object) -> object:
+        breaks()
+        return whole(*args)
+
+    monkeypatch.setattr(rank, "on_event", on_event)
+    await fleet.store(1)
+    await fleet.warned(1, "events")
+    assert fleet.wire.beats("1")[-1].blocks == 0
+    assert not fleet.wire.beats("1")[-1].complete
+    await fleet.store(2)
+    await fleet.beating(2)
+    assert fleet.wire.beats("2")[-1].blocks == 2
+    assert not fleet.last(2).warning_codes
+
+
+@errors
+async def test_a_beat_or_heartbeat_that_fails_is_that_workers_alone(
+    fleet: Fleet, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    breaks = {"beat": breaking(error), "heartbeat": breaking(error)}
+    rank = fleet.rank(1)
+    beat, heartbeat = rank.beat, fleet.relay._heartbeat  # type: ignore[attr-defined]
+
+    def beats(now_s: float) -> object:
+        breaks["beat"]()
+        return beat(now_s)
+
+    def heartbeats(worker: module._Worker, *args: object) -> Heartbeat:
+        if worker.key.worker_id == "1":
+            breaks["heartbeat"]()
+        return heartbeat(worker, *args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(rank, "beat", beats)
+    monkeypatch.setattr(fleet.relay, "_heartbeat", heartbeats)
+    await until(lambda: fleet.relay.failures["heartbeat"] == 3, "all failures")
+    await until(lambda: fleet.relay.failures["events"] == 3, "all failures")
+    await fleet.beating(1)
+    await fleet.beating(2)
+    assert not fleet.last(2).warning_codes
+    assert "relay_failing" in fleet.last(1).warning_codes
+
+
+@errors
+async def test_a_callback_that_fails_costs_its_message(
+    fleet: Fleet, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    breaks, decode = breaking(error), module.decode_dynamo
+
+    def decodes(*args: object, **kwargs: object) -> object:
+        breaks()
+        return decode(*args, **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(module, "decode_dynamo", decodes)
+    for _ in range(4):
+        await fleet.store(2)
+    assert fleet.relay.failures == {"events": 3}
+    await fleet.warned(1, "events")
+    await fleet.warned(2, "events")
+
+
+@errors
+async def test_a_broker_that_raises_is_tried_again(fleet: Fleet, error: Exception) -> None:
+    breaks = breaking(error)
+    fleet.wire.on_publish = lambda _: breaks()
+    await until(lambda: sum(fleet.relay.failures.values()) == 3, "all failures")
+    await fleet.beating(1)
+    await fleet.beating(2)
