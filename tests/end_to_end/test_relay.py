@@ -111,6 +111,63 @@ async def test_an_engine_that_publishes_no_events_is_told_of_by_its_heartbeats()
             assert source.approximate
 
 
+# --- engines that are none ---
+
+
+@asynccontextmanager
+async def a_babbler() -> AsyncIterator[int]:
+    """A port of loopback that answers every connection with bytes of no protocol."""
+
+    async def babble(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            writer.write(bytes(range(256)) * 16)
+            await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(babble, "127.0.0.1", 0)
+    async with server:
+        yield int(server.sockets[0].getsockname()[1])
+
+
+async def test_relays_of_engines_that_are_none_harm_no_router_and_no_other_worker() -> None:
+    async with an_engine_and_a_router() as stage, a_babbler() as port:
+        router = stage.router
+        assert router.broker is not None
+        url = f"http://127.0.0.1:{port}"
+        hopeless = {
+            "nonsense": {"events": "nonsense", "address": url},
+            "no-port": {"events": "tcp://host", "address": url},
+            "bad-replay": {"events": "tcp://127.0.0.1:1", "replay": "bad"},
+            "bad-host": {"metrics": "http://a..b"},
+            "long-label": {"metrics": f"http://{'a' * 64}"},
+            "babbler": {"address": url, "events": f"tcp://127.0.0.1:{port}"},
+        }
+        for name, fields in hopeless.items():
+            settings = EngineSettings(id=name, engine="vllm", address="http://127.0.0.1:1")
+            await router._start_relay(msgspec.structs.replace(settings, **fields), router.broker)
+        await router._start_relay(engine_settings(stage.engine), router.broker)
+
+        def codes(name: str) -> set[str]:
+            (source,) = router.view.ranks(name) or [None]
+            if source is None:
+                return set()
+            return {one.code.value for one in router.core.warnings(source, unix_now())}
+
+        for name in hopeless:
+            wanted = {"nonsense", "no-port", "bad-replay"}
+            code = "relay_failing" if name in wanted else "relay"
+            await until(lambda n=name, c=code: c in codes(n), f"the warning {code} of {name}")
+        await until(
+            lambda: [router.core.excluded(one) for one in router.view.ranks("w")] == [""],
+            "the engine",
+        )
+        await stage.engine.engine.complete(list(range(3 * BLOCK_SIZE)), 1)
+        (source,) = router.view.ranks("w")
+        await until(lambda: router.view.index.count(source.slot) == 3, "its blocks")
+        assert router.failed is None
+        assert not router.relays["w"].failures
+
+
 # --- a relay that is killed ---
 
 A_RELAY_THAT_KEEPS_OFTEN = (
