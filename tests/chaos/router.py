@@ -70,6 +70,7 @@ def main(words: list[str]) -> int:
     parser.add_argument("--seen", type=Path, required=True, help="file that SIGUSR1 writes")
     parser.add_argument("--ahead-s", type=float, default=0.0, help="of the host's clock")
     asked = parser.parse_args(words)
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # it may come before there is an answer to it
     if asked.ahead_s:
         put_forward(asked.ahead_s)
     from router.grpc_core import prepare

@@ -11,9 +11,10 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -202,8 +203,7 @@ class Stage:
         for i, router in enumerate(self.routers):
             file = self.folder / f"{router.name}.seen"
             file.unlink(missing_ok=True)
-            router.send(signal.SIGUSR1)
-            await until(file.exists, f"{router.name} to tell what it believes")
+            await until(file.exists, f"{router.name} to tell", every=partial(_wake, router))
             told = msgspec.json.decode(file.read_bytes())
             workers = msgspec.convert(told["workers"], dict[str, WorkerSeen])
             rss = rss_of(router.pid)
@@ -394,7 +394,12 @@ async def _end_all(stage: Stage) -> None:
     await stage.nats.end()
 
 
-async def until_seen(stage: Stage, holds: Any, told: str, seconds: float = START_S) -> None:
+async def until_seen(
+    stage: Stage,
+    holds: Callable[[Stage, Iterable[RouterSeen]], object],
+    told: str,
+    seconds: float = START_S,
+) -> None:
     """Waits until `holds(stage, what the routers believe)`."""
     give_up_s = time.monotonic() + seconds
     while not holds(stage, await stage.seen()):
@@ -403,10 +408,24 @@ async def until_seen(stage: Stage, holds: Any, told: str, seconds: float = START
         await asyncio.sleep(0.2)
 
 
-async def until(condition: Any, told: str, seconds: float = START_S) -> None:
-    """Waits for something that other processes bring about."""
+def _wake(router: Child) -> None:
+    """Has a router tell what it believes; one that starts may not hear it."""
+    router.send(signal.SIGUSR1)
+
+
+async def until(
+    condition: Callable[[], object],
+    told: str,
+    seconds: float = START_S,
+    every: Callable[[], object] | None = None,
+) -> None:
+    """Waits for something that other processes bring about. every: called once a second."""
     give_up_s = time.monotonic() + seconds
+    again_s = 0.0
     while not condition():
+        if every is not None and time.monotonic() >= again_s:
+            every()
+            again_s = time.monotonic() + 1.0
         if time.monotonic() > give_up_s:
             raise AssertionError(f"waited {seconds:g} s in vain for: {told}")
         await asyncio.sleep(0.02)
