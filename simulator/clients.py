@@ -34,6 +34,8 @@ from simulator.virtual_router import VirtualRouter
 BACKOFF_S = 0.1
 BACKOFF_S_MAX = 2.0
 """As in kvroute's client: RetryInfo + uniform(0, min(max, backoff * 2^(failures - 1)))."""
+CALLERS = 16
+"""Hosts that requests come from, as far as routers tell them apart."""
 _UNAVAILABLE = (Reason.NO_WORKER, Reason.NO_ELIGIBLE_WORKER)
 
 
@@ -224,7 +226,7 @@ class Clients:
         life.worker = worker
         worker.in_flight += 1
         if not worker.engine.up:
-            self._lose(life)
+            self._lose(life, Ending.FAILED_REFUSED)
             return
         request, source = life.request, life.prefilled_at
         fetches = life.role is Role.DECODE and source is not None
@@ -290,12 +292,12 @@ class Clients:
         record.serve(index)
         self._end(life)
 
-    def _lose(self, life: Life) -> None:
+    def _lose(self, life: Life, failure: Ending = Ending.FAILED_WORKER) -> None:
         """Its worker is gone: the client hears it, and sends it again."""
         worker = life.worker
         if worker is None:
             raise AssertionError(f"{life.request_id} is lost, but was nowhere")
-        self._report(life, ProgressState.FAILED, failure=Ending.FAILED_WORKER)
+        self._report(life, ProgressState.FAILED, failure=failure)
         self._leave(life)
         life.losses += 1
         if life.losses > self._options.resends_max:
@@ -345,7 +347,7 @@ class Clients:
         now_s = self._timeline.now_s
         life.router.hear(now_s)
         progress = Progress(life.reservation_id, state, output_tokens, cached_tokens, failure)
-        life.router.core.report(progress, now_s)
+        life.router.core.report(progress, now_s, f"client-{life.index % CALLERS}")
         self._fleet.network.reserved(life.router)
 
     def _renew_later(self, life: Life) -> None:
