@@ -213,9 +213,10 @@ class Fallback:
         if not fitting or key is None:
             self._counts["fallback_refused"] += 1
             return None
-        first = [one for one in fitting if not one.second and one.key not in self._avoided]
+        avoided = self._avoided
+        first = [one for one in fitting if not one.second and one.key not in avoided]
         among = first or fitting
-        loads = [self._open[one.key] for one in among]
+        loads = [self._open.get(one.key, 0) for one in among]
         places = ranked(key, [one.seed for one in among], loads, 3)
         worker, *others = (among[place] for place in places)
         self._number += 1
@@ -274,7 +275,7 @@ class Fallback:
             and one.key[0] not in excluded
             and (not allowed or one.key[0] in allowed)
             and (not one.max_model_len or tokens <= one.max_model_len)
-            and all(one.labels.get(name) == value for name, value in labels.items())
+            and (not labels or labels.items() <= one.labels.items())
         ]
 
 
