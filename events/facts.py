@@ -30,10 +30,10 @@ HEARTBEAT_BYTES_MAX = 1 << 17
 REQUEST_BYTES_MAX = 4096
 """Of a SnapshotRequest: five numbers, and room for fields of later releases."""
 FACTS_MAX = 4096
-LACKS_MAX = 16
-"""Reasons in a beat; a relay has nine."""
 """In one answer. A relay's have about 1,000 at most, as its messages do."""
 FACTS_IN_MESSAGE_MAX = 1536
+LACKS_MAX = 16
+"""Reasons in a beat; a relay has nine."""
 RING_MESSAGES_MAX = 1 << 14
 """In one answer."""
 
@@ -138,6 +138,9 @@ class Heartbeat(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """False: the engine's health or metrics stopped answering."""
     events: bool = True
     """False: the engine publishes no KV events, so its stream is empty and says nothing."""
+    tells_salts: bool = True
+    """False: this release of the engine leaves cache salts out of its KV events, so that salted
+    blocks are told as everybody's."""
     warms: bool = False
     """The relay lets routers have the engine compute a prefix ahead of its requests."""
     running: Count = 0

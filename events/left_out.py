@@ -14,13 +14,21 @@ from indexer.identity import EngineHash
 BLOCKS_MAX = 1 << 16
 """Left-out blocks that are known one by one, 8 MiB; over it a reason holds until all is cleared."""
 
+SALTS_UNTOLD = "salts_untold"
+ITEMS_UNTOLD = "items_untold"
+
 REASONS = {
     "block_size_changed": "the engine tells blocks of another size than before",
     "block_size_unsuitable": "the engine's blocks can be neither split nor merged to the block size"
     " that is configured",
+    ITEMS_UNTOLD: "prompts come with images or other items, and SGLang tells these as pad values in"
+    " the place of their tokens: such a prompt matches up to its first item only",
     "item_place_unknown": "blocks with images or other items can't be split or merged, because"
     " events don't tell the place of an item in its block: leave out the relay's block_size",
     "map_full": "the engine holds more blocks than a relay's map does",
+    SALTS_UNTOLD: "prompts come with cache salts, and this release of the engine leaves them out of"
+    " its events (vLLM before 0.17, SGLang before 0.5.20): what it caches for a salt counts as"
+    " everybody's, and salted prompts are known by this router's own picks; upgrade the engine",
     "too_many_groups": "the engine has more KV cache groups than a relay counts",
     "unknown_medium": "the engine names a storage medium that kvroute doesn't know",
     "unknown_parent": "blocks came after a block that the relay doesn't know",

@@ -47,6 +47,7 @@ from events.ledger import canonical_block_size
 from events.map_keeper import MapKeeper, map_path
 from events.probe import Probe, http_session
 from events.rank import EngineState, Publish, Rank, RankEffect, Replay
+from events.salts import tells_salts
 from events.settings import EngineSettings
 from events.supervisor import Supervisor
 from events.together import together
@@ -564,6 +565,7 @@ class Relay:
             priority_scheduling=("lower" if lower_first else "higher") if priority else "",
             healthy=self._is_healthy(now_s),
             events=settings.events is not None,
+            tells_salts=tells_salts(settings.engine, who.version or ""),
             warms=shell.warmer is not None,
             running=load.running,
             waiting=load.waiting,

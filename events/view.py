@@ -31,6 +31,7 @@ from events.facts import (
     decode_stream,
     unpack_hashes,
 )
+from events.left_out import ITEMS_UNTOLD, SALTS_UNTOLD
 from events.predictions import Predictions
 from events.stream import Adopt, Apply, Effect, Forget, Recover, Stream, StreamState
 from indexer.identity import HashArray, WorkerKey
@@ -135,6 +136,10 @@ class FleetView:
         self.waiting_bytes = 0
         """Of all streams"""
         self.predictions = Predictions(index)
+        self.salted = False
+        """Whether a prompt with a cache salt was asked for."""
+        self.itemized = False
+        """Whether a prompt with images or other items was asked for."""
         self._predicted_ttl_s = predicted_ttl_s
         self._approximate_ttl_s = approximate_ttl_s
         self.backlogged: dict[WorkerKey, None] = {}
@@ -381,7 +386,7 @@ class FleetView:
         For the short while until its events tell, where they tell everything; for longer where the
         stream is partial or leaves blocks out, or there are no events at all.
         """
-        whole = source.stream.whole and not source.approximate
+        whole = source.stream.complete and not self.lacks(source) and not source.approximate
         ttl_s = self._predicted_ttl_s if whole else self._approximate_ttl_s
         if ttl_s <= 0:
             return
@@ -397,7 +402,20 @@ class FleetView:
     def complete(self, source: Source) -> bool:
         """Whether the index has every block that the engine holds."""
         told = self.index.told(source.slot)
-        return source.stream.whole and told == self.index.count(source.slot)
+        whole = source.stream.complete and not self.lacks(source)
+        return whole and told == self.index.count(source.slot)
+
+    def lacks(self, source: Source) -> tuple[str, ...]:
+        """Why the stream of a worker leaves out blocks that requests can ask for: words of
+        events/left_out.py, and of later relays."""
+        lacks, heartbeat = source.stream.lacks, source.heartbeat
+        if heartbeat is None:
+            return lacks
+        if self.salted and not heartbeat.tells_salts:
+            lacks = (*lacks, SALTS_UNTOLD)
+        if self.itemized and heartbeat.engine == "sglang":
+            lacks = (*lacks, ITEMS_UNTOLD)
+        return lacks
 
     def ranks(self, worker_id: str) -> list[Source]:
         """The sources of one engine."""

@@ -151,6 +151,9 @@ class RouterCore:
         watch: sees the decision before anything of it is reserved, and changes nothing; of a pair
         the one for whoever computes the prompt.
         """
+        prompt, view = request.prompt, self.view
+        view.salted |= bool(prompt.cache_salt)
+        view.itemized |= prompt.has_items
         lane = self.lane if watch is None else None
         if lane is not None and (picked := lane.pick(request, now_s, mark)) is not None:
             reservation, overlap, weighed = picked

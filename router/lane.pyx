@@ -884,7 +884,12 @@ cdef class Lane:
         prefixes = self._prefixes[first:] if first else self._prefixes
         guess = self._guesses.get(source.slot)
         cdef bint approximate = not heartbeat.events or (stream.seq == 0 and stream.state is _live)
-        cdef bint whole = stream.complete and not approximate
+        cdef bint whole = stream.complete and not stream.lacks and not approximate
+        if (
+            view.salted and not heartbeat.tells_salts
+            or view.itemized and heartbeat.engine == "sglang"
+        ):
+            whole = False
         cdef double ttl_s = view._predicted_ttl_s if whole else view._approximate_ttl_s
         cdef uint32_t slot = source.slot
         cdef uint64_t blocks_max = heartbeat.total_blocks or PREDICTED_BLOCKS_MAX

@@ -36,6 +36,8 @@ class Prompt:
         self._token_bytes = token_bytes
         self._seed = hash_seed(lora_name, cache_salt)
         self._items = tuple(items)
+        self.has_items = bool(self._items)
+        """Images, sounds or the like cover some of its tokens."""
         self._hashes = np.empty(0, np.uint64) if hashes is None else hashes
         self._prefixes: dict[int, HashArray] = {}
 

@@ -41,6 +41,12 @@ FIRST_VERSIONS = {"vllm": (0, 9), "sglang": (0, 4, 6)}
 """The first release of each engine whose events kvroute was tried with."""
 
 
+_EAGLE = (
+    " Or does its model run with EAGLE? Dynamo's hashes then cover a token more than a block, and"
+    " can't be matched."
+)
+
+
 class WarningCode(StrEnum):
     """What is wrong; the metric label."""
 
@@ -82,6 +88,8 @@ class Experience(NamedTuple):
     """False: the index may lack blocks that the engine holds."""
     block_sizes: Mapping[int, int]
     """Canonical block size -> workers of its model."""
+    lacks: tuple[str, ...] = ()
+    """Why blocks are left out of its stream."""
 
 
 def warnings_of(source: Source, known: Experience, now_s: float) -> list[WorkerWarning]:
@@ -190,10 +198,10 @@ def _of_its_stream(
             "its stream is partial: blocks that were stored before its relay listened, or that it"
             " lost track of, are missing until the engine evicts them or clears its cache",
         )
-    if stream.complete and stream.lacks:
+    if stream.complete and known.lacks:
         reasons = "; ".join(
             REASONS.get(reason, f"{reason[:64]!r}, which a later kvroute knows")
-            for reason in stream.lacks
+            for reason in known.lacks
         )
         yield WorkerWarning(
             WarningCode.LEFT_OUT,
@@ -204,7 +212,8 @@ def _of_its_stream(
             WarningCode.HASHES_NEVER_MATCH,
             "its engine reuses blocks of our prompts, but none of them is ever in the index: do"
             " clients send the token ids that the engine sees (chat template, first token), with"
-            " their lora_name, cache_salt and multimodal items?",
+            " their lora_name, cache_salt and multimodal items?"
+            + (_EAGLE if heartbeat.engine == "dynamo" else ""),
         )
     if record.phantom_run >= NEVER_RUN:
         yield WorkerWarning(
@@ -276,6 +285,7 @@ class FleetWatch:
             None if since_s is None else now_s - since_s,
             self._view.complete(source) and not source.approximate,
             self._block_sizes.get(model, {}),
+            self._view.lacks(source),
         )
         return warnings_of(source, known, now_s)
 

@@ -13,8 +13,9 @@ from events.kept_map import Source, pack, unpack
 from events.ledger import Ledger
 from events.left_out import REASONS, LeftOut
 from events.rank import Publish, Rank, RankEffect
+from events.salts import tells_salts
 from events.view import FleetView
-from indexer.hashing import block_hashes, hash_seed, pack_tokens, prefix_hashes
+from indexer.hashing import MultimodalItem, block_hashes, hash_seed, pack_tokens, prefix_hashes
 from indexer.identity import WorkerKey
 from indexer.reference import ReferenceIndex
 
@@ -122,6 +123,50 @@ def test_a_beat_without_reasons_is_what_it_was_before_there_were_any() -> None:
     assert "lacks" not in msgspec.msgpack.decode(encode(beat))
     many = msgspec.structs.replace(beat, lacks=("x",) * 17)
     assert decode_stream(encode(many))[0] is None
+
+
+# What releases leave out
+
+
+@pytest.mark.parametrize(
+    ("engine", "version", "tells"),
+    [
+        ("vllm", "0.16.2", False),
+        ("vllm", "0.9.2rc1", False),
+        ("vllm", "0.17.0", True),
+        ("vllm", "0.17.0rc2.dev3+gabc", True),
+        ("vllm", "1.0", True),
+        ("sglang", "0.5.19", False),
+        ("sglang", "0.5.20.post1", True),
+        ("vllm", "", True),
+        ("vllm", "main", True),
+        ("dynamo", "0.1", True),
+    ],
+)
+def test_releases_tell_salts_from_one_on(engine: str, version: str, tells: bool) -> None:
+    assert tells_salts(engine, version) is tells
+
+
+PAD_VALUE = 1_000_000 + (0x1234_5678_9ABC & ((1 << 30) - 1))
+"""In the place of an image's tokens, as SGLang has it."""
+
+
+def test_a_prompt_with_an_image_matches_on_sglang_by_pad_values_and_up_to_it_otherwise() -> None:
+    before, after = list(range(32)), list(range(100, 132))
+    told = [*before, *[PAD_VALUE] * 16, *after]
+    event = ["BlockStored", list(range(5)), None, told, SIZE, None, "GPU"]
+    rank = Rank("sglang", Epoch(1, 1), has_replay=False)
+    hear(rank, 0, msgspec.msgpack.encode([1.0, [event], 0]))
+    held = {prefix for _, prefixes in rank.ledger.placements() for prefix in prefixes}
+
+    def matching(tokens: list[int], *items: MultimodalItem) -> int:
+        seed = hash_seed("", "")
+        blocks = block_hashes(pack_tokens(tokens), SIZE, seed, items)
+        return sum(prefix in held for prefix in prefix_hashes(blocks).tolist())
+
+    assert matching(told) == 5
+    placeholders = [*before, *[7] * 16, *after]
+    assert matching(placeholders, MultimodalItem(0x1234_5678_9ABC, 32, 16)) == 2
 
 
 # A LoRA that is told by number only, as vLLM up to 0.13 does

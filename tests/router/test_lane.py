@@ -379,6 +379,35 @@ def test_a_drained_worker_keeps_nobody_from_the_lane() -> None:
     assert answer.receipt.excluded == {"drained": 2}
 
 
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize(
+    ("lacks", "about", "asked_for", "long"),
+    [
+        ((), {}, "", False),
+        (("unnamed_lora",), {}, "", True),
+        ((), {"tells_salts": False}, "", False),
+        ((), {"tells_salts": False}, "salted", True),
+        ((), {"engine": "sglang"}, "itemized", True),
+        ((), {}, "itemized", False),
+    ],
+)
+def test_predictions_live_longer_where_blocks_are_left_out(
+    native: bool, lacks: tuple[str, ...], about: dict[str, Any], asked_for: str, long: bool
+) -> None:
+    side = Side(native)
+    key = side.fleet.add("w", **about)
+    view = side.fleet.view
+    side.fleet.cache(key, prompt(64, 9000))  # or nothing would be known of it but our picks
+    side.fleet.beat(key, lacks=lacks)
+    if asked_for:
+        setattr(view, asked_for, True)
+    for number in range(2):  # the lane goes by itself once the worker has a prediction
+        told = side.route(asked(100, 1000 * number, request_id=str(number)))
+        assert isinstance(told, router_pb2.RouteResponse)
+    ttl_s = view.predictions._guesses[view.sources[key].slot].ttl_s
+    assert ttl_s == (view._approximate_ttl_s if long else view._predicted_ttl_s)
+
+
 def test_an_answer_without_a_receipt_is_the_same_otherwise() -> None:
     twins = Twins()
     for i in range(3):

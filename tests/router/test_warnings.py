@@ -5,6 +5,7 @@ import pytest
 from events.facts import VERSION, Beat, Epoch
 from events.stream import BEAT_OVERDUE_S, RECOVERIES_FREE, Stream
 from events.view import Source
+from indexer.hashing import MultimodalItem
 from indexer.identity import WorkerKey
 from router.decision import Role
 from router.self_check import Record
@@ -236,13 +237,34 @@ class TestEvents:
 
     def test_a_stream_that_leaves_blocks_out_says_why(self) -> None:
         source = a_source()
-        source.stream.lacks = ("map_full", "unnamed_lora", "of a later release")
-        sentence = told(source)["left_out"]
+        lacks = known()._replace(lacks=("map_full", "unnamed_lora", "of a later release"))
+        sentence = told(source, lacks)["left_out"]
         assert "more blocks than a relay's map" in sentence
         assert "LoRAs by number" in sentence
         assert "'of a later release'" in sentence
         source.stream.complete = False
-        assert told(source) == {}, "a partial stream has its own warning"
+        assert told(source, lacks) == {}, "a partial stream has its own warning"
+
+    def test_images_on_sglang(self) -> None:
+        fleet = Fleet()
+        sglang = fleet.add("s", engine="sglang")
+        vllm = fleet.add("v")
+        fleet.route(prompt(100))
+        assert of(fleet, sglang) == []
+        fleet.route(prompt(100, items=[MultimodalItem(5, 20, 10)]))
+        assert of(fleet, sglang) == ["left_out"]
+        assert of(fleet, vllm) == []
+
+    def test_salts_that_a_release_does_not_tell(self) -> None:
+        fleet = Fleet()
+        old = fleet.add("old", tells_salts=False)
+        new = fleet.add("new")
+        fleet.route(prompt(100))
+        assert of(fleet, old) == []
+        fleet.route(prompt(100, cache_salt="tenant"))
+        assert of(fleet, old) == ["left_out"]
+        assert not fleet.view.complete(fleet.view.sources[old])
+        assert of(fleet, new) == []
 
     def test_a_stream_that_is_not_live_claims_nothing(self) -> None:
         source = a_source()
@@ -253,6 +275,11 @@ class TestEvents:
 
 
 class TestReports:
+    def test_reuse_that_a_worker_of_dynamo_never_told_may_be_eagles(self) -> None:
+        record = Record(blind_run=NEVER_RUN)
+        assert "EAGLE" in told(a_source(engine="dynamo"), known(record))["hashes_never_match"]
+        assert "EAGLE" not in told(a_source(), known(record))["hashes_never_match"]
+
     def test_reuse_that_is_never_predicted(self) -> None:
         fleet = Engines()
         key = fleet.add("w0")

@@ -182,7 +182,11 @@ Global___BlockHashes: typing_extensions.TypeAlias = BlockHashes
 
 @typing.final
 class MultimodalItem(google.protobuf.message.Message):
-    """MultimodalItem is an image, a sound or the like, that covers some of the prompt's tokens."""
+    """MultimodalItem is an image, a sound or the like, that covers some of the prompt's tokens. Workers of vLLM match by
+    it. SGLang's KV events name no items: in the place of an item's placeholder tokens they have its pad value, 1,000,000 +
+    (hash & (2^30 - 1)) of the hash that SGLang computes of the processed item. A prompt for a fleet of SGLang matches as a
+    whole with these pad values as its token ids and without items, and up to its first item otherwise.
+    """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
