@@ -123,6 +123,8 @@ class Relay:
         self._fleet = fleet
         self._clock = clock
         self._rng = rng
+        self.heard = settings.http is None and settings.events is None
+        """Whether the engine has ever answered, over HTTP or ZMQ; one without either can't."""
         self._answered_at_s = -HEALTH_S
         self._refused = False
         """The engine's HTTP port refused a connection, and nothing has answered since."""
@@ -355,6 +357,7 @@ class Relay:
 
     def _connected(self, shell: _RankShell) -> None:
         """Heals what was lost with a connection to the publisher, once there is another."""
+        self.heard = True
         if shell.started:  # the rank's start makes good for the first connection
             self._perform(shell, shell.rank.on_reconnected())
 
@@ -457,6 +460,7 @@ class Relay:
             if now_s - self._answered_at_s >= HEALTH_S:
                 log.info("%s answers", self.settings.id)
             self._answered_at_s = now_s
+            self.heard = True
         if self._is_healthy(now_s) is not before:
             for shell in self._shells:
                 shell.beat_now.set()

@@ -15,6 +15,8 @@ Count = Annotated[int, Meta(ge=1)]
 Port = Annotated[int, Meta(ge=1, le=65535)]
 Subject = Annotated[str, Meta(pattern=r"^\S+$")]
 Endpoint = Annotated[str, Meta(min_length=1)]
+LabelText = Annotated[str, Meta(max_length=1024)]
+"""As heartbeats carry it (events/facts.py)."""
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -50,7 +52,10 @@ class EngineSettings(Settings, frozen=True):
         str, Meta(min_length=1, max_length=256, description="worker id, unique in the fleet")
     ]
     engine: Annotated[Literal["vllm", "sglang"], Meta(description="which engine it is")]
-    address: Annotated[str, Meta(min_length=1, description="where clients send their requests")]
+    address: Annotated[
+        str,
+        Meta(min_length=1, max_length=4096, description="where clients send their requests"),
+    ]
     events: Annotated[
         Endpoint | None,
         Meta(
@@ -98,7 +103,10 @@ class EngineSettings(Settings, frozen=True):
         Port | None,
         Meta(description="default: what SGLang says, or the engine's own default"),
     ] = None
-    labels: Annotated[dict[str, str], Meta(description="free labels, for required_labels")] = {}
+    labels: Annotated[
+        dict[LabelText, LabelText],
+        Meta(max_length=256, description="free labels, for required_labels"),
+    ] = {}
     priority_scheduling: Annotated[
         bool, Meta(description="the engine schedules by priority, so answers carry one")
     ] = False

@@ -335,6 +335,10 @@ class FleetView:
             del self._tombstones[min(self._tombstones, key=self._tombstones.__getitem__)]
         return [self._forget(source, "removed").key for source in self.ranks(worker_id)]
 
+    def pardon(self, worker_id: str) -> None:
+        """Takes a removal back: what the worker says counts from now on."""
+        self._tombstones.pop(worker_id, None)
+
     def tick(self, now_s: float) -> list[WorkerKey]:
         """Time went by. Returns the workers forgotten."""
         self.index.sweep()

@@ -14,17 +14,16 @@ import signal
 import socket
 from collections.abc import Callable
 from math import inf
+from pathlib import Path
 
 import msgspec
 from prometheus_client import CollectorRegistry
 
 from events.broker import Broker
 from events.clock import unix_now
-from events.endpoints import rank_endpoint
 from events.facts import Control
 from events.feed import Feed
-from events.relay import Relay
-from events.settings import EngineSettings, NatsSettings
+from events.settings import EngineSettings, NatsSettings, unusable
 from events.stream import StreamState
 from events.tasks import Tasks
 from events.view import FleetView
@@ -34,19 +33,23 @@ from router.config import ConfigError, RoutingSettings, ServeConfig, render
 from router.control_desk import ControlDesk
 from router.copy_link import CopyLink
 from router.core import RouterCore
+from router.fleet_state import FleetState
 from router.hot_prefixes import HotPrefixes, recomputed
 from router.http import MetricsServer
 from router.metrics import (
     BrokerCollector,
+    FleetStateCollector,
     HotPrefixCollector,
     Metrics,
     NatsChildCollector,
+    OwnRelaysCollector,
     PeerCollector,
     RelayCollector,
     RouterCollector,
     WatchCollector,
 )
 from router.nats_child import NatsChild, NatsChildError
+from router.own_relays import OwnRelays
 from router.peer_link import PeerLink
 from router.policies.configured import shadow_policy
 from router.refusals import Reason, Refusal
@@ -60,8 +63,6 @@ TICK_S = 0.25
 WARN_S = 5.0
 HELLO_GRACE_S = 1.0
 """After the first connection, how long relays have to say that they are there."""
-RELAYS_MAX = 256
-"""Relays in one router process; larger fleets run them beside their engines."""
 
 log = logging.getLogger("kvroute")
 
@@ -121,7 +122,14 @@ class RouterApp:
         rng = random.Random(secrets.randbits(64))
         self.watchers = Watchers(self.replica, labels, rng, _watcher_failed)
         self.registry.register(WatchCollector(self.watchers))
-        self.relays: dict[str, Relay] = {}
+        self.relays = OwnRelays(fleet=config.fleet.name, clock=clock, rng=self._rng)
+        self.core.relay_trouble = self.relays.trouble
+        self.desk = ControlDesk(self.core, clock)
+        self.desk.on_removed = self.relays.on_removed
+        self._state: FleetState | None = None
+        if config.fleet.state_file is not None:
+            path = checked_file(config.fleet.state_file, "fleet.state_file")
+            self._state = FleetState(path, config.fleet.name, self.desk)
         self.failed: BaseException | None = None
         self._warning_log = WarningLog()
         self._warned_at_s = -inf
@@ -174,7 +182,12 @@ class RouterApp:
             self._tasks.spawn(self._nats.keep(), "embedded NATS")
             self.registry.register(NatsChildCollector(self._nats))
         self.broker = broker = Broker(nats, url, f"kvroute router {self.replica}")
-        desk = ControlDesk(self.core, self.clock)
+        desk, state = self.desk, self._state
+        if state is not None:
+            state.restore()
+            self._tasks.spawn(state.run(), "fleet state file")
+            self.registry.register(FleetStateCollector(state))
+        self.registry.register(OwnRelaysCollector(self.relays, desk))
         self.feed = feed = Feed(
             broker,
             self.view,
@@ -190,7 +203,7 @@ class RouterApp:
         desk.on_resync = lambda worker: feed.recover(self.view.resync(worker, self.clock()))
         self.registry.register(RouterCollector(self.core, self.clock))
         self.registry.register(BrokerCollector(broker))
-        self.registry.register(RelayCollector(self.relays.values))
+        self.registry.register(RelayCollector(self.relays.running))
         service = self._service = RouterService(
             self.core,
             self.metrics,
@@ -221,9 +234,11 @@ class RouterApp:
                 self.clock,
                 self._stopping,
                 stream_age_s=config.grpc.stream_age_s,
+                desk=desk,
                 send_control=self._send_control,
-                apply_control=desk.apply,
                 register=self.register,
+                runs_relay=self.relays.__contains__,
+                keep=state.keep if state is not None else None,
             ),
         )
         await self._grpc.start()
@@ -254,8 +269,7 @@ class RouterApp:
         self._stopping.set()
         if self._grpc is not None:
             await self._grpc.drain(self.config.drain_timeout_s)
-        for relay in self.relays.values():
-            await relay.stop()
+        await self.relays.stop()
         if self.copy_link is not None:
             await self.copy_link.stop()
         if self.link is not None:
@@ -263,6 +277,8 @@ class RouterApp:
         if self.feed is not None:
             await self.feed.stop()
         await self._tasks.close()
+        if self._state is not None:
+            await self._state.keep()
         if self._http is not None:
             await self._http.stop()
         await asyncio.to_thread(self.watchers.log.close)
@@ -319,31 +335,11 @@ class RouterApp:
             )
 
     async def register(self, settings: EngineSettings) -> None:
-        """Runs a relay for an engine that has none; raises Refusal or ConfigError."""
-        check_engine(settings)
-        if settings.id in self.relays:
-            raise Refusal(
-                Reason.WORKER_EXISTS, f"a relay for worker {settings.id!r} runs here already"
-            )
-        if len(self.relays) >= RELAYS_MAX:
-            raise Refusal(
-                Reason.INVALID_FIELD,
-                f"{RELAYS_MAX} relays run in this router; run `kvroute relay` beside the engine",
-            )
+        """Runs a relay for an engine that has none; raises Refusal."""
+        self.relays.check_room(settings.id)
         if self.broker is None or not self.broker.connected:
             raise Refusal(Reason.NO_BROKER, "NATS is away", retry_after_s=1.0)
-        await self._start_relay(settings, self.broker)
-
-    async def _start_relay(self, settings: EngineSettings, broker: Broker) -> None:
-        relay = Relay(
-            settings,
-            broker,
-            fleet=self.config.fleet.name,
-            clock=self.clock,
-            rng=self._rng,
-        )
-        self.relays[settings.id] = relay
-        await relay.start()
+        self.relays.start(settings, self.broker, registered=True)
 
     async def _connect(self, broker: Broker, feed: Feed, link: PeerLink) -> None:
         await broker.connect()
@@ -351,7 +347,7 @@ class RouterApp:
         await feed.start()
         self._connected_at_s = self.clock()
         for settings in self.config.workers:
-            await self._start_relay(self._with_block_size(settings), broker)
+            self.relays.start(self._with_block_size(settings), broker, registered=False)
 
     def _with_block_size(self, settings: EngineSettings) -> EngineSettings:
         """An engine's settings with its model's canonical block size, where it has none itself."""
@@ -378,6 +374,7 @@ class RouterApp:
                 self.feed.recover(pulls)
             if self.core.hot is not None and self.copy_link is not None:
                 self.copy_link.tick()
+            self.relays.tick()
             self._warn(now_s)
             for line in self.core.outliers.take_news():
                 log.warning("%s", line)
@@ -407,7 +404,9 @@ class RouterApp:
         streams = [source.stream for source in sources]
         heard = self._connected_at_s is not None and (now_s - self._connected_at_s >= HELLO_GRACE_S)
         known = {source.key.worker_id for source in sources}
-        heard = heard and all(worker.id in known for worker in self.config.workers)
+        heard = heard and all(
+            worker.id in known or self.desk.removed(worker.id) for worker in self.config.workers
+        )
         if heard and streams and all(one.state is StreamState.LIVE for one in streams):
             log.info("ready: %s", self.view.summary())
             return True
@@ -455,10 +454,14 @@ def checked_broker(settings: NatsSettings, url: str, name: str) -> Broker:
 
 
 def check_engine(settings: EngineSettings) -> None:
-    """Raises ConfigError when a rank has no endpoint of its own."""
-    try:
-        for endpoint in (settings.events, settings.replay):
-            if endpoint is not None:
-                rank_endpoint(endpoint, settings.ranks - 1)
-    except ValueError as error:
-        raise ConfigError(f"worker {settings.id!r}: {error}") from error
+    """Raises ConfigError when an engine can never be followed as it is configured."""
+    if error := unusable(settings):
+        raise ConfigError(f"worker {settings.id!r}: {error}")
+
+
+def checked_file(name: str, key: str) -> Path:
+    """A file that can be written in its folder; raises ConfigError."""
+    path = Path(name)
+    if path.is_dir() or not os.access(path.parent, os.W_OK | os.X_OK):
+        raise ConfigError(f"can't write to {name} - at `$.{key}`")
+    return path

@@ -13,12 +13,11 @@ from google.protobuf.message import DecodeError
 from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
 from google.rpc.status_pb2 import Status
 
-from events.settings import EngineSettings
+from events.settings import EngineSettings, unusable
 from events.view import Source
 from indexer.hashing import MultimodalItem, multimodal_hash, pack_tokens
 from indexer.identity import Tier
 from kvroute.v1 import fleet_pb2, router_pb2
-from router.config import ConfigError
 from router.core import RouterCore
 from router.decision import (
     Decision,
@@ -394,7 +393,7 @@ def write_worker(source: Source, core: RouterCore, now_s: float) -> fleet_pb2.Wo
 
 
 def read_engine(message: fleet_pb2.RegisterWorkerRequest) -> EngineSettings:
-    """An engine to run a relay for; raises ConfigError."""
+    """An engine to run a relay for; raises Refusal, which names the field."""
     fields: dict[str, object] = {
         "id": message.worker_id,
         "engine": message.engine,
@@ -411,9 +410,24 @@ def read_engine(message: fleet_pb2.RegisterWorkerRequest) -> EngineSettings:
     if message.metrics:
         fields["metrics"] = message.metrics
     try:
-        return msgspec.convert(fields, EngineSettings)
+        settings = msgspec.convert(fields, EngineSettings)
     except msgspec.ValidationError as error:
-        raise ConfigError(str(error)) from error
+        told, _, where = str(error).partition(" - at `$")
+        raise _bad_engine(where.strip(".`").partition("[")[0], told) from error
+    if why := unusable(settings):
+        name, _, told = why.partition(": ")
+        raise _bad_engine(name, told)
+    return settings
+
+
+def _bad_engine(key: str, told: str) -> Refusal:
+    """key: of EngineSettings; empty where no single one is wrong."""
+    name = "worker_id" if key == "id" else key
+    return Refusal(
+        Reason.INVALID_FIELD,
+        f"{name}: {told}" if name else told,
+        metadata={"field": name} if name else {},
+    )
 
 
 def _read_prompt(message: router_pb2.RouteRequest, core: RouterCore) -> Prompt:

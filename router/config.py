@@ -17,10 +17,14 @@ import yaml
 from msgspec import Meta
 from typing_extensions import override
 
-from events.settings import BlockSize, EngineSettings, NatsSettings, Seconds, Settings
+from events.settings import BlockSize, EngineSettings, NatsSettings, Seconds, Settings, unusable
 from indexer.index import BLOCK_BYTES
 
 ENVIRONMENT_PREFIX = "KVROUTE_"
+
+
+TOMBSTONE_MAX_S = 86_400.0
+"""Longest time that a removed worker's beats are ignored, by configuration or command."""
 
 
 class ConfigError(ValueError):
@@ -264,9 +268,21 @@ class FleetSettings(Settings, frozen=True):
         Seconds, Meta(description="how long a model without workers is UNAVAILABLE, not NOT_FOUND")
     ] = 300.0
     tombstone_s: Annotated[
-        Seconds, Meta(description="how long a removed worker's beats are ignored")
+        float,
+        Meta(
+            gt=0,
+            le=TOMBSTONE_MAX_S,
+            description="how long a removed worker's beats are ignored, a day at most",
+        ),
     ] = 60.0
     workers_max: Annotated[int, Meta(ge=1, description="workers known at once")] = 4096
+    state_file: Annotated[
+        str | None,
+        Meta(
+            description="file that keeps the drains and removals in force for restarts of this"
+            " router, another file for each replica; none: only other replicas tell them"
+        ),
+    ] = None
     inflight: Annotated[
         bool, Meta(description="tell other router replicas what is reserved here, and heed theirs")
     ] = True
@@ -506,6 +522,9 @@ def _check(config: Settings, where: str) -> None:
         if worker.id in seen:
             raise ConfigError(f"{where}the id {worker.id!r} is used twice - at `$.workers[{i}].id`")
         seen.add(worker.id)
+        if error := unusable(worker):
+            name, _, told = error.partition(": ")
+            raise ConfigError(f"{where}{told} - at `$.workers[{i}].{name}`")
     if isinstance(config, ServeConfig):
         if config.fleet.forget_s < config.fleet.beat_timeout_s:
             raise ConfigError(

@@ -54,7 +54,7 @@ from router.self_check import SelfCheck
 from router.sessions import Sessions
 from router.topology import PlaceLabels
 from router.ttft_check import TtftCheck
-from router.warnings import FleetWatch, WorkerWarning
+from router.warnings import FleetWatch, WarningCode, WorkerWarning
 from router.working_set import WorkingSets
 
 DRAINED_MAX = 10_000
@@ -137,6 +137,8 @@ class RouterCore:
         others."""
         self.hot: HotPrefixes | None = None
         """Copies what many ask for; None: switched off."""
+        self.relay_trouble: Callable[[str], str] = lambda _worker_id: ""
+        """Why a relay in this process failed, as a sentence; empty: it runs, or is not here."""
         self._watch = FleetWatch(view, self.self_check, lambda name: self.models.names(name)[0])
 
     def route(
@@ -393,7 +395,10 @@ class RouterCore:
 
     def warnings(self, source: Source, now_s: float) -> list[WorkerWarning]:
         """What an operator should mend about a worker."""
-        return self._watch.warnings(source, now_s)
+        found = self._watch.warnings(source, now_s)
+        if trouble := self.relay_trouble(source.key.worker_id):
+            found.append(WorkerWarning(WarningCode.RELAY, trouble))
+        return found
 
     def load_of(self, key: WorkerKey) -> WorkerLoad:
         """A worker's load; an idle one for a worker that nothing is known of."""

@@ -28,12 +28,15 @@ from typing_extensions import override
 from events.broker import Broker
 from events.relay import Relay
 from events.stream import StreamState
+from router.control_desk import ControlDesk
 from router.core import RouterCore
 from router.decision import Pick, Prefill
 from router.decision_log import RESULTS
+from router.fleet_state import FleetState
 from router.hot_prefixes import REASONS
 from router.nats_child import NatsChild
 from router.outliers import PROBES, WITHHELD, Cause
+from router.own_relays import OwnRelays
 from router.peer_link import PeerLink
 from router.pick_tally import BUCKETS_S, RATIO_DECISIONS, TIERS, PickTally, StageClock
 from router.policies.own import Failure, is_own
@@ -666,6 +669,58 @@ class HotPrefixCollector(Collector):
             "Prefixes whose hits were forgotten for want of room.",
             value=hot.rates.forgotten,
         )
+
+
+class OwnRelaysCollector(Collector):
+    """What became of the relays in this router, and of fleet commands."""
+
+    def __init__(self, relays: OwnRelays, desk: ControlDesk) -> None:
+        self._relays = relays
+        self._desk = desk
+
+    @override
+    def collect(self) -> Iterator[Metric]:
+        ended = CounterMetricFamily(
+            "kvroute_relays_ended",
+            "Relays in this router that were stopped for good, by reason.",
+            labels=["reason"],
+        )
+        for reason in ("removed", "never_answered"):
+            ended.add_metric([reason], self._relays.ended[reason])
+        yield ended
+        failures = CounterMetricFamily(
+            "kvroute_relay_failures",
+            "Times that a relay in this router failed; it is started again.",
+            value=self._relays.failures,
+        )
+        yield failures
+        commands = CounterMetricFamily(
+            "kvroute_fleet_commands",
+            "Fleet commands applied, by action; those that a newer one had overtaken; those dated a"
+            " day ahead or more, which count as given when they came.",
+            labels=["action"],
+        )
+        for action in ("drain", "undrain", "remove", "resync", "overtaken", "far_ahead"):
+            commands.add_metric([action], self._desk.counts[action])
+        yield commands
+
+
+class FleetStateCollector(Collector):
+    """Reads and writes of fleet.state_file."""
+
+    def __init__(self, state: FleetState) -> None:
+        self._state = state
+
+    @override
+    def collect(self) -> Iterator[Metric]:
+        family = CounterMetricFamily(
+            "kvroute_fleet_state",
+            "Reads and writes of fleet.state_file, by result.",
+            labels=["result"],
+        )
+        for result in ("read", "unreadable", "written", "write_failed"):
+            family.add_metric([result], self._state.counts[result])
+        yield family
 
 
 class RelayCollector(Collector):

@@ -33,6 +33,7 @@ class Reason(StrEnum):
     DEADLINE_EXCEEDED = "DEADLINE_EXCEEDED"
     CANCELLED = "CANCELLED"
     NO_BROKER = "NO_BROKER"
+    OVERTAKEN = "OVERTAKEN"
     INTERNAL = "INTERNAL"
 
 
@@ -55,6 +56,7 @@ STATUS: dict[Reason, grpc.StatusCode] = {
     Reason.TOO_MANY_RESERVATIONS: grpc.StatusCode.RESOURCE_EXHAUSTED,
     Reason.REQUEST_ID_REUSED: grpc.StatusCode.ALREADY_EXISTS,
     Reason.WORKER_EXISTS: grpc.StatusCode.ALREADY_EXISTS,
+    Reason.OVERTAKEN: grpc.StatusCode.ABORTED,
     Reason.DEADLINE_EXCEEDED: grpc.StatusCode.DEADLINE_EXCEEDED,
     Reason.CANCELLED: grpc.StatusCode.CANCELLED,
     Reason.INTERNAL: grpc.StatusCode.INTERNAL,

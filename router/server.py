@@ -20,12 +20,13 @@ from grpc_reflection.v1alpha import reflection
 from grpc_status import rpc_status
 from typing_extensions import override
 
-from events.facts import VERSION, Control
+from events.facts import Control
 from events.settings import EngineSettings
 from indexer.identity import WorkerKey
 from kvroute.v1 import fleet_pb2, fleet_pb2_grpc, router_pb2, router_pb2_grpc
 from router import codec
-from router.config import ConfigError, GrpcSettings
+from router.config import TOMBSTONE_MAX_S, ConfigError, GrpcSettings
+from router.control_desk import ControlDesk
 from router.core import RouterCore
 from router.decision import Progress, ProgressState, Repeated
 from router.hot_prefixes import HotPrefixes
@@ -341,18 +342,24 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         stopping: asyncio.Event,
         *,
         stream_age_s: float | None = None,
+        desk: ControlDesk,
         send_control: Callable[[Control], Awaitable[bool]],
-        apply_control: Callable[[Control], int],
         register: Callable[[EngineSettings], Awaitable[None]],
+        runs_relay: Callable[[str], bool] = lambda _worker_id: False,
+        keep: Callable[[], Awaitable[object]] | None = None,
     ) -> None:
+        """send_control: tells every replica. register: starts a relay; runs_relay: whether one runs
+        here for a worker. keep: waits until what is in force is on the disk; None: it is not kept.
+        """
         self._core = core
         self._clock = clock
         self._stopping = stopping
         self._stream_age_s = stream_age_s
         self._send_control = send_control
-        self._apply_control = apply_control
+        self._desk = desk
         self._register = register
-        self._commands = 0
+        self._runs_relay = runs_relay
+        self._keep = keep
 
     @override
     async def ListWorkers(
@@ -391,10 +398,10 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         try:
             settings = codec.read_engine(request)
             await self._register(settings)
-        except ConfigError as error:
-            await abort(context, Refusal(Reason.INVALID_FIELD, str(error)))
         except Refusal as refusal:
             await abort(context, refusal)
+        if self._desk.removed(settings.id):  # or its beats would still be ignored
+            await self._command(context, "undrain", settings.id)
         return fleet_pb2.RegisterWorkerResponse()
 
     @override
@@ -409,10 +416,12 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
     async def RemoveWorker(
         self, request: fleet_pb2.RemoveWorkerRequest, context: Context
     ) -> fleet_pb2.RemoveWorkerResponse:
-        if not 0 <= request.tombstone_s < inf:
+        if not 0 <= request.tombstone_s <= TOMBSTONE_MAX_S:
             refusal = Refusal(
                 Reason.INVALID_FIELD,
-                f"tombstone_s is {request.tombstone_s}; it must be 0 or a number of seconds",
+                f"tombstone_s is {request.tombstone_s}; it must be from 0 (the configured time,"
+                f" fleet.tombstone_s) to {TOMBSTONE_MAX_S:.0f} s",
+                metadata={"field": "tombstone_s"},
             )
             await abort(context, refusal)
         ranks = await self._command(context, "remove", request.worker_id, request.tombstone_s)
@@ -450,16 +459,31 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         self, context: Context, action: str, worker_id: str, tombstone_s: float = 0.0
     ) -> int:
         """Does it here at once, and tells every replica; returns the ranks it reached here."""
-        known = worker_id in self._core.drained or self._core.view.ranks(worker_id)
+        known = (
+            worker_id in self._core.drained
+            or self._desk.removed(worker_id)
+            or self._runs_relay(worker_id)
+            or self._core.view.ranks(worker_id)
+        )
         if not known:
             await abort(
                 context, Refusal(Reason.UNKNOWN_WORKER, f"no worker {worker_id!r} is known here")
             )
-        self._commands += 1
-        name = f"{self._core.replica}-{self._commands}"
-        control = Control(VERSION, name, action, worker_id, tombstone_s, self._clock())
-        ranks = self._apply_control(control)
-        if not await self._send_control(control):
+        control = self._desk.give(action, worker_id, tombstone_s)
+        ranks = self._desk.apply(control)
+        sent = await self._send_control(control)
+        if self._keep is not None:
+            await self._keep()  # a disk that refuses is counted; the command has its effect
+        if self._desk.overtaken(control):
+            await abort(
+                context,
+                Refusal(
+                    Reason.OVERTAKEN,
+                    f"another command for worker {worker_id!r}, given at the same time, is newer"
+                    f" than this {action}",
+                ),
+            )
+        if not sent:
             await abort(
                 context,
                 Refusal(

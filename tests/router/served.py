@@ -1,7 +1,7 @@
 """A router's gRPC face on loopback, with a real core behind it and a fleet that the test plays."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -40,6 +40,8 @@ class Served:
     """Commands that went to the other replicas."""
     registered: list[EngineSettings] = field(default_factory=list)
     broker_is_there: bool = True
+    on_sent: Callable[[], object] = lambda: None
+    """Called while a command is on its way to the others."""
 
     @property
     def router(self) -> Any:
@@ -74,6 +76,7 @@ async def served(
 
     async def send_control(control: Control) -> bool:
         stage.sent.append(control)
+        stage.on_sent()
         return stage.broker_is_there
 
     async def register(settings: EngineSettings) -> None:
@@ -95,8 +98,8 @@ async def served(
             fleet.clock,
             stopping,
             stream_age_s=settings.stream_age_s,
+            desk=desk,
             send_control=send_control,
-            apply_control=desk.apply,
             register=register,
         ),
     )
@@ -122,6 +125,8 @@ class Refused:
     domain: str
     message: str
     retry_s: float | None
+    metadata: dict[str, str] = field(default_factory=dict)
+    """Of ErrorInfo."""
 
 
 def taken_apart(status: Status) -> Refused:
@@ -134,7 +139,7 @@ def taken_apart(status: Status) -> Refused:
         else:
             assert detail.Unpack(info)
     (code,) = (one for one in grpc.StatusCode if one.value[0] == status.code)
-    return Refused(code, info.reason, info.domain, status.message, retry_s)
+    return Refused(code, info.reason, info.domain, status.message, retry_s, dict(info.metadata))
 
 
 async def refusal(call: Awaitable[object]) -> Refused:

@@ -6,7 +6,8 @@ from math import inf, nan
 import pytest
 
 from events.facts import VERSION, Control
-from router.control_desk import _IDS_MAX, ControlDesk
+from router.config import TOMBSTONE_MAX_S
+from router.control_desk import _IDS_MAX, AHEAD_MAX_S, ControlDesk
 from router.core import DRAINED_MAX
 from tests.router.fleet import Fleet
 
@@ -104,3 +105,103 @@ def test_commands_in_force_are_bounded() -> None:
     for i in range(DRAINED_MAX + 5):
         desk.apply(Control(VERSION, f"r-{i}", "undrain", f"w{i}", 0.0, fleet.now_s))
     assert len(desk.in_force()) == DRAINED_MAX
+
+
+def desks(count: int, *, ahead_s: float = 0.0) -> tuple[list[Fleet], list[ControlDesk]]:
+    """Replicas that know worker w0; the clock of the last one is ahead."""
+    fleets = [Fleet(replica=f"r{i}") for i in range(count)]
+    for fleet in fleets:
+        fleet.add("w0")
+    fleets[-1].now_s += ahead_s
+    return fleets, [ControlDesk(fleet.core, fleet.clock) for fleet in fleets]
+
+
+@pytest.mark.parametrize("ahead_s", [1.0, 3600.0, AHEAD_MAX_S - 1.0, -3600.0])
+def test_clocks_that_differ_void_no_command(ahead_s: float) -> None:
+    fleets, (one, other, ahead) = desks(3, ahead_s=ahead_s)
+    given = []
+    for i, desk in enumerate([ahead, one, ahead, other, one]):
+        action = "undrain" if i % 2 else "drain"
+        given.append(desk.give(action, "w0"))
+        for each in (one, other, ahead):
+            assert each.apply(given[-1]) == 1
+        assert not desk.overtaken(given[-1])
+    assert [list(fleet.core.drained) for fleet in fleets] == [["w0"]] * 3
+    for seed in range(20):
+        late = Fleet()
+        late.add("w0")
+        listener = ControlDesk(late.core, late.clock)
+        for command in random.Random(seed).sample(given * 2, 10):
+            listener.apply(command)
+        assert list(late.core.drained) == ["w0"], f"seed {seed}"
+
+
+def test_a_time_beyond_a_day_ahead_counts_as_the_time_of_its_coming() -> None:
+    fleets, (desk,) = desks(1)
+    far = Control(VERSION, "r9-1", "drain", "w0", 0.0, 1e11)
+    assert desk.apply(far) == 1
+    assert desk.counts["far_ahead"] == 1
+    fleets[0].now_s += 1.0
+    others = Control(VERSION, "r8-1", "undrain", "w0", 0.0, fleets[0].now_s)
+    assert desk.apply(others) == 1, "of an old release, with a right clock"
+    assert fleets[0].core.drained == {}
+
+
+def test_a_command_after_one_from_the_bound_is_newer_too() -> None:
+    fleets, (desk, ahead) = desks(2, ahead_s=AHEAD_MAX_S)
+    drain = ahead.give("drain", "w0")
+    for each in (desk, ahead):
+        assert each.apply(drain) == 1
+    undrain = desk.give("undrain", "w0")
+    for each in (desk, ahead):
+        assert each.apply(undrain) == 1
+        assert not each.overtaken(undrain)
+    assert [list(fleet.core.drained) for fleet in fleets] == [[], []]
+
+
+def test_a_command_that_comes_too_late_is_counted_as_overtaken() -> None:
+    fleets, (desk,) = desks(1)
+    old, new = desk.give("drain", "w0"), None
+    new = Control(VERSION, "r2-1", "undrain", "w0", 0.0, fleets[0].now_s + 1)
+    desk.apply(new)
+    assert desk.apply(old) == 0
+    assert desk.overtaken(old)
+    assert desk.counts["overtaken"] == 1
+    assert not desk.overtaken(new)
+
+
+def test_a_drain_outlives_a_removal_in_whatever_order_they_come() -> None:
+    for order in ([0, 1], [1, 0]):
+        fleets, (desk,) = desks(1)
+        start_s = fleets[0].now_s
+        both = [command(1, "drain", start_s - 2), command(2, "remove", start_s - 1, 30.0)]
+        for i in order:
+            desk.apply(both[i])
+        assert list(fleets[0].core.drained) == ["w0"]
+        assert fleets[0].view.ranks("w0") == []
+        assert [one.action for one in desk.in_force()] == ["drain", "remove"]
+
+
+def test_a_removal_of_another_is_clipped_to_a_day() -> None:
+    fleets, (desk,) = desks(1)
+    desk.apply(command(1, "remove", fleets[0].now_s, tombstone_s=1e300))
+    assert desk.removed("w0")
+    fleets[0].now_s += TOMBSTONE_MAX_S
+    fleets[0].view.tick(fleets[0].now_s)
+    assert not desk.removed("w0")
+    fleets[0].add("w0")
+    assert len(fleets[0].view.ranks("w0")) == 1
+
+
+def test_a_removal_dated_ahead_is_told_on_with_what_is_left_of_it() -> None:
+    fleets, (teller, listener) = desks(2)
+    teller.apply(command(1, "remove", fleets[0].now_s + 3600.0, tombstone_s=60.0))
+    for fleet in fleets:
+        fleet.now_s += 50.0
+    (told,) = teller.in_force()
+    listener.apply(told)
+    assert listener.removed("w0")
+    for fleet in fleets:
+        fleet.now_s += 10.0
+    assert not listener.removed("w0")
+    assert teller.in_force() == []

@@ -13,12 +13,13 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from events.facts import VERSION, Control
 from indexer.hashing import block_hashes, pack_tokens
 from indexer.identity import Tier, WorkerKey
 from indexer.kernel import NativeIndex
 from kvroute.v1 import fleet_pb2, router_pb2
 from router import codec, server
-from router.config import ConfigError, GrpcSettings, ModelSettings
+from router.config import TOMBSTONE_MAX_S, ConfigError, GrpcSettings, ModelSettings
 from router.metrics import RouterCollector
 from router.policies import POLICIES
 from router.prompt import Prompt
@@ -1139,15 +1140,56 @@ class TestFleet:
             (control,) = stage.sent
             assert (control.action, control.tombstone_s) == ("remove", 5)
 
-    @pytest.mark.parametrize("seconds", [-1.0, nan, inf])
+    @pytest.mark.parametrize("seconds", [-1.0, nan, inf, TOMBSTONE_MAX_S + 1, 1e300])
     async def test_a_tombstone_that_is_no_time_is_refused(self, seconds: float) -> None:
         async with served() as stage:
             key = stage.fleet.add("w0")
             request = fleet_pb2.RemoveWorkerRequest(worker_id="w0", tombstone_s=seconds)
             refused = await refusal(stage.workers.RemoveWorker(request))
             assert (refused.code, refused.reason) == (Code.INVALID_ARGUMENT, "INVALID_FIELD")
+            assert refused.metadata == {"field": "tombstone_s"}
             assert key in stage.fleet.view.sources
             assert stage.sent == []
+
+    async def test_a_removal_for_the_longest_time_is_taken_back_by_undrain(self) -> None:
+        async with served() as stage:
+            stage.fleet.add("w0")
+            request = fleet_pb2.RemoveWorkerRequest(worker_id="w0", tombstone_s=TOMBSTONE_MAX_S)
+            await stage.workers.RemoveWorker(request)
+            stage.fleet.add("w0")
+            assert stage.fleet.view.ranks("w0") == []
+            undrain = fleet_pb2.DrainWorkerRequest(worker_id="w0", undrain=True)
+            await stage.workers.DrainWorker(undrain)
+            stage.fleet.add("w0")
+            assert len(stage.fleet.view.ranks("w0")) == 1
+
+    async def test_a_removal_is_taken_back_by_registering_the_worker(self) -> None:
+        async with served() as stage:
+            stage.fleet.add("w0")
+            await stage.workers.RemoveWorker(fleet_pb2.RemoveWorkerRequest(worker_id="w0"))
+            engine = {"worker_id": "w0", "engine": "vllm", "address": "http://w0:1"}
+            await stage.workers.RegisterWorker(fleet_pb2.RegisterWorkerRequest(**engine))
+            assert [one.action for one in stage.sent] == ["remove", "undrain"]
+            stage.fleet.add("w0")
+            assert len(stage.fleet.view.ranks("w0")) == 1
+
+    async def test_a_command_wins_over_one_of_a_replica_whose_clock_is_ahead(self) -> None:
+        async with served() as stage:
+            stage.fleet.add("w0")
+            stage.desk.apply(Control(VERSION, "r2-1", "drain", "w0", 0.0, stage.fleet.now_s + 3600))
+            request = fleet_pb2.DrainWorkerRequest(worker_id="w0", undrain=True)
+            assert (await stage.workers.DrainWorker(request)).ranks == 1
+            assert stage.fleet.core.drained == {}
+
+    async def test_a_command_that_another_overtakes_under_way_is_aborted(self) -> None:
+        async with served() as stage:
+            stage.fleet.add("w0")
+            newer = Control(VERSION, "r2-1", "undrain", "w0", 0.0, stage.fleet.now_s + 1)
+            stage.on_sent = lambda: stage.desk.apply(newer)
+            request = fleet_pb2.DrainWorkerRequest(worker_id="w0")
+            refused = await refusal(stage.workers.DrainWorker(request))
+            assert (refused.code, refused.reason) == (Code.ABORTED, "OVERTAKEN")
+            assert stage.fleet.core.drained == {}
 
     async def test_resync_asks_the_relay_again(self) -> None:
         async with served() as stage:
@@ -1229,17 +1271,46 @@ class TestFleet:
 
     @pytest.mark.parametrize(
         ("wrong", "told"),
-        [({"engine": "other"}, "engine"), ({"worker_id": ""}, "id"), ({"address": ""}, "address")],
+        [
+            ({"engine": "other"}, "engine"),
+            ({"worker_id": ""}, "worker_id"),
+            ({"worker_id": "w" * 257}, "worker_id"),
+            ({"address": ""}, "address"),
+            ({"address": "h" * 4097}, "address"),
+            ({"address": "http://a..b"}, "address"),
+            ({"events": "nonsense"}, "events"),
+            ({"events": "tcp://host"}, "events"),
+            ({"events": "tcp://host:0"}, "events"),
+            ({"events": "tcp://host:65536"}, "events"),
+            ({"events": "ipc://" + 200 * "p"}, "events"),
+            ({"replay": "tcp://host"}, "replay"),
+            ({"replay": "udp://host:1"}, "replay"),
+            ({"metrics": "http://a..b"}, "metrics"),
+            ({"metrics": f"http://{'l' * 64}.example"}, "metrics"),
+            ({"metrics": "http://[::1"}, "metrics"),
+            ({"metrics": "http://h:x"}, "metrics"),
+            ({"metrics": "ftp://h"}, "metrics"),
+            ({"role": "judge"}, "role"),
+            ({"labels": {f"l{i}": "" for i in range(257)}}, "labels"),
+            ({"labels": {"l": "v" * 1025}}, "labels"),
+        ],
     )
     async def test_an_engine_that_is_none_is_refused(
-        self, wrong: dict[str, str], told: str
+        self, wrong: dict[str, Any], told: str
     ) -> None:
         async with served() as stage:
-            good = {"worker_id": "w", "engine": "vllm", "address": "a", "events": "tcp://w:1"}
+            good: dict[str, Any] = {
+                "worker_id": "w",
+                "engine": "vllm",
+                "address": "a",
+                "events": "tcp://w:1",
+            }
             request = fleet_pb2.RegisterWorkerRequest(**good | wrong)
             refused = await refusal(stage.workers.RegisterWorker(request))
             assert (refused.code, refused.reason) == (Code.INVALID_ARGUMENT, "INVALID_FIELD")
-            assert f"$.{told}" in refused.message
+            assert refused.message.startswith(f"{told}: ")
+            assert refused.metadata == {"field": told}
+            assert stage.registered == []
             assert stage.registered == []
 
     async def test_index_stats(self) -> None:

@@ -500,7 +500,7 @@ class RemoveWorkerRequest(google.protobuf.message.Message):
     TOMBSTONE_S_FIELD_NUMBER: builtins.int
     worker_id: builtins.str
     tombstone_s: builtins.float
-    """how long its beats are ignored; 0: the configured time"""
+    """how long its beats are ignored, 86,400 s at most; 0: the configured time (fleet.tombstone_s)"""
     def __init__(
         self,
         *,

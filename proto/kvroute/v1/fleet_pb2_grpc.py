@@ -91,21 +91,23 @@ class FleetServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def RegisterWorker(self, request, context):
-        """RegisterWorker makes this router run a relay for an engine that has none.
+        """RegisterWorker makes this router run a relay for an engine that has none. A removal of the worker that is in force is taken back,
+        and so is a drain with it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DrainWorker(self, request, context):
-        """DrainWorker stops new picks of a worker; what runs there goes on. Every replica follows.
+        """DrainWorker stops new picks of a worker; what runs there goes on. Every replica follows. With undrain the worker is taken back in,
+        also after RemoveWorker.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RemoveWorker(self, request, context):
-        """RemoveWorker forgets a worker and ignores it for a while. Every replica follows.
+        """RemoveWorker forgets a worker, stops its relay if a router runs it, and ignores it for a while. Every replica follows.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

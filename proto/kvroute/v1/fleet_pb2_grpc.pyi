@@ -211,13 +211,17 @@ class FleetStub(typing.Generic[_FleetListWorkersType, _FleetWatchWorkersType, _F
     """WatchWorkers sends every worker once, then each one again when it changes. It ends now and then, with OK: watch anew."""
 
     RegisterWorker: _FleetRegisterWorkerType
-    """RegisterWorker makes this router run a relay for an engine that has none."""
+    """RegisterWorker makes this router run a relay for an engine that has none. A removal of the worker that is in force is taken back,
+    and so is a drain with it.
+    """
 
     DrainWorker: _FleetDrainWorkerType
-    """DrainWorker stops new picks of a worker; what runs there goes on. Every replica follows."""
+    """DrainWorker stops new picks of a worker; what runs there goes on. Every replica follows. With undrain the worker is taken back in,
+    also after RemoveWorker.
+    """
 
     RemoveWorker: _FleetRemoveWorkerType
-    """RemoveWorker forgets a worker and ignores it for a while. Every replica follows."""
+    """RemoveWorker forgets a worker, stops its relay if a router runs it, and ignores it for a while. Every replica follows."""
 
     ResyncWorker: _FleetResyncWorkerType
     """ResyncWorker forgets what a worker holds and asks its relay again. Every replica follows."""
@@ -281,7 +285,9 @@ class FleetServicer(metaclass=abc.ABCMeta):
         request: kvroute.v1.fleet_pb2.RegisterWorkerRequest,
         context: _ServicerContext,
     ) -> typing.Union[kvroute.v1.fleet_pb2.RegisterWorkerResponse, collections.abc.Awaitable[kvroute.v1.fleet_pb2.RegisterWorkerResponse]]:
-        """RegisterWorker makes this router run a relay for an engine that has none."""
+        """RegisterWorker makes this router run a relay for an engine that has none. A removal of the worker that is in force is taken back,
+        and so is a drain with it.
+        """
 
     @abc.abstractmethod
     def DrainWorker(
@@ -289,7 +295,9 @@ class FleetServicer(metaclass=abc.ABCMeta):
         request: kvroute.v1.fleet_pb2.DrainWorkerRequest,
         context: _ServicerContext,
     ) -> typing.Union[kvroute.v1.fleet_pb2.DrainWorkerResponse, collections.abc.Awaitable[kvroute.v1.fleet_pb2.DrainWorkerResponse]]:
-        """DrainWorker stops new picks of a worker; what runs there goes on. Every replica follows."""
+        """DrainWorker stops new picks of a worker; what runs there goes on. Every replica follows. With undrain the worker is taken back in,
+        also after RemoveWorker.
+        """
 
     @abc.abstractmethod
     def RemoveWorker(
@@ -297,7 +305,7 @@ class FleetServicer(metaclass=abc.ABCMeta):
         request: kvroute.v1.fleet_pb2.RemoveWorkerRequest,
         context: _ServicerContext,
     ) -> typing.Union[kvroute.v1.fleet_pb2.RemoveWorkerResponse, collections.abc.Awaitable[kvroute.v1.fleet_pb2.RemoveWorkerResponse]]:
-        """RemoveWorker forgets a worker and ignores it for a while. Every replica follows."""
+        """RemoveWorker forgets a worker, stops its relay if a router runs it, and ignores it for a while. Every replica follows."""
 
     @abc.abstractmethod
     def ResyncWorker(
