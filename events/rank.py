@@ -93,6 +93,8 @@ class Rank:
         self.engine_gaps = 0
         self.engine_restarts = 0
         self.last_event_s: float | None = None
+        self.engine_rank: int | None = None
+        """The data-parallel rank that the engine's messages name; None: none has named one."""
         self.outbox = Outbox(epoch)
         self._schema = SCHEMAS[engine]
         self._wanted_block_size = wanted_block_size
@@ -466,6 +468,8 @@ class Rank:
         if batch.ended:
             self._open = None
             self._last_digest = batch.digest
+            if batch.dp_rank is not None:
+                self.engine_rank = batch.dp_rank
             if batch.malformed:
                 self.complete = False  # a store that can't be read is a block less
             if batch.removals_lost:

@@ -334,6 +334,7 @@ class Relay:
         rank = shell.rank
         self._perform(shell, rank.on_reconnected() if shell.started else rank.start())
         shell.started = True
+        await self._catch_up(shell)  # with what an attempt before this one has left
         while True:
             message = parse_live(await publisher.receive())
             if not isinstance(message, LiveMessage):
@@ -637,6 +638,15 @@ class Relay:
             return (
                 f"its engine has {engine_ranks} data-parallel ranks, but its relay is configured"
                 f" with ranks: {configured}; set ranks to the engine's number"
+            )
+        told = shell.rank.engine_rank
+        # One rank may be an engine of its own behind another balancer; SGLang without DP attention
+        # calls each rank 0.
+        unsaid = configured == 1 or (told == 0 and self.settings.engine == "sglang")
+        if told is not None and told != shell.key.dp_rank and not unsaid:
+            return (
+                f"the KV events at the endpoint of rank {shell.key.dp_rank} are those of the"
+                f" engine's rank {told}: let events and replay name the endpoints of rank 0"
             )
         return ""
 

@@ -178,6 +178,28 @@ async def test_ranks_that_are_not_as_configured_are_a_warning(engine: Engine) ->
     await until(lambda: not engine.warnings(), "no warning")
 
 
+async def test_events_of_another_rank_are_a_warning(
+    engine: Engine, publisher: "Publisher", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine.pages["/metrics"] = engine.says(web.Response, text=METRICS)
+    port = int(publisher.events.rpartition(":")[2])
+    monkeypatch.setattr(module, "rank_endpoint", lambda *_: f"tcp://127.0.0.1:{port}")
+    relay = await engine.follow(events=publisher.events, ranks=4)
+    batch = msgspec.msgpack.encode([0.0, [], 2])
+    async with asyncio.timeout(60):
+        while any(shell.rank.engine_rank is None for shell in relay._shells):
+            await publisher.publish(payload=batch)
+            await asyncio.sleep(0.005)
+
+    def warned(rank: int) -> bool:
+        heartbeats = engine.wire.heartbeats("w", rank)
+        return bool(heartbeats) and "ranks" in heartbeats[-1].warning_codes
+
+    for rank in (0, 1, 3):
+        await until(lambda r=rank: warned(r), f"a warning of rank {rank}")  # type: ignore[misc]
+    assert not warned(2)
+
+
 async def test_redirects_are_told_and_not_followed(engine: Engine) -> None:
     to = f"http://user:hunter2@127.0.0.1:{engine.port}/elsewhere"
     for path in ("/v1/models", "/metrics", "/v1/completions"):
@@ -222,8 +244,9 @@ class Publisher:
         self.replays = f"tcp://127.0.0.1:{self.replay.bind_to_random_port('tcp://127.0.0.1')}"
         self.sequence = 0
 
-    async def publish(self, size: int = 0) -> None:
-        await self.live.send_multipart([b"", self.sequence.to_bytes(8, "big"), bytes(size)])
+    async def publish(self, size: int = 0, payload: bytes | None = None) -> None:
+        batch = bytes(size) if payload is None else payload
+        await self.live.send_multipart([b"", self.sequence.to_bytes(8, "big"), batch])
         self.sequence += 1
 
     async def drip(self, until_done: Callable[[], object]) -> None:
