@@ -3,16 +3,21 @@
     "kvroute map 1\\n", XXH3-128 of the rest (16 bytes), MessagePack of a _Kept
 
 Law: bytes that were torn, or written for another engine or by another kvroute, are UnusableMap,
-never a ledger.
+never a ledger; and nothing that bytes say, with a right checksum or not, raises anything else, then
+or later.
 """
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 from xxhash import xxh3_128_digest
 
+from events.facts import UnixSeconds
 from events.ledger import Ledger
 from events.ledger_copy import BlockRows, LedgerCopy, LedgerHead
+from events.zmq_framing import SEQUENCE_LIMIT
 from indexer.identity import WorkerKey
 
 MAGIC = b"kvroute map 1\n"
@@ -27,13 +32,13 @@ class UnusableMap(ValueError):
 class Checkpoint(msgspec.Struct, frozen=True):
     """Which message of which life of the engine a ledger is the state after."""
 
-    seq: int
-    digest: int
+    seq: Annotated[int, Meta(ge=0, le=SEQUENCE_LIMIT - 2)]
+    digest: Annotated[int, Meta(ge=0)]
     """XXH3-64 of the message."""
     complete: bool
-    process_start_s: float | None
+    process_start_s: UnixSeconds | None
     """When the engine's process started, as it told (Unix time)."""
-    taken_at_s: float
+    taken_at_s: UnixSeconds
     """Unix time."""
 
     def is_before(self, started_s: float) -> bool:
@@ -96,5 +101,5 @@ def unpack(source: Source, data: bytes) -> tuple[Checkpoint, Ledger]:
             raise ValueError(f"it is of {of}, not of {source}")
         parts = (_rows_decoder.decode(rows) for rows in kept.rows)
         return kept.checkpoint, Ledger.restored(kept.ledger, parts, source.wanted_block_size)
-    except (ValueError, RecursionError) as error:  # msgspec's own errors are ValueErrors
-        raise UnusableMap(str(error)) from error
+    except Exception as error:  # a file must not end what reads it, whatever it says
+        raise UnusableMap(str(error) or type(error).__name__) from error

@@ -221,7 +221,12 @@ class Ledger:
         ledger._other_groups = set(head.other_groups)
         ledger.may_miss = head.may_miss
         ledger.left_out.add_all(head.lacks)
-        for name, block, copies in blocks_of(parts):
+        in_chunk = (ledger.block_size or 0) // (size or 1)
+        for name, block, copies in blocks_of(parts, in_chunk):
+            if name in ledger._blocks or len(ledger._blocks) >= ledger._blocks_max:
+                raise ValueError(f"block {len(ledger._blocks)} is there twice, or one too many")
+            if isinstance(block, Page) and len(block.pending) >= 4 * (ledger.block_size or 0):
+                raise ValueError(f"page {len(ledger._blocks)} holds tokens of a whole block")
             ledger._blocks[name] = block
             if isinstance(block, Page) and block.parent is not None:
                 block.parent.children += 1

@@ -9,27 +9,36 @@ change, and those are in the LedgerCopy as numbers.
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
-from events.engine_blocks import Block, Page
+from events.engine_blocks import CAPPED, GROUPS_MAX, Block, Page
+from events.engine_wire import BLOCK_SIZE_MAX
+from events.facts import LACKS_MAX, Name
 from indexer.identity import EngineHash, PrefixHash
 
+_COPIES_BYTES = CAPPED.bit_length() // 8 + 1
 _ROWS_MAX = 1 << 14
 """Blocks in one BlockRows: a few milliseconds of encoding."""
+
+
+U64 = Annotated[int, Meta(ge=0)]
+"""MessagePack has none that is larger."""
 
 
 class LedgerHead(msgspec.Struct, frozen=True):
     """What a ledger knows besides its blocks, and what they add up to."""
 
-    engine_block_size: int | None
-    groups: list[int | None]
+    engine_block_size: Annotated[int, Meta(ge=1, le=BLOCK_SIZE_MAX)] | None
+    groups: Annotated[list[int | None], Meta(min_length=1, max_length=GROUPS_MAX)]
     """By their places in `Block.copies`."""
     other_groups: list[int | None]
     may_miss: bool
     count: int
     digest: int
-    lacks: list[str] = []
+    lacks: Annotated[list[Name], Meta(max_length=LACKS_MAX)] = []
     """Why blocks were left out."""
 
 
@@ -37,14 +46,14 @@ class BlockRows(msgspec.Struct, frozen=True, array_like=True):
     """Some of a ledger's blocks in columns, each page after the one before it."""
 
     names: list[EngineHash]
-    seeds: list[int]
-    copies: list[bytes]
+    seeds: list[U64]
+    copies: list[Annotated[bytes, Meta(max_length=_COPIES_BYTES)]]
     """`Block.copies`, little-endian."""
-    prefixes: list[PrefixHash]
+    prefixes: list[Annotated[PrefixHash, Meta(ge=0)]]
     """As many a block as it has canonical ones inside; none where blocks are pages."""
-    ends: list[PrefixHash | None]
+    ends: list[Annotated[PrefixHash, Meta(ge=0)] | None]
     """Of pages, as are those below."""
-    pendings: list[bytes]
+    pendings: list[Annotated[bytes, Meta(max_length=4 * BLOCK_SIZE_MAX)]]
     parents: list[int | None]
     """Row of the page before inside the same chunk, counted over all parts."""
 
@@ -76,12 +85,15 @@ class LedgerCopy:
             )
 
 
-def blocks_of(parts: Iterable[BlockRows]) -> Iterator[tuple[EngineHash, Block, int]]:
+def blocks_of(parts: Iterable[BlockRows], in_chunk: int) -> Iterator[tuple[EngineHash, Block, int]]:
     """Names, blocks, and the copies they had, in order; the blocks are new ones without copies.
 
-    Raises ValueError for columns that don't fit together.
+    in_chunk: pages of a canonical block, at most. Raises ValueError for columns that don't fit
+    together.
     """
     pages: list[Page] = []
+    places: list[int] = []
+    """Of each page in its chunk."""
     for rows in parts:
         blocks: list[Block]
         if rows.prefixes:
@@ -104,6 +116,9 @@ def blocks_of(parts: Iterable[BlockRows]) -> Iterator[tuple[EngineHash, Block, i
                 before = None if parent is None else pages[parent]
                 if before is None and not pending:
                     raise ValueError(f"page {len(pages)} ends a chunk that never began")
+                places.append(0 if parent is None else places[parent] + 1)
+                if places[-1] >= in_chunk or (before is not None and not before.pending):
+                    raise ValueError(f"page {len(pages)} is beyond the end of its chunk")
                 pages.append(Page(seed, end, name, pending, before))
             blocks = list(pages[first:])
         copies = [int.from_bytes(one, "little") for one in rows.copies]

@@ -1,6 +1,9 @@
 """A kept map as bytes: what was torn or is another's never becomes a ledger."""
 
+from collections.abc import Iterator
 from dataclasses import replace
+from math import nan
+from typing import Any
 
 import msgspec
 import pytest
@@ -9,8 +12,10 @@ from hypothesis import strategies as st
 from xxhash import xxh3_128_digest
 
 from events.engine_events import BlocksStored
+from events.facts import Epoch, SnapshotRequest
 from events.kept_map import MAGIC, Checkpoint, Source, UnusableMap, pack, unpack
 from events.ledger import Ledger
+from events.rank import EngineState, Rank
 from indexer.identity import WorkerKey
 
 SOURCE = Source(WorkerKey("a worker", 3), "vllm", None)
@@ -100,3 +105,139 @@ def test_a_checkpoint_knows_which_process_it_is_of(
 ) -> None:
     checkpoint = Checkpoint(7, 1, True, known_s, 200.0)
     assert checkpoint.is_before(told_s) is before
+
+
+# What bears a right checksum, and lies
+
+
+def pages() -> Ledger:
+    ledger = Ledger()
+    ledger.apply(BlocksStored(tuple(range(1, 21)), None, list(range(80)), 4, "GPU"))
+    ledger.apply(BlocksStored((30, 31), 6, list(range(8)), 4, "CPU"))
+    ledger.apply(BlocksStored((40,), None, list(range(4)), 4, "GPU", group=1))
+    return ledger
+
+
+def signed(kept: Any) -> bytes:
+    body = msgspec.msgpack.encode(kept)
+    return MAGIC + xxh3_128_digest(body) + body
+
+
+def opened(data: bytes) -> Any:
+    return msgspec.msgpack.decode(data[len(MAGIC) + 16 :])
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Where a value stands in a tree of maps and lists."""
+    yield path
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from places(inner, (*path, key))
+    elif isinstance(value, list):
+        for i, inner in enumerate(value):
+            yield from places(inner, (*path, i))
+
+
+def put(tree: Any, path: tuple[Any, ...], value: Any) -> Any:
+    if not path:
+        return value
+    copy = tree.copy()
+    copy[path[0]] = put(copy[path[0]], path[1:], value)
+    return copy
+
+
+KEPT = [opened(pack(SOURCE, CHECKPOINT, one.copy())) for one in (a_ledger(), pages())]
+LIES = st.sampled_from(
+    [
+        *(None, True, 0, 1, -1, 2, 5, 40, 1 << 31, 1 << 62, (1 << 64) - 1, -(1 << 63), 1e300, nan),
+        *("x", b"", b"\x01", b"\xff" * 200, [], [0], [-1], [None], [[]], {}, {"a": 1}),
+        list(range(20)),
+    ]
+)
+
+
+def tried(data: bytes) -> None:
+    """Reads a file for a rank, and has the rank do all that a relay asks of it."""
+    try:
+        checkpoint, ledger = unpack(SOURCE, data)
+    except UnusableMap:
+        return
+    for has_replay in (True, False):
+        rank = Rank("vllm", Epoch(1, 1), has_replay=has_replay)
+        rank.resume(checkpoint, unpack(SOURCE, data)[1])
+        rank.start()
+        rank.beat(2.0)
+        rank._believe(checkpoint, unpack(SOURCE, data)[1], 2.0)
+        rank.state = EngineState.FOLLOWING
+        for event in (
+            ["BlockStored", [100, 101], 4, list(range(8)), 4, None, "GPU"],
+            ["BlockStored", [100, 101], 3, list(range(32)), 16, None, "GPU"],
+            ["BlockRemoved", [*range(1, 45), 100], "GPU"],
+            ["BlockRemoved", [*range(1, 45), 100], "CPU"],
+        ):
+            payload = msgspec.msgpack.encode([1.0, [event], 0])
+            rank.on_message(rank._next_seq, payload, 3.0)
+            rank.answer(SnapshotRequest(), 3.0)
+            rank.beat(4.0)
+        kept = rank.kept(5.0)
+        assert kept is not None
+        pack(SOURCE, *kept)
+        rank.on_message(rank._next_seq, msgspec.msgpack.encode([1.0, [["AllBlocksCleared"]]]), 6.0)
+        while rank.sweep():
+            pass
+    assert ledger.count() >= 0
+
+
+@settings(deadline=None, max_examples=300)
+@given(data=st.data(), kept=st.sampled_from(KEPT), more=st.booleans())
+def test_a_file_that_lies_is_of_no_use_or_a_ledger_that_works(
+    data: st.DataObject, kept: Any, more: bool
+) -> None:
+    for _ in range(1 + more):
+        path = data.draw(st.sampled_from(list(places(kept))))
+        kept = put(kept, path, data.draw(LIES))
+    tried(signed(kept))
+
+
+def lying(kept: Any, *lies: tuple[tuple[Any, ...], Any]) -> bytes:
+    """A map with other values, whose count and digest agree with them as far as can be."""
+    for path, value in lies:
+        kept = put(kept, path, value)
+    return signed(kept)
+
+
+@pytest.mark.parametrize(
+    ("kept", "path", "value"),
+    [
+        (0, ("ledger", "engine_block_size"), 0),
+        (0, ("ledger", "engine_block_size"), -16),
+        (0, ("ledger", "groups"), list(range(1000))),
+        (0, ("checkpoint", "seq"), -1),
+        (0, ("checkpoint", "seq"), 1 << 63),
+        (0, ("checkpoint", "digest"), -1),
+        (0, ("checkpoint", "taken_at_s"), nan),
+        (0, ("rows", 0, 3, 0), -1),
+        (0, ("rows", 0, 2, 0), b"\xff" * 1000),
+        (1, ("rows", 0, 5, 0), b"x" * 1000),
+    ],
+)
+def test_numbers_that_none_can_be_make_a_file_of_no_use(
+    kept: int, path: tuple[Any, ...], value: Any
+) -> None:
+    with pytest.raises(UnusableMap):
+        unpack(SOURCE, lying(KEPT[kept], (path, value)))
+
+
+def test_pages_that_follow_one_another_without_an_end_are_of_no_use() -> None:
+    count = 100_000
+    rows = [
+        list(range(count)),
+        [1337] * count,
+        [b""] * count,
+        [],
+        [5] * count,
+        [b"\0\0\0\0"] + [b""] * (count - 1),
+        [None, *range(count - 1)],
+    ]
+    with pytest.raises(UnusableMap, match="page"):
+        unpack(SOURCE, lying(KEPT[1], (("rows",), [rows])))
