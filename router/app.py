@@ -34,6 +34,7 @@ from router.control_desk import ControlDesk
 from router.copy_link import CopyLink
 from router.core import RouterCore
 from router.fleet_state import FleetState
+from router.guard import Guard
 from router.hot_prefixes import HotPrefixes, recomputed
 from router.http import MetricsServer
 from router.metrics import (
@@ -211,6 +212,7 @@ class RouterApp:
             self._stopping,
             stream_age_s=config.grpc.stream_age_s,
             watch=self.watchers.watch,
+            guard=Guard.of(config.grpc, config.routing.prompt_tokens_max, self.metrics),
         )
         self.link = service.peers = PeerLink(
             broker,
@@ -239,8 +241,15 @@ class RouterApp:
                 register=self.register,
                 runs_relay=self.relays.__contains__,
                 keep=state.keep if state is not None else None,
+                watches_max=config.grpc.watches_max,
             ),
         )
+        if config.grpc.max_message_mib is not None:
+            log.warning(
+                "grpc.max_message_mib is deprecated: it bounds the limits by method from above;"
+                " grpc.route_kib_max, explain_kib_max, batch_kib_max, report_kib_max and"
+                " message_kib_max are those limits"
+            )
         await self._grpc.start()
         log.info("gRPC on %s (port %d)", config.grpc.listen, self._grpc.port)
         if config.metrics.listen:

@@ -1,7 +1,8 @@
 """Between the wire's messages and our own types. Reads what clients send with suspicion."""
 
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from functools import cache
 from math import isnan
 
@@ -15,7 +16,7 @@ from google.rpc.status_pb2 import Status
 
 from events.settings import EngineSettings, unusable
 from events.view import Source
-from indexer.hashing import MultimodalItem, multimodal_hash, pack_tokens
+from indexer.hashing import MultimodalItem, multimodal_hash
 from indexer.identity import Tier
 from kvroute.v1 import fleet_pb2, router_pb2
 from router.core import RouterCore
@@ -32,6 +33,7 @@ from router.handover import hand_over
 from router.policies.policy import Policy
 from router.pools import heartbeat_of
 from router.prompt import Prompt
+from router.received import BLOCK_HASHES, TooMuch, take_apart
 from router.refusals import STATUS, Reason, Refusal, Refused
 from router.reservations import Ending
 
@@ -40,6 +42,12 @@ TEXT_MAX = 1024
 """Characters in a request's id, model, tenant and the like."""
 ENTRIES_MAX = 4096
 """Entries in a request's lists and maps."""
+FIELDS_MAX = 5 * ENTRIES_MAX
+"""Of a request, beside its prompt."""
+ASIDE_BYTES_MAX = 1 << 20
+"""Bytes of them."""
+ROWS_MAX = 16
+"""Of an Explanation, that are written at once."""
 MESSAGE_BYTES_MAX = 1024
 """Of a status message. It travels twice in the trailers, once percent-encoded, and gRPC drops
 trailers over 8 KiB together with the status in them."""
@@ -74,14 +82,54 @@ _RESULTS = {
 }
 
 
-def read_request(message: router_pb2.RouteRequest, core: RouterCore) -> Request:
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A RouteRequest whose prompt protobuf has not seen."""
+
+    message: router_pb2.RouteRequest
+    """What is beside the prompt."""
+    form: int = 0
+    """TOKEN_IDS, TOKEN_BYTES, BLOCK_HASHES; 0: there is no prompt."""
+    data: bytes = b""
+    """Little-endian, u32 of tokens or u64 of hashes."""
+    block_size: int = 0
+    """Of hashes, and so is the next one."""
+    prompt_tokens: int = 0
+
+
+def receive(content: bytes, prompt_tokens_max: int) -> Received:
+    """A RouteRequest; raises Refusal for bytes that are none, or too much of anything."""
+    try:
+        rest, form, data, block_size, prompt_tokens = take_apart(
+            content, FIELDS_MAX, ASIDE_BYTES_MAX, prompt_tokens_max
+        )
+        message = router_pb2.RouteRequest.FromString(rest)
+        return Received(message, form, data, block_size, prompt_tokens)
+    except TooMuch as error:
+        if error.what == "tokens":
+            raise Refusal(
+                Reason.PROMPT_TOO_LONG,
+                f"the prompt has more than {prompt_tokens_max} tokens, which is the limit"
+                " (routing.prompt_tokens_max)",
+            ) from error
+        most = FIELDS_MAX if error.what == "fields" else ASIDE_BYTES_MAX
+        raise Refusal(
+            Reason.INVALID_FIELD,
+            f"the request has more than {most} {error.what} beside its prompt",
+        ) from error
+    except (ValueError, DecodeError) as error:
+        raise Refusal(Reason.INVALID_FIELD, f"no RouteRequest: {error}") from error
+
+
+def read_request(received: Received, core: RouterCore) -> Request:
     """A request, checked; raises Refusal."""
+    message = received.message
     _check_sizes(message)
     role = _ROLES.get(message.phase)
     if role is None:
         raise Refusal(Reason.INVALID_FIELD, f"unknown phase {message.phase}")
     session = None
-    if role is Role.DECODE and message.WhichOneof("prompt") is None:
+    if role is Role.DECODE and not received.form:
         session = core.sessions.get(message.session_id)
         if session is None:
             raise Refusal(
@@ -95,7 +143,7 @@ def read_request(message: router_pb2.RouteRequest, core: RouterCore) -> Request:
             lora_name=session.lora_name,
         )
     else:
-        prompt = _read_prompt(message, core)
+        prompt = _read_prompt(received, core)
     return Request(
         request_id=message.request_id or uuid.uuid4().hex,
         prompt=prompt,
@@ -114,13 +162,13 @@ def read_request(message: router_pb2.RouteRequest, core: RouterCore) -> Request:
     )
 
 
-def read_refused(content: bytes, refusal: Refusal, now_s: float) -> Refused:
+def read_refused(content: bytes, refusal: Refusal, now_s: float, prompt_tokens_max: int) -> Refused:
     """What a RouteRequest that was refused had asked; hardly anything of bytes that are none."""
-    message = router_pb2.RouteRequest()
     try:
-        message.ParseFromString(content)
-    except DecodeError:
+        received = receive(content, prompt_tokens_max)
+    except Refusal:
         return Refused(refusal, now_s)
+    message = received.message
     expects = message.HasField("expected_output_tokens")
     return Refused(
         refusal,
@@ -129,7 +177,7 @@ def read_refused(content: bytes, refusal: Refusal, now_s: float) -> Refused:
         message.model[:TEXT_MAX],
         _ROLES.get(message.phase, ""),
         message.policy[:TEXT_MAX],
-        _prompt_tokens(message),
+        _prompt_tokens(received),
         message.expected_output_tokens if expects else None,
         len(message.required_labels),
         len(message.allowed_worker_ids),
@@ -137,16 +185,10 @@ def read_refused(content: bytes, refusal: Refusal, now_s: float) -> Refused:
     )
 
 
-def _prompt_tokens(message: router_pb2.RouteRequest) -> int:
-    match message.WhichOneof("prompt"):
-        case "token_ids":
-            return len(message.token_ids.ids)
-        case "token_bytes":
-            return len(message.token_bytes) // 4
-        case "block_hashes":
-            return message.block_hashes.prompt_tokens
-        case _:
-            return 0
+def _prompt_tokens(received: Received) -> int:
+    if received.form == BLOCK_HASHES:
+        return received.prompt_tokens
+    return len(received.data) // 4
 
 
 def read_progress(message: router_pb2.Progress) -> Progress | str:
@@ -239,19 +281,29 @@ def _policy_part(policy: Policy) -> router_pb2.Receipt:
     )
 
 
-def write_explanation(
-    decision: Decision, refusal: Refusal | None, core: RouterCore
-) -> router_pb2.Explanation:
-    """Every candidate of a decision that was not made."""
+def explanations(decision: Decision, refusal: Refusal | None, core: RouterCore) -> Iterator[bytes]:
+    """Every candidate of a decision that was not made: parts that are one Explanation in a row.
+
+    A part has ROWS_MAX candidates at most, so that other calls have a turn between two of them.
+    """
     explanation = router_pb2.Explanation()
     write_receipt(explanation.receipt, decision, core)
     for row in _cheapest_first(decision):
         _write_row(explanation.candidates.add(), decision, core, row)
+        if len(explanation.candidates) >= ROWS_MAX:
+            yield explanation.SerializeToString()
+            explanation.Clear()
     if decision.prefill is not None:
         write_receipt(explanation.prefill_receipt, decision.prefill, core)
         for row in _cheapest_first(decision.prefill):
             _write_row(explanation.prefill_candidates.add(), decision.prefill, core, row)
+            if len(explanation.prefill_candidates) >= ROWS_MAX:
+                yield explanation.SerializeToString()
+                explanation.Clear()
     for source, reason in decision.not_live:
+        if len(explanation.candidates) >= ROWS_MAX:
+            yield explanation.SerializeToString()
+            explanation.Clear()
         explanation.candidates.add(
             worker_id=source.key.worker_id,
             dp_rank=source.key.dp_rank,
@@ -268,7 +320,7 @@ def write_explanation(
             explanation.dp_rank = source.key.dp_rank
         if decision.computing is not decision:
             _write_prefill(explanation.prefill_worker, decision.computing, core, 0)
-    return explanation
+    yield explanation.SerializeToString()
 
 
 def _cheapest_first(decision: Decision) -> list[int]:
@@ -392,6 +444,27 @@ def write_worker(source: Source, core: RouterCore, now_s: float) -> fleet_pb2.Wo
     return status
 
 
+def take_ages(status: fleet_pb2.WorkerStatus) -> fleet_pb2.WorkerStatus:
+    """Takes what changes with every look out of a status; both in a row are the status again."""
+    ages = fleet_pb2.WorkerStatus()
+    for name in ("beat_age_s", "sample_age_s"):
+        if status.HasField(name):
+            setattr(ages, name, getattr(status, name))
+            status.ClearField(name)
+    return ages
+
+
+def framed(number: int, message: bytes) -> bytes:
+    """A message as a field of another one, of a number under 16."""
+    size = len(message)
+    head = bytearray((number << 3 | 2,))
+    while size > 0x7F:
+        head.append(size & 0x7F | 0x80)
+        size >>= 7
+    head.append(size)
+    return bytes(head) + message
+
+
 def read_engine(message: fleet_pb2.RegisterWorkerRequest) -> EngineSettings:
     """An engine to run a relay for; raises Refusal, which names the field."""
     fields: dict[str, object] = {
@@ -430,28 +503,23 @@ def _bad_engine(key: str, told: str) -> Refusal:
     )
 
 
-def _read_prompt(message: router_pb2.RouteRequest, core: RouterCore) -> Prompt:
+def _read_prompt(received: Received, core: RouterCore) -> Prompt:
+    message = received.message
     lora_name = message.lora_name or core.lora_of(message.model)
-    match message.WhichOneof("prompt"):
-        case "token_ids":
-            token_bytes = pack_tokens(np.array(message.token_ids.ids, np.uint32))
-        case "token_bytes":
-            token_bytes = message.token_bytes
-        case "block_hashes":
-            hashed = message.block_hashes
-            return Prompt.from_hashes(
-                np.array(hashed.hashes, np.uint64),
-                hashed.block_size,
-                hashed.prompt_tokens,
-                lora_name=lora_name,
-            )
-        case _:
-            raise Refusal(
-                Reason.EMPTY_PROMPT,
-                "the request has no prompt: set token_ids, token_bytes or block_hashes",
-            )
+    if not received.form:
+        raise Refusal(
+            Reason.EMPTY_PROMPT,
+            "the request has no prompt: set token_ids, token_bytes or block_hashes",
+        )
+    if received.form == BLOCK_HASHES:
+        return Prompt.from_hashes(
+            np.frombuffer(received.data, np.uint64),
+            received.block_size,
+            received.prompt_tokens,
+            lora_name=lora_name,
+        )
     return Prompt.from_tokens(
-        token_bytes,
+        received.data,
         lora_name=lora_name,
         cache_salt=message.cache_salt,
         items=_read_items(message.multimodal_items),

@@ -35,6 +35,10 @@ Milliseconds = Annotated[float, Meta(ge=0.001, le=2_000_000.0)]
 """Seconds that gRPC takes as milliseconds in an int32."""
 
 
+MessageKib = Annotated[int, Meta(ge=1, le=65_536)]
+"""KiB of one gRPC message."""
+
+
 class GrpcSettings(Settings, frozen=True):
     """The gRPC server."""
 
@@ -44,7 +48,34 @@ class GrpcSettings(Settings, frozen=True):
     unix_socket: Annotated[str | None, Meta(description="path of a unix socket to serve too")] = (
         None
     )
-    max_message_mib: Annotated[int, Meta(ge=1, le=64, description="largest message")] = 64
+    route_kib_max: Annotated[
+        MessageKib | None,
+        Meta(
+            description="largest Route message; none: 8192, or what routing.prompt_tokens_max needs"
+        ),
+    ] = None
+    explain_kib_max: Annotated[
+        MessageKib | None, Meta(description="largest Explain message; none: as for Route")
+    ] = None
+    batch_kib_max: Annotated[
+        MessageKib | None,
+        Meta(description="largest message of a RouteStream; none: 16384, or Route's if larger"),
+    ] = None
+    report_kib_max: Annotated[MessageKib, Meta(description="largest Report message")] = 1024
+    message_kib_max: Annotated[
+        MessageKib, Meta(description="largest message of every other method")
+    ] = 256
+    in_flight_mib_max: Annotated[
+        int,
+        Meta(ge=1, le=65_536, description="bytes of messages over 64 KiB being handled at once"),
+    ] = 128
+    watches_max: Annotated[
+        int, Meta(ge=1, le=100_000, description="WatchWorkers calls open at once")
+    ] = 1000
+    max_message_mib: Annotated[
+        Annotated[int, Meta(ge=1, le=64)] | None,
+        Meta(description="deprecated: no message limit is above it, in MiB"),
+    ] = None
     reflection: Annotated[bool, Meta(description="answer grpc.reflection")] = True
     max_connection_age_s: Annotated[
         Milliseconds | None,

@@ -173,6 +173,7 @@ class RouterCore:
                 )
             if earlier.ended is None:  # the answer names the whole lease, so it begins again
                 self.reservations.renew(earlier, now_s + self.routing.lease_s)
+            earlier.shared = True
             return Repeated(earlier)
         if self.reservations.full():
             raise Refusal(
@@ -388,6 +389,12 @@ class RouterCore:
         """The LoRA that a request means by its model's name; empty when that is a whole model."""
         self.pools.refresh()
         return self.pools.lora_of(model)
+
+    def block_sizes(self, model: str) -> Collection[int]:
+        """In which a model's workers hold blocks; raises Refusal if nobody serves it."""
+        self.pools.refresh()
+        pool, _ = self.pools.live(model, self.ready)
+        return pool.block_sizes
 
     def serves(self, source: Source, model: str) -> bool:
         """Whether a worker serves a model, by any of its names."""

@@ -34,6 +34,7 @@ from router.decision import Pick, Prefill
 from router.decision_log import RESULTS
 from router.fleet_state import FleetState
 from router.hot_prefixes import REASONS
+from router.inbound import InFlight
 from router.nats_child import NatsChild
 from router.outliers import PROBES, WITHHELD, Cause
 from router.own_relays import OwnRelays
@@ -47,6 +48,7 @@ from router.self_check import CheckResult
 from router.shadow import Agreement, Balance, Shadow
 from router.ttft_check import RATIOS
 from router.watchers import Watchers
+from router.worker_feed import WorkerFeed
 
 _OUTCOMES = (Ending.FINISHED, Ending.FAILED_WORKER, Ending.FAILED_TIMEOUT, Ending.FAILED_REFUSED)
 """Of workers: what is exported from 0 on."""
@@ -110,6 +112,36 @@ class Metrics:
             ["result"],
             registry=registry,
         )
+        self.messages_refused = Counter(
+            "kvroute_messages_refused",
+            "gRPC messages and calls refused for their size, or for what is open already.",
+            ["method", "reason"],
+            registry=registry,
+        )
+        self.call_faults = Counter(
+            "kvroute_call_faults",
+            "Calls and requests that ended with INTERNAL: a fault of the router.",
+            ["method"],
+            registry=registry,
+        )
+        self.answers_unsent = Counter(
+            "kvroute_answers_unsent",
+            "Route answers that could not be sent; their reservations ended at once.",
+            registry=registry,
+        )
+        self._bytes_in_flight = Gauge(
+            "kvroute_bytes_in_flight",
+            "Bytes of the gRPC messages over 64 KiB that are being handled.",
+            registry=registry,
+        )
+        self._bytes_in_flight_max = Gauge(
+            "kvroute_bytes_in_flight_max",
+            "What these may be (grpc.in_flight_mib_max).",
+            registry=registry,
+        )
+        self._watches = Gauge(
+            "kvroute_watches", "WatchWorkers calls that are open.", registry=registry
+        )
         for result in ("ok", "failed"):
             self.config_reloads.labels(result)
         self.index_bytes_max = Gauge(
@@ -127,6 +159,12 @@ class Metrics:
         for reason in Reason:
             self.requests.labels("refused", reason)
         ProcessCollector(registry=registry)
+
+    def follow(self, in_flight: InFlight, feed: WorkerFeed) -> None:
+        """Has gauges read what is open, at each scrape."""
+        self._bytes_in_flight.set_function(lambda: in_flight.bytes)
+        self._bytes_in_flight_max.set(in_flight.bytes_max)
+        self._watches.set_function(lambda: feed.watches)
 
     def picked(self, pick: Pick) -> None:
         """A pick was made."""

@@ -40,6 +40,7 @@ class Prompt:
         """Images, sounds or the like cover some of its tokens."""
         self._hashes = np.empty(0, np.uint64) if hashes is None else hashes
         self._prefixes: dict[int, HashArray] = {}
+        self._fingerprint: int | None = None
 
     @override
     def __repr__(self) -> str:
@@ -127,11 +128,13 @@ class Prompt:
 
     def fingerprint(self) -> int:
         """Tells this prompt from another one, LoRA and salt included."""
-        content = self._token_bytes if self._token_bytes is not None else self._hashes.tobytes()
-        if self._items:
-            content += repr(self._items).encode()
-        form = self.token_count | self.hashes_block_size << 32
-        return int(xxh3_64_intdigest(content, self._seed)) ^ form
+        if self._fingerprint is None:
+            content = self._token_bytes if self._token_bytes is not None else self._hashes.tobytes()
+            if self._items:
+                content += repr(self._items).encode()
+            form = self.token_count | self.hashes_block_size << 32
+            self._fingerprint = int(xxh3_64_intdigest(content, self._seed)) ^ form
+        return self._fingerprint
 
 
 def _check_items(items: tuple[MultimodalItem, ...], token_count: int) -> None:

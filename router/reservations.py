@@ -92,6 +92,8 @@ class Reservation:
     ended: Ending | None = None
     prefill: PrefillHold | None = None
     """The other half of a pair."""
+    shared: bool = False
+    """Whether it was the answer to several requests: one caller that leaves does not end it."""
 
     def holds(self, workers: Collection[WorkerKey]) -> bool:
         """Whether it is open on any of some workers."""

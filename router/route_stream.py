@@ -9,7 +9,7 @@ Laws:
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from time import perf_counter, thread_time
 from types import TracebackType
 from typing import Any, Self, TypeAlias
@@ -33,6 +33,8 @@ names one of the last."""
 
 Answered: TypeAlias = tuple[bytes, Reservation, bool]
 """A RouteResponse, its reservation, and whether it was an earlier request's."""
+Steps: TypeAlias = Generator[None, None, Answered]
+"""A request that is answered in steps, between which others may have a turn."""
 
 
 class RouteItems:
@@ -40,14 +42,14 @@ class RouteItems:
 
     def __init__(
         self,
-        route: Callable[[bytes], Answered],
+        route: Callable[[bytes], Steps],
         cancel: Callable[[Reservation], None],
         run: Callable[[Batch, Results, float], dict[int, Reservation]] = lambda *_: {},
         clock: Callable[[], float] = perf_counter,
         cpu_clock: Callable[[], float] = thread_time,
     ) -> None:
-        """route answers a RouteRequest or raises Refusal; cancel ends a reservation that nobody
-        waits for any more; run answers some items at once: see Lane.answers."""
+        """route answers a RouteRequest in steps, or raises Refusal; cancel ends a reservation that
+        nobody waits for any more; run answers some items at once: see Lane.answers."""
         self._route = route
         self._cancel = cancel
         self._run = run
@@ -56,8 +58,11 @@ class RouteItems:
         self._answered: OrderedDict[int, Reservation] = OrderedDict()
         """By item index, the oldest first."""
 
-    def decide(self, batch: Batch) -> Iterator[bytes]:
-        """Decides item by item; yields a message whenever SLICE_S is spent, and at the end."""
+    def decide(self, batch: Batch) -> Iterator[bytes | None]:
+        """Decides item by item; yields a message whenever SLICE_S is spent, and at the end.
+
+        None: others are to have a turn, and there is nothing to send.
+        """
         began_s = self._clock()
         sent_cpu_s = self._cpu_clock()
         sent = False
@@ -66,31 +71,35 @@ class RouteItems:
             if answered := self._run(batch, results, self._clock() - began_s):
                 self._remember(answered)
             elif batch.next():
-                self._answer(batch, results, began_s)
+                yield from self._answer(batch, results, began_s)
             else:
                 break
-            if len(results) and self._cpu_clock() - sent_cpu_s >= SLICE_S:
-                yield results.take()
-                sent = True
+            if self._cpu_clock() - sent_cpu_s >= SLICE_S:
+                if len(results):
+                    yield results.take()
+                    sent = True
+                else:
+                    yield None
                 sent_cpu_s = self._cpu_clock()
         if len(results) or not sent:
             yield results.take()
 
-    def _answer(self, item: Batch, results: Results, began_s: float) -> None:
+    def _answer(self, item: Batch, results: Results, began_s: float) -> Iterator[None]:
         """Answers the item that the batch is at."""
         if item.cancel:
-            if (reservation := self._answered.pop(item.index, None)) is not None:
+            reservation = self._answered.pop(item.index, None)
+            if reservation is not None and not reservation.shared:
                 self._cancel(reservation)
             return
         try:
-            answer = self._routed(item, began_s)
+            answer = yield from self._routed(item, began_s)
         except Refusal as refusal:
             status = codec.write_status(refusal).SerializeToString()
             results.add_status(item.index, status)
         else:
             results.add_answer(item.index, answer)
 
-    def _routed(self, item: Batch, began_s: float) -> bytes:
+    def _routed(self, item: Batch, began_s: float) -> Generator[None, None, bytes]:
         request = item.request
         if request is None:
             raise Refusal(Reason.INVALID_FIELD, f"item {item.index} holds no request")
@@ -100,12 +109,8 @@ class RouteItems:
                 Reason.DEADLINE_EXCEEDED,
                 f"item {item.index} waited {waited_s * 1000:.0f} ms for its turn in the batch",
             )
-        answer, reservation, repeated = self._route(request)
-        if repeated:
-            # Two items wait for this reservation now: that one is cancelled must not end it.
-            for index in [i for i, one in self._answered.items() if one is reservation]:
-                del self._answered[index]
-        else:
+        answer, reservation, repeated = yield from self._route(request)
+        if not repeated:
             self._remember({item.index: reservation})
         return answer
 

@@ -1,64 +1,62 @@
 """The gRPC face: reads requests, asks the core, writes answers. Decides nothing."""
 
 import asyncio
-import logging
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator
+from contextlib import aclosing, closing
 from functools import partial
-from itertools import islice
-from math import inf
-from time import thread_time
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, TypeAlias, TypeVar, cast
 from urllib.parse import unquote
 
 import grpc
 import grpc.aio
-from google.protobuf.message import DecodeError
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
-from grpc_status import rpc_status
+from grpc_reflection.v1alpha._async import ReflectionServicer
+from grpc_reflection.v1alpha.reflection_pb2_grpc import (
+    add_ServerReflectionServicer_to_server as add_reflection,
+)
 from typing_extensions import override
 
 from events.facts import Control
 from events.settings import EngineSettings
-from indexer.identity import WorkerKey
 from kvroute.v1 import fleet_pb2, fleet_pb2_grpc, router_pb2, router_pb2_grpc
 from router import codec
 from router.config import TOMBSTONE_MAX_S, ConfigError, GrpcSettings
 from router.control_desk import ControlDesk
 from router.core import RouterCore
-from router.decision import Progress, ProgressState, Repeated
+from router.decision import Progress, ProgressState, Repeated, Request
+from router.guard import Guard, Handler, abort
 from router.hot_prefixes import HotPrefixes
+from router.inbound import ROUTE, ROUTE_STREAM, SMALL_BYTES
 from router.lane import Batch, Results
 from router.metrics import Metrics
 from router.peer_link import PeerLink
+from router.pick_tally import StageClock
 from router.refusals import Reason, Refusal
+from router.reports import Reports
 from router.reservations import Ending, Reservation
-from router.route_stream import SLICE_S, Answered, RouteItems, StreamLife, read_batch
+from router.route_stream import Answered, RouteItems, Steps, StreamLife, read_batch
+from router.unsent import when_unsent
 from router.watch import Due, Watch
+from router.worker_feed import WATCHES_MAX, WorkerFeed
 
-BATCH_ITEMS_MAX = 4096
-PROGRESS_MAX = 65_536
 KEEPALIVE_TIMEOUT_S = 20.0
 """What a client has to answer a ping."""
-WATCH_S = 0.5
+ANSWER_BYTES_MAX = 64 << 20
+READ_S = 20.0
+"""What a client has to take the results of a long batch, each message of them."""
+LONG_BYTES = 512 * 1024
+"""A request up to this size is read, hashed and picked for in one step."""
 RUN_ITEMS = 16
 """Plain items that the lane answers at once, at most."""
-PEER_PROGRESS_MAX = 1024
-"""Steps in one question to another replica."""
-CALLER_MAX = 64
-"""Characters of a caller's address, as another replica names it."""
-OWNERS_MAX = 64
-"""Replicas asked for one Report."""
-
-log = logging.getLogger("kvroute.grpc")
 
 SERVICES = (
     router_pb2.DESCRIPTOR.services_by_name["Router"].full_name,
     fleet_pb2.DESCRIPTOR.services_by_name["Fleet"].full_name,
 )
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
+Result = TypeVar("Result")
 
 
 class RouterService(router_pb2_grpc.RouterServicer):
@@ -73,8 +71,10 @@ class RouterService(router_pb2_grpc.RouterServicer):
         *,
         stream_age_s: float | None = None,
         watch: Watch | None = None,
+        guard: Guard | None = None,
     ) -> None:
-        """stopping: set when the server drains, so that open streams end.
+        """stopping: set when the server drains, so that open streams end. guard: stands before the
+        handlers; None: one with the default bounds.
 
         stream_age_s: a stream ends by itself after this time at most; None: never. watch: sees a
         share of the decisions, and may be another one later.
@@ -85,6 +85,8 @@ class RouterService(router_pb2_grpc.RouterServicer):
         self._stopping = stopping
         self._stream_age_s = stream_age_s
         self.watch = watch
+        self.guard = guard or Guard.of(GrpcSettings(), core.routing.prompt_tokens_max, metrics)
+        self._reports = Reports(core, metrics, clock, self._tell_peers)
         if core.lane is not None:
             core.lane.tally = metrics.tally
         self.peers: PeerLink | None = None
@@ -94,10 +96,18 @@ class RouterService(router_pb2_grpc.RouterServicer):
     async def Route(  # type: ignore[override]  # messages are bytes here
         self, request: bytes, context: Context
     ) -> bytes:
-        try:
-            answer, _, _ = self._route(request)
-        except Refusal as refusal:
-            await abort(context, refusal)
+        _check_in_time(context)
+        if len(request) <= LONG_BYTES:
+            answer, reservation, repeated = self._route(request)
+        else:
+            answer, reservation, repeated = await turned(self._long(request))
+        if not repeated:
+            try:
+                _check_in_time(context)
+            except Refusal:
+                self._unsent(reservation)
+                raise
+            when_unsent(partial(self._unsent, reservation))
         return answer
 
     @override
@@ -105,130 +115,104 @@ class RouterService(router_pb2_grpc.RouterServicer):
         self, request_iterator: object, context: Context
     ) -> None:
         await context.send_initial_metadata(())  # the client sees that streams get through
+        limit = self.guard.limits.of(ROUTE_STREAM)
         items = self.route_items()
         async with StreamLife(self._stopping, jittered(self._stream_age_s)) as life:
             while (content := await life.read(context)) is not None:
-                try:
-                    batch = read_batch(content)
-                    if len(batch) > BATCH_ITEMS_MAX:
-                        raise Refusal(
-                            Reason.INVALID_FIELD,
-                            f"a batch of {len(batch)} items; {BATCH_ITEMS_MAX} is the most",
-                        )
-                except Refusal as refusal:
-                    await abort(context, refusal)
-                for results in items.decide(batch):
-                    await context.write(results)
+                limit.check(len(content))
+                if len(content) <= SMALL_BYTES:
+                    for results in items.decide(read_batch(content)):
+                        await _write(context, results)
+                    continue
+                with self.guard.in_flight.hold(len(content)):
+                    for results in items.decide(read_batch(content)):
+                        await _write_soon(context, results)
 
     def route_items(self) -> RouteItems:
         """For one stream."""
-        return RouteItems(self._route, self._cancel, self._run)
+        return RouteItems(self._steps, self._cancel, self._run)
 
     @override
-    async def Report(
-        self, request: router_pb2.ReportRequest, context: Context
-    ) -> router_pb2.ReportResponse:
-        if len(request.progress) > PROGRESS_MAX:
-            await abort(
-                context,
-                Refusal(
-                    Reason.INVALID_FIELD,
-                    f"{len(request.progress)} steps in one call; {PROGRESS_MAX} is the most",
-                ),
-            )
-        outcomes = []
-        caller = caller_of(context.peer())
-        began_s = thread_time()
-        for one in request.progress:
-            outcomes.append(self._report(one, caller))
-            if thread_time() - began_s >= SLICE_S:
-                await asyncio.sleep(0)  # other calls have a turn
-                began_s = thread_time()
-        if self.peers is not None:
-            await self._ask_owners(self.peers, request.progress, outcomes, caller)
-        return router_pb2.ReportResponse(outcomes=outcomes)
+    async def Report(  # type: ignore[override]  # bytes, too
+        self, request: bytes, context: Context
+    ) -> bytes:
+        return await self._reports.report(request, caller_of(context.peer()), self.peers)
 
     def report_of_peer(self, payload: bytes) -> bytes:
         """Another replica hands on what it was told of our reservations: the answer's bytes."""
-        request = router_pb2.ReportRequest()
-        try:
-            request.ParseFromString(payload)
-        except DecodeError:
-            self._core.view.dropped["malformed"] += 1
-            return b""
-        caller = request.caller[:CALLER_MAX]
-        outcomes = [self._report(one, caller) for one in request.progress]
-        return router_pb2.ReportResponse(outcomes=outcomes).SerializeToString()
-
-    async def _ask_owners(
-        self,
-        peers: PeerLink,
-        progress: Sequence[router_pb2.Progress],
-        outcomes: list[router_pb2.ProgressOutcome],
-        caller: str,
-    ) -> None:
-        """Hands steps of others' reservations to the replicas that own them; an owner that does not
-        answer leaves them unknown."""
-        places: dict[str, list[int]] = {}
-        for i, outcome in enumerate(outcomes):
-            if outcome.result == router_pb2.PROGRESS_RESULT_UNKNOWN and (
-                owner := peers.owner(outcome.reservation_id)
-            ):
-                places.setdefault(owner, []).append(i)
-
-        async def ask(owner: str, mine: list[int]) -> None:
-            for first in range(0, len(mine), PEER_PROGRESS_MAX):
-                some = mine[first : first + PEER_PROGRESS_MAX]
-                asked = router_pb2.ReportRequest(
-                    progress=[progress[i] for i in some], caller=caller
-                )
-                answer = await peers.forward(owner, asked.SerializeToString())
-                for i, outcome in zip(some, _outcomes(answer, len(some)), strict=True):
-                    outcomes[i] = outcome or router_pb2.ProgressOutcome(
-                        reservation_id=progress[i].reservation_id,
-                        result=router_pb2.PROGRESS_RESULT_UNKNOWN,
-                        message=f"its replica, {owner}, does not answer",
-                    )
-
-        if len(places) > OWNERS_MAX:  # nobody's clients know as many replicas
-            places = dict(islice(places.items(), OWNERS_MAX))
-        await asyncio.gather(*(ask(owner, mine) for owner, mine in places.items()))
+        return self._reports.of_peer(payload)
 
     @override
-    async def Explain(
-        self, request: router_pb2.RouteRequest, context: Context
-    ) -> router_pb2.Explanation:
-        try:
-            asked = codec.read_request(request, self._core)
-            decision = self._core.decide(asked, self._clock())
-        except Refusal as refusal:
-            await abort(context, refusal)
+    async def Explain(  # type: ignore[override]  # bytes, too
+        self, request: bytes, context: Context
+    ) -> bytes:
+        _, asked = await turned(self._read(request))
+        decision = self._core.decide(asked, self._clock())
         self._metrics.requests.labels("explained", "").inc()
         refusal_instead = None if decision.order else self._core.decider.refuse(decision)
-        return codec.write_explanation(decision, refusal_instead, self._core)
+        await asyncio.sleep(0)
+        parts = []
+        for part in codec.explanations(decision, refusal_instead, self._core):
+            parts.append(part)
+            await asyncio.sleep(0)  # other calls have a turn
+        return b"".join(parts)
 
     def _route(self, request: bytes) -> Answered:
-        """One request, answered; raises Refusal, counted."""
+        """One request, answered at once; raises Refusal, counted."""
         now_s = self._clock()
         due = self.watch.take() if self.watch is not None else None
         try:
             if due is not None or (answered := self._plain(request, now_s)) is None:
-                answered = self._any(read_message(request), now_s, due)
+                received = codec.receive(request, self._core.routing.prompt_tokens_max)
+                mark = self._metrics.stage_clock()
+                asked = codec.read_request(received, self._core)
+                answered = self._any(received.message, asked, now_s, mark, due)
             self._tell_peers()
             return answered
-        except Refusal as refusal:
-            self._refused(refusal, request, now_s, due)
-            raise
-        except Exception as error:  # a fault of ours, which ends one request and no other
-            log.exception("routing a request failed")
-            fault = Refusal(Reason.INTERNAL, "the router failed on this request; its log says how")
-            self._refused(fault, request, now_s, due)
-            raise fault from error
+        except Exception as error:
+            raise self._failed(error, request, now_s, due) from error
 
-    def _refused(self, refusal: Refusal, request: bytes, now_s: float, due: Due | None) -> None:
+    def _long(self, request: bytes) -> Steps:
+        """One long request, answered in steps; raises Refusal, counted. The last step reserves."""
+        now_s = self._clock()
+        due = self.watch.take() if self.watch is not None else None
+        try:
+            received, asked = yield from self._read(request)
+            mark = self._metrics.stage_clock()
+            answered = self._any(received.message, asked, self._clock(), mark, due)
+            self._tell_peers()
+            return answered
+        except Exception as error:
+            raise self._failed(error, request, now_s, due) from error
+
+    def _steps(self, request: bytes) -> Steps:
+        """One request, answered in as many steps as its length asks for."""
+        if len(request) <= LONG_BYTES:
+            return self._route(request)
+        return (yield from self._long(request))
+
+    def _read(self, request: bytes) -> Generator[None, None, tuple[codec.Received, Request]]:
+        """Reads a request, and hashes its prompt, in steps; raises Refusal."""
+        received = codec.receive(request, self._core.routing.prompt_tokens_max)
+        yield
+        asked = codec.read_request(received, self._core)
+        for size in self._core.block_sizes(asked.model):
+            asked.prompt.prefixes(size)
+            yield
+        asked.prompt.fingerprint()
+        yield
+        return received, asked
+
+    def _failed(self, error: Exception, request: bytes, now_s: float, due: Due | None) -> Refusal:
+        """Counts a request that got no worker; what its caller is told."""
+        # What is no refusal is a fault of ours, which ends one request and no other.
+        refusal = error if isinstance(error, Refusal) else self.guard.fault(ROUTE, error)
         self._metrics.requests.labels("refused", refusal.reason).inc()
         if due is not None:
-            due.refused(codec.read_refused(request, refusal, now_s))
+            due.refused(
+                codec.read_refused(request, refusal, now_s, self._core.routing.prompt_tokens_max)
+            )
+        return refusal
 
     def _plain(self, request: bytes, now_s: float) -> Answered | None:
         """A request answered by the lane; None when it takes the general way."""
@@ -250,14 +234,23 @@ class RouterService(router_pb2_grpc.RouterServicer):
         hot.on_pick(
             reservation,
             True,
-            lambda: codec.read_request(read_message(request()), self._core).prompt,
+            lambda: (
+                codec.read_request(
+                    codec.receive(request(), self._core.routing.prompt_tokens_max), self._core
+                ).prompt
+            ),
             now_s,
         )
 
-    def _any(self, request: router_pb2.RouteRequest, now_s: float, due: Due | None) -> Answered:
+    def _any(
+        self,
+        request: router_pb2.RouteRequest,
+        asked: Request,
+        now_s: float,
+        mark: StageClock,
+        due: Due | None,
+    ) -> Answered:
         """A request answered the general way."""
-        mark = self._metrics.stage_clock()
-        asked = codec.read_request(request, self._core)
         outcome = self._core.route(asked, now_s, mark, due)
         reservation = outcome.reservation
         if isinstance(outcome, Repeated):
@@ -291,8 +284,8 @@ class RouterService(router_pb2_grpc.RouterServicer):
                 lane.answers(batch, results, int(waited_s * 1000), now_s, answered, places)
             except Refusal:
                 pass  # of the item that is next: the general way comes to it again
-            except Exception:  # a fault of ours; the next item is tried once more by itself
-                log.exception("routing a batch failed")
+            except Exception as error:  # ours; the next item is tried once more by itself
+                self.guard.fault(ROUTE_STREAM, error)
             if hot is not None and places is not None:
                 for reservation, place in places:
                     self._count(hot, reservation, partial(batch.request_of, place), now_s)
@@ -307,29 +300,16 @@ class RouterService(router_pb2_grpc.RouterServicer):
         self._core.report(failed, self._clock())
         self._tell_peers()
 
+    def _unsent(self, reservation: Reservation) -> None:
+        """The answer of a call could not be sent: nobody knows of what it reserved."""
+        if not reservation.shared:
+            self._metrics.answers_unsent.inc()
+            self._cancel(reservation)
+
     def _tell_peers(self) -> None:
         """What is reserved here may have changed."""
         if self.peers is not None:
             self.peers.on_change()
-
-    def _report(self, message: router_pb2.Progress, caller: str) -> router_pb2.ProgressOutcome:
-        """A step that a caller reports, here or to another replica."""
-        progress = codec.read_progress(message)
-        if isinstance(progress, str):
-            return router_pb2.ProgressOutcome(
-                reservation_id=message.reservation_id,
-                result=router_pb2.PROGRESS_RESULT_INVALID,
-                message=progress,
-            )
-        reservation = self._core.reservations.get(progress.reservation_id)
-        unknown_before = reservation is None or reservation.cached_tokens is None
-        result = self._core.report(progress, self._clock(), caller)
-        self._tell_peers()
-        if reservation is not None and unknown_before and reservation.cached_tokens is not None:
-            self._metrics.cache_reported(reservation.predicted_tokens, reservation.cached_tokens)
-        return router_pb2.ProgressOutcome(
-            reservation_id=message.reservation_id, result=codec.progress_result(result)
-        )
 
 
 class FleetService(fleet_pb2_grpc.FleetServicer):
@@ -347,11 +327,13 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         register: Callable[[EngineSettings], Awaitable[None]],
         runs_relay: Callable[[str], bool] = lambda _worker_id: False,
         keep: Callable[[], Awaitable[object]] | None = None,
+        watches_max: int = WATCHES_MAX,
     ) -> None:
         """send_control: tells every replica. register: starts a relay; runs_relay: whether one runs
         here for a worker. keep: waits until what is in force is on the disk; None: it is not kept.
         """
         self._core = core
+        self.feed = WorkerFeed(core, clock, stopping, watches_max)
         self._clock = clock
         self._stopping = stopping
         self._stream_age_s = stream_age_s
@@ -362,34 +344,18 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         self._keep = keep
 
     @override
-    async def ListWorkers(
+    async def ListWorkers(  # type: ignore[override]  # answers are bytes
         self, request: fleet_pb2.ListWorkersRequest, context: Context
-    ) -> fleet_pb2.ListWorkersResponse:
-        return fleet_pb2.ListWorkersResponse(workers=self._workers(request.model).values())
+    ) -> bytes:
+        return await self.feed.list(request.model)
 
     @override
-    async def WatchWorkers(
+    async def WatchWorkers(  # type: ignore[override]  # answers are bytes
         self, request: fleet_pb2.WatchWorkersRequest, context: Context
-    ) -> AsyncIterator[fleet_pb2.WatchWorkersResponse]:
-        known: dict[WorkerKey, bytes] = {}
-        first = True
-        age_s = jittered(self._stream_age_s)
-        ends_s = inf if age_s is None else asyncio.get_running_loop().time() + age_s
-        while not self._stopping.is_set() and asyncio.get_running_loop().time() < ends_s:
-            workers = self._workers(request.model)
-            current = {key: _settled(status) for key, status in workers.items()}
-            changed = [status for key, status in workers.items() if known.get(key) != current[key]]
-            removed = [key for key in known if key not in current]
-            if first or changed or removed:
-                yield fleet_pb2.WatchWorkersResponse(
-                    changed=changed,
-                    removed=[
-                        fleet_pb2.WorkerRef(worker_id=key.worker_id, dp_rank=key.dp_rank)
-                        for key in removed
-                    ],
-                )
-            known, first = current, False
-            await _wait(self._stopping, WATCH_S)
+    ) -> AsyncIterator[bytes]:
+        async with aclosing(self.feed.watch(request.model, jittered(self._stream_age_s))) as told:
+            async for message in told:
+                yield message
 
     @override
     async def RegisterWorker(
@@ -447,14 +413,6 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
             facts_applied=sum(self._core.view.facts.values()),
         )
 
-    def _workers(self, model: str) -> dict[WorkerKey, fleet_pb2.WorkerStatus]:
-        now_s = self._clock()
-        return {
-            key: codec.write_worker(source, self._core, now_s)
-            for key, source in sorted(self._core.view.sources.items())
-            if not model or self._core.serves(source, model)
-        }
-
     async def _command(
         self, context: Context, action: str, worker_id: str, tombstone_s: float = 0.0
     ) -> int:
@@ -498,18 +456,21 @@ class GrpcServer:
     """The server with its services, health and reflection."""
 
     def __init__(self, settings: GrpcSettings, router: RouterService, fleet: FleetService) -> None:
-        self._server = grpc.aio.server(options=server_options(settings))
+        options = server_options(settings, router.guard.limits.largest)
+        self._server = grpc.aio.server(options=options)
         self._settings = settings
         self._health = _Health()
         self._draining = False
         self.port = 0
-        router_pb2_grpc.add_RouterServicer_to_server(router, self._server)
-        self._server.add_registered_method_handlers(SERVICES[0], byte_handlers(router))
-        fleet_pb2_grpc.add_FleetServicer_to_server(fleet, self._server)
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        guard = router.guard
+        guard.metrics.follow(guard.in_flight, fleet.feed)
+        guard.add(self._server, SERVICES[0], byte_handlers(router))
+        guard.add(self._server, SERVICES[1], fleet_handlers(fleet))
+        others = guard.registrar(self._server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, others)
         if settings.reflection:
             names = (*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME)
-            reflection.enable_server_reflection(names, self._server)
+            add_reflection(ReflectionServicer(names), others)  # type: ignore[no-untyped-call]
 
     async def start(self) -> None:
         """Listens; raises ConfigError when an address can't be had."""
@@ -560,21 +521,49 @@ class _Health(health.aio.HealthServicer):
             await watch
 
 
-def byte_handlers(router: RouterService) -> dict[str, "grpc.RpcMethodHandler[Any, Any]"]:
-    """Route and RouteStream as bytes, which the lane reads and writes by itself."""
+def byte_handlers(router: RouterService) -> dict[str, Handler]:
+    """Router's methods as bytes, which are bounded and read before protobuf sees them."""
     return {
         "Route": grpc.unary_unary_rpc_method_handler(router.Route),
         "RouteStream": grpc.stream_stream_rpc_method_handler(router.RouteStream),
+        "Report": grpc.unary_unary_rpc_method_handler(router.Report),
+        "Explain": grpc.unary_unary_rpc_method_handler(router.Explain),
     }
 
 
-def server_options(settings: GrpcSettings) -> list[tuple[str, int]]:
-    """gRPC's channel arguments."""
-    size = settings.max_message_mib * 1024 * 1024
+class _Collected:
+    """Takes the handlers that generated code would give to a server."""
+
+    def __init__(self) -> None:
+        self.handlers: dict[str, Handler] = {}
+
+    def add_generic_rpc_handlers(self, handlers: object) -> None:
+        """The same ones."""
+
+    def add_registered_method_handlers(self, service: str, handlers: dict[str, Handler]) -> None:
+        self.handlers |= handlers
+
+
+def fleet_handlers(fleet: FleetService) -> dict[str, Handler]:
+    """Fleet's methods; those that tell of all workers answer with bytes."""
+    collected = _Collected()
+    fleet_pb2_grpc.add_FleetServicer_to_server(fleet, cast("grpc.aio.Server", collected))
+    return collected.handlers | {
+        "ListWorkers": grpc.unary_unary_rpc_method_handler(
+            fleet.ListWorkers, fleet_pb2.ListWorkersRequest.FromString
+        ),
+        "WatchWorkers": grpc.unary_stream_rpc_method_handler(
+            fleet.WatchWorkers, fleet_pb2.WatchWorkersRequest.FromString
+        ),
+    }
+
+
+def server_options(settings: GrpcSettings, bytes_max: int) -> list[tuple[str, int]]:
+    """gRPC's channel arguments. bytes_max: of the largest message that any method takes."""
     options = [
         ("grpc.so_reuseport", 0),  # a second server on the port fails, and loudly
-        ("grpc.max_receive_message_length", size),
-        ("grpc.max_send_message_length", size),
+        ("grpc.max_receive_message_length", bytes_max),
+        ("grpc.max_send_message_length", ANSWER_BYTES_MAX),
         # A client that vanished without a word is noticed, though its stream says nothing.
         ("grpc.keepalive_time_ms", _milliseconds(settings.keepalive_s)),
         ("grpc.keepalive_timeout_ms", _milliseconds(KEEPALIVE_TIMEOUT_S)),
@@ -601,17 +590,6 @@ def caller_of(peer: str) -> str:
     return address.rpartition(":")[0].strip("[]") if kind in ("ipv4", "ipv6") else kind
 
 
-def _outcomes(answer: bytes | None, count: int) -> Sequence[router_pb2.ProgressOutcome | None]:
-    """What another replica said of some steps; None of each when it said nothing of use."""
-    response = router_pb2.ReportResponse()
-    if answer:
-        with suppress(DecodeError):
-            response.ParseFromString(answer)
-    if len(response.outcomes) != count:
-        return [None] * count
-    return response.outcomes
-
-
 def _milliseconds(seconds: float) -> int:
     return max(1, round(seconds * 1000))
 
@@ -627,31 +605,39 @@ async def _first(future: asyncio.Future[Any], event: asyncio.Event) -> bool:
         future.cancel()
 
 
-async def _wait(event: asyncio.Event, seconds: float) -> None:
-    """Until the event comes, and no longer than that."""
-    with suppress(TimeoutError):
-        await asyncio.wait_for(event.wait(), seconds)
+async def turned(steps: Generator[None, None, Result]) -> Result:
+    """Runs steps with a turn for other calls between them."""
+    with closing(steps):  # what they hold goes at once, should the call be cancelled
+        while True:
+            try:
+                next(steps)
+            except StopIteration as done:
+                result: Result = done.value
+                return result
+            await asyncio.sleep(0)
 
 
-async def abort(context: Context, refusal: Refusal) -> NoReturn:
-    """Ends a call with a refusal's status and details."""
-    status = rpc_status.to_status(codec.write_status(refusal))
-    await context.abort(status.code, status.details, status.trailing_metadata)
-    raise AssertionError("abort() ends the call")
+async def _write(context: Context, results: bytes | None) -> None:
+    """Sends results; None: only gives others a turn."""
+    if results is None:
+        await asyncio.sleep(0)
+    else:
+        await context.write(results)
 
 
-def read_message(content: bytes) -> router_pb2.RouteRequest:
-    """A RouteRequest; raises Refusal for bytes that are none."""
+async def _write_soon(context: Context, results: bytes | None) -> None:
+    """Sends results of a batch whose bytes are counted until all of them are taken."""
     try:
-        return router_pb2.RouteRequest.FromString(content)
-    except DecodeError as error:
-        raise Refusal(Reason.INVALID_FIELD, f"no RouteRequest: {error}") from error
+        async with asyncio.timeout(READ_S):
+            await _write(context, results)
+    except TimeoutError as error:
+        raise Refusal(
+            Reason.DEADLINE_EXCEEDED,
+            f"results of a long batch were not read for {READ_S:.0f} s",
+        ) from error
 
 
-def _settled(status: fleet_pb2.WorkerStatus) -> bytes:
-    """A worker's status without the ages, which change with every look."""
-    copy = fleet_pb2.WorkerStatus()
-    copy.CopyFrom(status)
-    copy.ClearField("beat_age_s")
-    copy.ClearField("sample_age_s")
-    return copy.SerializeToString(deterministic=True)
+def _check_in_time(context: Context) -> None:
+    """Raises Refusal when a call's deadline has passed: nobody waits for its answer."""
+    if context.time_remaining() == 0:
+        raise Refusal(Reason.DEADLINE_EXCEEDED, "the call's deadline passed before its answer")

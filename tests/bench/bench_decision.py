@@ -121,9 +121,9 @@ class Stage:
         asked = _message(request_id, tokens)
 
         def decide() -> Reservation:
-            message = router_pb2.RouteRequest.FromString(asked)
+            received = codec.receive(asked, self._core.routing.prompt_tokens_max)
             lane, self._core.lane = self._core.lane, None
-            pick = self._core.route(codec.read_request(message, self._core), self._now_s)
+            pick = self._core.route(codec.read_request(received, self._core), self._now_s)
             self._core.lane = lane
             assert isinstance(pick, Pick)
             answer = router_pb2.RouteResponse()

@@ -20,9 +20,11 @@ from indexer.hashing import pack_tokens
 from kvroute.v1 import fleet_pb2_grpc, router_pb2, router_pb2_grpc
 from router.config import GrpcSettings
 from router.control_desk import ControlDesk
+from router.guard import Guard
 from router.metrics import Metrics
 from router.server import FleetService, GrpcServer, RouterService
 from router.watch import Watch
+from router.worker_feed import WorkerFeed
 from tests.router.fleet import Fleet
 
 
@@ -36,6 +38,8 @@ class Served:
     metrics: Metrics
     stopping: asyncio.Event
     channel: grpc.aio.Channel
+    service: RouterService
+    watched: WorkerFeed
     sent: list[Control] = field(default_factory=list)
     """Commands that went to the other replicas."""
     registered: list[EngineSettings] = field(default_factory=list)
@@ -83,33 +87,33 @@ async def served(
         stage.registered.append(settings)
 
     settings = grpc_settings or GrpcSettings(listen="127.0.0.1:0")
-    server = GrpcServer(
-        settings,
-        RouterService(
-            fleet.core,
-            metrics,
-            fleet.clock,
-            stopping,
-            stream_age_s=settings.stream_age_s,
-            watch=watch,
-        ),
-        FleetService(
-            fleet.core,
-            fleet.clock,
-            stopping,
-            stream_age_s=settings.stream_age_s,
-            desk=desk,
-            send_control=send_control,
-            register=register,
-        ),
+    service = RouterService(
+        fleet.core,
+        metrics,
+        fleet.clock,
+        stopping,
+        stream_age_s=settings.stream_age_s,
+        watch=watch,
+        guard=Guard.of(settings, fleet.core.routing.prompt_tokens_max, metrics),
     )
+    workers = FleetService(
+        fleet.core,
+        fleet.clock,
+        stopping,
+        stream_age_s=settings.stream_age_s,
+        desk=desk,
+        send_control=send_control,
+        register=register,
+        watches_max=settings.watches_max,
+    )
+    server = GrpcServer(settings, service, workers)
     await server.start()
     try:
         async with grpc.aio.insecure_channel(
             f"127.0.0.1:{server.port}",
             options=[("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)],
         ) as channel:
-            stage = Served(fleet, server, desk, metrics, stopping, channel)
+            stage = Served(fleet, server, desk, metrics, stopping, channel, service, workers.feed)
             yield stage
     finally:
         stopping.set()

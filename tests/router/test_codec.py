@@ -20,7 +20,9 @@ from tests.router.served import asked, taken_apart
 def read(**about: Any) -> Any:
     fleet = Fleet()
     fleet.add("w0", lora_names=("ad",))
-    return codec.read_request(asked(**about), fleet.core)
+    return codec.read_request(
+        codec.receive(asked(**about).SerializeToString(), 1 << 20), fleet.core
+    )
 
 
 class TestRequest:

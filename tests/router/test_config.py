@@ -111,7 +111,8 @@ class TestDefaults:
         assert config.fleet.beat_timeout_s == 3.0
         assert config.fleet.forget_s == 30.0
         assert config.fleet.model_memory_s == 300.0
-        assert config.grpc.max_message_mib == 64
+        assert config.grpc.max_message_mib is None
+        assert (config.grpc.report_kib_max, config.grpc.message_kib_max) == (1024, 256)
         assert config.grpc.listen.startswith("127.0.0.1:")
         assert config.metrics.listen.startswith("127.0.0.1:")
         assert config.nats.url is None

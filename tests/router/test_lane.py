@@ -67,6 +67,7 @@ class Side:
         return [
             result
             for message in self.items.decide(read_batch(batch.SerializeToString()))
+            if message is not None
             for result in router_pb2.RouteResults.FromString(message).results
         ]
 

@@ -33,7 +33,7 @@ def refused(fleet: Fleet, **about: Any) -> Refusal:
 def line_of(refusal: Refusal, *, hashes: bool = False, **asked: Any) -> LoggedRefusal:
     """As it is read again."""
     request = router_pb2.RouteRequest(**{"token_bytes": SECRET} | asked)
-    seen = read_refused(request.SerializeToString(), refusal, START_S)
+    seen = read_refused(request.SerializeToString(), refusal, START_S, 1 << 20)
     line = decode(encode(capture_refusal(seen, "here", LABELS, hashes)))
     assert isinstance(line, LoggedRefusal)
     return line
@@ -99,7 +99,7 @@ def test_a_line_names_no_prompt_session_or_tenant() -> None:
 
 def test_what_is_no_request_leaves_the_reason() -> None:
     refusal = Refusal(Reason.INVALID_FIELD, "no RouteRequest")
-    seen = read_refused(b"\xff", refusal, START_S)
+    seen = read_refused(b"\xff", refusal, START_S, 1 << 20)
     told = msgspec.to_builtins(capture_refusal(seen, "here", LABELS, hashes=False))
     assert told == {"v": 1, "at_s": START_S, "replica": "here", "reason": "INVALID_FIELD"}
 

@@ -11,11 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvroute.v1 import router_pb2
-from router import route_stream
+from router import codec, route_stream
 from router.decision import Repeated
 from router.refusals import Reason, Refusal
-from router.route_stream import SLICE_S, Answered, RouteItems, StreamLife, read_batch
-from router.server import read_message
+from router.route_stream import SLICE_S, RouteItems, Steps, StreamLife, read_batch
 from tests.router.fleet import Fleet, prompt
 from tests.router.served import taken_apart
 
@@ -28,6 +27,7 @@ class Desk:
     now_s: float = 100.0
     fleet: Fleet = field(default_factory=Fleet)
     cancelled: list[str] = field(default_factory=list)
+    turns: int = 0
 
     def __post_init__(self) -> None:
         self.fleet.add("w0")
@@ -38,8 +38,9 @@ class Desk:
             cpu_clock=lambda: self.now_s,
         )
 
-    def route(self, content: bytes) -> Answered:
-        request = read_message(content)
+    def route(self, content: bytes) -> Steps:
+        yield from ()
+        request = codec.receive(content, 1 << 20).message
         self.now_s += self.cost_s
         if request.model == "none":
             raise Refusal(Reason.UNKNOWN_MODEL, "as asked")
@@ -53,6 +54,9 @@ class Desk:
     def messages(self, *items: router_pb2.RouteItem) -> Iterator[router_pb2.RouteResults]:
         batch = read_batch(router_pb2.RouteBatch(items=items).SerializeToString())
         for message in self.items.decide(batch):
+            if message is None:
+                self.turns += 1
+                continue
             yield router_pb2.RouteResults.FromString(message)
 
     def decide(self, *items: router_pb2.RouteItem) -> list[router_pb2.RouteResults]:
@@ -275,6 +279,7 @@ def test_a_broken_request_ends_its_item_and_no_other() -> None:
     desk = Desk()
     results = []
     for message in desk.items.decide(read_batch(content)):
+        assert message is not None
         results += router_pb2.RouteResults.FromString(message).results
     assert [one.WhichOneof("result") for one in results] == ["response", "status", "response"]
 

@@ -18,21 +18,16 @@ from indexer.hashing import block_hashes, pack_tokens
 from indexer.identity import Tier, WorkerKey
 from indexer.kernel import NativeIndex
 from kvroute.v1 import fleet_pb2, router_pb2
-from router import codec, server
+from router import codec, reports, worker_feed
 from router.config import TOMBSTONE_MAX_S, ConfigError, GrpcSettings, ModelSettings
+from router.lane import ITEMS_MAX
 from router.metrics import RouterCollector
 from router.policies import POLICIES
 from router.prompt import Prompt
 from router.refusals import STATUS, Reason
+from router.reports import PROGRESS_MAX
 from router.reservations import Ending, Reservation
-from router.server import (
-    BATCH_ITEMS_MAX,
-    PROGRESS_MAX,
-    SERVICES,
-    RouterService,
-    caller_of,
-    server_options,
-)
+from router.server import SERVICES, RouterService, caller_of, jittered, server_options
 from tests.router.fleet import START_S, Fleet, prompt
 from tests.router.served import Refused, Served, asked, refusal, served, taken_apart
 
@@ -626,12 +621,12 @@ class TestRouteStream:
         async with served() as stage:
             stage.fleet.add("w0")
             call = stage.router.RouteStream()
-            items = [router_pb2.RouteItem(index=i) for i in range(BATCH_ITEMS_MAX + 1)]
+            items = [router_pb2.RouteItem(index=i) for i in range(ITEMS_MAX + 1)]
             items[0].request.CopyFrom(asked())
             await call.write(router_pb2.RouteBatch(items=items))
             refused = await refusal(call.read())
             assert (refused.code, refused.reason) == (Code.INVALID_ARGUMENT, "INVALID_FIELD")
-            assert f"{BATCH_ITEMS_MAX} is the most" in refused.message
+            assert f"{ITEMS_MAX} is the most" in refused.message
             assert stage.fleet.loads() == {}
 
     async def test_a_fault_of_ours_ends_one_item(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -802,7 +797,7 @@ class TestReport:
     async def test_a_long_report_lets_others_have_a_turn(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(server, "SLICE_S", 0.0)
+        monkeypatch.setattr(reports, "SLICE_S", 0.0)
         async with served() as stage:
             stage.fleet.add("w0")
             seen: list[int] = []
@@ -1066,7 +1061,7 @@ class TestFleet:
     async def test_watching_tells_all_first_and_then_what_changed(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(server, "WATCH_S", 0.01)
+        monkeypatch.setattr(worker_feed, "WATCH_S", 0.01)
         async with served() as stage, asyncio.timeout(20):
             fleet = stage.fleet
             fleet.add("a")
@@ -1090,6 +1085,61 @@ class TestFleet:
             assert await changes() == ([], ["a"])
             stage.stopping.set()
             assert await watch.read() is grpc.aio.EOF
+
+    async def test_statuses_are_written_once_for_all_who_watch(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(worker_feed, "WATCH_S", 0.01)
+        settings = GrpcSettings(listen="127.0.0.1:0", watches_max=5)
+        async with served(settings) as stage, asyncio.timeout(30):
+            for i in range(100):
+                stage.fleet.add(f"w{i:02}", model="m" if i < 60 else "n")
+            feed, request = stage.watched, fleet_pb2.WatchWorkersRequest
+            calls = [stage.workers.WatchWorkers(request(model=m)) for m in ("", "", "", "m", "n")]
+            first = [await call.read() for call in calls]
+            assert [len(one.changed) for one in first] == [100, 100, 100, 60, 40]
+            assert [one.worker_id for one in first[0].changed] == sorted(
+                f"w{i:02}" for i in range(100)
+            )
+            assert feed.watches == 5
+            refused = await refusal(stage.workers.WatchWorkers(request()).read())
+            assert (refused.code, refused.reason) == (Code.RESOURCE_EXHAUSTED, "TOO_MANY_WATCHES")
+            assert refused.retry_s
+            stage.fleet.core.drain("w07")
+            stage.fleet.core.remove("w70", 3600.0, stage.fleet.now_s)
+            for call in calls:
+                changed: list[str] = []
+                removed: list[str] = []
+                while call is not calls[4] and "w07" not in changed:
+                    told = await call.read()
+                    changed += [one.worker_id for one in told.changed]
+                    removed += [one.worker_id for one in told.removed]
+                while call is not calls[3] and "w70" not in removed:
+                    removed += [one.worker_id for one in (await call.read()).removed]
+            rounds = feed._numbers
+            assert feed.statuses_written <= 100 * rounds, "however many watch"
+            for call in calls:
+                call.cancel()
+            writer = feed._writer
+            assert writer is not None
+            await writer
+            assert feed.watches == 0
+            before = feed.statuses_written
+            await stage.workers.GetIndexStats(fleet_pb2.GetIndexStatsRequest())
+            assert feed.statuses_written == before, "nobody watches"
+            listed = await stage.workers.ListWorkers(fleet_pb2.ListWorkersRequest(model="n"))
+            assert len(listed.workers) == 39
+
+    async def test_a_watcher_that_comes_later_sees_the_round_that_is_there(self) -> None:
+        async with served() as stage, asyncio.timeout(30):
+            stage.fleet.add("w0")
+            request = fleet_pb2.WatchWorkersRequest()
+            calls = [stage.workers.WatchWorkers(request) for _ in range(3)]
+            told = [await call.read() for call in calls]
+            assert [len(one.changed) for one in told] == [1, 1, 1]
+            assert stage.watched.statuses_written == stage.watched._numbers
+            for call in calls:
+                call.cancel()
 
     async def test_watching_an_empty_fleet_says_so_at_once(self) -> None:
         async with served() as stage, asyncio.timeout(20):
@@ -1212,7 +1262,7 @@ class TestFleet:
     async def test_a_watch_ends_with_its_age_for_the_client_to_begin_anew(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(server, "WATCH_S", 0.01)
+        monkeypatch.setattr(worker_feed, "WATCH_S", 0.01)
         settings = GrpcSettings(listen="127.0.0.1:0", max_connection_age_grace_s=0.05)
         async with served(settings) as stage, asyncio.timeout(10):
             watch = stage.workers.WatchWorkers(fleet_pb2.WatchWorkersRequest())
@@ -1379,19 +1429,19 @@ class TestHealth:
 
 class TestServer:
     def test_connections_have_an_age_unless_told_otherwise(self) -> None:
-        options = dict(server_options(GrpcSettings()))
+        options = dict(server_options(GrpcSettings(), 1))
         assert options["grpc.max_connection_age_ms"] == 300_000
         assert options["grpc.max_connection_age_grace_ms"] == 60_000
         assert options["grpc.keepalive_time_ms"] == 60_000
         for_ever = GrpcSettings(max_connection_age_s=None)
-        assert not [name for name, _ in server_options(for_ever) if "connection_age" in name]
+        assert not [name for name, _ in server_options(for_ever, 1) if "connection_age" in name]
         assert for_ever.stream_age_s is None
 
     def test_a_stream_s_age_is_within_the_grace_of_its_connection(self) -> None:
         settings = GrpcSettings(max_connection_age_grace_s=10.0)
-        ages_s = [server.jittered(settings.stream_age_s) or 0.0 for _ in range(100)]
+        ages_s = [jittered(settings.stream_age_s) or 0.0 for _ in range(100)]
         assert 4.0 <= min(ages_s) < max(ages_s) <= 8.0
-        assert server.jittered(None) is None
+        assert jittered(None) is None
 
     async def test_reflection_names_every_service(self) -> None:
         async with served() as stage:

@@ -128,7 +128,10 @@ def fleet_of_halves(**about: Any) -> Fleet:
 
 def resume(fleet: Fleet, session_id: str = "s", **about: Any) -> Pick:
     message = router_pb2.RouteRequest(phase=router_pb2.PHASE_DECODE, session_id=session_id, **about)
-    outcome = fleet.core.route(codec.read_request(message, fleet.core), fleet.now_s)
+    outcome = fleet.core.route(
+        codec.read_request(codec.receive(message.SerializeToString(), 1 << 20), fleet.core),
+        fleet.now_s,
+    )
     assert isinstance(outcome, Pick)
     return outcome
 
@@ -229,7 +232,10 @@ class TestDecode:
         message = router_pb2.RouteRequest(
             phase=router_pb2.PHASE_DECODE, session_id="s", request_id="x"
         )
-        again = fleet.core.route(codec.read_request(message, fleet.core), fleet.now_s)
+        again = fleet.core.route(
+            codec.read_request(codec.receive(message.SerializeToString(), 1 << 20), fleet.core),
+            fleet.now_s,
+        )
         assert isinstance(again, Repeated)
         assert again.reservation is first.reservation
 
@@ -251,7 +257,9 @@ class TestDecode:
     def test_a_prompt_counts_for_more_than_the_session(self) -> None:
         fleet = fleet_of_halves()
         message = asked(100, phase=router_pb2.PHASE_DECODE, session_id="unheard-of")
-        request = codec.read_request(message, fleet.core)
+        request = codec.read_request(
+            codec.receive(message.SerializeToString(), 1 << 20), fleet.core
+        )
         assert request.resumed is None
         assert isinstance(fleet.core.route(request, fleet.now_s), Pick)
 
