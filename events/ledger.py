@@ -14,6 +14,7 @@ Laws:
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Self
 
 from typing_extensions import override
@@ -48,6 +49,9 @@ MEDIUM_TIERS = {
     "STORAGE": Tier.DISK,
     "DISK": Tier.DISK,
 }
+SHELVES = 256
+"""Dictionaries that a map is dealt out to by the low bits of its keys' hashes: one of a million
+entries that grows stops the loop for 100 ms, and of 16,000, when four million are held, for 0.5."""
 SHARED_MEDIUMS = frozenset({"EXTERNAL"})
 _SMALLEST_CANONICAL = 16
 
@@ -117,9 +121,12 @@ class Ledger:
         it still. Until all is wiped."""
         self.left_out = LeftOut()
         """Blocks that the engine holds and this ledger doesn't."""
-        self._blocks: dict[EngineHash, Block] = {}
-        self._held: tuple[dict[PrefixHash, int], ...] = tuple({} for _ in Tier)
-        """tier -> PrefixHash -> engine blocks or chunks that give it"""
+        self._blocks: list[dict[EngineHash, Block]] = _shelves()
+        """On the shelf of its name: name -> block"""
+        self._block_count = 0
+        self._held: list[list[dict[PrefixHash, int]]] = [_shelves() for _ in Tier]
+        """tier -> on the shelf of its hash: PrefixHash -> engine blocks or chunks that give it"""
+        self._held_count = [0 for _ in Tier]
         self._xor = [0 for _ in Tier]
         self._groups: dict[int | None, int] = {None: 0}
         """KV cache group -> its place in `Block.copies`"""
@@ -132,12 +139,17 @@ class Ledger:
 
     @override
     def __repr__(self) -> str:
-        held = "+".join(str(len(one)) for one in self._held)
-        return f"<Ledger {len(self._blocks)} engine blocks, {held} placements>"
+        held = "+".join(map(str, self._held_count))
+        return f"<Ledger {len(self)} engine blocks, {held} placements>"
 
     def __len__(self) -> int:
         """Engine blocks in the map."""
-        return len(self._blocks)
+        return self._block_count
+
+    def blocks(self) -> Iterator[tuple[EngineHash, Block]]:
+        """All engine blocks in the map, by their names."""
+        for shelf in self._blocks:
+            yield from shelf.items()
 
     def apply(self, event: EngineEvent) -> list[Change]:
         """What changes with an event, in order. Never raises for what an engine says."""
@@ -152,10 +164,10 @@ class Ledger:
 
     def wipe(self) -> list[Change]:
         """Forgets all copies. Their memory is let go by `sweep`."""
-        had_any = any(self._held)
-        self._doomed += filter(None, (self._blocks, *self._held))
-        self._blocks = {}
-        self._held = tuple({} for _ in Tier)
+        had_any = any(self._held_count)
+        self._doomed += filter(None, chain(self._blocks, *self._held))
+        self._blocks, self._block_count = _shelves(), 0
+        self._held, self._held_count = [_shelves() for _ in Tier], [0 for _ in Tier]
         self._xor = [0 for _ in Tier]
         self.may_miss = False
         self.left_out.clear()
@@ -183,7 +195,7 @@ class Ledger:
 
     def count(self) -> int:
         """Placements: (tier, PrefixHash) pairs."""
-        return sum(map(len, self._held))
+        return sum(self._held_count)
 
     def digest(self) -> int:
         """Same as the digest of an index that holds the same placements."""
@@ -192,7 +204,7 @@ class Ledger:
     def placements(self) -> Iterator[tuple[Tier, list[PrefixHash]]]:
         """All that is held, a copy by tier."""
         for tier in Tier:
-            yield tier, list(self._held[tier])
+            yield tier, [prefix for shelf in self._held[tier] for prefix in shelf]
 
     def copy(self) -> LedgerCopy:
         """All that it knows, as it is now. About 50 ms for a million blocks."""
@@ -205,8 +217,9 @@ class Ledger:
             count=self.count(),
             digest=self.digest(),
         )
-        blocks = list(self._blocks.values())
-        return LedgerCopy(head, list(self._blocks), blocks, [block.copies for block in blocks])
+        names = list(chain.from_iterable(self._blocks))
+        blocks = list(chain.from_iterable(map(dict.values, self._blocks)))
+        return LedgerCopy(head, names, blocks, [block.copies for block in blocks])
 
     @classmethod
     def restored(
@@ -223,11 +236,13 @@ class Ledger:
         ledger.left_out.add_all(head.lacks)
         in_chunk = (ledger.block_size or 0) // (size or 1)
         for name, block, copies in blocks_of(parts, in_chunk):
-            if name in ledger._blocks or len(ledger._blocks) >= ledger._blocks_max:
-                raise ValueError(f"block {len(ledger._blocks)} is there twice, or one too many")
+            shelf = ledger._blocks[hash(name) % SHELVES]
+            if name in shelf or len(ledger) >= ledger._blocks_max:
+                raise ValueError(f"block {len(ledger)} is there twice, or one too many")
             if isinstance(block, Page) and len(block.pending) >= 4 * (ledger.block_size or 0):
-                raise ValueError(f"page {len(ledger._blocks)} holds tokens of a whole block")
-            ledger._blocks[name] = block
+                raise ValueError(f"page {len(ledger)} holds tokens of a whole block")
+            shelf[name] = block
+            ledger._block_count += 1
             if isinstance(block, Page) and block.parent is not None:
                 block.parent.children += 1
                 if block.end is not None and not block.pending:
@@ -266,7 +281,7 @@ class Ledger:
             return
         parent: Block | None = None
         if event.parent is not None:
-            parent = self._blocks.get(event.parent)
+            parent = self._block(event.parent)
             if parent is None:
                 self._leave_out("unknown_parent", event.hashes)
                 return
@@ -282,22 +297,24 @@ class Ledger:
         size = 4 * event.block_size
         canonical = 4 * (self.block_size or event.block_size)
         for i, engine_hash in enumerate(event.hashes):
-            block = self._blocks.get(engine_hash)
+            shelf = self._blocks[hash(engine_hash) % SHELVES]
+            block = shelf.get(engine_hash)
             if block is None:
-                if len(self._blocks) >= self._blocks_max:
+                if self._block_count >= self._blocks_max:
                     self._leave_out("map_full", event.hashes[i:])
                     return
                 items = event.item_ids[i] if event.item_ids else ()
                 content = bytes(tokens[i * size : (i + 1) * size])
                 block = self._make(engine_hash, content, items, parent, seed, canonical)
-                self._blocks[engine_hash] = block
+                shelf[engine_hash] = block
+                self._block_count += 1
             self._add_copy(block, tier, field, parent.end if parent else None)
             parent = block
 
     def _store_known(self, event: BlocksStored, tier: Tier, field: int) -> None:
         """A store without tokens, as offload connectors send: another copy of blocks we know."""
         for engine_hash in event.hashes:
-            block = self._blocks.get(engine_hash)
+            block = self._block(engine_hash)
             if block is None:
                 self._leave_out("unresolved", (engine_hash,))
             else:
@@ -317,7 +334,7 @@ class Ledger:
             return
         field = shift(self._groups[event.group], tier)
         for engine_hash in event.hashes:
-            block = self._blocks.get(engine_hash)
+            block = self._block(engine_hash)
             if block is None or not block.copies >> field & COUNT_MASK:
                 self.dropped["unknown_removal"] += 1
                 self.left_out.remove(engine_hash)
@@ -417,27 +434,30 @@ class Ledger:
                 chunk.missing[tier] += 1
 
     def _hold(self, tier: Tier, parent: PrefixHash | None, prefix: PrefixHash) -> None:
-        held = self._held[tier]
+        held = self._held[tier][prefix % SHELVES]
         givers = held.get(prefix, 0)
         held[prefix] = givers + 1
         if not givers:
+            self._held_count[tier] += 1
             self._xor[tier] ^= prefix
             self._placed.append((tier, parent, prefix))
 
     def _release(self, tier: Tier, prefix: PrefixHash) -> None:
-        held = self._held[tier]
+        held = self._held[tier][prefix % SHELVES]
         givers = held[prefix] - 1
         if givers:
             held[prefix] = givers
             return
         del held[prefix]
+        self._held_count[tier] -= 1
         self._xor[tier] ^= prefix
         self._gone.append((tier, prefix))
 
     def _drop(self, engine_hash: EngineHash, block: Block) -> None:
         """Forgets a block without copies, unless pages after it still count on its coming back."""
         if not isinstance(block, Page):
-            del self._blocks[engine_hash]
+            del self._blocks[hash(engine_hash) % SHELVES][engine_hash]
+            self._block_count -= 1
             return
         page: Page | None = block
         while page is not None and not page.copies and not page.children:
@@ -445,10 +465,14 @@ class Ledger:
                 for one in page.own_chunk.pages:
                     one.chunks.remove(page.own_chunk)
                 page.own_chunk = None  # which holds it: nobody has to look for the cycle
-            del self._blocks[page.engine_hash]
+            del self._blocks[hash(page.engine_hash) % SHELVES][page.engine_hash]
+            self._block_count -= 1
             page = page.parent
             if page is not None:
                 page.children -= 1
+
+    def _block(self, name: EngineHash) -> Block | None:
+        return self._blocks[hash(name) % SHELVES].get(name)
 
     def _leave_out(
         self, reason: str, blocks: tuple[EngineHash, ...], count: int | None = None
@@ -507,6 +531,10 @@ class Ledger:
         self._placed.clear()
         self._gone.clear()
         return changes
+
+
+def _shelves() -> list[dict[Any, Any]]:
+    return [{} for _ in range(SHELVES)]
 
 
 def _hash(content: bytes, seed: int) -> BlockHash:

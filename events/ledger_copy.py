@@ -19,6 +19,7 @@ from events.engine_wire import BLOCK_SIZE_MAX
 from events.facts import LACKS_MAX, Name
 from indexer.identity import EngineHash, PrefixHash
 
+_ENDS = 1 << 62
 _COPIES_BYTES = CAPPED.bit_length() // 8 + 1
 _ROWS_MAX = 1 << 14
 """Blocks in one BlockRows: a few milliseconds of encoding."""
@@ -60,7 +61,7 @@ class BlockRows(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(frozen=True, slots=True)
 class LedgerCopy:
-    """A ledger's blocks, in the order in which they came."""
+    """A ledger's blocks, in any order."""
 
     head: LedgerHead
     names: list[EngineHash]
@@ -70,14 +71,17 @@ class LedgerCopy:
     def rows(self) -> Iterator[BlockRows]:
         """All blocks, part by part."""
         place_of: dict[Block | None, int] = {}
-        for at in range(0, len(self.names), _ROWS_MAX):
-            blocks = self.blocks[at : at + _ROWS_MAX]
+        # Before a page comes the one with fewer tokens pending; one that has none ends a chunk.
+        order = sorted(range(len(self.blocks)), key=lambda i: _tokens_pending(self.blocks[i]))
+        for at in range(0, len(order), _ROWS_MAX):
+            part = order[at : at + _ROWS_MAX]
+            blocks = [self.blocks[i] for i in part]
             pages = [one for one in blocks if isinstance(one, Page)]
             place_of.update((page, at + i) for i, page in enumerate(pages))
             yield BlockRows(
-                names=self.names[at : at + _ROWS_MAX],
+                names=[self.names[i] for i in part],
                 seeds=[one.seed for one in blocks],
-                copies=[_bytes_of(one) for one in self.copies[at : at + _ROWS_MAX]],
+                copies=[_bytes_of(self.copies[i]) for i in part],
                 prefixes=[prefix for one in blocks for prefix in one.prefixes],
                 ends=[page.end for page in pages],
                 pendings=[page.pending for page in pages],
@@ -123,6 +127,11 @@ def blocks_of(parts: Iterable[BlockRows], in_chunk: int) -> Iterator[tuple[Engin
             blocks = list(pages[first:])
         copies = [int.from_bytes(one, "little") for one in rows.copies]
         yield from zip(rows.names, blocks, copies, strict=True)
+
+
+def _tokens_pending(block: Block) -> int:
+    """Bytes, with those of a page that ends a chunk as the most; 0 for what is no page."""
+    return (len(block.pending) or _ENDS) if isinstance(block, Page) else 0
 
 
 def _bytes_of(copies: int) -> bytes:

@@ -26,7 +26,6 @@ from events.decoding import DECODERS, SCHEMAS
 from events.engine_events import BlocksCleared, BlocksRemoved, BlocksStored, EngineEvent
 from events.engine_wire import EVENTS_MAX, PAYLOAD_BYTES_MAX, TOKENS_MAX
 from events.ledger import Ledger
-from indexer.identity import Tier
 from tests.events.test_decoding import CAPTURES, encode, engine_of, frames, payload_of
 
 laws = settings(max_examples=60, deadline=None)
@@ -54,8 +53,8 @@ def held(events: list[EngineEvent], block_size: int | None = None) -> Any:
     ledger = Ledger(block_size)
     for event in events:
         ledger.apply(event)
-    copies = {name: block.copies for name, block in ledger._blocks.items()}
-    placed = [sorted(ledger._held[tier]) for tier in Tier]
+    copies = {name: block.copies for name, block in ledger.blocks()}
+    placed = [sorted(prefixes) for _, prefixes in ledger.placements()]
     return copies, placed, ledger.digest(), ledger._other_groups, set(ledger.dropped)
 
 

@@ -1,6 +1,7 @@
 """Copies in, first arrivals and last departures out: examples, and a multiset beside the ledger."""
 
 import gc
+import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -17,6 +18,7 @@ from events.engine_events import BlocksCleared, BlocksRemoved, BlocksStored
 from events.facts import Epoch
 from events.ledger import (
     COPIES_MAX,
+    SHELVES,
     Change,
     Gone,
     Ledger,
@@ -758,3 +760,21 @@ def xor_of(hashes: set[int]) -> int:
     for one in hashes:
         total ^= one
     return total
+
+
+def test_no_part_of_the_map_grows_large() -> None:
+    ledger = Ledger()
+    rng = random.Random(1)
+    count = 64 * SHELVES
+    for _ in range(count // 64):
+        names = tuple(rng.getrandbits(64) for _ in range(64))
+        tokens = [rng.getrandbits(16) for _ in range(64 * 16)]
+        ledger.apply(BlocksStored(names, None, tokens, 16))
+    assert (len(ledger), ledger.count()) == (count, count)
+    for shelves in (ledger._blocks, *ledger._held):
+        assert max(map(len, shelves)) < 2 * 64
+    ledger.wipe()
+    slices = 0
+    while ledger.sweep(1024):
+        slices += 1
+    assert slices >= 2 * count // 1024 - 1

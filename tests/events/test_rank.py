@@ -786,7 +786,7 @@ def follow_a_bad_wire(
     told = engine.complete()
     truth = life.held[-2]  # the last word is still under way
     assert engine.held() <= len(truth)
-    names = {hash_ for hash_ in engine.rank.ledger._blocks if isinstance(hash_, int)}
+    names = {name for name, _ in engine.rank.ledger.blocks() if isinstance(name, int)}
     assert names <= truth
     if told:
         assert names == truth

@@ -353,7 +353,7 @@ class Wire:
 
 
 def names_of(rank: Rank) -> set[EngineHash]:
-    return set(rank.ledger._blocks)
+    return {name for name, _ in rank.ledger.blocks()}
 
 
 @settings(derandomize=True, deadline=None, max_examples=600, database=None)
