@@ -33,6 +33,7 @@ def check_line(line: LoggedDecision) -> Verdict:
     excluded = reasons(line)
     complaints = [
         f"{_name(line, row)}: the line says {told.item(row)!r}, {policy.name} {costs.item(row)!r}"
+        " by the rules of this release"
         for row in np.flatnonzero((told != costs) & ~(np.isnan(told) & np.isnan(costs))).tolist()
     ]
     can = np.array([not why for why in excluded], np.bool_) & ~np.isnan(costs)

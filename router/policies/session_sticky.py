@@ -1,5 +1,6 @@
 """Consistent hashing of sessions, with bounded load."""
 
+from math import ceil
 from typing import Annotated
 
 import numpy as np
@@ -24,7 +25,8 @@ def score(rows: Candidates, parameters: StickyParameters) -> Scores:
         cost = distance + over
         distance = 0 where the session's last request went, as far as this replica knows; else
                    hash(key, worker) / 2**64, in [0, 1)
-        over = 1 if active_slots + 1 > load_factor (1.25) * (all active_slots + 1) / workers else 0
+        over = 1 if active_slots + 1 > share else 0
+        share = ceil(load_factor (1.25) * (all active_slots + 1) / workers)
 
     key is the session's id; without one, the prompt's first block. Workers, and all active_slots,
     are those that can be picked; less than 0 slots count as 0. Each key has an order of workers of
@@ -33,7 +35,9 @@ def score(rows: Candidates, parameters: StickyParameters) -> Scores:
     on elsewhere meanwhile, since that is where their KV cache is.
 
     Source: rendezvous hashing (Thaler, Ravishankar 1998); the bound is that of V. Mirrokni,
-    M. Thorup, M. Zadimoghaddam, Consistent Hashing with Bounded Loads, 2016.
+    M. Thorup, M. Zadimoghaddam, Consistent Hashing with Bounded Loads, 2016: a bin holds at most
+    ceil(c * m / n) of m balls, the new one among them. Without the ceiling every worker would be
+    over its share while the mean is below 1 / load_factor.
     """
     key = np.uint64(rows.affinity_key)
     distance = _mixed(rows.name_hashes ^ key) / 2.0**64
@@ -41,7 +45,9 @@ def score(rows: Candidates, parameters: StickyParameters) -> Scores:
         distance = np.where(rows.of_session, 0.0, distance)
     can = rows.can_take
     slots = np.maximum(rows.active_slots, 0.0)
-    share = parameters.load_factor * (slots[can].sum() + 1) / max(1, np.count_nonzero(can))
+    share = ceil(
+        round(parameters.load_factor * (slots[can].sum() + 1) / max(1, np.count_nonzero(can)), 9)
+    )
     over = np.where(slots + 1 > share, 1.0, 0.0)
     return Scores(
         distance + over,
