@@ -11,7 +11,8 @@ from events.endpoints import http_error, zmq_error
 
 Seconds = Annotated[float, Meta(gt=0)]
 BlockSize = Annotated[int, Meta(ge=1, le=65536)]
-Count = Annotated[int, Meta(ge=1)]
+Count = Annotated[int, Meta(ge=1, le=(1 << 31) - 1)]
+"""As heartbeats carry it (events/facts.py)."""
 Port = Annotated[int, Meta(ge=1, le=65535)]
 Subject = Annotated[str, Meta(pattern=r"^\S+$")]
 Endpoint = Annotated[str, Meta(min_length=1)]

@@ -309,6 +309,10 @@ class RouterApp:
             self.metrics.config_reloads.labels("failed").inc()
             log.error("configuration not reloaded, all stays as it was: %s", error)
             return
+        except Exception:  # a fault of ours, or of a policy of the operator's: we serve on
+            self.metrics.config_reloads.labels("failed").inc()
+            log.exception("configuration not reloaded")
+            return
         self.config = config
         self._use_hot_prefixes(config.routing)
         if self._service is not None:

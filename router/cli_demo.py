@@ -20,6 +20,7 @@ from rich.console import Console
 from kvroute.client import KvRouteClient
 from kvroute.v1 import FailureReason, Progress, ProgressResult, ProgressState
 from router.children import end, start
+from router.cli_text import line
 from router.nats_child import NatsChild
 from router.policies import POLICIES
 from simulator import demo
@@ -59,7 +60,7 @@ async def run_demo(
                 )
         runs.append(run)
         for reason, count in sorted(run.failures.items()):
-            console.print(f"{policy}: {count} failed: {reason}", style="red")
+            console.print(line(f"{policy}: {count} failed: {reason}"), style="red")
     console.print()
     console.print(demo.table(runs))
     if json_file is not None:

@@ -8,9 +8,10 @@ import aiohttp
 import click
 from google.protobuf.json_format import MessageToJson
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
+from events.endpoints import masked
 from kvroute.client import KvRouteClient, KvRouteError
 from kvroute.v1 import (
     CandidateRow,
@@ -21,6 +22,8 @@ from kvroute.v1 import (
     WorkerStatus,
 )
 from router.cli_receipt import PREFILL_TOLD
+from router.cli_text import add_row, console, line, styled, table
+from router.printable import shown
 
 
 async def show_workers(target: str, model: str, as_json: bool, timeout_s: float) -> int:
@@ -33,20 +36,18 @@ async def show_workers(target: str, model: str, as_json: bool, timeout_s: float)
     if as_json:
         click.echo(MessageToJson(ListWorkersResponse(workers=workers)))
         return 0
-    console = _console()
+    screen = console(WIDTH_MIN)
     if not workers:
-        console.print(
-            f"{target} knows no worker" + (f" that serves {model!r}." if model else " yet.")
-        )
+        which = f" that serves {model!r}." if model else " yet."
+        screen.print(line(f"{target} knows no worker{which}"))
         return 0
-    console.print(_workers_table(workers), crop=False)
+    screen.print(_workers_table(workers), crop=False)
     for worker in workers:
+        name = styled(f"{_name(worker)}:", "yellow")
         if worker.HasField("ejection"):
-            console.print(
-                f"[yellow]{escape(_name(worker))}:[/] {_told_of(worker)}", highlight=False
-            )
+            screen.print(line(name, " ", _told_of(worker)))
         for warning in worker.warnings:
-            console.print(f"[yellow]{_name(worker)}:[/] {escape(warning)}", highlight=False)
+            screen.print(line(name, " ", masked(warning)))
     return 0
 
 
@@ -94,19 +95,20 @@ async def show_explanation(
     if as_json:
         click.echo(MessageToJson(explanation))
         return 0
-    _print_explanation(_console(), explanation)
+    _print_explanation(console(WIDTH_MIN), explanation)
     return 0
 
 
 def _workers_table(workers: Sequence[WorkerStatus]) -> Table:
-    table = _table("worker", "stream", right=_WORKER_NUMBERS)
+    made = table("worker", "stream", right=_WORKER_NUMBERS)
     for name in ("role", "engine", "model", "address", "why not"):
-        table.add_column(name, no_wrap=True)
+        made.add_column(name, no_wrap=True)
     for worker in workers:
         used = f"{worker.active_blocks:.0f}"
         if worker.HasField("total_blocks"):
             used += f"/{worker.total_blocks}"
-        table.add_row(
+        add_row(
+            made,
             _name(worker),
             _stream(worker.stream_state, worker.stream_complete),
             str(worker.blocks_device + worker.blocks_host + worker.blocks_disk),
@@ -118,72 +120,74 @@ def _workers_table(workers: Sequence[WorkerStatus]) -> Table:
             worker.role or "?",
             f"{worker.engine} {worker.engine_version}".strip() or "?",
             worker.model or "?",
-            worker.address,
-            f"[red]{worker.unschedulable_reason}[/]",
+            masked(worker.address),
+            styled(worker.unschedulable_reason, "red"),
         )
-    return table
+    return made
 
 
 def _told_of(worker: WorkerStatus) -> str:
     """Why and for how long requests are kept away from an ejected worker."""
     ejection = worker.ejection
-    of_replica = f" by replica {escape(ejection.replica)}" if ejection.replica else ""
+    of_replica = f" by replica {ejection.replica}" if ejection.replica else ""
     until = ejection.until.ToDatetime().strftime("%H:%M:%S UTC")
     now = "being probed with a few requests" if ejection.probing else f"not before {until}"
     return (
-        f"ejected{of_replica} ({escape(ejection.reason)}, {ejection.times or 1} in a row);"
+        f"ejected{of_replica} ({ejection.reason}, {ejection.times or 1} in a row);"
         f" gets requests again: {now}"
     )
 
 
-def _print_explanation(console: Console, explanation: Explanation) -> None:
+def _print_explanation(screen: Console, explanation: Explanation) -> None:
     if explanation.HasField("prefill_receipt"):
         other = explanation.prefill_worker
         told = PREFILL_TOLD[explanation.receipt.prefill]
-        console.print(f"[bold]the prompt[/]: {told}", highlight=False)
+        screen.print(line(styled("the prompt", "bold"), f": {told}"))
         pick = (other.worker_id, other.dp_rank)
-        _print_stage(console, explanation.prefill_receipt, explanation.prefill_candidates, pick)
-        console.print("\n[bold]the answer[/]:", highlight=False)
+        _print_stage(screen, explanation.prefill_receipt, explanation.prefill_candidates, pick)
+        screen.print()
+        screen.print(line(styled("the answer", "bold"), ":"))
     pick = (explanation.worker_id, explanation.dp_rank)
-    _print_stage(console, explanation.receipt, explanation.candidates, pick)
+    _print_stage(screen, explanation.receipt, explanation.candidates, pick)
     if explanation.HasField("refusal"):
-        console.print(f"\n[red]nobody can be picked:[/] {explanation.refusal.message}")
+        screen.print()
+        told = f" {explanation.refusal.message}"
+        screen.print(line(styled("nobody can be picked:", "red"), told))
     elif explanation.receipt.tied > 1:
-        console.print(
+        screen.print(
             f"\n{explanation.receipt.tied} tie for the lowest cost: Route picks one at random."
         )
 
 
 def _print_stage(
-    console: Console, receipt: Receipt, candidates: Sequence[CandidateRow], pick: tuple[str, int]
+    screen: Console, receipt: Receipt, candidates: Sequence[CandidateRow], pick: tuple[str, int]
 ) -> None:
     """One decision: its formula, and all rows. pick: which of them; an empty id is none."""
-    console.print(
-        f"[bold]{receipt.policy}[/], {receipt.prompt_tokens} prompt tokens", highlight=False
-    )
+    screen.print(line(styled(receipt.policy, "bold"), f", {receipt.prompt_tokens} prompt tokens"))
     for clause in receipt.formula.split("; "):
         prefix = "" if clause is not receipt.formula and " = " in clause else "cost = "
-        console.print(f"  {prefix}{clause}", highlight=False)
+        screen.print(line(f"  {prefix}{clause}"))
     numbers = {**receipt.parameters, **receipt.terms}
     if numbers:
         told = ", ".join(f"{name} {value:.4g}" for name, value in sorted(numbers.items()))
-        console.print(f"  with {told}", highlight=False)
-    console.print()
+        screen.print(line(f"  with {told}"))
+    screen.print()
     scored = [row for row in candidates if row.terms or not row.excluded]
     terms = sorted({term for row in scored for term in row.terms})
-    table = _table("", "worker", right=(*_ROW_NUMBERS, *terms))
+    made = table("", "worker", right=(*_ROW_NUMBERS, *terms))
     for name in ("stream", "why not"):
-        table.add_column(name, no_wrap=True)
+        made.add_column(name, no_wrap=True)
     for row in candidates:
         is_pick = (row.worker_id, row.dp_rank) == pick and not row.excluded
-        table.add_row(
-            "[green]->[/]" if is_pick else "",
+        add_row(
+            made,
+            styled("->", "green") if is_pick else "",
             f"{row.worker_id}/{row.dp_rank}",
             *(_row_cells(row, terms) if row in scored else [""] * (len(_ROW_NUMBERS) + len(terms))),
             _stream(row.stream_state, row.stream_complete),
-            f"[red]{row.excluded}[/]",
+            styled(row.excluded, "red"),
         )
-    console.print(table, crop=False)
+    screen.print(made, crop=False)
 
 
 def _row_cells(row: CandidateRow, terms: Sequence[str]) -> list[str]:
@@ -202,28 +206,14 @@ def _row_cells(row: CandidateRow, terms: Sequence[str]) -> list[str]:
     ]
 
 
+WIDTH_MIN = 400
 _WORKER_NUMBERS = ("held", "in use", "run", "wait", "ours", "hits")
 _ROW_NUMBERS = ("cost", "overlap", "new", "in use", "run", "wait", "ours")
 
 
-def _table(*left: str, right: Sequence[str]) -> Table:
-    """A plain table that never cuts a cell: a narrow terminal wraps its lines instead."""
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for name in left:
-        table.add_column(name, no_wrap=True)
-    for name in right:
-        table.add_column(name, justify="right", no_wrap=True)
-    return table
-
-
-def _console() -> Console:
-    """Wide enough for every row."""
-    return Console(width=max(Console().width, 400), soft_wrap=True)
-
-
-def _stream(state: str, is_complete: bool) -> str:
+def _stream(state: str, is_complete: bool) -> Text:
     color = "green" if state == "live" and is_complete else "yellow"
-    return f"[{color}]{state}{'' if is_complete else ', partial'}[/]"
+    return styled(f"{state}{'' if is_complete else ', partial'}", color)
 
 
 def _name(worker: WorkerStatus) -> str:
@@ -262,5 +252,5 @@ async def _tokenize(base: str, model: str, text: str, timeout_s: float) -> list[
 
 
 def _complain(target: str, error: KvRouteError) -> int:
-    click.echo(f"kvroute: {target}: {error}", err=True)
+    click.echo(shown(f"kvroute: {target}: {error}"), err=True)
     return 1

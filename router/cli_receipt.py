@@ -6,14 +6,16 @@ from typing import IO
 
 import click
 from rich.console import Console
-from rich.table import Table
 
 from kvroute.v1 import router_pb2
+from router.cli_text import add_row, console, line, styled, table
 from router.logged_decision import LoggedDecision
+from router.printable import shown
 from router.read_receipt import read_receipts
 from router.recompute import Verdict, check
 from router.recompute_line import check_line
 
+WIDTH_MIN = 200
 PREFILL_TOLD = {
     "remote": "by a worker that hands its KV cache over",
     "local": "by the one that decodes, since hardly anything is new there; it could have been",
@@ -27,25 +29,27 @@ def show_receipt(file: IO[bytes]) -> int:
 
     Of a pair: who computes the prompt, then who decodes.
     """
-    console = Console(width=max(Console().width, 200), soft_wrap=True, highlight=False)
+    screen = console(WIDTH_MIN)
     try:
         read = read_receipts(file.read())
         if isinstance(read, LoggedDecision):
-            return _show(console, check_line(read))
+            return _show(screen, check_line(read))
         answer = check(read.answer)
         prefill = None if read.prefill is None else _check_prefill(read.prefill)
     except ValueError as error:
-        raise click.ClickException(f"{file.name}: {error}") from error
+        raise click.ClickException(shown(f"{file.name}: {error}")) from error
     if read.prefill is None:
-        return _show(console, answer)
-    console.print(f"[bold]the prompt[/]: {PREFILL_TOLD.get(read.answer.prefill, 'by whoever')}")
+        return _show(screen, answer)
+    told = PREFILL_TOLD.get(read.answer.prefill, "by whoever")
+    screen.print(line(styled("the prompt", "bold"), f": {told}"))
     if prefill is None:
-        _show_excluded(console, read.prefill.excluded)
+        _show_excluded(screen, read.prefill.excluded)
         wrong = 0
     else:
-        wrong = _show(console, prefill)
-    console.print("\n[bold]the answer[/]:")
-    return _show(console, answer) | wrong
+        wrong = _show(screen, prefill)
+    screen.print()
+    screen.print(line(styled("the answer", "bold"), ":"))
+    return _show(screen, answer) | wrong
 
 
 def _check_prefill(receipt: router_pb2.Receipt) -> Verdict | None:
@@ -53,42 +57,42 @@ def _check_prefill(receipt: router_pb2.Receipt) -> Verdict | None:
     return check(receipt) if receipt.HasField("picked") else None
 
 
-def _show(console: Console, verdict: Verdict) -> int:
+def _show(screen: Console, verdict: Verdict) -> int:
     when = datetime.fromtimestamp(verdict.decided_at_s, UTC).isoformat(timespec="milliseconds")
-    console.print(
-        f"[bold]{verdict.policy}[/] at {when} by {verdict.replica or 'a router without a name'}:"
+    about = (
+        f" at {when} by {verdict.replica or 'a router without a name'}:"
         f" {verdict.prompt_tokens} prompt tokens, {verdict.candidates} candidates"
     )
+    screen.print(line(styled(verdict.policy, "bold"), about))
     for i, clause in enumerate(verdict.formula.split("; ")):
-        console.print(f"  {'' if i else 'cost = '}{clause}")
+        screen.print(line(f"  {'' if i else 'cost = '}{clause}"))
     if verdict.shared:
         told = ", ".join(f"{name} {one:g}" for name, one in verdict.shared.items())
-        console.print(f"  with {told}")
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for name in ("", "worker", *verdict.terms, "cost", "worked out anew"):
-        table.add_column(name, no_wrap=True, justify="left" if name in ("", "worker") else "right")
+        screen.print(line(f"  with {told}"))
+    made = table("", "worker", right=(*verdict.terms, "cost", "worked out anew"))
     for row, role in zip(verdict.rows, ("pick", "next"), strict=False):
         numbers = [f"{row.terms[term]:.4g}" if term in row.terms else "" for term in verdict.terms]
         color = "green" if row.agrees else "red"
-        table.add_row(
+        add_row(
+            made,
             role,
             f"{row.worker_id}/{row.dp_rank}",
             *numbers,
             f"{row.told:.9g}",
-            f"[{color}]{row.cost:.9g}[/]",
+            styled(f"{row.cost:.9g}", color),
         )
-    console.print()
-    console.print(table)
-    _show_excluded(console, verdict.excluded)
+    screen.print()
+    screen.print(made)
+    _show_excluded(screen, verdict.excluded)
     if verdict.tied > 1:
-        console.print(f"{verdict.tied} tied for the lowest cost, and the pick was random.")
+        screen.print(f"{verdict.tied} tied for the lowest cost, and the pick was random.")
     for complaint in verdict.complaints:
-        console.print(f"[red]does not hold:[/] {complaint}")
+        screen.print(line(styled("does not hold:", "red"), f" {complaint}"))
     if not verdict.complaints:
-        console.print("[green]It holds.[/]")
+        screen.print(styled("It holds.", "green"))
     return 1 if verdict.complaints else 0
 
 
-def _show_excluded(console: Console, excluded: Mapping[str, int]) -> None:
+def _show_excluded(screen: Console, excluded: Mapping[str, int]) -> None:
     for reason, count in sorted(excluded.items()):
-        console.print(f"excluded: {count} {reason}")
+        screen.print(line(f"excluded: {count} {reason}"))

@@ -7,14 +7,16 @@ from typing import Any
 
 import click
 import msgspec
-from rich.console import Console
-from rich.table import Table
 
+from router.cli_text import add_row, console, styled, table
 from router.config import RoutingSettings
 from router.logged_decision import LoggedDecision, NoHashes
 from router.logged_refusal import LoggedRefusal, decode
 from router.policies.configured import configured
 from router.second_opinion import SecondOpinion
+
+WIDTH_MIN = 160
+_COLUMNS = ("same", "tied", "other", "failed", "hit ratio", "predicted TTFT", "requests there")
 
 
 def show_replay(
@@ -75,28 +77,25 @@ def _lines(files: Sequence[Path], unread: _Unread) -> Iterator[LoggedDecision | 
 
 
 def _print(opinions: Sequence[SecondOpinion]) -> None:
-    console = Console(width=max(Console().width, 160), soft_wrap=True, highlight=False)
+    screen = console(WIDTH_MIN)
     first = opinions[0]
     made = ", ".join(f"{count} by {name}" for name, count in first.decided_by.most_common())
-    console.print(f"{first.decided_by.total()} decisions: {made}")
+    screen.print(styled(f"{first.decided_by.total()} decisions: {made}", ""))
     if first.refusals:
         why = ", ".join(f"{count} {reason}" for reason, count in first.refusals.most_common())
-        console.print(f"{first.refusals.total()} refused: {why}")
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for name in ("policy", "same", "tied", "other", "failed", "hit ratio", "predicted TTFT",
-                 "requests there"):  # fmt: skip
-        table.add_column(name, no_wrap=True, justify="left" if name == "policy" else "right")
+        screen.print(styled(f"{first.refusals.total()} refused: {why}", ""))
+    made_rows = table("policy", right=_COLUMNS)
     told = first.as_dict()
-    table.add_row("as picked", "", "", "", "", *_numbers(told, "picked"))
+    add_row(made_rows, "as picked", "", "", "", "", *_numbers(told, "picked"))
     for opinion in opinions:
         told = opinion.as_dict()
         total = max(1, opinion.agreements.total())
         shares = [f"{count / total:.1%}" for count in told["agreement"].values()]
-        table.add_row(opinion.policy.name, *shares, *_numbers(told, "would_be"))
-    console.print(table)
+        add_row(made_rows, opinion.policy.name, *shares, *_numbers(told, "would_be"))
+    screen.print(made_rows)
     for opinion in opinions:
         if opinion.taken:
-            console.print(f"{opinion.policy.name} would have taken {opinion.taken} of the refusals")
+            screen.print(f"{opinion.policy.name} would have taken {opinion.taken} of the refusals")
 
 
 def _numbers(told: dict[str, Any], which: str) -> tuple[str, str, str]:

@@ -23,8 +23,16 @@ from indexer.index import BLOCK_BYTES
 ENVIRONMENT_PREFIX = "KVROUTE_"
 
 
+FILE_BYTES_MAX = 4 << 20
+"""Of a configuration file: thousands of workers."""
+INTEGER_MAX = 1 << 53
+"""Of any key without a bound of its own: what every part of the router can reckon with."""
 TOMBSTONE_MAX_S = 86_400.0
 """Longest time that a removed worker's beats are ignored, by configuration or command."""
+
+
+MEMORY_MIB_MAX = 64 << 10
+"""Of the index: its entries have 32-bit places, which are too few for more than 16 bytes * 2^32."""
 
 
 class ConfigError(ValueError):
@@ -270,7 +278,12 @@ class IndexSettings(Settings, frozen=True):
     """The overlap index."""
 
     memory_mib: Annotated[
-        int, Meta(ge=1, description="over it, blocks that no prompt asks for are forgotten")
+        int,
+        Meta(
+            ge=1,
+            le=MEMORY_MIB_MAX,
+            description="over it, blocks that no prompt asks for are forgotten; 64 GiB at most",
+        ),
     ] = 4096
     worker_percent: Annotated[
         int, Meta(ge=1, le=100, description="of the memory that one worker's blocks may take")
@@ -491,11 +504,19 @@ def _is_no_key(variable: str, text: str) -> bool:
 
 def _read(file: Path) -> dict[str, Any]:
     try:
-        tree = yaml.load(file.read_text(encoding="utf-8"), _Loader)
+        with file.open("rb") as opened:
+            content = opened.read(FILE_BYTES_MAX + 1)
     except OSError as error:
         raise ConfigError(f"{file}: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file}: {' '.join(str(error).split())}") from error
+    except ValueError as error:  # a path with a zero byte
+        raise ConfigError(f"{str(file)!r}: {error}") from error
+    if len(content) > FILE_BYTES_MAX:
+        raise ConfigError(f"{file}: more than {FILE_BYTES_MAX >> 20} MiB")
+    try:
+        text = content.decode()
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{file}: {error}") from error
+    tree = _parsed(text, f"{file}: ")
     if tree is None:
         return {}
     if not isinstance(tree, dict):
@@ -508,11 +529,27 @@ def _read_variable(key: Key, text: str) -> object:
     if _takes_text(key.type):
         may_be_absent = types.NoneType in get_args(key.type)
         return None if may_be_absent and not text else text
+    return _parsed(text, f"environment: {key.variable}: ")
+
+
+def _parsed(text: str, where: str) -> Any:
+    """What YAML says; raises ConfigError for whatever its parser raises.
+
+    Beside YAMLError that is RecursionError for deep nesting, and ValueError, KeyError, IndexError,
+    AttributeError or OverflowError for tags such as !!int that don't fit their text.
+    """
     try:
         return yaml.load(text, _Loader)
-    except yaml.YAMLError as error:
-        told = " ".join(str(error).split())
-        raise ConfigError(f"environment: {key.variable}: {told}") from error
+    except Exception as error:  # the text is at fault, and never more than this reading
+        raise ConfigError(f"{where}{_told(error)}") from error
+
+
+def _told(error: Exception) -> str:
+    if isinstance(error, RecursionError):
+        return "nested too deep"
+    if isinstance(error, yaml.YAMLError):
+        return " ".join(str(error).split())
+    return f"a value that is none: {type(error).__name__} {error}"
 
 
 class _Loader(yaml.SafeLoader):
@@ -536,6 +573,8 @@ def _convert(tree: dict[str, Any], config: type[Config], where: str) -> Config:
         value = msgspec.convert(tree, config)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{where}{error}") from error
+    except RecursionError as error:
+        raise ConfigError(f"{where}nested too deep") from error
     _check(value, where)
     return value
 
@@ -547,6 +586,8 @@ def _check(config: Settings, where: str) -> None:
         value = _get(tree, key.path)
         if isinstance(value, float) and not isfinite(value):
             raise ConfigError(f"{where}expected a number of seconds - at `$.{key.dotted}`")
+        if isinstance(value, int) and value > INTEGER_MAX and key.path[-1] != "seed":
+            raise ConfigError(f"{where}expected at most {INTEGER_MAX} - at `$.{key.dotted}`")
     workers = getattr(config, "workers", ())
     seen: set[str] = set()
     for i, worker in enumerate(workers):

@@ -9,6 +9,7 @@ import msgspec
 from typing_extensions import override
 
 from router.config import LogSettings
+from router.printable import shown
 
 REPEAT_S = 10.0
 """A line that says the same again is held back this long; the next one tells how often."""
@@ -30,6 +31,14 @@ class JsonFormatter(logging.Formatter):
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return msgspec.json.encode(line).decode()
+
+
+class PlainFormatter(logging.Formatter):
+    """Lines for people: names of others do nothing to their terminal."""
+
+    @override
+    def format(self, record: logging.LogRecord) -> str:
+        return "\n".join(map(shown, super().format(record).split("\n")))
 
 
 class RepeatFilter(logging.Filter):
@@ -67,9 +76,7 @@ def set_up(settings: LogSettings) -> None:
     if as_json:
         formatter = JsonFormatter()
     else:
-        formatter = logging.Formatter(
-            "%(asctime)s %(levelname)-7s %(name)s: %(message)s", "%H:%M:%S"
-        )
+        formatter = PlainFormatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s", "%H:%M:%S")
     handler.setFormatter(formatter)
     handler.addFilter(RepeatFilter())
     logging.basicConfig(level=settings.level.upper(), handlers=[handler], force=True)

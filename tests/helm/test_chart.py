@@ -224,7 +224,7 @@ def bytes_of(quantity: str) -> int:
         ("4831838208", 4096),
         (4831838208, 4096),
         ("5e9", 4256),
-        ("1Ti", 1 << 19),
+        ("1Ti", 1 << 16),
     ],
 )
 def test_a_memory_limit_that_holds_the_index_is_taken_in_any_spelling(

@@ -99,3 +99,49 @@ async def test_roles_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
         head, *rows = capsys.readouterr().out.splitlines()
         place = head.index("role")
         assert [row[place:].split()[0] for row in rows] == ["prefill", "both"]
+
+
+EVIL = {
+    "http://[fd00::12]:8000": "http://[fd00::12]:8000",
+    "org/m[awq]": "org/m[awq]",
+    "m[/x]": "m[/x]",
+    "[red]m[/]": "[red]m[/]",
+    "m:smile:": "m:smile:",
+    "m\x1b[2J\x07": r"m\x1b[2J\x07",
+    "m\x9b2J": r"m\x9b2J",
+    "m\r\nfake": r"m\r\nfake",
+    "m\u202etxt": r"m\u202etxt",
+    "モデル": "モデル",
+}
+"""Names, and how a terminal is to show them."""
+
+
+@pytest.mark.parametrize(("name", "told"), EVIL.items())
+async def test_names_are_shown_as_they_are_and_never_act_on_the_terminal(
+    capsys: pytest.CaptureFixture[str], name: str, told: str
+) -> None:
+    async with served() as stage:
+        stage.fleet.add(name, model=name, address=name, warnings=(name,), engine_version=name)
+        target = f"127.0.0.1:{stage.server.port}"
+        assert await show_workers(target, "", as_json=False, timeout_s=5.0) == 0
+        out = capsys.readouterr().out
+        row, warning = out.splitlines()[1:]
+        assert row.startswith(f"{told}/0 ")
+        assert row.count(told) == 4
+        assert warning == f"{told}/0: {told}"
+        shown = await explained(stage, capsys, tokens="1,2,3")
+        assert f"{told}/0 " in shown
+        refused = await explained(stage, capsys, tokens="1,2,3", model=f"no {name}")
+        for text in (out, shown, refused):
+            assert all(one.isprintable() or one == "\n" for one in text)
+
+
+async def test_passwords_in_addresses_are_masked(capsys: pytest.CaptureFixture[str]) -> None:
+    async with served() as stage:
+        url = "http://user:secret@w0:8000"
+        stage.fleet.add("w0", address=url, warnings=(f"{url}/metrics: status 500",))
+        target = f"127.0.0.1:{stage.server.port}"
+        assert await show_workers(target, "", as_json=False, timeout_s=5.0) == 0
+        out = capsys.readouterr().out
+        assert "secret" not in out
+        assert out.count("http://***@w0:8000") == 2

@@ -1,5 +1,6 @@
 """Configuration: three sources, one tree, and every mistake named by its key."""
 
+import re
 from pathlib import Path
 from types import NoneType
 from typing import Any, get_args
@@ -9,7 +10,16 @@ import pytest
 import yaml
 
 from events.settings import Settings
-from router.config import ConfigError, Key, RelayConfig, ServeConfig, keys, load, render
+from router.config import (
+    FILE_BYTES_MAX,
+    ConfigError,
+    Key,
+    RelayConfig,
+    ServeConfig,
+    keys,
+    load,
+    render,
+)
 from router.policies import POLICIES
 
 SERVE_KEYS = list(keys(ServeConfig))
@@ -389,3 +399,93 @@ class TestRender:
     def test_keys_come_in_the_order_of_their_sections(self) -> None:
         shown = list(yaml.safe_load(render(ServeConfig())))
         assert shown == [field.name for field in msgspec.structs.fields(ServeConfig)]
+
+
+DEEP = 3000
+HOSTILE = {
+    "nested lists": b"[" * DEEP + b"]" * DEEP,
+    "nested maps": b"{a: " * DEEP + b"1" + b"}" * DEEP,
+    "nested in a section": b"routing: {parameters: " + b"{a: " * DEEP + b"1" + b"}" * (DEEP + 1),
+    "nested by indentation": b"\n".join(b" " * i + b"a:" for i in range(DEEP)),
+    "a list in itself": b"workers: &a [*a]",
+    "a map in itself": b"routing: &a {parameters: *a}",
+    "an alias bomb": b"a: &a [1]\n"
+    + b"".join(b"%c: &%c [*%c, *%c]\n" % (i + 1, i + 1, i, i) for i in range(ord("a"), ord("y"))),
+    "a zero byte": b"grpc: {listen: 'a\x00b'}",
+    "no text": b"\xff\xfe\x00",
+    "half a character": b"log: {level: \xc3",
+    "a time that is none": b"ready_timeout_s: 2026-99-99",
+    "a tagged time": b"ready_timeout_s: !!timestamp x",
+    "a tagged number": b"ready_timeout_s: !!float x",
+    "a tagged integer": b"index: {memory_mib: !!int ''}",
+    "a tagged switch": b"grpc: {reflection: !!bool x}",
+    "a tagged object": b"grpc: !!python/object/apply:os.getcwd []",
+    "an unhashable key": b"{[a]: 1}",
+    "a merge of nothing": b"<<: 1",
+    "a sexagesimal": b"index: {memory_mib: 1:99:99:99:99:99:99:99:99}",
+    "digits": b"index: {memory_mib: " + b"9" * 5000 + b"}",
+    "too much": b"# " + b"x" * FILE_BYTES_MAX,
+}
+
+
+@pytest.mark.parametrize("content", HOSTILE.values(), ids=HOSTILE)
+def test_a_file_that_is_no_configuration_is_a_config_error(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "kvroute.yaml"
+    file.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"kvroute\.yaml: .") as caught:
+        load(ServeConfig, file, {}, {})
+    assert len(str(caught.value)) < 10_000
+
+
+@pytest.mark.parametrize("text", ["[" * 3000, "!!int ''", "!!timestamp x", "2026-99-99", "a\x00b"])
+def test_a_variable_that_is_no_value_is_a_config_error(text: str) -> None:
+    with pytest.raises(ConfigError, match="KVROUTE_READY_TIMEOUT_S"):
+        load(ServeConfig, None, {"KVROUTE_READY_TIMEOUT_S": text}, {})
+
+
+def test_a_path_that_is_none_is_a_config_error() -> None:
+    with pytest.raises(ConfigError, match="null"):
+        load(ServeConfig, Path("a\0b"), {}, {})
+
+
+@pytest.mark.parametrize("number", [(1 << 53) + 1, 1 << 63, 10**30])
+def test_every_integer_has_a_bound_that_names_its_key(number: int) -> None:
+    for key in keys(ServeConfig):
+        if key.type is int:
+            with pytest.raises(ConfigError, match=re.escape(f"$.{key.dotted}`")):
+                load(ServeConfig, None, {key.variable: str(number)}, {})
+
+
+def test_the_index_cannot_outgrow_its_places() -> None:
+    most = 64 << 10
+    assert load(ServeConfig, None, {"KVROUTE_INDEX_MEMORY_MIB": f"{most}"}, {}).index.bytes_max()
+    for over in (most + 1, 99_999_999_999_999):
+        with pytest.raises(ConfigError, match=r"\$\.index\.memory_mib"):
+            load(ServeConfig, None, {"KVROUTE_INDEX_MEMORY_MIB": f"{over}"}, {})
+
+
+@pytest.mark.parametrize(
+    ("entry", "key"),
+    [
+        ({"events": "nonsense"}, "events"),
+        ({"events": "tcp://host"}, "events"),
+        ({"events": "tcp://host:65535", "ranks": 2}, "events"),
+        ({"events": "tcp://h:1", "replay": "tcp://h"}, "replay"),
+        ({"metrics": "http://a..b"}, "metrics"),
+        ({"metrics": f"http://{'l' * 64}"}, "metrics"),
+        ({"load": "h"}, "load"),
+        ({"address": "http://h:x"}, "address"),
+        ({"slots": 1 << 31}, "slots"),
+        ({"labels": {"l": "v" * 1025}}, "labels"),
+    ],
+)
+@pytest.mark.parametrize("config", [ServeConfig, RelayConfig])
+def test_a_worker_that_can_never_be_followed_is_refused_with_its_key(
+    tmp_path: Path, config: type[ServeConfig | RelayConfig], entry: dict[str, object], key: str
+) -> None:
+    file = tmp_path / "kvroute.yaml"
+    worker = {"id": "w", "engine": "vllm", "address": "http://h:1"} | entry
+    good = {"id": "g", "engine": "vllm", "address": "http://h:1"}
+    file.write_text(yaml.safe_dump({"workers": [good, worker]}))
+    with pytest.raises(ConfigError, match=rf"\$\.workers\[1\]\.{key}"):
+        load(config, file, {}, {})

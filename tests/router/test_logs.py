@@ -130,3 +130,12 @@ class TestSetUp:
     def test_the_level_is_the_least_that_is_told(self, monkeypatch: pytest.MonkeyPatch) -> None:
         assert self.said(monkeypatch, Terminal(), level="warning") == ""
         assert "details" in self.said(monkeypatch, Terminal(), level="debug")
+
+
+@pytest.mark.usefixtures("logs_kept")
+def test_names_in_plain_lines_do_nothing_to_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    set_up(LogSettings(format="plain"))
+    logging.getLogger("kvroute").warning("worker %s:\nsecond", "w\x1b[2J\x9b\u202e")
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.endswith(r"worker w\x1b[2J\x9b\u202e:")
+    assert second == "second"

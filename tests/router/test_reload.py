@@ -1,8 +1,12 @@
 """What of a configuration takes effect while a router runs."""
 
+from functools import partial
+from pathlib import Path
+
 import msgspec
 import pytest
 
+from events.settings import NatsSettings
 from router.app import RouterApp
 from router.config import (
     ConfigError,
@@ -11,6 +15,7 @@ from router.config import (
     HotPrefixSettings,
     RoutingSettings,
     ServeConfig,
+    load,
 )
 from router.decision import Role
 from router.reload import RELOADED, reloaded
@@ -60,14 +65,17 @@ def test_every_reloaded_key_is_one_of_routing() -> None:
 
 
 def test_a_router_that_leaves_reads_nothing_any_more() -> None:
+    reads = []
+
     def read_again() -> ServeConfig:
-        raise AssertionError
+        reads.append(1)
+        return ServeConfig()
 
     app = RouterApp(ServeConfig(), read_again=read_again)
-    with pytest.raises(AssertionError):
-        app.reload()
+    app.reload()
     app._stopping.set()
     app.reload()
+    assert len(reads) == 1
 
 
 def settings(**changes: object) -> RoutingSettings:
@@ -108,3 +116,30 @@ def test_a_wrong_policy_changes_nothing() -> None:
             fleet.core.reconfigure(wrong)
     assert fleet.core.routing is before
     assert fleet.route(prompt(64)).decision.policy.name == "dynamo-adaptive"
+
+
+@pytest.mark.parametrize("content", ["[" * 3000, "!!int ''", "a: \x00", "index: {memory_mib: 9e9}"])
+def test_a_hostile_file_is_a_failed_reload(tmp_path: Path, content: str) -> None:
+    file = tmp_path / "kvroute.yaml"
+    file.write_text("nats: {url: 'nats://127.0.0.1:1'}\n")
+    read = partial(load, ServeConfig, file, {}, {})
+    app = RouterApp(read(), read_again=read)
+    file.write_text(content)
+    before = app.config
+    app.reload()
+    assert app.config is before
+    value = app.registry.get_sample_value
+    assert value("kvroute_config_reloads_total", {"result": "failed"}) == 1
+    file.write_text("nats: {url: 'nats://127.0.0.1:1'}\nrouting: {policy: ttft}\n")
+    app.reload()
+    assert app.config.routing.policy == "ttft"
+
+
+def test_a_policy_that_raises_anything_when_it_is_read_is_a_failed_reload() -> None:
+    def read() -> ServeConfig:
+        raise ZeroDivisionError
+
+    app = RouterApp(ServeConfig(nats=NatsSettings(url="nats://127.0.0.1:1")), read_again=read)
+    app.reload()
+    value = app.registry.get_sample_value
+    assert value("kvroute_config_reloads_total", {"result": "failed"}) == 1

@@ -1,0 +1,13 @@
+"""Text of others where people read it: as it is, and harmless to a terminal."""
+
+
+def shown(text: str) -> str:
+    """Text whose unprintable characters are written as escapes (`\\x1b`).
+
+    Those are control characters, escape sequences and changes of the writing direction.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        one if one.isprintable() else one.encode("unicode_escape").decode("ascii") for one in text
+    )
