@@ -171,6 +171,7 @@ class RouterApp:
         config = self.config
         log.info("configuration:\n%s", render(config).rstrip())
         self.watchers.use(config)
+        self.core.times_all = self.watchers.timed
         nats, url = config.nats, config.nats.url
         if url is None:
             self._nats = NatsChild(secrets.token_urlsafe(32))
@@ -305,6 +306,7 @@ class RouterApp:
             config, changed, waiting = reloaded(self.config, self._read_again())
             self.watchers.use(config)  # first, since it looks at all that may be wrong
             self.core.reconfigure(config.routing)
+            self.core.times_all = self.watchers.timed
         except ConfigError as error:
             self.metrics.config_reloads.labels("failed").inc()
             log.error("configuration not reloaded, all stays as it was: %s", error)

@@ -126,6 +126,9 @@ class RouterCore:
         self.working_sets = WorkingSets()
         self.further = Further(self.loads, self.rates, labels, self.sessions, self.working_sets)
         self.decider = Decider(routing, view.index, self.pools, self.further, self.drained, rng)
+        self.times_all = False
+        """Every pick is timed, since a policy that wants to know watches, or will be asked of the
+        decision log; else those of timed policies are."""
         self.pair_picks: Counter[Prefill] = Counter()
         self.tombstone_s = tombstone_s
         self._rng = rng
@@ -160,6 +163,8 @@ class RouterCore:
         if lane is not None and (picked := lane.pick(request, now_s, mark)) is not None:
             reservation, overlap, weighed = picked
             self._remember(request, reservation, now_s)
+            if self.times_all:
+                self.time(reservation, now_s)
             if self.hot is not None:
                 self.hot.on_pick(reservation, request.for_all, lambda: request.prompt, now_s)
             return Pick(reservation, partial(self.decider.told, request, weighed, now_s), overlap)
@@ -205,19 +210,8 @@ class RouterCore:
             self.pair_picks[decision.how] += 1
             if computing is not decision:
                 self._reserve_prefill(reservation, computing, now_s)
-        if computing.policy.timed:
-            seen = reservation.where_computed()
-            source = computing.sources[computing.order[0]]
-            self.rates.on_pick(
-                source.key,
-                source.slot,
-                heartbeat_of(source).model,
-                reservation.id,
-                seen.new_tokens,
-                reservation.prompt_tokens,
-                now_s,
-            )
-            self.working_sets.on_pick(source.key, reservation.prefixes, now_s)
+        if computing.policy.timed or self.times_all:
+            self.time(reservation, now_s)
         if (predicted_s := computing.scores.ttft_s) is not None:
             self.ttft_check.on_pick(reservation.id, predicted_s.item(computing.order[0]))
         if self.hot is not None:
@@ -229,6 +223,22 @@ class RouterCore:
     def policies(self) -> dict[str, Policy]:
         """By name, with their parameters."""
         return self.decider.policies
+
+    def time(self, reservation: Reservation, now_s: float) -> None:
+        """Tells what timed policies look at of a pick: work under way, and the worker's working
+        set. Of a pair, of the worker that computes the prompt."""
+        seen = reservation.where_computed()
+        source = self.view.sources[seen.worker]
+        self.rates.on_pick(
+            source.key,
+            source.slot,
+            heartbeat_of(source).model,
+            reservation.id,
+            seen.new_tokens,
+            reservation.prompt_tokens,
+            now_s,
+        )
+        self.working_sets.on_pick(source.key, reservation.prefixes, now_s)
 
     def _remember(self, request: Request, reservation: Reservation, now_s: float) -> None:
         """Where a session's KV cache will be."""

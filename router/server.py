@@ -219,6 +219,8 @@ class RouterService(router_pb2_grpc.RouterServicer):
         lane = self._core.lane
         if lane is None or (reservation := lane.answer(request, now_s)) is None:
             return None
+        if self._core.times_all:
+            self._core.time(reservation, now_s)
         if (hot := self._core.hot) is not None:
             self._count(hot, reservation, lambda: request, now_s)
         return reservation.answer, reservation, False
@@ -279,15 +281,19 @@ class RouterService(router_pb2_grpc.RouterServicer):
         if (lane := self._core.lane) is not None:
             now_s = self._clock()
             hot = self._core.hot
-            places: list[tuple[Reservation, int]] | None = None if hot is None else []
+            times_all = self._core.times_all
+            wanted = hot is not None or times_all
+            places: list[tuple[Reservation, int]] | None = [] if wanted else None
             try:
                 lane.answers(batch, results, int(waited_s * 1000), now_s, answered, places)
             except Refusal:
                 pass  # of the item that is next: the general way comes to it again
             except Exception as error:  # ours; the next item is tried once more by itself
                 self.guard.fault(ROUTE_STREAM, error)
-            if hot is not None and places is not None:
-                for reservation, place in places:
+            for reservation, place in places or ():
+                if times_all:
+                    self._core.time(reservation, now_s)
+                if hot is not None:
                     self._count(hot, reservation, partial(batch.request_of, place), now_s)
             if watch is not None:
                 watch.passed(len(answered))

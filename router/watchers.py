@@ -34,6 +34,12 @@ class Watchers:
         return self._watch if self._is_on else None
 
     @property
+    def timed(self) -> bool:
+        """Whether one of them goes by the times of all picks, whoever decides; the log's readers
+        may."""
+        return self.log.is_on or (self.shadow is not None and self.shadow.policy.timed)
+
+    @property
     def failures(self) -> int:
         """Times that one failed."""
         return self._watch.failures

@@ -447,3 +447,24 @@ def test_any_bytes_are_answered_or_refused(content: bytes) -> None:
     with suppress(Refusal):
         side.service._route(content)
     assert side.requests("refused", "INTERNAL") == 0
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_policies_that_watch_know_the_picks_of_all_ways(native: bool) -> None:
+    side = Side(native)
+    key = side.fleet.add("w0")
+    core = side.fleet.core
+    core.times_all = True
+    side.route(asked(1600, request_id="one"))
+    items = [
+        router_pb2.RouteItem(index=0, request=asked(1600, first=5000 * i, request_id=f"b{i}"))
+        for i in (1, 2)  # of equal index, too
+    ]
+    side.decide(router_pb2.RouteBatch(items=items))
+    core.route(side.fleet.request(prompt(1600, 50_000)), side.fleet.now_s)
+    assert sum(one.open_tokens for one in core.rates._workers.values()) == 4 * 1600
+    assert len(core.rates._workers[key].open) == 4
+    assert core.working_sets._count > 0
+    for held in list(core.reservations._open):
+        core.report(Progress(held, ProgressState.FINISHED), side.fleet.now_s)
+    assert core.rates._workers[key].open == {}

@@ -1,9 +1,14 @@
 """A policy that watches: numbers worked out by hand."""
 
+from typing import Any
+
+import msgspec
 import numpy as np
 import pytest
 
-from router.config import ConfigError, RoutingSettings
+from events.settings import NatsSettings
+from router.app import RouterApp
+from router.config import ConfigError, RoutingSettings, ServeConfig
 from router.policies import POLICIES
 from router.policies.configured import configured, shadow_policy
 from router.policies.policy import Scores
@@ -113,3 +118,22 @@ def test_who_decodes_is_none_of_its_business() -> None:
     shadow = Shadow(POLICIES["dynamo-adaptive"])
     watched("decode-room", shadow)
     assert shadow.decisions == {}
+
+
+@pytest.mark.parametrize(
+    ("about", "timed"),
+    [
+        ({"shadow_policy": "ttft"}, True),
+        ({"shadow_policy": f"{OWN}:longest_overlap"}, True),
+        ({"shadow_policy": "least-loaded"}, False),
+        ({}, False),
+    ],
+)
+def test_all_picks_are_timed_while_a_policy_watches_that_goes_by_time(
+    about: dict[str, Any], timed: bool
+) -> None:
+    config = ServeConfig(nats=NatsSettings(url="nats://127.0.0.1:1"))
+    changed = msgspec.structs.replace(config, routing=RoutingSettings(**about))
+    app = RouterApp(config, read_again=lambda: changed)
+    app.reload()
+    assert app.core.times_all is timed
