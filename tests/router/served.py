@@ -44,6 +44,8 @@ class Served:
     """Commands that went to the other replicas."""
     registered: list[EngineSettings] = field(default_factory=list)
     broker_is_there: bool = True
+    on_register: Callable[[], object] = lambda: None
+    """Called before an engine is taken."""
     on_sent: Callable[[], object] = lambda: None
     """Called while a command is on its way to the others."""
 
@@ -84,6 +86,7 @@ async def served(
         return stage.broker_is_there
 
     async def register(settings: EngineSettings) -> None:
+        stage.on_register()
         stage.registered.append(settings)
 
     settings = grpc_settings or GrpcSettings(listen="127.0.0.1:0")

@@ -156,3 +156,14 @@ class TestWorker:
         done = Progress(held.id, ProgressState.FINISHED, cached_tokens=48)
         fleet.core.report(done, fleet.now_s)
         assert codec.write_worker(source, fleet.core, fleet.now_s).hit_ratio == 48 / 96
+
+    def test_preemptions_and_a_token_budget_are_shown_where_they_are_told(self) -> None:
+        fleet = Fleet()
+        fleet.add("told", preemptions=3, token_budget=8192)
+        fleet.add("quiet")
+        told, quiet = (
+            codec.write_worker(fleet.view.sources[WorkerKey(name, 0)], fleet.core, fleet.now_s)
+            for name in ("told", "quiet")
+        )
+        assert (told.preemptions, told.token_budget) == (3, 8192)
+        assert (quiet.preemptions, quiet.HasField("token_budget")) == (0, False)

@@ -282,6 +282,16 @@ BOUNDARIES: dict[str, tuple[str, str, Callable[[Served], Any]]] = {
         "Fleet/DrainWorker",
         lambda s: s.workers.DrainWorker(fleet_pb2.DrainWorkerRequest(worker_id="w0")),
     ),
+    "UndrainWorker": (
+        "undrain",
+        "Fleet/DrainWorker",
+        lambda s: s.workers.DrainWorker(fleet_pb2.DrainWorkerRequest(worker_id="w0", undrain=True)),
+    ),
+    "RemoveWorker": (
+        "remove",
+        "Fleet/RemoveWorker",
+        lambda s: s.workers.RemoveWorker(fleet_pb2.RemoveWorkerRequest(worker_id="w0")),
+    ),
 }
 
 
@@ -305,6 +315,20 @@ async def test_whatever_a_handler_raises_ends_its_call_and_no_other(
         assert len(faults) == 1, "logged once in a while"
         answered = await call(stage)
         assert answered is not grpc.aio.EOF
+
+
+async def test_whatever_a_registration_raises_ends_its_call_and_no_other() -> None:
+    request = fleet_pb2.RegisterWorkerRequest(worker_id="w", engine="vllm", address="http://w:1")
+    async with served() as stage, asyncio.timeout(60):
+        stage.fleet.add("w0")
+        for error in ERRORS:
+            stage.on_register = breaks(error)
+            refused = await refusal(stage.workers.RegisterWorker(request))
+            assert (refused.code, refused.reason) == (Code.INTERNAL, "INTERNAL"), error
+            stage.on_register = lambda: None
+            assert (await stage.router.Route(asked())).worker_id == "w0"
+        await stage.workers.RegisterWorker(request)
+        assert [one.id for one in stage.registered] == ["w"]
 
 
 async def test_a_fault_ends_one_stream_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
