@@ -10,6 +10,7 @@ from typing import Protocol
 
 import msgspec
 
+from events.engine_sockets import REPLAY_QUIET_S, SUBSCRIBED_S
 from events.facts import (
     Beat,
     Epoch,
@@ -30,8 +31,6 @@ from events.kept_map import Source, UnusableMap, pack, unpack
 from events.rank import EngineState, Publish, Rank, RankEffect, Replay
 from events.relay import (
     _HELLO_JITTER_S,
-    _REPLAY_QUIET_S,
-    _SUBSCRIBED_S,
     BEAT_S,
     COALESCE_S,
     PROBE_S,
@@ -245,7 +244,7 @@ class Relay(Process):
     def subscribe(self, shell: RankShell, after_s: float = 0.0) -> None:
         delay_s = after_s + self.world.rng.uniform(0, _CONNECT_S_MAX)
         self.later(delay_s, partial(setattr, shell, "subscribed", True))
-        self.later(delay_s + _SUBSCRIBED_S, partial(self._connected, shell))
+        self.later(delay_s + SUBSCRIBED_S, partial(self._connected, shell))
 
     def _connected(self, shell: RankShell) -> None:
         self._perform(shell, shell.rank.on_reconnected())
@@ -285,7 +284,7 @@ class Relay(Process):
 
     def _connect(self, shell: RankShell) -> None:
         self.subscribe(shell)
-        self.later(_SUBSCRIBED_S, partial(self._start, shell))
+        self.later(SUBSCRIBED_S, partial(self._start, shell))
 
     def _load(self, shell: RankShell) -> None:
         data = self.world.disk.get(shell.key)
@@ -398,7 +397,7 @@ class Relay(Process):
             if rng.random() < options.replay_cut_off:
                 parts, ended = parts[: rng.randint(0, len(parts))], False
         delay_s = rng.uniform(0, options.replay_delay_s_max / 2)
-        delay_s += 0.0 if ended else _REPLAY_QUIET_S
+        delay_s += 0.0 if ended else REPLAY_QUIET_S
         self.later(delay_s, partial(self._replay_came, shell, number, parts, ended))
 
     def _replay_came(
@@ -449,7 +448,13 @@ class Router(Process):
     def hear(self, key: WorkerKey, payload: bytes) -> None:
         """The facts subject."""
         self._recover(self.view.on_stream(key, payload, self.clock_s()))
+        self._work()
         self.world.router_moved(self, key)
+
+    def _work(self) -> None:
+        """Applies what waits for its slice: the feed does so before it handles anything more."""
+        while self.view.backlogged:
+            self.view.work(self.clock_s())
 
     def hear_load(self, key: WorkerKey, payload: bytes) -> None:
         self.view.on_heartbeat(key, payload, self.clock_s())
