@@ -144,8 +144,9 @@ async def test_relays_of_engines_that_are_none_harm_no_router_and_no_other_worke
         }
         for name, fields in hopeless.items():
             settings = EngineSettings(id=name, engine="vllm", address="http://127.0.0.1:1")
-            await router._start_relay(msgspec.structs.replace(settings, **fields), router.broker)
-        await router._start_relay(engine_settings(stage.engine), router.broker)
+            wrong = msgspec.structs.replace(settings, **fields)
+            router.relays.start(wrong, router.broker, registered=False)
+        router.relays.start(engine_settings(stage.engine), router.broker, registered=False)
 
         def codes(name: str) -> set[str]:
             (source,) = router.view.ranks(name) or [None]
