@@ -166,7 +166,7 @@ async def test_relays_of_engines_that_are_none_harm_no_router_and_no_other_worke
         (source,) = router.view.ranks("w")
         await until(lambda: router.view.index.count(source.slot) == 3, "its blocks")
         assert router.failed is None
-        assert not router.relays["w"].failures
+        assert not router.relays.trouble("w")
 
 
 # --- a relay that is killed ---
