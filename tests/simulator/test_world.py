@@ -277,7 +277,7 @@ def test_nobody_is_refused_by_workers_that_dont_tell_what_they_can_hold() -> Non
 
 def test_a_lost_fact_is_a_gap_and_is_recovered() -> None:
     many = [request(0.2 * i, [100 + i], 4) for i in range(40)]
-    world, result = checked(trace(*many), event_loss=0.3)
+    world, result = checked(trace(*many), event_loss=0.1)
     counters = result.counters
     assert counters["messages_lost"] > 0
     assert counters["gaps"] > 0
