@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from typing_extensions import override
 
+from events.endpoints import masked
 from events.facts import Heartbeat
 from events.left_out import REASONS
 from events.stream import PAUSE_MAX_S, StreamState
@@ -115,7 +116,8 @@ def _of_its_relay(source: Source, heartbeat: Heartbeat, now_s: float) -> Iterato
     sentences = heartbeat.warnings[:RELAY_SENTENCES_MAX]
     for sentence, code in zip_longest(sentences, heartbeat.warning_codes[: len(sentences)]):
         known = RELAY_CODES.get(code, WarningCode.RELAY)
-        yield WorkerWarning(known, sentence[:SENTENCE_MAX])
+        # Older relays don't mask passwords in URLs.
+        yield WorkerWarning(known, masked(sentence[:SENTENCE_MAX]))
     if source.stream.two_relays(now_s):
         yield WorkerWarning(
             WarningCode.TWO_RELAYS,

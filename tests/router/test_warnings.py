@@ -374,3 +374,10 @@ class TestLog:
 
 def test_codes_are_words_fit_for_a_label() -> None:
     assert all(code.value.replace("_", "").isalpha() for code in WarningCode)
+
+
+def test_a_password_in_an_older_relays_sentence_is_masked() -> None:
+    fleet = Fleet()
+    key = fleet.add("w0", warnings=("the engine's HTTP: http://user:secret@w0:8000/metrics",))
+    (warning,) = fleet.core.warnings(fleet.view.sources[key], fleet.now_s)
+    assert warning.sentence == "the engine's HTTP: http://***@w0:8000/metrics"
