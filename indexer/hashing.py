@@ -69,11 +69,17 @@ def block_hashes(
     An item adds its content hash to every block that it covers a token of.
     """
     hashes = kernel.block_hashes(token_bytes, block_size, seed)
-    if suffixes := _suffixes(items, block_size, len(hashes)):
-        tokens = memoryview(token_bytes).cast("B")
-        for i, suffix in suffixes.items():
-            block = bytes(tokens[4 * block_size * i : 4 * block_size * (i + 1)])
-            hashes[i] = xxh3_64_intdigest(block + suffix, seed)
+    spans = [
+        (
+            item.content_hash & U64_MASK,
+            item.first_token // block_size,
+            (item.first_token + item.token_count - 1) // block_size,
+        )
+        for item in items
+        if item.token_count > 0
+    ]
+    if spans:
+        kernel.add_items(token_bytes, block_size, seed, np.array(sorted(spans), np.uint64), hashes)
     return hashes
 
 
@@ -88,21 +94,3 @@ def extend_prefix(parent: PrefixHash | None, block: BlockHash) -> PrefixHash:
         return PrefixHash(block)
     pair = parent.to_bytes(8, "little") + block.to_bytes(8, "little")
     return PrefixHash(xxh3_64_intdigest(pair, HASH_SEED))
-
-
-def _suffixes(
-    items: Iterable[MultimodalItem], block_size: int, block_count: int
-) -> dict[int, bytes]:
-    """Block index -> what its items add to its bytes: their hashes as LE u64, ascending."""
-    covered: dict[int, list[int]] = {}
-    for item in items:
-        if item.token_count < 1:
-            continue
-        first = item.first_token // block_size
-        last = (item.first_token + item.token_count - 1) // block_size
-        for i in range(first, min(last + 1, block_count)):
-            covered.setdefault(i, []).append(item.content_hash & U64_MASK)
-    return {
-        i: b"".join(value.to_bytes(8, "little") for value in sorted(hashes))
-        for i, hashes in covered.items()
-    }

@@ -32,6 +32,11 @@ cdef extern from "indexer/native/block_table.h" nogil:
     void xxh3_secret(uint64_t, uint8_t *)
     uint64_t xxh3_64(const uint8_t *, size_t, uint64_t, const uint8_t *)
 
+cdef extern from "indexer/native/item_hashes.h" nogil:
+    ctypedef struct ItemSpan:
+        uint64_t content, first, last
+    int item_hashes(const uint8_t *, size_t, size_t, uint64_t, const ItemSpan *, size_t, uint64_t *)
+
 cdef extern from "indexer/native/block_users.h" nogil:
     ctypedef struct Users "BlockUsers":
         uint64_t used, salt

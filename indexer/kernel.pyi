@@ -15,6 +15,13 @@ def xxh3(data: Buffer, seed: int = 0) -> int:
 def block_hashes(token_bytes: Buffer, block_size: int, seed: int) -> HashArray:
     """BlockHashes of the full blocks of little-endian u32 tokens; raises ValueError."""
 
+def add_items(
+    token_bytes: Buffer, block_size: int, seed: int, items: HashArray, hashes: HashArray
+) -> None:
+    """Replaces, of the BlockHashes of some tokens, those of blocks that items cover.
+
+    items: content hash, first block and last block of each, ascending."""
+
 def prefix_hashes(blocks: HashArray, parent: int | None = None) -> HashArray:
     """PrefixHashes of a chain of BlockHashes that goes on after `parent`, if there is one."""
 

@@ -52,6 +52,22 @@ def block_hashes(const uint8_t[::1] token_bytes not None, Py_ssize_t block_size,
     return hashes
 
 
+def add_items(const uint8_t[::1] token_bytes not None, Py_ssize_t block_size, uint64_t seed, const uint64_t[:, ::1] items not None, uint64_t[::1] hashes not None):
+    """Replaces, of the BlockHashes of some tokens, those of blocks that items cover.
+
+    items: content hash, first block and last block of each, ascending."""
+    cdef size_t count = hashes.shape[0], block_bytes = 4 * <size_t>block_size
+    cdef int failed
+    if block_size < 1 or items.shape[1] != 3 or count * block_bytes > <size_t>token_bytes.shape[0]:
+        raise ValueError("no hashes of these tokens, or no items")
+    if not count or not items.shape[0]:
+        return
+    with nogil:
+        failed = item_hashes(&token_bytes[0], count, block_bytes, seed, <const ItemSpan *>&items[0, 0], items.shape[0], &hashes[0])
+    if failed:
+        raise MemoryError
+
+
 def prefix_hashes(const uint64_t[::1] blocks not None, parent=None):
     """PrefixHashes of a chain of BlockHashes that goes on after `parent`, if there is one."""
     cdef size_t count = blocks.shape[0]

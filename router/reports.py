@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import islice
 from time import thread_time
+from typing import TypeAlias
 
 from google.protobuf.message import DecodeError
 
@@ -36,6 +37,9 @@ OWNERS_MAX = 64
 _STEP = 1
 """Number of the field, in ReportRequest and in ReportResponse, that repeats."""
 
+Elsewhere: TypeAlias = tuple[list[bytes], int, bytes]
+"""A step that another replica answers: the outcomes of its slice, its place there, its bytes."""
+
 
 class Reports:
     """Takes steps to the core, or to the replica that owns their reservations."""
@@ -56,10 +60,14 @@ class Reports:
     async def report(self, content: bytes, caller: str, peers: PeerLink | None) -> bytes:
         """A ReportRequest's answer; raises Refusal. peers: the way to other replicas."""
         pieces = _pieces(content, PROGRESS_MAX)
-        outcomes: list[bytes] = []
-        elsewhere: dict[str, list[tuple[int, bytes]]] = {}
+        written: list[bytes] = []
+        waiting: list[tuple[int, list[bytes]]] = []
+        """Slices with steps that another replica answers: places in `written`, and outcomes."""
+        elsewhere: dict[str, list[Elsewhere]] = {}
         began_s = thread_time()
         while some := pieces.take(SLICE_STEPS):
+            outcomes: list[bytes] = []
+            asks = False
             for piece in some:
                 outcome = self._step(piece, caller)
                 if (
@@ -67,19 +75,25 @@ class Reports:
                     and outcome.result == router_pb2.PROGRESS_RESULT_UNKNOWN
                     and (owner := peers.owner(outcome.reservation_id))
                 ):
-                    elsewhere.setdefault(owner, []).append((len(outcomes), piece))
-                outcomes.append(outcome.SerializeToString())
+                    asks = True
+                    elsewhere.setdefault(owner, []).append((outcomes, len(outcomes), piece))
+                outcomes.append(codec.framed(_STEP, outcome.SerializeToString()))
                 if thread_time() - began_s >= SLICE_S:
                     await asyncio.sleep(0)
                     began_s = thread_time()
+            if asks:
+                waiting.append((len(written), outcomes))
+            written.append(b"" if asks else b"".join(outcomes))
             if len(pieces):
                 await asyncio.sleep(0)  # other calls have a turn
                 began_s = thread_time()
         if peers is not None and elsewhere:
             owners = islice(elsewhere.items(), OWNERS_MAX)  # nobody's clients know as many
-            asked = (self._ask(peers, owner, mine, caller, outcomes) for owner, mine in owners)
+            asked = (self._ask(peers, owner, mine, caller) for owner, mine in owners)
             await asyncio.gather(*asked)
-        return b"".join(codec.framed(_STEP, outcome) for outcome in outcomes)
+        for place, outcomes in waiting:
+            written[place] = b"".join(outcomes)
+        return b"".join(written)
 
     def of_peer(self, payload: bytes) -> bytes:
         """Another replica hands on steps of our reservations: the answer's bytes."""
@@ -98,24 +112,23 @@ class Reports:
         self,
         peers: PeerLink,
         owner: str,
-        mine: Sequence[tuple[int, bytes]],
+        mine: Sequence[Elsewhere],
         caller: str,
-        outcomes: list[bytes],
     ) -> None:
         """Hands steps to the replica that owns them; without an answer they stay unknown."""
         about = router_pb2.ReportRequest(caller=caller).SerializeToString()
         for some in _by_size(mine):
-            asked = b"".join(codec.framed(_STEP, piece) for _, piece in some) + about
+            asked = b"".join(codec.framed(_STEP, piece) for _, _, piece in some) + about
             answer = await peers.forward(owner, asked)
             told = _outcomes(answer, len(some))
-            for (place, piece), outcome in zip(some, told, strict=True):
+            for (outcomes, place, piece), outcome in zip(some, told, strict=True):
                 if outcome is None:
                     outcome = router_pb2.ProgressOutcome(
                         reservation_id=router_pb2.Progress.FromString(piece).reservation_id,
                         result=router_pb2.PROGRESS_RESULT_UNKNOWN,
                         message=f"its replica, {owner}, does not answer",
                     )
-                outcomes[place] = outcome.SerializeToString()
+                outcomes[place] = codec.framed(_STEP, outcome.SerializeToString())
 
     def _step(self, piece: bytes, caller: str) -> router_pb2.ProgressOutcome:
         try:
@@ -157,15 +170,15 @@ def _pieces(content: bytes, most: int) -> Pieces:
         raise Refusal(Reason.INVALID_FIELD, f"no ReportRequest: {error}") from error
 
 
-def _by_size(mine: Sequence[tuple[int, bytes]]) -> list[list[tuple[int, bytes]]]:
+def _by_size(mine: Sequence[Elsewhere]) -> list[list[Elsewhere]]:
     """Steps in as many messages as they need."""
-    messages: list[list[tuple[int, bytes]]] = []
+    messages: list[list[Elsewhere]] = []
     size = 0
     for one in mine:
-        size += len(one[1])
+        size += len(one[2])
         if not messages or len(messages[-1]) >= PEER_PROGRESS_MAX or size > PEER_BYTES_MAX:
             messages.append([])
-            size = len(one[1])
+            size = len(one[2])
         messages[-1].append(one)
     return messages
 

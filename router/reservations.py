@@ -40,12 +40,12 @@ class Ending(StrEnum):
 HASH_BYTES_MAX = 1 << 30
 """134 million blocks of prompts: twenty thousand requests of 100,000 tokens in blocks of 16."""
 
-SLICE_UNITS = 1 << 16
+SLICE_UNITS = 1 << 14
 """Work of ending reservations without a turn for other calls, in units of about 20 ns: a unit for
 each block of the prompt, and RESERVATION_UNITS for the rest. The last reservation of a slice may
 go beyond it."""
 RESERVATION_UNITS = 512
-FORGOTTEN_SLICE = 1024
+FORGOTTEN_SLICE = 256
 """Memories of ended reservations that are dropped without a turn for other calls."""
 
 Fingerprint = tuple[int, str, str]

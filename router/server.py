@@ -197,7 +197,7 @@ class RouterService(router_pb2_grpc.RouterServicer):
         yield
         asked = codec.read_request(received, self._core)
         for size in self._core.block_sizes(asked.model):
-            asked.prompt.prefixes(size)
+            yield from asked.prompt.hashed(size)
             yield
         asked.prompt.fingerprint()
         yield

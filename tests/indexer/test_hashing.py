@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from xxhash import xxh3_64_intdigest
 
+from indexer import hashing
 from indexer.hashing import (
     HASH_SEED,
     MultimodalItem,
@@ -161,6 +162,45 @@ def test_an_item_marks_every_block_that_it_covers_a_token_of() -> None:
     assert (plain != marked).tolist() == [True, True, True, False]
     only_last = block_hashes(FOUR_BLOCKS, 16, items=[MultimodalItem(7, 63, 1)])
     assert (plain != only_last).tolist() == [False, False, False, True]
+
+
+item_spans = st.builds(
+    MultimodalItem, st.integers(0, (1 << 64) - 1), st.integers(0, 90), st.integers(0, 90)
+)
+
+
+@laws
+@given(
+    tokens=token_ids, size=st.integers(1, 20), seed=seeds, items=st.lists(item_spans, max_size=6)
+)
+def test_items_are_hashed_behind_their_blocks_ascending(
+    tokens: list[int], size: int, seed: int, items: list[MultimodalItem]
+) -> None:
+    packed = pack_tokens(tokens)
+    expected = []
+    for i in range(len(tokens) // size):
+        first, end = i * size, (i + 1) * size
+        own = [
+            one.content_hash
+            for one in items
+            if one.token_count
+            and one.first_token < end
+            and one.first_token + one.token_count > first
+        ]
+        suffix = b"".join(one.to_bytes(8, "little") for one in sorted(own))
+        expected.append(xxh3_64_intdigest(packed[4 * first : 4 * end] + suffix, seed))
+    assert block_hashes(packed, size, seed, items).tolist() == expected
+
+
+def test_covered_blocks_are_not_hashed_one_by_one_in_python(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def hashes(*_: object) -> int:
+        raise AssertionError("a block is hashed outside of the kernel")
+
+    monkeypatch.setattr(hashing, "xxh3_64_intdigest", hashes)
+    items = [MultimodalItem(i, 0, 1 << 16) for i in range(8)]
+    assert len(block_hashes(bytes(4 << 16), 16, items=items)) == 1 << 12
 
 
 @pytest.mark.parametrize("item", [MultimodalItem(7, 64, 10), MultimodalItem(7, 3, 0)])

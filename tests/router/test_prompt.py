@@ -76,6 +76,26 @@ class TestTokens:
             == prompt(16).prefixes(16).tolist()
         )
 
+    @pytest.mark.parametrize("count", [1, 15, 16, 63, 64, 65, 128, 133])
+    def test_hashed_in_steps_it_is_the_same_prompt(
+        self, count: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("router.prompt.STEP_BLOCKS", 4)
+        tokens = pack_tokens(range(count))
+        items = [
+            MultimodalItem(content, first, length)
+            for content, first, length in [(9, 0, 200), (3, 60, 10), (7, 63, 1), (5, 64, 64)]
+            if first < count
+        ]
+        items = [
+            one._replace(token_count=min(one.token_count, count - one.first_token)) for one in items
+        ]
+        whole, stepped = (Prompt.from_tokens(tokens, items=items, lora_name="ad") for _ in range(2))
+        steps = len(list(stepped.hashed(16)))
+        assert steps == (count // 16 + 3) // 4, "four blocks a step"
+        assert stepped.prefixes(16).tolist() == whole.prefixes(16).tolist()
+        assert list(stepped.hashed(16)) == [], "known by now"
+
     def test_a_repr_tells_the_length_and_no_content(self) -> None:
         assert repr(prompt(64)) == "<Prompt 64 tokens>"
 
