@@ -328,21 +328,25 @@ class _Peer:
     whole: bool = False
     """Nothing that it told was lost, so that what we keep is finer than what it tells again."""
 
-    def end_others(self, told: list[_Told], now_s: float) -> set[WorkerKey]:
+    def end_others(self, told: list[_Told], now_s: float) -> list[WorkerKey]:
         """Workers that were not told have nothing reserved; returns those that had."""
-        others = self.workers.keys() - {WorkerKey(one.worker_id, one.dp_rank) for one in told}
-        ended = set()
-        for key in others:
+        here = {WorkerKey(one.worker_id, one.dp_rank) for one in told}
+        ended = []
+        for key in [key for key in self.workers if key not in here]:
             worker = self.workers[key]
             if worker.learn(_NOTHING, [(now_s, 0, 0)], now_s):
-                ended.add(key)
+                ended.append(key)
             elif worker.steps[-1][0] < now_s - KEPT_S:
                 del self.workers[key]
         return ended
 
 
 class Peers:
-    """Their side: the load that other replicas have reserved."""
+    """Their side: the load that other replicas have reserved.
+
+    Changed workers come in the order of the messages, never in a set's: the order in which loads
+    change decides between equal workers, and a simulation with one seed has one outcome.
+    """
 
     def __init__(self, replica: str) -> None:
         """replica: who we are, whose own messages come back to us."""
@@ -361,31 +365,35 @@ class Peers:
     def __len__(self) -> int:
         return len(self._peers)
 
-    def on_message(self, payload: bytes, now_s: float) -> set[WorkerKey]:
+    def on_message(self, payload: bytes, now_s: float) -> KeysView[WorkerKey]:
         """Takes a message in; returns the workers whose load by peers may have changed."""
+        changed: dict[WorkerKey, None] = {}
+        self._take(payload, changed, now_s)
+        return changed.keys()
+
+    def _take(self, payload: bytes, changed: dict[WorkerKey, None], now_s: float) -> None:
         message = decode_inflight(payload)
         if isinstance(message, Unreadable):
             self.results[message.reason] += 1
-            return set()
+            return
         if message.replica == self._replica:
-            return set()
+            return
         peer = self._peers.get(message.replica)
-        changed: set[WorkerKey] = set()
         if peer is not None and message.epoch < peer.epoch:
             self.results["old_epoch"] += 1
-            return changed
+            return
         if peer is not None and message.epoch > peer.epoch:  # it started again, with nothing
-            changed.update(self._forget(message.replica))
+            changed.update(dict.fromkeys(self._forget(message.replica)))
             peer = None
         if peer is None:
             if len(self._peers) >= REPLICAS_MAX:
                 self.results["too_many_replicas"] += 1
-                return changed
+                return
             self.met += 1
             peer = self._peers[message.replica] = _Peer(message.epoch, 0, now_s)
         if message.seq <= peer.seq:
             self.results["out_of_order"] += 1
-            return changed
+            return
         self.results["applied"] += 1
         whole = peer.whole and message.seq == peer.seq + 1
         since_s = peer.heard_at_s if whole else -inf
@@ -405,14 +413,13 @@ class Peers:
             if (known := peer.workers.get(key)) is None:
                 known = peer.workers[key] = _Worker(_NOTHING, [])
             if known.learn(Totals(*told[-1][1:], one.prefill_tokens), told, since_s):
-                changed.add(key)
+                changed[key] = None
             known.forget_old(now_s)
         if message.full:
-            changed |= peer.end_others(message.workers, now_s)
+            changed.update(dict.fromkeys(peer.end_others(message.workers, now_s)))
         if len(peer.workers) > WORKERS_MAX:
             self.results["too_many_workers"] += 1
-            changed.update(self._forget(message.replica))
-        return changed
+            changed.update(dict.fromkeys(self._forget(message.replica)))
 
     def take_verdicts(self) -> tuple[str, list[Verdict]] | None:
         """The replica that sent the last message, and all that it has ejected; None: the message
@@ -420,10 +427,10 @@ class Peers:
         verdicts, self._verdicts = self._verdicts, None
         return verdicts
 
-    def tick(self, now_s: float) -> set[WorkerKey]:
+    def tick(self, now_s: float) -> KeysView[WorkerKey]:
         """Forgets who is silent; returns the workers whose load by peers changed."""
         silent = [name for name, peer in self._peers.items() if now_s - peer.heard_at_s > TTL_S]
-        return {key for name in silent for key in self._forget(name)}
+        return {key: None for name in silent for key in self._forget(name)}.keys()
 
     def heard(self, worker: WorkerKey, time_s: float) -> tuple[Totals, tuple[int, int]]:
         """What all peers have reserved on a worker, and (requests, blocks) at a time before."""

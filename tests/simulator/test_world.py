@@ -1,5 +1,8 @@
 """The virtual world: conservation under every option, determinism, and stories with known ends."""
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
@@ -171,6 +174,33 @@ def test_the_same_seed_has_the_same_log_and_another_seed_another() -> None:
 
     assert digest(1) == digest(1)
     assert digest(1) != digest(2)
+
+
+ONE_RUN = """
+from dataclasses import replace
+from simulator.options import Failure, RelayRestart, RunOptions
+from simulator.trace_file import load_trace
+from simulator.world import run
+failures = (Failure(2.0, 1, 3.0), Failure(2.0, 3, 3.0))
+restarts = (RelayRestart(1.0, 0),)
+options = RunOptions(workers=6, replicas=3, failures=failures, relay_restarts=restarts)
+whole = load_trace("conversation").spread()
+print(run(options, replace(whole, requests=whole.requests[:150]).at_rate(100.0)).digest)
+"""
+
+
+def test_a_run_is_the_same_in_a_process_whose_sets_have_another_order() -> None:
+    digests = {
+        subprocess.run(
+            [sys.executable, "-c", ONE_RUN],
+            env={**os.environ, "PYTHONHASHSEED": hash_seed},
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
+        for hash_seed in ("1", "2")
+    }
+    assert len(digests) == 1
 
 
 def test_checking_changes_nothing() -> None:
