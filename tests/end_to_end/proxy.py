@@ -24,6 +24,8 @@ class Proxy:
         self._source = source
         self._server: asyncio.Server | None = None
         self._flowing = asyncio.Event()
+        self._answering = asyncio.Event()
+        self._answering.set()
         self._bytes_per_s: float | None = None
         self._altered_share = 0.0
         self._rng = random.Random(0)
@@ -35,6 +37,7 @@ class Proxy:
         self._bytes_per_s = None
         self._altered_share = 0.0
         self._flowing.set()
+        self._answering.set()
         if self._server is None:
             self._server = await asyncio.start_server(self._take, "127.0.0.1", self.port)
             self.port = self._server.sockets[0].getsockname()[1]
@@ -42,6 +45,10 @@ class Proxy:
     def stall(self) -> None:
         """Nothing gets through and nobody is told: new connections are taken too, and wait."""
         self._flowing.clear()
+
+    def stall_answers(self) -> None:
+        """Nothing gets back from the target, which still hears all."""
+        self._answering.clear()
 
     def slow(self, bytes_per_s: float) -> None:
         """Each direction of each connection passes at most so many bytes a second."""
@@ -71,6 +78,7 @@ class Proxy:
         self.cut()
         self._bytes_per_s = None
         self._flowing.set()
+        self._answering.set()
         await asyncio.gather(*self._serving, return_exceptions=True)
 
     async def _take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -89,8 +97,8 @@ class Proxy:
                 try:
                     await asyncio.wait(
                         [
-                            asyncio.create_task(self._pump(reader, onward[1])),
-                            asyncio.create_task(self._pump(onward[0], writer)),
+                            asyncio.create_task(self._pump(reader, onward[1], self._flowing)),
+                            asyncio.create_task(self._pump(onward[0], writer, self._answering)),
                         ]
                     )
                 finally:
@@ -100,11 +108,14 @@ class Proxy:
             writer.transport.abort()
             self._serving.discard(task)
 
-    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Passes bytes on until either side ends."""
+    async def _pump(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, open_: asyncio.Event
+    ) -> None:
+        """Passes bytes on until either side ends; open_: set while this direction works."""
         with suppress(OSError):
             while data := await reader.read(self._piece_bytes()):
                 await self._flowing.wait()
+                await open_.wait()
                 if self._bytes_per_s is not None:
                     await asyncio.sleep(len(data) / self._bytes_per_s)
                 writer.write(self._passed(data))

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import signal
 import sys
 from collections import Counter
 
@@ -102,4 +103,30 @@ async def test_with_all_routers_killed_the_client_goes_on_until_one_is_back() ->
                 await _served_by_a_router(client, http, rng)
                 assert client.counts["outages"] == 1
         finally:
+            await end(process)
+
+
+async def test_with_the_only_router_stopped_the_client_goes_on_until_it_is_continued() -> None:
+    """SIGSTOP: the kernel accepts and acknowledges everything, and nothing is answered."""
+    rng = random.Random(3)
+    port = free_port()
+    async with a_stage(engine_count=4) as stage, aiohttp.ClientSession() as http:
+        process = await _router(stage, port)
+        try:
+            settings = {"silent_s": 1.0, "timeout_s": 60.0}
+            async with KvRouteClient(f"127.0.0.1:{port}", rng=rng, **settings) as client:
+                await client.wait_ready(60.0)
+                await _served_by_a_router(client, http, rng)
+                assert (await ask(client, http, prompt(rng)))[1] is False
+                await until(lambda: client.counts["worker_lists"], "a list of workers")
+                process.send_signal(signal.SIGSTOP)
+                for _ in range(2):  # those that are open as it goes silent, and later ones
+                    asked = (ask(client, http, prompt(rng)) for _ in range(12))
+                    assert all(fallback for _, fallback in await asyncio.gather(*asked))
+                assert client.counts["picks_moved"]
+                process.send_signal(signal.SIGCONT)
+                await _served_by_a_router(client, http, rng)
+                assert client.counts["silences_over"]
+        finally:
+            process.send_signal(signal.SIGCONT)
             await end(process)

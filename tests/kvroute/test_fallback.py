@@ -344,6 +344,7 @@ async def make_client(
 ) -> tuple[KvRouteClient, Clock]:
     """A client that knows the fleet."""
     clock = Clock()
+    settings = {"rng": random.Random(1)} | settings  # six backoffs have a bound, but a high one
     client = KvRouteClient(
         server.address, clock=clock, sleep=clock.sleep, fallback=fallback, **settings
     )

@@ -12,6 +12,7 @@ hash prompts.
 
     calls.py           KvRouteClient: every call of the contract, deadlines, retries
     lines.py           the routers: which there are, where a call goes, whose a reservation is
+    silence.py         routers that take calls and say nothing
     lane.py            route calls of many tasks, as batches on one open stream to a router
     lane_items.py      what a lane carries
     report_lane.py     reports of many tasks, as few calls to a router

@@ -34,13 +34,14 @@ from kvroute.client.fallback import RESERVATION, Fallback, FallbackPolicy, Key
 from kvroute.client.lane import Lane
 from kvroute.client.lane_items import LaneItems
 from kvroute.client.life import RoutedRequest
-from kvroute.client.lines import Line, Lines
+from kvroute.client.lines import SILENT_S, Line, Lines, Metadata
 from kvroute.client.options import RouteBytes, RouteOptions, route_bytes, route_request
 from kvroute.client.pick import Pick
 from kvroute.client.prompt_hashing import PromptHashing
 from kvroute.client.report_lane import ReportLane
 from kvroute.client.reports import Reports
 from kvroute.client.retry import RetryPolicy
+from kvroute.client.silence import is_word
 from kvroute.client.tokens import pack_tokens
 from kvroute.v1 import (
     DrainWorkerRequest,
@@ -74,7 +75,6 @@ log = logging.getLogger("kvroute.client")
 
 _Request = TypeVar("_Request")
 _Response = TypeVar("_Response")
-_Metadata = tuple[tuple[str, str], ...]
 _Callable = Callable[[Line], grpc.aio.UnaryUnaryMultiCallable[_Request, _Response]]
 
 
@@ -103,6 +103,7 @@ class KvRouteClient:
         route_bytes_max: int = 256 * 1024 * 1024,
         retry_budget: RetryBudgetPolicy | None = None,
         fallback: FallbackPolicy | bool = True,
+        silent_s: float = SILENT_S,
         channel_options: Sequence[tuple[str, str | int]] = (),
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
@@ -122,6 +123,10 @@ class KvRouteClient:
         retry_budget: what attempts() may try again, over all of the client's calls.
         fallback: when no router can be reached, requests go to the workers listed last, see
         fallback.py; False: they raise RouterUnreachable.
+        silent_s: a router that owes answers and sends nothing for so long, not even to a health
+        check, is silent: open picks go to another router or to the fallback, later calls avoid it,
+        until it sends something. Without another router and without a list for the fallback, calls
+        wait for it as long as they may. A call with less time than this can't be moved.
         clock and sleep are in seconds. Raises ValueError, and ImportError where hash_prompts has
         nothing to hash with.
         """
@@ -140,6 +145,7 @@ class KvRouteClient:
         self._routes_max = routes_max
         self._route_bytes_max = route_bytes_max
         self._counts: Counter[str] = Counter()
+        self._silent_s = _duration("silent_s", silent_s)
         self._budget = RetryBudget(retry_budget or RetryBudgetPolicy())
         self._lines: Lines | None = None
         self._fallback: Fallback | None = None
@@ -155,6 +161,7 @@ class KvRouteClient:
             pending_max=pending_reports_max,
             began=self._began,
             ended=self._ended,
+            silent=self._is_silent,
         )
 
     @override
@@ -197,8 +204,8 @@ class KvRouteClient:
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """What the client did since it was made: see Lane, ReportLane, Lines, Attempts and
-        Fallback. 0 for what never happened."""
+        """What the client did since it was made: see Lane, ReportLane, Lines, Watch, Attempts and
+        Fallback; `picks_moved` away from silent routers. 0 for what never happened."""
         return self._counts.copy()
 
     # Requests
@@ -472,11 +479,19 @@ class KvRouteClient:
         """model: see _hashed. is_final: see _attempts."""
 
         async def attempt(line: Line, left_s: float) -> RouteResponse:
+            if line.watch.silent and self._do_without_routers():
+                await asyncio.sleep(0)  # a caller in a loop leaves the health checks their turn
+                raise line.silence()
             if line.lane is not None and line.lane.takes(request.size):
                 response = await line.lane.route(request, left_s)
             else:
                 content = b"".join(request.pieces)
-                response = await line.route(content, timeout=left_s, metadata=self._metadata())
+                call = line.route(content, timeout=left_s, metadata=self._metadata())
+                line.picks.add(call)
+                try:
+                    response = await call
+                finally:
+                    line.picks.discard(call)
                 if response is None:
                     raise unreadable("Route")
                 if line.lane is not None:
@@ -517,6 +532,25 @@ class KvRouteClient:
         if fallback is None or not fallback.usable(self._clock()):
             return math.inf
         return max(fallback.policy.patience_s, 0.001)
+
+    def _is_silent(self, reservation_id: str) -> bool:
+        """Whether the router that made a reservation says nothing at present."""
+        line = None if self._lines is None else self._lines.owner(reservation_id)
+        return line is not None and line.watch.silent
+
+    def _went_silent(self, line: Line) -> None:
+        """A router says nothing: what waits for it goes elsewhere, if there is an elsewhere."""
+        if self._open().another(line) or self._do_without_routers():
+            self._counts["picks_moved"] += line.give_up_picks()
+
+    def _do_without_routers(self) -> bool:
+        """Whether the fallback takes the place of routers of which the best one is silent."""
+        fallback = self._fallback
+        now_s = self._clock()
+        if fallback is None or not fallback.usable(now_s):
+            return False
+        fallback.unreachable(now_s - self._silent_s)  # since when that router has said nothing
+        return fallback.unreachable(now_s)
 
     def _has_fallback(self, error: KvRouteError) -> bool:
         """Whether the client picks by itself in the place of more tries."""
@@ -651,18 +685,14 @@ class KvRouteClient:
             line = None
             try:
                 line = self._free_line(reservation_id) or await self._line(left_s, line_wait_s)
-                line.calls += 1
-                try:
-                    return await attempt(line, left_s)
-                finally:
-                    line.calls -= 1
+                return await self._watched(line, attempt, left_s)
             except grpc.aio.AioRpcError as failure:
                 error = error_from_call(failure)
                 error.__cause__ = failure
             except KvRouteError as failed:
                 error = failed
             except asyncio.CancelledError as cancelled:
-                error = self._cut_off(cancelled)
+                error = self._cut_off(cancelled, line)
             elsewhere = False
             if line is not None and isinstance(error, RouterUnreachable):
                 elsewhere = self._open().failed(line) and not reservation_id
@@ -677,17 +707,40 @@ class KvRouteClient:
             if left_s <= 0:  # the sleep took longer than asked
                 raise error
 
-    def _cut_off(self, cancelled: asyncio.CancelledError) -> KvRouteError:
+    async def _watched(
+        self, line: Line, attempt: Callable[[Line, float], Awaitable[_Response]], left_s: float
+    ) -> _Response:
+        """One attempt, of which the line's watch knows."""
+        line.calls += 1
+        line.watch.asked()
+        heard = False
+        try:
+            response = await attempt(line, left_s)
+            heard = True
+            return response
+        except grpc.aio.AioRpcError as failure:
+            heard = is_word(error_from_call(failure))
+            raise
+        except KvRouteError as error:
+            heard = is_word(error)
+            raise
+        finally:
+            line.calls -= 1
+            line.watch.ended(heard=heard)
+
+    def _cut_off(self, cancelled: asyncio.CancelledError, line: Line | None = None) -> KvRouteError:
         """What `cancelled` means; goes on with it if the caller's task was cancelled. Otherwise
-        the channel was closed under the call, which to gRPC makes no difference."""
+        the call was given up, or the channel closed under it: to gRPC that makes no difference."""
         task = asyncio.current_task()
         if task is not None and task.cancelling():
             raise cancelled
         if self._closed:
             return ClientClosed()
+        if line is not None and line.watch.silent:
+            return line.silence()
         return unreachable("the connection was closed")
 
-    def _metadata(self) -> _Metadata:
+    def _metadata(self) -> Metadata:
         if self._token is None:
             return ()
         token = self._token if isinstance(self._token, str) else self._token()
@@ -723,6 +776,9 @@ class KvRouteClient:
                 counts=self._counts,
                 clock=self._clock,
                 rng=self._rng,
+                silent_s=self._silent_s,
+                on_silent=self._went_silent,
+                metadata=self._metadata,
             )
         return self._lines
 

@@ -151,6 +151,15 @@ class Lane:
             self._look()
             raise
 
+    def give_up(self, error: KvRouteError) -> int:
+        """Fails all calls that wait for the router, and has it undo what it answers them later.
+        Returns how many there were."""
+        items = self._items.drop_all()
+        self._counts["cancels"] += len(items)
+        self._fail(items, error)
+        self._look()
+        return len(items)
+
     async def close(self) -> None:
         """Ends the stream; whoever still waits gets ClientClosed."""
         self._closed = True

@@ -160,6 +160,13 @@ class LaneItems:
         self._bytes -= item.request.size
         return True
 
+    def drop_all(self) -> list[Item]:
+        """Takes out all items that were not answered; returns them."""
+        items = [*self._sent.values(), *self._waiting.values()]
+        for item in items:
+            self.drop(item)
+        return items
+
     def put_back(self) -> list[Item]:
         """The stream is gone: what was sent waits again, in front. Returns items given up."""
         self._cancels.clear()

@@ -59,8 +59,8 @@ class RoutedRequest:
 
     Leaving waits until the last report is delivered, at most the client's report_timeout_s; what
     is not through by then goes on in the background, and the client's close() waits for it. A
-    cancelled body leaves at once. (A time limit around the block cancels it: put the limit inside,
-    where it is a TimeoutError, to have it told as TIMEOUT.)
+    cancelled body, and one whose router is silent, leaves at once. (A time limit around the block
+    cancels it: put the limit inside, where it is a TimeoutError, to have it told as TIMEOUT.)
     """
 
     def __init__(
@@ -138,13 +138,14 @@ class RoutedRequest:
         """Tells that the first token is out; more calls than one tell nothing more.
 
         One attempt of at most the client's report_timeout_s, so that a router which is away hardly
-        delays a stream; the next renewal makes up for it.
+        delays a stream, and none at all if it is silent; the next renewal makes up for it.
         """
         if self._prefill_told or self._ended:
             return
         self._prefill_told = True
         self._step = ProgressState.PROGRESS_STATE_PREFILL_DONE
-        await self._renew(self._reports.wait_s, attempts=1)
+        if not self._reports.silent(self.pick.reservation_id):
+            await self._renew(self._reports.wait_s, attempts=1)
 
     async def finished(
         self, *, output_tokens: int | None = None, cached_tokens: int | None = None
@@ -192,7 +193,7 @@ class RoutedRequest:
 
     async def _leave(self) -> None:
         # wait() leaves the task alone when it is itself cancelled or out of time.
-        if self._last is not None:
+        if self._last is not None and not self._reports.silent(self.pick.reservation_id):
             await asyncio.wait({self._last}, timeout=self._reports.wait_s)
 
     async def _tell_last(self, progress: Progress) -> None:

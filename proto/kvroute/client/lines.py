@@ -4,7 +4,8 @@ Each address has a channel of its own. gRPC could balance one channel over all o
 take a report to any router, and only the one that made a reservation knows it.
 
 Laws:
-- a call goes to a connected router that has the fewest of our calls open, if any is connected;
+- a call goes to a connected router that has the fewest of our calls open, if any is connected, and
+  to a silent one (silence.py) only if there is no other;
 - a report goes to the router that made the reservation, for as long as we are connected to it;
 - lines in use never exceed LINES_MAX, those kept for their reservations RETIRED_MAX.
 """
@@ -14,7 +15,8 @@ import logging
 import random
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import grpc
 import grpc.aio
@@ -22,12 +24,15 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from typing_extensions import override
 
 from kvroute.client.channel import Address, Target, addresses_of, open_channel
-from kvroute.client.errors import RouterUnreachable, unreachable
+from kvroute.client.errors import RouterUnreachable, error_from_call, unreachable
 from kvroute.client.lane import Lane
 from kvroute.client.report_lane import ReportLane
+from kvroute.client.silence import Watch
 from kvroute.v1 import FleetAsyncStub, FleetStub, RouterAsyncStub, RouteResponse, RouterStub
 
 ROUTE = "/kvroute.v1.Router/Route"
+SILENT_S = 2.0
+"""Without a word while it owes one, after which a router counts as silent."""
 LINES_MAX = 16
 """Routers used at once; of more addresses, a random choice."""
 RETIRED_MAX = 16
@@ -44,6 +49,8 @@ REST_S = 1.0
 
 log = logging.getLogger("kvroute.client")
 
+Metadata: TypeAlias = tuple[tuple[str, str], ...]
+
 
 @dataclass(slots=True, eq=False)
 class Line:
@@ -58,8 +65,11 @@ class Line:
     health: grpc.aio.UnaryUnaryMultiCallable[HealthCheckRequest, HealthCheckResponse]
     lane: Lane | None
     report_lane: ReportLane | None
+    watch: Watch
     calls: int = 0
     """Open ones."""
+    picks: set[grpc.aio.UnaryUnaryCall[bytes, RouteResponse]] = field(default_factory=set)
+    """Open ones of Route, of picks that don't go over the lane."""
     rests_until_s: float = 0.0
 
     def connected(self, *, connect: bool) -> bool:
@@ -73,8 +83,24 @@ class Line:
             await self.channel.wait_for_state_change(state)
         return state is grpc.ChannelConnectivity.READY
 
+    def silence(self) -> RouterUnreachable:
+        """What a silent router means to a call."""
+        return unreachable(f"the router at {self.address.target} accepts calls and says nothing")
+
+    def give_up_picks(self) -> int:
+        """Fails all open picks with silence(), so that they go elsewhere; returns how many.
+
+        What the router has reserved for them, or does when it wakes, must end: cancels follow the
+        items of a lane (the router remembers its last 4,096 answers for them), and calls are reset,
+        whose answers then can't be sent. The lease ends the rest: of answers to calls that had left
+        the router, and of connections that end before they carry the cancels.
+        """
+        calls = [call for call in self.picks if call.cancel()]
+        return len(calls) + (0 if self.lane is None else self.lane.give_up(self.silence()))
+
     async def close(self) -> None:
         """Ends the connection and what goes over it."""
+        await self.watch.close()
         if self.lane is not None:
             await self.lane.close()
         if self.report_lane is not None:
@@ -97,8 +123,12 @@ class Lines:
         counts: Counter[str],
         clock: Callable[[], float],
         rng: random.Random,
+        silent_s: float = SILENT_S,
+        on_silent: Callable[[Line], None] = lambda _: None,
+        metadata: Callable[[], Metadata] = lambda: (),
     ) -> None:
-        """counts: `lookups` of names, those that failed (`lookups_failed`), `lines` opened."""
+        """counts: `lookups` of names, those that failed (`lookups_failed`), `lines` opened.
+        silent_s, on_silent: see Watch. metadata: of health checks."""
         self._targets = targets
         self._credentials = credentials
         self._options = options
@@ -106,6 +136,9 @@ class Lines:
         self._counts = counts
         self._clock = clock
         self._rng = rng
+        self._silent_s = silent_s
+        self._on_silent = on_silent
+        self._metadata = metadata
         self._lines: list[Line] = []
         self._retired: list[Line] = []
         self._owners: OrderedDict[str, Line] = OrderedDict()
@@ -162,7 +195,13 @@ class Lines:
         line.rests_until_s = now_s + REST_S
         if self._named and now_s - self._looked_up_s >= RESOLVE_S_MIN:
             _ = self._look_up()
-        return len(self._lines) > 1 and any(one is not line for one in self._connected())
+        return self.another(line)
+
+    def another(self, line: Line) -> bool:
+        """Whether another router is connected and not silent."""
+        return len(self._lines) > 1 and any(
+            one is not line and not one.watch.silent for one in self._connected()
+        )
 
     async def close(self) -> None:
         """Ends all connections."""
@@ -182,8 +221,10 @@ class Lines:
         return least[self._turn % len(least)]
 
     def _connected(self) -> list[Line]:
-        """Lines that a call may take; without those that rest, unless all do."""
+        """Lines that a call may take; without those that are silent, unless all are, and without
+        those that rest, unless all do."""
         connected = [line for line in self._lines if line.connected(connect=True)]
+        connected = [line for line in connected if not line.watch.silent] or connected
         now_s = self._clock()
         return [line for line in connected if line.rests_until_s <= now_s] or connected
 
@@ -262,7 +303,20 @@ class Lines:
             ROUTE, response_deserializer=RouteResponse.FromString
         )
         lanes = self._make_lanes(channel, router)
-        return Line(address, channel, router, route, FleetStub(channel), check, *lanes)
+
+        async def probe(timeout_s: float) -> None:
+            message = HealthCheckRequest(service="liveness")
+            try:
+                await check(message, timeout=timeout_s, metadata=self._metadata())
+            except grpc.aio.AioRpcError as failure:
+                raise error_from_call(failure) from failure
+
+        def silent() -> None:
+            self._on_silent(line)
+
+        watch = Watch(address.target, self._silent_s, probe, silent, self._counts)
+        line = Line(address, channel, router, route, FleetStub(channel), check, *lanes, watch)
+        return line
 
 
 def _unresolved(targets: Sequence[Target], failure: OSError | UnicodeError) -> RouterUnreachable:

@@ -33,13 +33,16 @@ class Reports:
         pending_max: int,
         began: Callable[[Pick], None] = lambda _: None,
         ended: Callable[[Pick, FailureReason.ValueType | None], None] = lambda *_: None,
+        silent: Callable[[str], bool] = lambda _: False,
     ) -> None:
         """timeout_s: for a last report with its retries. wait_s: how long leaving waits for it.
         began, ended: called for each request; the latter with why it failed, None if it did not.
+        silent: whether the router that made a reservation says nothing at present.
         """
         self.send = send
         self.began = began
         self.ended = ended
+        self.silent = silent
         self.timeout_s = timeout_s
         self.wait_s = wait_s
         self.lost = 0
