@@ -1,6 +1,7 @@
 """One request's life: what the router hears, and what the caller never does."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -14,6 +15,7 @@ from kvroute.client import (
     NoWorker,
     RetryPolicy,
     RouterUnreachable,
+    UnusableAnswer,
 )
 from kvroute.client.life import failure_reason
 from kvroute.v1 import FailureReason, Progress, ProgressResult, ProgressState
@@ -135,6 +137,9 @@ REASONS: list[tuple[BaseException, FailureReason.ValueType]] = [
     (TimeoutError(), TIMEOUT),
     (KeyError("choices"), CLIENT),
     (ValueError(), CLIENT),
+    (json.JSONDecodeError("Expecting value", "<html>", 0), WORKER),
+    (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"), WORKER),
+    (UnusableAnswer("no choices"), WORKER),
     (AssertionError(), CLIENT),
     (DeadlineExceeded(grpc.StatusCode.DEADLINE_EXCEEDED, None, "router"), CLIENT),
     (NoWorker(grpc.StatusCode.UNAVAILABLE, "NO_WORKER", "router"), CLIENT),

@@ -58,7 +58,7 @@ from kvroute.client.errors import (
     error_from_status,
 )
 from kvroute.client.fallback import FallbackPolicy
-from kvroute.client.life import RoutedRequest
+from kvroute.client.life import RoutedRequest, UnusableAnswer
 from kvroute.client.options import RouteOptions, route_request
 from kvroute.client.pick import Alternative, OverlapTokens, Pick, PrefillWorker
 from kvroute.client.retry import RetryPolicy
@@ -96,6 +96,7 @@ __all__ = [
     "UnknownModel",
     "UnknownSession",
     "UnknownWorker",
+    "UnusableAnswer",
     "WorkerExists",
     "cached_tokens",
     "error_from_status",

@@ -12,8 +12,8 @@ An attempt that fails ends its reservation with its reason. It is followed by an
 another worker, if all of this holds; otherwise the exception goes on as it is:
 
 - `request.prefill_done()` was not called, and the body has not ended the request itself;
-- the reason is WORKER or TIMEOUT (see failure_reason): what is the caller's own, is cancelled, or
-  came from kvroute fails anywhere;
+- the reason is WORKER or TIMEOUT (see failure_reason; the body raises UnusableAnswer for an answer
+  that makes no sense): what is the caller's own, is cancelled, or came from kvroute fails anywhere;
 - there were fewer than `attempts_max` attempts, and the client's retry budget has room;
 - the router has another worker. If it has none, the failure of the last attempt is raised.
 

@@ -7,6 +7,7 @@ and in the end made good by the lease.
 """
 
 import asyncio
+import json
 import logging
 import socket
 from collections.abc import Awaitable, Callable
@@ -37,6 +38,8 @@ _OUR_MISTAKES = (
     TypeError,
     ValueError,
 )
+_UNREADABLE = (json.JSONDecodeError, UnicodeDecodeError)
+"""ValueErrors of bytes that came from somewhere else: inside a request, from the engine."""
 _NO_CONNECTION = frozenset(("ClientConnectorError", "ConnectError"))
 _CAUSES_MAX = 8
 """Causes of an exception that are looked at."""
@@ -48,6 +51,14 @@ _BLAME = (
 )
 
 log = logging.getLogger("kvroute.client")
+
+
+class UnusableAnswer(Exception):
+    """For a caller to raise inside a request, when an engine's answer makes no sense.
+
+    Counts against the worker, and attempts() tries another one. A KeyError can't say as much: a
+    mistake in the caller's own code looks the same, and would speak against every worker.
+    """
 
 
 class RoutedRequest:
@@ -256,7 +267,8 @@ def failure_reason(error: BaseException) -> FailureReason.ValueType:
     CANCELLED  the task or the async generator was closed from outside, the program is ending
     TIMEOUT    TimeoutError (asyncio's and aiohttp's are such)
     CLIENT     errors of this client, programming errors, an HTTP answer 4xx but 408 and 429
-    WORKER     anything else: connections that break, HTTP 5xx, an engine's own complaint
+    WORKER     anything else: connections that break, HTTP 5xx, bytes that are no JSON or no UTF-8,
+               UnusableAnswer and every other exception of the caller's own
     A group is its worst member, in the order WORKER, TIMEOUT, CLIENT, CANCELLED. Never raises.
     """
     match error:
@@ -272,7 +284,7 @@ def failure_reason(error: BaseException) -> FailureReason.ValueType:
         case _:
             status = _http_status(error)
     if status is None:
-        ours = isinstance(error, _OUR_MISTAKES)
+        ours = isinstance(error, _OUR_MISTAKES) and not isinstance(error, _UNREADABLE)
     else:
         ours = 400 <= status < 500 and status not in {408, 429}
     return FailureReason.FAILURE_REASON_CLIENT if ours else FailureReason.FAILURE_REASON_WORKER
