@@ -16,7 +16,13 @@ from kvroute.client import (
     RouterUnreachable,
 )
 from kvroute.client import report_lane as report_lane_module
-from kvroute.client.report_lane import STEPS_A_CALL_MAX, STEPS_MAX, ReportLane
+from kvroute.client.report_lane import (
+    BYTES_A_CALL_MAX,
+    STEPS_A_CALL_MAX,
+    STEPS_MAX,
+    ReportLane,
+    report_pieces,
+)
 from kvroute.v1 import Progress, ProgressOutcome, ReportRequest, ReportResponse
 from tests.kvroute.scripted_router import GUARD_S, Clock, Server, status
 
@@ -211,3 +217,56 @@ async def test_without_the_fast_lane_each_report_is_a_call(server: Server) -> No
         await asyncio.gather(*(client.report(Progress(reservation_id=str(i))) for i in range(5)))
         assert "report_calls" not in client.counts
     assert server.router.told.qsize() == 5
+
+
+# Calls that routers take
+
+
+def test_steps_are_split_by_number_and_by_bytes() -> None:
+    many = [Progress(reservation_id=str(i)) for i in range(2 * STEPS_A_CALL_MAX + 1)]
+    pieces = list(report_pieces(many))
+    assert [len(piece) for piece in pieces] == [STEPS_A_CALL_MAX, STEPS_A_CALL_MAX, 1]
+    assert [one for piece in pieces for one in piece] == many
+    long = [Progress(reservation_id="r" * (BYTES_A_CALL_MAX // 4 - 100)) for _ in range(9)]
+    assert [len(piece) for piece in report_pieces(long)] == [4, 4, 1]
+    assert list(report_pieces([])) == [[]]
+    large = [Progress(reservation_id="r" * size) for size in (1, 2 * BYTES_A_CALL_MAX, 1)]
+    assert [len(piece) for piece in report_pieces(large)] == [1, 1, 1]
+
+
+async def test_reports_of_several_callers_share_a_call_up_to_its_bytes(wire: Wire) -> None:
+    first = wire.report("a")
+    _, answer = await wire.next()
+    names = [f"{i}" * (BYTES_A_CALL_MAX // 2 - 100) for i in range(3)]
+    later = [wire.report(name) for name in names]
+    await asyncio.sleep(0)
+    answer.set_result(None)
+    for those in (names[:2], names[2:]):
+        told_of, answer = await wire.next()
+        assert told_of == those
+        answer.set_result(None)
+    await asyncio.gather(first, *later)
+
+
+@pytest.mark.parametrize("fast_lane", [True, False])
+async def test_a_report_of_many_steps_is_several_calls_with_one_outcome_each(
+    fast_lane: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = Server()
+    await server.start("127.0.0.1:0")
+    sizes: list[int] = []
+    report = server.router.Report
+
+    async def noted(request: ReportRequest, context: Any) -> ReportResponse:
+        sizes.append(len(request.progress))
+        return await report(request, context)
+
+    monkeypatch.setattr(server.router, "Report", noted)
+    await server.stop()
+    await server.start()
+    async with KvRouteClient(server.address, fast_lane=fast_lane, timeout_s=GUARD_S) as client:
+        names = [f"r-{i}" for i in range(3 * STEPS_A_CALL_MAX + 5)]
+        outcomes = await client.report(*(Progress(reservation_id=name) for name in names))
+    await server.stop()
+    assert told(outcomes) == names
+    assert sizes == [STEPS_A_CALL_MAX] * 3 + [5]

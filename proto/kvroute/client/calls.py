@@ -38,7 +38,7 @@ from kvroute.client.lines import SILENT_S, Line, Lines, Metadata
 from kvroute.client.options import RouteBytes, RouteOptions, route_bytes, route_request
 from kvroute.client.pick import Pick
 from kvroute.client.prompt_hashing import PromptHashing
-from kvroute.client.report_lane import ReportLane
+from kvroute.client.report_lane import ReportLane, report_pieces
 from kvroute.client.reports import Reports
 from kvroute.client.retry import RetryPolicy
 from kvroute.client.silence import is_word
@@ -297,9 +297,12 @@ class KvRouteClient:
     ) -> list[ProgressOutcome]:
         """Moves reservations on; one outcome for each step, in order. Counts are cumulative.
 
-        Each step goes to the router that made its reservation. If one of several can't be reached
-        that raises, though others have heard theirs; to tell it again changes nothing there.
+        Each step goes to the router that made its reservation; more than 1,024 of them go in
+        several calls, one after the other. If a call fails that raises, though others were heard;
+        to tell it again changes nothing there.
         """
+        left_s = self._timeout_s if timeout_s is None else _duration("timeout_s", timeout_s)
+        deadline_s = self._clock() + left_s
         lines = self._open()
         by_owner: dict[Line | str | None, list[int]] = {}
         for i, one in enumerate(progress):
@@ -307,11 +310,11 @@ class KvRouteClient:
             owner = RESERVATION if ours else lines.owner(one.reservation_id)
             by_owner.setdefault(owner, []).append(i)
         if len(by_owner) <= 1:
-            return await self._send_reports(progress, timeout_s)
+            return await self._send_pieces(progress, deadline_s)
         found: dict[int, ProgressOutcome] = {}
 
         async def tell(those: list[int]) -> None:
-            outcomes = await self._send_reports([progress[i] for i in those], timeout_s)
+            outcomes = await self._send_pieces([progress[i] for i in those], deadline_s)
             found.update(zip(those, outcomes, strict=True))
 
         told = [tell(those) for those in by_owner.values()]
@@ -593,6 +596,19 @@ class KvRouteClient:
     def _ended(self, pick: Pick, failure: FailureReason.ValueType | None) -> None:
         if self._fallback is not None and not pick.fallback:
             self._fallback.ended(_key_of(pick), self._clock(), failure)
+
+    async def _send_pieces(
+        self, progress: Sequence[Progress], deadline_s: float
+    ) -> list[ProgressOutcome]:
+        """Steps for one router, in calls that it takes."""
+        outcomes: list[ProgressOutcome] = []
+        for piece in report_pieces(progress):
+            left_s = deadline_s - self._clock()
+            if left_s <= 0:
+                told = f"the time was over after {len(outcomes)} of {len(progress)} steps"
+                raise DeadlineExceeded(grpc.StatusCode.DEADLINE_EXCEEDED, None, told)
+            outcomes += await self._send_reports(piece, left_s)
+        return outcomes
 
     async def _send_report(
         self, progress: Progress, *, timeout_s: float, attempts: int | None

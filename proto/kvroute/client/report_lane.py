@@ -8,7 +8,7 @@ Law: every report gets its outcomes, the error of the call it was in, or its own
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
 
@@ -29,6 +29,8 @@ from kvroute.v1 import Progress, ProgressOutcome, ReportRequest, ReportResponse
 
 STEPS_A_CALL_MAX = 1024
 """About ten milliseconds of a router's time."""
+BYTES_A_CALL_MAX = 512 * 1024
+"""Half of the least that routers take by default."""
 STEPS_MAX = 65_536
 """Steps that wait for their turn."""
 HOLD_S = 0.02
@@ -38,8 +40,21 @@ HOLD_S = 0.02
 @dataclass(slots=True, eq=False)
 class _Report:
     progress: Sequence[Progress]
+    size: int
     deadline_s: float
     outcomes: asyncio.Future[list[ProgressOutcome]]
+
+
+def report_pieces(progress: Sequence[Progress]) -> Iterator[Sequence[Progress]]:
+    """Steps in their order, in as many pieces as the bounds of a call ask for; one step larger
+    than that is a piece of its own, which the router refuses."""
+    begin = size = 0
+    for i, one in enumerate(progress):
+        size += _size(one)
+        if i > begin and (i - begin >= STEPS_A_CALL_MAX or size > BYTES_A_CALL_MAX):
+            yield progress[begin:i]
+            begin, size = i, _size(one)
+    yield progress[begin:]
 
 
 class ReportLane:
@@ -74,7 +89,8 @@ class ReportLane:
             told = f"{self._steps} steps wait to be reported; {STEPS_MAX} is the most"
             raise ClientOverloaded(grpc.StatusCode.RESOURCE_EXHAUSTED, None, told)
         loop = asyncio.get_running_loop()
-        report = _Report(progress, loop.time() + timeout_s, loop.create_future())
+        size = sum(_size(one) for one in progress)
+        report = _Report(progress, size, loop.time() + timeout_s, loop.create_future())
         self._waiting.append(report)
         self._steps += len(progress)
         if self._runner is None:
@@ -107,12 +123,13 @@ class ReportLane:
             self._runner = None
 
     def _take(self) -> list[_Report]:
-        """What goes in the next call; one report at least, however many steps it has."""
+        """What goes in the next call; one report at least: report_pieces makes them small."""
         taken: list[_Report] = []
-        steps = 0
+        steps = size = 0
         while self._waiting:
             steps += len(self._waiting[0].progress)
-            if taken and steps > STEPS_A_CALL_MAX:
+            size += self._waiting[0].size
+            if taken and (steps > STEPS_A_CALL_MAX or size > BYTES_A_CALL_MAX):
                 break
             report = self._waiting.popleft()
             self._steps -= len(report.progress)
@@ -150,6 +167,11 @@ class ReportLane:
             told = f"{len(outcomes)} outcomes for {len(steps)} steps"
             error = KvRouteError(grpc.StatusCode.INTERNAL, None, told)
         _fail(reports, error)
+
+
+def _size(step: Progress) -> int:
+    """Bytes of a step in a ReportRequest, with what stands before it."""
+    return step.ByteSize() + 4
 
 
 def _fail(reports: Sequence[_Report] | deque[_Report], error: KvRouteError) -> None:
