@@ -24,7 +24,7 @@ MESSAGE_BYTES_MAX = 1 << 20
 """Of any message but heartbeats and facts, hashes included: what a NATS server takes by default. A
 relay's answers are a little above 512 KiB."""
 FACTS_BYTES_MAX = 1 << 18
-"""Of a message of the facts subject: at most 3 ms of work. A relay's stay below 64 KiB."""
+"""Of a message of the facts subject. A relay's stay below 64 KiB."""
 HEARTBEAT_BYTES_MAX = 1 << 17
 """One is kept of each worker."""
 REQUEST_BYTES_MAX = 4096
@@ -274,9 +274,15 @@ class _FactKind(msgspec.Struct, frozen=True):
     kind: str
 
 
+class _LooseKinds(msgspec.Struct, frozen=True):
+    """The same, of which only the kinds of the facts are looked at."""
+
+    facts: list[_FactKind]
+
+
 _loose_decoder = msgspec.msgpack.Decoder(_LooseFacts)
+_kinds_decoder = msgspec.msgpack.Decoder(_LooseKinds)
 _fact_decoder = msgspec.msgpack.Decoder(Fact)
-_kind_decoder = msgspec.msgpack.Decoder(_FactKind)
 
 Message = (
     FactsMessage
@@ -420,26 +426,19 @@ def _decode_loosely(
         return None, (Unreadable("malformed", str(error)),)
     facts: list[Fact] = []
     unknown: list[Unreadable] = []
-    for raw in loose.facts:
-        try:
-            facts.append(_fact_decoder.decode(raw))
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as broken:
-            kind = _kind_of(raw)
-            if kind is None or kind in ("stored", "removed", "cleared"):
-                return None, (Unreadable("malformed", str(broken)),)
-            unknown.append(Unreadable("unknown_kind", kind[:64]))
+    try:  # an exception a fact would be 6 us each
+        for raw, one in zip(loose.facts, _kinds_decoder.decode(payload).facts, strict=True):
+            if one.kind in ("stored", "removed", "cleared"):
+                facts.append(_fact_decoder.decode(raw))
+            else:
+                unknown.append(Unreadable("unknown_kind", one.kind[:64]))
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as broken:
+        return None, (Unreadable("malformed", str(broken)),)
     if not unknown:  # the facts are fine, so something else is not
         return None, (Unreadable("malformed", str(error)),)
     if bad := _implausible(facts):
         return None, (Unreadable("malformed", bad),)
     return FactsMessage(loose.v, loose.epoch, loose.seq, facts, loose.time_s), tuple(unknown)
-
-
-def _kind_of(raw: msgspec.Raw) -> str | None:
-    try:
-        return _kind_decoder.decode(raw).kind
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return None
 
 
 def _implausible(facts: Sequence[Fact]) -> str:

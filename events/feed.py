@@ -110,6 +110,8 @@ class Feed:
         """Subject -> publisher and worker, of subjects that name one."""
         self._arrived = asyncio.Event()
         """Something waits in the intake."""
+        self._worked = False
+        """The last slice was one of a backlog."""
         self._recoveries: dict[WorkerKey, asyncio.Task[None]] = {}
         self._recovering_bytes = 0
         self._at_once = asyncio.Semaphore(RECOVERIES_AT_ONCE)
@@ -176,19 +178,26 @@ class Feed:
                 await asyncio.sleep(0)
 
     def serve_slice(self) -> None:
-        """Works on a backlog, or handles the next messages at the cost of one slice of the intake;
-        a worker with a backlog has to wait."""
-        backlogged = self._view.backlogged
-        if backlogged:
-            self._view.work(self._clock())
-        self._intake.held = {subjects.escape(key.worker_id).encode() for key in backlogged}
-        for handler, key, payload in self._intake.take():
+        """Works on a backlog, or, in turns with that, handles the next messages at the cost of one
+        slice of the intake; a worker with a backlog has to wait."""
+        view, intake = self._view, self._intake
+        backlogged = view.backlogged
+        self._worked = bool(backlogged) and not self._worked
+        if self._worked:
+            view.work(self._clock())
+            return
+        intake.held = {subjects.escape(key.worker_id).encode() for key in backlogged}
+        applied = view.applied
+        for handler, key, payload in intake.take():
             try:
                 handler(key, payload)
             except Exception as error:  # it was said by others: that message is the loss
-                self._view.dropped["handling_failed"] += 1
+                view.dropped["handling_failed"] += 1
                 self._broker.listener_failed(f"the facts or load of {key}", error)
-        if self._intake.lossy:
+            if view.applied > applied + 1:  # a message's cost has room for a fact
+                intake.charge((view.applied - applied - 1) * FACT_BYTES)
+            applied = view.applied
+        if intake.lossy:
             self._count_losses()
 
     def _count_losses(self) -> None:

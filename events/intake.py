@@ -2,7 +2,8 @@
 
     put: a budget a second, a queue, each a publisher's own ──> take: slices, publishers in turns
 
-Pure: no clock, no sockets. A message costs its bytes and MESSAGE_COST, about as its work does.
+Pure: no clock, no sockets. A message costs its bytes and MESSAGE_COST, about as its work does; what
+only shows as it is read is charged to its slice.
 
 Laws:
 - a publisher's messages come out in the order in which they went in;
@@ -10,11 +11,12 @@ Laws:
   no other; only over the bound of all queues together the longest one goes;
 - between two messages of one publisher, every other that waits has its turn; publishers that are
   not known yet have a quarter of each slice, at most, while known ones wait;
-- a slice costs SLICE_COST at most, and its last message; publishers that are held have no turn.
+- a slice costs SLICE_COST at most, charges included, and its last message; publishers that are held
+  have no turn.
 """
 
 from collections import Counter, deque
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -23,8 +25,7 @@ from typing_extensions import override
 MESSAGE_COST = 512
 """Of a message, besides its bytes: reading it, looking at it, dropping it."""
 SLICE_COST = 64 * 1024
-"""Of what is taken at once: 128 small messages, or 8,000 blocks; about 1 ms of work, and 3 where
-messages are nothing but the smallest facts."""
+"""Of what is taken at once: 128 small messages, or 8,000 blocks; about 1 ms of work."""
 TURN_COST = 8 * 1024
 """A publisher's part of that, before it is another's turn."""
 BUDGET_COST = 16 * 1024 * 1024
@@ -75,6 +76,8 @@ class Intake(Generic[T]):
         """Of each publisher's budget, in this second."""
         self._window_s = 0.0
         self._losses: Counter[bytes] = Counter()
+        self._left = 0
+        """Of the slice that is being taken."""
 
     @override
     def __repr__(self) -> str:
@@ -124,28 +127,30 @@ class Intake(Generic[T]):
         if self.cost > QUEUES_COST_MAX:
             self._drop_longest()
 
-    def take(self) -> list[T]:
-        """The next slice."""
-        taken: list[T] = []
+    def take(self) -> Iterator[T]:
+        """The next slice, to be taken to its end."""
         known, unknown = self._turns[True], self._turns[False]
-        left = SLICE_COST
-        if unknown:
-            left -= SLICE_COST // 4
-        left = self._serve(known, taken, left)
-        if unknown:
-            left = self._serve(unknown, taken, left + SLICE_COST // 4)
-            self._serve(known, taken, left)
-        return taken
+        for_unknown = SLICE_COST // 4 if unknown else 0
+        self._left = SLICE_COST - for_unknown
+        yield from self._serve(known)
+        if for_unknown:
+            self._left += for_unknown
+            yield from self._serve(unknown)
+            yield from self._serve(known)
+
+    def charge(self, cost: int) -> None:
+        """The last message that was taken costs the slice so much more."""
+        self._left -= cost
 
     def take_losses(self) -> Counter[bytes]:
         """Publisher -> messages that it lost since the last call; PUBLISHERS_MAX at most."""
         losses, self._losses = self._losses, Counter()
         return losses
 
-    def _serve(self, turns: deque[_Queue[T]], taken: list[T], left: int) -> int:
-        """Takes so much cost from these publishers in turns; what is left of it."""
+    def _serve(self, turns: deque[_Queue[T]]) -> Iterator[T]:
+        """Takes what is left of the slice from these publishers in turns."""
         passed_over = 0
-        while passed_over < len(turns) and left > 0:
+        while passed_over < len(turns) and self._left > 0:
             queue = turns[0]
             if queue.publisher in self.held:
                 turns.rotate(-1)
@@ -154,21 +159,20 @@ class Intake(Generic[T]):
             passed_over = 0
             waiting = queue.waiting
             alone = len(turns) == 1
-            credit = left if alone else queue.credit + TURN_COST
-            while waiting and credit > 0 and left > 0:
+            credit = self._left if alone else queue.credit + TURN_COST
+            while waiting and credit > 0 and self._left > 0:
                 item, cost = waiting.popleft()
-                taken.append(item)
                 credit -= cost
-                left -= cost
                 queue.cost -= cost
                 self.cost -= cost
+                self._left -= cost
+                yield item
             if waiting:
                 queue.credit = 0 if alone else min(credit, 0)
                 turns.rotate(-1)
             else:
                 turns.popleft()
                 del self._queues[queue.publisher]
-        return left
 
     def _lose(self, publisher: bytes, reason: str, messages: int = 1) -> None:
         self.dropped[reason] += messages

@@ -49,9 +49,11 @@ PREDICTED_BLOCKS_MAX = 1 << 16
 HEARTBEAT_UNREADABLE = "no readable heartbeat"
 """Though it beats: its relay sends heartbeats that were dropped, or none."""
 SLICE_BYTES = 64 * 1024
-"""Of hashes that are applied at once, about 1 ms of work: what else a recovery brings waits in the
-backlog of its worker. A fact counts as FACT_BYTES more."""
-FACT_BYTES = 64
+"""Of hashes that are applied at once, about 1 ms of work: what else a recovery or a long message
+brings waits in the backlog of its worker. A fact counts as FACT_BYTES more."""
+FACT_BYTES = 128
+"""2 us of work, as 128 bytes of hashes are: a slice has 512 facts at most."""
+SLICE_FACTS = SLICE_BYTES // FACT_BYTES
 _MASS_SILENCE_PATIENCE = 10
 """Even when nearly all went silent at once, nobody is kept longer than this many times forget_s."""
 
@@ -117,6 +119,8 @@ class FleetView:
         self.sources: dict[WorkerKey, Source] = {}
         self.facts: Counter[str] = Counter()
         """Kind -> facts applied"""
+        self.applied = 0
+        """Facts of all kinds that were applied, but those of snapshots"""
         self.dropped: Counter[str] = Counter()
         """Reason -> messages or facts dropped"""
         self.forgotten: Counter[str] = Counter()
@@ -189,7 +193,7 @@ class FleetView:
             self.dropped["duplicate"] += stream.duplicates - duplicates
         self.gaps += stream.gaps - before[0]
         self.drifts += stream.drifts - before[1]
-        return self._perform(source, effects, now_s)
+        return self._perform(source, effects, now_s, small=len(payload) <= SLICE_BYTES)
 
     def on_heartbeat(self, key: WorkerKey, payload: bytes, now_s: float) -> Source | None:
         """A message of the load subject; the source it changed, or None when it was dropped."""
@@ -460,15 +464,21 @@ class FleetView:
         self.forgotten[reason] += self.index.forget(source.slot)
         return source
 
-    def _perform(self, source: Source, effects: Sequence[Effect], now_s: float) -> list[Pull]:
-        """Brings the index up to date; returns what has to be asked for."""
+    def _perform(
+        self, source: Source, effects: Sequence[Effect], now_s: float, *, small: bool = False
+    ) -> list[Pull]:
+        """Brings the index up to date; returns what has to be asked for. small: facts that come
+        are of one message of SLICE_BYTES at most."""
         self._mark(source)
         pulls = []
         for effect in effects:
             match effect:
-                case Apply(facts) if len(effects) == 1 and not source.backlog:
-                    for fact in facts:  # of one message, which is small
+                case Apply(facts) if (
+                    small and len(effects) == 1 and len(facts) <= SLICE_FACTS and not source.backlog
+                ):
+                    for fact in facts:
                         self._apply(source, fact, now_s)
+                    self.applied += len(facts)
                 case Apply(facts):
                     source.backlog.extend(facts)
                 case Forget():
@@ -518,6 +528,7 @@ class FleetView:
                 left -= len(fact.hashes)
             left -= FACT_BYTES
             self._apply(source, fact, now_s)
+            self.applied += 1
 
     def _catch_up(self, source: Source, now_s: float) -> None:
         """Applies the whole backlog, since what comes next speaks of the state after it."""

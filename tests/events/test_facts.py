@@ -1,6 +1,7 @@
 """The contract over NATS: what goes in comes out, and nothing that comes can break us."""
 
 from typing import Any
+from unittest import mock
 
 import msgspec
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from events import facts as module
 from events import subjects
 from events.facts import (
     FACTS_BYTES_MAX,
@@ -542,3 +544,18 @@ def test_a_worker_id_is_as_long_as_a_relay_may_be_told_at_most() -> None:
         assert subjects.worker_of(f"kvroute.v1.f.facts.{told}.0") is None
         told = subjects.escape(letter * 256)
         assert subjects.worker_of(f"kvroute.v1.f.facts.{told}.0") == WorkerKey(letter * 256, 0)
+
+
+def test_facts_of_unknown_kinds_cost_no_exception_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = [{"kind": "frozen", "n": i} for i in range(FACTS_IN_MESSAGE_MAX - 1)]
+    facts.append({"kind": "cleared"})
+    payload = msgspec.msgpack.encode(
+        {"kind": "facts", "v": 9, "epoch": [1, 2], "seq": 1, "facts": facts, "time_s": 1.0}
+    )
+    decoder = mock.Mock(wraps=module._fact_decoder)
+    monkeypatch.setattr(module, "_fact_decoder", decoder)
+    message, dropped = decode_stream(payload)
+    assert isinstance(message, FactsMessage)
+    assert message.facts == [Cleared()]
+    assert [one.reason for one in dropped] == ["unknown_kind"] * (len(facts) - 1)
+    assert decoder.decode.call_count == 1

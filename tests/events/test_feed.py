@@ -23,6 +23,7 @@ from events.clock import unix_now
 from events.facts import (
     VERSION,
     Beat,
+    Cleared,
     Epoch,
     FactsMessage,
     Heartbeat,
@@ -37,7 +38,7 @@ from events.ledger import Placed
 from events.outbox import Outbox
 from events.settings import NatsSettings
 from events.stream import StreamState
-from events.view import SLICE_BYTES, FleetView
+from events.view import SLICE_BYTES, SLICE_FACTS, FleetView
 from indexer.hashing import HashArray
 from indexer.identity import PrefixHash, Tier, WorkerKey
 from indexer.kernel import NativeIndex
@@ -399,6 +400,25 @@ async def test_whatever_handling_a_message_raises_the_feed_goes_on(
     await ear.settled()
     assert ear.stream()[0] is StreamState.LIVE
     assert view.sources[WORKER].heartbeat is not None
+
+
+async def test_a_slice_has_a_bound_of_facts_however_small_they_are(ear: Ear) -> None:
+    """Bytes are what a message costs before it is read; its facts are charged as they show."""
+    view = ear.view
+    subject = b"kvroute.v1.f.facts.w.0"
+    seq = 0
+    for facts in (1, 16, 64, 500, 513, 1500):
+        for _ in range(max(3, 3000 // facts)):
+            seq += 1
+            message = encode(FactsMessage(VERSION, EPOCH, seq, [Cleared()] * facts, 1.0))
+            ear.feed._came(ear.feed._on_facts, 0, subject, message)
+    most = 0
+    while ear.feed._intake or view.backlogged:
+        before = view.applied
+        ear.feed.serve_slice()
+        most = max(most, view.applied - before)
+    assert view.sources[WORKER].stream.seq == seq
+    assert 500 <= most <= 2 * SLICE_FACTS
 
 
 async def test_whatever_a_listener_raises_its_subscription_goes_on(tmp_path: Path) -> None:

@@ -9,19 +9,22 @@ import pytest
 
 from events import view as module
 from events.facts import (
+    FACTS_IN_MESSAGE_MAX,
     VERSION,
     Beat,
     Cleared,
     Epoch,
+    Fact,
     FactsMessage,
     Heartbeat,
     Removed,
     Stored,
     encode,
     pack_hashes,
+    unpack_hashes,
 )
 from events.stream import StreamState
-from events.view import SLICE_BYTES, FleetView, Pull, schedulable
+from events.view import FACT_BYTES, SLICE_BYTES, FleetView, Pull, Source, schedulable
 from indexer.identity import Tier, WorkerKey
 from indexer.index import mix_digest
 from indexer.kernel import NativeIndex
@@ -255,6 +258,46 @@ def test_workers_with_a_backlog_have_turns_and_what_comes_next_finds_it_applied(
     views.on_stream(other, encode(beat), 0.0)
     assert list(views.backlogged) == [key(0)]
     assert fleet.index.count(views.sources[other].slot) == 7 * blocks + 1
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        [Cleared()] * FACTS_IN_MESSAGE_MAX,
+        [Stored(pack_hashes([i]), "device") for i in range(FACTS_IN_MESSAGE_MAX)],
+        [Stored(pack_hashes(range(30_000)), "device")],
+    ],
+    ids=["clears", "small", "large"],
+)
+def test_a_message_of_much_work_is_applied_in_slices(
+    facts: list[Stored | Cleared], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet = Fleet()
+    work: list[int] = []
+    apply = fleet.view._apply
+
+    def noted(source: Source, fact: Fact, now_s: float) -> None:
+        work.append(FACT_BYTES + (0 if isinstance(fact, Cleared) else len(fact.hashes)))
+        apply(source, fact, now_s)
+
+    monkeypatch.setattr(fleet.view, "_apply", noted)
+    fleet.tell(1, FactsMessage(VERSION, NOW, 1, facts, 0.0), 0.0)
+    slices = []
+    while fleet.view.backlogged:
+        slices.append(sum(work))
+        work.clear()
+        fleet.view.work(0.0)
+    slices.append(sum(work))
+    assert len(slices) >= 3
+    assert max(slices) <= SLICE_BYTES + FACT_BYTES + 8
+    assert fleet.view.applied >= len(facts)
+    stored = {one for fact in facts if isinstance(fact, Stored) for one in unpack(fact)}
+    assert fleet.index.told(fleet.view.sources[key(1)].slot) == len(stored)
+
+
+def unpack(fact: Stored) -> list[int]:
+    hashes: list[int] = unpack_hashes(fact.hashes).tolist()
+    return hashes
 
 
 def test_a_backlog_goes_with_its_life_and_with_its_worker() -> None:
