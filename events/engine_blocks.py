@@ -60,6 +60,16 @@ class Page(Block):
         self.own_chunk: Chunk | None = None
         """The canonical block that ends with this page."""
 
+    def let_go(self) -> int:
+        """Parts the page from pages and chunks, which hold one another; the places given up."""
+        places = len(self.chunks)
+        self.chunks.clear()
+        if self.own_chunk is not None:
+            places += len(self.own_chunk.pages)
+            self.own_chunk.pages = ()
+        self.own_chunk = self.parent = None
+        return places
+
 
 class Chunk:
     """A canonical block made of pages: a tier holds it while it holds all of them."""

@@ -165,12 +165,11 @@ class Ledger:
     def wipe(self) -> list[Change]:
         """Forgets all copies. Their memory is let go by `sweep`."""
         had_any = any(self._held_count)
-        self._doomed += filter(None, chain(self._blocks, *self._held))
+        self._doomed += filter(None, chain(self._blocks, *self._held, [self.left_out.clear()]))
         self._blocks, self._block_count = _shelves(), 0
         self._held, self._held_count = [_shelves() for _ in Tier], [0 for _ in Tier]
         self._xor = [0 for _ in Tier]
         self.may_miss = False
-        self.left_out.clear()
         return [Wiped()] if had_any else []
 
     def inherit(self, other: "Ledger") -> None:
@@ -179,16 +178,16 @@ class Ledger:
         self._doomed += other._doomed
         other._doomed = []
 
-    def sweep(self, entries: int) -> bool:
-        """Lets go of so many entries of what was wiped; False when nothing is left of it."""
-        while self._doomed and entries > 0:
+    def sweep(self, units: int) -> bool:
+        """Lets go of so many units of what was wiped; False when nothing is left of it. A unit is
+        an entry of a map, or a page's place in a chunk, which may be what kept the page."""
+        while self._doomed and units > 0:
             doomed = self._doomed[-1]
-            for _ in range(min(entries, len(doomed))):
+            while doomed and units > 0:
                 _, block = doomed.popitem()
-                if isinstance(block, Page):  # it and its chunks hold one another
-                    block.chunks.clear()
-                    block.own_chunk = block.parent = None
-                entries -= 1
+                units -= 1
+                if isinstance(block, Page):
+                    units -= block.let_go()
             if not doomed:
                 self._doomed.pop()
         return bool(self._doomed)

@@ -73,11 +73,12 @@ class LeftOut:
         if not copies:
             del self._copies[block]
 
-    def clear(self) -> None:
-        """The engine holds nothing."""
-        self._copies = {}
+    def clear(self) -> dict[EngineHash, list[str]]:
+        """The engine holds nothing. Returns the blocks, whose memory is the caller's to let go."""
+        copies, self._copies = self._copies, {}
         self._of.clear()
         self._for_good.clear()
+        return copies
 
     def reasons(self) -> tuple[str, ...]:
         """Why something is left out now; empty when nothing is."""

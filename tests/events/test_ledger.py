@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from events import ledger_copy
-from events.engine_blocks import Chunk
+from events.engine_blocks import Chunk, Page
 from events.engine_events import BlocksCleared, BlocksRemoved, BlocksStored
 from events.facts import Epoch
 from events.ledger import (
@@ -778,3 +778,41 @@ def test_no_part_of_the_map_grows_large() -> None:
     while ledger.sweep(1024):
         slices += 1
     assert slices >= 2 * count // 1024 - 1
+
+
+@pytest.mark.parametrize("branches", [1, 8])
+def test_a_slice_of_a_sweep_frees_as_many_pages_as_it_has_units(branches: int) -> None:
+    """A chunk keeps its pages: they don't go all at once, with the last that was in the map."""
+    ledger = Ledger()
+    rng = random.Random(1)
+    for _ in range(64):
+        names = tuple(rng.getrandbits(64) for _ in range(15))
+        ledger.apply(BlocksStored(names, None, [rng.getrandbits(16) for _ in range(15)], 1))
+        for token in range(branches):
+            ledger.apply(BlocksStored((rng.getrandbits(64),), names[-1], [token], 1))
+    pages = _pages()
+    assert pages == len(ledger) == 64 * (15 + branches)
+    assert ledger.count() == 64 * branches
+    ledger.wipe()
+    more = True
+    while more:
+        more = ledger.sweep(64)
+        before, pages = pages, _pages()
+        assert before - pages <= 64 + 16
+    assert pages == 0
+
+
+def _pages() -> int:
+    return sum(isinstance(one, Page) for one in gc.get_objects())
+
+
+def test_what_was_left_out_is_let_go_in_slices_too() -> None:
+    ledger = Ledger()
+    ledger.apply(BlocksStored(tuple(range(1000)), 5000, list(range(1000)), 1))
+    assert ledger.left_out.reasons() == ("unknown_parent",)
+    ledger.wipe()
+    assert ledger.left_out.reasons() == ()
+    slices = 1
+    while ledger.sweep(100):
+        slices += 1
+    assert slices >= 10
