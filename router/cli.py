@@ -110,9 +110,9 @@ def _load(config: type[Config], file: Path | None, given: dict[str, Any]) -> Con
     return load(config, file, os.environ, flags)
 
 
-COLLECTED_AFTER = (2_500, 3, 10_000)
+COLLECTED_AFTER = (1_000, 3, 25_000)
 """Objects more than were freed, and rounds, between two looks for cycles (gc.set_threshold). The
-first two bound the pause: a look goes over 10,000 objects, about 2 ms. The third keeps the looks at
+first two bound the pause: a look goes over 4,000 objects, about 1 ms. The third keeps the looks at
 all objects, which take longer, 100 million objects apart."""
 
 
