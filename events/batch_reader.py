@@ -401,7 +401,7 @@ class _LongEvent:
     def _list(self, name: str) -> tuple[int, int, bool]:
         """How many values a field's list has, where they begin, and whether it is one (or nil)."""
         at, end = self._fields.get(name, (0, 0))
-        if at == end or self._payload[at:end] == _NIL:
+        if at == end or self._payload.startswith(_NIL, at, end):  # without a copy of the list
             return 0, 0, at == end or name != "block_hashes"
         try:
             count, at, is_map = _header(self._payload, at)
@@ -502,11 +502,12 @@ def _list(count: int, values: bytes) -> bytes:
 
 
 def _kind(data: bytes, span: _Span | None) -> str:
-    """An event's kind; a stand-in for one that is too long. Raises one of READ_ERRORS for none."""
+    """An event's kind; a stand-in for one of more than FIELDS_BYTES_MAX. Raises one of READ_ERRORS
+    for none."""
     at, end = span or (0, 0)
     if at == end or not _is_text(data[at]):
         raise Unreadable("an event without a kind")
-    return _NAME.decode(data[at:end]) if end - at <= _NAME_BYTES_MAX else "too long a kind"
+    return _NAME.decode(data[at:end]) if end - at <= FIELDS_BYTES_MAX else "too long a kind"
 
 
 def _is_text(first: int) -> bool:

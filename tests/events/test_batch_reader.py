@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from typing_extensions import override
 from xxhash import xxh3_64_intdigest
 
 from events import batch_reader as module
@@ -203,12 +204,28 @@ def work_of(event: EngineEvent) -> int:
     return len(event.hashes) * (1 + size // module.UNIT_TOKENS)
 
 
+class Copied(bytes):
+    """Notes how many bytes each slice of it copies."""
+
+    noted: list[int]
+
+    @override
+    def __getitem__(self, place: Any) -> Any:
+        part = super().__getitem__(place)
+        if isinstance(part, bytes):
+            self.noted.append(len(part))
+        return part
+
+
 def assert_bounded(payload: bytes, engine: str = "vllm") -> Read:
-    """No slice is more than its units, nor decodes or goes over more bytes than they stand for."""
+    """No slice is more than its units, nor decodes, copies or goes over more bytes than they stand
+    for."""
     decoded: list[int] = []
     skipped: list[int] = []
+    noting = Copied(payload)
+    copied = noting.noted = []
     counts: Counter[str] = Counter()
-    reader = BatchReader(payload, SCHEMAS[engine], counts)
+    reader = BatchReader(noting, SCHEMAS[engine], counts)
     of_events, of_skipping = module.decode_event, module.skip
 
     def decode_event(raw: bytes, schema: Any) -> Any:
@@ -217,7 +234,7 @@ def assert_bounded(payload: bytes, engine: str = "vllm") -> Read:
 
     def skip(data: bytes, at: int, left: int, steps: int) -> tuple[int, int]:
         skipped.append(min(left, steps) if steps < 1 << 15 else steps)
-        return of_skipping(data, at, left, steps)
+        return of_skipping(payload if data is noting else data, at, left, steps)
 
     read = Read.__new__(Read)
     read.counts, read.reader, read.slices = counts, reader, []
@@ -225,12 +242,15 @@ def assert_bounded(payload: bytes, engine: str = "vllm") -> Read:
         while not reader.ended:
             decoded.clear()
             skipped.clear()
+            copied.clear()
             events = reader.read(SLICE_UNITS)
             read.slices.append(events)
             assert sum(map(work_of, events)) <= SLICE_UNITS
             assert len(events) <= SLICE_UNITS
             assert len(decoded) <= SLICE_UNITS + 1
-            assert sum(decoded) <= SLICE_UNITS * module.UNIT_BYTES + 2 * module.PART_BYTES
+            bytes_max = SLICE_UNITS * module.UNIT_BYTES + 2 * module.PART_BYTES
+            assert sum(decoded) <= bytes_max
+            assert sum(copied) <= 2 * bytes_max
     return read
 
 
@@ -375,3 +395,13 @@ def test_a_batch_tells_its_time_by_its_first_bytes() -> None:
     assert batch_time_s(encode(time_s=12.5)[:12]) == 12.5
     for nothing in (b"", b"\x90", b"\xc0", msgspec.msgpack.encode({"events": [], "ts": 1.0})):
         assert batch_time_s(nothing) == 0.0
+
+
+@pytest.mark.usefixtures("bounds")
+def test_a_long_kind_that_is_no_text_may_have_been_a_removal() -> None:
+    event = b"\x82\xa4type\xd9\x63" + b"\x80" * 99 + b"\xa3new\x91\x01"
+    payload = b"\x93" + msgspec.msgpack.encode(1.5) + b"\x91" + event + b"\xc0"
+    read = Read(payload)
+    assert DECODERS["vllm"](payload).removals_lost
+    assert read.reader.removals_lost
+    assert +read.counts == {"malformed": 1}
