@@ -93,6 +93,8 @@ class Stream:
         self.reason = "new"
         self.changed_at_s = now_s
         self.last_beat_s = now_s
+        self.beats_since_s = now_s
+        """The first beat of those without a pause of beat_timeout_s between them."""
         self.lag_s = 0.0
         """Of the last message: from the relay's reading of the engine to our applying it."""
         self.duplicates = 0
@@ -175,6 +177,8 @@ class Stream:
             return []
         if effects:
             blocks = digest = 0  # what it holds is of an earlier life, and about to go
+        if gone:
+            self.beats_since_s = now_s
         self.last_beat_s = now_s
         self._confirmed = True
         self.lacks = beat.lacks

@@ -77,8 +77,9 @@ class Source:
     heartbeat_at_s: float = 0.0
     """When the last one came that could be read."""
     heartbeat_overdue: bool = False
-    """It beats, but none of its heartbeats could be read for beat_timeout_s: what we know of its
-    address and load may have changed."""
+    """It beat on for beat_timeout_s after the last heartbeat that could be read: what we know of
+    its address and load may have changed. A relay that is away neither beats nor tells, and is
+    silent, not this."""
     clock_skew_s: float = 0.0
     """Our clock less the relay's when its last heartbeat came; delays make it larger."""
     gone_at_s: float = 0.0
@@ -360,7 +361,7 @@ class FleetView:
             else:
                 source.stream.on_tick(now_s)
                 self._mark(source)
-                self._look_for_heartbeat(source, now_s)
+                self._look_for_heartbeat(source)
         return forgotten
 
     def mark_changed(self, key: WorkerKey) -> None:
@@ -581,17 +582,19 @@ class FleetView:
             for first, last in zip(silent, silent[most - 1 :], strict=False)
         )
 
-    def _look_for_heartbeat(self, source: Source, now_s: float) -> None:
-        """Sets heartbeat_overdue. No heartbeat comes while our own connection is down."""
-        connected = source.stream.connected
+    def _look_for_heartbeat(self, source: Source) -> None:
+        """Sets heartbeat_overdue, by the beats that came since the last heartbeat: a relay's
+        heartbeats go ahead of its beats, and both are missing while it starts again, or while our
+        own connection is down."""
+        stream = source.stream
+        told_at_s = max(source.heartbeat_at_s, self._connection_at_s, stream.beats_since_s)
+        beaten_s = stream.last_beat_s - told_at_s
         overdue = (
-            source.heartbeat is not None
-            and connected
-            and now_s - max(source.heartbeat_at_s, self._connection_at_s) >= self._beat_timeout_s
+            source.heartbeat is not None and stream.connected and beaten_s >= self._beat_timeout_s
         )
         if overdue and not source.heartbeat_overdue:
             self._changed[source.key] = None
-        source.heartbeat_overdue = overdue or (source.heartbeat_overdue and not connected)
+        source.heartbeat_overdue = overdue or (source.heartbeat_overdue and not stream.connected)
 
     def _mark(self, source: Source) -> None:
         if source.state is not source.stream.state:

@@ -535,6 +535,24 @@ def test_a_worker_that_beats_without_a_readable_heartbeat_is_a_last_resort() -> 
     assert set(fleet.reasons().values()) == {""}
 
 
+def test_a_relay_that_starts_again_has_no_unreadable_heartbeats() -> None:
+    fleet = Fleet(2)
+    for second in range(1, 11):
+        fleet.beat(0, second)
+        fleet.heartbeat(0, second)
+        fleet.view.tick(second)
+        assert fleet.reasons()["w1/0"] == ("silent" if second >= 3 else "")
+        assert not fleet.view.sources[key(1)].heartbeat_overdue
+    fleet.beat(1, 10.5)  # its first heartbeat got lost
+    fleet.view.tick(10.5)
+    assert fleet.reasons()["w1/0"] == ""
+    assert not fleet.view.sources[key(1)].heartbeat_overdue
+    for second in (11.5, 12.5, 13.5):
+        fleet.beat(1, second)
+        fleet.view.tick(second)
+    assert fleet.view.sources[key(1)].heartbeat_overdue
+
+
 def test_while_our_connection_is_down_no_heartbeat_is_overdue() -> None:
     fleet = Fleet(1)
     fleet.view.on_connection(False, 1.0)
