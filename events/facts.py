@@ -136,6 +136,9 @@ class Heartbeat(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """"lower" or "higher" is sooner; empty: the engine doesn't schedule by priority."""
     healthy: bool = True
     """False: the engine's health or metrics stopped answering."""
+    probed: bool = True
+    """False: the relay has just started, and no probe of the engine has ended; healthy is False
+    until then."""
     events: bool = True
     """False: the engine publishes no KV events, so its stream is empty and says nothing."""
     tells_salts: bool = True

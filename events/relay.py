@@ -127,6 +127,8 @@ class Relay:
         """Whether the engine has ever answered, over HTTP or ZMQ; one without either can't."""
         self._answered_at_s = -HEALTH_S
         self._refused = False
+        self._probed = settings.http is None
+        """Whether a probe has ended; until then nothing is known of the engine."""
         """The engine's HTTP port refused a connection, and nothing has answered since."""
         self._identified = asyncio.Event()
         self._identity_due = asyncio.Event()
@@ -453,16 +455,16 @@ class Relay:
 
     def _heard(self, probe: Probe, *, answered: bool) -> None:
         """Any usable answer shows that the engine works; a refused connection, that it is gone.
-        A change of health is told at once."""
+        A change of health is told at once, and so is how the first probe ended."""
         now_s = self._clock()
-        before = self._is_healthy(now_s)
-        self._refused = probe.refused
+        before = self._probed, self._is_healthy(now_s)
+        self._refused, self._probed = probe.refused, True
         if answered:
             if now_s - self._answered_at_s >= HEALTH_S:
                 log.info("%s answers", self.settings.id)
             self._answered_at_s = now_s
             self.heard = True
-        if self._is_healthy(now_s) is not before:
+        if (True, self._is_healthy(now_s)) != before:
             for shell in self._shells:
                 shell.beat_now.set()
 
@@ -569,6 +571,7 @@ class Relay:
             multi_rank=settings.ranks > 1,
             priority_scheduling=("lower" if lower_first else "higher") if priority else "",
             healthy=self._is_healthy(now_s),
+            probed=self._probed,
             events=settings.events is not None,
             tells_salts=tells_salts(settings.engine, who.version or ""),
             warms=shell.warmer is not None,

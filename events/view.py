@@ -47,6 +47,8 @@ fleet.workers_max. A relay's `ranks` has the same bound."""
 PREDICTED_BLOCKS_MAX = 1 << 16
 """Of a worker that doesn't tell how many blocks it has."""
 HEARTBEAT_UNREADABLE = "no readable heartbeat"
+NOT_PROBED = "engine not probed yet"
+"""Its relay has just started: the first probe takes a moment, or its whole time limit."""
 """Though it beats: its relay sends heartbeats that were dropped, or none."""
 SLICE_BYTES = 64 * 1024
 """Of hashes that are applied at once, about 1 ms of work: what else a recovery or a long message
@@ -621,7 +623,7 @@ def schedulable(source: Source) -> str:
     if source.heartbeat is None:
         return "no heartbeat yet"
     if not source.heartbeat.healthy:
-        return "engine not answering"
+        return "engine not answering" if source.heartbeat.probed else NOT_PROBED
     if source.stream.state is StreamState.SILENT:
         return "silent"
     if source.heartbeat_overdue:

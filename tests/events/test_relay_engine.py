@@ -167,6 +167,23 @@ async def test_a_refused_connection_and_the_next_answer_are_told_at_once(
     await engine.relay_says(healthy=True)
 
 
+async def test_until_its_first_probe_has_ended_an_engine_counts_as_not_probed(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "BEAT_S", 60.0)  # what comes, comes for its own reason
+    engine.pages = dict.fromkeys(engine.pages, engine.hangs)
+    await engine.follow()
+    await until(engine.last, "a heartbeat")
+    first = engine.last()
+    assert first is not None
+    assert (first.healthy, first.probed) == (False, False)
+    engine.hanging.set()  # pages without a word
+    await until(lambda: engine.last() != first, "the end of the first probe")
+    last = engine.last()
+    assert last is not None
+    assert (last.healthy, last.probed) == (False, True)
+
+
 async def test_ranks_that_are_not_as_configured_are_a_warning(engine: Engine) -> None:
     engine.pages["/metrics"] = engine.says(web.Response, text=METRICS)
     await engine.follow()

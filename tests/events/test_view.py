@@ -64,6 +64,7 @@ class Fleet:
         now_s: float,
         epoch: Epoch = NOW,
         healthy: bool = True,
+        probed: bool = True,
         model: str = "",
     ) -> bool:
         message = Heartbeat(
@@ -72,6 +73,7 @@ class Fleet:
             engine="vllm",
             model=model,
             healthy=healthy,
+            probed=probed,
             sent_at_s=now_s,
         )
         return self.view.on_heartbeat(key(number), encode(message), now_s) is not None
@@ -516,6 +518,14 @@ def test_silence_of_most_of_a_models_workers_makes_these_a_last_resort() -> None
     for number in range(8):
         fleet.beat(number, FORGET_S, seq=0)
     assert len(fleet.view.tick(FORGET_S)) == 4, "patience is for most of the fleet"
+
+
+def test_an_engine_that_was_not_probed_yet_is_not_called_silent() -> None:
+    fleet = Fleet(1)
+    fleet.heartbeat(0, 1.0, healthy=False, probed=False)
+    assert fleet.reasons() == {"w0/0": "engine not probed yet"}
+    fleet.heartbeat(0, 2.0, healthy=False)
+    assert fleet.reasons() == {"w0/0": "engine not answering"}
 
 
 def test_a_worker_that_beats_without_a_readable_heartbeat_is_a_last_resort() -> None:
