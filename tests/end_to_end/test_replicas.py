@@ -1,5 +1,6 @@
 """Several routers on one fleet, over real NATS: load, Reports and fleet commands cross over."""
 
+import asyncio
 import random
 import sys
 from collections import Counter
@@ -14,7 +15,7 @@ from events import subjects
 from events.broker import Broker
 from events.inflight import FULL_S, Inflight, decode_inflight
 from events.settings import NatsSettings
-from kvroute.client import KvRouteClient, Pick
+from kvroute.client import KvRouteClient, KvRouteError, Pick
 from kvroute.v1 import Progress, ProgressResult, ProgressState
 from router.app import RouterApp
 from router.children import end, start
@@ -190,6 +191,31 @@ async def test_fleet_commands_reach_replicas_that_start_later() -> None:
             await until(lambda: list(there.core.drained) == ["worker-0"], "the drain")
             await client.undrain_worker("worker-0")
             await until(lambda: not stage.router.core.drained, "the end of the drain")
+
+
+async def test_a_drain_here_and_an_undrain_there_at_the_same_moment_end_alike() -> None:
+    async with a_stage(engine_count=2) as stage, another(stage) as (there, client):
+        apps = [stage.router, there]
+
+        def all_came(commands: int) -> bool:
+            counted = ("drain", "undrain", "overtaken")
+            return all(sum(app.desk.counts[one] for one in counted) == commands for app in apps)
+
+        for i in range(20):
+            one, other = (stage.client, client) if i % 2 else (client, stage.client)
+            answers = await asyncio.gather(
+                one.drain_worker("worker-0"),
+                other.undrain_worker("worker-0"),
+                return_exceptions=True,
+            )
+            await until(lambda i=i: all_came(2 * i + 2), "both commands at both replicas")
+            drained = ["worker-0" in app.core.drained for app in apps]
+            assert drained[0] == drained[1]
+            lost = answers[1] if drained[0] else answers[0]
+            won = answers[0] if drained[0] else answers[1]
+            assert won == 1
+            overtaken = isinstance(lost, KvRouteError) and lost.reason == "OVERTAKEN"
+            assert lost == 1 or overtaken, "it came first, or was overtaken"
 
 
 async def test_replicas_that_shall_not_tell_one_another_do_not() -> None:
