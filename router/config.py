@@ -176,11 +176,29 @@ class OutlierSettings(Settings, frozen=True):
     ] = 3
     alone_s: Annotated[
         Seconds,
-        Meta(
-            description="how long one caller's word waits for what others see; 0.3 of it for a"
-            " refused connection"
-        ),
+        Meta(description="how long one caller's word waits for what others see"),
     ] = 1.0
+    refused_alone_s: Annotated[
+        Seconds,
+        Meta(
+            description="how long one caller's refused connection waits for what others see; an"
+            " engine that is gone refuses all of them"
+        ),
+    ] = 0.3
+    grace_s: Annotated[
+        Seconds,
+        Meta(
+            description="after a failure, within which a success may have been before it: two"
+            " callers' reports come in any order"
+        ),
+    ] = 0.1
+    sample_after_s: Annotated[
+        Seconds,
+        Meta(
+            description="by how much an engine's answer to its relay must be later than a refused"
+            " connection to count as later: two hosts' clocks differ"
+        ),
+    ] = 0.5
     hang_s: Annotated[
         Seconds, Meta(description="without a first token, beyond what was predicted, that ejects")
     ] = 1.0

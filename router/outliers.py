@@ -36,14 +36,6 @@ CALLERS_MAX = 16
 """Remembered of each worker, those that reported last."""
 OUTCOMES_MAX = 64
 """Remembered of each caller and worker, so that a caller that reports a lot is no more than one."""
-GRACE_S = 0.1
-"""A success that is reported so soon after a failure may have been before it."""
-REFUSED_SHARE = 0.3
-"""Of `alone_s`, that a refused connection waits for other callers: a process that is gone refuses
-all of them."""
-SAMPLE_S = 0.5
-"""An engine's answer to its relay is newer than a refused connection if it is by so much: the two
-are timed by different clocks."""
 NEWS_MAX = 100
 RELAY = "its relay"
 """Takes part as a caller that only ever sees the worker serve."""
@@ -393,7 +385,8 @@ class Outliers:
         elif quiet_s >= settings.window_s or (standing.accused and now_s >= standing.due_s):
             self._eject(worker, standing, cause, now_s, caller)
         elif standing.accused is None:
-            wait_s = settings.alone_s * (REFUSED_SHARE if cause is Cause.REFUSED else 1.0)
+            is_refusal = cause is Cause.REFUSED
+            wait_s = settings.refused_alone_s if is_refusal else settings.alone_s
             standing.accused, standing.accused_by, standing.accused_s = cause, caller, now_s
             standing.due_s = now_s + wait_s
             self._accused[worker] = standing
@@ -403,13 +396,14 @@ class Outliers:
     ) -> None:
         """A worker has served since a time, as this caller sees: what another one alone holds
         against it is over."""
+        grace_s = self.settings.grace_s
         in_a_row = standing.accused is Cause.FAILURES_IN_A_ROW
-        if standing.accused and (in_a_row or since_s >= standing.accused_s + GRACE_S):
+        if standing.accused and (in_a_row or since_s >= standing.accused_s + grace_s):
             accuser = standing.accused_by
             self._acquit(worker, standing)
             if caller != accuser:
                 self._distrust(standing, accuser, now_s)
-        if standing.cause is None or since_s < standing.ejected_s + GRACE_S:
+        if standing.cause is None or since_s < standing.ejected_s + grace_s:
             return
         if standing.cause is Cause.NO_FIRST_TOKEN and caller != RELAY:
             self._take_back(worker, standing, "a first token came")
@@ -524,7 +518,8 @@ class Outliers:
         if not standing.needs_sample:
             return True
         sampled_at_s = self._sampled_at_s(worker)
-        return sampled_at_s is None or sampled_at_s >= standing.ejected_s + SAMPLE_S
+        later_s = standing.ejected_s + self.settings.sample_after_s
+        return sampled_at_s is None or sampled_at_s >= later_s
 
     def _take_back(self, worker: WorkerKey, standing: Standing, why: str) -> None:
         standing.cause, standing.accuser, standing.replica = None, "", ""

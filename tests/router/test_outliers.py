@@ -198,6 +198,17 @@ class TestTime:
         bench.turn(30)
         assert bench.out() == {W[0]}
 
+    def test_how_much_later_that_answer_must_be_is_as_configured(self) -> None:
+        bench = Bench(sample_after_s=2.0)
+        bench.fail(W[0], Fault.REFUSED)
+        ejected_s = bench.now_s
+        bench.sampled_s[W[0]] = ejected_s + 1.9
+        bench.turn(5)
+        assert bench.out() == {W[0]}
+        bench.sampled_s[W[0]] = ejected_s + 2.0
+        bench.turn(0.1)
+        assert bench.out() == set()
+
     def test_answers_to_requests_from_before_an_ejection_are_no_probes(self) -> None:
         bench = Bench()
         for _ in range(5):
@@ -294,6 +305,31 @@ class TestOneCallersWord:
         assert bench.out() == set(), "the other one may know better"
         bench.turn(0.35)
         assert bench.out() == {W[0]}
+
+    def test_how_long_it_waits_is_as_configured(self) -> None:
+        bench = Bench(alone_s=0.5, refused_alone_s=2.0)
+        for worker in W[:2]:
+            bench.serve(worker, "honest")
+        bench.turn(0.2)
+        bench.fail(W[0], Fault.REFUSED, caller="first")
+        bench.fail(W[1], caller="first", times=5)
+        bench.turn(1.5)
+        assert bench.out() == {W[1]}
+        bench.turn(1.0)
+        assert W[0] in bench.out()
+
+    @pytest.mark.parametrize(("grace_s", "is_cleared"), [(0.1, True), (0.5, False)])
+    def test_a_success_within_the_grace_clears_nobody(
+        self, grace_s: float, is_cleared: bool
+    ) -> None:
+        bench = Bench(grace_s=grace_s)
+        bench.serve(W[0], "honest")
+        bench.turn(0.2)
+        bench.fail(W[0], Fault.REFUSED, caller="first")
+        bench.turn(0.25)
+        bench.serve(W[0], "honest")
+        bench.turn(0.5)
+        assert bench.out() == (set() if is_cleared else {W[0]})
 
     def test_two_callers_eject_at_once(self) -> None:
         bench = Bench()
