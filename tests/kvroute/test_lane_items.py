@@ -181,6 +181,13 @@ class Lane(RuleBasedStateMachine):
         assert not self.items.drop(item)
 
     @rule()
+    def drop_all(self) -> None:
+        self.cancelled |= self.items._sent.keys()
+        dropped = self.items.drop_all()
+        assert {id(one) for one in dropped} == {id(one) for one in self.here.values()}
+        self.here = {}
+
+    @rule()
     def undo(self) -> None:
         self.count += 1
         self.items.cancel(1_000_000 + self.count)

@@ -543,7 +543,10 @@ class KvRouteClient:
 
     def _went_silent(self, line: Line) -> None:
         """A router says nothing: what waits for it goes elsewhere, if there is an elsewhere."""
-        if self._open().another(line) or self._do_without_routers():
+        lines = self._lines
+        if lines is None or self._closed:
+            return
+        if lines.another(line) or self._do_without_routers():
             self._counts["picks_moved"] += line.give_up_picks()
 
     def _do_without_routers(self) -> bool:
