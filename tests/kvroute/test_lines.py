@@ -229,6 +229,23 @@ async def test_if_one_router_of_several_hears_no_report_that_raises(servers: lis
         assert servers[2].router.told.qsize() == 0, "nobody else could do anything with it"
 
 
+async def test_what_is_told_of_a_router_that_is_gone_goes_to_another_at_once(
+    servers: list[Server],
+) -> None:
+    client, clock = make_client(addresses(servers))
+    async with client:
+        await all_connected(client, 3)
+        picks = [await client.route(token_ids=TOKENS) for _ in range(3)]
+        clock.slept_s.clear()
+        await servers[1].stop()
+        (gone,) = (one.reservation_id for one in picks if one.worker_id == "w1")
+        for _ in range(2):
+            (outcome,) = await client.report(*finished(gone))
+            assert outcome.reservation_id == gone
+        assert sum(server.router.told.qsize() for server in (servers[0], servers[2])) == 2
+        assert not any(clock.slept_s)
+
+
 async def test_a_report_of_an_unknown_router_goes_to_any(servers: list[Server]) -> None:
     client, _ = make_client(addresses(servers))
     async with client:

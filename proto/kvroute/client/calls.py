@@ -692,8 +692,9 @@ class KvRouteClient:
         line_wait_s: how long to wait for a line.
 
         What is left of the time is each attempt's deadline. Another router is asked at once when
-        one can't be reached and others can; for a reservation only the one that made it will do, as
-        long as there is a line to it.
+        one can't be reached and others can. What is about a reservation goes to the router that
+        made it, if there is a line to it that works; else to another, which hands it on or knows
+        that nobody has that reservation any longer.
         """
         left_s = self._timeout_s if timeout_s is None else _duration("timeout_s", timeout_s)
         deadline_s = self._clock() + left_s
@@ -714,7 +715,9 @@ class KvRouteClient:
                 error = self._cut_off(cancelled, line)
             elsewhere = False
             if line is not None and isinstance(error, RouterUnreachable):
-                elsewhere = self._open().failed(line) and not reservation_id
+                elsewhere = self._open().failed(line)
+                if elsewhere:
+                    reservation_id = ""  # its owner's line is passed over
             left_s = deadline_s - self._clock()
             delay_s = policy.delay_s(error, count, left_s, self._rng)
             if delay_s is None or (is_final is not None and not elsewhere and is_final(error)):

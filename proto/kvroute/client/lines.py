@@ -6,7 +6,8 @@ take a report to any router, and only the one that made a reservation knows it.
 Laws:
 - a call goes to a connected router that has the fewest of our calls open, if any is connected, and
   to a silent one (silence.py) only if there is no other;
-- a report goes to the router that made the reservation, for as long as we are connected to it;
+- a report goes to the router that made the reservation, for as long as we are connected to it, and
+  to another, which hands it on over NATS, when that one can't be reached;
 - lines in use never exceed LINES_MAX, those kept for their reservations RETIRED_MAX.
 """
 
