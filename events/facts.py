@@ -144,6 +144,8 @@ class Heartbeat(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     tells_salts: bool = True
     """False: this release of the engine leaves cache salts out of its KV events, so that salted
     blocks are told as everybody's."""
+    loads_loras: bool = False
+    """The engine loads a LoRA that is not among lora_names when a request names it."""
     warms: bool = False
     """The relay lets routers have the engine compute a prefix ahead of its requests."""
     running: Count = 0

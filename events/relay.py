@@ -559,6 +559,7 @@ class Relay:
             model=settings.model or load.model or who.model or "",
             model_aliases=tuple(dict.fromkeys((*settings.model_aliases, *who.aliases))),
             lora_names=who.lora_names,
+            loads_loras=settings.loads_loras,
             max_model_len=who.max_model_len or 0,
             block_size=size or 0,
             engine_block_size=engine_size or 0,

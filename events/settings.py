@@ -119,6 +119,13 @@ class EngineSettings(Settings, frozen=True):
         Count | None,
         Meta(description="requests that run at once, if the engine doesn't tell"),
     ] = None
+    loads_loras: Annotated[
+        bool,
+        Meta(
+            description="the engine loads a LoRA that it doesn't list when a request names it: vLLM"
+            " with a LoRA resolver plugin, SGLang for LoRAs that it has evicted"
+        ),
+    ] = False
 
     @property
     def http(self) -> str | None:

@@ -185,6 +185,13 @@ def serve(config_file: Path | None, **given: Any) -> None:
     default=None,
     help="Let routers have it compute hot prefixes (their routing.hot_prefixes).",
 )
+@click.option(
+    "--loads-loras",
+    f"{_ENGINE}loads_loras",
+    is_flag=True,
+    default=None,
+    help="The engine loads a LoRA that it doesn't list when a request names it.",
+)
 @click.option("--label", f"{_ENGINE}labels", multiple=True, help="NAME=VALUE, repeatable.")
 @click.option("--subject", f"{_ENGINE}subject", help="dynamo: where the workers publish, on NATS.")
 @click.option("--load-subject", f"{_ENGINE}load_subject", help="dynamo: their kv_metrics.")

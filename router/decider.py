@@ -30,6 +30,7 @@ from router.eligibility import (
     TOO_LONG,
     answering_first,
     exclusions,
+    loaded_first,
     narrows_nothing,
     only_roles,
     too_long,
@@ -266,6 +267,10 @@ class Decider:
         """Scores a pool, and puts it in order."""
         request, pool, not_live, table, overlaps, now_s, last = matched
         eligible = answering_first(eligible, last)
+        if lora_name := request.prompt.lora_name:
+            eligible = loaded_first(
+                eligible, lora_name, pool, table[COLUMNS.index("full")].tolist()
+            )
         rows = self._rows(request, pool, table, overlaps, eligible, now_s, kv_distance)
         policy, scores = self._scored(policy, rows)
         excluded, order, tied = self._order(rows, scores)

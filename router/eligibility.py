@@ -11,6 +11,7 @@ DRAINED = "drained"
 TOO_LONG = "prompt too long"
 NOT_A_NUMBER = "cost is not a number"
 """The policy's doing, which another one may not do."""
+LORA_ELSEWHERE = "another worker has the LoRA loaded"
 OUTPUT_TOKENS_MAX = 4096
 """What a request is believed when it says how much output it expects."""
 
@@ -34,6 +35,29 @@ def answering_first(reasons: Sequence[str], last: Sequence[str]) -> Sequence[str
     if any(not reason and not kept_out for reason, kept_out in pairs):
         return [reason or kept_out for reason, kept_out in pairs]
     return reasons
+
+
+def loaded_first(
+    reasons: Sequence[str], lora_name: str, pool: Pool, full: Sequence[float]
+) -> Sequence[str]:
+    """Reasons against workers; those that would have to load the LoRA have theirs, too, while a
+    worker that lists it may be picked and has room: each load costs time, and room for another LoRA
+    that is in use there."""
+    lists = [lora_name in heartbeat_of(source).lora_names for source in pool.sources]
+    if not any(
+        listed and not reason and not is_full
+        for listed, reason, is_full in zip(lists, reasons, full, strict=True)
+    ):
+        return reasons
+    return [
+        reason or (LORA_ELSEWHERE if would_load(heartbeat_of(source), lora_name) else "")
+        for reason, source in zip(reasons, pool.sources, strict=True)
+    ]
+
+
+def would_load(heartbeat: Heartbeat, lora_name: str) -> bool:
+    """Whether an engine has to load a LoRA for a request, and does so on demand."""
+    return heartbeat.loads_loras and lora_name not in heartbeat.lora_names
 
 
 def only_roles(pool: Pool, role: Role) -> tuple[str, ...]:
@@ -77,14 +101,19 @@ def exclusion(request: Request, output_tokens: int, source: Source, drained: Con
     for name, value in request.required_labels.items():
         if heartbeat.labels.get(name) != value:
             return "labels differ"
-    loras = heartbeat.lora_names  # an engine that lists none may load them as they come
-    if prompt.lora_name and loras and prompt.lora_name not in loras:
+    if prompt.lora_name and not _may_serve(heartbeat, prompt.lora_name):
         return "LoRA not loaded"
     if too_long(request, output_tokens, heartbeat):
         return TOO_LONG
     if prompt.hashes_block_size and prompt.hashes_block_size != heartbeat.block_size:
         return "block size differs"
     return ""
+
+
+def _may_serve(heartbeat: Heartbeat, lora_name: str) -> bool:
+    """Whether an engine has a LoRA, or may load it; an engine that lists none may."""
+    loras = heartbeat.lora_names
+    return not loras or lora_name in loras or would_load(heartbeat, lora_name)
 
 
 def _not_of_role(heartbeat: Heartbeat, role: Role) -> str:

@@ -42,7 +42,7 @@ from indexer.hashing import HashArray
 from router.candidates import COLUMNS, Column
 from router.config import HotPrefixSettings
 from router.decision import Request, Role
-from router.eligibility import exclusion
+from router.eligibility import exclusion, would_load
 from router.pools import Pool, heartbeat_of
 from router.prefix_copies import Cancel, Copies, Copy, Prefix
 from router.prefix_rates import PrefixKey, PrefixRate, PrefixRates
@@ -368,9 +368,11 @@ class HotPrefixes:
         return _Workers(pool, queues, ~full & (queues <= busy_above))
 
     def _can_take(self, request: Request, pool: Pool, row: int) -> bool:
-        """Whether it could be sent to a worker, if there is room."""
-        drained = self._core.drained
-        return not exclusion(request, WARM_OUTPUT_TOKENS, pool.sources[row], drained)
+        """Whether it could be sent to a worker, if there is room, and loads no LoRA there."""
+        source, lora_name = pool.sources[row], request.prompt.lora_name
+        if lora_name and would_load(heartbeat_of(source), lora_name):
+            return False
+        return not exclusion(request, WARM_OUTPUT_TOKENS, source, self._core.drained)
 
     def _runs(self, prefix: Prefix, slots: npt.NDArray[np.intp]) -> npt.NDArray[np.int32]:
         """Blocks of a prefix that workers hold, or will soon."""

@@ -20,6 +20,8 @@ class Models:
         self._memory_s = memory_s
         self.seen: dict[str, float] = {}
         """Name -> when a worker last said that it serves it."""
+        self._seen_whole: dict[str, float] = {}
+        """The same of models and their aliases, without LoRAs."""
 
     def names(self, model: str) -> tuple[str, ...]:
         """All names of a model, the canonical one first."""
@@ -29,6 +31,11 @@ class Models:
         """Whether it is configured, or was served a while ago."""
         return model in self._names or model in self.seen
 
+    def is_whole(self, name: str) -> bool:
+        """Whether a name is a model's rather than a LoRA's: it is configured, or a worker served a
+        model by it a while ago."""
+        return name in self._names or name in self._seen_whole
+
     def serves(self, heartbeat: Heartbeat, model: str) -> bool:
         """Whether a worker serves a model, by any of its names."""
         served = (heartbeat.model, *heartbeat.model_aliases, *heartbeat.lora_names)
@@ -36,12 +43,18 @@ class Models:
 
     def on_heartbeat(self, heartbeat: Heartbeat, now_s: float) -> None:
         """A worker said what it serves."""
-        for name in (heartbeat.model, *heartbeat.model_aliases, *heartbeat.lora_names):
-            if name and (name in self.seen or len(self.seen) < MODELS_MAX):
-                self.seen[name] = now_s
+        whole = (heartbeat.model, *heartbeat.model_aliases)
+        for seen, names in (
+            (self.seen, (*whole, *heartbeat.lora_names)),
+            (self._seen_whole, whole),
+        ):
+            for name in names:
+                if name and (name in seen or len(seen) < MODELS_MAX):
+                    seen[name] = now_s
 
     def tick(self, now_s: float) -> None:
         """Time went by."""
-        gone = [name for name, at_s in self.seen.items() if now_s - at_s >= self._memory_s]
-        for name in gone:
-            del self.seen[name]
+        for seen in (self.seen, self._seen_whole):
+            gone = [name for name, at_s in seen.items() if now_s - at_s >= self._memory_s]
+            for name in gone:
+                del seen[name]

@@ -42,6 +42,7 @@ _TRUST = {
     StreamState.SUSPECT: 0.0,
     StreamState.SILENT: 0.0,
 }
+_NAME_BOTH = "a LoRA that is to be loaded is named beside its model (lora_name)"
 _POOLS_MAX = 1024
 """Remembered, by the name in the request."""
 _Group = tuple[str, str]
@@ -100,6 +101,7 @@ class _Identity(NamedTuple):
     model: str
     aliases: tuple[str, ...]
     loras: tuple[str, ...]
+    loads_loras: bool
     block_size: int
     role: str
     max_model_len: int
@@ -115,6 +117,7 @@ class _Identity(NamedTuple):
             heartbeat.model,
             heartbeat.model_aliases,
             heartbeat.lora_names,
+            heartbeat.loads_loras,
             heartbeat.block_size,
             heartbeat.role,
             heartbeat.max_model_len,
@@ -177,6 +180,8 @@ class Pools:
         self._served_loras: Counter[str] = Counter()
         self._served_models: Counter[str] = Counter()
         """As engines call them; empty: of workers that have not said theirs."""
+        self._loading: Counter[str] = Counter()
+        """Those of them whose workers load LoRAs on demand -> such workers."""
         self._served_text: str | None = None
         """Some of these, for refusals; None: to be written again."""
         self._several_text: str | None = None
@@ -255,9 +260,13 @@ class Pools:
         """The workers of a model that are up; and the others, each with the reason.
 
         model: by any of its names; empty: the fleet's only one. ready: the fleet has been heard.
+        A name that nobody serves stands for the model whose workers may load it (`loading_model`).
         Raises Refusal if nobody serves it, up or not.
         """
         found = self._pools.get(model)
+        if found is None and ready and (base := self.loading_model(model)):
+            found = self.live(base, ready)
+            self._keep(model, found)
         if found is None:
             up: list[Source] = []
             down: list[tuple[Source, str]] = []
@@ -266,9 +275,8 @@ class Pools:
                     down.append((source, reason))
                 else:
                     up.append(source)
-            if len(self._pools) >= _POOLS_MAX:
-                self.forget_live()
-            found = self._pools[model] = Pool.of(up), down
+            found = Pool.of(up), down
+            self._keep(model, found)
         return found
 
     def last_resort(self, model: str, ready: bool) -> LastResort | None:
@@ -332,7 +340,24 @@ class Pools:
     def lora_of(self, model: str) -> str:
         """The LoRA that a request means by its model's name; empty when that is a whole model."""
         names = self._models.names(model)
-        return next((name for name in names if name in self._served_loras), "")
+        loaded = next((name for name in names if name in self._served_loras), "")
+        return loaded or (model if self.loading_model(model) else "")
+
+    def loading_model(self, name: str) -> str:
+        """The model whose workers may load a name that nobody serves as a LoRA, on demand.
+
+        Empty: no worker loads LoRAs on demand, or workers of several models do, so that a request
+        has to name the model and the LoRA; or the name is a model's that has no worker now.
+        """
+        if not self._loading or not name or name in self._served or self._models.is_whole(name):
+            return ""
+        models = {self._models.names(model)[0] for model in self._loading if model}
+        return models.pop() if len(models) == 1 else ""
+
+    def _keep(self, model: str, found: tuple[Pool, list[tuple[Source, str]]]) -> None:
+        if len(self._pools) >= _POOLS_MAX:
+            self.forget_live()
+        self._pools[model] = found
 
     def _count_names(self, identity: _Identity, change: int) -> None:
         """A worker began (1) or ceased (-1) to serve what it says."""
@@ -340,6 +365,7 @@ class Pools:
             (self._served, {identity.model, *identity.aliases, *identity.loras}),
             (self._served_loras, set(identity.loras)),
             (self._served_models, {identity.model}),
+            (self._loading, {identity.model} if identity.loads_loras else ()),
         )
         for counter, names in counted:
             for name in names:
@@ -425,7 +451,9 @@ class Pools:
                 f"no worker that was heard so far serves {model!r}; the router has just started",
             )
         return Refusal(
-            Reason.UNKNOWN_MODEL, f"unknown model {model!r}; served here: {self._some_served()}"
+            Reason.UNKNOWN_MODEL,
+            f"unknown model {model!r}; served here: {self._some_served()}"
+            + (f"; {_NAME_BOTH}" if self._loading else ""),
         )
 
     def _check_one_model(self) -> None:

@@ -76,7 +76,7 @@ async def relaying(stage: Stage, settings: EngineSettings) -> AsyncIterator[Rela
 async def test_an_engine_that_publishes_no_events_is_told_of_by_its_heartbeats() -> None:
     async with an_engine_and_a_router() as stage:
         silent = msgspec.structs.replace(
-            engine_settings(stage.engine), events=None, replay=None, topic=""
+            engine_settings(stage.engine), events=None, replay=None, topic="", loads_loras=True
         )
         async with relaying(stage, silent) as relay:
             view = stage.router.view
@@ -94,6 +94,7 @@ async def test_an_engine_that_publishes_no_events_is_told_of_by_its_heartbeats()
             assert not heartbeat.events
             assert (heartbeat.model, heartbeat.block_size) == ("stand-in", BLOCK_SIZE)
             assert (heartbeat.total_blocks, heartbeat.total_slots) == (2048, 64)
+            assert heartbeat.loads_loras
             await stage.engine.engine.complete(list(range(100)), 1)
             beat_at_s = source.stream.last_beat_s
             await until(lambda: source.stream.last_beat_s > beat_at_s, "the next beat")

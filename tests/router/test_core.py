@@ -14,6 +14,7 @@ from events.stream import StreamState
 from indexer.hashing import block_hashes, pack_tokens
 from indexer.identity import Tier, WorkerKey
 from indexer.kernel import NativeIndex
+from kvroute.v1 import router_pb2
 from router.candidates import Candidates
 from router.config import ModelSettings
 from router.core import DRAINED_MAX
@@ -26,9 +27,11 @@ from router.decision import (
     Repeated,
     Role,
 )
+from router.eligibility import LORA_ELSEWHERE
 from router.models import MODELS_MAX
 from router.policies import POLICIES
 from router.policies.policy import Parameters, Policy, Scores
+from router.pools import _POOLS_MAX
 from router.prompt import Prompt
 from router.refusals import Reason, Refusal
 from router.reservations import FORGOTTEN_SLICE, RESERVATION_UNITS, SLICE_UNITS, Ending
@@ -47,6 +50,12 @@ def overlap(fleet: Fleet, asked: Prompt) -> Overlap:
     """Of the only worker."""
     (told,) = overlaps(decide(fleet, asked))
     return told
+
+
+def overlap_of(fleet: Fleet, asked: Prompt, key: WorkerKey) -> Overlap:
+    """Of one worker among several."""
+    decision = decide(fleet, asked, model="m")
+    return decision.overlap(decision.rows.workers.index(key))
 
 
 def refused(fleet: Fleet, asked: Prompt, **about: Any) -> Refusal:
@@ -412,6 +421,71 @@ class TestModels:
         assert excluded(fleet, prompt(8, lora_name="ad"), model="m") == {
             "has-not": "LoRA not loaded"
         }
+
+    def test_a_lora_that_is_loaded_nowhere_goes_where_it_may_be_loaded(self) -> None:
+        fleet = Fleet()
+        fleet.add("fixed", lora_names=("bc",))
+        loads = fleet.add("loads", lora_names=("bc",), loads_loras=True)
+        with_lora = prompt(100, lora_name="new")
+        assert excluded(fleet, with_lora, model="m") == {"fixed": "LoRA not loaded"}
+        pick = fleet.route(with_lora, model="m")
+        assert pick.reservation.worker == loads
+        assert overlap_of(fleet, with_lora, loads).predicted == 96, "under the LoRA's hash"
+        assert overlap_of(fleet, prompt(100), loads).predicted == 0
+
+    def test_no_worker_has_to_load_a_lora_while_another_that_has_it_has_room(self) -> None:
+        fleet = Fleet()
+        has = fleet.add("has", lora_names=("ad",), loads_loras=True)
+        fleet.add("loads", lora_names=("bc",), loads_loras=True)
+        of = prompt(8, lora_name="ad")
+        assert excluded(fleet, of, model="m") == {"loads": LORA_ELSEWHERE}
+        fleet.say(has, running=100)
+        assert excluded(fleet, of, model="m") == {"has": "full"}
+        fleet.say(has, running=0)
+        fleet.core.drain("has")
+        assert excluded(fleet, of, model="m") == {"has": "drained"}
+
+    def test_a_name_that_nobody_serves_is_a_lora_where_one_model_loads_on_demand(self) -> None:
+        fleet = Fleet(models=(ModelSettings(name="away"), ModelSettings(name="m", aliases=("n",))))
+        loads = fleet.add("loads", loads_loras=True, lora_names=("bc",))
+        fleet.add("alias", model="n", loads_loras=True)
+        other = fleet.add("other", model="other")
+        core = fleet.core
+        core.pools.refresh()
+        names = ("new", "m", "n", "other", "bc", "away", "")
+        assert [core.lora_of(name) for name in names] == ["new", "", "", "", "bc", "", ""]
+        pick = fleet.route(prompt(8, lora_name="new"), model="new", excluded_workers={"alias"})
+        assert pick.reservation.worker == loads
+        assert refused(fleet, prompt(8), model="away").reason is Reason.NO_WORKER
+        fleet.say(other, loads_loras=True)
+        refusal = refused(fleet, prompt(8), model="unheard")
+        assert refusal.reason is Reason.UNKNOWN_MODEL
+        assert refusal.message.endswith("is named beside its model (lora_name)")
+
+    def test_a_lora_that_was_evicted_is_loaded_once_more_and_a_model_that_is_gone_is_not(
+        self,
+    ) -> None:
+        fleet = Fleet()
+        loads = fleet.add("loads", loads_loras=True, lora_names=("ad",))
+        gone = fleet.add("gone", model="alpha")
+        fleet.say(loads, lora_names=())
+        fleet.core.remove(gone.worker_id, 3600.0, fleet.now_s)
+        fleet.core.pools.refresh()
+        assert fleet.core.lora_of("ad") == "ad"
+        assert fleet.picked(prompt(8, lora_name="ad"), model="ad") == "loads"
+        assert refused(fleet, prompt(8), model="alpha").reason is Reason.NO_WORKER
+        fleet.core.ready = False
+        assert refused(fleet, prompt(8), model="unheard").reason is Reason.NO_WORKER
+
+    def test_names_of_loras_to_be_loaded_are_kept_up_to_a_bound(self) -> None:
+        fleet = Fleet(index=NativeIndex())
+        fleet.add("loads", loads_loras=True)
+        lane = fleet.core.lane
+        assert lane is not None
+        for i in range(_POOLS_MAX + 10):
+            plain = router_pb2.RouteRequest(model=f"lora-{i}", token_bytes=bytes(400))
+            assert lane.answer(plain.SerializeToString(), fleet.now_s) is None, "not plain"
+            assert len(fleet.core.pools._pools) <= _POOLS_MAX
 
     def test_serves_says_for_lists_what_pools_are_made_of(self) -> None:
         fleet = Fleet(models=(ModelSettings(name="llama", aliases=("alias",)),))
