@@ -425,6 +425,10 @@ class RouterCore:
         """How requests that a worker got from this router ended."""
         return self.outcomes.get(key, Counter())
 
+    def cache_report_of(self, key: WorkerKey) -> CacheReport:
+        """Predicted against reported cached tokens of a worker; zeros before the first report."""
+        return self.cache_reports.get(key) or CacheReport()
+
     def excluded(self, source: Source) -> str:
         """Why a worker gets no requests; empty when it may.
 
@@ -539,6 +543,7 @@ class RouterCore:
             seen = reservation.where_computed()
             if seen.worker in self.view.sources:
                 known = self.cache_reports.setdefault(seen.worker, CacheReport())
+                known.prompt += reservation.prompt_tokens
                 known.predicted += seen.predicted_tokens
                 known.reported += reservation.cached_tokens
                 self.self_check.on_report(seen, reservation.cached_tokens, now_s)

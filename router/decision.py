@@ -205,5 +205,7 @@ class ProgressResult(StrEnum):
 class CacheReport:
     """Predicted against reported cached tokens of one worker, since it is known."""
 
+    prompt: int = 0
+    """Prompt tokens of the requests that were reported."""
     predicted: int = 0
     reported: int = 0

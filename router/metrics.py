@@ -386,6 +386,12 @@ class RouterCollector(Collector):
             "Requests of this router that a worker got, by how they ended.",
             labels=[*labels, "outcome"],
         )
+        cached = CounterMetricFamily(
+            "kvroute_worker_prompt_tokens_reported",
+            "Tokens of prompts whose cached tokens were reported: all of them (prompt), those that"
+            " the index had predicted as cached, those that the engine reported as cached.",
+            labels=[*labels, "kind"],
+        )
         shares = []
         for key, source in core.view.sources.items():
             names = [key.worker_id, str(key.dp_rank)]
@@ -398,6 +404,14 @@ class RouterCollector(Collector):
             reserved.add_metric(names, load.requests)
             prefill.add_metric(names, load.prefill_tokens_active)
             ejected.add_metric(names, bool(core.outliers.reason(key)))
+            told = core.cache_report_of(key)
+            counts = (
+                ("prompt", told.prompt),
+                ("predicted", told.predicted),
+                ("cached", told.reported),
+            )
+            for kind, tokens in counts:
+                cached.add_metric([*names, kind], tokens)
             of_worker = core.outcomes_of(key)
             for ending in Ending:
                 if ending in of_worker or ending in _OUTCOMES:
@@ -406,7 +420,18 @@ class RouterCollector(Collector):
                 total.add_metric(names, source.heartbeat.total_blocks)
                 if is_up:
                     shares.append(load.active_blocks() / source.heartbeat.total_blocks)
-        yield from (up, active, total, running, waiting, reserved, prefill, ejected, outcomes)
+        yield from (
+            up,
+            active,
+            total,
+            running,
+            waiting,
+            reserved,
+            prefill,
+            ejected,
+            outcomes,
+            cached,
+        )
         mean = float(np.mean(shares)) if shares else 0.0
         yield _gauge(
             "kvroute_load_balance_score",

@@ -35,6 +35,8 @@ class Story(NamedTuple):
 
 REFUSED = 'kvroute_requests_total{reason="NO_WORKER"}'
 PICKED = 'kvroute_requests_total{outcome="picked"}'
+PROMPTS = "kvroute_prompt_tokens_total"
+REACHABLE = "kvroute_overlap_reachable_tokens_total"
 SOCKET = "kvroute_relay_socket_errors_total"
 STORIES = [
     Story("nothing is wrong", {}, set()),
@@ -129,6 +131,68 @@ STORIES = [
     Story(
         "a client crashed with all its requests",
         {PICKED: growing(100), "kvroute_reservations_expired_total": lately(10, "900")},
+        set(),
+    ),
+    Story(
+        "half of what could be reused is computed",
+        {
+            PROMPTS: growing(1000),
+            REACHABLE: growing(500),
+            'kvroute_overlap_tokens_total{tier="device"}': growing(200),
+            'kvroute_overlap_tokens_total{tier="predicted"}': growing(50),
+        },
+        {"KvrouteHitsMissed"},
+    ),
+    Story(
+        "a little of it is",
+        {
+            PROMPTS: growing(1000),
+            REACHABLE: growing(500),
+            'kvroute_overlap_tokens_total{tier="device"}': growing(400),
+        },
+        set(),
+    ),
+    Story(
+        "hardly anything could be reused, and nothing is",
+        {PROMPTS: growing(1000), REACHABLE: growing(50)},
+        set(),
+    ),
+    Story(
+        "the holders were full for some minutes",
+        {
+            PROMPTS: growing(1000),
+            REACHABLE: growing(500),
+            'kvroute_overlap_tokens_total{tier="device"}': f"0+500x{MINUTES - 12} 16500x11",
+        },
+        set(),
+    ),
+    Story(
+        "one router sends all to a worker where requests wait",
+        {
+            'kvroute_load_balance_score{pod="router-1"}': f"1.2x{MINUTES}",
+            'kvroute_worker_requests_waiting{pod="router-1",worker="w0"}': f"6x{MINUTES}",
+        },
+        {"KvrouteLoadUneven"},
+    ),
+    Story(
+        "one worker of many has the only requests",
+        {"kvroute_load_balance_score": f"2.6x{MINUTES}"},
+        set(),
+    ),
+    Story(
+        "requests wait everywhere",
+        {
+            "kvroute_load_balance_score": f"0.2x{MINUTES}",
+            "kvroute_worker_requests_waiting": f"6x{MINUTES}",
+        },
+        set(),
+    ),
+    Story(
+        "one worker was crowded for some minutes",
+        {
+            "kvroute_load_balance_score": lately(10, "1.2"),
+            'kvroute_worker_requests_waiting{worker="w0"}': lately(10, "6"),
+        },
         set(),
     ),
     Story(

@@ -117,6 +117,8 @@ def test_thresholds_are_the_operators(
         "refusedShare": 0.11,
         "expiredShare": 0.12,
         "decisionSecondsP99": 0.013,
+        "hitsTakenShare": 0.15,
+        "loadImbalance": 1.6,
         "selfCheckResyncsPerHour": 14,
         "engineSilentFor": "16m",
     }
@@ -135,6 +137,8 @@ def test_thresholds_are_the_operators(
     assert changed["KvrouteRequestsRefused"]["expr"].endswith("> 0.11")
     assert changed["KvrouteReservationsExpire"]["expr"].endswith("> 0.12")
     assert changed["KvrouteDecisionsSlow"]["expr"].endswith("> 0.013")
+    assert "< 0.15\n" in changed["KvrouteHitsMissed"]["expr"]
+    assert "> 1.6\n" in changed["KvrouteLoadUneven"]["expr"]
     assert changed["KvrouteSelfCheckResyncs"]["expr"].endswith("> 14")
     assert changed["KvrouteEngineSilent"]["for"] == "16m"
     assert 'code!~"partial|clock_skew"' in changed["KvrouteWorkerWarning"]["expr"]

@@ -240,6 +240,30 @@ def test_predicted_and_reported_cached_tokens_are_counted_for_the_same_requests(
     assert observed.value("kvroute_cached_tokens_off_total", direction="under") == 32
 
 
+def test_hit_rates_are_told_by_worker() -> None:
+    observed = Observed()
+    fleet = observed.fleet
+    a, b = fleet.add("a"), fleet.add("b")
+    fleet.cache(a, prompt(100), 48)
+    for key, cached_tokens in ((a, 64), (a, 48), (b, 0)):
+        others = frozenset({"a", "b"} - {key.worker_id})
+        held = fleet.route(prompt(100), excluded_workers=others).reservation
+        step = Progress(held.id, ProgressState.FINISHED, cached_tokens=cached_tokens)
+        fleet.core.report(step, fleet.now_s)
+        fleet.core.report(step, fleet.now_s)
+
+    def told(worker: str) -> list[float]:
+        name = "kvroute_worker_prompt_tokens_reported_total"
+        kinds = ("prompt", "predicted", "cached")
+        return [observed.value(name, worker=worker, rank="0", kind=kind) for kind in kinds]
+
+    assert told("a") == [200, 96, 112]
+    assert told("b") == [100, 0, 0]
+    fleet.core.remove("a", 60.0, fleet.now_s)
+    name = "kvroute_worker_prompt_tokens_reported_total"
+    assert {dict(labels)["worker"] for one, labels in observed.samples() if one == name} == {"b"}
+
+
 def test_the_hit_ratio_of_no_picks_is_zero() -> None:
     assert Observed().value("kvroute_kv_hit_ratio") == 0
 
