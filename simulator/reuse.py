@@ -14,7 +14,7 @@ import numpy as np
 
 from indexer.hashing import prefix_hashes
 from simulator.results import Integers
-from simulator.trace import ID_TOKENS, TraceRequest, check_block_size
+from simulator.trace import HashIds, TraceRequest, check_block_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,26 +46,29 @@ def ceiling_of(prompt_tokens: Integers, reusable: Integers, block_size: int) -> 
 def reusable_blocks(requests: Sequence[TraceRequest], block_size: int) -> Integers:
     """Leading blocks of each prompt that were seen before, as far as usable; shape (requests,).
 
-    Works on the 512-token ids, which is exact: of a piece of 512 tokens, as many blocks were seen
-    as the longest earlier prompt with the same chain of ids reaches into it.
+    Works on the ids of the trace, which is exact: of a piece of text with one id, as many blocks
+    were seen as the longest earlier prompt with the same chain of ids reaches into it. Where a
+    block has several ids, its own name stands for them.
     """
-    check_block_size(block_size)
+    for id_tokens in {request.id_tokens for request in requests}:
+        check_block_size(block_size, id_tokens)
     if not requests:
         return np.empty(0, np.int64)
     tokens = np.array([request.prompt_tokens for request in requests], np.int64)
-    pieces = -(-tokens // ID_TOKENS)
-    chains = np.concatenate([prefix_hashes(request.hash_ids) for request in requests])
+    named = [_pieces(request, block_size) for request in requests]
+    pieces = np.array([len(names) for names in named])
+    chains = np.concatenate([prefix_hashes(names) for names in named])
     request = np.repeat(np.arange(len(requests)), pieces)
-    last = np.cumsum(pieces) - 1
-    reach = np.full(len(chains), ID_TOKENS // block_size)
+    piece_tokens = np.array([max(one.id_tokens, block_size) for one in requests], np.int64)[request]
+    place = np.arange(len(chains)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+    reach = np.minimum(piece_tokens, tokens[request] - place * piece_tokens) // block_size
     """Full blocks of each piece that its prompt has."""
-    reach[last] = (tokens - (pieces - 1) * ID_TOKENS) // block_size
     # By chain, and in it by request: what was reached before is the running maximum within a chain.
     order = np.argsort(chains, kind="stable")
     same = np.flatnonzero(np.diff(chains[order], prepend=chains[order][:1]))
     group = np.zeros(len(chains), np.int64)
     group[same] = 1
-    offset = np.cumsum(group) * (ID_TOKENS + 1)
+    offset = np.cumsum(group) * (int(piece_tokens.max(initial=0)) + 1)
     running = np.maximum.accumulate(reach[order] + offset)
     before = np.zeros(len(chains), np.int64)
     before[1:] = running[:-1]
@@ -73,3 +76,8 @@ def reusable_blocks(requests: Sequence[TraceRequest], block_size: int) -> Intege
     seen[order] = np.minimum(np.maximum(before - offset, 0), reach[order])
     found = np.bincount(request, weights=seen, minlength=len(requests)).astype(np.int64)
     return np.minimum(found, (tokens - 1) // block_size)
+
+
+def _pieces(request: TraceRequest, block_size: int) -> HashIds:
+    """Names of the parts of a prompt: its ids, or its full blocks where these are longer."""
+    return request.hash_ids if block_size <= request.id_tokens else request.block_hashes(block_size)

@@ -1,8 +1,9 @@
 """Requests of a trace: when they come, how long they are, and which text they share. Pure.
 
-A prompt is told by ids, one for each 512 tokens, the last one perhaps partial. Equal ids mean equal
-text. Everything is derived from the id alone and lazily, since a long trace has a hundred million
-tokens: the names of a prompt's blocks for virtual runs, token ids for engines that want them.
+A prompt is told by ids, one for each 512 tokens (or another number, the same for a whole trace),
+the last one perhaps partial. Equal ids mean equal text, for the same model and LoRA. Everything is
+derived from the id alone and lazily, since a long trace has a hundred million tokens: the names of
+a prompt's blocks for virtual runs, token ids for engines that want them.
 
 Law: two requests whose first k ids are equal share block hashes, and token ids, as far as both
 reach into them, and nothing else is shared.
@@ -17,6 +18,7 @@ import numpy.typing as npt
 from simulator.scheduler import TokenArray
 
 ID_TOKENS = 512
+"""Tokens of an id, where a trace has no other number."""
 _TOKEN_MASK = np.uint32(0xFFFF)
 """Token ids below 65,536: inside every vocabulary of today."""
 
@@ -43,15 +45,21 @@ class TraceRequest:
     turn: int = 0
     think_s: float | None = None
     """Sent this long after its session's turn before it ended; None: sent at `arrival_s`."""
+    id_tokens: int = ID_TOKENS
+    """Tokens that each of `hash_ids` stands for."""
 
     def block_hashes(self, block_size: int) -> HashIds:
         """A name for each full block, that depends on the text of the block alone.
 
-        Shape (prompt_tokens // block_size,). Raises ValueError unless block_size divides 512.
+        Shape (prompt_tokens // block_size,). Raises ValueError unless one of block_size and
+        id_tokens divides the other.
         """
-        check_block_size(block_size)
-        parts = ID_TOKENS // block_size
+        check_block_size(block_size, self.id_tokens)
         block_count = self.prompt_tokens // block_size
+        if block_size > self.id_tokens:
+            per_block = block_size // self.id_tokens
+            return _joined(self.hash_ids[: block_count * per_block].reshape(-1, per_block))
+        parts = self.id_tokens // block_size
         # The mix is a bijection, so that two names are equal when id and part are, for ids below
         # 2^55; above, names of different blocks are as likely to be equal as any 64-bit hashes.
         firsts = self.hash_ids[: -(-block_count // parts)] * np.uint64(parts)
@@ -60,7 +68,7 @@ class TraceRequest:
 
     def token_ids(self) -> TokenArray:
         """The prompt's tokens, made anew with every call."""
-        return expand(self.hash_ids, self.prompt_tokens)
+        return expand(self.hash_ids, self.prompt_tokens, self.id_tokens)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -136,12 +144,12 @@ class Trace:
         return replace(self, requests=tuple(moved))
 
 
-def check_block_size(block_size: int) -> None:
-    """Raises ValueError for a size that a trace's ids can't be expanded to."""
-    if block_size < 1 or ID_TOKENS % block_size:
+def check_block_size(block_size: int, id_tokens: int = ID_TOKENS) -> None:
+    """Raises ValueError for a size that blocks of a trace can't have."""
+    if block_size < 1 or (id_tokens % block_size and block_size % id_tokens):
         raise ValueError(
-            f"a trace's ids stand for {ID_TOKENS} tokens, which blocks of {block_size} don't"
-            " divide: choose a power of 2 up to 512"
+            f"a trace's ids stand for {id_tokens} tokens, and blocks of {block_size} are neither"
+            f" parts of {id_tokens} nor multiples of it: choose a power of 2, such as 64"
         )
 
 
@@ -162,13 +170,25 @@ def detect_tick(stamps_s: npt.NDArray[np.float64]) -> float:
     return tick_s if tick_s >= _TICK_S_MIN and fitting.mean() >= _TICK_FITTING else 0.0
 
 
-def expand(hash_ids: HashIds | Sequence[int], token_count: int) -> TokenArray:
-    """Token ids of a prompt: 512 for each id, the last one cut off at `token_count`.
+def expand(
+    hash_ids: HashIds | Sequence[int], token_count: int, id_tokens: int = ID_TOKENS
+) -> TokenArray:
+    """Token ids of a prompt: id_tokens for each id, the last one cut off at `token_count`.
 
     From numpy's Philox counter keyed by the id; its raw output is the same in every version.
     """
-    words = [np.random.Philox(key=int(one)).random_raw(ID_TOKENS // 2) for one in hash_ids]
-    return np.concatenate(words).view(np.uint32)[:token_count] & _TOKEN_MASK
+    word_count = -(-id_tokens // 2)
+    words = np.stack([np.random.Philox(key=int(one)).random_raw(word_count) for one in hash_ids])
+    tokens = words.view(np.uint32)[:, :id_tokens].reshape(-1)
+    return tokens[:token_count] & _TOKEN_MASK
+
+
+def _joined(rows: HashIds) -> HashIds:
+    """A name for each row of ids, which depends on their order."""
+    names = np.zeros(len(rows), np.uint64)
+    for ids in rows.T:
+        names = _mix(names ^ ids)
+    return names
 
 
 def _mix(values: HashIds) -> HashIds:

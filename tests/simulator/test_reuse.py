@@ -11,9 +11,9 @@ from simulator.trace import TraceRequest
 from simulator.trace_file import load_trace
 
 
-def request(ids: list[int], last_tokens: int = 512) -> TraceRequest:
-    tokens = 512 * (len(ids) - 1) + last_tokens
-    return TraceRequest(0.0, tokens, 1, np.array(ids, np.uint64))
+def request(ids: list[int], last_tokens: int = 512, id_tokens: int = 512) -> TraceRequest:
+    tokens = id_tokens * (len(ids) - 1) + last_tokens
+    return TraceRequest(0.0, tokens, 1, np.array(ids, np.uint64), id_tokens=id_tokens)
 
 
 def test_the_ceiling_counts_usable_leading_blocks_over_full_ones() -> None:
@@ -51,15 +51,16 @@ def slow(requests: list[TraceRequest], block_size: int) -> list[int]:
 
 @given(
     st.lists(
-        st.tuples(st.lists(st.integers(0, 2), min_size=1, max_size=4), st.integers(1, 512)),
+        st.tuples(st.lists(st.integers(0, 2), min_size=1, max_size=9), st.integers(1, 128)),
         max_size=12,
     ),
-    st.sampled_from([16, 64, 128, 512]),
+    st.sampled_from([(128, 16), (128, 128), (128, 256), (128, 512)]),
 )
 def test_it_finds_what_a_cache_of_every_block_would(
-    prompts: list[tuple[list[int], int]], block_size: int
+    prompts: list[tuple[list[int], int]], sizes: tuple[int, int]
 ) -> None:
-    requests = [request(ids, last_tokens) for ids, last_tokens in prompts]
+    id_tokens, block_size = sizes
+    requests = [request(ids, last_tokens, id_tokens) for ids, last_tokens in prompts]
     assert reusable_blocks(requests, block_size).tolist() == slow(requests, block_size)
 
 

@@ -25,10 +25,11 @@ def request(
     session_id: str | None = None,
     turn: int = 0,
     think_s: float | None = None,
+    id_tokens: int = 512,
 ) -> TraceRequest:
-    tokens = 512 * len(ids) if prompt_tokens is None else prompt_tokens
+    tokens = id_tokens * len(ids) if prompt_tokens is None else prompt_tokens
     hash_ids = np.array(ids, np.uint64)
-    return TraceRequest(arrival_s, tokens, 5, hash_ids, session_id, turn, think_s)
+    return TraceRequest(arrival_s, tokens, 5, hash_ids, session_id, turn, think_s, id_tokens)
 
 
 def at(*arrivals_s: float) -> Trace:
@@ -63,10 +64,35 @@ def test_a_partial_last_id_has_only_its_full_blocks(block_size: int) -> None:
     assert len(request([3], 5).block_hashes(16)) == 0
 
 
-@pytest.mark.parametrize("block_size", [0, -1, 24, 1024])
-def test_a_block_size_that_ids_dont_divide_into_is_refused(block_size: int) -> None:
-    with pytest.raises(ValueError, match="choose a power of 2 up to 512"):
+@pytest.mark.parametrize("block_size", [0, -1, 24, 768])
+def test_a_block_size_that_neither_divides_an_id_nor_is_made_of_ids_is_refused(
+    block_size: int,
+) -> None:
+    with pytest.raises(ValueError, match="choose a power of 2, such as 64"):
         request([1]).block_hashes(block_size)
+
+
+def test_a_block_of_several_ids_is_named_by_all_of_them_in_their_order() -> None:
+    def names(*ids: int, tokens: int | None = None) -> list[int]:
+        named: list[int] = request(list(ids), tokens, id_tokens=16).block_hashes(64).tolist()
+        return named
+
+    both = names(1, 2, 3, 4, 5, 6, 7, 8)
+    assert len(set(both)) == 2
+    assert names(1, 2, 3, 4, 5, tokens=70) == both[:1]
+    assert names(5, 6, 7, 8) == both[1:]
+    assert names(2, 1, 3, 4) != both[:1]
+    assert names(1, 2, 3) == []
+
+
+@pytest.mark.parametrize("id_tokens", [8, 15, 16, 600, 1024])
+def test_an_id_may_stand_for_any_number_of_tokens(id_tokens: int) -> None:
+    one = request([7, 8, 9], 3 * id_tokens - 1, id_tokens=id_tokens)
+    tokens = one.token_ids()
+    assert len(tokens) == 3 * id_tokens - 1
+    assert (tokens[id_tokens : 2 * id_tokens] == expand([8], id_tokens, id_tokens)).all()
+    assert len(one.block_hashes(id_tokens)) == 2
+    assert len(one.block_hashes(2 * id_tokens)) == 1
 
 
 @given(
@@ -81,15 +107,18 @@ def test_blocks_of_different_text_never_have_one_name(ids: list[int], block_size
 @given(
     st.lists(st.integers(0, 3), min_size=1, max_size=4),
     st.lists(st.integers(0, 3), min_size=1, max_size=4),
-    st.integers(1, 512),
-    st.integers(1, 512),
-    st.sampled_from([16, 64, 512]),
+    st.integers(1, 64),
+    st.integers(1, 64),
+    st.sampled_from([(64, 16), (64, 64), (64, 128), (16, 32)]),
 )
 def test_names_agree_exactly_where_tokens_do(
-    one: list[int], other: list[int], one_last: int, other_last: int, block_size: int
+    one: list[int], other: list[int], one_last: int, other_last: int, sizes: tuple[int, int]
 ) -> None:
-    a = request(one, 512 * (len(one) - 1) + one_last)
-    b = request(other, 512 * (len(other) - 1) + other_last)
+    id_tokens, block_size = sizes
+    a, b = (
+        request(ids, id_tokens * (len(ids) - 1) + min(last, id_tokens), id_tokens=id_tokens)
+        for ids, last in ((one, one_last), (other, other_last))
+    )
     by_tokens = [
         Prompt.from_tokens(prompt.token_ids().tobytes()).prefixes(block_size) for prompt in (a, b)
     ]
