@@ -89,6 +89,11 @@ def _options(*options: Callable[[Command], Command]) -> Callable[[Command], Comm
 
 
 _traffic_options = _options(
+    click.option("--trace-block-size", type=click.IntRange(8, 1 << 16), default=512,
+                 show_default=True,
+                 help="Tokens that each of a trace's hash_ids stands for: 512 in Mooncake's files,"
+                      " 16 in Bailian's. In a trace without hash_ids, prompts of a session or"
+                      " prefix share whole blocks of so many tokens."),
     click.option("--tick-s", type=_NotNegative, default=None,
                  help="Spread requests of one stamp over so many seconds. [found in the stamps]"),
     click.option("--from", "from_s", type=_NotNegative, default=0.0, show_default=True,
@@ -245,10 +250,15 @@ def replay(
 ) -> None:  # fmt: skip
     """Replay a trace on simulated engines, in virtual time, and compare policies.
 
-    TRACE is a file of Mooncake's form (timestamp, input_length, output_length, hash_ids), the same
-    with session_id, turn and think_ms (a turn starts when the one before it has ended), or CSV
-    with arrival_s, input_length and output_length; or one of the slices that ship: conversation,
-    synthetic, agentic.
+    TRACE is one of the slices that ship (conversation, synthetic, agentic) or a file of requests in
+    order of time: JSON lines or CSV with a header. Columns are known by their names: Mooncake's
+    (timestamp, input_length, output_length, hash_ids), Azure's (TIMESTAMP, ContextTokens,
+    GeneratedTokens, or arrived_at, num_prefill_tokens, num_decode_tokens), BurstGPT's (Timestamp,
+    Request tokens, Response tokens, Session ID, Model), Bailian's (chat_id and so on), arrival_s.
+    More columns, of any form: session_id, turn, think_ms (a turn starts so long after the one
+    before it has ended), prefix_id, prefix_tokens, model, lora_name, tenant, priority (higher is
+    sooner), deadline_ms. The first lines of the output say what each column was taken for, and
+    which ones are left unread; simulator/README.md has them all.
 
     The router's own decision core picks, each policy from cold caches. Times are those of the
     profile's cost model, not of this machine.
@@ -270,7 +280,7 @@ def replay(
     try:
         if plot_folder is not None:
             check_plots()
-        console.print(_about(traffic), highlight=False, soft_wrap=True)
+        console.print(_about(traffic), highlight=False, soft_wrap=True, markup=False)
         arguments: dict[str, Any] = {"rates": rates, "seeds": tuple(dict.fromkeys(seeds))}
         arguments |= {"slo": slo, "jobs": jobs}
         if quiet:
@@ -369,7 +379,7 @@ def capacity(
     fleet = replace(_fleet(policy, workers_min, given), seed=seed)
     warm_up = traffic.warm_up(rate)
     console = Console(quiet=quiet)
-    console.print(_about(traffic), highlight=False, soft_wrap=True)
+    console.print(_about(traffic), highlight=False, soft_wrap=True, markup=False)
 
     def measure(workers: int) -> float:
         with console.status(f"{workers} workers"):
@@ -480,10 +490,11 @@ def simulate(
 
 def _traffic(name: str, given: dict[str, Any]) -> "Traffic":
     from simulator.comparison import Traffic
-    from simulator.trace_file import TraceError, load_trace
+    from simulator.trace_columns import TraceError
+    from simulator.trace_file import load_trace
 
     try:
-        trace = load_trace(name)
+        trace = load_trace(name, given["trace_block_size"])
     except TraceError as error:
         raise click.UsageError(str(error)) from error
     until_s = given["until_s"]
@@ -512,7 +523,7 @@ def _fleet(
     config = load(ServeConfig, given["config_file"], {}, {})
     prefill_workers = given["prefill_workers"]
     try:
-        check_block_size(given["block_size"])
+        check_block_size(given["block_size"], given["trace_block_size"])
         return RunOptions(
             policy=policy,
             workers=workers,
@@ -585,4 +596,6 @@ def _about(traffic: "Traffic") -> str:
     trace = traffic.trace.spread(traffic.tick_s)
     ticks = f", stamped in ticks of {trace.tick_s:.3g} s, which are spread" if trace.tick_s else ""
     loop = ", turns wait for the ones before them" if trace.is_closed_loop else ""
-    return f"{trace.name}: {len(trace.requests)} requests{ticks}{loop}"
+    about = f"{trace.name}: {len(trace.requests)} requests{ticks}{loop}"
+    width = max((len(use.name) for use in trace.columns), default=0)
+    return "\n".join([about, *(f"  {use.name:{width}}  {use.meaning}" for use in trace.columns)])

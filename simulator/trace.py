@@ -11,9 +11,11 @@ reach into them, and nothing else is shared.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from xxhash import xxh3_64_intdigest
 
 from simulator.scheduler import TokenArray
 
@@ -47,6 +49,13 @@ class TraceRequest:
     """Sent this long after its session's turn before it ended; None: sent at `arrival_s`."""
     id_tokens: int = ID_TOKENS
     """Tokens that each of `hash_ids` stands for."""
+    priority: int | None = None
+    """Higher is sooner, as in a router's API."""
+    tenant: str | None = None
+    model: str | None = None
+    lora_name: str | None = None
+    deadline_s: float | None = None
+    """The answer is due this long after the arrival, at every rate of the trace."""
 
     def block_hashes(self, block_size: int) -> HashIds:
         """A name for each full block, that depends on the text of the block alone.
@@ -71,6 +80,16 @@ class TraceRequest:
         return expand(self.hash_ids, self.prompt_tokens, self.id_tokens)
 
 
+class ColumnUse(NamedTuple):
+    """What a column of a trace's file was taken for."""
+
+    name: str
+    """As the file has it."""
+    meaning: str
+    """With its unit; or why it isn't read."""
+    is_read: bool = True
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Trace:
     """Requests in order of their (recorded) arrival. A session's turns are in their order."""
@@ -79,6 +98,8 @@ class Trace:
     requests: Sequence[TraceRequest]
     tick_s: float = 0.0
     """Arrivals were stamped in ticks of this length, and have been spread over them."""
+    columns: tuple[ColumnUse, ...] = ()
+    """Of the file that it comes from."""
 
     @property
     def is_closed_loop(self) -> bool:
@@ -151,6 +172,14 @@ def check_block_size(block_size: int, id_tokens: int = ID_TOKENS) -> None:
             f"a trace's ids stand for {id_tokens} tokens, and blocks of {block_size} are neither"
             f" parts of {id_tokens} nor multiples of it: choose a power of 2, such as 64"
         )
+
+
+def served_by(hash_ids: HashIds, model: str | None, lora_name: str | None) -> HashIds:
+    """Ids that are equal only where the text, the model and the LoRA are."""
+    if model is None and lora_name is None:
+        return hash_ids
+    key = xxh3_64_intdigest(f"{model or ''}\0{lora_name or ''}".encode())
+    return _mix(hash_ids ^ np.uint64(key))
 
 
 def detect_tick(stamps_s: npt.NDArray[np.float64]) -> float:

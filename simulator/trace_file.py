@@ -1,29 +1,29 @@
-"""Reads trace files. Which of three forms a file has is told by its content.
+"""Reads trace files: JSON, an object a line, or CSV with a header, as the first line tells.
 
-- Mooncake's: a JSON object a line, with `timestamp` (ms), `input_length`, `output_length` (tokens)
-  and `hash_ids`, one for each 512 prompt tokens, the last one perhaps partial.
-- The same with `session_id`, `turn`, `think_ms`: agents, whose turn starts `think_ms` after the one
-  before it ended. Its timestamp only says where the recording had it.
-- CSV with a header: `arrival_s` or `timestamp_ms`, `input_length`, `output_length`. Prompts share
-  nothing, but for what these columns tell: `session_id` (each prompt goes on where the session's
-  longest one so far ended; with `think_ms`, closed loop as above), and `prefix_id` with
-  `prefix_tokens` (the prompt begins with these tokens of a common text; whole 512s are shared).
+Names of columns are those of simulator/trace_columns.py. Mooncake's files, and agents' with
+`session_id`, `turn` and `think_ms`, say by `hash_ids` which text prompts share, an id for each 512
+tokens (or `id_tokens`), the last one perhaps partial. Prompts of other files share nothing, but for
+what these columns tell: `session_id` (each prompt goes on where the session's longest one so far
+ended) and `prefix_id` with `prefix_tokens` (the prompt begins with these tokens of a common text;
+whole ids are shared). A turn with `think_ms` starts so long after the one before it ended, and its
+arrival only says where the recording had it.
 
-Other fields are ignored. Blank lines are skipped. Lines are in order of time.
+Blank lines are skipped. Lines are in order of time.
 """
 
 import csv
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import chain, count, islice
 from pathlib import Path
-from typing import Annotated
+from typing import Any
 
 import msgspec
 import numpy as np
-from msgspec import Meta
 
-from simulator.trace import ID_TOKENS, Trace, TraceRequest
+from simulator.trace import ID_TOKENS, Trace, TraceRequest, served_by
+from simulator.trace_columns import Row, TraceColumns, TraceError
 
 SLICES = {
     name: Path(__file__).parent / "data" / file
@@ -35,56 +35,24 @@ SLICES = {
 }
 """The slices of public traces that ship with the project; data/README.md tells their origin."""
 
+NAMES_MAX = 256
+"""Models, and LoRAs, of a trace: every engine's heartbeat lists them."""
+
 _U64_MAX = (1 << 64) - 1
 
 
-class TraceError(ValueError):
-    """A line that is no request, with its number; or a file that is no trace."""
-
-
-Text = Annotated[str, Meta(min_length=1)]
-NotNegative = Annotated[float, Meta(ge=0, le=1e15)]
-# No prompt is that long: a mistake shall be told before the memory is full of its ids.
-PromptTokens = Annotated[int, Meta(ge=1, le=100_000_000)]
-OutputTokens = Annotated[int, Meta(ge=0, le=100_000_000)]
-
-
-class _JsonLine(msgspec.Struct, frozen=True):
-    """One request as a JSON line tells it."""
-
-    timestamp: NotNegative
-    """ms since the trace began"""
-    input_length: PromptTokens
-    output_length: OutputTokens
-    hash_ids: list[Annotated[int, Meta(ge=0)]]
-    session_id: Text | int | None = None
-    turn: Annotated[int, Meta(ge=0)] | None = None
-    think_ms: NotNegative | None = None
-
-
-class _CsvRow(msgspec.Struct, frozen=True):
-    """One request as a CSV row tells it; empty cells are absent."""
-
-    input_length: PromptTokens
-    output_length: OutputTokens
-    arrival_s: NotNegative | None = None
-    timestamp_ms: NotNegative | None = None
-    session_id: Text | None = None
-    turn: Annotated[int, Meta(ge=0)] | None = None
-    think_ms: NotNegative | None = None
-    prefix_id: Text | None = None
-    prefix_tokens: Annotated[int, Meta(ge=0)] = 0
-
-
-def load_trace(trace: str | Path) -> Trace:
+def load_trace(trace: str | Path, id_tokens: int = ID_TOKENS) -> Trace:
     """A file's requests, or those of a slice that ships, by its name.
 
-    Raises TraceError, with the file's name and the line's number.
+    id_tokens: tokens of each of `hash_ids`. Raises TraceError, with the file's name and the line's
+    number.
     """
     path = SLICES.get(str(trace), Path(trace))
     try:
         with path.open(encoding="utf-8-sig", newline="") as lines:
-            return Trace(path.stem, tuple(read_trace(lines)))
+            file = _TraceFile(lines, id_tokens)
+            requests = tuple(file.requests())
+            return Trace(path.stem, requests, columns=file.columns.uses() if file.columns else ())
     except OSError as error:
         raise TraceError(
             f"{trace}: {error.strerror}; the slices that ship are {', '.join(SLICES)}"
@@ -95,65 +63,134 @@ def load_trace(trace: str | Path) -> Trace:
         raise TraceError(f"{path}: {error}") from error
 
 
-def read_trace(lines: Iterable[str]) -> Iterator[TraceRequest]:
+def read_trace(lines: Iterable[str], id_tokens: int = ID_TOKENS) -> Iterator[TraceRequest]:
     """Yields a trace's requests, as recorded. Raises TraceError, with the line's number."""
-    numbered = iter(enumerate(lines, 1))
-    for number, line in numbered:
-        if line.strip():
-            parse = _json_requests if line.lstrip()[0] in "{[" else _csv_requests
-            yield from _in_order(parse(chain([(number, line)], numbered)))
-            return
+    return _TraceFile(lines, id_tokens).requests()
 
 
-def _json_requests(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, TraceRequest]]:
-    decoder = msgspec.json.Decoder(_JsonLine)
-    for number, text in lines:
-        if not text.strip():
-            continue
+class _TraceFile:
+    """A file that is being read."""
+
+    def __init__(self, lines: Iterable[str], id_tokens: int) -> None:
+        self.columns: TraceColumns | None = None
+        """None: there is no row yet."""
+        self._lines = iter(enumerate(lines, 1))
+        self._id_tokens = id_tokens
+        self._texts = _Texts(id_tokens)
+        self._first_chats: dict[str, str] = {}
+        """Chat -> the first one of those that it goes on."""
+        self._models: set[str] = set()
+        self._loras: set[str] = set()
+
+    def requests(self) -> Iterator[TraceRequest]:
+        """Yields the requests. Raises TraceError."""
+        for number, line in self._lines:
+            if line.strip():
+                rows = self._json_rows if line.lstrip()[0] in "{[" else self._csv_rows
+                lines = chain([(number, line)], self._lines)
+                yield from _in_order((at, self._request(row, at)) for at, row in rows(lines))
+                return
+
+    def _json_rows(self, lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, Row]]:
+        decoder = msgspec.json.Decoder(dict[str, Any])
+        for number, text in lines:
+            if not text.strip():
+                continue
+            try:
+                cells = decoder.decode(text)
+            except msgspec.ValidationError as error:
+                raise TraceError(f"line {number}: expected an object: {error}") from error
+            except msgspec.DecodeError as error:
+                raise TraceError(f"line {number}: no JSON: {error}") from error
+            if self.columns is None:
+                self.columns = TraceColumns(cells.keys(), cells_are_text=False)
+            yield number, self.columns.row(cells.items(), number)
+
+    def _csv_rows(self, lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, Row]]:
+        number = 0
+
+        def texts() -> Iterator[str]:
+            nonlocal number
+            for number, text in lines:  # noqa: B007  # for the reader of the rows
+                yield text
+
+        rows = csv.reader(texts(), strict=True)
         try:
-            line = decoder.decode(text)
-        except msgspec.ValidationError as error:
-            raise TraceError(f"line {number}: {_mistake(error)}") from error
-        except msgspec.DecodeError as error:
-            raise TraceError(f"line {number}: no JSON: {error}") from error
-        ids_needed = -(-line.input_length // ID_TOKENS)
-        if len(line.hash_ids) != ids_needed:
-            raise TraceError(
-                f"line {number}: input_length {line.input_length} needs {ids_needed} hash_ids of "
-                f"{ID_TOKENS} tokens, but there are {len(line.hash_ids)}"
-            )
-        if max(line.hash_ids) > _U64_MAX:
-            raise TraceError(f"line {number}: a hash id has more than 64 bits")
-        yield (
-            number,
-            TraceRequest(
-                arrival_s=line.timestamp / 1e3,
-                prompt_tokens=line.input_length,
-                output_tokens=max(1, line.output_length),
-                hash_ids=np.array(line.hash_ids, np.uint64),
-                session_id=None if line.session_id is None else str(line.session_id),
-                turn=line.turn or 0,
-                think_s=None if line.think_ms is None else line.think_ms / 1e3,
-            ),
+            header = [name.strip() for name in next(rows)]
+            self.columns = columns = _csv_columns(header, number)
+            for cells in rows:
+                if not any(cell.strip() for cell in cells):
+                    continue
+                if len(cells) != len(header):
+                    raise TraceError(
+                        f"line {number}: {len(cells)} cells, but the header has {len(header)}"
+                    )
+                named = zip(header, map(str.strip, cells), strict=True)
+                yield number, columns.row(named, number)
+        except csv.Error as error:
+            raise TraceError(f"line {number}: {error}") from error
+
+    def _request(self, row: Row, number: int) -> TraceRequest:
+        session_id = row.session_id if row.chat is None else self._first_chat(row)
+        _remember(self._models, row.model, number, "models")
+        _remember(self._loras, row.lora_name, number, "LoRAs")
+        if row.hash_ids is None:
+            ids = self._texts.ids(row, session_id)
+        else:
+            ids = self._checked_ids(row.hash_ids, row.prompt_tokens, number)
+        return TraceRequest(
+            arrival_s=row.arrival_s,
+            prompt_tokens=row.prompt_tokens,
+            output_tokens=max(1, row.output_tokens),
+            hash_ids=served_by(np.array(ids, np.uint64), row.model, row.lora_name),
+            session_id=session_id,
+            turn=row.turn,
+            think_s=row.think_s,
+            id_tokens=self._id_tokens,
+            priority=row.priority,
+            tenant=row.tenant,
+            model=row.model,
+            lora_name=row.lora_name,
+            deadline_s=row.deadline_s,
         )
+
+    def _first_chat(self, row: Row) -> str:
+        chat, parent = str(row.chat), row.parent_chat
+        first = chat if parent in (None, "-1") else self._first_chats.get(parent, parent)
+        self._first_chats[chat] = first
+        return first
+
+    def _checked_ids(self, ids: list[int], prompt_tokens: int, number: int) -> list[int]:
+        ids_needed = -(-prompt_tokens // self._id_tokens)
+        if len(ids) != ids_needed:
+            fitting = _fitting_id_tokens(prompt_tokens, len(ids))
+            raise TraceError(
+                f"line {number}, column hash_ids: a prompt of {prompt_tokens} tokens needs"
+                f" {ids_needed} ids of {self._id_tokens} tokens, but there are {len(ids)}"
+                + (f"; --trace-block-size {fitting} would fit" if fitting else "")
+            )
+        if max(ids) > _U64_MAX:
+            raise TraceError(f"line {number}, column hash_ids: an id has more than 64 bits")
+        return ids
 
 
 @dataclass(slots=True)
 class _Texts:
-    """Ids for the texts of a CSV file: of prefixes, of sessions, of everything else."""
+    """Ids for the texts of a file that has none: of prefixes, of sessions, of everything else."""
 
+    id_tokens: int
     _fresh: Iterator[int] = field(default_factory=count)
     _texts: dict[tuple[str, str], list[int]] = field(default_factory=dict)
 
-    def ids(self, row: _CsvRow) -> list[int]:
-        id_count = -(-row.input_length // ID_TOKENS)
+    def ids(self, row: Row, session_id: str | None) -> list[int]:
+        id_count = -(-row.prompt_tokens // self.id_tokens)
         prefix: list[int] = []
         if row.prefix_id is not None:
-            shared = min(row.prefix_tokens, row.input_length) // ID_TOKENS
+            shared = min(row.prefix_tokens, row.prompt_tokens) // self.id_tokens
             prefix = self._begin(self._texts.setdefault(("prefix", row.prefix_id), []), shared)
-        if row.session_id is None:
+        if session_id is None:
             return self._begin(prefix, id_count)
-        return self._begin(self._texts.setdefault(("session", row.session_id), prefix), id_count)
+        return self._begin(self._texts.setdefault(("session", session_id), prefix), id_count)
 
     def _begin(self, text: list[int], id_count: int) -> list[int]:
         """The first ids of a text, which grows to that length."""
@@ -161,70 +198,32 @@ class _Texts:
         return text[:id_count]
 
 
-def _csv_requests(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, TraceRequest]]:
-    number = 0
-
-    def texts() -> Iterator[str]:
-        nonlocal number
-        for number, text in lines:  # noqa: B007  # told to the reader of the rows
-            yield text
-
-    rows = csv.reader(texts(), strict=True)
-    known = _Texts()
-    try:
-        header = [name.strip() for name in next(rows)]
-        _check_header(header, number)
-        for cells in rows:
-            if not any(cell.strip() for cell in cells):
-                continue
-            if len(cells) != len(header):
-                raise TraceError(
-                    f"line {number}: {len(cells)} cells, but the header has {len(header)}"
-                )
-            told = zip(header, map(str.strip, cells), strict=True)
-            row = msgspec.convert(
-                {name: cell for name, cell in told if cell}, _CsvRow, strict=False
-            )
-            yield number, _csv_request(row, number, known)
-    except msgspec.ValidationError as error:
-        raise TraceError(f"line {number}: {_mistake(error)}") from error
-    except csv.Error as error:
-        raise TraceError(f"line {number}: {error}") from error
-
-
-def _check_header(header: list[str], number: int) -> None:
-    missing = [name for name in ("input_length", "output_length") if name not in header]
-    if not {"arrival_s", "timestamp_ms"} & set(header):
-        missing.append("arrival_s (or timestamp_ms)")
-    if missing:
+def _csv_columns(header: list[str], number: int) -> TraceColumns:
+    """Raises TraceError for a line that is no header, or lacks a column."""
+    columns = TraceColumns(header, cells_are_text=True)
+    if columns.missing:
+        wanted = " and ".join(columns.missing)
         raise TraceError(
-            f"line {number}: neither JSON nor a CSV header with {', '.join(missing)}:"
+            f"line {number}: neither JSON nor a CSV header with a column {wanted}:"
             f" {','.join(header)[:100]!r}"
         )
+    twice = [name for name, times in Counter(header).items() if name and times > 1]
+    if twice:
+        raise TraceError(f"line {number}: the header has {twice[0]!r} more than once")
+    return columns
 
 
-def _csv_request(row: _CsvRow, number: int, known: _Texts) -> TraceRequest:
-    if row.arrival_s is not None:
-        arrival_s = row.arrival_s
-    elif row.timestamp_ms is not None:
-        arrival_s = row.timestamp_ms / 1e3
-    else:
-        raise TraceError(f"line {number}: neither arrival_s nor timestamp_ms")
-    return TraceRequest(
-        arrival_s=arrival_s,
-        prompt_tokens=row.input_length,
-        output_tokens=max(1, row.output_length),
-        hash_ids=np.array(known.ids(row), np.uint64),
-        session_id=row.session_id,
-        turn=row.turn or 0,
-        think_s=None if row.think_ms is None else row.think_ms / 1e3,
-    )
+def _remember(names: set[str], name: str | None, number: int, kind: str) -> None:
+    """Raises TraceError for more names than a heartbeat lists."""
+    if name is not None and name not in names:
+        if len(names) == NAMES_MAX:
+            raise TraceError(f"line {number}: {name!r} is one more than {NAMES_MAX} {kind}")
+        names.add(name)
 
 
-def _mistake(error: msgspec.ValidationError) -> str:
-    """Its field first, as in `input_length: expected int >= 1`."""
-    what, _, field_path = str(error).replace("`", "").partition(" - at $.")
-    return f"{field_path}: {what[0].lower()}{what[1:]}" if field_path else what
+def _fitting_id_tokens(prompt_tokens: int, id_count: int) -> int | None:
+    sizes = (1 << bits for bits in range(3, 17))
+    return next((size for size in sizes if -(-prompt_tokens // size) == id_count), None)
 
 
 def _in_order(requests: Iterable[tuple[int, TraceRequest]]) -> Iterator[TraceRequest]:

@@ -18,6 +18,7 @@ from click.testing import CliRunner, Result
 from router.cli import cli
 from simulator.profile import profile_names
 
+FORMS = Path(__file__).parents[1] / "simulator" / "data" / "traces"
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
@@ -170,7 +171,7 @@ def test_a_slice_that_ships_is_a_trace(tmp_path: Path) -> None:
         (["{trace}", "--fail", "8@1"], 2, "--fail: needs a fleet of 9 workers, not 8"),
         (["{trace}", "--prefill-workers", "8"], 2, "--prefill-workers: needs a fleet of 9"),
         (["{trace}", "--event-jitter-ms", "9"], 2, "more than --event-delay-ms"),
-        (["{trace}", "--block-size", "48"], 2, "choose a power of 2 up to 512"),
+        (["{trace}", "--block-size", "48"], 2, "choose a power of 2, such as 64"),
         (["{trace}", "--profile", "abacus"], 2, "no such profile: abacus; there are"),
         (["{trace}", "--engine", "abacus"], 2, "'abacus' is not one of"),
         (["{trace}", "--engine-option", "colour=red"], 2, "vllm has no option 'colour'"),
@@ -197,7 +198,32 @@ def test_a_bad_line_of_a_trace_is_named(tmp_path: Path) -> None:
     path.write_text("arrival_s,input_length,output_length\n0,100,1\n1,-4,1\n")
     done = kvroute("replay", path)
     assert done.exit_code == 2
-    assert f"{path}: line 3: input_length: expected int >= 1" in done.output
+    assert f"{path}: line 3, column input_length: '-4': expected int >= 1" in done.output
+
+
+@pytest.mark.parametrize("command", [["replay"], ["capacity", "--ttft-ms", 5000]])
+def test_what_each_column_of_a_trace_was_taken_for_is_shown(command: list[object]) -> None:
+    done = kvroute(*command, FORMS / "burstgpt_sessions.csv")
+    assert done.exit_code == 0, done.output
+    lines = done.output.splitlines()
+    assert lines[0].startswith("burstgpt_sessions: 3 requests")
+    clock = "arrival, in seconds or as date and time, counted from the first row"
+    assert lines[1] == f"  Timestamp        {clock}"
+    assert "  Request tokens   prompt tokens" in lines
+    assert "  Elapsed time     not read" in lines
+
+
+def test_a_trace_has_blocks_of_the_size_that_is_given() -> None:
+    path = FORMS / "bailian.jsonl"
+    done = kvroute("replay", path, "--trace-block-size", 16)
+    assert done.exit_code == 0, done.output
+    done = kvroute("replay", path)
+    assert done.exit_code == 2
+    assert "line 1, column hash_ids: " in done.output
+    assert "--trace-block-size 16 would fit" in done.output
+    done = kvroute("replay", path, "--trace-block-size", 16, "--block-size", 24)
+    assert done.exit_code == 2
+    assert "blocks of 24 are neither parts of 16 nor multiples of it" in done.output
 
 
 def test_a_routers_file_gives_its_routing(trace: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Reading trace files: the three forms, and what a bad line gets."""
+"""Reading trace files: columns by their names, and what a bad line gets."""
 
 import json
 from pathlib import Path
@@ -8,8 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.trace import TraceRequest
-from simulator.trace_file import SLICES, TraceError, load_trace, read_trace
+from simulator.trace import Trace, TraceRequest
+from simulator.trace_columns import UNREAD_MAX, TraceError
+from simulator.trace_file import NAMES_MAX, SLICES, load_trace, read_trace
+
+FORMS = Path(__file__).parent / "data" / "traces"
 
 
 def line(timestamp: float, input_length: int, hash_ids: list[int], **others: Any) -> str:
@@ -54,13 +57,22 @@ def test_a_turn_thinks_after_the_one_before_it_and_a_sessions_first_waits_for_no
     [
         ("{", "line 2: "),
         ("[]", "line 2: "),
-        (line(0, 0, []), "line 2: .*input_length"),
-        (line(0, 513, [1]), "line 2: input_length 513 needs 2 hash_ids of 512 tokens"),
-        (line(0, 10, [-1]), "line 2: .*hash_ids"),
-        (line(0, 10, [1 << 64]), "line 2: .*(64 bits|hash_ids)"),
-        (line(-5, 10, [1]), "line 2: .*timestamp"),
-        (line(0, 10, [1], think_ms=-1), "line 2: .*think_ms"),
-        ('{"timestamp": 0, "input_length": 3, "hash_ids": [1]}', "line 2: .*output_length"),
+        (line(0, 0, []), "line 2, column input_length: '0': expected int >= 1"),
+        (line(0, 513, [1]), "line 2, column hash_ids: a prompt of 513 tokens needs 2 ids of 512"),
+        (line(0, 33, [1, 2, 3]), "but there are 3; --trace-block-size 16 would fit"),
+        (line(0, 10, [-1]), r"line 2, column hash_ids at \[0\]: expected int >= 0"),
+        (line(0, 10, [1 << 64]), "line 2, column hash_ids: an id has more than 64 bits"),
+        (line(-5, 10, [1]), "line 2, column timestamp: '-5': expected float >= 0"),
+        (line(0, 10, [1], think_ms=-1), "line 2, column think_ms: '-1': "),
+        (line(0, 10, [1], priority=1.5), "line 2, column priority: '1.5': expected int"),
+        (line(0, 10, [1], priority=1 << 31), "line 2, column priority: '2147483648': "),
+        (line(0, 10, [1], tenant="a" * 1025), "line 2, column tenant: 'a+': .* length <= 1024"),
+        (line(0, 10, [1], model=["a"]), r"line 2, column model: .*: expected str, got array"),
+        (
+            '{"timestamp": 0, "input_length": 3, "hash_ids": [1]}',
+            "line 2, column output_length: is",
+        ),
+        ('{"timestamp": 0, "input_length": 3, "output_length": 4}', "line 2, column hash_ids: is"),
     ],
 )
 def test_a_bad_line_is_named_by_its_number(bad: str, message: str) -> None:
@@ -126,22 +138,168 @@ def test_a_csv_prefix_is_shared_in_whole_ids_and_no_further() -> None:
     assert not set(ids(session)[2:]) & set(ids(one) + ids(two))
 
 
+def form(name: str, id_tokens: int = 512) -> Trace:
+    return load_trace(FORMS / name, id_tokens)
+
+
+def uses(trace: Trace) -> dict[str, str]:
+    """Name of a column that is read -> its meaning, up to the first punctuation mark."""
+    return {
+        use.name: use.meaning.split(",")[0].split(";")[0] for use in trace.columns if use.is_read
+    }
+
+
+def unread(trace: Trace) -> list[str]:
+    return [use.name for use in trace.columns if not use.is_read]
+
+
+@pytest.mark.parametrize(
+    ("name", "columns", "left_out"),
+    [
+        ("azure_2023.csv", "TIMESTAMP ContextTokens GeneratedTokens", []),
+        ("azure_2024.csv", "TIMESTAMP ContextTokens GeneratedTokens", []),
+        ("azure_multimodal.csv", "TIMESTAMP ContextTokens GeneratedTokens", ["NumImages"]),
+        ("azure_processed.csv", "arrived_at num_prefill_tokens num_decode_tokens", []),
+        ("burstgpt.csv", "Timestamp|Model|Request tokens|Response tokens", ["Total tokens"]),
+        ("burstgpt_sessions.csv", "Timestamp|Session ID|Model|Request tokens", ["Elapsed time"]),
+        ("all_columns.csv", "arrival_s input_length output_length", ["colour"]),
+    ],
+)
+def test_a_public_form_is_known_by_its_columns(
+    name: str, columns: str, left_out: list[str]
+) -> None:
+    trace = form(name)
+    read = list(uses(trace))
+    for column in columns.split("|" if "|" in columns else None):
+        assert column in read
+    for column in left_out:
+        assert column in unread(trace)
+    assert uses(trace)[read[0]] in ("arrival", "arrival in seconds or as date and time")
+    first, second, third = trace.requests
+    seconds = 2.0 if name == "all_columns.csv" else 60.0
+    assert (first.arrival_s, third.arrival_s) == (0.0, pytest.approx(seconds))
+    assert [one.prompt_tokens for one in trace.requests] == [1200, 90, 5000]
+    assert [one.output_tokens for one in trace.requests] == [30, 120, 8]
+    assert not set(ids(second)) & set(ids(first) + ids(third))
+
+
+def test_what_a_column_was_taken_for_is_said_with_its_unit() -> None:
+    assert [tuple(use) for use in form("burstgpt_sessions.csv").columns[:2]] == [
+        ("Timestamp", "arrival, in seconds or as date and time, counted from the first row", True),
+        ("Session ID", "session; without hash_ids its prompts begin alike", True),
+    ]
+    assert uses(form("mooncake.jsonl")) == {
+        "timestamp": "arrival",
+        "input_length": "prompt tokens",
+        "output_length": "output tokens",
+        "hash_ids": "text of the prompt",
+    }
+    assert form("mooncake.jsonl").columns[0].meaning == "arrival, in milliseconds"
+    assert unread(form("mooncake.jsonl")) == []
+    assert unread(form("azure_2023.csv")) == ["hash_ids"]  # which it doesn't have
+
+
+def test_a_second_column_for_the_same_is_left_unread_and_named(tmp_path: Path) -> None:
+    file = tmp_path / "twice.csv"
+    file.write_text("timestamp_ms,arrival_s,input_length,output_length\n1500,7,5,5\n")
+    trace = load_trace(file)
+    assert trace.requests[0].arrival_s == 1.5
+    assert trace.columns[3][:2] == ("arrival_s", "not read: 'timestamp_ms' has the same")
+
+
+def test_all_that_a_request_carries_is_read() -> None:
+    first, plain, third = form("all_columns.csv").requests
+    assert (first.priority, first.tenant, first.model, first.lora_name) == (-2, "red", "chat", None)
+    assert (first.deadline_s, first.session_id, first.think_s) == (2.5, "s", None)
+    assert (third.priority, third.tenant, third.lora_name, third.turn) == (5, "blue", "poems", 1)
+    assert (third.deadline_s, third.think_s) == (None, 0.25)
+    assert (plain.priority, plain.tenant, plain.model, plain.deadline_s) == (None,) * 4
+    one, two = read(line(0, 3, [1], tenant=7, model="m", lora="l", deadline_s=3), line(1, 3, [1]))
+    assert (one.tenant, one.model, one.lora_name, one.deadline_s) == ("7", "m", "l", 3.0)
+    assert (two.tenant, two.model) == (None, None)
+
+
+def test_prompts_of_different_models_or_loras_share_nothing() -> None:
+    def named(**names: str) -> list[int]:
+        [request] = read(line(0, 600, [1, 2], **names))
+        return ids(request)
+
+    several = [named(), named(model="a"), named(lora_name="a"), named(model="a", lora_name="a")]
+    assert len({one for both in several for one in both}) == 8
+    assert named(model="a", lora_name="b") == named(Model="a", lora="b")
+
+
+def test_bailians_chats_go_on_one_another_in_seconds_and_ids_of_16_tokens() -> None:
+    trace = form("bailian.jsonl", 16)
+    assert [one.arrival_s for one in trace.requests] == [0.5, 2.25, 4.0, 5.0, 6.0]
+    assert [one.session_id for one in trace.requests] == ["7", "7", "7", "7", "11"]
+    assert trace.columns[2].meaning == "arrival, in seconds"
+    assert unread(trace) == ["type", "turn"]
+    _, two, three, branch, _ = trace.requests
+    assert len(three.block_hashes(64)) == 1
+    assert two.block_hashes(64).tolist() == three.block_hashes(64).tolist()
+    assert branch.block_hashes(32)[0] == two.block_hashes(32)[0]
+    with pytest.raises(
+        TraceError, match=r"line 1, column hash_ids: .* --trace-block-size 16 would"
+    ):
+        form("bailian.jsonl")
+
+
+def test_sessions_and_prefixes_share_whole_ids_of_the_size_that_is_given() -> None:
+    text = ["arrival_s,input_length,output_length,prefix_id,prefix_tokens\n"]
+    text += [f"{i},200,5,system,100\n" for i in range(2)]
+    one, two = read_trace(text, 16)
+    assert (one.id_tokens, len(ids(one))) == (16, 13)
+    assert [a == b for a, b in zip(ids(one), ids(two), strict=True)] == [True] * 6 + [False] * 7
+    one, two = read_trace(text)
+    assert not set(ids(one)) & set(ids(two))
+
+
+def test_models_and_loras_are_bounded() -> None:
+    for column in ("model", "lora_name"):
+        lines = [line(i, 3, [1], **{column: f"m{i}"}) for i in range(NAMES_MAX)]
+        assert len(read(*lines, line(NAMES_MAX, 3, [1], **{column: "m0"}))) == NAMES_MAX + 1
+        with pytest.raises(TraceError, match=f"line {NAMES_MAX + 1}: 'more' is one more than"):
+            read(*lines, line(NAMES_MAX, 3, [1], **{column: "more"}))
+
+
+def test_names_of_unread_columns_are_bounded(tmp_path: Path) -> None:
+    file = tmp_path / "many.jsonl"
+    for names in (UNREAD_MAX, UNREAD_MAX + 1):
+        file.write_text("".join(line(0, 3, [1], **{f"x{i}": 0}) + "\n" for i in range(names)))
+        columns = load_trace(file).columns
+        assert len(columns) == 4 + names
+        assert (columns[-1].name == "...") == (names > UNREAD_MAX)
+
+
 HEADER = "arrival_s,input_length,output_length\n"
+AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
 
 
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        (["arrival_s,tokens\n"], "line 1: .*input_length, output_length: 'arrival_s,tokens'"),
-        (["input_length,output_length\n"], "line 1: .*arrival_s"),
+        (["arrival_s,tokens\n"], r"line 1: .*input_length \(or .* and output_length .*,tokens'"),
+        (["input_length,output_length\n"], r"line 1: .*a column arrival_s \(or arrived_at, "),
         (["\n", "hello\n"], "line 2: neither JSON nor a CSV header"),
+        (
+            ["arrival_s,input_length,output_length,a,a\n"],
+            "line 1: the header has 'a' more than once",
+        ),
         ([HEADER, "0,5\n"], "line 2: 2 cells, but the header has 3"),
-        ([HEADER, "0,5,5\n", "0,many,5\n"], "line 3: .*input_length"),
-        ([HEADER, "0,0,5\n"], "line 2: .*input_length"),
-        ([HEADER, "0,900000000000,5\n"], "line 2: .*input_length"),
-        ([HEADER, ",5,5\n"], "line 2: neither arrival_s nor timestamp_ms"),
-        ([HEADER, "nan,5,5\n"], "line 2: .*arrival_s"),
-        ([HEADER, "inf,5,5\n"], "line 2: .*arrival_s"),
+        ([HEADER, "0,5,5\n", "0,many,5\n"], "line 3, column input_length: 'many': expected int"),
+        ([HEADER, "0,0,5\n"], "line 2, column input_length: '0': expected int >= 1"),
+        ([HEADER, "0,900000000000,5\n"], "line 2, column input_length: '900000000000': "),
+        ([HEADER, ",5,5\n"], "line 2, column arrival_s: is empty or missing"),
+        ([HEADER, "nan,5,5\n"], "line 2, column arrival_s: 'nan': "),
+        ([HEADER, "inf,5,5\n"], "line 2, column arrival_s: 'inf': "),
+        (
+            [AZURE, "noon,5,5\n"],
+            "line 2, column TIMESTAMP: 'noon': expected seconds, or a date and",
+        ),
+        ([AZURE, "nan,5,5\n"], "line 2, column TIMESTAMP: 'nan': "),
+        ([AZURE, "2023-11-16 18:17:03,5\n"], "line 2: 2 cells"),
+        ([AZURE, "2023-11-16,5,5\n", "2023-11-15,5,5\n"], "line 3: its time, -86400 s"),
         ([HEADER, "0,5,5\n", '0,"5,5\n'], "line 3: "),
         ([HEADER, "9,5,5\n", "1,5,5\n"], "line 3: its time"),
     ],
@@ -157,6 +315,7 @@ def test_a_bad_csv_row_is_named_by_its_number(lines: list[str], message: str) ->
             st.text(),
             st.text('0123456789.,"-e\n', max_size=12),
             st.sampled_from([HEADER, line(0, 600, [1, 2], session_id="s", turn=1, think_ms=2)]),
+            st.sampled_from([AZURE, "0001-01-01T00:00+23:59,1,1", line(0, 600, [1, 2], chat_id=1)]),
         ),
         max_size=6,
     )
@@ -187,7 +346,7 @@ def test_a_byte_order_mark_is_no_part_of_the_header(tmp_path: Path) -> None:
 def test_a_file_is_named_in_its_errors(tmp_path: Path) -> None:
     file = tmp_path / "t.jsonl"
     file.write_text("{}\n")
-    with pytest.raises(TraceError, match=r"t\.jsonl: line 1: "):
+    with pytest.raises(TraceError, match=r"t\.jsonl: line 1, column arrival_s "):
         load_trace(file)
     file.write_bytes(b"\xff\xfe{}")
     with pytest.raises(TraceError, match=r"t\.jsonl: is no text"):
