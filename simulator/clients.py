@@ -133,15 +133,17 @@ class Clients:
 
     def _content(self, index: int, request: TraceRequest) -> tuple[Prompt, Callable[[], Content]]:
         """The prompt for the router, and what the engines' caches see of it."""
-        config = self._options.scheduler
+        config, lora_name = self._options.scheduler, request.lora_name or ""
         if self._options.events == "engine":
             tokens = request.token_ids()
             words = np.random.Philox(key=index).random_raw(request.output_tokens)
             answer = (words % np.uint64(config.vocabulary)).astype(np.uint32)
             whole = np.concatenate([tokens, answer])
-            return Prompt.from_tokens(tokens.tobytes()), partial(TokenContent, whole, config)
+            content = partial(TokenContent, whole, config, lora_name=lora_name)
+            return Prompt.from_tokens(tokens.tobytes(), lora_name=lora_name), content
         size = config.block_size
-        prompt = Prompt.from_hashes(request.block_hashes(size), size, request.prompt_tokens)
+        hashes = request.block_hashes(size)
+        prompt = Prompt.from_hashes(hashes, size, request.prompt_tokens, lora_name=lora_name)
         names = prompt.prefixes(size).tolist()
         return prompt, partial(ChainContent, names, f"r{index}")
 
@@ -161,10 +163,12 @@ class Clients:
         request = Request(
             life.request_id,
             life.prompt,
+            life.request.model or "",
             role=Role.PAIR if as_pair else life.role,
             policy=options.policy if as_pair else "",
             expected_output_tokens=life.request.output_tokens if options.output_hint else None,
             excluded_workers=frozenset(life.failed_workers),
+            tenant=life.request.tenant or "",
             session_id=life.request.session_id or "",
         )
         watch = self.shadows.watch if options.shadows else None
@@ -235,6 +239,8 @@ class Clients:
             content=life.content(),
             prompt_tokens=request.prompt_tokens,
             output_tokens=1 if life.role is Role.PREFILL else request.output_tokens,
+            priority=self._engine_priority(request),
+            lora_name=request.lora_name or "",
             session_id=request.session_id,
             dp_rank=worker.rank if worker.engine.ranks > 1 else None,
             remote_tokens=request.prompt_tokens if fetches else 0,
@@ -248,6 +254,11 @@ class Clients:
             self._fail(life, f"engine: {refusal}")
             return
         self._computing[life.request_id] = life
+
+    def _engine_priority(self, request: TraceRequest) -> int | None:
+        """In the engine's direction; a trace's, and a router's, is higher for sooner."""
+        priority = request.priority
+        return None if priority is None else -priority * self._options.scheduler.priority_sign
 
     # --- and back ---
 

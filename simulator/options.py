@@ -81,6 +81,9 @@ class RunOptions:
     engine: str = "vllm"
     """A name of simulator.schedulers.SCHEDULERS."""
     scheduler: SchedulerConfig = field(default_factory=default_scheduler)
+    models: tuple[str, ...] = ()
+    """Names that every engine serves beside its own. A run adds those that its trace names, as it
+    adds the trace's LoRAs to the scheduler's."""
 
     disaggregation: Disaggregation | None = None
     engines_per_host: int = 1

@@ -57,6 +57,11 @@ class SchedulerConfig:
     lora_names: tuple[str, ...] = ()
 
     @property
+    def priority_sign(self) -> int:
+        """priority * priority_sign is smaller for whom comes sooner."""
+        return -1
+
+    @property
     def model_len(self) -> int:
         return self.max_model_len or self.block_count * self.block_size
 

@@ -144,6 +144,7 @@ class VirtualFleet:
                 multi_rank=options.ranks > 1,
                 role=options.role_of(number),
                 labels=self._labels(number),
+                models=options.models,
                 tells_events=tells,
                 tells_capacity=options.tells_capacity,
             )

@@ -129,6 +129,7 @@ class VirtualRelay:
         multi_rank: bool = False,
         role: str = "both",
         labels: dict[str, str] | None = None,
+        models: tuple[str, ...] = (),
         tells_events: bool = True,
         tells_capacity: bool = True,
     ) -> None:
@@ -143,6 +144,7 @@ class VirtualRelay:
         self._multi_rank = multi_rank
         self._role = role
         self._labels = labels or {}
+        self._models = models
 
     @override
     def __repr__(self) -> str:
@@ -178,6 +180,7 @@ class VirtualRelay:
                 address=f"http://{self.key.worker_id}",
                 engine=self._engine,
                 model="virtual",
+                model_aliases=self._models,
                 lora_names=config.lora_names,
                 max_model_len=config.model_len,
                 block_size=config.block_size,

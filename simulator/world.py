@@ -16,6 +16,7 @@ Laws:
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from math import ceil
 
@@ -45,13 +46,24 @@ def run(options: RunOptions, trace: Trace, on_progress: OnProgress | None = None
     return World(options, trace, on_progress).run()
 
 
+def _serving(options: RunOptions, trace: Trace) -> RunOptions:
+    """A fleet whose engines serve all models and LoRAs that a trace names."""
+    models = {one.model for one in trace.requests if one.model is not None}
+    loras = {one.lora_name for one in trace.requests if one.lora_name is not None}
+    scheduler = options.scheduler
+    if loras:
+        names = tuple(sorted(loras.union(scheduler.lora_names)))
+        scheduler = replace(scheduler, lora_names=names)
+    return replace(options, scheduler=scheduler, models=tuple(sorted(models.union(options.models))))
+
+
 class World:
     """One run."""
 
     def __init__(
         self, options: RunOptions, trace: Trace, on_progress: OnProgress | None = None
     ) -> None:
-        self.options = options
+        self.options = options = _serving(options, trace)
         self.timeline = Timeline()
         self.record = RunRecord(
             len(trace.requests), options.workers * options.ranks, options.scheduler.block_size

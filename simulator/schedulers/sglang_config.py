@@ -71,8 +71,8 @@ class SglangConfig(SchedulerConfig):
         return self.mixed_chunk and self.chunked_prefill
 
     @property
+    @override
     def priority_sign(self) -> int:
-        """priority * priority_sign is smaller for whom comes sooner."""
         return 1 if self.low_priority_values_first else -1
 
 

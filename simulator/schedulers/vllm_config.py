@@ -37,6 +37,11 @@ class VllmConfig(SchedulerConfig):
     """Whether the host keeps no blocks that an answer filled."""
 
     @property
+    @override
+    def priority_sign(self) -> int:
+        return 1
+
+    @property
     def lookahead_tokens(self) -> int:
         return self.num_speculative_tokens if self.draft_in_cache else 0
 
