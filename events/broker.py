@@ -1,4 +1,8 @@
-"""The connection to NATS: reconnects for ever, says when it is gone, counts what is not sent."""
+"""The connection to NATS: reconnects for ever, says when it is gone, counts what is not sent.
+
+Law: once connected, nothing that a connection or its loss makes nats-py raise leaves `publish`,
+`request`, `unsubscribe` or `close`: each of them fails as it says, and is counted.
+"""
 
 import asyncio
 import logging
@@ -96,7 +100,7 @@ class Broker:
             return False
         try:
             await self._client.publish(subject, payload)
-        except (nats.errors.Error, OSError) as error:
+        except Exception as error:  # see the law: nats-py lets through what its transport raises
             self.counts["error"] += 1
             log.warning("could not publish on %s: %r", subject, error)
             return False
@@ -161,12 +165,19 @@ class Broker:
             await subscription.unsubscribe()
         except (nats.errors.Error, OSError):
             self.counts["not_connected"] += 1
+        except Exception as error:  # see the law
+            self.counts["error"] += 1
+            log.warning("could not unsubscribe: %r", error)
 
     async def request(self, subject: str, payload: bytes, timeout_s: float) -> bytes | None:
         """The answer; None when nobody answers in time."""
         try:
             return (await self._client.request(subject, payload, timeout=timeout_s)).data
         except (nats.errors.Error, TimeoutError, OSError):
+            return None
+        except Exception as error:  # see the law
+            self.counts["error"] += 1
+            log.warning("could not ask on %s: %r", subject, error)
             return None
 
     async def close(self) -> None:
@@ -180,6 +191,12 @@ class Broker:
         except TimeoutError:
             self.counts["error"] += 1
             log.warning("NATS takes nothing: closed without sending the last messages")
+            self._client.abort()
+        except Exception as error:  # a connection that is gone takes no last messages
+            self.counts["error"] += 1
+            log.warning(
+                "closed the connection to NATS without sending the last messages: %r", error
+            )
             self._client.abort()
 
     def check(self) -> None:

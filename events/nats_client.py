@@ -7,10 +7,11 @@ server, what each override is for.
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from nats.aio.client import Client, Srv
 from nats.aio.msg import Msg
+from nats.aio.transport import TcpTransport
 from nats.errors import Error, StaleConnectionError, UnexpectedEOF
 from typing_extensions import override
 
@@ -33,6 +34,33 @@ _LASTING_ERRORS = ("permissions violation",)
 
 OnRaw = Callable[[bytes, bytes], None]
 """Takes a message's subject and payload while it is read: must be quick, and not await."""
+
+
+class _Tcp(TcpTransport):
+    """Raises OSError for each write to a connection that is gone.
+
+    uvloop raises RuntimeError once the socket is closed. nats-py takes that for the end of the
+    event loop: its flusher ends without a word, the client counts as connected, and each publish
+    after that raises RuntimeError, too.
+    """
+
+    @override
+    def __bool__(self) -> bool:
+        return True  # nats-py would put its own in the place of one that is not connected yet
+
+    @override
+    def write(self, payload: bytes) -> None:
+        try:
+            super().write(payload)  # type: ignore[no-untyped-call]
+        except RuntimeError as error:
+            raise ConnectionResetError(str(error)) from error
+
+    @override
+    def writelines(self, payload: Iterable[bytes]) -> None:
+        try:
+            super().writelines(payload)  # type: ignore[no-untyped-call]
+        except RuntimeError as error:
+            raise ConnectionResetError(str(error)) from error
 
 
 class NatsClient(Client):
@@ -75,6 +103,8 @@ class NatsClient(Client):
     @override
     async def _connect_to_server(self, s: Srv) -> None:
         self.abort()  # of an attempt before that got no answer, and would stay open
+        if not self._transport and s.uri.scheme not in ("ws", "wss"):
+            self._transport = _Tcp()  # type: ignore[no-untyped-call]
         await super()._connect_to_server(s)
 
     @override

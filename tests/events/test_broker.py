@@ -1,17 +1,20 @@
 """The connection to NATS over real sockets: how it is lost, how soon that shows, how it returns."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
+import uvloop
 from nats.aio.msg import Msg
 from nats.errors import SlowConsumerError
 
 from events import broker as module
 from events import nats_client
 from events.broker import Broker
+from events.nats_wire import Frames
 from events.settings import NatsSettings
 from router.nats_child import NatsChild
 from tests.end_to_end.nats_server import nats_server
@@ -221,3 +224,83 @@ async def test_a_server_too_busy_for_pongs_is_not_taken_for_dead(
         await until(lambda: pings > 20, "many pings")
         assert ear.connections == [True]
         assert len(ear.heard) >= 15
+
+
+def test_a_publish_on_a_socket_that_is_closed_is_a_loss_and_not_an_error() -> None:
+    """On the routers' event loop, which raises RuntimeError where asyncio's says nothing."""
+
+    async def scenario() -> None:
+        async with a_nats() as nats, connected(nats.url) as (broker, ear):
+            async with a_closed_socket(broker):
+                for _ in range(4):
+                    await broker.publish("b", b"")
+                    await asyncio.sleep(0)  # nats-py's flusher has its turn
+            await until(lambda: ear.connections == [True, False, True], "the server again")
+            assert await broker.publish("a", b"found")
+            await until(lambda: ear.heard[-1:] == [b"found"], "the subscription to work again")
+
+    on_uvloop(scenario())
+
+
+def test_a_broker_closes_though_its_socket_is_gone_and_bytes_are_unsent() -> None:
+    async def scenario() -> None:
+        async with (
+            a_nats() as nats,
+            connected(nats.url) as (broker, _),
+            a_closed_socket(broker),
+        ):
+            await nats.stop()
+            for _turn in range(2):
+                await broker.publish("b", b"")
+                await asyncio.sleep(0)
+            before = broker.counts["error"]
+            await broker.close()
+            assert broker.counts["error"] == before + 1, "the last message is not sent"
+            assert await broker.request("b", b"", 0.01) is None
+
+    on_uvloop(scenario())
+
+
+@pytest.mark.parametrize("error", [RuntimeError("closed"), AttributeError("no transport")])
+async def test_what_nats_py_lets_through_costs_one_message_and_is_counted(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    async with a_nats() as nats, connected(nats.url) as (broker, _):
+
+        async def raises(*_parts: object, **_options: object) -> None:
+            raise error
+
+        client = broker._client
+        subscription = await client.subscribe("c")
+        monkeypatch.setattr(client, "_send_command", raises)
+        assert not await broker.publish("a", b"")
+        assert await broker.request("a", b"", 1.0) is None
+        await broker.unsubscribe(subscription)
+        assert broker.counts["error"] == 3
+
+
+@asynccontextmanager
+async def a_closed_socket(broker: Broker) -> AsyncIterator[None]:
+    """The socket is closed while the client's reader is at work on what came before, so that
+    nobody has noticed yet."""
+    client = broker._client
+    held, done = asyncio.Event(), asyncio.Event()
+
+    async def busy(_frames: Frames, _data: bytes) -> None:
+        held.set()
+        await done.wait()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(client, "_take", busy)
+        await broker.publish("a", b"before")
+        await held.wait()
+        client.abort()
+        await client._transport.wait_closed()
+        assert broker.connected, "as far as the client knows"
+        yield
+        done.set()
+
+
+def on_uvloop(scenario: Coroutine[Any, Any, None]) -> None:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(asyncio.wait_for(scenario, 30.0))
