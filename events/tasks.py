@@ -1,9 +1,15 @@
-"""Background tasks that can't die unseen: one that breaks is logged, and its owner is told."""
+"""Background tasks that can't die unseen: one that fails is logged, and its owner ends the process.
+
+Law: only a fault of ours may fail one. What NATS, a relay, a worker or a caller does wrong is the
+business of the code that meets it, and costs a message or an attempt.
+"""
 
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
 from typing import Any
+
+NAMED_MAX = 300
 
 log = logging.getLogger("kvroute.tasks")
 
@@ -38,5 +44,15 @@ class Tasks:
     def _done(self, task: asyncio.Task[None]) -> None:
         self._running.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.critical("%s broke", task.get_name(), exc_info=error)
+            log.critical(
+                "this process ends, since its background task %r failed: %s",
+                task.get_name(),
+                named(error),
+                exc_info=error,
+            )
             self._on_failure(error)
+
+
+def named(error: BaseException) -> str:
+    """An error in one line of NAMED_MAX characters: its class, and the first line of its text."""
+    return f"{type(error).__name__}: {error}".partition("\n")[0].rstrip(": ")[:NAMED_MAX]

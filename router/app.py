@@ -25,7 +25,7 @@ from events.facts import Control
 from events.feed import Feed
 from events.settings import EngineSettings, NatsSettings, unusable
 from events.stream import StreamState
-from events.tasks import Tasks
+from events.tasks import Tasks, named
 from events.view import FleetView
 from indexer.identity import WorkerKey
 from indexer.kernel import NativeIndex
@@ -271,7 +271,11 @@ class RouterApp:
             await self._stop.wait()
         finally:
             await self.stop()
-        return 1 if self.failed is not None else 0
+        if self.failed is None:
+            return 0
+        # Once more as the last line: what was logged when it failed is far above by now.
+        log.critical("stopped with exit code 1: %s", named(self.failed))
+        return 1
 
     async def stop(self) -> None:
         """Drains, then stops everything. Safe after a start that failed half way."""

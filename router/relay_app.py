@@ -19,7 +19,7 @@ from events.dynamo_relay import DynamoRelay
 from events.endpoints import masked
 from events.relay import Relay
 from events.settings import DynamoSettings, NatsSettings
-from events.tasks import Tasks
+from events.tasks import Tasks, named
 from router.app import check_engine, checked_broker
 from router.config import ConfigError, RelayConfig, render
 from router.http import MetricsServer
@@ -104,7 +104,11 @@ class RelayApp:
             if self._http is not None:
                 await self._http.stop()
             log.info("stopped")
-        return 1 if self._failed is not None else 0
+        if self._failed is None:
+            return 0
+        # Once more as the last line: what was logged when it failed is far above by now.
+        log.critical("stopped with exit code 1: %s", named(self._failed))
+        return 1
 
     async def _connect(self) -> None:
         for broker in (self._broker, *self._sources):
