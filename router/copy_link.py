@@ -70,6 +70,8 @@ class CopyLink:
         )
         subject = subjects.warm(self._fleet, copy.target)
         answer = await self._broker.request(subject, encode(warm), ANSWER_S)
+        if self._under_way.pop(copy, None) is None:
+            return  # taken back as its answer came, which asyncio.wait_for puts before a cancel
         trouble = "no answer from its relay"
         if answer is not None:
             told = decode_warmed(answer)
@@ -81,7 +83,6 @@ class CopyLink:
             log.warning("%d tokens not copied to %s: %s", prefix.token_count, copy.target, trouble)
         else:
             log.info("%d tokens copied to %s", prefix.token_count, copy.target)
-        del self._under_way[copy]
         self._hot.ended(copy, not trouble, self._clock())
 
     async def _take_back(self, copy: Copy) -> None:
