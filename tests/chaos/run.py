@@ -9,6 +9,7 @@ import random
 import resource
 import signal
 import sys
+import textwrap
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
@@ -170,6 +171,7 @@ class Player:
                 self.ended.append(one)
                 self._note(f"        {one.process} ended by itself with code {one.code}")
                 child = next(it for it in self._stage.children if it.name == one.process)
+                self._note(textwrap.indent(child.log_end(), " " * 12))
                 child.wanted = False
                 if child.kind in {"router", "relay", "nats"}:
                     await child.start(answers=False)

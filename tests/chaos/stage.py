@@ -35,6 +35,8 @@ CLOCK_AHEAD_S = 3600.0
 """Of the last router."""
 ENGINE_PORTS = 3
 _LINE_BYTES = 1 << 22
+_LOG_END_LINES = 40
+"""Of a process that ended by itself: a traceback, and what led to it."""
 _PORTS = range(20_000, 32_000)
 """Below those that Linux hands out by itself."""
 
@@ -144,6 +146,10 @@ class Child:
         except TimeoutError:
             await self.kill()
             return -signal.SIGKILL
+
+    def log_end(self) -> str:
+        """The last lines of its log."""
+        return "\n".join(self._log.read_text(errors="replace").splitlines()[-_LOG_END_LINES:])
 
     def ended(self) -> Ended | None:
         """Noted when it should be running and isn't."""
