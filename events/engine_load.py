@@ -84,6 +84,8 @@ class EngineIdentity:
     """Of one rank."""
     total_slots: int | None = None
     """Requests that one rank runs at once."""
+    token_budget: int | None = None
+    """Tokens that one rank computes in a step at most."""
     dp_ranks: int | None = None
     priority_scheduling: bool | None = None
     low_priority_first: bool | None = None
@@ -123,7 +125,7 @@ def vllm_loads(text: str) -> dict[int, LoadSample]:
 
     The rank's blocks are kv_cache_size_tokens / block_size. Older releases have num_gpu_blocks
     alone, which is the sum over the engines behind the page, so it is divided by their number.
-    total_slots is not in there. Extras: prefix_hit_tokens and prefix_query_tokens (since its start)
+    total_slots is not in there (vllm_identity). Extras: prefix_hit_tokens and prefix_query_tokens (since its start)
     and asleep (1 or 0), as far as told. Raises LoadUnreadable.
     """
     page = _Page(text, _VLLM_NAMES)
@@ -209,8 +211,10 @@ def vllm_identity(
     models: bytes | str,
     version: bytes | str | None = None,
     event_sources: bytes | str | None = None,
+    server_info: bytes | str | None = None,
 ) -> EngineIdentity:
-    """From /v1/models, and if at hand /version and /kv_event_sources (0.31 and later).
+    """From /v1/models, and if at hand /version, /kv_event_sources (0.31 and later), and
+    /server_info?config_format=json, which only the development mode has.
 
     Raises LoadUnreadable.
     """
@@ -220,14 +224,32 @@ def vllm_identity(
         if event_sources is None
         else len(_json(event_sources, _EVENT_SOURCES, "/kv_event_sources"))
     )
+    scheduler = {} if server_info is None else _vllm_scheduler(server_info)
     return EngineIdentity(
         model=model,
         aliases=aliases,
         lora_names=lora_names,
         max_model_len=_natural(max_model_len),
+        total_slots=_count(scheduler.get("max_num_seqs")),
+        token_budget=_count(scheduler.get("max_num_batched_tokens")),
         version=None if version is None else _json(version, _VERSION, "/version").version,
         dp_ranks=ranks or None,
     )
+
+
+def _vllm_scheduler(server_info: bytes | str) -> Mapping[str, object]:
+    """What is configured of the scheduler; empty where the page has it as text.
+
+    The page is for people and differs between releases: all that may be used of it is looked at
+    one by one, so that no other part of it makes an engine unreadable.
+    """
+    told = _json(server_info, _VLLM_SERVER_INFO, "/server_info").vllm_config
+    scheduler = told.get("scheduler_config") if isinstance(told, dict) else None
+    return scheduler if isinstance(scheduler, dict) else {}
+
+
+class _VllmServerInfo(Struct):
+    vllm_config: object = None
 
 
 class _MooncakeEngine(Struct):
@@ -406,6 +428,8 @@ class _ServerInfo(Struct):
     max_total_num_tokens: Signed | None = None
     max_running_requests: Signed | None = None
     context_length: Signed | None = None
+    chunked_prefill_size: Signed | None = None
+    max_prefill_tokens: Signed | None = None
     enable_priority_scheduling: bool | None = None
     schedule_low_priority_values_first: bool | None = None
     kv_events: _SglangEvents | None = None
@@ -460,6 +484,8 @@ def sglang_identity(
         block_size=block_size,
         total_blocks=total_tokens // block_size if total_tokens and block_size else None,
         total_slots=_natural(slots),
+        # Without chunks, -1, the second alone bounds the prompts of a step.
+        token_budget=_natural(info.chunked_prefill_size) or _natural(info.max_prefill_tokens),
         dp_ranks=ranks,
         priority_scheduling=info.enable_priority_scheduling,
         low_priority_first=info.schedule_low_priority_values_first,
@@ -474,6 +500,7 @@ def sglang_identity(
 _MODELS = msgspec.json.Decoder(_Models)
 _VERSION = msgspec.json.Decoder(_Version)
 _EVENT_SOURCES = msgspec.json.Decoder(dict[str, Raw])
+_VLLM_SERVER_INFO = msgspec.json.Decoder(_VllmServerInfo)
 _MOONCAKE_ENGINES = msgspec.json.Decoder(dict[int, _MooncakeEngine])
 _SGLANG_LOADS = msgspec.json.Decoder(_SglangLoads)
 _SERVER_INFO = msgspec.json.Decoder(_ServerInfo)
@@ -583,6 +610,13 @@ def _bounded(name: str, value: Number, limit: float = COUNT_MAX) -> Number:
 def _natural(value: int | None) -> int | None:
     """None for what isn't limited, or not told."""
     return value if value is not None and value > 0 else None
+
+
+def _count(value: object) -> int | None:
+    """A number of requests, blocks or tokens; None for whatever is none."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        return None
+    return value if 0 < value <= COUNT_MAX else None
 
 
 def _positive(text: str | None) -> int | None:

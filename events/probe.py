@@ -106,7 +106,11 @@ class EngineHttp:
 async def _vllm_who(engine: EngineHttp) -> EngineIdentity:
     models = await engine.page("/v1/models")
     version = await engine.optional_page("/version")
-    return vllm_identity(models, version, await engine.optional_page("/kv_event_sources"))
+    sources = await engine.optional_page("/kv_event_sources")
+    # In development mode alone. Its first answer looks at the whole machine and may come too late;
+    # the engine keeps that, so that later ones don't.
+    info = await engine.optional_page("/server_info?config_format=json")
+    return vllm_identity(models, version, sources, info)
 
 
 async def _read(page: bytes, read: Callable[[str], Loads]) -> Loads:

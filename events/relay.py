@@ -581,6 +581,7 @@ class Relay:
             used_blocks=used,
             total_blocks=int(total) if total else None,
             total_slots=settings.slots or load.total_slots or who.total_slots,
+            token_budget=who.token_budget,
             preemptions=load.preemptions,
             sampled_at_s=shell.sampled_at_s,
             sent_at_s=now_s,

@@ -325,6 +325,26 @@ def test_vllm_says_its_model_its_adapters_and_its_version() -> None:
     )
 
 
+def test_vllm_in_development_mode_says_how_many_requests_it_runs_at_once() -> None:
+    models = {"data": [{"id": "a"}]}
+
+    def scheduler(config: object) -> tuple[int | None, int | None]:
+        info = json.dumps({"vllm_config": config, "vllm_env": {"VLLM_X": "1"}, "system_env": {}})
+        identity = vllm_identity(json.dumps(models), None, None, info)
+        assert identity.model == "a"
+        return identity.total_slots, identity.token_budget
+
+    limits = {"max_num_seqs": 256, "max_num_batched_tokens": 8192}
+    assert scheduler({"scheduler_config": limits, "model_config": {}}) == (256, 8192)
+    strange = {"max_num_seqs": "256", "max_num_batched_tokens": 2**40}
+    for other in ({"scheduler_config": strange}, {"scheduler_config": None}, {}, "a text", None):
+        assert scheduler(other) == (None, None)
+    for flag in (True, 0, -1, 1.5):
+        assert scheduler({"scheduler_config": {"max_num_seqs": flag}}) == (None, None)
+    with pytest.raises(LoadUnreadable, match="/server_info"):
+        vllm_identity(json.dumps(models), None, None, "[")
+
+
 def test_further_names_without_a_parent_are_aliases() -> None:
     models = {"data": [{"id": "a", "max_model_len": 9}, {"id": "b"}, {"id": "l", "parent": "a"}]}
     identity = vllm_identity(json.dumps(models))
@@ -366,6 +386,10 @@ def test_an_older_sglang_says_less() -> None:
         model="org/model", block_size=1, total_slots=16, dp_ranks=4
     )
     assert sglang_identity("{}") == EngineIdentity()
+    chunked = '{"chunked_prefill_size": 4096, "max_prefill_tokens": 16384}'
+    assert sglang_identity(chunked).token_budget == 4096
+    unchunked = '{"chunked_prefill_size": -1, "max_prefill_tokens": 16384}'
+    assert sglang_identity(unchunked).token_budget == 16384
     told = sglang_identity("{}", None, '{"model_path": "org/model"}')
     assert told.model == "org/model"
 

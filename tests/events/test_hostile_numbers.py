@@ -54,6 +54,8 @@ SERVER_INFO = {
     "max_total_num_tokens": 1000,
     "max_running_requests": 8,
     "context_length": 4096,
+    "chunked_prefill_size": 2048,
+    "max_prefill_tokens": 16384,
     "disaggregation_mode": "prefill",
     "disaggregation_bootstrap_port": 8998,
     "kv_events": {"block_size": 16},
@@ -87,6 +89,7 @@ def has_heartbeats(
         for field, told in (
             ("max_model_len", who.max_model_len or 0),
             ("total_slots", who.total_slots),
+            ("token_budget", who.token_budget),
             ("total_blocks", who.total_blocks),
             ("bootstrap_port", who.bootstrap_port or 0),
         ):
@@ -158,6 +161,11 @@ def test_every_number_of_sglangs_loads_may_be_hostile(
     models = {"data": [{"id": "m", "max_model_len": data.draw(INTEGERS)}]}
     with suppress(LoadUnreadable):
         has_heartbeats({0: LoadSample()}, vllm_identity(json.dumps(models)), size)
+    limits = {"max_num_seqs": data.draw(INTEGERS), "max_num_batched_tokens": data.draw(INTEGERS)}
+    info = json.dumps({"vllm_config": {"scheduler_config": limits}})
+    with suppress(LoadUnreadable):
+        who = vllm_identity('{"data": [{"id": "m"}]}', None, None, info)
+        has_heartbeats({0: LoadSample()}, who, size)
 
 
 @settings(derandomize=True, deadline=None, max_examples=150)
