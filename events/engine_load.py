@@ -125,8 +125,9 @@ def vllm_loads(text: str) -> dict[int, LoadSample]:
 
     The rank's blocks are kv_cache_size_tokens / block_size. Older releases have num_gpu_blocks
     alone, which is the sum over the engines behind the page, so it is divided by their number.
-    total_slots is not in there (vllm_identity). Extras: prefix_hit_tokens and prefix_query_tokens (since its start)
-    and asleep (1 or 0), as far as told. Raises LoadUnreadable.
+    total_slots is not in there; see vllm_identity. Extras: prefix_hit_tokens and
+    prefix_query_tokens (since its start) and asleep (1 or 0), as far as told. Raises
+    LoadUnreadable.
     """
     page = _Page(text, _VLLM_NAMES)
     start_s = page.start_s()

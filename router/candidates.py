@@ -116,7 +116,7 @@ class Candidates:
 
     @property
     def total_slots(self) -> Column:
-        """Requests that can run at once. NaN: unknown."""
+        """Requests that can run at once; one more than an estimate of them. NaN: unknown."""
         return self._columns[2]
 
     @property
@@ -171,7 +171,8 @@ class Candidates:
 
     @property
     def full(self) -> Column:
-        """1 where no slot or no block is left, else 0. An unknown total is never full."""
+        """1 where no slot or no block is left, else 0. An unknown total is never full. By what was
+        learned of a worker (router/capacity.py) it is full, too, as long as another has room."""
         return self._columns[13]
 
     @property
@@ -290,9 +291,11 @@ def shares(
     return (
         active_blocks / total_blocks if total_blocks > 0 else 0.0,
         active_slots / total_slots if total_slots > 0 else 0.0,
-        float(
-            (not isnan(total_slots) and active_slots >= total_slots)
-            or (not isnan(total_blocks) and active_blocks >= total_blocks)
-        ),
+        float(is_full(active_slots, active_blocks, total_slots, total_blocks)),
         float(isnan(total_blocks)),
     )
+
+
+def is_full(slots: float, blocks: float, slots_max: float, blocks_max: float) -> bool:
+    """Whether requests and blocks leave no slot or no block; NaN: an unknown bound, never met."""
+    return slots >= slots_max or blocks >= blocks_max

@@ -107,13 +107,15 @@ def _workers_table(workers: Sequence[WorkerStatus]) -> Table:
         used = f"{worker.active_blocks:.0f}"
         if worker.HasField("total_blocks"):
             used += f"/{worker.total_blocks}"
+            if worker.HasField("block_share") and worker.block_share < 1:
+                used += f" (to {worker.block_share:.0%})"
         add_row(
             made,
             _name(worker),
             _stream(worker.stream_state, worker.stream_complete),
             str(worker.blocks_device + worker.blocks_host + worker.blocks_disk),
             used,
-            str(worker.running),
+            f"{worker.running}{_slots(worker)}",
             str(worker.waiting),
             str(worker.reserved),
             f"{worker.hit_ratio:.0%}" if worker.hit_ratio else "-",
@@ -214,6 +216,13 @@ _ROW_NUMBERS = ("cost", "overlap", "new", "in use", "run", "wait", "ours")
 def _stream(state: str, is_complete: bool) -> Text:
     color = "green" if state == "live" and is_complete else "yellow"
     return styled(f"{state}{'' if is_complete else ', partial'}", color)
+
+
+def _slots(worker: WorkerStatus) -> str:
+    """Behind the running requests, how many can run at once; ~ marks an estimate."""
+    if worker.HasField("total_slots"):
+        return f"/{worker.total_slots}"
+    return f"/~{worker.slots_estimated}" if worker.HasField("slots_estimated") else ""
 
 
 def _name(worker: WorkerStatus) -> str:

@@ -441,6 +441,9 @@ def write_worker(source: Source, core: RouterCore, now_s: float) -> fleet_pb2.Wo
             status.total_blocks = heartbeat.total_blocks
         if heartbeat.total_slots:
             status.total_slots = heartbeat.total_slots
+        if (slots := core.capacities.slots(source.key, heartbeat)) is not None:
+            status.slots_estimated = slots
+        status.block_share = core.capacities.block_share(source.key, heartbeat)
         status.preemptions = heartbeat.preemptions
         if heartbeat.token_budget is not None:
             status.token_budget = heartbeat.token_budget

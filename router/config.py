@@ -210,6 +210,61 @@ class OutlierSettings(Settings, frozen=True):
     ] = 3
 
 
+class CapacitySettings(Settings, frozen=True):
+    """What is learned of how much workers can take. A worker that is over it gets requests only
+    while none of its pool has room."""
+
+    estimate_slots: Annotated[
+        bool,
+        Meta(
+            description="estimate how many requests a worker runs at once, where neither its engine"
+            " nor the configuration says so, from what ran while other requests waited"
+        ),
+    ] = True
+    slots_block_percent_max: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=100,
+            description="percentage of a worker's KV blocks in use from which on waiting requests"
+            " may wait for blocks, so that the running ones don't count for the estimate of slots",
+        ),
+    ] = 90
+    count_preemptions: Annotated[
+        bool,
+        Meta(
+            description="let preemptions lower the share of a worker's KV blocks that picks promise"
+        ),
+    ] = True
+    preemption_percent: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=100,
+            description="percentage of a worker's KV blocks by which each preempted request lowers"
+            " the share that picks promise",
+        ),
+    ] = 5.0
+    served_percent: Annotated[
+        float,
+        Meta(
+            gt=0,
+            le=100,
+            description="percentage of a worker's KV blocks by which each request that is served to"
+            " its end raises that share again",
+        ),
+    ] = 1.0
+    block_percent_min: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=100,
+            description="percentage of a worker's KV blocks that picks promise at least, however"
+            " many requests it preempts",
+        ),
+    ] = 50
+
+
 class RoutingSettings(Settings, frozen=True):
     """How picks are made and kept."""
 
@@ -273,6 +328,7 @@ class RoutingSettings(Settings, frozen=True):
     ] = 0.01
     hot_prefixes: HotPrefixSettings = HotPrefixSettings()
     outliers: OutlierSettings = OutlierSettings()
+    capacity: CapacitySettings = CapacitySettings()
     host_label: Annotated[str, Meta(description="label that names a worker's host")] = "host"
     rack_label: Annotated[str, Meta(description="label that names its rack")] = "rack"
     cluster_label: Annotated[str, Meta(description="label that names its cluster")] = "cluster"

@@ -22,6 +22,7 @@ from events.view import FleetView, Source
 from indexer.hashing import HashArray
 from indexer.identity import WorkerKey
 from indexer.kernel import NativeIndex
+from router.capacity import Capacities
 from router.config import ModelSettings, RoutingSettings
 from router.decider import FULL_RETRY_S, Decider
 from router.decision import (
@@ -109,6 +110,9 @@ class RouterCore:
         self.first_tokens = FirstTokens()
         self.last_resorts = 0
         """Picks of workers that are tried only where none that answers may take the request."""
+        self.strained_picks = 0
+        """Picks of workers that are over what was learned of their capacity, since no other had
+        room."""
         self.cache_reports: dict[WorkerKey, CacheReport] = {}
         self.self_check = SelfCheck(view)
         self.ready = True
@@ -118,7 +122,8 @@ class RouterCore:
         self.drains = 0
         """Changes of these."""
         self.models = Models(models, model_memory_s)
-        self.pools = Pools(view, self.models, self.load_of, self.outliers.reason)
+        self.capacities = Capacities(routing.capacity)
+        self.pools = Pools(view, self.models, self.load_of, self.capacities, self.outliers.reason)
         labels = PlaceLabels(routing.host_label, routing.rack_label, routing.cluster_label)
         self.rates = PrefillRates(routing.prefill_rate)
         self.ttft_check = TtftCheck()
@@ -194,6 +199,7 @@ class RouterCore:
             watch(decision.computing)
         source = decision.sources[decision.order[0]]
         self.last_resorts += decision.last_resort
+        self.strained_picks += decision.strained
         reservation = self.reserve(
             source,
             request.request_id,
@@ -261,6 +267,8 @@ class RouterCore:
         self.decider.reconfigure(routing)
         self.routing = routing
         self.outliers.reconfigure(routing.outliers)
+        self.capacities.reconfigure(routing.capacity)
+        self.pools.on_capacities()
         if self.lane is not None:
             tally = self.lane.tally
             self.lane = Lane(self, self._rng)
@@ -308,6 +316,8 @@ class RouterCore:
         source = self.view.sources[key]
         heartbeat = heartbeat_of(source)
         self.models.on_heartbeat(heartbeat, now_s)
+        if self.capacities.on_heartbeat(key, heartbeat):
+            self.pools.on_capacity(key)
         if heartbeat.sampled_at_s is not None:
             # The age is by the relay's clock alone, so that a skew between hosts does no harm.
             age_s = max(0.0, heartbeat.sent_at_s - heartbeat.sampled_at_s)
@@ -339,6 +349,7 @@ class RouterCore:
             self.outcomes.pop(worker, None)
             self.outliers.forget(worker)
             self.first_tokens.forget(worker)
+        self.capacities.on_forgotten(workers)
         self.self_check.on_forgotten(workers)
         self.rates.on_forgotten(workers)
         self.working_sets.on_forgotten(workers)
@@ -595,6 +606,10 @@ class RouterCore:
         self.ttft_check.on_end(reservation.id)
         self.reservations.end(reservation, ending, now_s)
         self.endings[ending] += 1
+        if ending is Ending.FINISHED:
+            for key in _workers_of(reservation):
+                if self.capacities.on_served(key):
+                    self.pools.on_capacity(key)
         self._count_outcome(reservation, ending, blamed)
         if self.outliers.probing:
             for key in _workers_of(reservation):

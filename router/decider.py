@@ -5,6 +5,8 @@
 Pure, like the core that it is a part of. Laws:
 - a decision changes nothing but the state of the rng, and what is counted of policies that fail;
 - an excluded worker is never first in order, nor is one whose cost is not a number;
+- a worker that is over what was learned of its capacity (router/capacity.py) is first only where
+  none has room;
 - a worker of the last resort is first only where none that answers may take the request at all.
 """
 
@@ -102,12 +104,12 @@ class Decider:
         self._pools.refresh()
         pool, down = self._pools.live(request.model, ready)
         matched = self._matched(request, pool, down, now_s, mark)
-        decision = self._decide(matched, policy)
+        decision = self._with_room(matched, policy)
         if not decision.order and not _waits(decision):
             last = self._pools.last_resort(request.model, ready)
             if last is not None:
                 matched = self._matched(request, last.pool, last.down, now_s, mark)
-                otherwise = self._decide(matched._replace(last=last.reasons), policy)
+                otherwise = self._with_room(matched._replace(last=last.reasons), policy)
                 otherwise.last_resort = True
                 decision = otherwise if otherwise.order else decision
         mark("cost")
@@ -128,6 +130,17 @@ class Decider:
         overlaps = self._overlaps(request.prompt, pool)
         mark("match")
         return Matched(request, pool, down, self._pools.table(pool), overlaps, now_s)
+
+    def _with_room(self, matched: Matched, policy: Policy) -> Decision:
+        """The decision among workers with room; where there is none, among strained ones, too."""
+        decision = self._decide(matched, policy)
+        if not decision.order:
+            table = self._pools.with_strained(matched.pool, matched.table)
+            if table is not None:
+                strained = self._decide(matched._replace(table=table), policy)
+                strained.strained = True
+                return strained if strained.order else decision
+        return decision
 
     def _decide(self, matched: Matched, policy: Policy) -> Decision:
         request, pool = matched.request, matched.pool

@@ -111,6 +111,9 @@ class Decision:
     """Of a pair: whether that worker does."""
     last_resort: bool = False
     """Whether workers were weighed that are tried only where none that answers may be picked."""
+    strained: bool = False
+    """Whether workers were weighed that are over what was learned of their capacity, since no other
+    has room."""
 
     @property
     def computing(self) -> "Decision":

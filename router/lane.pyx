@@ -496,7 +496,7 @@ cdef class Lane:
     cdef list _drawn
     """Of `_ids`: ids that come next."""
     cdef dict _loads, _settled, _live, _guesses, _by_request, _drained, _probing
-    cdef object _full, _open_ones, _ended_ones
+    cdef object _full, _strained, _open_ones, _ended_ones
     cdef NativeIndex _index
     cdef object _routing
     """What the fields below were read of."""
@@ -539,6 +539,7 @@ cdef class Lane:
         self._probing = core.outliers.probing
         self._settled = core.pools._settled
         self._full = core.pools._full
+        self._strained = core.pools._strained
         self._live = core.pools._pools
         self._guesses = core.view.predictions._guesses
         self._open_ones = core.reservations._open
@@ -840,7 +841,7 @@ cdef class Lane:
         self._read_columns()
         cdef double *at = self._columns_at + slot
         cdef size_t width = self._columns_width
-        cdef double total_blocks = settled[1], total_slots = settled[2]
+        cdef double total_blocks = settled[1], total_slots = settled[2], slots_known = settled[4], promised = settled[5]
         cdef double running = load.running, waiting = load.waiting
         cdef BlockUsers users = load._users
         cdef double peer_requests, peer_blocks, peer_tokens
@@ -848,12 +849,17 @@ cdef class Lane:
         cdef double active_slots = <double>load.external_requests + <double>load.requests + peer_requests
         cdef double active_blocks = <double>load.external_blocks + <double>(users._users.used + load._tails) + peer_blocks
         cdef double reserved = active_slots - running - waiting
-        cdef bint full = active_slots >= total_slots or active_blocks >= total_blocks
+        cdef bint out_of_room = active_slots >= slots_known or active_blocks >= total_blocks
+        cdef bint full = out_of_room or active_slots >= total_slots or active_blocks >= promised
         cdef double unheard = load.unheard, requests
         if full:
             self._full.add(slot)
         else:
             self._full.discard(slot)
+        if full and not out_of_room:
+            self._strained.add(slot)
+        else:
+            self._strained.discard(slot)
         if unheard:
             requests = <double>load.requests + peer_requests
             active_slots += unheard

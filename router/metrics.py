@@ -380,6 +380,20 @@ class RouterCollector(Collector):
         waiting = gauge("requests_waiting", "Waiting requests, as reported.")
         reserved = gauge("reserved_requests", "Open reservations of this router.")
         prefill = gauge("prefill_tokens_active", "Prompt tokens sent there, not computed yet.")
+        slots = GaugeMetricFamily(
+            "kvroute_worker_slots",
+            "Requests that the worker runs at once, by where that is from: known, or estimated.",
+            labels=[*labels, "source"],
+        )
+        block_share = gauge(
+            "block_share",
+            "Of the worker's KV blocks, the share that picks promise; below 1 after preemptions.",
+        )
+        preemptions = CounterMetricFamily(
+            "kvroute_worker_preemptions",
+            "Requests that the engine put off for want of KV blocks, as it counts since its start.",
+            labels=labels,
+        )
         ejected = gauge("ejected", "1 while requests are kept away, since earlier ones failed.")
         outcomes = CounterMetricFamily(
             "kvroute_worker_outcomes",
@@ -416,6 +430,14 @@ class RouterCollector(Collector):
             for ending in Ending:
                 if ending in of_worker or ending in _OUTCOMES:
                     outcomes.add_metric([*names, ending], of_worker[ending])
+            if source.heartbeat is not None:
+                heartbeat, capacities = source.heartbeat, core.capacities
+                preemptions.add_metric(names, heartbeat.preemptions)
+                block_share.add_metric(names, capacities.block_share(key, heartbeat))
+                if heartbeat.total_slots:
+                    slots.add_metric([*names, "known"], heartbeat.total_slots)
+                elif (estimated := capacities.slots(key, heartbeat)) is not None:
+                    slots.add_metric([*names, "estimated"], estimated)
             if source.heartbeat is not None and source.heartbeat.total_blocks:
                 total.add_metric(names, source.heartbeat.total_blocks)
                 if is_up:
@@ -432,6 +454,7 @@ class RouterCollector(Collector):
             outcomes,
             cached,
         )
+        yield from (slots, block_share, preemptions)
         mean = float(np.mean(shares)) if shares else 0.0
         yield _gauge(
             "kvroute_load_balance_score",
@@ -480,6 +503,12 @@ class RouterCollector(Collector):
             "kvroute_last_resort_picks",
             "Picks of workers that don't answer, or are ejected, for want of any that answers.",
             value=core.last_resorts,
+        )
+        yield CounterMetricFamily(
+            "kvroute_strained_picks",
+            "Picks of workers over their estimated slots, or over the share of KV blocks that"
+            " preemptions left them, for want of any with room.",
+            value=core.strained_picks,
         )
         yield _gauge(
             "kvroute_first_token_mean_seconds",

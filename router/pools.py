@@ -29,7 +29,8 @@ from events.facts import Heartbeat
 from events.stream import StreamState
 from events.view import FleetView, Source, schedulable
 from indexer.identity import WorkerKey
-from router.candidates import COLUMNS, shares
+from router.candidates import COLUMNS, is_full, shares
+from router.capacity import Capacities
 from router.load import WorkerLoad
 from router.models import Models
 from router.refusals import Reason, Refusal
@@ -43,6 +44,7 @@ _TRUST = {
     StreamState.SILENT: 0.0,
 }
 _NAME_BOTH = "a LoRA that is to be loaded is named beside its model (lora_name)"
+_FULL = COLUMNS.index("full")
 _POOLS_MAX = 1024
 """Remembered, by the name in the request."""
 _Group = tuple[str, str]
@@ -147,18 +149,21 @@ class Pools:
         view: FleetView,
         models: Models,
         load_of: Callable[[WorkerKey], WorkerLoad],
+        capacities: Capacities,
         ejected: Callable[[WorkerKey], str] = lambda _: "",
     ) -> None:
         """ejected: why a worker is kept out for what became of earlier requests; empty: it isn't.
-        When that has changed, `on_ejected` must be called."""
+        When that has changed, `on_ejected` must be called; `on_capacity` when capacities have."""
         self._view = view
         self._ejected = ejected
         self._models = models
         self._load_of = load_of
+        self._capacities = capacities
         self.columns = np.zeros((len(COLUMNS), 0))
         """A place for each slot; another array once there are more slots."""
-        self._settled: dict[int, tuple[float, float, float, float]] = {}
-        """Slot -> its block_size, total_blocks, total_slots and trust."""
+        self._settled: dict[int, tuple[float, float, float, float, float, float]] = {}
+        """Slot -> its block_size, total_blocks, total_slots and trust; the slots that are known and
+        the blocks that picks may promise."""
         self._down: dict[WorkerKey, str] = {}
         """Why workers get no requests."""
         self._identities: dict[WorkerKey, _Identity] = {}
@@ -174,6 +179,9 @@ class Pools:
         """The group that each of these is in."""
         self._silence: tuple[bool, frozenset[str]] = (False, frozenset())
         self._full: set[int] = set()
+        """Of the index: those of workers without a slot or a block left, strained ones included."""
+        self._strained: set[int] = set()
+        """Of these: by what was learned alone (router/capacity.py)."""
         self._served: Counter[str] = Counter()
         """Every name that heartbeats serve -> workers. A name that nobody serves costs one look
         here, however many workers and LoRAs there are."""
@@ -199,6 +207,7 @@ class Pools:
             if known is not None and (source is None or source.slot != known.slot):
                 self._settled.pop(known.slot, None)
                 self._full.discard(known.slot)
+                self._strained.discard(known.slot)
         for key in changed:
             source = self._view.sources.get(key)
             if source is None or source.heartbeat is None:
@@ -223,21 +232,28 @@ class Pools:
         settled = self._settled.get(slot)
         if settled is None:
             return  # the load will be read once its heartbeat is
-        _, total_blocks, total_slots, _ = settled
+        block_size, total_blocks, total_slots, trust, slots_known, blocks_promised = settled
         active_slots, active_blocks = load.active_requests(), load.active_blocks()
         reserved = active_slots - load.running - load.waiting
-        _, _, full, load_unknown = shares(active_slots, active_blocks, total_slots, total_blocks)
-        if full:
-            self._full.add(slot)
-        else:
-            self._full.discard(slot)
+        out_of_room = is_full(active_slots, active_blocks, slots_known, total_blocks)
+        strained = not out_of_room and is_full(
+            active_slots, active_blocks, total_slots, blocks_promised
+        )
+        full = out_of_room or strained
+        _put(self._full, slot, full)
+        _put(self._strained, slot, strained)
         if load.unheard:  # which makes a worker dearer, but not full
             requests, blocks = load.guessed()
             active_slots += requests
             active_blocks += blocks
-        share, slot_ratio, *_ = shares(active_slots, active_blocks, total_slots, total_blocks)
+        share, slot_ratio, _, load_unknown = shares(
+            active_slots, active_blocks, total_slots, total_blocks
+        )
         self.columns[:, slot] = (
-            *settled,
+            block_size,
+            total_blocks,
+            total_slots,
+            trust,
             load.running,
             load.waiting,
             reserved,
@@ -255,6 +271,22 @@ class Pools:
     def any_full(self) -> bool:
         """Whether any worker has no slot or no block left."""
         return bool(self._full)
+
+    def with_strained(
+        self, pool: Pool, table: npt.NDArray[np.float64]
+    ) -> npt.NDArray[np.float64] | None:
+        """A pool's columns in which strained workers are not full; None: none of it is strained.
+
+        table: the pool's columns as they are; it stays as it is.
+        """
+        if not self._strained:
+            return None
+        rows = [row for row, slot in enumerate(pool.slots.tolist()) if slot in self._strained]
+        if not rows:
+            return None
+        table = table.copy()
+        table[_FULL, rows] = 0.0
+        return table
 
     def live(self, model: str, ready: bool) -> tuple[Pool, list[tuple[Source, str]]]:
         """The workers of a model that are up; and the others, each with the reason.
@@ -324,6 +356,19 @@ class Pools:
         source = self._view.sources.get(key)
         if source is not None and key in self._identities:
             self._note_down(source)
+
+    def on_capacity(self, key: WorkerKey) -> None:
+        """What was learned of how much a worker can take has changed."""
+        source, known = self._view.sources.get(key), self._identities.get(key)
+        if source is None or source.heartbeat is None or known is None:
+            return
+        if known.slot == source.slot:  # of another slot, `refresh` is still to take it over
+            self._settle_room(source, source.heartbeat)
+
+    def on_capacities(self) -> None:
+        """The same of all workers."""
+        for key in self._identities:
+            self.on_capacity(key)
 
     def forget_live(self) -> None:
         """Makes every pool again when it is asked for: which workers are kept out has changed."""
@@ -395,16 +440,21 @@ class Pools:
             self._group_of[key] = group
 
     def _settle(self, source: Source, heartbeat: Heartbeat) -> None:
-        slot = source.slot
-        self._settled[slot] = (
-            heartbeat.block_size,
-            heartbeat.total_blocks or nan,
-            heartbeat.total_slots or nan,
-            _TRUST[source.stream.state],
-        )
-        self.put_load(slot, self._load_of(source.key))
+        self._settle_room(source, heartbeat)
         self._join(source.key, None if schedulable(source) else self._group(source))
         self._note_down(source)
+
+    def _settle_room(self, source: Source, heartbeat: Heartbeat) -> None:
+        room = self._capacities.room(source.key, heartbeat)
+        self._settled[source.slot] = (
+            heartbeat.block_size,
+            heartbeat.total_blocks or nan,
+            room.slots,
+            _TRUST[source.stream.state],
+            room.slots_known,
+            room.blocks,
+        )
+        self.put_load(source.slot, self._load_of(source.key))
 
     def _note_down(self, source: Source) -> None:
         down = self.kept_out(source)
@@ -477,6 +527,13 @@ class Pools:
         if self._served_text is None:
             self._served_text = ", ".join(nsmallest(10, self._served_models)) or "none"
         return self._served_text
+
+
+def _put(slots: set[int], slot: int, is_in: bool) -> None:
+    if is_in:
+        slots.add(slot)
+    else:
+        slots.discard(slot)
 
 
 def heartbeat_of(source: Source) -> Heartbeat:

@@ -23,6 +23,7 @@ RELOADED = (
     "shadow_share",
     "hot_prefixes",
     "outliers",
+    "capacity",
 )
 """Of `routing`: what each decision reads anew, and what can be switched on and off. The whole of
 `decision_log` is as good. Everything else is built into what runs."""

@@ -121,6 +121,10 @@ class RunOptions:
     """Whether heartbeats say how many blocks and slots there are. A router takes no worker that is
     full, by any policy; one of unknown capacity never counts as full."""
 
+    tells_slots: bool = True
+    """Whether heartbeats say how many slots there are, as vLLM's own don't; only where they say how
+    many blocks."""
+
     failures: tuple[Failure, ...] = ()
     relay_restarts: tuple[RelayRestart, ...] = ()
     router_restarts: tuple[RouterRestart, ...] = ()

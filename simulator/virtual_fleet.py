@@ -147,6 +147,7 @@ class VirtualFleet:
                 models=options.models,
                 tells_events=tells,
                 tells_capacity=options.tells_capacity,
+                tells_slots=options.tells_slots,
             )
             worker = Worker(len(self.workers), engine, rank, relay, engine.load(rank))
             self.workers.append(worker)

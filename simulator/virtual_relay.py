@@ -132,12 +132,14 @@ class VirtualRelay:
         models: tuple[str, ...] = (),
         tells_events: bool = True,
         tells_capacity: bool = True,
+        tells_slots: bool = True,
     ) -> None:
         self.key = key
         self.held = Held()
         self.complete = True
         self.tells_events = tells_events
         self.tells_capacity = tells_capacity
+        self.tells_slots = tells_capacity and tells_slots
         self.outbox = Outbox(Epoch(round(now_s * 1e9), 0))
         self._config = config
         self._engine = engine
@@ -194,7 +196,7 @@ class VirtualRelay:
                 waiting=load.waiting,
                 used_blocks=load.used_blocks,
                 total_blocks=load.total_blocks if self.tells_capacity else None,
-                total_slots=config.max_num_seqs if self.tells_capacity else None,
+                total_slots=config.max_num_seqs if self.tells_slots else None,
                 token_budget=config.step_tokens_max,
                 preemptions=load.preemptions,
                 sampled_at_s=sampled_at_s,

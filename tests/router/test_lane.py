@@ -83,6 +83,7 @@ class Side:
         return {
             "loads": {key: repr(load) for key, load in core.loads.items()},
             "columns": core.pools.columns.tolist(),
+            "strained": (sorted(core.pools._strained), core.strained_picks),
             "reservations": [
                 repr(replace(one, answer=in_order(one.answer), prefixes=one.prefixes.tolist()))
                 for one in core.reservations._by_request.values()
@@ -224,6 +225,10 @@ STEPS = st.one_of(
     st.tuples(st.just("turn"), st.sampled_from([0.5, 1.0, 6.0])),
     st.tuples(st.just("silent"), st.integers(0, 4)),
     st.tuples(st.just("hear"), st.integers(0, 4)),
+    st.tuples(
+        st.just("learn"),
+        st.tuples(st.integers(0, 4), st.integers(1, 3), st.integers(0, 2), st.integers(0, 20)),
+    ),
     st.tuples(st.just("fill"), st.integers(0, 8193)),
 )
 
@@ -296,6 +301,19 @@ def test_the_lane_is_the_core_to_the_last_bit(
                     getattr(side.fleet.core, kind)(f"w{about}")
             case "turn":
                 twins.tell("turn", about)
+            case "learn":  # two samples of which a router may learn slots, or what was preempted
+                worker, running, waiting, preemptions = about
+                for _ in range(2 * (worker < len(keys))):
+                    for side in twins.sides:
+                        side.fleet.now_s += 0.1
+                    twins.tell(
+                        "say",
+                        keys[worker],
+                        running=running,
+                        waiting=waiting,
+                        used_blocks=6.0,
+                        preemptions=preemptions,
+                    )
             case "hear":
                 if about < len(keys):
                     twins.hear(keys[about])

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16kvroute/v1/fleet.proto\x12\nkvroute.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xdd\n\n\x0cWorkerStatus\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0f\n\x07\x64p_rank\x18\x02 \x01(\r\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x0e\n\x06\x65ngine\x18\x04 \x01(\t\x12\x16\n\x0e\x65ngine_version\x18\x05 \x01(\t\x12\r\n\x05model\x18\x06 \x01(\t\x12\x15\n\rmodel_aliases\x18\x07 \x03(\t\x12\x12\n\nlora_names\x18\x08 \x03(\t\x12\x15\n\rmax_model_len\x18\t \x01(\r\x12\x12\n\nblock_size\x18\n \x01(\r\x12\x19\n\x11\x65ngine_block_size\x18\x0b \x01(\r\x12\x0c\n\x04role\x18\x0c \x01(\t\x12\x34\n\x06labels\x18\r \x03(\x0b\x32$.kvroute.v1.WorkerStatus.LabelsEntry\x12\x13\n\x0bschedulable\x18\x0e \x01(\x08\x12\x1c\n\x14unschedulable_reason\x18\x0f \x01(\t\x12\x0f\n\x07\x64rained\x18\x10 \x01(\x08\x12\x14\n\x0cstream_state\x18\x11 \x01(\t\x12\x17\n\x0fstream_complete\x18\x12 \x01(\x08\x12\x15\n\rstream_reason\x18\x13 \x01(\t\x12\x35\n\x11stream_changed_at\x18\x14 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x15\n\rblocks_device\x18\x15 \x01(\x04\x12\x13\n\x0b\x62locks_host\x18\x16 \x01(\x04\x12\x13\n\x0b\x62locks_disk\x18\x17 \x01(\x04\x12\x0f\n\x07running\x18\x18 \x01(\r\x12\x0f\n\x07waiting\x18\x19 \x01(\r\x12\x10\n\x08reserved\x18\x1a \x01(\r\x12\x15\n\ractive_blocks\x18\x1b \x01(\x01\x12\x19\n\x0ctotal_blocks\x18\x1c \x01(\x04H\x00\x88\x01\x01\x12\x18\n\x0btotal_slots\x18\x1d \x01(\rH\x01\x88\x01\x01\x12\x1d\n\x15prefill_tokens_active\x18\x1e \x01(\x04\x12\x17\n\nbeat_age_s\x18\x1f \x01(\x01H\x02\x88\x01\x01\x12\x19\n\x0csample_age_s\x18  \x01(\x01H\x03\x88\x01\x01\x12\x11\n\thit_ratio\x18! \x01(\x01\x12\x10\n\x08warnings\x18\" \x03(\t\x12\x18\n\x10\x62locks_predicted\x18# \x01(\x04\x12\x18\n\x10\x62locks_forgotten\x18$ \x01(\x04\x12\x13\n\x0b\x61pproximate\x18% \x01(\x08\x12\x19\n\x11reserved_by_peers\x18& \x01(\r\x12\x14\n\x0cprefill_rate\x18\' \x01(\x01\x12\x19\n\x11prefills_measured\x18( \x01(\x04\x12\x14\n\x0ckv_connector\x18) \x01(\t\x12\x16\n\x0e\x62ootstrap_host\x18* \x01(\t\x12\x16\n\x0e\x62ootstrap_port\x18+ \x01(\r\x12&\n\x08\x65jection\x18, \x01(\x0b\x32\x14.kvroute.v1.Ejection\x12\x38\n\x08outcomes\x18- \x03(\x0b\x32&.kvroute.v1.WorkerStatus.OutcomesEntry\x12\x13\n\x0bpreemptions\x18/ \x01(\x04\x12\x19\n\x0ctoken_budget\x18\x30 \x01(\rH\x04\x88\x01\x01\x12\x13\n\x0blast_resort\x18. \x01(\x08\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a/\n\rOutcomesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x42\x0f\n\r_total_blocksB\x0e\n\x0c_total_slotsB\r\n\x0b_beat_age_sB\x0f\n\r_sample_age_sB\x0f\n\r_token_budget\"v\n\x08\x45jection\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12)\n\x05until\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0f\n\x07probing\x18\x03 \x01(\x08\x12\r\n\x05times\x18\x04 \x01(\r\x12\x0f\n\x07replica\x18\x05 \x01(\t\"#\n\x12ListWorkersRequest\x12\r\n\x05model\x18\x01 \x01(\t\"@\n\x13ListWorkersResponse\x12)\n\x07workers\x18\x01 \x03(\x0b\x32\x18.kvroute.v1.WorkerStatus\"$\n\x13WatchWorkersRequest\x12\r\n\x05model\x18\x01 \x01(\t\"i\n\x14WatchWorkersResponse\x12)\n\x07\x63hanged\x18\x01 \x03(\x0b\x32\x18.kvroute.v1.WorkerStatus\x12&\n\x07removed\x18\x02 \x03(\x0b\x32\x15.kvroute.v1.WorkerRef\"/\n\tWorkerRef\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0f\n\x07\x64p_rank\x18\x02 \x01(\r\"\x86\x02\n\x15RegisterWorkerRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0e\n\x06\x65ngine\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x0e\n\x06\x65vents\x18\x04 \x01(\t\x12\x0e\n\x06replay\x18\x05 \x01(\t\x12\x0f\n\x07metrics\x18\x06 \x01(\t\x12=\n\x06labels\x18\x07 \x03(\x0b\x32-.kvroute.v1.RegisterWorkerRequest.LabelsEntry\x12\x0c\n\x04role\x18\x08 \x01(\t\x12\x0c\n\x04warm\x18\t \x01(\x08\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x18\n\x16RegisterWorkerResponse\"8\n\x12\x44rainWorkerRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0f\n\x07undrain\x18\x02 \x01(\x08\"$\n\x13\x44rainWorkerResponse\x12\r\n\x05ranks\x18\x01 \x01(\r\"=\n\x13RemoveWorkerRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0btombstone_s\x18\x02 \x01(\x01\"%\n\x14RemoveWorkerResponse\x12\r\n\x05ranks\x18\x01 \x01(\r\"(\n\x13ResyncWorkerRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\"%\n\x14ResyncWorkerResponse\x12\r\n\x05ranks\x18\x01 \x01(\r\"\x16\n\x14GetIndexStatsRequest\"r\n\x15GetIndexStatsResponse\x12\x0e\n\x06\x62locks\x18\x01 \x01(\x04\x12\x12\n\nplacements\x18\x02 \x01(\x04\x12\r\n\x05\x62ytes\x18\x03 \x01(\x04\x12\x0f\n\x07workers\x18\x04 \x01(\r\x12\x15\n\rfacts_applied\x18\x05 \x01(\x04\x32\xd1\x04\n\x05\x46leet\x12N\n\x0bListWorkers\x12\x1e.kvroute.v1.ListWorkersRequest\x1a\x1f.kvroute.v1.ListWorkersResponse\x12S\n\x0cWatchWorkers\x12\x1f.kvroute.v1.WatchWorkersRequest\x1a .kvroute.v1.WatchWorkersResponse0\x01\x12W\n\x0eRegisterWorker\x12!.kvroute.v1.RegisterWorkerRequest\x1a\".kvroute.v1.RegisterWorkerResponse\x12N\n\x0b\x44rainWorker\x12\x1e.kvroute.v1.DrainWorkerRequest\x1a\x1f.kvroute.v1.DrainWorkerResponse\x12Q\n\x0cRemoveWorker\x12\x1f.kvroute.v1.RemoveWorkerRequest\x1a .kvroute.v1.RemoveWorkerResponse\x12Q\n\x0cResyncWorker\x12\x1f.kvroute.v1.ResyncWorkerRequest\x1a .kvroute.v1.ResyncWorkerResponse\x12T\n\rGetIndexStats\x12 .kvroute.v1.GetIndexStatsRequest\x1a!.kvroute.v1.GetIndexStatsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16kvroute/v1/fleet.proto\x12\nkvroute.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xb9\x0b\n\x0cWorkerStatus\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0f\n\x07\x64p_rank\x18\x02 \x01(\r\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x0e\n\x06\x65ngine\x18\x04 \x01(\t\x12\x16\n\x0e\x65ngine_version\x18\x05 \x01(\t\x12\r\n\x05model\x18\x06 \x01(\t\x12\x15\n\rmodel_aliases\x18\x07 \x03(\t\x12\x12\n\nlora_names\x18\x08 \x03(\t\x12\x15\n\rmax_model_len\x18\t \x01(\r\x12\x12\n\nblock_size\x18\n \x01(\r\x12\x19\n\x11\x65ngine_block_size\x18\x0b \x01(\r\x12\x0c\n\x04role\x18\x0c \x01(\t\x12\x34\n\x06labels\x18\r \x03(\x0b\x32$.kvroute.v1.WorkerStatus.LabelsEntry\x12\x13\n\x0bschedulable\x18\x0e \x01(\x08\x12\x1c\n\x14unschedulable_reason\x18\x0f \x01(\t\x12\x0f\n\x07\x64rained\x18\x10 \x01(\x08\x12\x14\n\x0cstream_state\x18\x11 \x01(\t\x12\x17\n\x0fstream_complete\x18\x12 \x01(\x08\x12\x15\n\rstream_reason\x18\x13 \x01(\t\x12\x35\n\x11stream_changed_at\x18\x14 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x15\n\rblocks_device\x18\x15 \x01(\x04\x12\x13\n\x0b\x62locks_host\x18\x16 \x01(\x04\x12\x13\n\x0b\x62locks_disk\x18\x17 \x01(\x04\x12\x0f\n\x07running\x18\x18 \x01(\r\x12\x0f\n\x07waiting\x18\x19 \x01(\r\x12\x10\n\x08reserved\x18\x1a \x01(\r\x12\x15\n\ractive_blocks\x18\x1b \x01(\x01\x12\x19\n\x0ctotal_blocks\x18\x1c \x01(\x04H\x00\x88\x01\x01\x12\x18\n\x0btotal_slots\x18\x1d \x01(\rH\x01\x88\x01\x01\x12\x1d\n\x15prefill_tokens_active\x18\x1e \x01(\x04\x12\x17\n\nbeat_age_s\x18\x1f \x01(\x01H\x02\x88\x01\x01\x12\x19\n\x0csample_age_s\x18  \x01(\x01H\x03\x88\x01\x01\x12\x11\n\thit_ratio\x18! \x01(\x01\x12\x10\n\x08warnings\x18\" \x03(\t\x12\x18\n\x10\x62locks_predicted\x18# \x01(\x04\x12\x18\n\x10\x62locks_forgotten\x18$ \x01(\x04\x12\x13\n\x0b\x61pproximate\x18% \x01(\x08\x12\x19\n\x11reserved_by_peers\x18& \x01(\r\x12\x14\n\x0cprefill_rate\x18\' \x01(\x01\x12\x19\n\x11prefills_measured\x18( \x01(\x04\x12\x14\n\x0ckv_connector\x18) \x01(\t\x12\x16\n\x0e\x62ootstrap_host\x18* \x01(\t\x12\x16\n\x0e\x62ootstrap_port\x18+ \x01(\r\x12&\n\x08\x65jection\x18, \x01(\x0b\x32\x14.kvroute.v1.Ejection\x12\x38\n\x08outcomes\x18- \x03(\x0b\x32&.kvroute.v1.WorkerStatus.OutcomesEntry\x12\x13\n\x0bpreemptions\x18/ \x01(\x04\x12\x19\n\x0ctoken_budget\x18\x30 \x01(\rH\x04\x88\x01\x01\x12\x1c\n\x0fslots_estimated\x18\x31 \x01(\rH\x05\x88\x01\x01\x12\x18\n\x0b\x62lock_share\x18\x32 \x01(\x01H\x06\x88\x01\x01\x12\x13\n\x0blast_resort\x18. \x01(\x08\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a/\n\rOutcomesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x42\x0f\n\r_total_blocksB\x0e\n\x0c_total_slotsB\r\n\x0b_beat_age_sB\x0f\n\r_sample_age_sB\x0f\n\r_token_budgetB\x12\n\x10_slots_estimatedB\x0e\n\x0c_block_share\"v\n\x08\x45jection\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12)\n\x05until\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0f\n\x07probing\x18\x03 \x01(\x08\x12\r\n\x05times\x18\x04 \x01(\r\x12\x0f\n\x07replica\x18\x05 \x01(\t\"#\n\x12ListWorkersRequest\x12\r\n\x05model\x18\x01 \x01(\t\"@\n\x13ListWorkersResponse\x12)\n\x07workers\x18\x01 \x03(\x0b\x32\x18.kvroute.v1.WorkerStatus\"$\n\x13WatchWorkersRequest\x12\r\n\x05model\x18\x01 \x01(\t\"i\n\x14WatchWorkersResponse\x12)\n\x07\x63hanged\x18\x01 \x03(\x0b\x32\x18.kvroute.v1.WorkerStatus\x12&\n\x07removed\x18\x02 \x03(\x0b\x32\x15.kvroute.v1.WorkerRef\"/\n\tWorkerRef\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0f\n\x07\x64p_rank\x18\x02 \x01(\r\"\x86\x02\n\x15RegisterWorkerRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0e\n\x06\x65ngine\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x0e\n\x06\x65vents\x18\x04 \x01(\t\x12\x0e\n\x06replay\x18\x05 \x01(\t\x12\x0f\n\x07metrics\x18\x06 \x01(\t\x12=\n\x06labels\x18\x07 \x03(\x0b\x32-.kvroute.v1.RegisterWorkerRequest.LabelsEntry\x12\x0c\n\x04role\x18\x08 \x01(\t\x12\x0c\n\x04warm\x18\t \x01(\x08\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x18\n\x16RegisterWorkerResponse\"8\n\x12\x44rainWorkerRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0f\n\x07undrain\x18\x02 \x01(\x08\"$\n\x13\x44rainWorkerResponse\x12\r\n\x05ranks\x18\x01 \x01(\r\"=\n\x13RemoveWorkerRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0btombstone_s\x18\x02 \x01(\x01\"%\n\x14RemoveWorkerResponse\x12\r\n\x05ranks\x18\x01 \x01(\r\"(\n\x13ResyncWorkerRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\"%\n\x14ResyncWorkerResponse\x12\r\n\x05ranks\x18\x01 \x01(\r\"\x16\n\x14GetIndexStatsRequest\"r\n\x15GetIndexStatsResponse\x12\x0e\n\x06\x62locks\x18\x01 \x01(\x04\x12\x12\n\nplacements\x18\x02 \x01(\x04\x12\r\n\x05\x62ytes\x18\x03 \x01(\x04\x12\x0f\n\x07workers\x18\x04 \x01(\r\x12\x15\n\rfacts_applied\x18\x05 \x01(\x04\x32\xd1\x04\n\x05\x46leet\x12N\n\x0bListWorkers\x12\x1e.kvroute.v1.ListWorkersRequest\x1a\x1f.kvroute.v1.ListWorkersResponse\x12S\n\x0cWatchWorkers\x12\x1f.kvroute.v1.WatchWorkersRequest\x1a .kvroute.v1.WatchWorkersResponse0\x01\x12W\n\x0eRegisterWorker\x12!.kvroute.v1.RegisterWorkerRequest\x1a\".kvroute.v1.RegisterWorkerResponse\x12N\n\x0b\x44rainWorker\x12\x1e.kvroute.v1.DrainWorkerRequest\x1a\x1f.kvroute.v1.DrainWorkerResponse\x12Q\n\x0cRemoveWorker\x12\x1f.kvroute.v1.RemoveWorkerRequest\x1a .kvroute.v1.RemoveWorkerResponse\x12Q\n\x0cResyncWorker\x12\x1f.kvroute.v1.ResyncWorkerRequest\x1a .kvroute.v1.ResyncWorkerResponse\x12T\n\rGetIndexStats\x12 .kvroute.v1.GetIndexStatsRequest\x1a!.kvroute.v1.GetIndexStatsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,45 +39,45 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_REGISTERWORKERREQUEST_LABELSENTRY']._loaded_options = None
   _globals['_REGISTERWORKERREQUEST_LABELSENTRY']._serialized_options = b'8\001'
   _globals['_WORKERSTATUS']._serialized_start=72
-  _globals['_WORKERSTATUS']._serialized_end=1445
-  _globals['_WORKERSTATUS_LABELSENTRY']._serialized_start=1269
-  _globals['_WORKERSTATUS_LABELSENTRY']._serialized_end=1314
-  _globals['_WORKERSTATUS_OUTCOMESENTRY']._serialized_start=1316
-  _globals['_WORKERSTATUS_OUTCOMESENTRY']._serialized_end=1363
-  _globals['_EJECTION']._serialized_start=1447
-  _globals['_EJECTION']._serialized_end=1565
-  _globals['_LISTWORKERSREQUEST']._serialized_start=1567
-  _globals['_LISTWORKERSREQUEST']._serialized_end=1602
-  _globals['_LISTWORKERSRESPONSE']._serialized_start=1604
-  _globals['_LISTWORKERSRESPONSE']._serialized_end=1668
-  _globals['_WATCHWORKERSREQUEST']._serialized_start=1670
-  _globals['_WATCHWORKERSREQUEST']._serialized_end=1706
-  _globals['_WATCHWORKERSRESPONSE']._serialized_start=1708
-  _globals['_WATCHWORKERSRESPONSE']._serialized_end=1813
-  _globals['_WORKERREF']._serialized_start=1815
-  _globals['_WORKERREF']._serialized_end=1862
-  _globals['_REGISTERWORKERREQUEST']._serialized_start=1865
-  _globals['_REGISTERWORKERREQUEST']._serialized_end=2127
-  _globals['_REGISTERWORKERREQUEST_LABELSENTRY']._serialized_start=1269
-  _globals['_REGISTERWORKERREQUEST_LABELSENTRY']._serialized_end=1314
-  _globals['_REGISTERWORKERRESPONSE']._serialized_start=2129
-  _globals['_REGISTERWORKERRESPONSE']._serialized_end=2153
-  _globals['_DRAINWORKERREQUEST']._serialized_start=2155
-  _globals['_DRAINWORKERREQUEST']._serialized_end=2211
-  _globals['_DRAINWORKERRESPONSE']._serialized_start=2213
-  _globals['_DRAINWORKERRESPONSE']._serialized_end=2249
-  _globals['_REMOVEWORKERREQUEST']._serialized_start=2251
-  _globals['_REMOVEWORKERREQUEST']._serialized_end=2312
-  _globals['_REMOVEWORKERRESPONSE']._serialized_start=2314
-  _globals['_REMOVEWORKERRESPONSE']._serialized_end=2351
-  _globals['_RESYNCWORKERREQUEST']._serialized_start=2353
-  _globals['_RESYNCWORKERREQUEST']._serialized_end=2393
-  _globals['_RESYNCWORKERRESPONSE']._serialized_start=2395
-  _globals['_RESYNCWORKERRESPONSE']._serialized_end=2432
-  _globals['_GETINDEXSTATSREQUEST']._serialized_start=2434
-  _globals['_GETINDEXSTATSREQUEST']._serialized_end=2456
-  _globals['_GETINDEXSTATSRESPONSE']._serialized_start=2458
-  _globals['_GETINDEXSTATSRESPONSE']._serialized_end=2572
-  _globals['_FLEET']._serialized_start=2575
-  _globals['_FLEET']._serialized_end=3168
+  _globals['_WORKERSTATUS']._serialized_end=1537
+  _globals['_WORKERSTATUS_LABELSENTRY']._serialized_start=1325
+  _globals['_WORKERSTATUS_LABELSENTRY']._serialized_end=1370
+  _globals['_WORKERSTATUS_OUTCOMESENTRY']._serialized_start=1372
+  _globals['_WORKERSTATUS_OUTCOMESENTRY']._serialized_end=1419
+  _globals['_EJECTION']._serialized_start=1539
+  _globals['_EJECTION']._serialized_end=1657
+  _globals['_LISTWORKERSREQUEST']._serialized_start=1659
+  _globals['_LISTWORKERSREQUEST']._serialized_end=1694
+  _globals['_LISTWORKERSRESPONSE']._serialized_start=1696
+  _globals['_LISTWORKERSRESPONSE']._serialized_end=1760
+  _globals['_WATCHWORKERSREQUEST']._serialized_start=1762
+  _globals['_WATCHWORKERSREQUEST']._serialized_end=1798
+  _globals['_WATCHWORKERSRESPONSE']._serialized_start=1800
+  _globals['_WATCHWORKERSRESPONSE']._serialized_end=1905
+  _globals['_WORKERREF']._serialized_start=1907
+  _globals['_WORKERREF']._serialized_end=1954
+  _globals['_REGISTERWORKERREQUEST']._serialized_start=1957
+  _globals['_REGISTERWORKERREQUEST']._serialized_end=2219
+  _globals['_REGISTERWORKERREQUEST_LABELSENTRY']._serialized_start=1325
+  _globals['_REGISTERWORKERREQUEST_LABELSENTRY']._serialized_end=1370
+  _globals['_REGISTERWORKERRESPONSE']._serialized_start=2221
+  _globals['_REGISTERWORKERRESPONSE']._serialized_end=2245
+  _globals['_DRAINWORKERREQUEST']._serialized_start=2247
+  _globals['_DRAINWORKERREQUEST']._serialized_end=2303
+  _globals['_DRAINWORKERRESPONSE']._serialized_start=2305
+  _globals['_DRAINWORKERRESPONSE']._serialized_end=2341
+  _globals['_REMOVEWORKERREQUEST']._serialized_start=2343
+  _globals['_REMOVEWORKERREQUEST']._serialized_end=2404
+  _globals['_REMOVEWORKERRESPONSE']._serialized_start=2406
+  _globals['_REMOVEWORKERRESPONSE']._serialized_end=2443
+  _globals['_RESYNCWORKERREQUEST']._serialized_start=2445
+  _globals['_RESYNCWORKERREQUEST']._serialized_end=2485
+  _globals['_RESYNCWORKERRESPONSE']._serialized_start=2487
+  _globals['_RESYNCWORKERRESPONSE']._serialized_end=2524
+  _globals['_GETINDEXSTATSREQUEST']._serialized_start=2526
+  _globals['_GETINDEXSTATSREQUEST']._serialized_end=2548
+  _globals['_GETINDEXSTATSRESPONSE']._serialized_start=2550
+  _globals['_GETINDEXSTATSRESPONSE']._serialized_end=2664
+  _globals['_FLEET']._serialized_start=2667
+  _globals['_FLEET']._serialized_end=3260
 # @@protoc_insertion_point(module_scope)

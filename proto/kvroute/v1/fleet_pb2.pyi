@@ -104,6 +104,8 @@ class WorkerStatus(google.protobuf.message.Message):
     OUTCOMES_FIELD_NUMBER: builtins.int
     PREEMPTIONS_FIELD_NUMBER: builtins.int
     TOKEN_BUDGET_FIELD_NUMBER: builtins.int
+    SLOTS_ESTIMATED_FIELD_NUMBER: builtins.int
+    BLOCK_SHARE_FIELD_NUMBER: builtins.int
     LAST_RESORT_FIELD_NUMBER: builtins.int
     worker_id: builtins.str
     dp_rank: builtins.int
@@ -164,7 +166,11 @@ class WorkerStatus(google.protobuf.message.Message):
     preemptions: builtins.int
     """requests that the engine put off for want of KV blocks, as it counts since its start; 0 also where it doesn't tell"""
     token_budget: builtins.int
-    """tokens of a step, where its relay tells; kvroute's own relays don't"""
+    """tokens of a step, where its relay tells"""
+    slots_estimated: builtins.int
+    """requests that run at once, as estimated by this router; absent: total_slots says it, or no estimate yet"""
+    block_share: builtins.float
+    """of total_blocks, the share that picks promise while another worker has room: below 1 after preemptions; absent: no heartbeat yet, or an older router"""
     last_resort: builtins.bool
     """gets requests only while no worker that answers is eligible; unschedulable_reason says why"""
     @property
@@ -235,14 +241,20 @@ class WorkerStatus(google.protobuf.message.Message):
         outcomes: collections.abc.Mapping[builtins.str, builtins.int] | None = ...,
         preemptions: builtins.int = ...,
         token_budget: builtins.int | None = ...,
+        slots_estimated: builtins.int | None = ...,
+        block_share: builtins.float | None = ...,
         last_resort: builtins.bool = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_beat_age_s", b"_beat_age_s", "_sample_age_s", b"_sample_age_s", "_token_budget", b"_token_budget", "_total_blocks", b"_total_blocks", "_total_slots", b"_total_slots", "beat_age_s", b"beat_age_s", "ejection", b"ejection", "sample_age_s", b"sample_age_s", "stream_changed_at", b"stream_changed_at", "token_budget", b"token_budget", "total_blocks", b"total_blocks", "total_slots", b"total_slots"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_beat_age_s", b"_beat_age_s", "_sample_age_s", b"_sample_age_s", "_token_budget", b"_token_budget", "_total_blocks", b"_total_blocks", "_total_slots", b"_total_slots", "active_blocks", b"active_blocks", "address", b"address", "approximate", b"approximate", "beat_age_s", b"beat_age_s", "block_size", b"block_size", "blocks_device", b"blocks_device", "blocks_disk", b"blocks_disk", "blocks_forgotten", b"blocks_forgotten", "blocks_host", b"blocks_host", "blocks_predicted", b"blocks_predicted", "bootstrap_host", b"bootstrap_host", "bootstrap_port", b"bootstrap_port", "dp_rank", b"dp_rank", "drained", b"drained", "ejection", b"ejection", "engine", b"engine", "engine_block_size", b"engine_block_size", "engine_version", b"engine_version", "hit_ratio", b"hit_ratio", "kv_connector", b"kv_connector", "labels", b"labels", "last_resort", b"last_resort", "lora_names", b"lora_names", "max_model_len", b"max_model_len", "model", b"model", "model_aliases", b"model_aliases", "outcomes", b"outcomes", "preemptions", b"preemptions", "prefill_rate", b"prefill_rate", "prefill_tokens_active", b"prefill_tokens_active", "prefills_measured", b"prefills_measured", "reserved", b"reserved", "reserved_by_peers", b"reserved_by_peers", "role", b"role", "running", b"running", "sample_age_s", b"sample_age_s", "schedulable", b"schedulable", "stream_changed_at", b"stream_changed_at", "stream_complete", b"stream_complete", "stream_reason", b"stream_reason", "stream_state", b"stream_state", "token_budget", b"token_budget", "total_blocks", b"total_blocks", "total_slots", b"total_slots", "unschedulable_reason", b"unschedulable_reason", "waiting", b"waiting", "warnings", b"warnings", "worker_id", b"worker_id"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_beat_age_s", b"_beat_age_s", "_block_share", b"_block_share", "_sample_age_s", b"_sample_age_s", "_slots_estimated", b"_slots_estimated", "_token_budget", b"_token_budget", "_total_blocks", b"_total_blocks", "_total_slots", b"_total_slots", "beat_age_s", b"beat_age_s", "block_share", b"block_share", "ejection", b"ejection", "sample_age_s", b"sample_age_s", "slots_estimated", b"slots_estimated", "stream_changed_at", b"stream_changed_at", "token_budget", b"token_budget", "total_blocks", b"total_blocks", "total_slots", b"total_slots"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_beat_age_s", b"_beat_age_s", "_block_share", b"_block_share", "_sample_age_s", b"_sample_age_s", "_slots_estimated", b"_slots_estimated", "_token_budget", b"_token_budget", "_total_blocks", b"_total_blocks", "_total_slots", b"_total_slots", "active_blocks", b"active_blocks", "address", b"address", "approximate", b"approximate", "beat_age_s", b"beat_age_s", "block_share", b"block_share", "block_size", b"block_size", "blocks_device", b"blocks_device", "blocks_disk", b"blocks_disk", "blocks_forgotten", b"blocks_forgotten", "blocks_host", b"blocks_host", "blocks_predicted", b"blocks_predicted", "bootstrap_host", b"bootstrap_host", "bootstrap_port", b"bootstrap_port", "dp_rank", b"dp_rank", "drained", b"drained", "ejection", b"ejection", "engine", b"engine", "engine_block_size", b"engine_block_size", "engine_version", b"engine_version", "hit_ratio", b"hit_ratio", "kv_connector", b"kv_connector", "labels", b"labels", "last_resort", b"last_resort", "lora_names", b"lora_names", "max_model_len", b"max_model_len", "model", b"model", "model_aliases", b"model_aliases", "outcomes", b"outcomes", "preemptions", b"preemptions", "prefill_rate", b"prefill_rate", "prefill_tokens_active", b"prefill_tokens_active", "prefills_measured", b"prefills_measured", "reserved", b"reserved", "reserved_by_peers", b"reserved_by_peers", "role", b"role", "running", b"running", "sample_age_s", b"sample_age_s", "schedulable", b"schedulable", "slots_estimated", b"slots_estimated", "stream_changed_at", b"stream_changed_at", "stream_complete", b"stream_complete", "stream_reason", b"stream_reason", "stream_state", b"stream_state", "token_budget", b"token_budget", "total_blocks", b"total_blocks", "total_slots", b"total_slots", "unschedulable_reason", b"unschedulable_reason", "waiting", b"waiting", "warnings", b"warnings", "worker_id", b"worker_id"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_beat_age_s", b"_beat_age_s"]) -> typing.Literal["beat_age_s"] | None: ...
     @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_block_share", b"_block_share"]) -> typing.Literal["block_share"] | None: ...
+    @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_sample_age_s", b"_sample_age_s"]) -> typing.Literal["sample_age_s"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_slots_estimated", b"_slots_estimated"]) -> typing.Literal["slots_estimated"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_token_budget", b"_token_budget"]) -> typing.Literal["token_budget"] | None: ...
     @typing.overload
