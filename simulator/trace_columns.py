@@ -177,6 +177,10 @@ class TraceColumns:
             uses.append(ColumnUse("...", f"more than {UNREAD_MAX} are not read", is_read=False))
         return tuple(uses)
 
+    def name_of(self, field: str) -> str:
+        """The file's column for a field."""
+        return self._names.get(field, field)
+
     def row(self, cells: Iterable[tuple[str, Any]], number: int) -> Row:
         """One request of name and cell, where None or an empty text is no cell.
 

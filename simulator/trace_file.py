@@ -79,8 +79,7 @@ class _TraceFile:
         self._texts = _Texts(id_tokens)
         self._first_chats: dict[str, str] = {}
         """Chat -> the first one of those that it goes on."""
-        self._models: set[str] = set()
-        self._loras: set[str] = set()
+        self._names: dict[str, set[str]] = {"model": set(), "lora_name": set()}
 
     def requests(self) -> Iterator[TraceRequest]:
         """Yields the requests. Raises TraceError."""
@@ -88,7 +87,7 @@ class _TraceFile:
             if line.strip():
                 rows = self._json_rows if line.lstrip()[0] in "{[" else self._csv_rows
                 lines = chain([(number, line)], self._lines)
-                yield from _in_order((at, self._request(row, at)) for at, row in rows(lines))
+                yield from self._in_order((at, self._request(row, at)) for at, row in rows(lines))
                 return
 
     def _json_rows(self, lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, Row]]:
@@ -132,8 +131,8 @@ class _TraceFile:
 
     def _request(self, row: Row, number: int) -> TraceRequest:
         session_id = row.session_id if row.chat is None else self._first_chat(row)
-        _remember(self._models, row.model, number, "models")
-        _remember(self._loras, row.lora_name, number, "LoRAs")
+        self._remember("model", row.model, number)
+        self._remember("lora_name", row.lora_name, number)
         if row.hash_ids is None:
             ids = self._texts.ids(row, session_id)
         else:
@@ -154,6 +153,46 @@ class _TraceFile:
             deadline_s=row.deadline_s,
         )
 
+    def _in_order(self, requests: Iterable[tuple[int, TraceRequest]]) -> Iterator[TraceRequest]:
+        """Checks that time and turns go forward, and lets a session begin with its first turn."""
+        previous_s = 0.0
+        turns: dict[str, int] = {}
+        for number, request in requests:
+            if request.arrival_s < previous_s:
+                raise self._bad(
+                    number,
+                    "arrival_s",
+                    f"{request.arrival_s:.12g} s is before the request before, {previous_s:.12g} s",
+                )
+            previous_s = request.arrival_s
+            session_id = request.session_id
+            if session_id is not None:
+                last_turn = turns.get(session_id)
+                if last_turn is not None and request.turn < last_turn:
+                    raise self._bad(
+                        number,
+                        "turn",
+                        f"turn {request.turn} of session {session_id!r} comes after its turn"
+                        f" {last_turn}",
+                    )
+                turns[session_id] = request.turn
+                if last_turn is None:
+                    yield replace(request, think_s=None)
+                    continue
+            yield request
+
+    def _bad(self, number: int, field: str, mistake: str) -> TraceError:
+        column = field if self.columns is None else self.columns.name_of(field)
+        return TraceError(f"line {number}, column {column}: {mistake}")
+
+    def _remember(self, field: str, name: str | None, number: int) -> None:
+        """Raises TraceError for more names than a heartbeat shall list."""
+        names = self._names[field]
+        if name is not None and name not in names:
+            if len(names) == NAMES_MAX:
+                raise self._bad(number, field, f"{name!r} is one more than {NAMES_MAX} names")
+            names.add(name)
+
     def _first_chat(self, row: Row) -> str:
         chat, parent = str(row.chat), row.parent_chat
         first = chat if parent in (None, "-1") else self._first_chats.get(parent, parent)
@@ -164,13 +203,15 @@ class _TraceFile:
         ids_needed = -(-prompt_tokens // self._id_tokens)
         if len(ids) != ids_needed:
             fitting = _fitting_id_tokens(prompt_tokens, len(ids))
-            raise TraceError(
-                f"line {number}, column hash_ids: a prompt of {prompt_tokens} tokens needs"
-                f" {ids_needed} ids of {self._id_tokens} tokens, but there are {len(ids)}"
-                + (f"; --trace-block-size {fitting} would fit" if fitting else "")
+            raise self._bad(
+                number,
+                "hash_ids",
+                f"a prompt of {prompt_tokens} tokens needs {ids_needed} ids of {self._id_tokens}"
+                f" tokens, but there are {len(ids)}"
+                + (f"; --trace-block-size {fitting} would fit" if fitting else ""),
             )
         if max(ids) > _U64_MAX:
-            raise TraceError(f"line {number}, column hash_ids: an id has more than 64 bits")
+            raise self._bad(number, "hash_ids", "an id has more than 64 bits")
         return ids
 
 
@@ -213,40 +254,6 @@ def _csv_columns(header: list[str], number: int) -> TraceColumns:
     return columns
 
 
-def _remember(names: set[str], name: str | None, number: int, kind: str) -> None:
-    """Raises TraceError for more names than a heartbeat lists."""
-    if name is not None and name not in names:
-        if len(names) == NAMES_MAX:
-            raise TraceError(f"line {number}: {name!r} is one more than {NAMES_MAX} {kind}")
-        names.add(name)
-
-
 def _fitting_id_tokens(prompt_tokens: int, id_count: int) -> int | None:
     sizes = (1 << bits for bits in range(3, 17))
     return next((size for size in sizes if -(-prompt_tokens // size) == id_count), None)
-
-
-def _in_order(requests: Iterable[tuple[int, TraceRequest]]) -> Iterator[TraceRequest]:
-    """Checks that time and turns go forward, and lets a session begin with its first turn."""
-    previous_s = 0.0
-    turns: dict[str, int] = {}
-    for number, request in requests:
-        if request.arrival_s < previous_s:
-            raise TraceError(
-                f"line {number}: its time, {request.arrival_s:g} s, is before the last one's, "
-                f"{previous_s:g} s"
-            )
-        previous_s = request.arrival_s
-        session_id = request.session_id
-        if session_id is not None:
-            last_turn = turns.get(session_id)
-            if last_turn is not None and request.turn < last_turn:
-                raise TraceError(
-                    f"line {number}: turn {request.turn} of session {session_id!r} comes after its"
-                    f" turn {last_turn}"
-                )
-            turns[session_id] = request.turn
-            if last_turn is None:
-                yield replace(request, think_s=None)
-                continue
-        yield request
