@@ -17,7 +17,9 @@ Laws:
 - nobody is ejected for longer than `ejection_max_s` at a time without being probed, unless its
   engine refuses connections and its relay has not seen it answer since;
 - while a worker is probed, at most `probes` requests are in flight there that were sent since;
-- what one caller, and one only, holds against a worker doesn't outlast another's success there.
+- what one caller, and one only, holds against a worker doesn't outlast another's success there;
+- what two callers hold against a worker that refuses their connections outlasts the successes of
+  requests that were picked before: those say nothing of a port that is closed by now.
 """
 
 from collections import Counter, deque
@@ -97,6 +99,12 @@ class Standing:
     """All of these were timeouts or refused connections."""
     accusers: set[str] = field(default_factory=set)
     """Callers that reported these; two at most are remembered."""
+    refusers: set[str] = field(default_factory=set)
+    """Callers whose connections were refused since `refused_s`; two at most are remembered."""
+    refused_s: float = inf
+    """When the first of them said so; no request that was picked later is known to be served."""
+    accepted_s: float = -inf
+    """When the last request was picked that was served."""
     served_s: float = -inf
     """When anybody saw the worker serve."""
     failed_s: float = -inf
@@ -202,6 +210,10 @@ class Outliers:
         voice = standing.voices.get(caller) or self._voice(standing, caller, now_s)
         voice.outcomes.append((now_s, False))
         voice.heard_s = voice.served_s = standing.served_s = now_s
+        standing.accepted_s = max(standing.accepted_s, opened_s)
+        if opened_s >= standing.refused_s:
+            standing.refusers.clear()
+            standing.refused_s = inf
         if standing.failures:
             standing.failures, standing.only_hard = 0, True
         if standing.accused is not None or standing.cause is not None:
@@ -232,6 +244,8 @@ class Outliers:
         standing.only_hard &= fault is not Fault.ERROR
         if len(standing.accusers) < 2:
             standing.accusers.add(caller)
+        if fault is Fault.REFUSED and opened_s > standing.accepted_s:
+            self._refuse(standing, caller, now_s)
         if standing.cause is not None:
             if standing.probing and opened_s >= standing.ejected_s:
                 self.probes["failed"] += 1
@@ -367,6 +381,17 @@ class Outliers:
         """Whether as many probes are in flight as may be: one more than were served."""
         return len(standing.probes) > min(standing.served, self.settings.probes - 1)
 
+    def _refuse(self, standing: Standing, caller: str, now_s: float) -> None:
+        """Notes a refused connection; the second caller's makes it more than one's word."""
+        if now_s - standing.refused_s >= self.settings.window_s:
+            standing.refusers.clear()
+        if not standing.refusers:
+            standing.refused_s = now_s
+        if len(standing.refusers) < 2:
+            standing.refusers.add(caller)
+        if len(standing.refusers) > 1 and standing.cause in (Cause.REFUSED, Cause.PEER):
+            standing.accuser = ""
+
     def _accuse(
         self, worker: WorkerKey, standing: Standing, cause: Cause, caller: str, now_s: float
     ) -> None:
@@ -374,6 +399,8 @@ class Outliers:
         that could say otherwise; else once others had time to."""
         settings = self.settings
         accused_by = {*standing.accusers, standing.accused_by} - {""}
+        if cause is Cause.REFUSED:
+            accused_by |= standing.refusers
         quiet_s = now_s - max(
             (one.served_s for name, one in standing.voices.items() if name != caller),
             default=-inf,

@@ -378,6 +378,78 @@ class TestOneCallersWord:
         assert bench.out() == {W[0]}
 
 
+class TestAClosedPort:
+    """An engine that is killed, or ends in order: it refuses connections, while successes of
+    requests that were picked before are still to be heard of."""
+
+    def test_two_callers_eject_it_whatever_was_served_between_their_words(self) -> None:
+        bench = Bench()
+        bench.serve(W[0], "c")
+        bench.turn(0.2)
+        bench.fail(W[0], Fault.REFUSED, caller="a")
+        bench.turn(0.15)
+        bench.serve(W[0], "c", before_s=0.4)
+        bench.turn(0.05)
+        bench.fail(W[0], Fault.REFUSED, caller="b")
+        assert bench.out() == {W[0]}
+        bench.turn(0.2)
+        bench.serve(W[0], "c", before_s=0.7)
+        assert bench.out() == {W[0]}
+
+    def test_a_verdict_of_a_replica_stands_once_two_of_our_callers_are_refused(self) -> None:
+        here = Bench()
+        here.serve(W[0], "c")
+        here.turn(0.2)
+        here.fail(W[0], Fault.REFUSED, caller="a")
+        here.outliers.hear("there", [Verdict(W[0], 1.0, "refused")], here.now_s)
+        here.fail(W[0], Fault.REFUSED, caller="b")
+        here.turn(0.2)
+        here.serve(W[0], "c", before_s=0.5)
+        assert here.out() == {W[0]}
+
+    def test_a_request_that_was_picked_later_and_served_says_that_the_port_is_open(self) -> None:
+        bench = Bench()
+        bench.serve(W[0], "c")
+        bench.turn(0.2)
+        bench.fail(W[0], Fault.REFUSED, caller="a")
+        bench.turn(0.25)
+        bench.serve(W[0], "c", before_s=0.1)
+        bench.fail(W[0], Fault.REFUSED, caller="b")
+        assert bench.out() == set()
+
+    def test_a_refusal_of_before_a_success_is_no_news(self) -> None:
+        bench = Bench()
+        bench.serve(W[0], "c")
+        bench.turn(0.2)
+        bench.fail(W[0], Fault.REFUSED, caller="a")
+        bench.turn(0.2)
+        bench.serve(W[0], "c")
+        for caller in "ab":
+            opened_s = bench.now_s - 0.3
+            bench.outliers.on_failed(W[0], Fault.REFUSED, caller, opened_s, bench.now_s)
+            bench.turn(0.15)
+            bench.serve(W[0], "c", before_s=1)
+        assert bench.out() == set()
+
+    def test_refusals_that_are_far_apart_are_two_callers_words_alone(self) -> None:
+        bench = Bench(window_s=2.0)
+        bench.fail(W[0], Fault.REFUSED, caller="a")
+        bench.turn(0.2)
+        bench.serve(W[0], "c", before_s=1)
+        for _ in range(8):
+            bench.turn(0.3)
+            bench.serve(W[0], "c", before_s=3)
+        bench.fail(W[0], Fault.REFUSED, caller="b")
+        assert bench.out() == set()
+        assert bench.outliers._standings[W[0]].refusers == {"b"}
+
+    def test_callers_that_were_refused_are_remembered_two_at_most(self) -> None:
+        bench = Bench()
+        for i in range(10):
+            bench.fail(W[0], Fault.REFUSED, caller=f"caller-{i}")
+        assert len(bench.outliers._standings[W[0]].refusers) == 2
+
+
 class TestReplicas:
     def test_verdicts_are_believed_until_they_end_and_then_probed(self) -> None:
         there, here = Bench(), Bench()
