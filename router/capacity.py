@@ -2,7 +2,8 @@
 requests end. Pure.
 
     estimated slots = the most requests ever seen running, once two samples in which others waited
-                      agree on that number; with one more picked beyond, which proves it again
+                      agree on that number; with one more picked beyond, which proves it again.
+                      Until then the largest estimate of a worker that is configured alike
     block share     = of a worker's KV blocks, those that picks may promise: lower with each request
                       that the engine preempts, higher with each that it serves to its end
 
@@ -14,7 +15,8 @@ router sees preemptions a second late, and several at once.
 
 Laws:
 - estimated slots are never fewer than requests were seen running at once in that epoch;
-- no estimate before two samples agree, and none for a worker whose slots are known;
+- no estimate before two samples agree, of the worker or of one that is configured alike, and none
+  for a worker whose slots are known;
 - the share stays between its configured bound and 1, and is 1 where nothing was preempted;
 - what is known of a worker ends with it, and with its epoch.
 """
@@ -43,11 +45,36 @@ class Room(NamedTuple):
     """Canonical KV blocks that picks may promise."""
 
 
+class _Kind(NamedTuple):
+    """Workers that say the same of all this are configured alike, as far as anyone can tell."""
+
+    model: str
+    engine: str
+    engine_version: str
+    max_model_len: int
+    block_size: int
+    total_blocks: int | None
+    role: str
+
+    @classmethod
+    def of(cls, heartbeat: Heartbeat) -> "_Kind":
+        return cls(
+            heartbeat.model,
+            heartbeat.engine,
+            heartbeat.engine_version,
+            heartbeat.max_model_len,
+            heartbeat.block_size,
+            heartbeat.total_blocks,
+            heartbeat.role,
+        )
+
+
 @dataclass(slots=True)
 class _Learned:
     """Of one worker in one epoch."""
 
     epoch: Epoch
+    kind: _Kind
     preemptions: int
     """As the engine last counted them."""
     sampled_at_s: float | None = None
@@ -86,6 +113,10 @@ class Capacities:
     def __init__(self, settings: CapacitySettings) -> None:
         self._settings = settings
         self._learned: dict[WorkerKey, _Learned] = {}
+        self._of_kind: dict[_Kind, int] = {}
+        """The largest estimate of slots of any worker of a kind."""
+        self.kinds_changed = 0
+        """Times that one of these has, which is news of all its workers."""
 
     def __len__(self) -> int:
         return len(self._learned)
@@ -101,10 +132,14 @@ class Capacities:
         known = self._learned.get(key)
         if known is None or known.epoch != heartbeat.epoch:
             # What was preempted before is no news of now.
-            known = self._learned[key] = _Learned(heartbeat.epoch, heartbeat.preemptions)
-        before = known.slots, known.block_share
+            self.on_forgotten([key])
+            kind = _Kind.of(heartbeat)
+            known = self._learned[key] = _Learned(heartbeat.epoch, kind, heartbeat.preemptions)
+        before = known.slots, known.running_max, known.block_share
         known.on_sample(heartbeat, self._settings)
-        return before != (known.slots, known.block_share)
+        if known.slots != before[0]:
+            self._weigh(known.kind)
+        return before != (known.slots, known.running_max, known.block_share)
 
     def on_served(self, key: WorkerKey) -> bool:
         """A request was served to its end. Returns whether the worker's room changed by it."""
@@ -118,13 +153,22 @@ class Capacities:
     def on_forgotten(self, workers: Iterable[WorkerKey]) -> None:
         """Workers that are known no more."""
         for key in workers:
-            self._learned.pop(key, None)
+            known = self._learned.pop(key, None)
+            if known is not None and known.slots is not None:
+                self._weigh(known.kind)
 
     def slots(self, key: WorkerKey, heartbeat: Heartbeat) -> int | None:
-        """A worker's estimated slots; None: they are known, or can't be estimated yet."""
+        """A worker's estimated slots; None: they are known, or can't be estimated yet.
+
+        Without an estimate of its own it has that of its kind, so that it isn't preferred to
+        others for a queue that is as long and counts as none.
+        """
         known = self._of(key, heartbeat)
         if known is None or heartbeat.total_slots or not self._settings.estimate_slots:
             return None
+        if known.slots is None:
+            of_kind = self._of_kind.get(known.kind, 0)
+            return of_kind if of_kind and known.running_max <= of_kind else None
         return known.slots
 
     def block_share(self, key: WorkerKey, heartbeat: Heartbeat) -> float:
@@ -144,6 +188,17 @@ class Capacities:
             slots_known,
             (heartbeat.total_blocks or nan) * self.block_share(key, heartbeat),
         )
+
+    def _weigh(self, kind: _Kind) -> None:
+        """An estimate of a worker of this kind has changed."""
+        slots = [known.slots for known in self._learned.values() if known.kind == kind]
+        largest = max((one for one in slots if one is not None), default=0)
+        if largest != self._of_kind.get(kind, 0):
+            self.kinds_changed += 1
+            if largest:
+                self._of_kind[kind] = largest
+            else:
+                del self._of_kind[kind]
 
     def _of(self, key: WorkerKey, heartbeat: Heartbeat) -> _Learned | None:
         known = self._learned.get(key)

@@ -316,8 +316,11 @@ class RouterCore:
         source = self.view.sources[key]
         heartbeat = heartbeat_of(source)
         self.models.on_heartbeat(heartbeat, now_s)
+        kinds = self.capacities.kinds_changed
         if self.capacities.on_heartbeat(key, heartbeat):
             self.pools.on_capacity(key)
+        if kinds != self.capacities.kinds_changed:
+            self.pools.on_capacities()
         if heartbeat.sampled_at_s is not None:
             # The age is by the relay's clock alone, so that a skew between hosts does no harm.
             age_s = max(0.0, heartbeat.sent_at_s - heartbeat.sampled_at_s)
@@ -349,7 +352,10 @@ class RouterCore:
             self.outcomes.pop(worker, None)
             self.outliers.forget(worker)
             self.first_tokens.forget(worker)
+        kinds = self.capacities.kinds_changed
         self.capacities.on_forgotten(workers)
+        if kinds != self.capacities.kinds_changed:
+            self.pools.on_capacities()
         self.self_check.on_forgotten(workers)
         self.rates.on_forgotten(workers)
         self.working_sets.on_forgotten(workers)

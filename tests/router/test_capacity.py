@@ -1,5 +1,6 @@
 """What is learned of workers' capacity: laws, golden steps, and what it means for picks."""
 
+from math import isnan
 from typing import Any
 
 import msgspec
@@ -195,6 +196,37 @@ def test_preemptions_lower_the_share_and_requests_that_are_served_raise_it() -> 
     assert worker.share == 1.0
 
 
+def test_workers_that_are_configured_alike_share_an_estimate() -> None:
+    fleet = Fleet()
+    about: dict[str, Any] = {"total_slots": None, "used_blocks": 1.0}
+    alike, larger = fleet.add("w0", **about), fleet.add("w1", total_blocks=2000, **about)
+    busier = fleet.add("w2", running=3, **about)
+    learns = saturated(fleet, "w3")
+    core = fleet.core
+
+    def estimates() -> list[int | None]:
+        keys = (alike, larger, busier, learns)
+        return [core.capacities.slots(key, fleet.relays[key].heartbeat) for key in keys]
+
+    def total_slots(key: WorkerKey) -> float:
+        core.pools.refresh()
+        return float(core.pools.columns[SLOTS, fleet.view.sources[key].slot])
+
+    assert estimates() == [2, None, None, 2]
+    assert total_slots(alike) == 3
+    fleet.now_s += 1
+    fleet.say(learns, running=3, waiting=0)
+    assert estimates() == [None, None, None, None]
+    assert isnan(total_slots(alike))
+    for _ in range(AGREEING):
+        fleet.now_s += 1
+        fleet.say(learns, running=4, waiting=1)
+    assert estimates() == [4, None, 4, 4]
+    core.remove("w3", 0.001, fleet.now_s)
+    assert estimates() == [None, None, None, None], "what is shared goes with its worker, too"
+    assert isnan(total_slots(alike))
+
+
 def test_either_can_be_switched_off() -> None:
     worker = Worker(estimate_slots=False, count_preemptions=False)
     for i in range(4):
@@ -287,7 +319,7 @@ def test_the_settings_can_change_while_the_router_runs() -> None:
     )
     fleet.core.reconfigure(off)
     assert not fleet.core.pools.any_full
-    assert fleet.core.pools.columns[SLOTS, slot] != fleet.core.pools.columns[SLOTS, slot]  # NaN
+    assert isnan(fleet.core.pools.columns[SLOTS, slot])
 
 
 def test_what_is_learned_goes_with_its_worker() -> None:

@@ -305,6 +305,29 @@ def test_nobody_is_refused_by_workers_that_dont_tell_what_they_can_hold() -> Non
     assert "retries" not in queued.counters
 
 
+def test_estimated_slots_serve_as_well_as_known_ones() -> None:
+    busy = conversation(250)
+    roomy = SchedulerConfig(block_count=4000, block_size=64, max_num_seqs=8)
+
+    def played(**options: Any) -> tuple[World, RunResult]:
+        world = World(RunOptions(scheduler=roomy, workers=4, **options), busy)
+        return world, world.run()
+
+    _, known = played()
+    world, estimated = played(tells_slots=False)
+    (router,) = world.fleet.routers
+    capacities, sources = router.core.capacities, router.view.sources
+    assert [
+        capacities.slots(key, source.heartbeat)
+        for key, source in sources.items()
+        if source.heartbeat is not None
+    ] == [8, 8, 8, 8]
+    assert router.core.strained_picks > 0
+    assert known.counters["retries"] > 0
+    assert "retries" not in estimated.counters, "no request is refused for an estimate"
+    assert np.mean(estimated.ttft_s) <= np.mean(known.ttft_s)
+
+
 def test_a_lost_fact_is_a_gap_and_is_recovered() -> None:
     many = [request(0.2 * i, [100 + i], 4) for i in range(40)]
     world, result = checked(trace(*many), event_loss=0.1)
