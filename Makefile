@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test soak chaos sanitize real-engines check bench results proto format clean
+.PHONY: help setup demo test soak bar chaos sanitize real-engines check bench results proto format clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -37,6 +37,9 @@ test: $(STAMP) ## the test suite
 
 soak: $(STAMP) ## simulate the event plane under faults: SECONDS=60, or SEED=... RUNS=1 again
 	@$(BIN)/python -W error -m tests.simulation --seconds $(or $(SECONDS),60) $(if $(SEED),--seed $(SEED)) $(if $(RUNS),--runs $(RUNS)) $(ARGS)
+
+bar: $(STAMP) ## the default against the policies that one could have instead (half an hour; it resumes)
+	@$(BIN)/python -m tests.bar $(ARGS)
 
 chaos: $(STAMP) ## real processes under faults and traffic: SECONDS=600 SEED=... RATE=300
 	@$(BIN)/python -m tests.chaos --seconds $(or $(SECONDS),600) --rate $(or $(RATE),300) $(if $(SEED),--seed $(SEED)) $(ARGS)

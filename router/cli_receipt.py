@@ -86,6 +86,8 @@ def _show(screen: Console, verdict: Verdict) -> int:
     _show_excluded(screen, verdict.excluded)
     if verdict.tied > 1:
         screen.print(f"{verdict.tied} tied for the lowest cost, and the pick was random.")
+    if verdict.moved_from is not None:
+        screen.print(line(verdict.moved_from.sentence))
     for complaint in verdict.complaints:
         screen.print(line(styled("does not hold:", "red"), f" {complaint}"))
     if not verdict.complaints:

@@ -30,6 +30,7 @@ from router.decision import (
     Role,
 )
 from router.handover import hand_over
+from router.pick_guard import Guarded
 from router.policies.policy import Policy
 from router.pools import heartbeat_of
 from router.prompt import Prompt
@@ -267,8 +268,12 @@ def write_receipt(receipt: router_pb2.Receipt, decision: Decision, core: RouterC
     if decision.order:
         receipt.block_size = int(rows.block_size.item(decision.order[0]))
         _write_row(receipt.picked, decision, core, decision.order[0])
-    if len(decision.order) > 1:
+    guarded = decision.guarded
+    # A worker that the guard passed over is no runner-up: it may be cheaper than the pick.
+    if len(decision.order) > 1 and not (guarded and guarded.waits.passes_over(decision.order[1])):
         _write_row(receipt.runner_up, decision, core, decision.order[1])
+    if guarded is not None:
+        _write_guarded(receipt.guarded, guarded, decision, core)
     if decision.how is not None:
         receipt.prefill = decision.how
 
@@ -329,6 +334,22 @@ def _cheapest_first(decision: Decision) -> list[int]:
     return sorted(
         range(len(decision.rows)), key=lambda row: (decision.excluded[row] != "", costs[row])
     )
+
+
+def _write_guarded(
+    message: router_pb2.Guarded, guarded: Guarded, decision: Decision, core: RouterCore
+) -> None:
+    """A pick that the guard moved, into an empty message."""
+    waits, picked = guarded.waits, decision.order[0]
+    _write_row(message.cheapest, decision, core, guarded.cheapest)
+    message.request_tokens = waits.settings.request_tokens
+    message.margin_tokens = waits.margin_tokens
+    message.least_requests = waits.least_requests
+    message.least_wait_tokens = waits.least_tokens
+    message.cheapest_requests = waits.requests.item(guarded.cheapest)
+    message.cheapest_wait_tokens = waits.tokens.item(guarded.cheapest)
+    message.picked_requests = waits.requests.item(picked)
+    message.picked_wait_tokens = waits.tokens.item(picked)
 
 
 def _write_prefill(

@@ -265,6 +265,27 @@ class CapacitySettings(Settings, frozen=True):
     ] = 50
 
 
+class GuardSettings(Settings, frozen=True):
+    """A pick moves on while its worker's queue costs more than its cache saves."""
+
+    enabled: Annotated[bool, Meta(description="look at each pick of the policies below")] = True
+    policies: Annotated[
+        tuple[str, ...], Meta(description="whose picks are looked at; others' stay as they are")
+    ] = ("dynamo-adaptive", "ttft")
+    request_tokens: Annotated[
+        float,
+        Meta(ge=0, description="prompt tokens that a request in front of another one counts as"),
+    ] = 500.0
+    margin: Annotated[
+        float,
+        Meta(ge=0, description="of the prompt's tokens, by which a wait may exceed the shortest"),
+    ] = 0.05
+
+    def looks_at(self, policy: str) -> bool:
+        """Whether a policy's picks may be moved."""
+        return self.enabled and policy in self.policies
+
+
 class RoutingSettings(Settings, frozen=True):
     """How picks are made and kept."""
 
@@ -329,6 +350,7 @@ class RoutingSettings(Settings, frozen=True):
     hot_prefixes: HotPrefixSettings = HotPrefixSettings()
     outliers: OutlierSettings = OutlierSettings()
     capacity: CapacitySettings = CapacitySettings()
+    guard: GuardSettings = GuardSettings()
     host_label: Annotated[str, Meta(description="label that names a worker's host")] = "host"
     rack_label: Annotated[str, Meta(description="label that names its rack")] = "rack"
     cluster_label: Annotated[str, Meta(description="label that names its cluster")] = "cluster"

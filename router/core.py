@@ -108,6 +108,8 @@ class RouterCore:
             on_change=lambda key: self.pools.on_ejected(key),
         )
         self.first_tokens = FirstTokens()
+        self.guarded = 0
+        """Picks that the guard moved."""
         self.last_resorts = 0
         """Picks of workers that are tried only where none that answers may take the request."""
         self.strained_picks = 0
@@ -200,6 +202,7 @@ class RouterCore:
         source = decision.sources[decision.order[0]]
         self.last_resorts += decision.last_resort
         self.strained_picks += decision.strained
+        self.guarded += decision.computing.guarded is not None
         reservation = self.reserve(
             source,
             request.request_id,

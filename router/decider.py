@@ -39,6 +39,7 @@ from router.eligibility import (
 )
 from router.further import Further
 from router.pairs import Matched, Pairs, Stages
+from router.pick_guard import Guarded, Waits
 from router.policies.configured import configured
 from router.policies.dynamo_adaptive import DYNAMO_ADAPTIVE
 from router.policies.own import Failure, PolicyFailed
@@ -171,6 +172,10 @@ class Decider:
             reason or (_FULL if full else "" if isfinite(cost) else NOT_A_NUMBER)
             for reason, full, cost in zip(weighed.eligible, rows.full.tolist(), costs, strict=True)
         ]
+        guard, guarded = self._routing.guard, None
+        if weighed.cheapest != weighed.order[0]:
+            can = np.array([not reason for reason in excluded], np.bool_)
+            guarded = Guarded(weighed.cheapest, Waits.of(rows, can, guard))
         return Decision(
             request,
             policy,
@@ -183,6 +188,8 @@ class Decider:
             weighed.tied,
             weighed.not_live,
             now_s,
+            guard=guard if guard.looks_at(policy.name) else None,
+            guarded=guarded,
         )
 
     def refuse(self, decision: Decision) -> Refusal:
@@ -287,6 +294,11 @@ class Decider:
         rows = self._rows(request, pool, table, overlaps, eligible, now_s, kv_distance)
         policy, scores = self._scored(policy, rows)
         excluded, order, tied = self._order(rows, scores)
+        guard, guarded = self._routing.guard, None
+        # Who decodes what another worker computed doesn't wait for prompts.
+        is_guarded = kv_distance is None and guard.looks_at(policy.name)
+        if is_guarded and order:
+            order, guarded = self._guarded(rows, scores, excluded, order)
         return Decision(
             request,
             policy,
@@ -299,6 +311,8 @@ class Decider:
             tied,
             not_live,
             now_s,
+            guard=guard if is_guarded else None,
+            guarded=guarded,
         )
 
     def _overlaps(self, prompt: Prompt, pool: Pool) -> npt.NDArray[np.int32]:
@@ -383,12 +397,41 @@ class Decider:
             excluded = list(excluded)
             for row in bad:
                 excluded[row] = excluded[row] or NOT_A_NUMBER
-        first = self._rng.randrange(len(tied)) if len(tied) > 1 else 0
-        order = [*tied[first:], *tied[:first], *following][:wanted]
+        order = self._in_turn(tied, following)[:wanted]
         if scores.chances is not None and len(order) > 1:
             drawn = _drawn(rows, scores.chances, excluded, scores.shared_terms["draw"])
             order = [drawn, *(row for row in order if row != drawn)][:wanted]
         return excluded, order, len(tied)
+
+    def _guarded(
+        self, rows: Candidates, scores: Scores, excluded: Sequence[str], order: list[int]
+    ) -> tuple[list[int], Guarded | None]:
+        """An order whose pick the guard leaves where it is (router/pick_guard.py).
+
+        The rows that it passes over come last, so that they are no one's next choice but for want
+        of others.
+        """
+        can = None
+        if any(excluded):
+            can = np.array([not reason for reason in excluded], np.bool_)
+        waits = Waits.of(rows, can, self._routing.guard)
+        cheapest_row = order[0]
+        if not waits.passes_over(cheapest_row):
+            return order, None
+        passed_over = waits.passed_over
+        costs, wanted = scores.costs, len(order)
+        stay = ~passed_over if can is None else can & ~passed_over
+        moved = self._in_turn(*cheapest(costs, stay, wanted)[:2])[:wanted]
+        if len(moved) < wanted:
+            others = passed_over if can is None else can & passed_over
+            tied, following, _ = cheapest(costs, others, wanted - len(moved))
+            moved = [*moved, *tied, *following][:wanted]
+        return moved, Guarded(cheapest_row, waits)
+
+    def _in_turn(self, tied: list[int], following: list[int]) -> list[int]:
+        """Rows that tie from a random one on, then the next ones."""
+        first = self._rng.randrange(len(tied)) if len(tied) > 1 else 0
+        return [*tied[first:], *tied[:first], *following]
 
     def _output_tokens(self, request: Request) -> int:
         """What a request is expected to bring out."""

@@ -11,6 +11,8 @@ import numpy.typing as npt
 
 from events.view import Source
 from router.candidates import Candidates
+from router.config import GuardSettings
+from router.pick_guard import Guarded
 from router.policies.policy import Policy, Scores
 from router.pools import Pool
 from router.prompt import Prompt
@@ -109,6 +111,10 @@ class Decision:
     """Of a pair: who would compute the prompt; this one is about who decodes."""
     how: "Prefill | None" = None
     """Of a pair: whether that worker does."""
+    guard: GuardSettings | None = None
+    """What looked at the pick; None: nothing did."""
+    guarded: Guarded | None = None
+    """Whether it moved the pick, and from which row."""
     last_resort: bool = False
     """Whether workers were weighed that are tried only where none that answers may be picked."""
     strained: bool = False
@@ -148,6 +154,8 @@ class Weighed(NamedTuple):
     tokens: npt.NDArray[np.int32]
     order: list[int]
     tied: int
+    cheapest: int
+    """The row that would have been picked by its cost; the guard moved the pick if it's another."""
 
 
 @dataclass(slots=True)

@@ -94,6 +94,7 @@ cdef extern from "native/adaptive.h" nogil:
         const double *reserved
         const double *active_blocks
         const double *prefill_tokens_active
+        const double *active_slots
         const double *load
         const double *slot_ratio
         const double *full
@@ -103,8 +104,14 @@ cdef extern from "native/adaptive.h" nogil:
     ctypedef struct Cheapest:
         double lowest
         size_t tied, drained, full, not_finite
+    ctypedef struct PickGuard:
+        double request_tokens, margin
+    ctypedef struct Waits:
+        double least_requests, least_tokens, margin_tokens
     Shared adaptive_costs(const Weights *, const Columns *, const Py_ssize_t *, size_t, const int32_t *, double, double *)
     Cheapest cheapest_of(const double *, const double *, const uint8_t *, const Py_ssize_t *, size_t)
+    Waits waits_of(const PickGuard *, const Columns *, const double *, const uint8_t *, const Py_ssize_t *, size_t, const int32_t *, double)
+    int passes_over(const PickGuard *, const Waits *, const Columns *, Py_ssize_t, int32_t, double)
     size_t order_of(const double *, const double *, const uint8_t *, const Py_ssize_t *, size_t, const Cheapest *, size_t, size_t, uint32_t *)
 
 cdef extern from "native/answer.h" nogil:
@@ -122,12 +129,19 @@ cdef extern from "native/answer.h" nogil:
         size_t rows
         double prompt_tokens
         Shared shared
+    ctypedef struct Moved:
+        uint32_t cheapest
+        const PickGuard *guard
+        const Waits *waits
+        const Face *face
+        const Condition *condition
     ctypedef struct About:
         Span policy, replica, excluded
         size_t not_live
         Cheapest cheapest
         double decided_at_s
         int32_t best_overlap_tokens
+        const Moved *moved
     void put_answer(Backward *, const Decided *, const About *, const uint32_t *, size_t, size_t, const Face *, const Condition *, double, const int32_t *, uint32_t)
 
 DEF FIELDS = 6
@@ -506,6 +520,8 @@ cdef class Lane:
     cdef int64_t _output_tokens
     cdef double _lease_s
     cdef Weights _weights
+    cdef bint _guards
+    cdef PickGuard _guard
     cdef bytes _policy_part, _replica
     cdef _Counts _counts
     cdef dict _plans
@@ -516,6 +532,8 @@ cdef class Lane:
     cdef Columns _columns
     cdef int32_t *_overlaps
     cdef double *_costs
+    cdef uint8_t *_out
+    """A byte for each row: whether it is drained, or passed over; twice."""
     cdef size_t _rows_max
     cdef uint8_t _secret[192]
     cdef Backward _answer
@@ -525,6 +543,9 @@ cdef class Lane:
     cdef Cheapest _cheapest
     cdef uint32_t _order[WANTED_MAX]
     cdef size_t _ordered
+    cdef uint32_t _moved_from
+    """The row that is cheapest; another one than the first in order where the guard moved the pick."""
+    cdef Waits _waits
     cdef object _prefixes
 
     def __init__(self, core, rng):
@@ -569,6 +590,7 @@ cdef class Lane:
     def __dealloc__(self):
         free(self._overlaps)
         free(self._costs)
+        free(self._out)
         free(self._answer.bytes)
 
     @property
@@ -654,7 +676,7 @@ cdef class Lane:
         cdef const int32_t *overlaps = self._overlaps + self._order[0]
         overlap = Overlap(*[overlaps[i * plan.rows] for i in range(FIELDS)])
         reservation = self._reserve(request.request_id, request.fingerprint(), now_s)
-        return reservation, overlap, Weighed(plan.pool, plan.down, eligible, table, tokens, order, self._cheapest.tied)
+        return reservation, overlap, Weighed(plan.pool, plan.down, eligible, table, tokens, order, self._cheapest.tied, self._moved_from)
 
     cdef object _picked(self, Asked *asked, double now_s):
         """A reservation with its answer; None: the general way must pick."""
@@ -713,6 +735,9 @@ cdef class Lane:
             self._prompt_tokens_max = routing.prompt_tokens_max
             self._output_tokens = routing.expected_output_tokens
             self._lease_s = routing.lease_s
+            self._guards = routing.guard.looks_at(DYNAMO_ADAPTIVE.name)
+            self._guard.request_tokens = routing.guard.request_tokens
+            self._guard.margin = routing.guard.margin
         return self._plain_policy and self._wanted <= WANTED_MAX
 
     cdef _Plan _plan_of(self, str model):
@@ -777,7 +802,42 @@ cdef class Lane:
         if self._cheapest.tied > 1:
             first = self._rng.randrange(self._cheapest.tied)
         self._ordered = order_of(d.costs, self._columns.full, drained, d.slots, d.rows, &self._cheapest, first, self._wanted, self._order)
+        self._moved_from = self._order[0]
+        if self._guards:
+            self._move(drained)
         return True
+
+    cdef int _move(self, const uint8_t *drained) except -1:
+        """Decider._guarded: moves the pick on while the guard passes it over."""
+        cdef Decided *d = &self._decided
+        cdef const int32_t *usable = d.overlaps + d.rows
+        cdef uint8_t *stay_out = self._out
+        cdef uint8_t *others_out = self._out + d.rows
+        cdef size_t i, first = 0, wanted = self._ordered
+        cdef uint32_t pick = self._order[0]
+        cdef bint out
+        cdef Cheapest found
+        self._waits = waits_of(&self._guard, d.columns, d.costs, drained, d.slots, d.rows, usable, d.prompt_tokens)
+        if not passes_over(&self._guard, &self._waits, d.columns, d.slots[pick], usable[pick], d.prompt_tokens):
+            return 0
+        for i in range(d.rows):
+            out = drained != NULL and drained[i]
+            stay_out[i] = others_out[i] = out
+            if passes_over(&self._guard, &self._waits, d.columns, d.slots[i], usable[i], d.prompt_tokens):
+                stay_out[i] = True
+            else:
+                others_out[i] = True
+        found = cheapest_of(d.costs, self._columns.full, stay_out, d.slots, d.rows)
+        if found.tied > 1:
+            first = self._rng.randrange(found.tied)
+        self._ordered = order_of(d.costs, self._columns.full, stay_out, d.slots, d.rows, &found, first, wanted, self._order)
+        if self._ordered < wanted:
+            found = cheapest_of(d.costs, self._columns.full, others_out, d.slots, d.rows)
+            self._ordered += order_of(
+                d.costs, self._columns.full, others_out, d.slots, d.rows, &found, 0, wanted - self._ordered,
+                self._order + self._ordered,
+            )
+        return 0
 
     cdef object _reserve(self, str request_id, tuple fingerprint, double now_s):
         """Reserves for the decision at hand, as RouterCore.reserve does."""
@@ -806,6 +866,8 @@ cdef class Lane:
             load = core._load(source.key)
         self._open(load, prefixes, has_tail, new_tokens, now_s)
         load.last_picked = ordinal
+        if self._moved_from != row:
+            core.guarded = core.guarded + 1
         self.put_load(source.slot, load)
         self._predict(source, told / size, now_s)
         self._remember(reservation, 8 * len(prefixes))
@@ -932,13 +994,15 @@ cdef class Lane:
         """Writes the answer to the decision at hand, but for its reservation's id. Before that is
         made: a receipt shows workers as they were."""
         cdef Face faces[WANTED_MAX]
+        cdef Face moved_from
         cdef Condition conditions[2]
+        cdef Condition condition
+        cdef Moved moved
         cdef About about
         cdef size_t i
         cdef _WorkerFace face
         cdef int32_t priority = asked.priority
         cdef int32_t *engine_priority = NULL
-        cdef bytes state
         cdef list keep = []
         for i in range(self._ordered):
             face = self._plan.face(self._order[i])
@@ -951,15 +1015,15 @@ cdef class Lane:
             engine_priority = &priority
         if not asked.omit_receipt:
             for i in range(min(2, self._ordered)):
-                source = self._plan.sources[self._order[i]]
-                state = source.stream.state.encode()
-                keep.append(state)
-                conditions[i].stream_state = _span(state)
-                conditions[i].stream_complete = source.stream.complete and self._holds_all(source.slot)
-                load = self._core.loads.get(source.key)
-                conditions[i].sample_age_s = 0.0
-                if load is not None and load.sampled_at_s is not None:
-                    conditions[i].sample_age_s = max(0.0, now_s - <double>load.sampled_at_s)
+                self._read_condition(self._order[i], &conditions[i], now_s, keep)
+            about.moved = NULL
+            if self._moved_from != self._order[0]:
+                face = self._plan.face(self._moved_from)
+                keep.append(face)
+                moved_from = face.spans()
+                self._read_condition(self._moved_from, &condition, now_s, keep)
+                moved = Moved(self._moved_from, &self._guard, &self._waits, &moved_from, &condition)
+                about.moved = &moved
             about.policy = _span(self._policy_part)
             about.replica = _span(self._replica)
             about.excluded = _span(self._plan.excluded)
@@ -974,6 +1038,19 @@ cdef class Lane:
         )
         if self._answer.failed:
             raise MemoryError
+        return 0
+
+    cdef int _read_condition(self, size_t row, Condition *condition, double now_s, list keep) except -1:
+        """What of a worker only its stream and its load know; keep: gets what must outlive it."""
+        source = self._plan.sources[row]
+        cdef bytes state = source.stream.state.encode()
+        keep.append(state)
+        condition.stream_state = _span(state)
+        condition.stream_complete = source.stream.complete and self._holds_all(source.slot)
+        load = self._core.loads.get(source.key)
+        condition.sample_age_s = 0.0
+        if load is not None and load.sampled_at_s is not None:
+            condition.sample_age_s = max(0.0, now_s - <double>load.sampled_at_s)
         return 0
 
     cdef int32_t _best_overlap(self):
@@ -1005,6 +1082,10 @@ cdef class Lane:
         if not costs:
             raise MemoryError
         self._costs = costs
+        cdef uint8_t *out = <uint8_t *>realloc(self._out, 2 * rows)
+        if not out:
+            raise MemoryError
+        self._out = out
         self._rows_max = rows
         return 0
 
@@ -1025,6 +1106,7 @@ cdef class Lane:
         self._columns.reserved = at + 6 * width
         self._columns.active_blocks = at + 7 * width
         self._columns.prefill_tokens_active = at + 8 * width
+        self._columns.active_slots = at + 10 * width
         self._columns.load = at + 11 * width
         self._columns.slot_ratio = at + 12 * width
         self._columns.full = at + 13 * width

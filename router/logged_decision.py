@@ -22,6 +22,7 @@ from events.stream import Stream
 from events.view import Source
 from indexer.identity import WorkerKey
 from router.candidates import COLUMNS, Candidates, Column, Flags
+from router.config import GuardSettings
 from router.decision import Decision, Overlap, Request
 from router.further import Further
 from router.pools import Pool, heartbeat_of
@@ -92,6 +93,10 @@ class LoggedDecision(msgspec.Struct, frozen=True, omit_defaults=True):
     """Host, rack and cluster, where labels tell."""
     output_tokens: int | None = None
     """That the request expected."""
+    guard: GuardSettings | None = None
+    """By which picks were moved; None: by nothing, or by a release that had no guard."""
+    cheapest: int | None = None
+    """The row that would have been picked by its cost, where the guard moved the pick."""
     affinity_key: str | None = None
     """16 hexadecimal digits, if hashes are logged."""
     prefixes: str | None = None
@@ -143,6 +148,8 @@ def capture(decision: Decision, replica: str, labels: PlaceLabels, hashes: bool)
         of_session=np.flatnonzero(rows.of_session).tolist(),
         places=_places([heartbeat_of(source).labels for source in decision.sources], labels),
         output_tokens=request.expected_output_tokens,
+        guard=decision.guard,
+        cheapest=decision.guarded.cheapest if decision.guarded else None,
         affinity_key=f"{rows.affinity_key:016x}" if hashes else None,
         prefixes=prefixes.astype(">u8").tobytes().hex() if hashes else None,
     )

@@ -500,6 +500,11 @@ class RouterCollector(Collector):
             value=outliers.callers_forgotten,
         )
         yield CounterMetricFamily(
+            "kvroute_guarded_picks",
+            "Picks that moved on, since their worker's queue cost more than its cache saved.",
+            value=core.guarded,
+        )
+        yield CounterMetricFamily(
             "kvroute_last_resort_picks",
             "Picks of workers that don't answer, or are ejected, for want of any that answers.",
             value=core.last_resorts,

@@ -58,6 +58,28 @@ class Recomputed:
 
 
 @dataclass(frozen=True, slots=True)
+class MovedFrom:
+    """The worker that would have been picked by cost (router/pick_guard.py)."""
+
+    row: Recomputed
+    requests: float
+    """In front there."""
+    wait_tokens: float
+    picked_wait_tokens: float
+    more_overlap_tokens: float
+    """Of the prompt that it holds, more than the pick."""
+
+    @property
+    def sentence(self) -> str:
+        return (
+            f"guarded: {self.row.worker_id}/{self.row.dp_rank} would have been cheapest by cost;"
+            f" {self.requests:.0f} requests ahead of it make {self.wait_tokens:.0f} tokens to wait"
+            f" for, at the pick {self.picked_wait_tokens:.0f}, and it holds"
+            f" {self.more_overlap_tokens:.0f} tokens more of the prompt"
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Verdict:
     """What came of a receipt, and what it says."""
 
@@ -78,6 +100,8 @@ class Verdict:
     """The pick, and the runner-up where there was one."""
     complaints: list[str]
     """What doesn't fit; nothing when the receipt holds."""
+    moved_from: "MovedFrom | None" = None
+    """Where the guard moved the pick from; None: the pick is the cheapest."""
 
 
 def check(receipt: router_pb2.Receipt) -> Verdict:
@@ -96,6 +120,8 @@ def check(receipt: router_pb2.Receipt) -> Verdict:
         complaints.append("the pick was drawn by chances, and had none")
     if not drawn and len(rows) > 1 and rows[0].cost > rows[1].cost and not _ties(*rows):
         complaints.append("the runner-up is cheaper than the pick")
+    if receipt.HasField("guarded"):
+        complaints += _guard_complaints(receipt)
     if receipt.picked.excluded:
         complaints.append(f"the pick is marked as excluded: {receipt.picked.excluded}")
     return Verdict(
@@ -111,6 +137,7 @@ def check(receipt: router_pb2.Receipt) -> Verdict:
         terms=sorted(receipt.picked.terms),
         rows=rows,
         complaints=complaints,
+        moved_from=_moved_from(receipt) if receipt.HasField("guarded") else None,
     )
 
 
@@ -140,6 +167,49 @@ def _row(receipt: router_pb2.Receipt, row: router_pb2.CandidateRow) -> Recompute
     }
     cost = evaluate(receipt.formula, numbers)
     return Recomputed(row.worker_id, row.dp_rank, row.cost, cost, numbers)
+
+
+def _moved_from(receipt: router_pb2.Receipt) -> MovedFrom:
+    guarded = receipt.guarded
+    return MovedFrom(
+        _row(receipt, guarded.cheapest),
+        guarded.cheapest_requests,
+        guarded.cheapest_wait_tokens,
+        guarded.picked_wait_tokens,
+        receipt.picked.new_tokens - guarded.cheapest.new_tokens,
+    )
+
+
+def _guard_complaints(receipt: router_pb2.Receipt) -> list[str]:
+    """What doesn't fit of a pick that the guard moved, by the formula of router/pick_guard.py."""
+    guarded, complaints = receipt.guarded, []
+    seen = (
+        ("cheapest", guarded.cheapest, guarded.cheapest_requests, guarded.cheapest_wait_tokens),
+        ("pick", receipt.picked, guarded.picked_requests, guarded.picked_wait_tokens),
+    )
+    for name, row, requests, told in seen:
+        ahead = row.prefill_tokens_active + guarded.request_tokens * requests
+        if not isclose(told, ahead + row.new_tokens, rel_tol=TOLERANCE):
+            complaints.append(
+                f"the wait of the {name} is told as {told!r} tokens, and is"
+                f" {ahead + row.new_tokens!r}"
+            )
+    cheapest = _row(receipt, guarded.cheapest)
+    if not cheapest.agrees:
+        complaints.append(
+            f"{cheapest.worker_id}/{cheapest.dp_rank}: the receipt says {cheapest.told!r}, its"
+            f" formula {cheapest.cost!r}"
+        )
+    if cheapest.told > receipt.picked.cost:
+        complaints.append("the guard moved the pick from a worker that was not cheaper")
+    most = guarded.least_wait_tokens + guarded.margin_tokens
+    if not (
+        guarded.cheapest_wait_tokens > most and guarded.cheapest_requests > guarded.least_requests
+    ):
+        complaints.append("the guard had no reason to move the pick")
+    if guarded.picked_wait_tokens > most and guarded.picked_requests > guarded.least_requests:
+        complaints.append("the guard would not have left the pick there")
+    return complaints
 
 
 def _ties(one: Recomputed, other: Recomputed) -> bool:

@@ -6,6 +6,7 @@ from dataclasses import replace
 import msgspec
 import numpy as np
 
+from router import pick_guard
 from router.logged_decision import LoggedDecision, NoHashes, candidates, reasons
 from router.policies import POLICIES
 from router.policies.policy import Policy
@@ -37,13 +38,16 @@ def check_line(line: LoggedDecision) -> Verdict:
         for row in np.flatnonzero((told != costs) & ~(np.isnan(told) & np.isnan(costs))).tolist()
     ]
     can = np.array([not why for why in excluded], np.bool_) & ~np.isnan(costs)
+    kept = can if line.guard is None else pick_guard.kept(rows, can, line.guard)
     if excluded[picked]:
         complaints.append(f"the pick is marked as excluded: {excluded[picked]}")
     elif scores.chances is not None:
         if not scores.chances[picked] > 0:
             complaints.append("the pick was drawn by chances, and had none")
-    elif costs[can].min(initial=np.inf) < costs[picked]:
+    elif costs[kept].min(initial=np.inf) < costs[picked]:
         complaints.append("another one is cheaper than the pick")
+    elif not kept[picked]:
+        complaints.append("the guard would not have left the pick there")
     order = [row for row in np.argsort(costs, kind="stable").tolist() if can[row] and row != picked]
     shown = []
     for row in [picked, *order][:ROWS]:

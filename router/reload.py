@@ -24,6 +24,7 @@ RELOADED = (
     "hot_prefixes",
     "outliers",
     "capacity",
+    "guard",
 )
 """Of `routing`: what each decision reads anew, and what can be switched on and off. The whole of
 `decision_log` is as good. Everything else is built into what runs."""

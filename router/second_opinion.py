@@ -9,6 +9,9 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
+from router.config import GuardSettings
 from router.eligibility import NOT_A_NUMBER
 from router.logged_decision import LoggedDecision, candidates, reasons
 from router.logged_refusal import LoggedRefusal
@@ -54,7 +57,9 @@ class SecondOpinion:
         assert taken is not None, "a decision as it is read has a pick"
         self.decided_by[line.policy] += 1
         try:
-            told = difference(rows, reasons(line), taken, self.policy.score(rows))
+            told = difference(
+                rows, reasons(line), taken, self.policy.score(rows), self._guard(line)
+            )
         except PolicyFailed:
             self.agreements[Agreement.FAILED] += 1
             return
@@ -74,12 +79,16 @@ class SecondOpinion:
         self.refusals[line.reason] += 1
         if (decision := line.decision) is None:
             return
-        excluded = [why if why != NOT_A_NUMBER else "" for why in reasons(decision)]
+        can = np.array([why in ("", NOT_A_NUMBER) for why in reasons(decision)], np.bool_)
         try:
             scores = self.policy.score(candidates(decision))
         except PolicyFailed:
             return
-        self.taken += would_pick(scores, excluded) is not None
+        self.taken += would_pick(scores, can & np.isfinite(scores.costs)) is not None
+
+    def _guard(self, line: LoggedDecision) -> GuardSettings | None:
+        """What looked at the picks of this policy when the line was written."""
+        return line.guard if line.guard and line.guard.looks_at(self.policy.name) else None
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON: shares, and means over decisions."""

@@ -14,8 +14,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from router.candidates import Candidates, Column
+from router.candidates import Candidates, Column, Flags
+from router.config import GuardSettings
 from router.decision import Decision
+from router.pick_guard import kept
 from router.policies.first_token import first_token
 from router.policies.own import PolicyFailed
 from router.policies.pair import DECODE_ROOM
@@ -47,12 +49,20 @@ class Difference(NamedTuple):
     """Requests on its worker, more than on the one that was picked."""
 
 
-def difference(rows: Candidates, excluded: Sequence[str], taken: int, scores: Scores) -> Difference:
+def difference(
+    rows: Candidates,
+    excluded: Sequence[str],
+    taken: int,
+    scores: Scores,
+    guard: GuardSettings | None = None,
+) -> Difference:
     """Holds a policy's scores against a pick.
 
-    excluded: why a row could not be picked; empty where it could. taken: the row that was.
+    excluded: why a row could not be picked; empty where it could. taken: the row that was. guard:
+    what would look at the policy's picks; None: nothing would.
     """
-    chances = would_pick(scores, excluded)
+    can = np.array([not reason for reason in excluded], np.bool_) & np.isfinite(scores.costs)
+    chances = would_pick(scores, can if guard is None else kept(rows, can, guard))
     if chances is None:
         return Difference(Agreement.FAILED)
     taken_chance = float(chances[taken])
@@ -71,9 +81,11 @@ def difference(rows: Candidates, excluded: Sequence[str], taken: int, scores: Sc
     )
 
 
-def would_pick(scores: Scores, excluded: Sequence[str]) -> Column | None:
-    """The chance of each row to be picked, 1 in sum; None if nobody could be."""
-    can = np.array([not reason for reason in excluded], np.bool_) & np.isfinite(scores.costs)
+def would_pick(scores: Scores, can: Flags) -> Column | None:
+    """The chance of each row to be picked, 1 in sum; None if nobody could be.
+
+    can: True for each row that may be, all of finite costs.
+    """
     if not can.any():
         return None
     if scores.chances is not None:
@@ -87,8 +99,10 @@ def would_pick(scores: Scores, excluded: Sequence[str]) -> Column | None:
 class Shadow:
     """One policy that watches, and what came of it so far."""
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: Policy, guard: GuardSettings) -> None:
         self.policy = policy
+        self.guard = guard
+        """What would look at its picks, if it is one of the guard's policies."""
         self.decisions: Counter[Agreement] = Counter()
         self.overlap_tokens = Balance()
         self.ttft_s = Balance()
@@ -102,7 +116,8 @@ class Shadow:
         except PolicyFailed:
             self.decisions[Agreement.FAILED] += 1
             return
-        told = difference(decision.rows, decision.excluded, decision.order[0], scores)
+        guard = self.guard if self.guard.looks_at(self.policy.name) else None
+        told = difference(decision.rows, decision.excluded, decision.order[0], scores, guard)
         self.decisions[told.agreement] += 1
         self.overlap_tokens.add(told.overlap_tokens)
         self.ttft_s.add(told.ttft_s)

@@ -52,7 +52,9 @@ class Watchers:
         if policy is None:
             self.shadow = None
         elif self.shadow is None or not _same(self.shadow.policy, policy):
-            self.shadow = Shadow(policy)
+            self.shadow = Shadow(policy, routing.guard)
+        else:
+            self.shadow.guard = routing.guard
         watchers = []
         if self.shadow is not None:
             watchers.append(Sampled(self.shadow.watch, routing.shadow_share))

@@ -79,7 +79,8 @@ class Clients:
     ) -> None:
         self.lives: dict[int, Life] = {}
         """Index in the trace -> those that have arrived and not ended."""
-        self.shadows = Shadows(options.shadows, configured(options.routing))
+        routing = options.routing
+        self.shadows = Shadows(options.shadows, configured(routing), routing.guard)
         self._timeline = timeline
         self._options = options
         self._requests = trace.requests

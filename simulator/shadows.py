@@ -5,6 +5,7 @@ Law: a run with shadows goes as it would without them.
 
 from collections.abc import Mapping, Sequence
 
+from router.config import GuardSettings
 from router.decision import Decision
 from router.policies.policy import Policy
 from router.shadow import Agreement, Shadow
@@ -14,9 +15,11 @@ from simulator.results import ShadowResult
 class Shadows:
     """What the policies would have done, in sums."""
 
-    def __init__(self, names: Sequence[str], policies: Mapping[str, Policy]) -> None:
+    def __init__(
+        self, names: Sequence[str], policies: Mapping[str, Policy], guard: GuardSettings
+    ) -> None:
         """names: of those that watch."""
-        self._shadows = {name: Shadow(policies[name]) for name in names}
+        self._shadows = {name: Shadow(policies[name], guard) for name in names}
 
     def watch(self, decision: Decision) -> None:
         """A decision that is about to be carried out."""

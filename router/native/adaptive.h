@@ -16,7 +16,7 @@ typedef struct {
 /* Columns of the fleet, a number for each slot. */
 typedef struct {
     const double *block_size, *total_blocks, *total_slots, *trust, *running, *waiting, *reserved,
-        *active_blocks, *prefill_tokens_active, *load, *slot_ratio, *full, *load_unknown;
+        *active_blocks, *prefill_tokens_active, *active_slots, *load, *slot_ratio, *full, *load_unknown;
 } Columns;
 
 /* What is the same for all rows. */
@@ -118,6 +118,49 @@ static size_t order_of(const double *costs, const double *full, const uint8_t *d
         after_row = best;
     }
     return used;
+}
+
+/* The guard (router/pick_guard.py), the same to the last bit. */
+typedef struct {
+    double request_tokens, margin;
+} PickGuard;
+
+typedef struct {
+    double least_requests, least_tokens, margin_tokens;
+} Waits;
+
+static inline double requests_at(const Columns *c, intptr_t slot) {
+    return c->active_slots[slot] > 0 ? c->active_slots[slot] : 0.0;
+}
+
+/* Tokens until a worker has computed the prompt, of which it holds `usable`. */
+static inline double wait_tokens_at(const PickGuard *g, const Columns *c, intptr_t slot,
+                                    int32_t usable, double prompt_tokens) {
+    double ahead =
+        c->prefill_tokens_active[slot] + g->request_tokens * requests_at(c, slot);
+    return ahead + new_tokens_of(prompt_tokens, c->trust[slot], usable);
+}
+
+/* The least over rows that can be picked, of which there must be one. */
+static Waits waits_of(const PickGuard *g, const Columns *c, const double *costs,
+                      const uint8_t *drained, const intptr_t *slots, size_t count,
+                      const int32_t *usable, double prompt_tokens) {
+    Waits least = {INFINITY, INFINITY, g->margin * prompt_tokens};
+    for (size_t i = 0; i < count; i++) {
+        if (!can_take(c->full, drained, slots, i) || !isfinite(costs[i])) continue;
+        double requests = requests_at(c, slots[i]);
+        double tokens = wait_tokens_at(g, c, slots[i], usable[i], prompt_tokens);
+        if (requests < least.least_requests) least.least_requests = requests;
+        if (tokens < least.least_tokens) least.least_tokens = tokens;
+    }
+    return least;
+}
+
+static inline int passes_over(const PickGuard *g, const Waits *w, const Columns *c, intptr_t slot,
+                              int32_t usable, double prompt_tokens) {
+    return wait_tokens_at(g, c, slot, usable, prompt_tokens) >
+               w->least_tokens + w->margin_tokens &&
+           requests_at(c, slot) > w->least_requests;
 }
 
 #endif

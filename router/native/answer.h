@@ -71,6 +71,42 @@ static void put_row(Backward *b, uint32_t number, const Decided *d, size_t row, 
     put_message(b, number, before);
 }
 
+/* A pick that the guard moved (router/pick_guard.py). */
+typedef struct {
+    uint32_t cheapest; /* row */
+    const PickGuard *guard;
+    const Waits *waits;
+    const Face *face;
+    const Condition *condition;
+} Moved;
+
+static void put_wait(Backward *b, uint32_t number, const Decided *d, const Moved *moved,
+                     size_t row) {
+    intptr_t slot = d->slots[row];
+    put_double(b, number + 1, wait_tokens_at(moved->guard, d->columns, slot, overlap_of(d, 1, row),
+                                             d->prompt_tokens));
+    put_double(b, number, requests_at(d->columns, slot));
+}
+
+/* A Guarded. */
+static void put_moved(Backward *b, uint32_t number, const Decided *d, const Moved *moved,
+                      size_t picked) {
+    size_t before = written(b);
+    put_wait(b, 8, d, moved, picked);
+    put_wait(b, 6, d, moved, moved->cheapest);
+    put_double(b, 5, moved->waits->least_tokens);
+    put_double(b, 4, moved->waits->least_requests);
+    put_double(b, 3, moved->waits->margin_tokens);
+    put_double(b, 2, moved->guard->request_tokens);
+    put_row(b, 1, d, moved->cheapest, moved->face, moved->condition);
+    put_message(b, number, before);
+}
+
+static inline int is_passed_over(const Decided *d, const Moved *moved, size_t row) {
+    return moved && passes_over(moved->guard, moved->waits, d->columns, d->slots[row],
+                                overlap_of(d, 1, row), d->prompt_tokens);
+}
+
 /* What a receipt says that isn't in its rows. */
 typedef struct {
     Span policy;   /* Receipt: policy, formula, parameters, written */
@@ -80,6 +116,7 @@ typedef struct {
     Cheapest cheapest;
     double decided_at_s;
     int32_t best_overlap_tokens;
+    const Moved *moved; /* NULL: the guard moved nothing */
 } About;
 
 static void put_count(Backward *b, uint32_t number, const char *name, size_t count) {
@@ -94,6 +131,7 @@ static void put_receipt(Backward *b, uint32_t number, const Decided *d, const Ab
                         const uint32_t *order, size_t ordered, const Face *faces,
                         const Condition *conditions) {
     size_t before = written(b);
+    if (about->moved) put_moved(b, 16, d, about->moved, order[0]);
     put_bytes(b, 14, about->replica);
     put_uint(b, 13, (uint32_t)about->best_overlap_tokens);
     put_double(b, 12, about->decided_at_s);
@@ -103,7 +141,8 @@ static void put_receipt(Backward *b, uint32_t number, const Decided *d, const Ab
     put_count(b, 10, "drained", about->cheapest.drained);
     put_count(b, 10, "cost is not a number", about->cheapest.not_finite);
     put_uint(b, 9, d->rows + about->not_live);
-    if (ordered > 1) put_row(b, 8, d, order[1], &faces[1], &conditions[1]);
+    if (ordered > 1 && !is_passed_over(d, about->moved, order[1]))
+        put_row(b, 8, d, order[1], &faces[1], &conditions[1]);
     put_row(b, 7, d, order[0], &faces[0], &conditions[0]);
     put_uint(b, 6, (uint64_t)d->columns->block_size[d->slots[order[0]]]);
     put_uint(b, 5, (uint64_t)d->prompt_tokens);

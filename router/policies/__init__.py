@@ -5,7 +5,7 @@ Adding one is one file, one entry here, one test.
 
 from router.policies.baselines import LEAST_LOADED, RANDOM, ROUND_ROBIN
 from router.policies.conductor import CONDUCTOR
-from router.policies.dynamo_adaptive import DYNAMO_ADAPTIVE
+from router.policies.dynamo_adaptive import DYNAMO_ADAPTIVE, DYNAMO_UNGUARDED
 from router.policies.dynamo_blocks import DYNAMO_BLOCKS
 from router.policies.dynamo_logit import DYNAMO_LOGIT
 from router.policies.pair import DECODE_ROOM, PREFILL_QUEUE
@@ -18,6 +18,7 @@ POLICIES: dict[str, Policy] = {
     policy.name: policy
     for policy in (
         DYNAMO_ADAPTIVE,
+        DYNAMO_UNGUARDED,
         DYNAMO_LOGIT,
         DYNAMO_BLOCKS,
         CONDUCTOR,

@@ -1,5 +1,6 @@
 """NVIDIA Dynamo's first cost function, with adaptive alpha."""
 
+from dataclasses import replace
 from math import sqrt
 from typing import Annotated
 
@@ -69,4 +70,10 @@ DYNAMO_ADAPTIVE = Policy(
     " else alpha_cache",
     settings=AdaptiveParameters(),
     function=score,
+)
+
+DYNAMO_UNGUARDED = replace(
+    DYNAMO_ADAPTIVE,
+    name="dynamo-unguarded",
+    summary="dynamo-adaptive as it was published: the guard never moves its picks",
 )

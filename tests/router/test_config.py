@@ -24,7 +24,13 @@ from router.policies import POLICIES
 
 SERVE_KEYS = list(keys(ServeConfig))
 RELAY_KEYS = list(keys(RelayConfig))
-COMPOUND = (("models",), ("workers",), ("routing", "parameters"), ("routing", "own_policies"))
+COMPOUND = (
+    ("models",),
+    ("workers",),
+    ("routing", "parameters"),
+    ("routing", "own_policies"),
+    ("routing", "guard", "policies"),
+)
 SCALARS = [key for key in SERVE_KEYS if key.path not in COMPOUND]
 
 SERVICE_LINKS = {

@@ -23,6 +23,7 @@ from indexer.kernel import NativeIndex
 from kvroute.v1 import router_pb2
 from router import codec
 from router.candidates import COLUMNS
+from router.config import GuardSettings
 from router.decision import Pick, Progress, ProgressState
 from router.load import WorkerLoad
 from router.metrics import Metrics
@@ -428,7 +429,7 @@ def test_predictions_live_longer_where_blocks_are_left_out(
 
 
 def test_an_answer_without_a_receipt_is_the_same_otherwise() -> None:
-    twins = Twins()
+    twins = Twins(guard=GuardSettings(enabled=False))  # the second one follows the first
     for i in range(3):
         twins.tell("add", f"w{i}", labels={"a": "b"})
     whole = twins.route(asked(50, request_id="whole"))

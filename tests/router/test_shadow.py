@@ -8,7 +8,7 @@ import pytest
 
 from events.settings import NatsSettings
 from router.app import RouterApp
-from router.config import ConfigError, RoutingSettings, ServeConfig
+from router.config import ConfigError, GuardSettings, RoutingSettings, ServeConfig
 from router.policies import POLICIES
 from router.policies.configured import configured, shadow_policy
 from router.policies.policy import Scores
@@ -57,9 +57,12 @@ def test_a_draw_is_held_against_its_mean() -> None:
 
 
 def test_it_picks_no_excluded_row_and_none_without_a_number() -> None:
-    assert would_pick(scores(0, 1, np.nan), ("full", "", "")) == pytest.approx([0, 1, 0])
-    assert would_pick(scores(0, np.inf, np.nan), ("full", "", "")) is None
-    assert would_pick(scores(0, 1, chances=(1.0, 0.0)), ("full", "")) is None
+    second, nobody_can = np.array([False, True]), np.array([False, False])
+    assert would_pick(scores(0, 1), second) == pytest.approx([0, 1])
+    assert would_pick(scores(0, 1), nobody_can) is None
+    assert would_pick(scores(0, 1, chances=(1.0, 0.0)), second) is None
+    picked = difference(rows(1000, NEAR, FAR, FAR), ("full", "", ""), 1, scores(0, 1, np.nan))
+    assert picked.agreement is Agreement.SAME
     nobody = difference(rows(1000, NEAR, FAR), FREE[:2], 0, scores(np.nan, np.nan))
     assert nobody.agreement is Agreement.FAILED
 
@@ -75,14 +78,14 @@ def watched(policy: str, shadow: Shadow) -> None:
 
 
 def test_gains_and_losses_are_summed_apart() -> None:
-    shadow = Shadow(POLICIES["least-loaded"])
+    shadow = Shadow(POLICIES["least-loaded"], GuardSettings())
     watched("dynamo-logit", shadow)  # goes to the holder
     watched("least-loaded", shadow)
     assert shadow.decisions == {Agreement.OTHER: 1, Agreement.SAME: 1}
     assert (shadow.overlap_tokens.gain, shadow.overlap_tokens.loss) == (0.0, 1584.0)
     assert shadow.ttft_s.gain == 0
     assert shadow.ttft_s.loss == pytest.approx(1.6, abs=0.1)
-    shadow = Shadow(POLICIES["dynamo-logit"])
+    shadow = Shadow(POLICIES["dynamo-logit"], GuardSettings())
     watched("least-loaded", shadow)
     assert shadow.overlap_tokens.gain == 1584
     assert shadow.ttft_s.gain == pytest.approx(1.6, abs=0.1)
@@ -92,7 +95,7 @@ def test_an_own_policy_that_fails_is_counted() -> None:
     routing = RoutingSettings(shadow_policy=f"{OWN}:raises")
     policy = shadow_policy(routing, configured(routing))
     assert policy is not None
-    shadow = Shadow(policy)
+    shadow = Shadow(policy, GuardSettings())
     watched("least-loaded", shadow)
     assert shadow.decisions == {Agreement.FAILED: 1}
 
@@ -115,7 +118,7 @@ def test_a_shadow_that_there_is_not_is_refused_by_its_key(name: str) -> None:
 
 
 def test_who_decodes_is_none_of_its_business() -> None:
-    shadow = Shadow(POLICIES["dynamo-adaptive"])
+    shadow = Shadow(POLICIES["dynamo-adaptive"], GuardSettings())
     watched("decode-room", shadow)
     assert shadow.decisions == {}
 

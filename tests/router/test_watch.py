@@ -12,7 +12,13 @@ from prometheus_client import CollectorRegistry
 from indexer.kernel import NativeIndex
 from kvroute.v1 import router_pb2
 from router.app import RouterApp
-from router.config import ConfigError, DecisionLogSettings, RoutingSettings, ServeConfig
+from router.config import (
+    ConfigError,
+    DecisionLogSettings,
+    GuardSettings,
+    RoutingSettings,
+    ServeConfig,
+)
 from router.decision import Decision
 from router.metrics import Metrics
 from router.policies import POLICIES
@@ -183,7 +189,7 @@ def stream_of_answers(service: Any, count: int) -> list[str]:
 @pytest.mark.parametrize("share", [0.02, 0.5, 1.0])
 def test_who_watches_changes_no_pick(share: float) -> None:
     picked = []
-    shadow, seen = Shadow(POLICIES["dynamo-blocks"]), Seen()
+    shadow, seen = Shadow(POLICIES["dynamo-blocks"], GuardSettings()), Seen()
     both = [Sampled(shadow.watch, share), Sampled(seen.watch, share)]
     for watch in (None, Watch(both, random.Random(9), fail)):
         fleet = Fleet(index=NativeIndex(), seed=11)

@@ -751,6 +751,7 @@ class Receipt(google.protobuf.message.Message):
     BEST_OVERLAP_TOKENS_FIELD_NUMBER: builtins.int
     REPLICA_FIELD_NUMBER: builtins.int
     PREFILL_FIELD_NUMBER: builtins.int
+    GUARDED_FIELD_NUMBER: builtins.int
     policy: builtins.str
     formula: builtins.str
     prompt_tokens: builtins.int
@@ -784,6 +785,10 @@ class Receipt(google.protobuf.message.Message):
     def excluded(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.int]:
         """reason -> workers"""
 
+    @property
+    def guarded(self) -> Global___Guarded:
+        """absent: the pick is the cheapest by cost"""
+
     def __init__(
         self,
         *,
@@ -802,11 +807,63 @@ class Receipt(google.protobuf.message.Message):
         best_overlap_tokens: builtins.int = ...,
         replica: builtins.str = ...,
         prefill: builtins.str = ...,
+        guarded: Global___Guarded | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["picked", b"picked", "runner_up", b"runner_up"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["best_overlap_tokens", b"best_overlap_tokens", "block_size", b"block_size", "candidates", b"candidates", "decided_at_s", b"decided_at_s", "excluded", b"excluded", "formula", b"formula", "parameters", b"parameters", "picked", b"picked", "policy", b"policy", "prefill", b"prefill", "prompt_tokens", b"prompt_tokens", "replica", b"replica", "runner_up", b"runner_up", "terms", b"terms", "tied", b"tied"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["guarded", b"guarded", "picked", b"picked", "runner_up", b"runner_up"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["best_overlap_tokens", b"best_overlap_tokens", "block_size", b"block_size", "candidates", b"candidates", "decided_at_s", b"decided_at_s", "excluded", b"excluded", "formula", b"formula", "guarded", b"guarded", "parameters", b"parameters", "picked", b"picked", "policy", b"policy", "prefill", b"prefill", "prompt_tokens", b"prompt_tokens", "replica", b"replica", "runner_up", b"runner_up", "terms", b"terms", "tied", b"tied"]) -> None: ...
 
 Global___Receipt: typing_extensions.TypeAlias = Receipt
+
+@typing.final
+class Guarded(google.protobuf.message.Message):
+    """Guarded tells of a pick that the guard moved: the cheapest worker's queue costs more than its cache saves."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    CHEAPEST_FIELD_NUMBER: builtins.int
+    REQUEST_TOKENS_FIELD_NUMBER: builtins.int
+    MARGIN_TOKENS_FIELD_NUMBER: builtins.int
+    LEAST_REQUESTS_FIELD_NUMBER: builtins.int
+    LEAST_WAIT_TOKENS_FIELD_NUMBER: builtins.int
+    CHEAPEST_REQUESTS_FIELD_NUMBER: builtins.int
+    CHEAPEST_WAIT_TOKENS_FIELD_NUMBER: builtins.int
+    PICKED_REQUESTS_FIELD_NUMBER: builtins.int
+    PICKED_WAIT_TOKENS_FIELD_NUMBER: builtins.int
+    request_tokens: builtins.float
+    """prompt tokens that a request in front of another one counts as"""
+    margin_tokens: builtins.float
+    """by which a wait may exceed the least"""
+    least_requests: builtins.float
+    """running, waiting and reserved, of the worker that has fewest"""
+    least_wait_tokens: builtins.float
+    """prefill_tokens_active + request_tokens * requests + new_tokens, the least"""
+    cheapest_requests: builtins.float
+    """of who would have been picked"""
+    cheapest_wait_tokens: builtins.float
+    picked_requests: builtins.float
+    """of who was picked"""
+    picked_wait_tokens: builtins.float
+    @property
+    def cheapest(self) -> Global___CandidateRow:
+        """who would have been picked by cost"""
+
+    def __init__(
+        self,
+        *,
+        cheapest: Global___CandidateRow | None = ...,
+        request_tokens: builtins.float = ...,
+        margin_tokens: builtins.float = ...,
+        least_requests: builtins.float = ...,
+        least_wait_tokens: builtins.float = ...,
+        cheapest_requests: builtins.float = ...,
+        cheapest_wait_tokens: builtins.float = ...,
+        picked_requests: builtins.float = ...,
+        picked_wait_tokens: builtins.float = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["cheapest", b"cheapest"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["cheapest", b"cheapest", "cheapest_requests", b"cheapest_requests", "cheapest_wait_tokens", b"cheapest_wait_tokens", "least_requests", b"least_requests", "least_wait_tokens", b"least_wait_tokens", "margin_tokens", b"margin_tokens", "picked_requests", b"picked_requests", "picked_wait_tokens", b"picked_wait_tokens", "request_tokens", b"request_tokens"]) -> None: ...
+
+Global___Guarded: typing_extensions.TypeAlias = Guarded
 
 @typing.final
 class Explanation(google.protobuf.message.Message):
