@@ -152,6 +152,8 @@ DEF STAGES = 4
 DEF BUCKETS = 11
 DEF WANTED_MAX = 20
 """Rows in order: one pick, and as many alternatives as the configuration allows (16), or a runner-up."""
+DEF MODEL_COUNTS = 3
+"""Of PickTally.by_model: picks, prompt tokens, usable overlap."""
 DEF ITEM_FIELDS_MAX = 8
 """Of an item and beside it, on average; the contract has 4."""
 ITEMS_MAX = 4096
@@ -269,6 +271,8 @@ cdef class _Plan:
     """0: requests about this pool are not plain."""
     cdef double shortest_len
     cdef list faces
+    cdef list model_rows
+    """Of each row, where PickTally.by_model counts its model; None: no pick of the row was counted."""
     cdef bytes excluded
     """Receipt.excluded of the workers that make no row, written."""
     cdef size_t not_live
@@ -291,6 +295,7 @@ cdef class _Plan:
         self.slots = <const Py_ssize_t *>_pointer(pool.slots)
         self.shortest_len = pool.shortest_len
         self.faces = [None] * self.rows
+        self.model_rows = [None] * self.rows
         self.not_live = len(self.down)
         b.bytes, b.capacity, b.at, b.failed = NULL, 0, 0, 0
         try:
@@ -310,6 +315,13 @@ cdef class _Plan:
             self.drained = bytes([one.key.worker_id in drained for one in self.sources]) if drained else None
             self.drains = drains
         return <const uint8_t *>PyBytes_AS_STRING(self.drained) if self.drained is not None else NULL
+
+    cdef int64_t model_row(self, size_t row, tally) except -1:
+        """PickTally.model_row of a row's worker."""
+        known = self.model_rows[row]
+        if known is None:
+            known = self.model_rows[row] = tally.model_row(self.pool.models[row])
+        return known
 
     cdef _WorkerFace face(self, size_t row):
         source = self.sources[row]
@@ -454,6 +466,7 @@ cdef class _Counts:
     cdef int64_t *tokens
     cdef int64_t *recent
     cdef int64_t *picks
+    cdef int64_t *by_model
     cdef double bounds_s[BUCKETS]
     cdef double began_s, last_s
 
@@ -465,6 +478,7 @@ cdef class _Counts:
         self.tokens = <int64_t *>_pointer(tally.tokens)
         self.recent = <int64_t *>_pointer(tally.recent)
         self.picks = <int64_t *>_pointer(tally.picks)
+        self.by_model = <int64_t *>_pointer(tally.by_model)
         for i, bound in enumerate(BUCKETS_S):
             self.bounds_s[i] = bound
 
@@ -477,9 +491,13 @@ cdef class _Counts:
         self._add(stage, now_s - self.last_s)
         self.last_s = now_s
 
-    cdef void picked(self, uint64_t prompt_tokens, uint64_t reachable_tokens, const int32_t *overlaps, size_t rows):
-        """Overlaps: of the pick, at every `rows`th place."""
+    cdef void picked(self, uint64_t prompt_tokens, uint64_t reachable_tokens, const int32_t *overlaps, size_t rows, int64_t model_row):
+        """Overlaps: of the pick, at every `rows`th place. model_row: in by_model."""
         cdef size_t at = 2 * (<size_t>self.picks[0] % RATIO_DECISIONS_C), i
+        cdef int64_t *of_model = self.by_model + MODEL_COUNTS * model_row
+        of_model[0] += 1
+        of_model[1] += prompt_tokens
+        of_model[2] += overlaps[rows]
         self.tokens[0] += prompt_tokens
         self.tokens[1] += reachable_tokens
         for i in range(2, FIELDS):
@@ -601,6 +619,7 @@ cdef class Lane:
     @tally.setter
     def tally(self, tally):
         self._counts = _Counts(tally)
+        self._plans.clear()  # they know where the last one counted their models
 
     def answer(self, bytes request not None, double now_s):
         """A RouteRequest's reservation, with its answer; None: the general way must answer."""
@@ -719,7 +738,10 @@ cdef class Lane:
         reservation.answer = _taken(&self._answer)
         if asked.session_id.size:
             self._core.sessions.put(_text(asked.session_id), reservation, plan.block_size, "", now_s)
-        self._counts.picked(asked.prompt_tokens, self._best_overlap(), self._overlaps + self._order[0], self._decided.rows)
+        self._counts.picked(
+            asked.prompt_tokens, self._best_overlap(), self._overlaps + self._order[0], self._decided.rows,
+            self._plan.model_row(self._order[0], self._counts.tally),
+        )
         return reservation
 
     cdef bint _prepare(self, str request_id) except -1:

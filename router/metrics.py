@@ -39,7 +39,14 @@ from router.nats_child import NatsChild
 from router.outliers import PROBES, WITHHELD, Cause
 from router.own_relays import OwnRelays
 from router.peer_link import PeerLink
-from router.pick_tally import BUCKETS_S, RATIO_DECISIONS, TIERS, PickTally, StageClock
+from router.pick_tally import (
+    BUCKETS_S,
+    MODELS_MAX,
+    RATIO_DECISIONS,
+    TIERS,
+    PickTally,
+    StageClock,
+)
 from router.policies.own import Failure, is_own
 from router.prefix_copies import CopyFate
 from router.refusals import Reason
@@ -227,6 +234,7 @@ class TallyCollector(Collector):
             "Usable overlap on the worker that held most; less what was taken: what balance cost.",
             value=reachable,
         )
+        yield from self._by_model()
         yield CounterMetricFamily(
             "kvroute_ttft_predictions",
             "Picks of a policy that predicts the time to the first token.",
@@ -248,6 +256,26 @@ class TallyCollector(Collector):
             f"Usable overlap / prompt tokens over the last {RATIO_DECISIONS} picks.",
             value=usable / asked if asked else 0.0,
         )
+
+    def _by_model(self) -> Iterator[Metric]:
+        picks = CounterMetricFamily(
+            "kvroute_model_picks",
+            "Picks by the model of the picked worker, as its engine calls it; other: all models"
+            f" beyond the first {MODELS_MAX}.",
+            labels=["model"],
+        )
+        prompts = CounterMetricFamily(
+            "kvroute_model_prompt_tokens", "Prompt tokens of these picks.", labels=["model"]
+        )
+        overlaps = CounterMetricFamily(
+            "kvroute_model_overlap_tokens",
+            "Usable overlap on the picked worker of these picks.",
+            labels=["model"],
+        )
+        for model, counts in self._tally.models().items():
+            for family, count in zip((picks, prompts, overlaps), counts, strict=True):
+                family.add_metric([model], count)
+        yield from (picks, prompts, overlaps)
 
 
 class RouterCollector(Collector):

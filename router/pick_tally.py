@@ -12,6 +12,7 @@ import numpy as np
 from events.facts import TIER_NAMES
 from router.candidates import Column
 from router.decision import Decision, Pick
+from router.pools import heartbeat_of
 
 STAGES = ("hash", "match", "cost", "total")
 TIERS = (*TIER_NAMES.values(), "predicted")
@@ -20,6 +21,10 @@ BUCKETS_S = (
 )  # fmt: skip
 RATIO_DECISIONS = 1000
 """Decisions that kvroute_kv_hit_ratio looks back on."""
+MODELS_MAX = 64
+"""Models whose picks are counted apart: the first that get any. Later ones count together."""
+OTHER_MODEL = "other"
+"""What metrics call all later ones together."""
 
 
 class Durations:
@@ -43,6 +48,9 @@ class PickTally:
         """Of prompts, of the longest usable overlaps, and of those taken, by tier."""
         self.recent = np.zeros((RATIO_DECISIONS, 2), np.int64)
         """Usable overlap and prompt tokens of the last picks, in a ring."""
+        self.by_model = np.zeros((MODELS_MAX + 1, 3), np.int64)
+        """Picks, prompt tokens and usable overlap of each model, in the rows of `model_row`."""
+        self.model_rows: dict[str, int] = {}
         self.picks = np.zeros(1, np.int64)
         self.ttfts = 0
         """Picks of policies that predict the time to the first token,"""
@@ -60,8 +68,30 @@ class PickTally:
         self.tokens += (prompt_tokens, reachable, *overlap[-len(TIERS) :])
         self.recent[self.picks[0] % RATIO_DECISIONS] = overlap.usable, prompt_tokens
         self.picks += 1
+        row = self.model_row(heartbeat_of(decision.sources[decision.order[0]]).model)
+        self.by_model[row] += 1, prompt_tokens, overlap.usable
         if (seconds := decision.scores.ttft_s) is not None:
             self._predicted(decision, seconds)
+
+    def model_row(self, model: str) -> int:
+        """Where the picks of a model are counted in `by_model`; the last row is that of all models
+        beyond MODELS_MAX.
+
+        model: as the engine of the picked worker calls it, never a name that a request made up.
+        """
+        row = self.model_rows.get(model, MODELS_MAX)
+        if row == MODELS_MAX and len(self.model_rows) < MODELS_MAX:
+            row = self.model_rows[model] = len(self.model_rows)
+        return row
+
+    def models(self) -> dict[str, list[int]]:
+        """Picks, prompt tokens and usable overlap by model; OTHER_MODEL once there are too many."""
+        counts = self.by_model.tolist()
+        told = {model: counts[row] for model, row in self.model_rows.items()}
+        if counts[MODELS_MAX][0]:
+            mine = told.get(OTHER_MODEL, [0, 0, 0])  # a model may have that very name
+            told[OTHER_MODEL] = [a + b for a, b in zip(mine, counts[MODELS_MAX], strict=True)]
+        return told
 
     def _predicted(self, decision: Decision, seconds: Column) -> None:
         can = [not reason for reason in decision.excluded]

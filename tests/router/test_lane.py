@@ -101,6 +101,7 @@ class Side:
             "endings": core.endings,
             "outliers": (repr(core.outliers), core.outliers._standings),
             "tally": [one.tolist() for one in (tally.tokens, tally.recent, tally.picks)],
+            "models": tally.models(),
             "counts": {
                 (one.name, *one.labels.values()): one.value
                 for family in self.metrics.registry.collect()
@@ -190,6 +191,7 @@ WORKERS = st.fixed_dictionaries(
         "sampled_at_s": st.none(),
         "events": st.just(False),
         "address": st.sampled_from(["", "http://ä:1"]),
+        "model": st.sampled_from(["m", "", "n"]),
     },
 )
 LENGTHS = st.sampled_from([1, 15, 16, 17, 32, 48, 64, 65, 100])
@@ -198,7 +200,7 @@ REQUESTS = st.fixed_dictionaries(
     optional={
         "form": st.sampled_from(["hashes", "ids", "empty", "ragged"]),
         "request_id": st.sampled_from(["a", "b", "c", "ä"]),
-        "model": st.sampled_from(["", "m", "m", "unheard-of"]),
+        "model": st.sampled_from(["", "m", "m", "n", "unheard-of"]),
         "expected_output_tokens": st.sampled_from([0, 1, 30, 1 << 20]),
         "priority": st.sampled_from([0, 3, -3, -(1 << 31), (1 << 31) - 1]),
         "tenant": st.sampled_from(["t", "ö", "x" * 1024, "x" * 1025]),

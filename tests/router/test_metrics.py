@@ -10,9 +10,10 @@ from events.stream import StreamState
 from indexer.identity import Tier, WorkerKey
 from kvroute.v1 import router_pb2
 from router.codec import write_pick
+from router.config import ModelSettings
 from router.decision import Pick, Progress, ProgressState
 from router.metrics import OUTCOMES, Metrics, RouterCollector, Scrape, kvroute_version
-from router.pick_tally import STAGES
+from router.pick_tally import MODELS_MAX, OTHER_MODEL, STAGES
 from router.refusals import Reason
 from router.self_check import CheckResult
 from tests.router.fleet import Fleet, prompt
@@ -206,6 +207,34 @@ def test_picks_count_tokens_by_tier_and_what_was_within_reach() -> None:
     assert observed.value("kvroute_overlap_reachable_tokens_total") == 96
     assert observed.value("kvroute_kv_hit_ratio") == pytest.approx(0.48)
     assert observed.value("kvroute_requests_total", outcome="picked", reason="") == 1
+
+
+def test_picks_are_counted_by_the_model_of_the_picked_worker() -> None:
+    observed = Observed(models=(ModelSettings(name="long", aliases=("a",)),))
+    fleet = observed.fleet
+    fleet.cache(fleet.add("wa", model="a", lora_names=("tuned",)), prompt(100), 64)
+    fleet.add("wb", model="b")
+    for model in ("a", "long", "b"):
+        observed.pick(100, model=model)
+    observed.pick(50, model="tuned")
+    named = {"model": "a"}
+    assert observed.value("kvroute_model_picks_total", **named) == 3
+    assert observed.value("kvroute_model_prompt_tokens_total", **named) == 250
+    assert observed.value("kvroute_model_overlap_tokens_total", **named) >= 64 + 96
+    assert observed.value("kvroute_model_picks_total", model="b") == 1
+
+
+def test_models_beyond_the_bound_are_counted_together() -> None:
+    observed = Observed()
+    for i in range(MODELS_MAX + 2):
+        observed.fleet.add(f"w{i}", model=f"m{i}")
+        observed.pick(10, model=f"m{i}")
+    observed.pick(10, model="m0")
+    assert observed.value("kvroute_model_picks_total", model="m0") == 2
+    assert observed.value("kvroute_model_picks_total", model=f"m{MODELS_MAX - 1}") == 1
+    assert observed.value("kvroute_model_picks_total", model=OTHER_MODEL) == 2
+    assert observed.value("kvroute_model_prompt_tokens_total", model=OTHER_MODEL) == 20
+    assert len(observed.metrics.tally.models()) == MODELS_MAX + 1
 
 
 def test_predicted_times_are_counted_beside_the_shortest() -> None:
