@@ -309,7 +309,7 @@ class RouterApp:
         try:
             config, changed, waiting = reloaded(self.config, self._read_again())
             self.watchers.use(config)  # first, since it looks at all that may be wrong
-            self.core.reconfigure(config.routing)
+            self.core.reconfigure(config.routing, config.models)
             self.core.times_all = self.watchers.timed
         except ConfigError as error:
             self.metrics.config_reloads.labels("failed").inc()

@@ -24,10 +24,12 @@ from router.config import (
     ServeConfig,
     keys,
     load,
+    load_with_sources,
     render,
 )
 from router.grpc_core import prepare
 from router.logs import set_up
+from router.sources import annotated
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 _ENGINE = "engine_"
@@ -102,12 +104,16 @@ def _is_scalar(hint: Any) -> bool:
 
 
 def _load(config: type[Config], file: Path | None, given: dict[str, Any]) -> Config:
-    flags = {
+    return load(config, file, os.environ, _flags(given))
+
+
+def _flags(given: dict[str, Any]) -> dict[tuple[str, ...], object]:
+    """The flags that were given, by the paths of their keys."""
+    return {
         tuple(name.split("__")): value
         for name, value in given.items()
         if value is not None and not name.startswith(_ENGINE)
     }
-    return load(config, file, os.environ, flags)
 
 
 COLLECTED_AFTER = (1_000, 3, 25_000)
@@ -287,17 +293,21 @@ def _labels(given: dict[str, Any]) -> dict[str, str]:
 @cli.command("check-config")
 @_settings_options(ServeConfig)
 def check_config(config_file: Path | None, **given: Any) -> None:
-    """Check a router's configuration and print it whole."""
+    """Check a router's configuration and print it whole.
+
+    The comment behind each value says where it came from: a flag, a variable of the environment,
+    the file, or the defaults; the first of these that sets it wins.
+    """
     from router.app import RouterApp
 
-    config = _load(ServeConfig, config_file, given)
+    config, sources = load_with_sources(ServeConfig, config_file, os.environ, _flags(given))
 
     async def check() -> int:
         RouterApp(config)
         return 0
 
     _run(check())
-    click.echo(render(config), nl=False)
+    click.echo(annotated(render(config), sources), nl=False)
 
 
 @cli.command()

@@ -19,6 +19,7 @@ from typing_extensions import override
 
 from events.settings import BlockSize, EngineSettings, NatsSettings, Seconds, Settings, unusable
 from indexer.index import BLOCK_BYTES
+from router.sources import KeyPath, Sources
 
 ENVIRONMENT_PREFIX = "KVROUTE_"
 
@@ -428,6 +429,22 @@ class FleetSettings(Settings, frozen=True):
     ] = True
 
 
+class ModelRoutingSettings(Settings, frozen=True):
+    """How requests for one model are decided, where that differs from `routing`."""
+
+    policy: Annotated[
+        str | None,
+        Meta(description="of requests for this model that name none; none: routing.policy"),
+    ] = None
+    parameters: Annotated[
+        dict[str, dict[str, float]],
+        Meta(
+            description="numbers of policies for this model's requests, by policy and name, over"
+            " those of routing.parameters"
+        ),
+    ] = msgspec.field(default_factory=dict)
+
+
 class ModelSettings(Settings, frozen=True):
     """A model that clients may ask for before any worker serves it."""
 
@@ -436,6 +453,10 @@ class ModelSettings(Settings, frozen=True):
     block_size: Annotated[
         BlockSize | None,
         Meta(description="canonical block size that embedded relays publish in"),
+    ] = None
+    routing: Annotated[
+        ModelRoutingSettings | None,
+        Meta(description="how requests for this model are decided; none: by `routing`"),
     ] = None
 
 
@@ -501,7 +522,11 @@ class Key:
 
     @property
     def flag(self) -> str:
-        return "--" + "-".join(self.path).replace("_", "-")
+        return _flag(self.path)
+
+
+def _flag(path: tuple[str, ...]) -> str:
+    return "--" + "-".join(path).replace("_", "-")
 
 
 def keys(config: type[Settings], prefix: tuple[str, ...] = ()) -> Iterator[Key]:
@@ -533,10 +558,21 @@ def load(
 
     flags maps a key's path to its value. Variables with the prefix must name a key too.
     """
+    return load_with_sources(config, file, environment, flags)[0]
+
+
+def load_with_sources(
+    config: type[Config],
+    file: Path | None,
+    environment: Mapping[str, str],
+    flags: Mapping[tuple[str, ...], object],
+) -> tuple[Config, Sources]:
+    """What `load` gives, and where each value came from; raises ConfigError."""
     tree = _read(file) if file else {}
     where = f"{file}: " if file else ""
     _convert(tree, config, where)  # blames the file for what the file says
     known = {key.variable: key for key in keys(config)}
+    variables: dict[KeyPath, str] = {}
     for variable, text in environment.items():
         if not variable.startswith(ENVIRONMENT_PREFIX):
             continue
@@ -546,10 +582,13 @@ def load(
                 continue
             raise ConfigError(f"environment: {variable} names no key of the configuration")
         _put(tree, key.path, _read_variable(key, text))
+        variables[key.path] = variable
         _convert(tree, config, f"environment: {variable}: ")
     for path, value in flags.items():
         _put(tree, path, value)
-    return _convert(tree, config, "flags: " if flags else where)
+    read = _convert(tree, config, "flags: " if flags else where)
+    flag_names: dict[KeyPath, str] = {path: _flag(path) for path in flags}
+    return read, Sources(str(file or ""), tree, variables, flag_names)
 
 
 def render(config: Settings) -> str:

@@ -132,7 +132,9 @@ class RouterCore:
         self.sessions = Sessions(routing.session_ttl_s, routing.sessions_max)
         self.working_sets = WorkingSets()
         self.further = Further(self.loads, self.rates, labels, self.sessions, self.working_sets)
-        self.decider = Decider(routing, view.index, self.pools, self.further, self.drained, rng)
+        self.decider = Decider(
+            routing, view.index, self.pools, self.further, self.drained, rng, models
+        )
         self.times_all = False
         """Every pick is timed, since a policy that wants to know watches, or will be asked of the
         decision log; else those of timed policies are."""
@@ -262,12 +264,13 @@ class RouterCore:
         """What `route` would pick by; changes nothing. See Decider.decide."""
         return self.decider.decide(request, self.ready, now_s, mark)
 
-    def reconfigure(self, routing: RoutingSettings) -> None:
+    def reconfigure(self, routing: RoutingSettings, models: tuple[ModelSettings, ...] = ()) -> None:
         """Decides by other settings from now on (those of router/reload.py may differ).
 
+        models: of them, `routing` alone counts here.
         Raises ConfigError, and changes nothing, for policies that can't be.
         """
-        self.decider.reconfigure(routing)
+        self.decider.reconfigure(routing, models)
         self.routing = routing
         self.outliers.reconfigure(routing.outliers)
         self.capacities.reconfigure(routing.capacity)

@@ -12,7 +12,7 @@ Pure, like the core that it is a part of. Laws:
 
 import random
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from math import isfinite
 
@@ -23,7 +23,7 @@ from events.view import Source
 from indexer.index import BlockIndex
 from indexer.kernel import cheapest
 from router.candidates import COLUMNS, Candidates, Column, Flags
-from router.config import RoutingSettings
+from router.config import ModelSettings, RoutingSettings
 from router.decision import Decision, Overlap, Request, Role, Weighed
 from router.eligibility import (
     DRAINED,
@@ -40,7 +40,7 @@ from router.eligibility import (
 from router.further import Further
 from router.pairs import Matched, Pairs, Stages
 from router.pick_guard import Guarded, Waits
-from router.policies.configured import configured
+from router.policies.configured import PolicySettings, configured, configured_of_models
 from router.policies.dynamo_adaptive import DYNAMO_ADAPTIVE
 from router.policies.own import Failure, PolicyFailed
 from router.policies.policy import Policy, Scores
@@ -65,14 +65,13 @@ class Decider:
         further: Further,
         drained: Collection[str],
         rng: random.Random,
+        models: Iterable[ModelSettings] = (),
     ) -> None:
-        """drained: ids of workers that get nothing new."""
-        self.policies = configured(routing)
-        """By name, with their parameters."""
+        """drained: ids of workers that get nothing new. models: may have settings of their own."""
+        self.reconfigure(routing, models)
         self.policy_failures: Counter[tuple[str, Failure]] = Counter()
         """Decisions that a policy of the operator's could not make."""
         self._policy_error = ""
-        self._routing = routing
         self._index = index
         self._pools = pools
         self._further = further
@@ -82,10 +81,34 @@ class Decider:
         self._of_role: dict[Role, tuple[Pool, Sequence[str]]] = {}
         """Who is of another role, in the pool that was asked last."""
 
-    def reconfigure(self, routing: RoutingSettings) -> None:
+    def reconfigure(self, routing: RoutingSettings, models: Iterable[ModelSettings]) -> None:
         """Decides by other settings from now on; raises ConfigError, and changes nothing."""
-        self.policies = configured(routing)
+        fleet = PolicySettings(routing, configured(routing))
+        self._of_models = configured_of_models(fleet, models)
+        self._of_fleet = fleet
         self._routing = routing
+
+    @property
+    def policies(self) -> dict[str, Policy]:
+        """By name, with their parameters; models' own apart."""
+        return self._of_fleet.policies
+
+    def settings_of(self, model: str, pool: Pool) -> PolicySettings:
+        """What a request is decided by that names a model, and whose workers are a pool.
+
+        The settings are those of the model that the request names, by name or alias; else, as for a
+        LoRA or a request without a model, those of the model that all workers of the pool serve.
+        """
+        if not self._of_models:
+            return self._of_fleet
+        if (own := self._of_models.get(model)) is not None:
+            return own
+        served = {self._of_models.get(name, self._of_fleet) for name in set(pool.models)}
+        return served.pop() if len(served) == 1 else self._of_fleet
+
+    def has_own(self, model: str, pool: Pool) -> bool:
+        """Whether settings of a model, rather than the fleet's, decide such requests."""
+        return self.settings_of(model, pool) is not self._of_fleet
 
     def decide(
         self, request: Request, ready: bool, now_s: float, mark: Callable[[str], None]
@@ -95,7 +118,6 @@ class Decider:
         ready: see RouterCore.ready. Whoever asks looks at `order`: it is empty when nobody can be
         picked, and `refuse` says why.
         """
-        policy = self._policy(request)
         if request.prompt.token_count > self._routing.prompt_tokens_max:
             raise Refusal(
                 Reason.PROMPT_TOO_LONG,
@@ -105,12 +127,12 @@ class Decider:
         self._pools.refresh()
         pool, down = self._pools.live(request.model, ready)
         matched = self._matched(request, pool, down, now_s, mark)
-        decision = self._with_room(matched, policy)
+        decision = self._with_room(matched)
         if not decision.order and not _waits(decision):
             last = self._pools.last_resort(request.model, ready)
             if last is not None:
                 matched = self._matched(request, last.pool, last.down, now_s, mark)
-                otherwise = self._with_room(matched._replace(last=last.reasons), policy)
+                otherwise = self._with_room(matched._replace(last=last.reasons))
                 otherwise.last_resort = True
                 decision = otherwise if otherwise.order else decision
         mark("cost")
@@ -124,46 +146,53 @@ class Decider:
         now_s: float,
         mark: Callable[[str], None],
     ) -> Matched:
-        """What the workers of a pool hold of a prompt."""
+        """What the workers of a pool hold of a prompt, and what it is decided by.
+
+        Raises Refusal for a policy that the request can't have.
+        """
+        settings = self.settings_of(request.model, pool)
+        self._policy(request, settings)
         for size in pool.block_sizes:
             request.prompt.prefixes(size)
         mark("hash")
         overlaps = self._overlaps(request.prompt, pool)
         mark("match")
-        return Matched(request, pool, down, self._pools.table(pool), overlaps, now_s)
+        return Matched(request, pool, down, self._pools.table(pool), overlaps, now_s, settings)
 
-    def _with_room(self, matched: Matched, policy: Policy) -> Decision:
+    def _with_room(self, matched: Matched) -> Decision:
         """The decision among workers with room; where there is none, among strained ones, too."""
-        decision = self._decide(matched, policy)
+        decision = self._decide(matched)
         if not decision.order:
             table = self._pools.with_strained(matched.pool, matched.table)
             if table is not None:
-                strained = self._decide(matched._replace(table=table), policy)
+                strained = self._decide(matched._replace(table=table))
                 strained.strained = True
                 return strained if strained.order else decision
         return decision
 
-    def _decide(self, matched: Matched, policy: Policy) -> Decision:
-        request, pool = matched.request, matched.pool
+    def _decide(self, matched: Matched) -> Decision:
+        request, pool, settings = matched.request, matched.pool, matched.settings
+        policy = self._policy(request, settings)
+        routing, policies = settings.routing, settings.policies
         if request.role is Role.PAIR:
             stages = Stages(
-                policy if request.policy else self.policies[self._routing.prefill_policy],
-                self.policies[self._routing.decode_policy],
+                policy if request.policy else policies[routing.prefill_policy],
+                policies[routing.decode_policy],
                 policy,
-                self._routing.local_prefill_tokens,
-                self._routing.local_prefill_percent / 100,
+                routing.local_prefill_tokens,
+                routing.local_prefill_percent / 100,
             )
             return self._pairs.decide(matched, stages, self._judge, self._eligible)
         if request.resumed is not None:
             holders = self._holders(matched, request.resumed)
-            stage = policy if request.policy else self.policies[self._routing.decode_policy]
+            stage = policy if request.policy else policies[routing.decode_policy]
             away = self._further.mean_distance(pool, holders)
             return self._judge(matched, stage, self._eligible(request, pool), away)
         return self._judge(matched, policy, self._eligible(request, pool))
 
     def told(self, request: Request, weighed: Weighed, now_s: float) -> Decision:
         """A decision of the lane, as the general way would have told it."""
-        policy = self._policy(request)
+        policy = self._policy(request, self._of_fleet)  # the lane knows no other settings
         pool = weighed.pool
         rows = self._rows(request, pool, weighed.table, weighed.tokens, weighed.eligible, now_s)
         scores = policy.score(rows)
@@ -232,15 +261,17 @@ class Decider:
             return self.refuse(decision.prefill)
         return Refusal(Reason.NO_ELIGIBLE_WORKER, f"no worker may take this request: {told}")
 
-    def _policy(self, request: Request) -> Policy:
-        name = request.policy or self._routing.policy
-        if name != self._routing.policy and not self._routing.policy_per_request:
+    def _policy(self, request: Request, settings: PolicySettings) -> Policy:
+        """The request's, or the one of the settings; raises Refusal."""
+        routing, policies = settings.routing, settings.policies
+        name = request.policy or routing.policy
+        if name != routing.policy and not routing.policy_per_request:
             raise Refusal(
                 Reason.POLICY_NOT_ALLOWED,
                 "requests may not choose a policy here (routing.policy_per_request)",
             )
-        if (policy := self.policies.get(name)) is None:
-            known = ", ".join(self.policies)
+        if (policy := policies.get(name)) is None:
+            known = ", ".join(policies)
             raise Refusal(Reason.UNKNOWN_POLICY, f"unknown policy {name!r}; there are {known}")
         return policy
 
@@ -285,14 +316,14 @@ class Decider:
         kv_distance: Column | None = None,
     ) -> Decision:
         """Scores a pool, and puts it in order."""
-        request, pool, not_live, table, overlaps, now_s, last = matched
+        request, pool, not_live, table, overlaps, now_s, settings, last = matched
         eligible = answering_first(eligible, last)
         if lora_name := request.prompt.lora_name:
             eligible = loaded_first(
                 eligible, lora_name, pool, table[COLUMNS.index("full")].tolist()
             )
         rows = self._rows(request, pool, table, overlaps, eligible, now_s, kv_distance)
-        policy, scores = self._scored(policy, rows)
+        policy, scores = self._scored(policy, settings.policies[DYNAMO_ADAPTIVE.name], rows)
         excluded, order, tied = self._order(rows, scores)
         guard, guarded = self._routing.guard, None
         # Who decodes what another worker computed doesn't wait for prompts.
@@ -362,7 +393,7 @@ class Decider:
             kv_distance=kv_distance,
         )
 
-    def _scored(self, policy: Policy, rows: Candidates) -> tuple[Policy, Scores]:
+    def _scored(self, policy: Policy, default: Policy, rows: Candidates) -> tuple[Policy, Scores]:
         """The costs of rows, and the policy that made them: the default one for one that fails."""
         if not len(rows):
             return policy, Scores(np.zeros(0))
@@ -375,7 +406,6 @@ class Decider:
         except PolicyFailed as failed:
             self.policy_failures[policy.name, failed.failure] += 1
             self._policy_error = f"policy {policy.name!r}: {failed}"
-        default = self.policies[DYNAMO_ADAPTIVE.name]
         return default, default.score(rows)
 
     def _order(self, rows: Candidates, scores: Scores) -> tuple[Sequence[str], list[int], int]:

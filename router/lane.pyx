@@ -280,7 +280,8 @@ cdef class _Plan:
     """A byte for each row, as it was after so many drains; None: nobody is drained."""
     cdef uint64_t drains
 
-    def __init__(self, found, lora_name):
+    def __init__(self, found, bint plain):
+        """plain: requests about this pool may be, by its model and its settings."""
         cdef Backward b
         cdef size_t before
         cdef bytes encoded
@@ -290,7 +291,7 @@ cdef class _Plan:
         self.sources = pool.sources
         self.rows = len(pool.sources)
         self.block_size = 0
-        if self.rows and len(pool.block_sizes) == 1 and pool.roles <= {_both} and not lora_name:
+        if self.rows and len(pool.block_sizes) == 1 and pool.roles <= {_both} and plain:
             self.block_size = next(iter(pool.block_sizes))
         self.slots = <const Py_ssize_t *>_pointer(pool.slots)
         self.shortest_len = pool.shortest_len
@@ -771,7 +772,8 @@ cdef class Lane:
                 self._plans.clear()  # of pools that are there no more; a refusal leaves them alone
         cdef _Plan plan = self._plans.get(model)
         if plan is None or plan.found is not found:
-            plan = self._plans[model] = _Plan(found, self._pools.lora_of(model))
+            plain = not self._pools.lora_of(model) and not self._core.decider.has_own(model, found[0])
+            plan = self._plans[model] = _Plan(found, plain)
         return plan
 
     cdef bint _takes(self, _Plan plan, uint32_t hashes_block_size, uint64_t prompt_tokens, int64_t output_tokens) except -1:

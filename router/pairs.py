@@ -31,6 +31,7 @@ from router.candidates import COLUMNS, Column, Flags
 from router.decision import Decision, Prefill, Request, Role
 from router.further import Further
 from router.handover import can_be_found
+from router.policies.configured import PolicySettings
 from router.policies.policy import Policy
 from router.pools import Pool, heartbeat_of
 
@@ -52,6 +53,8 @@ class Matched(NamedTuple):
     table: npt.NDArray[np.float64]
     overlaps: npt.NDArray[np.int32]
     now_s: float
+    settings: PolicySettings
+    """What the request is decided by."""
     last: Sequence[str] = ()
     """Why each worker is a last resort, which is picked only where no other may be; empty for one
     that answers. Without any entry, all of the pool answer."""

@@ -27,14 +27,21 @@ RELOADED = (
     "guard",
 )
 """Of `routing`: what each decision reads anew, and what can be switched on and off. The whole of
-`decision_log` is as good. Everything else is built into what runs."""
+`decision_log` is as good, and so is `routing` of each model in `models` that was there at the
+start. Everything else is built into what runs."""
 
 
 def reloaded(running: ServeConfig, read: ServeConfig) -> tuple[ServeConfig, list[str], list[str]]:
     """The configuration to run with from now on; the keys that changed; those that can't yet."""
     changes = {name: getattr(read.routing, name) for name in RELOADED}
     routing = msgspec.structs.replace(running.routing, **changes)
-    config = msgspec.structs.replace(running, routing=routing, decision_log=read.decision_log)
+    of_model = {model.name: model.routing for model in read.models}
+    models = tuple(
+        msgspec.structs.replace(model, routing=of_model.get(model.name)) for model in running.models
+    )
+    config = msgspec.structs.replace(
+        running, routing=routing, models=models, decision_log=read.decision_log
+    )
     return config, list(_differing(running, config)), list(_differing(config, read))
 
 

@@ -1,15 +1,24 @@
 """The table of policies as an operator has set it up."""
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from math import isfinite
 
 import msgspec
 
-from router.config import ConfigError, RoutingSettings
+from router.config import ConfigError, ModelRoutingSettings, ModelSettings, RoutingSettings
 from router.policies import POLICIES
 from router.policies.own import NoSuchPolicy, is_own, load_own
 from router.policies.policy import Policy
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PolicySettings:
+    """What a request is decided by."""
+
+    routing: RoutingSettings
+    policies: dict[str, Policy]
+    """By name, with the numbers of routing.parameters."""
 
 
 def configured(routing: RoutingSettings) -> dict[str, Policy]:
@@ -21,19 +30,36 @@ def configured(routing: RoutingSettings) -> dict[str, Policy]:
     for key, name in named.items():
         if is_own(name) and name not in policies:
             policies[name] = _own(name, f"$.routing.{key}")
-    for name, numbers in routing.parameters.items():
-        if name not in policies:
-            raise ConfigError(
-                f"unknown policy {name!r} at `$.routing.parameters`;"
-                f" there are {', '.join(policies)}"
-            )
-        policies[name] = _with(policies[name], numbers)
+    _set_numbers(policies, routing.parameters, "$.routing.parameters")
     for key, name in named.items():
-        if name not in policies:
-            raise ConfigError(
-                f"unknown policy {name!r} at `$.routing.{key}`; there are {', '.join(policies)}"
-            )
+        _check_known(policies, name, f"$.routing.{key}")
     return policies
+
+
+def configured_of_models(
+    fleet: PolicySettings, models: Iterable[ModelSettings]
+) -> dict[str, PolicySettings]:
+    """What requests are decided by for models that have settings of their own, by any of a model's
+    names; raises ConfigError.
+
+    fleet: for all other models; what a model's settings leave out is as there.
+    """
+    by_name = {}
+    for i, model in enumerate(models):
+        if model.routing is not None:
+            own = _of_model(fleet, model.routing, f"$.models[{i}].routing")
+            by_name.update(dict.fromkeys((model.name, *model.aliases), own))
+    return by_name
+
+
+def _of_model(fleet: PolicySettings, own: ModelRoutingSettings, where: str) -> PolicySettings:
+    policies = dict(fleet.policies)
+    name = fleet.routing.policy if own.policy is None else own.policy
+    if is_own(name) and name not in policies:
+        policies[name] = _own(name, f"{where}.policy")
+    _set_numbers(policies, own.parameters, f"{where}.parameters")
+    _check_known(policies, name, f"{where}.policy")
+    return PolicySettings(msgspec.structs.replace(fleet.routing, policy=name), policies)
 
 
 def shadow_policy(routing: RoutingSettings, policies: Mapping[str, Policy]) -> Policy | None:
@@ -51,6 +77,21 @@ def shadow_policy(routing: RoutingSettings, policies: Mapping[str, Policy]) -> P
     )
 
 
+def _check_known(policies: Mapping[str, Policy], name: str, where: str) -> None:
+    """Raises ConfigError for a name that no policy has."""
+    if name not in policies:
+        raise ConfigError(f"unknown policy {name!r} at `{where}`; there are {', '.join(policies)}")
+
+
+def _set_numbers(
+    policies: dict[str, Policy], parameters: Mapping[str, dict[str, float]], where: str
+) -> None:
+    """Gives policies other numbers; raises ConfigError."""
+    for name, numbers in parameters.items():
+        _check_known(policies, name, where)
+        policies[name] = _with(policies[name], numbers, f"{where}.{name}")
+
+
 def _own(name: str, where: str) -> Policy:
     """The operator's function; raises ConfigError."""
     if not is_own(name):
@@ -61,18 +102,14 @@ def _own(name: str, where: str) -> Policy:
         raise ConfigError(f"policy {name!r}: {error} - at `{where}`") from error
 
 
-def _with(policy: Policy, numbers: dict[str, float]) -> Policy:
+def _with(policy: Policy, numbers: dict[str, float], where: str) -> Policy:
     """A policy with other numbers; raises ConfigError that names the first that can't be."""
     for key, number in numbers.items():
         if not isfinite(number):
-            raise ConfigError(
-                f"expected a finite number, got {number} - at"
-                f" `$.routing.parameters.{policy.name}.{key}`"
-            )
+            raise ConfigError(f"expected a finite number, got {number} - at `{where}.{key}`")
     try:
         settings = msgspec.convert({**policy.parameters, **numbers}, type(policy.settings))
     except msgspec.ValidationError as error:
-        where = f"$.routing.parameters.{policy.name}"
         told = str(error).replace("`$.", f"`{where}.")
         if told == str(error):
             known = ", ".join(policy.parameters) or "none"

@@ -2,6 +2,7 @@
 
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -13,6 +14,8 @@ from router.config import (
     DecisionLogSettings,
     FleetSettings,
     HotPrefixSettings,
+    ModelRoutingSettings,
+    ModelSettings,
     RoutingSettings,
     ServeConfig,
     load,
@@ -58,6 +61,20 @@ def test_what_is_switched_on_and_off_changes_at_once_key_by_key() -> None:
         "decision_log.share",
     ]
     assert (config, waiting) == (read, [])
+
+
+def test_settings_of_models_change_at_once_and_models_themselves_wait() -> None:
+    def model(name: str, policy: str | None, **about: Any) -> ModelSettings:
+        own = ModelRoutingSettings(policy=policy) if policy else None
+        return ModelSettings(name, routing=own, **about)
+
+    running = ServeConfig(models=(model("a", "ttft"), model("b", None), model("c", "ttft")))
+    read = ServeConfig(models=(model("b", "random", aliases=("x",)), model("a", None)))
+    config, changed, waiting = reloaded(running, read)
+    assert config.models == (model("a", None), model("b", "random"), model("c", None))
+    assert (changed, waiting) == (["models"], ["models"])
+    again = ServeConfig(models=tuple(reversed(config.models[:2])))
+    assert reloaded(config, again)[2] == ["models"]
 
 
 def test_every_reloaded_key_is_one_of_routing() -> None:

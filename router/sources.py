@@ -1,0 +1,89 @@
+"""Where each value of a configuration came from, for `kvroute check-config`. Pure.
+
+Law: the printed text is the same configuration in YAML, comments and all.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+KeyPath = tuple[str | int, ...]
+"""Of a value: names of sections and keys, numbers of entries in lists."""
+_COMMENT_COLUMN = 48
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """The layers that a configuration was made of."""
+
+    file: str
+    """Its name; empty: there was none."""
+    given: Mapping[str, Any]
+    """What file, environment and flags say together."""
+    variables: Mapping[KeyPath, str]
+    """Of keys that the environment sets, the variables' names."""
+    flags: Mapping[KeyPath, str]
+    """Of keys that flags set, the flags."""
+
+    def of(self, path: KeyPath) -> str:
+        """The flag, the variable, the file, or `default`."""
+        if _has(self.given, path):
+            prefixes = [path[:length] for length in range(len(path) + 1)]
+            for names in (self.flags, self.variables):
+                for prefix in prefixes:
+                    if prefix in names:
+                        return names[prefix]
+            return self.file
+        return "default"
+
+
+def annotated(text: str, sources: Sources) -> str:
+    """A configuration's YAML with a comment behind each value: where it came from."""
+    lines = text.splitlines()
+    for path, line in _values(yaml.compose(text), ()):
+        lines[line] = f"{lines[line]:<{_COMMENT_COLUMN}}  # {sources.of(path)}"
+    return "\n".join(lines) + "\n"
+
+
+def _values(node: Any, path: KeyPath) -> Iterator[tuple[KeyPath, int]]:
+    """The path of each value in block style, and the line that it ends on; of a list of plain
+    values the line of its key."""
+    match node:
+        case yaml.MappingNode():
+            for key, value in node.value:
+                inner = (*path, key.value)
+                if _is_plain(value):
+                    yield inner, _line(key, value)
+                else:
+                    yield from _values(value, inner)
+        case yaml.SequenceNode():
+            for i, value in enumerate(node.value):
+                yield from _values(value, (*path, i))
+        case _:
+            pass
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether it is printed as a whole: not an inner mapping, or a list of them."""
+    if isinstance(value, yaml.ScalarNode) or not value.value:
+        return True
+    return isinstance(value, yaml.SequenceNode) and isinstance(value.value[0], yaml.ScalarNode)
+
+
+def _line(key: Any, value: Any) -> int:
+    end: int = value.end_mark.line if isinstance(value, yaml.ScalarNode) else key.end_mark.line
+    return end
+
+
+def _has(tree: Any, path: KeyPath) -> bool:
+    for name in path:
+        match tree:
+            case Mapping() if name in tree:
+                tree = tree[name]
+            case list() | tuple() if isinstance(name, int) and name < len(tree):
+                tree = tree[name]
+            case _:
+                return False
+    return True
