@@ -443,6 +443,10 @@ class ModelRoutingSettings(Settings, frozen=True):
             " those of routing.parameters"
         ),
     ] = msgspec.field(default_factory=dict)
+    guard: Annotated[
+        GuardSettings | None,
+        Meta(description="of this model's picks; a key that it leaves out is as in routing.guard"),
+    ] = None
 
 
 class ModelSettings(Settings, frozen=True):
@@ -586,9 +590,26 @@ def load_with_sources(
         _convert(tree, config, f"environment: {variable}: ")
     for path, value in flags.items():
         _put(tree, path, value)
-    read = _convert(tree, config, "flags: " if flags else where)
+    where = "flags: " if flags else where
+    _convert(tree, config, where)
     flag_names: dict[KeyPath, str] = {path: _flag(path) for path in flags}
-    return read, Sources(str(file or ""), tree, variables, flag_names)
+    sources = Sources(str(file or ""), tree, variables, flag_names)
+    return _convert(_with_guards(tree), config, where), sources
+
+
+def _with_guards(tree: dict[str, Any]) -> dict[str, Any]:
+    """A tree in which the guards of `models` have the keys of routing.guard, but for their own."""
+    models, fleets = tree.get("models"), _get(tree, ("routing", "guard"))
+    if not models or not isinstance(fleets, dict):
+        return tree
+    return {**tree, "models": [_with_guard(model, fleets) for model in models]}
+
+
+def _with_guard(model: dict[str, Any], fleets: dict[str, Any]) -> dict[str, Any]:
+    own = _get(model, ("routing", "guard"))
+    if not isinstance(own, dict):
+        return model
+    return {**model, "routing": {**model["routing"], "guard": {**fleets, **own}}}
 
 
 def render(config: Settings) -> str:

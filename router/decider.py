@@ -23,7 +23,7 @@ from events.view import Source
 from indexer.index import BlockIndex
 from indexer.kernel import cheapest
 from router.candidates import COLUMNS, Candidates, Column, Flags
-from router.config import ModelSettings, RoutingSettings
+from router.config import GuardSettings, ModelSettings, RoutingSettings
 from router.decision import Decision, Overlap, Request, Role, Weighed
 from router.eligibility import (
     DRAINED,
@@ -325,11 +325,11 @@ class Decider:
         rows = self._rows(request, pool, table, overlaps, eligible, now_s, kv_distance)
         policy, scores = self._scored(policy, settings.policies[DYNAMO_ADAPTIVE.name], rows)
         excluded, order, tied = self._order(rows, scores)
-        guard, guarded = self._routing.guard, None
+        guard, guarded = settings.routing.guard, None
         # Who decodes what another worker computed doesn't wait for prompts.
         is_guarded = kv_distance is None and guard.looks_at(policy.name)
         if is_guarded and order:
-            order, guarded = self._guarded(rows, scores, excluded, order)
+            order, guarded = self._guarded(rows, scores, excluded, order, guard)
         return Decision(
             request,
             policy,
@@ -434,7 +434,12 @@ class Decider:
         return excluded, order, len(tied)
 
     def _guarded(
-        self, rows: Candidates, scores: Scores, excluded: Sequence[str], order: list[int]
+        self,
+        rows: Candidates,
+        scores: Scores,
+        excluded: Sequence[str],
+        order: list[int],
+        guard: GuardSettings,
     ) -> tuple[list[int], Guarded | None]:
         """An order whose pick the guard leaves where it is (router/pick_guard.py).
 
@@ -444,7 +449,7 @@ class Decider:
         can = None
         if any(excluded):
             can = np.array([not reason for reason in excluded], np.bool_)
-        waits = Waits.of(rows, can, self._routing.guard)
+        waits = Waits.of(rows, can, guard)
         cheapest_row = order[0]
         if not waits.passes_over(cheapest_row):
             return order, None

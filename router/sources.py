@@ -36,7 +36,11 @@ class Sources:
                     if prefix in names:
                         return names[prefix]
             return self.file
-        return "default"
+        match path:
+            case ("models", int(), "routing", "guard", key):
+                return self.of(("routing", "guard", key))
+            case _:
+                return "default"
 
 
 def annotated(text: str, sources: Sources) -> str:

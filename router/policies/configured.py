@@ -59,7 +59,9 @@ def _of_model(fleet: PolicySettings, own: ModelRoutingSettings, where: str) -> P
         policies[name] = _own(name, f"{where}.policy")
     _set_numbers(policies, own.parameters, f"{where}.parameters")
     _check_known(policies, name, f"{where}.policy")
-    return PolicySettings(msgspec.structs.replace(fleet.routing, policy=name), policies)
+    guard = fleet.routing.guard if own.guard is None else own.guard
+    routing = msgspec.structs.replace(fleet.routing, policy=name, guard=guard)
+    return PolicySettings(routing, policies)
 
 
 def shadow_policy(routing: RoutingSettings, policies: Mapping[str, Policy]) -> Policy | None:

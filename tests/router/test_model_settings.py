@@ -7,7 +7,13 @@ import pytest
 
 from indexer.hashing import pack_tokens
 from kvroute.v1 import router_pb2
-from router.config import ConfigError, ModelRoutingSettings, ModelSettings, RoutingSettings
+from router.config import (
+    ConfigError,
+    GuardSettings,
+    ModelRoutingSettings,
+    ModelSettings,
+    RoutingSettings,
+)
 from router.refusals import Reason, Refusal
 from tests.router.fleet import Fleet, prompt
 from tests.router.test_lane import Twins
@@ -76,6 +82,19 @@ def test_numbers_of_a_model_lie_over_those_of_the_fleet() -> None:
     assert parameters_of("code")["gamma"] == 0.5
     assert parameters_of("code")["alpha_cache"] == 0.2
     assert parameters_of("code", policy="ttft")["keep"] == 2.0
+
+
+def test_a_models_guard_is_its_own() -> None:
+    """A worker with a long queue that holds a little is left by the guard alone."""
+    own = model("code", guard=GuardSettings(enabled=False))
+    for models, guarded in (((), True), ((own,), False)):
+        fleet = Fleet(models=models)
+        busy = fleet.add("busy", model="code", running=0, waiting=20)
+        fleet.add("idle", model="code", running=0)
+        fleet.cache(busy, prompt(1600), 1584)
+        decision = fleet.route(prompt(1600), model="code").decision
+        assert (decision.guarded is not None) == guarded
+        assert (decision.guard is not None) == guarded
 
 
 @pytest.mark.parametrize(

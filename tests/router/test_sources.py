@@ -6,12 +6,14 @@ from typing import Any
 import pytest
 import yaml
 
-from router.config import ServeConfig, load_with_sources, render
+from router.config import GuardSettings, ServeConfig, load_with_sources, render
 from router.sources import KeyPath, annotated
 
 FILE = """
-routing: {lease_s: 7, alternatives: 1, sessions_max: 5, own_policies: ["a:b"]}
-models: [{name: m, aliases: [n], routing: {policy: ttft, parameters: {ttft: {keep: 2}}}}]
+routing: {lease_s: 7, guard: {margin: 0.2, request_tokens: 9}, alternatives: 1, sessions_max: 5,
+  own_policies: ["a:b"]}
+models: [{name: m, aliases: [n], routing: {policy: ttft, guard: {margin: 0.5},
+  parameters: {ttft: {keep: 2}}}}]
 nats: {password: hush}
 """
 ENVIRONMENT = {
@@ -38,6 +40,9 @@ def of_layers(tmp_path: Path) -> Any:
         (("routing", "seed"), "default"),
         (("routing", "parameters", "ttft", "stall"), "KVROUTE_ROUTING_PARAMETERS"),
         (("models", 0, "routing", "policy"), "kvroute.yaml"),
+        (("models", 0, "routing", "guard", "margin"), "kvroute.yaml"),
+        (("models", 0, "routing", "guard", "request_tokens"), "kvroute.yaml"),
+        (("models", 0, "routing", "guard", "enabled"), "default"),
         (("models", 0, "block_size"), "default"),
         (("models", 1, "name"), "default"),
         (("workers", 0, "id"), "KVROUTE_WORKERS"),
@@ -64,6 +69,7 @@ def test_the_printed_text_is_the_configuration_with_a_source_behind_each_value(
     assert told["sessions_max: 7"] == "--routing-sessions-max"
     assert told["policy: ttft"].endswith("kvroute.yaml")
     assert told["aliases:"].endswith("kvroute.yaml")
+    assert config.models[0].routing.guard == GuardSettings(margin=0.5, request_tokens=9.0)
     assert told["- id: w"] == "KVROUTE_WORKERS"
     assert told["lease_s: 7.0"].endswith("kvroute.yaml")
     assert told["policy: dynamo-adaptive"] == "default"
