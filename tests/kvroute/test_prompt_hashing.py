@@ -11,6 +11,7 @@ from kvroute.client import InvalidRequest, KvRouteClient
 from kvroute.client.options import RouteOptions
 from kvroute.client.prompt_hashing import MODELS_MAX, PromptHashing
 from kvroute.v1 import BlockHashes, Phase
+from router.config import GuardSettings
 from router.hot_prefixes import HotPrefixes
 from tests.kvroute.scripted_router import Server, pick_of
 from tests.router.served import Served, served
@@ -105,7 +106,11 @@ def test_models_are_bounded() -> None:
 
 @pytest.mark.parametrize("fast_lane", [True, False])
 async def test_a_router_picks_the_same_by_hashes(fast_lane: bool) -> None:
-    async with served() as stage, client_of(stage, fast_lane=fast_lane) as client:
+    unguarded = GuardSettings(enabled=False)
+    async with (
+        served(guard=unguarded) as stage,
+        client_of(stage, fast_lane=fast_lane) as client,
+    ):
         stage.fleet.add("w0")
         stage.fleet.store(stage.fleet.add("w1"), prefix_hashes(HASHES))
         for _ in range(3):

@@ -16,7 +16,7 @@ from indexer.identity import Tier, WorkerKey
 from indexer.kernel import NativeIndex
 from kvroute.v1 import router_pb2
 from router.candidates import Candidates
-from router.config import ModelSettings
+from router.config import GuardSettings, ModelSettings
 from router.core import DRAINED_MAX
 from router.decision import (
     Decision,
@@ -36,6 +36,9 @@ from router.prompt import Prompt
 from router.refusals import Reason, Refusal
 from router.reservations import FORGOTTEN_SLICE, RESERVATION_UNITS, SLICE_UNITS, Ending
 from tests.router.fleet import Fleet, prompt
+
+UNGUARDED = GuardSettings(enabled=False)
+"""So that a worker with a request in front keeps what is cheapest there."""
 
 
 def overlaps(decision: Decision) -> list[Overlap]:
@@ -988,7 +991,7 @@ class TestReports:
 
 class TestSilence:
     def test_a_worker_whose_beats_stop_is_never_picked_again_once_its_time_is_up(self) -> None:
-        fleet = Fleet()
+        fleet = Fleet(guard=UNGUARDED)
         asked = prompt(100)
         stops = fleet.add("stops", total_slots=None)
         goes_on = fleet.add("goes-on", total_slots=None)
@@ -1319,7 +1322,7 @@ TestConservation.settings = settings(
 
 class TestPredictions:
     def test_a_burst_of_siblings_lands_together_before_any_event(self) -> None:
-        fleet = Fleet()
+        fleet = Fleet(guard=UNGUARDED)
         for worker in "abcd":
             fleet.add(worker)
         siblings = [fleet.picked(prompt(400)) for _ in range(5)]
