@@ -13,7 +13,7 @@ from events.facts import WARM_TOKENS_MAX, Unreadable, Warm, decode_warm, encode
 from indexer.hashing import MultimodalItem
 from indexer.identity import WorkerKey
 from indexer.kernel import NativeIndex
-from router.config import HotPrefixSettings
+from router.config import GuardSettings, HotPrefixSettings
 from router.decision import Role
 from router.hot_prefixes import (
     CONSIDERED_MAX,
@@ -43,7 +43,9 @@ class HotFleet(Fleet):
     def __init__(
         self, means: Means | None = None, *, native: bool = False, **numbers: float
     ) -> None:
-        super().__init__(index=NativeIndex() if native else None)
+        # Without the guard, which has requests for the text spread before it is hot.
+        unguarded = GuardSettings(enabled=False)
+        super().__init__(index=NativeIndex() if native else None, guard=unguarded)
         settings = HotPrefixSettings(**{"enabled": True, **numbers})
         self.hot = HotPrefixes(self.core, settings, means or recomputed(RATE))
         self.core.hot = self.hot

@@ -356,7 +356,7 @@ def by_hand(policy: str, receipt: router_pb2.Receipt, row: router_pb2.CandidateR
     load = row.active_blocks / blocks if blocks > 0 else 0.0
     queue = row.running + row.waiting + row.reserved
     match policy:
-        case "dynamo-adaptive":
+        case "dynamo-adaptive" | "dynamo-unguarded":
             mean, std = receipt.terms["load_mean"], receipt.terms["load_std"]
             uneven = mean > 0 and std > constants["balance_threshold"] * mean
             alpha = constants["alpha_balance"] if uneven else constants["alpha_cache"]
