@@ -20,7 +20,7 @@ from indexer.hashing import block_hashes, pack_tokens, prefix_hashes
 from indexer.identity import WorkerKey
 from kvroute.client import KvRouteClient
 from router.app import RouterApp
-from router.config import HotPrefixSettings, RoutingSettings
+from router.config import GuardSettings, HotPrefixSettings, RoutingSettings
 from router.hot_prefixes import HotPrefixes
 from router.nats_child import NatsChild
 from router.prefix_copies import CopyFate
@@ -100,9 +100,9 @@ async def some_engines(
 @asynccontextmanager
 async def a_router(engines: Engines) -> AsyncIterator[tuple[RouterApp, KvRouteClient]]:
     hot = HotPrefixSettings(enabled=True, queue=0, score=3.0)
-    config = msgspec.structs.replace(
-        serve_config(engines.nats_url), routing=RoutingSettings(seed=1, hot_prefixes=hot)
-    )
+    # Without the guard, which has requests for a text spread before it is hot.
+    routing = RoutingSettings(seed=1, hot_prefixes=hot, guard=GuardSettings(enabled=False))
+    config = msgspec.structs.replace(serve_config(engines.nats_url), routing=routing)
     async with router_app(config) as (router, client):
         await until(
             lambda: (
