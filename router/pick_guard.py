@@ -87,5 +87,5 @@ class Guarded:
     """A pick that was moved."""
 
     cheapest: int
-    """The row that would have been picked by its cost."""
+    """The row that would have been picked without the guard: by its cost, or drawn by chances."""
     waits: Waits

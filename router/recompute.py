@@ -116,7 +116,8 @@ def check(receipt: router_pb2.Receipt) -> Verdict:
         if not row.agrees
     ]
     drawn = "chance" in receipt.picked.terms
-    if drawn and not receipt.picked.terms["chance"] > 0:
+    first = receipt.guarded.cheapest if receipt.HasField("guarded") else receipt.picked
+    if drawn and not first.terms["chance"] > 0:
         complaints.append("the pick was drawn by chances, and had none")
     if not drawn and len(rows) > 1 and rows[0].cost > rows[1].cost and not _ties(*rows):
         complaints.append("the runner-up is cheaper than the pick")
@@ -200,7 +201,8 @@ def _guard_complaints(receipt: router_pb2.Receipt) -> list[str]:
             f"{cheapest.worker_id}/{cheapest.dp_rank}: the receipt says {cheapest.told!r}, its"
             f" formula {cheapest.cost!r}"
         )
-    if cheapest.told > receipt.picked.cost:
+    drawn = "chance" in guarded.cheapest.terms
+    if not drawn and cheapest.told > receipt.picked.cost:
         complaints.append("the guard moved the pick from a worker that was not cheaper")
     most = guarded.least_wait_tokens + guarded.margin_tokens
     if not (

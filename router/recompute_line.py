@@ -42,7 +42,7 @@ def check_line(line: LoggedDecision) -> Verdict:
     if excluded[picked]:
         complaints.append(f"the pick is marked as excluded: {excluded[picked]}")
     elif scores.chances is not None:
-        if not scores.chances[picked] > 0:
+        if not scores.chances[picked if line.cheapest is None else line.cheapest] > 0:
             complaints.append("the pick was drawn by chances, and had none")
     elif costs[kept].min(initial=np.inf) < costs[picked]:
         complaints.append("another one is cheaper than the pick")

@@ -166,6 +166,20 @@ def test_policies_that_are_not_named_keep_their_picks(policy: str, worker: str) 
     assert fleet().picked(prompt(4200), policy=policy) == worker
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_a_drawn_pick_is_moved_and_its_receipt_holds(seed: int) -> None:
+    made = fleet(
+        seed=seed,
+        guard=GuardSettings(policies=("dynamo-blocks",)),
+        parameters={"dynamo-blocks": {"temperature": 5.0}},
+    )
+    receipt = router_pb2.Receipt()
+    decision = made.route(prompt(4200), policy="dynamo-blocks").decision
+    codec.write_receipt(receipt, decision, made.core)
+    assert receipt.picked.worker_id in {"w1", "w2"}
+    assert check(receipt).complaints == []
+
+
 def test_an_idle_fleet_is_left_alone() -> None:
     made = Fleet()
     keys = [made.add(f"w{i}") for i in range(3)]
