@@ -183,21 +183,20 @@ class Broker:
     async def close(self) -> None:
         """Sends what is still to be sent, if the broker takes it soon."""
         self._closing = True
-        if not self._client.is_connected and not self._client.is_reconnecting:
-            return
         try:
-            async with asyncio.timeout(_CLOSE_S):
-                await self._client.close()
+            if self._client.is_connected or self._client.is_reconnecting:
+                async with asyncio.timeout(_CLOSE_S):
+                    await self._client.close()
         except TimeoutError:
             self.counts["error"] += 1
             log.warning("NATS takes nothing: closed without sending the last messages")
-            self._client.abort()
         except Exception as error:  # a connection that is gone takes no last messages
             self.counts["error"] += 1
             log.warning(
                 "closed the connection to NATS without sending the last messages: %r", error
             )
-            self._client.abort()
+        finally:
+            self._client.abort()  # whatever the client was at: connecting, too
 
     def check(self) -> None:
         """Tries what nats-py would fail on later, and less clearly.

@@ -8,6 +8,8 @@ from contextlib import asynccontextmanager, suppress
 _PIECE_BYTES = 65536
 _SLOW_PIECES_PER_S = 10
 """A slow connection passes a tenth of a second's bytes at once."""
+_TURNS_TO_SERVE = 10
+"""Turns of asyncio's event loop after which a connection that was accepted has its task."""
 
 
 class Proxy:
@@ -79,6 +81,8 @@ class Proxy:
         self._bytes_per_s = None
         self._flowing.set()
         self._answering.set()
+        for _ in range(_TURNS_TO_SERVE):
+            await asyncio.sleep(0)
         await asyncio.gather(*self._serving, return_exceptions=True)
 
     async def _take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

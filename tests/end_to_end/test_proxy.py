@@ -15,9 +15,11 @@ async def an_echo() -> AsyncIterator[Proxy]:
     """A proxy to a server that sends back what it gets."""
 
     async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while data := await reader.read(65536):
-            writer.write(data)
-        writer.close()
+        try:
+            while data := await reader.read(65536):
+                writer.write(data)
+        finally:
+            writer.transport.abort()
 
     server = await asyncio.start_server(echo, "127.0.0.1", 0)
     async with server, proxy_to(server.sockets[0].getsockname()[1]) as proxy:
@@ -29,6 +31,7 @@ async def through(proxy: Proxy, data: bytes) -> bytes:
     writer.write(data)
     answer = await reader.readexactly(len(data))
     writer.close()
+    await writer.wait_closed()
     return answer
 
 

@@ -211,12 +211,14 @@ async def test_a_server_too_busy_for_pongs_is_not_taken_for_dead(
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonlocal pings
         writer.write(b'INFO {"max_payload":1048576}\r\n')
-        await reader.readline()  # CONNECT
-        while line := await reader.readline():
-            if line.startswith(b"PING"):
-                pings += 1
-                writer.write(b"PONG\r\n" if pings <= 2 else b"MSG a 1 1\r\nx\r\n")
-        writer.close()
+        try:
+            await reader.readline()  # CONNECT
+            while line := await reader.readline():
+                if line.startswith(b"PING"):
+                    pings += 1
+                    writer.write(b"PONG\r\n" if pings <= 2 else b"MSG a 1 1\r\nx\r\n")
+        finally:
+            writer.transport.abort()
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]

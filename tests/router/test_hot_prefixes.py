@@ -241,7 +241,7 @@ def test_a_lora_goes_to_workers_that_have_it_only() -> None:
         {"required_labels": {"zone": "1"}},
         {"role": Role.DECODE},
     ],
-    ids=str,
+    ids=",".join,
 )
 def test_a_text_that_only_some_workers_may_see_is_not_counted(about: dict[str, object]) -> None:
     fleet = HotFleet()

@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
 
 import msgspec
 import pytest
@@ -21,7 +20,9 @@ from tests.simulation.__main__ import main
 from tests.simulation.faults import Options
 from tests.simulation.world import Broken, Parts, World, command, explain
 
-RUNS = 300
+RUNS = 120
+MET_IN = 40
+"""Of these: those in which each kind of trouble is met."""
 AT_ONCE = 10
 TROUBLES = {
     "blackout",
@@ -45,7 +46,6 @@ TROUBLES = {
 }
 
 
-@cache
 def run(seed: int) -> Counter[str]:
     """What went wrong in a run, none of which broke a law."""
     world = World(seed)
@@ -56,16 +56,16 @@ def run(seed: int) -> Counter[str]:
     return world.counts
 
 
-@pytest.mark.parametrize("first", range(0, RUNS, AT_ONCE))
+@pytest.mark.parametrize("first", range(MET_IN, RUNS, AT_ONCE))
 def test_no_fault_makes_a_live_stream_wrong_and_quiet_makes_every_stream_right(first: int) -> None:
     for seed in range(first, first + AT_ONCE):
         run(seed)
 
 
 def test_the_runs_meet_every_kind_of_trouble_and_end_complete_or_partial() -> None:
-    met = sum((run(seed) for seed in range(60)), Counter[str]())
+    met = sum((run(seed) for seed in range(MET_IN)), Counter[str]())
     assert met.keys() == TROUBLES | {"complete", "partial"}
-    assert min(met["complete"], met["partial"]) > 50
+    assert min(met["complete"], met["partial"]) > 30
 
 
 @pytest.mark.parametrize("seed", range(8))
