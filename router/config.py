@@ -287,6 +287,29 @@ class GuardSettings(Settings, frozen=True):
         return self.enabled and policy in self.policies
 
 
+class AffinitySettings(Settings, frozen=True):
+    """Sessions go on where their last requests went: as a term of the cost, or before it."""
+
+    bonus: Annotated[
+        dict[str, Annotated[float, Meta(ge=0)]],
+        Meta(
+            description="by policy: taken off the cost of the worker that the session's last"
+            " request went to, in the unit of the policy's cost"
+        ),
+    ] = msgspec.field(default_factory=dict)
+    hard: Annotated[
+        bool,
+        Meta(
+            description="no other worker gets a session's request while that one may take it and"
+            " has room; then the next by cost does, and the session goes on there"
+        ),
+    ] = False
+
+    def looks_at(self, policy: str) -> bool:
+        """Whether picks of a policy go by sessions, beyond what the policy does itself."""
+        return self.hard or policy in self.bonus
+
+
 class RoutingSettings(Settings, frozen=True):
     """How picks are made and kept."""
 
@@ -352,6 +375,7 @@ class RoutingSettings(Settings, frozen=True):
     outliers: OutlierSettings = OutlierSettings()
     capacity: CapacitySettings = CapacitySettings()
     guard: GuardSettings = GuardSettings()
+    affinity: AffinitySettings = AffinitySettings()
     host_label: Annotated[str, Meta(description="label that names a worker's host")] = "host"
     rack_label: Annotated[str, Meta(description="label that names its rack")] = "rack"
     cluster_label: Annotated[str, Meta(description="label that names its cluster")] = "cluster"

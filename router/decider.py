@@ -22,6 +22,7 @@ import numpy.typing as npt
 from events.view import Source
 from indexer.index import BlockIndex
 from indexer.kernel import cheapest
+from router.affinity import held, with_bonus
 from router.candidates import COLUMNS, Candidates, Column, Flags
 from router.config import GuardSettings, ModelSettings, RoutingSettings
 from router.decision import Decision, Overlap, Request, Role, Weighed
@@ -322,6 +323,13 @@ class Decider:
             eligible = loaded_first(
                 eligible, lora_name, pool, table[COLUMNS.index("full")].tolist()
             )
+        affinity = self._routing.affinity
+        # Of a pair, the session goes on where it is decoded.
+        if request.session_id and (request.role is not Role.PAIR or kv_distance is not None):
+            if affinity.hard:
+                of_session = self._further.of_session(pool, request.session_id)
+                eligible = held(eligible, of_session, table[COLUMNS.index("full")])
+            policy = with_bonus(policy, affinity.bonus.get(policy.name, 0.0))
         rows = self._rows(request, pool, table, overlaps, eligible, now_s, kv_distance)
         policy, scores = self._scored(policy, settings.policies[DYNAMO_ADAPTIVE.name], rows)
         excluded, order, tied = self._order(rows, scores)

@@ -533,7 +533,7 @@ cdef class Lane:
     cdef NativeIndex _index
     cdef object _routing
     """What the fields below were read of."""
-    cdef bint _plain_policy
+    cdef bint _plain_policy, _by_session
     cdef size_t _alternatives, _wanted
     cdef uint64_t _prompt_tokens_max
     cdef int64_t _output_tokens
@@ -672,6 +672,8 @@ cdef class Lane:
         prompt = request.prompt
         if prompt.lora_name or not self._prepare(request.request_id):
             return None
+        if self._by_session and request.session_id:
+            return None
         self._pools.refresh()
         cdef _Plan plan = self._plan_of(request.model)
         expected = request.expected_output_tokens
@@ -702,7 +704,7 @@ cdef class Lane:
         """A reservation with its answer; None: the general way must pick."""
         cdef str request_id = _text(asked.request_id)
         self._counts.begin()
-        if not self._prepare(request_id):
+        if not self._prepare(request_id) or self._by_session and asked.session_id.size:
             return None
         cdef str model = _text(asked.model)
         cdef _Plan plan = self._plan_of(model)
@@ -753,6 +755,7 @@ cdef class Lane:
         if routing is not self._routing:
             self._routing = routing
             self._plain_policy = routing.policy == DYNAMO_ADAPTIVE.name
+            self._by_session = routing.affinity.looks_at(DYNAMO_ADAPTIVE.name)
             self._alternatives = routing.alternatives
             self._wanted = 1 + max(1, routing.alternatives)
             self._prompt_tokens_max = routing.prompt_tokens_max

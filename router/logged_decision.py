@@ -97,6 +97,8 @@ class LoggedDecision(msgspec.Struct, frozen=True, omit_defaults=True):
     """By which picks were moved; None: by nothing, or by a release that had no guard."""
     cheapest: int | None = None
     """The row that would have been picked by its cost, where the guard moved the pick."""
+    affinity_bonus: float | None = None
+    """Off the cost of the row of_session; None: nothing was, or the release knew no affinity."""
     affinity_key: str | None = None
     """16 hexadecimal digits, if hashes are logged."""
     prefixes: str | None = None
@@ -150,6 +152,7 @@ def capture(decision: Decision, replica: str, labels: PlaceLabels, hashes: bool)
         output_tokens=request.expected_output_tokens,
         guard=decision.guard,
         cheapest=decision.guarded.cheapest if decision.guarded else None,
+        affinity_bonus=decision.policy.affinity_bonus or None,
         affinity_key=f"{rows.affinity_key:016x}" if hashes else None,
         prefixes=prefixes.astype(">u8").tobytes().hex() if hashes else None,
     )

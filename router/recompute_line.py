@@ -7,6 +7,7 @@ import msgspec
 import numpy as np
 
 from router import pick_guard
+from router.affinity import with_bonus
 from router.logged_decision import LoggedDecision, NoHashes, candidates, reasons
 from router.policies import POLICIES
 from router.policies.policy import Policy
@@ -79,9 +80,10 @@ def _policy(line: LoggedDecision) -> Policy:
         )
     numbers = {**policy.parameters, **line.parameters}
     try:
-        return replace(policy, settings=msgspec.convert(numbers, type(policy.settings)))
+        policy = replace(policy, settings=msgspec.convert(numbers, type(policy.settings)))
     except msgspec.ValidationError as error:
         raise FormulaError(f"parameters of {policy.name}: {error}") from error
+    return with_bonus(policy, line.affinity_bonus or 0.0)
 
 
 def _name(line: LoggedDecision, row: int) -> str:

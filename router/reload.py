@@ -25,6 +25,7 @@ RELOADED = (
     "outliers",
     "capacity",
     "guard",
+    "affinity",
 )
 """Of `routing`: what each decision reads anew, and what can be switched on and off. The whole of
 `decision_log` is as good, and so is `routing` of each model in `models` that was there at the

@@ -33,6 +33,7 @@ def configured(routing: RoutingSettings) -> dict[str, Policy]:
     _set_numbers(policies, routing.parameters, "$.routing.parameters")
     for key, name in named.items():
         _check_known(policies, name, f"$.routing.{key}")
+    _check_affinity(routing, policies)
     return policies
 
 
@@ -62,6 +63,26 @@ def _of_model(fleet: PolicySettings, own: ModelRoutingSettings, where: str) -> P
     guard = fleet.routing.guard if own.guard is None else own.guard
     routing = msgspec.structs.replace(fleet.routing, policy=name, guard=guard)
     return PolicySettings(routing, policies)
+
+
+def _check_affinity(routing: RoutingSettings, policies: Mapping[str, Policy]) -> None:
+    """Raises ConfigError for affinity that could change no pick."""
+    affinity = routing.affinity
+    where = "$.routing.affinity"
+    for name, bonus in affinity.bonus.items():
+        _check_known(policies, name, f"{where}.bonus")
+        if policies[name].draws:
+            raise ConfigError(
+                f"{name} draws its picks by chances, which no bonus changes - at"
+                f" `{where}.bonus.{name}`"
+            )
+        if not isfinite(bonus):
+            raise ConfigError(f"expected a finite number, got {bonus} - at `{where}.bonus.{name}`")
+    if (affinity.hard or affinity.bonus) and not routing.sessions_max:
+        raise ConfigError(
+            "sessions are not remembered, so none has a worker to go on at; set it above 0, or"
+            f" switch `{where}` off - at `$.routing.sessions_max`"
+        )
 
 
 def shadow_policy(routing: RoutingSettings, policies: Mapping[str, Policy]) -> Policy | None:

@@ -1,10 +1,11 @@
 """What a policy is: a name, a formula to read, and the function that computes it."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, get_args, get_type_hints
 
 import msgspec
+import numpy as np
 
 from router.candidates import Candidates, Column
 
@@ -42,6 +43,10 @@ class Policy:
     """Pure: no clock, no randomness. Gets at least one row, and the settings."""
     timed: bool = False
     """Whether it wants to know how long prompts that are under way will take (router/rates.py)."""
+    draws: bool = False
+    """Whether its picks are drawn by chances, so that costs decide nothing."""
+    affinity_bonus: float = 0.0
+    """Off the cost of the worker of the request's session (router/affinity.py)."""
 
     def described(self) -> dict[str, str]:
         """What each parameter means, and its range."""
@@ -55,7 +60,12 @@ class Policy:
 
     def score(self, rows: Candidates) -> Scores:
         """Costs of at least one row."""
-        return self.function(rows, self.settings)
+        scores = self.function(rows, self.settings)
+        if not self.affinity_bonus:
+            return scores
+        affinity = np.where(rows.of_session, self.affinity_bonus, 0.0)
+        terms = {**scores.row_terms, "affinity": affinity}
+        return replace(scores, costs=scores.costs - affinity, row_terms=terms)
 
 
 def _described(hint: Any) -> str:

@@ -41,4 +41,5 @@ POWER_OF_TWO = Policy(
     "active_slots",
     Parameters(),
     score,
+    draws=True,
 )
