@@ -11,6 +11,7 @@ engines' metrics.
 Pure: bytes and `now_s` in, changed workers out.
 
 Laws:
+- a session is told when its requests go to another worker, once, and again in every minute of use;
 - an ejection is told with every message for as long as it holds, and replicas that know nothing of
   ejections leave it out of what they read;
 - of one replica, only messages of its newest epoch and in order count; each at most once;
@@ -66,10 +67,14 @@ KEPT_S = 3.5
 Step = tuple[float, int, int]
 """(when, requests, blocks): what held from then on until the next one, or now."""
 _Age = Annotated[float, Meta(ge=0, le=3600)]
+_Rank = Annotated[int, Meta(ge=0, le=99999)]
 
 
 EJECTED_MAX = 512
 """Ejections in one message; those that don't fit are left out, and end at the others' by time."""
+SESSIONS_MAX = 2048
+"""Sessions in one message: 25 KB, and the ids of their workers. The next message has the others."""
+_HASH_MAX = (1 << 64) - 1
 
 
 class Verdict(NamedTuple):
@@ -80,6 +85,14 @@ class Verdict(NamedTuple):
     """Until it is probed."""
     cause: str
     """See router/outliers.py."""
+
+
+class Moved(NamedTuple):
+    """Where a session's last request went."""
+
+    session: int
+    """64 bits of its id's hash: ids stay in the replica that was given them."""
+    worker: WorkerKey
 
 
 class Totals(NamedTuple):
@@ -136,6 +149,11 @@ class Inflight(msgspec.Struct, frozen=True, tag="inflight", tag_field="kind", om
     workers: Annotated[list[_Told], Meta(max_length=WORKERS_MAX)]
     ejected: Annotated[list[_Ejected], Meta(max_length=WORKERS_MAX)] = []
     """All that it has; optional, since older replicas neither write nor read it."""
+    session_workers: Annotated[list[tuple[Name, _Rank]], Meta(max_length=SESSIONS_MAX)] = []
+    """Ids and ranks that `sessions` refers to."""
+    sessions: Annotated[list[tuple[int, _Rank]], Meta(max_length=SESSIONS_MAX)] = []
+    """(hash of a session's id, place in session_workers) of sessions whose requests went to another
+    worker than was told before; optional, as `ejected`."""
 
 
 _NOTHING = Totals()
@@ -148,9 +166,13 @@ def decode_inflight(payload: bytes) -> Inflight | Unreadable:
     if len(payload) > MESSAGE_BYTES_MAX:
         return Unreadable("too_large", f"{len(payload)} bytes")
     try:
-        return _decoder.decode(payload)
+        message = _decoder.decode(payload)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         return Unreadable("malformed", str(error))
+    workers = len(message.session_workers)
+    if any(place >= workers or not 0 <= one <= _HASH_MAX for one, place in message.sessions):
+        return Unreadable("malformed", "a session of no worker, or that is no hash")
+    return message
 
 
 class Teller:
@@ -180,11 +202,12 @@ class Teller:
         loads: Mapping[WorkerKey, Reserved],
         now_s: float,
         verdicts: Sequence[Verdict] = (),
+        moved: Sequence[Moved] = (),
     ) -> bytes | None:
         """What there is to tell; None when nothing changed since the last one, a moment ago.
 
-        Marks what it tells as told. Full ones take time in proportion to the workers, others to
-        those that changed.
+        moved: SESSIONS_MAX at most. Marks what it tells as told. Full ones take time in proportion
+        to the workers, others to those that changed.
         """
         self.is_cut = False
         full = now_s >= self.full_due_s
@@ -203,7 +226,8 @@ class Teller:
             told, rest = _cut(
                 [(key, load, load.steps(since_s)) for key, load in loads.items() if load.changed]
             )
-            if not told and self._ejected == [(one.worker, one.cause) for one in verdicts]:
+            ejected_as_told = self._ejected == [(one.worker, one.cause) for one in verdicts]
+            if not told and not moved and ejected_as_told:
                 return None
         self._ejected = [(one.worker, one.cause) for one in verdicts]
         self._told_at_s = now_s
@@ -214,7 +238,7 @@ class Teller:
         steps_max = _steps_max(told)
         ejected = [_Ejected(*key, min(left_s, 3600.0), cause) for key, left_s, cause in verdicts]
         return self._encoded(
-            [_told(*one, steps_max, now_s) for one in told], full, ejected[:EJECTED_MAX]
+            [_told(*one, steps_max, now_s) for one in told], full, ejected[:EJECTED_MAX], moved
         )
 
     def presence(self) -> bytes:
@@ -222,11 +246,27 @@ class Teller:
         return self._encoded([], full=False)
 
     def _encoded(
-        self, workers: list[_Told], full: bool, ejected: list[_Ejected] | None = None
+        self,
+        workers: list[_Told],
+        full: bool,
+        ejected: list[_Ejected] | None = None,
+        moved: Sequence[Moved] = (),
     ) -> bytes:
         self._seq += 1
+        places: dict[WorkerKey, int] = {}
+        sessions = [(one.session, places.setdefault(one.worker, len(places))) for one in moved]
         return _encoder.encode(
-            Inflight(VERSION, self._replica, self._epoch, self._seq, full, workers, ejected or [])
+            Inflight(
+                v=VERSION,
+                replica=self._replica,
+                epoch=self._epoch,
+                seq=self._seq,
+                full=full,
+                workers=workers,
+                ejected=ejected or [],
+                session_workers=[(key.worker_id, key.dp_rank) for key in places],
+                sessions=sessions,
+            )
         )
 
 
@@ -355,6 +395,7 @@ class Peers:
         self.results: Counter[str] = Counter()
         """Messages by what became of them."""
         self._verdicts: tuple[str, list[Verdict]] | None = None
+        self._moved: list[Moved] = []
         self.met = 0
         """Replicas that were heard and not known until then."""
 
@@ -407,6 +448,8 @@ class Peers:
                 for one in message.ejected
             ],
         )
+        workers = [WorkerKey(*one) for one in message.session_workers]
+        self._moved = [Moved(session, workers[place]) for session, place in message.sessions]
         for one in message.workers:
             key = WorkerKey(one.worker_id, one.dp_rank)
             told = [(now_s - age_s, requests, blocks) for age_s, requests, blocks in one.steps]
@@ -426,6 +469,11 @@ class Peers:
         did not count, or they were taken."""
         verdicts, self._verdicts = self._verdicts, None
         return verdicts
+
+    def take_moved(self) -> list[Moved]:
+        """The sessions of the last message; none if it did not count, or they were taken."""
+        moved, self._moved = self._moved, []
+        return moved
 
     def tick(self, now_s: float) -> KeysView[WorkerKey]:
         """Forgets who is silent; returns the workers whose load by peers changed."""

@@ -10,8 +10,8 @@ Hard: all other workers are left out while that worker may take the request and 
 is full, drained, ejected, silent or gone, nothing is left out, the next by cost is picked, and the
 session goes on there.
 
-Where a session's last request went is what this replica remembers (router/sessions.py). Requests
-without a session, and first requests of one, are decided as if affinity were off.
+Where a session's last request went is what replicas remember, and tell (router/sessions.py).
+Requests without a session, and first requests of one, are decided as if affinity were off.
 """
 
 from collections.abc import Sequence

@@ -247,7 +247,7 @@ class Candidates:
 
     @property
     def of_session(self) -> Flags:
-        """True for the worker that this replica sent the session's last request to."""
+        """True for the worker that the session's last request went to, as far as is known here."""
         return self._further.of_session(self._pool, self.request.session_id)
 
     @property

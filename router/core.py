@@ -347,6 +347,8 @@ class RouterCore:
         self._hear(self.peers.on_message(payload, now_s))
         if (told := self.peers.take_verdicts()) is not None:
             self.outliers.hear(*told, now_s)
+        self.sessions.tells = bool(self.peers)
+        self.sessions.hear(self.peers.take_moved(), now_s)
 
     def on_forgotten(self, workers: list[WorkerKey], now_s: float) -> None:
         """Workers that the view knows no more: what they had reserved ends."""
@@ -397,6 +399,7 @@ class RouterCore:
         expired = self.catch_up(now_s)
         self.models.tick(now_s)
         self._hear(self.peers.tick(now_s))
+        self.sessions.tells = bool(self.peers)
         self._look_for_hangs(now_s)
         self.outliers.tick(now_s)
         self.rates.tick()

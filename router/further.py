@@ -61,10 +61,10 @@ class Further:
 
     def of_session(self, pool: Pool, session_id: str) -> Flags:
         """True for the worker that the session's last request went to."""
-        session = self._sessions.get(session_id) if self._sessions is not None else None
-        if session is None:
+        worker = self._sessions.worker_of(session_id) if self._sessions is not None else None
+        if worker is None:
             return np.zeros(len(pool), np.bool_)
-        return np.array([key == session.worker for key in pool.workers], np.bool_)
+        return np.array([key == worker for key in pool.workers], np.bool_)
 
     def prefill(self, pool: Pool, now_s: float) -> PrefillColumns:
         """How fast each worker prefills, and for how long it is busy."""

@@ -311,6 +311,11 @@ class RouterCollector(Collector):
             "Sessions whose KV cache is known to be somewhere.",
             len(core.sessions),
         )
+        yield _gauge(
+            "kvroute_sessions_heard",
+            "Sessions whose last request went through another replica, which told of it.",
+            core.sessions.heard,
+        )
         yield CounterMetricFamily(
             "kvroute_recent_blocks_forgotten",
             "Sampled blocks of working sets that were forgotten for want of room.",

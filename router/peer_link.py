@@ -138,9 +138,11 @@ class PeerLink:
                 message: bytes | None = self._teller.presence()
                 if self._core.peers:
                     verdicts = self._core.outliers.verdicts(now_s)
-                    message = self._teller.message(self._core.loads, now_s, verdicts)
+                    sessions = self._core.sessions
+                    moved = sessions.take_moved()
+                    message = self._teller.message(self._core.loads, now_s, verdicts, moved)
                     wait_s = self._teller.full_due_s - now_s
-                    if self._teller.is_cut:
+                    if self._teller.is_cut or sessions.untold:
                         self._due.set()
                 if message is not None:
                     await self._broker.publish(self._our_subject, message)
@@ -157,6 +159,7 @@ class PeerLink:
         self._core.on_inflight(message.data, self._clock())
         if self._core.peers.met > met:
             self._teller.begin_anew()
+            self._core.sessions.tell_all()
             self._due.set()
 
     async def _report_came(self, message: Msg) -> None:

@@ -15,10 +15,12 @@ from events.inflight import (
     KEPT_S,
     KEPT_STEPS_MAX,
     REPLICAS_MAX,
+    SESSIONS_MAX,
     STEPS_MAX,
     TTL_S,
     WORKERS_MAX,
     Inflight,
+    Moved,
     Peers,
     Step,
     Teller,
@@ -489,3 +491,42 @@ def test_ejections_in_one_message_are_bounded() -> None:
     read = decode_inflight(message)
     assert isinstance(read, Inflight)
     assert len(read.ejected) == EJECTED_MAX
+
+
+def test_sessions_are_told_once_and_heard_by_who_knows_of_them() -> None:
+    teller, peers = Teller("them", EPOCH), Peers("us")
+    assert teller.message({}, 100.0) is not None, "a full one"
+    moved = [Moved(1, A), Moved((1 << 64) - 1, B), Moved(3, A)]
+    message = teller.message({}, 100.1, (), moved)
+    assert message is not None, "they are news by themselves"
+    peers.on_message(message, 100.1)
+    assert peers.take_moved() == moved
+    assert peers.take_moved() == []
+    peers.on_message(message, 100.2)
+    assert peers.take_moved() == [], "a message counts once"
+    read = msgspec.msgpack.decode(message, type=_OldInflight)
+    assert read.workers == []
+    peers.on_message(msgspec.msgpack.encode(read), 100.3)
+    assert peers.take_moved() == []
+
+
+def test_a_session_takes_twelve_bytes_of_a_message() -> None:
+    moved = [Moved((1 << 63) + i, (A, B)[i % 2]) for i in range(SESSIONS_MAX)]
+    message = Teller("them", EPOCH).message({}, 100.0, (), moved)
+    assert message is not None
+    assert len(message) < 12 * SESSIONS_MAX + 200
+    read = decode_inflight(message)
+    assert isinstance(read, Inflight)
+    assert len(read.sessions) == SESSIONS_MAX
+
+
+@pytest.mark.parametrize("bad", [[[1, 1]], [[-1, 0]], [[1, -1]], [[0, 0]] * (SESSIONS_MAX + 1)])
+def test_sessions_of_no_worker_are_refused(bad: object) -> None:
+    message = Teller("them", EPOCH).message({}, 100.0, (), [Moved(1, A)])
+    assert message is not None
+    told = msgspec.msgpack.decode(message)
+    assert isinstance(decode_inflight(msgspec.msgpack.encode(told)), Inflight)
+    told["sessions"] = bad
+    read = decode_inflight(msgspec.msgpack.encode(told))
+    assert isinstance(read, Unreadable)
+    assert read.reason == "malformed"

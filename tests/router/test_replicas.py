@@ -14,6 +14,7 @@ import pytest
 from events.facts import Epoch
 from events.inflight import TTL_S, Teller
 from indexer.identity import WorkerKey
+from router.config import AffinitySettings, RoutingSettings
 from router.decision import Progress, ProgressState
 from router.reservations import Ending
 from tests.router.fleet import START_S, Fleet, prompt
@@ -81,7 +82,8 @@ class Replicas:
     def exchange(self) -> None:
         for teller, fleet in zip(self.tellers, self.fleets, strict=False):
             verdicts = fleet.core.outliers.verdicts(self.now_s)
-            message = teller.message(fleet.core.loads, self.now_s, verdicts)
+            moved = fleet.core.sessions.take_moved()
+            message = teller.message(fleet.core.loads, self.now_s, verdicts, moved)
             for other in self.fleets:
                 if message is not None:
                     other.core.on_inflight(message, self.now_s)
@@ -109,6 +111,27 @@ def imbalance(count: int, *, tell: bool, policy: str) -> float:
             load = replicas.in_flight()
             found.append(max(load.values()) / (load.total() / len(WORKERS)))
     return sum(found) / len(found)
+
+
+def test_a_session_goes_on_at_its_worker_whichever_replica_gets_its_next_request() -> None:
+    replicas = Replicas(2, tell=True, seed=3, policy="least-loaded")
+    here, there = replicas.fleets
+    for fleet in replicas.fleets:
+        fleet.core.reconfigure(
+            RoutingSettings(policy="least-loaded", affinity=AffinitySettings(hard=True))
+        )
+    replicas.turn()  # they meet
+    homes = {f"s{i}": here.picked(prompt(20, first=100 * i), session_id=f"s{i}") for i in range(16)}
+    assert len(set(homes.values())) > 1
+    replicas.turn()
+    for session_id, home in homes.items():
+        assert there.picked(prompt(40), session_id=session_id) == home
+    # It moves there, and back here the move is known.
+    there.core.drain(homes["s0"])
+    moved = there.picked(prompt(40), session_id="s0")
+    assert moved != homes["s0"]
+    replicas.turn()
+    assert here.picked(prompt(40), session_id="s0") == moved
 
 
 def test_what_one_replica_ejects_the_others_keep_away_from_too() -> None:

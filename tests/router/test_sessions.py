@@ -6,13 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from events.inflight import SESSIONS_MAX, Moved
 from indexer.identity import WorkerKey
 from kvroute.v1 import router_pb2
 from router import codec
 from router.decision import Pick, Progress, ProgressState, Repeated, Role
 from router.refusals import Reason, Refusal
 from router.reservations import Reservation
-from router.sessions import Sessions
+from router.sessions import TOLD_NAME_BYTES_MAX, Sessions
 from tests.router.fleet import Fleet, hashes, prompt
 from tests.router.served import asked
 
@@ -142,6 +143,77 @@ def refusal(fleet: Fleet, session_id: str = "s") -> Refusal:
         resume(fleet, session_id)
     assert (fleet.loads(), repr(fleet.core.reservations)) == before
     return caught.value
+
+
+class TestPeers:
+    def one(self) -> Sessions:
+        """That others listen to."""
+        sessions = Sessions(TTL_S, 4)
+        sessions.tells = True
+        return sessions
+
+    def test_others_are_told_where_a_session_is_when_that_changes_and_once_a_minute(self) -> None:
+        sessions, others = self.one(), Sessions(TTL_S, 4)
+        told = []
+        for now_s, worker in ((0, "w0"), (1, "w0"), (2, "w1"), (3, "w1"), (62, "w1"), (63, "w1")):
+            put(sessions, "a", now_s, worker=worker)
+            moved = sessions.take_moved()
+            others.hear(moved, now_s)
+            told.append([one.worker.worker_id for one in moved])
+        assert told == [["w0"], [], ["w1"], [], ["w1"], []]
+        assert others.worker_of("a") == WorkerKey("w1", 0)
+        assert others.get("a") is None, "its hashes are not told"
+        assert (others.heard, others.worker_of("b")) == (1, None)
+
+    def test_a_session_that_was_not_told_yet_is_told_where_it_is_by_then(self) -> None:
+        sessions = self.one()
+        for worker in ("w0", "w1", "w1"):
+            put(sessions, "a", worker=worker)
+        assert [one.worker.worker_id for one in sessions.take_moved()] == ["w1"]
+
+    def test_what_came_last_counts_whoever_picked(self) -> None:
+        sessions = self.one()
+        put(sessions, "a", worker="w0")
+        (at_w0,) = sessions.take_moved()
+        sessions.hear([at_w0._replace(worker=WorkerKey("w1", 0))], 1.0)
+        assert sessions.worker_of("a") == WorkerKey("w1", 0)
+        put(sessions, "a", 2.0, worker="w0")
+        assert sessions.worker_of("a") == WorkerKey("w0", 0)
+        assert sessions.take_moved() == [at_w0], "told so little ago, but overtaken since"
+        assert sessions.heard == 0
+
+    def test_a_replica_that_is_met_is_told_of_all_and_nobody_of_those_forgotten(self) -> None:
+        sessions = Sessions(TTL_S, 4)
+        for name in "abcdef":
+            put(sessions, name)
+        assert sessions.untold == 0, "nobody listens"
+        sessions.tell_all()
+        put(sessions, "g")
+        assert sessions.untold == 3
+        assert len(sessions.take_moved()) == 3
+        assert sessions.take_moved() == []
+
+    def test_a_message_takes_so_many_and_the_next_one_the_others(self) -> None:
+        sessions = Sessions(TTL_S, 3 * SESSIONS_MAX)
+        for i in range(SESSIONS_MAX + 5):
+            put(sessions, f"s{i}")
+        sessions.tell_all()
+        assert [len(sessions.take_moved()) for _ in range(3)] == [SESSIONS_MAX, 5, 0]
+        for i in range(10):
+            put(sessions, f"s{i}", worker=f"{i}" * (TOLD_NAME_BYTES_MAX // 2))
+        sessions._untold = dict.fromkeys(f"s{i}" for i in range(10))
+        assert [len(sessions.take_moved()) for _ in range(6)] == [2, 2, 2, 2, 2, 0]
+
+    def test_what_is_heard_has_a_bound_and_a_time(self) -> None:
+        sessions = Sessions(TTL_S, 4)
+        sessions.hear([Moved(i, WorkerKey("w0", 0)) for i in range(6)], 0.0)
+        assert (sessions.heard, sessions.forgotten["no_room"]) == (4, 2)
+        put(sessions, "a", 50.0)
+        assert not sessions.due(99.0)
+        assert sessions.due(100.0)
+        sessions.forget_old(100.0)
+        assert (sessions.heard, len(sessions), sessions.forgotten["expired"]) == (0, 1, 4)
+        Sessions(TTL_S, 0).hear([Moved(1, WorkerKey("w0", 0))], 0.0)
 
 
 class TestDecode:

@@ -30,7 +30,7 @@ from events.facts import (
     encode,
     encode_heartbeat,
 )
-from events.inflight import Peers, Teller, Totals, Verdict, decode_inflight
+from events.inflight import Moved, Peers, Teller, Totals, Verdict, decode_inflight
 from events.stream import StreamState
 from events.view import FleetView, schedulable
 from indexer.identity import WorkerKey
@@ -191,7 +191,7 @@ def newest() -> Iterator[tuple[str, bytes]]:
     yield "heartbeat", encode_heartbeat(msgspec.structs.replace(ours, **more, **codes))
     yield "stream", encode(Beat(1, EPOCH, 2, 4, 5, False, AT_S, ("salts", "images")))
     verdicts = [Verdict(KEY, 2.5, "refused"), Verdict(WorkerKey("w1", 1), 0.5, "peer")]
-    inflight = Teller("router-a", EPOCH).message({KEY: Load()}, AT_S, verdicts)
+    inflight = Teller("router-a", EPOCH).message({KEY: Load()}, AT_S, verdicts, [Moved(7, KEY)])
     assert inflight is not None
     yield "inflight", inflight
     fleet = Fleet(replica="router-a")
