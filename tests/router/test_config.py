@@ -30,6 +30,7 @@ COMPOUND = (
     ("routing", "parameters"),
     ("routing", "own_policies"),
     ("routing", "guard", "policies"),
+    ("routing", "affinity", "bonus"),
 )
 SCALARS = [key for key in SERVE_KEYS if key.path not in COMPOUND]
 
