@@ -2,6 +2,18 @@
 
 import os
 
+from hypothesis import HealthCheck, settings
+
 from router.grpc_core import prepare
 
 prepare(os.environ)  # before anything imports gRPC, as the `kvroute` command does
+
+# The same examples in every run, and none that fails since the machine is busy.
+settings.register_profile(
+    "suite",
+    derandomize=True,
+    deadline=None,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("suite")
