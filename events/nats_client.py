@@ -134,7 +134,12 @@ class NatsClient(Client):
                 await self._process_op_err(error)
                 return
             self._pings_outstanding += 1
-            await self._send_ping()
+            try:
+                await self._send_ping()
+            except OSError as error:  # the reader may be far behind what tells it so
+                await self._error_cb(error)
+                await self._process_op_err(error)
+                return
 
     @override
     async def _read_loop(self) -> None:

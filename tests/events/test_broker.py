@@ -244,6 +244,19 @@ def test_a_publish_on_a_socket_that_is_closed_is_a_loss_and_not_an_error() -> No
     on_uvloop(scenario())
 
 
+def test_a_ping_finds_out_that_the_socket_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nats_client, "PING_S", 0.02)
+    monkeypatch.setattr(nats_client, "PINGS_MAX", 1_000_000)
+
+    async def scenario() -> None:
+        async with a_nats() as nats, connected(nats.url) as (broker, ear):
+            async with a_closed_socket(broker):
+                await until(lambda: ear.connections == [True, False], "the loss to be noticed")
+            await until(lambda: ear.connections == [True, False, True], "the server again")
+
+    on_uvloop(scenario())
+
+
 def test_a_broker_closes_though_its_socket_is_gone_and_bytes_are_unsent() -> None:
     async def scenario() -> None:
         async with (
