@@ -415,7 +415,7 @@ def explain(receipt_file: IO[bytes] | None, **asked: Any) -> None:
     "-c",
     "config_file",
     type=click.Path(path_type=Path),
-    help="YAML file of a router, for its routing.parameters.",
+    help="YAML file of a router, for its routing.parameters and routing.affinity.",
 )
 @click.option("--json", "as_json", is_flag=True, help="The numbers as JSON.")
 def replay_log(

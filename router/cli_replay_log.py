@@ -12,7 +12,7 @@ from router.cli_text import add_row, console, styled, table
 from router.config import RoutingSettings
 from router.logged_decision import LoggedDecision, NoHashes
 from router.logged_refusal import LoggedRefusal, decode
-from router.policies.configured import configured
+from router.policies.configured import configured, that_watches
 from router.second_opinion import SecondOpinion
 
 WIDTH_MIN = 160
@@ -30,7 +30,7 @@ def show_replay(
     opinions = []
     for name in names:
         policies = configured(msgspec.structs.replace(routing, policy=name))
-        opinions.append(SecondOpinion(policies[name]))
+        opinions.append(SecondOpinion(that_watches(routing, policies[name])))
     unread = _Unread()
     for line in _lines(files, unread):
         for opinion in opinions:

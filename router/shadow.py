@@ -17,7 +17,7 @@ import numpy as np
 from router.candidates import Candidates, Column, Flags
 from router.config import GuardSettings
 from router.decision import Decision
-from router.pick_guard import kept
+from router.pick_guard import Waits
 from router.policies.first_token import first_token
 from router.policies.own import PolicyFailed
 from router.policies.pair import DECODE_ROOM
@@ -62,9 +62,11 @@ def difference(
     what would look at the policy's picks; None: nothing would.
     """
     can = np.array([not reason for reason in excluded], np.bool_) & np.isfinite(scores.costs)
-    chances = would_pick(scores, can if guard is None else kept(rows, can, guard))
+    chances = would_pick(scores, can)
     if chances is None:
         return Difference(Agreement.FAILED)
+    if guard is not None:
+        chances = _moved(chances, scores.costs, can, Waits.of(rows, can, guard).passed_over)
     taken_chance = float(chances[taken])
     agreement = Agreement.OTHER
     if taken_chance > 0:
@@ -94,6 +96,18 @@ def would_pick(scores: Scores, can: Flags) -> Column | None:
         weights = np.where(can & (scores.costs == scores.costs[can].min()), 1.0, 0.0)
     total = float(weights.sum())
     return weights / total if total > 0 else None
+
+
+def _moved(chances: Column, costs: Column, can: Flags, passed_over: Flags) -> Column:
+    """Chances under the guard: a pick that it passes over goes to the cheapest of the others,
+    however it was made."""
+    moved = float(chances[passed_over].sum())
+    if not moved:
+        return chances
+    stays = can & ~passed_over
+    cheapest = stays & (costs == costs[stays].min())
+    after: Column = np.where(passed_over, 0.0, chances) + cheapest * (moved / cheapest.sum())
+    return after
 
 
 class Shadow:

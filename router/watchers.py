@@ -66,4 +66,8 @@ class Watchers:
 
 def _same(one: Policy, other: Policy) -> bool:
     """Whether what one of them has counted is true of the other."""
-    return (one.name, one.settings) == (other.name, other.settings)
+    return (one.name, one.settings, one.affinity_bonus) == (
+        other.name,
+        other.settings,
+        other.affinity_bonus,
+    )

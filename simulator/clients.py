@@ -15,7 +15,6 @@ from functools import partial
 import numpy as np
 
 from router.decision import Pick, Progress, ProgressState, Request, Role
-from router.policies.configured import configured
 from router.prompt import Prompt
 from router.refusals import Reason, Refusal
 from router.reservations import Ending
@@ -79,8 +78,7 @@ class Clients:
     ) -> None:
         self.lives: dict[int, Life] = {}
         """Index in the trace -> those that have arrived and not ended."""
-        routing = options.routing
-        self.shadows = Shadows(options.shadows, configured(routing), routing.guard)
+        self.shadows = Shadows(options.shadows, options.routing)
         self._timeline = timeline
         self._options = options
         self._requests = trace.requests

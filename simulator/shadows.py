@@ -3,11 +3,11 @@
 Law: a run with shadows goes as it would without them.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from router.config import GuardSettings
+from router.config import RoutingSettings
 from router.decision import Decision
-from router.policies.policy import Policy
+from router.policies.configured import configured, that_watches
 from router.shadow import Agreement, Shadow
 from simulator.results import ShadowResult
 
@@ -15,11 +15,12 @@ from simulator.results import ShadowResult
 class Shadows:
     """What the policies would have done, in sums."""
 
-    def __init__(
-        self, names: Sequence[str], policies: Mapping[str, Policy], guard: GuardSettings
-    ) -> None:
+    def __init__(self, names: Sequence[str], routing: RoutingSettings) -> None:
         """names: of those that watch."""
-        self._shadows = {name: Shadow(policies[name], guard) for name in names}
+        policies = configured(routing)
+        self._shadows = {
+            name: Shadow(that_watches(routing, policies[name]), routing.guard) for name in names
+        }
 
     def watch(self, decision: Decision) -> None:
         """A decision that is about to be carried out."""

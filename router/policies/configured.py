@@ -6,6 +6,7 @@ from math import isfinite
 
 import msgspec
 
+from router.affinity import with_bonus
 from router.config import ConfigError, ModelRoutingSettings, ModelSettings, RoutingSettings
 from router.policies import POLICIES
 from router.policies.own import NoSuchPolicy, is_own, load_own
@@ -86,18 +87,23 @@ def _check_affinity(routing: RoutingSettings, policies: Mapping[str, Policy]) ->
 
 
 def shadow_policy(routing: RoutingSettings, policies: Mapping[str, Policy]) -> Policy | None:
-    """The one of routing.shadow_policy, if there is one; raises ConfigError.
+    """The one of routing.shadow_policy with its affinity, if there is one; raises ConfigError.
 
     One of the operator's own need not be among the policies that requests may name.
     """
     name = routing.shadow_policy
     if name is None or name in policies:
-        return None if name is None else policies[name]
+        return None if name is None else that_watches(routing, policies[name])
     if is_own(name):
         return _own(name, "$.routing.shadow_policy")
     raise ConfigError(
         f"unknown policy {name!r} at `$.routing.shadow_policy`; there are {', '.join(policies)}"
     )
+
+
+def that_watches(routing: RoutingSettings, policy: Policy) -> Policy:
+    """A policy as it would decide: with its bonus for the worker of the request's session."""
+    return with_bonus(policy, routing.affinity.bonus.get(policy.name, 0.0))
 
 
 def _check_known(policies: Mapping[str, Policy], name: str, where: str) -> None:

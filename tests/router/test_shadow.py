@@ -8,7 +8,7 @@ import pytest
 
 from events.settings import NatsSettings
 from router.app import RouterApp
-from router.config import ConfigError, GuardSettings, RoutingSettings, ServeConfig
+from router.config import AffinitySettings, ConfigError, GuardSettings, RoutingSettings, ServeConfig
 from router.policies import POLICIES
 from router.policies.configured import configured, shadow_policy
 from router.policies.policy import Scores
@@ -65,6 +65,47 @@ def test_it_picks_no_excluded_row_and_none_without_a_number() -> None:
     assert picked.agreement is Agreement.SAME
     nobody = difference(rows(1000, NEAR, FAR), FREE[:2], 0, scores(np.nan, np.nan))
     assert nobody.agreement is Agreement.FAILED
+
+
+def test_a_draw_that_the_guard_moves_goes_to_the_cheapest_of_the_others() -> None:
+    busy, idle = {"overlap_tokens": 64, "running": 8}, {"running": 0}
+    drawn = scores(1, 2, 3, chances=(1.0, 0.0, 0.0))
+    told = difference(rows(1000, busy, idle, FAR), FREE, 1, drawn, GuardSettings())
+    assert (told.agreement, told.overlap_tokens) == (Agreement.SAME, 0.0)
+    drawn = scores(3, 2, 2, chances=(0.5, 0.5, 0.0))
+    told = difference(rows(1000, busy, idle, idle), FREE, 2, drawn, GuardSettings())
+    assert told.agreement is Agreement.TIED  # drawn: the second; moved: the second or the third
+    assert told.active_slots == 0.0
+    nobody = difference(rows(1000, busy, idle), FREE[:2], 1, scores(1, 2), GuardSettings())
+    assert nobody.agreement is Agreement.SAME
+
+
+def test_a_policy_that_draws_under_the_guard_agrees_with_itself() -> None:
+    parameters = {"dynamo-blocks": {"temperature": 1.0}}
+    guard = GuardSettings(policies=("dynamo-blocks",))
+    fleet = Fleet(policy="dynamo-blocks", parameters=parameters, guard=guard)
+    for number in range(3):
+        fleet.cache(fleet.add(f"w{number}", running=6 * number), prompt(1600), 640 * number)
+    shadow = Shadow(configured(fleet.core.routing)["dynamo-blocks"], guard)
+    for _ in range(60):
+        fleet.core.route(fleet.request(prompt(1600)), fleet.now_s, watch=shadow.watch)
+    assert 0 < fleet.core.guarded < 60
+    assert set(shadow.decisions) <= {Agreement.SAME, Agreement.TIED}
+
+
+def test_a_shadow_has_its_bonus_for_the_sessions_worker() -> None:
+    affinity = AffinitySettings(bonus={"least-loaded": 3.0})
+    for about, agreement in (({}, Agreement.SAME), ({"affinity": affinity}, Agreement.OTHER)):
+        routing = RoutingSettings(shadow_policy="least-loaded", **about)
+        policy = shadow_policy(routing, configured(routing))
+        assert policy is not None
+        fleet, shadow = Fleet(policy="round-robin"), Shadow(policy, GuardSettings())
+        for name in "ab":
+            fleet.add(name)
+        fleet.picked(prompt(640), session_id="s")
+        request = fleet.request(prompt(640), session_id="s")
+        fleet.core.route(request, fleet.now_s, watch=shadow.watch)  # to the idle worker
+        assert shadow.decisions == {agreement: 1}
 
 
 def watched(policy: str, shadow: Shadow) -> None:
