@@ -178,6 +178,7 @@ class Clients:
             return
         if not isinstance(pick, Pick):
             raise AssertionError(f"{life.request_id} is in flight already")
+        self._record.counters["moved_by_guard"] += pick.decision.computing.guarded is not None
         self._fleet.network.reserved(router)
         reservation, computed = pick.reservation, pick.reservation.where_computed()
         life.router, life.reservation_id = router, reservation.id
