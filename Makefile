@@ -65,7 +65,7 @@ check: $(STAMP) $(PROTOC)/.installed ## ruff, mypy --strict, import contracts, b
 bench: $(STAMP) ## benchmarks of the hot paths
 	@$(BIN)/python -m tests.bench $(ARGS)
 
-results: $(STAMP) ## simulator/RESULTS.md: TRACES=folder with the whole traces (half an hour)
+results: $(STAMP) ## simulator/RESULTS.md: TRACES=folder with the whole traces (most of an hour; it resumes)
 	@$(BIN)/python -m tests.results $(if $(TRACES),--traces $(TRACES)) $(ARGS)
 
 proto: $(PROTOC)/.installed ## generate kvroute.v1 from the .proto files

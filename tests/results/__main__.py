@@ -1,11 +1,12 @@
 """Makes simulator/RESULTS.md, every number of it, and the pictures beside it.
 
-python -m tests.results [--traces FOLDER] [--jobs N] [--only SECTION ...] [--draft]
+python -m tests.results [--traces FOLDER] [--jobs N] [--only SECTION ...] [--draft] [--again]
+
+Finished runs are kept (tests/results/kept.py): an interrupted call goes on where it stopped.
 """
 
 import argparse
 import sys
-import time
 from pathlib import Path
 from types import ModuleType
 
@@ -14,6 +15,7 @@ from rich.console import Console
 from tests.results import exact_events, grid, hot_prefixes, low_reuse, peer
 from tests.results.cases import run_all
 from tests.results.fleets import BLOCK_COUNT, BLOCK_SIZE, PROFILE, WORKERS, Traces
+from tests.results.kept import Kept
 
 STATION = Path(__file__).parents[2] / "simulator"
 SECTIONS: dict[str, tuple[str, ModuleType]] = {
@@ -31,18 +33,22 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--only", nargs="+", choices=SECTIONS, default=list(SECTIONS))
     parser.add_argument("--draft", action="store_true", help="print the page, write nothing")
+    parser.add_argument("--again", action="store_true", help="forget the runs that are kept")
     asked = parser.parse_args(arguments)
     console = Console()
-    began_s = time.monotonic()
     traces = Traces.of(asked.traces)
     sections = {name: SECTIONS[name] for name in asked.only}
     cases = [case for _, module in sections.values() for case in module.cases(traces)]
-    results = run_all(cases, asked.jobs, console)
+    kept = Kept()
+    if asked.again:
+        kept.forget()
+    results = run_all(cases, asked.jobs, console, kept)
     parts = [_opening(traces)]
     for title, module in sections.values():
         parts += [f"## {title}\n", module.__doc__.strip() + "\n", module.page(traces, results)]
-    minutes = (time.monotonic() - began_s) / 60
-    parts.append(f"{len(cases)} runs in {minutes:.0f} minutes, {asked.jobs} at a time.")
+    runs = {id(done.result): done.result.wall_s for done in results.values()}
+    minutes = sum(runs.values()) / 60
+    parts.append(f"{len(runs)} runs, which took {minutes:.0f} minutes of one core.")
     page = "\n".join(parts)
     if asked.draft:
         sys.stdout.write(page + "\n")

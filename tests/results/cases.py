@@ -5,14 +5,16 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from multiprocessing import get_context
 
+import numpy as np
 from rich.console import Console
 
 from simulator import world
 from simulator.comparison import Traffic, reusable_by_request
 from simulator.options import RunOptions
 from simulator.report import Comparison, Run
-from simulator.results import Aggregates, Integers, RunResult, Slo, aggregate
+from simulator.results import Aggregates, Integers, Outcome, RunResult, Slo, aggregate
 from simulator.reuse import Ceiling, ceiling_of
+from tests.results.kept import Finished, Kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,32 +54,64 @@ class Done:
         expected, found = self.result.predicted_tokens, self.result.cached_tokens
         return float((expected - found).clip(min=0).sum() / max(1, found.sum()))
 
+    @property
+    def moved_share(self) -> float:
+        """Picks that the guard moved / requests."""
+        return self.result.counters.get("moved_by_guard", 0) / self.result.request_count
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Prompt and output tokens that were served / seconds from first arrival to last end."""
+        run = self.result
+        served = run.outcome == Outcome.SERVED
+        tokens = run.prompt_tokens[served].sum() + run.output_tokens[served].sum()
+        return float(tokens / (np.nanmax(run.arrival_s + run.e2e_s) - run.arrival_s.min()))
+
 
 Results = dict[tuple[str, str, str, float], Done]
 
 
-def run_all(cases: Sequence[Case], jobs: int, console: Console) -> Results:
-    """All cases, longest first as far as one can guess; each in one of `jobs` processes."""
+def run_all(cases: Sequence[Case], jobs: int, console: Console, kept: Kept) -> Results:
+    """All cases, longest first as far as one can guess; each in one of `jobs` processes.
+
+    A run is kept as soon as it ends, and not played again; cases that must come out the same share
+    one run.
+    """
     if len({case.key for case in cases}) < len(cases):
         raise AssertionError("two cases have the same key")
-    longest_first = sorted(cases, key=_guess, reverse=True)
+    alike: dict[str, list[Case]] = {}
+    for case in sorted(cases, key=_guess, reverse=True):
+        alike.setdefault(kept.name(case.traffic, case.rate, case.options), []).append(case)
     done: Results = {}
+
+    def add(name: str, one: Finished, how: str) -> None:
+        numbers = aggregate(one.result)
+        for case in alike[name]:
+            done[case.key] = Done(case, one.result, numbers, one.reusable)
+        case = alike[name][0]
+        console.print(
+            f"{' '.join(filter(None, case.key[:3]))} {case.rate:g}x: {how},"
+            f" hit rate {numbers.block_hit_rate:.1%}, TTFT {numbers.ttft_ms.mean:.0f} ms",
+            highlight=False,
+        )
+
+    missing = []
+    for name in alike:
+        finished = kept.read(name)
+        if finished is None:
+            missing.append(name)
+        else:
+            add(name, finished, "kept")
     with (
         console.status("running") as status,
         ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool,
     ):
-        futures = [pool.submit(_run, case) for case in longest_first]
+        futures = {pool.submit(_run, alike[name][0]): name for name in missing}
         for future in as_completed(futures):
-            one = future.result()
-            done[one.case.key] = one
+            name, finished = futures[future], future.result()
+            kept.write(name, finished)
+            add(name, finished, f"{finished.result.wall_s:.0f} s")
             status.update(f"{len(done)} of {len(cases)} runs")
-            name = " ".join(filter(None, one.case.key[:3]))
-            console.print(
-                f"{name} {one.case.rate:g}x: {one.numbers.wall_s:.0f} s,"
-                f" hit rate {one.numbers.block_hit_rate:.1%},"
-                f" TTFT {one.numbers.ttft_ms.mean:.0f} ms",
-                highlight=False,
-            )
     return done
 
 
@@ -97,10 +131,10 @@ def comparison(done: Sequence[Done]) -> Comparison:
     )
 
 
-def _run(case: Case) -> Done:
+def _run(case: Case) -> Finished:
     trace = case.traffic.at(case.rate, case.options.seed)
     result = world.run(case.options, trace)
-    return Done(case, result, aggregate(result), reusable_by_request(trace, result))
+    return Finished(result, reusable_by_request(trace, result))
 
 
 def _guess(case: Case) -> int:
