@@ -235,6 +235,16 @@ def test_the_router_finds_the_worker_that_has_the_prompt() -> None:
     assert (result.cached_tokens[1:] > 0).all()
 
 
+def test_picks_that_the_guard_moved_are_counted_and_an_idle_fleet_has_none() -> None:
+    for gap_s, moves in ((0.05, True), (30.0, False)):
+        prompts = [request(5.0 + gap_s * i, [1, 2, 3, 4, 100 + i], 100) for i in range(24)]
+        of = trace(request(0.0, [1, 2, 3, 4]), *prompts)
+        world, result = checked(of, scheduler=replace(SMALL, block_count=16_384))
+        moved = result.counters.get("moved_by_guard", 0)
+        assert (moved > 0) == moves
+        assert moved == world.fleet.routers[0].core.guarded
+
+
 def test_itl_is_the_time_between_tokens() -> None:
     _, result = checked(trace(request(0.0, [1], 11), request(9.0, [2], 1)), workers=1)
     spent_s = result.e2e_s[0] - result.ttft_s[0]
