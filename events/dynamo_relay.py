@@ -28,6 +28,7 @@ from events.dynamo_rank import DynamoRank
 from events.facts import (
     Epoch,
     Heartbeat,
+    SnapshotRequest,
     Unreadable,
     decode_control,
     decode_snapshot_request,
@@ -103,6 +104,9 @@ class DynamoRelay:
         self._talkative: dict[WorkerKey, _Worker] = {}
         """Those that have something to send."""
         self._wake = asyncio.Event()
+        self._unswept: dict[DynamoRank, None] = {}
+        """Those whose ledgers have something to let go."""
+        self._sweep_due = asyncio.Event()
         self._taken = 0
         self._before_loss = 0
         """Messages still to be read that came before our connection was lost."""
@@ -131,6 +135,7 @@ class DynamoRelay:
         self._source.on_connection(self._connection_changed)
         _ = self._supervisor.keep(self._send, "facts")
         _ = self._supervisor.keep(self._beat, "beats")
+        _ = self._supervisor.keep(self._sweep, "sweep")
         routers = self._broker
         snapshots = subjects.all_of(fleet, "snapshot")
         await self._listen(routers, snapshots, self._snapshot_asked, "snapshot")
@@ -223,6 +228,7 @@ class DynamoRelay:
         except Exception as error:  # of that worker alone
             worker.supervisor.failed("events", error)
             self._queue(worker, worker.rank.on_failure(now_s))
+        self._sweep_later(worker.rank)
 
     def _apply_load(self, load: WorkerLoad, now_s: float) -> None:
         worker = self._worker(load.worker_id, load.dp_rank, now_s)
@@ -258,6 +264,24 @@ class DynamoRelay:
         del self._workers[worker.key]
         del self._by_number[worker.dynamo_id, worker.key.dp_rank]
         self._talkative.pop(worker.key, None)
+        worker.rank.end()
+        self._sweep_later(worker.rank)
+
+    def _sweep_later(self, rank: DynamoRank) -> None:
+        """Lets go of a slice of what was wiped at once, and of the rest slice by slice."""
+        if rank.sweep():
+            self._unswept[rank] = None
+            self._sweep_due.set()
+
+    async def _sweep(self) -> None:
+        while True:
+            await self._sweep_due.wait()
+            for rank in list(self._unswept):
+                if not rank.sweep():
+                    del self._unswept[rank]
+                await asyncio.sleep(0)
+            if not self._unswept:
+                self._sweep_due.clear()
 
     def _queue(self, worker: _Worker, messages: Iterable[bytes]) -> None:
         worker.out.extend(messages)
@@ -318,10 +342,17 @@ class DynamoRelay:
         if isinstance(request, Unreadable):
             self.counts["malformed_request"] += 1
             return
-        messages, chunk = worker.rank.answer(request, self._clock())
-        self._queue(worker, messages)
+        while True:
+            messages, answer = worker.rank.answer(request, self._clock())
+            self._queue(worker, messages)
+            if not isinstance(answer, SnapshotRequest):
+                break
+            request = answer
+            await asyncio.sleep(0)
+            if self._workers.get(worker.key) is not worker:
+                return  # it has ended meanwhile
         if message.reply:
-            await self._broker.publish(message.reply, encode(chunk))
+            await self._broker.publish(message.reply, encode(answer))
 
     async def _control_came(self, message: Msg) -> None:
         """A removed worker is dropped here too: the one who removes it knows more than NATS."""

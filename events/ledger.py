@@ -121,10 +121,10 @@ class Ledger:
         it still. Until all is wiped."""
         self.left_out = LeftOut()
         """Blocks that the engine holds and this ledger doesn't."""
-        self._blocks: list[dict[EngineHash, Block]] = _shelves()
+        self._blocks: list[dict[EngineHash, Block]] = new_shelves()
         """On the shelf of its name: name -> block"""
         self._block_count = 0
-        self._held: list[list[dict[PrefixHash, int]]] = [_shelves() for _ in Tier]
+        self._held: list[list[dict[PrefixHash, int]]] = [new_shelves() for _ in Tier]
         """tier -> on the shelf of its hash: PrefixHash -> engine blocks or chunks that give it"""
         self._held_count = [0 for _ in Tier]
         self._xor = [0 for _ in Tier]
@@ -166,9 +166,11 @@ class Ledger:
         """Forgets all copies. Their memory is let go by `sweep`."""
         had_any = any(self._held_count)
         self._doomed += filter(None, chain(self._blocks, *self._held, [self.left_out.clear()]))
-        self._blocks, self._block_count = _shelves(), 0
-        self._held, self._held_count = [_shelves() for _ in Tier], [0 for _ in Tier]
+        self._blocks, self._block_count = new_shelves(), 0
+        self._held, self._held_count = [new_shelves() for _ in Tier], [0 for _ in Tier]
         self._xor = [0 for _ in Tier]
+        self._placed.clear()  # of an event whose application raised
+        self._gone.clear()
         self.may_miss = False
         return [Wiped()] if had_any else []
 
@@ -204,6 +206,12 @@ class Ledger:
         """All that is held, a copy by tier."""
         for tier in Tier:
             yield tier, [prefix for shelf in self._held[tier] for prefix in shelf]
+
+    def shelves(self) -> Iterator[tuple[Tier, int, dict[PrefixHash, int]]]:
+        """All that is held, in the ledger's own dictionaries, with their numbers by tier."""
+        for tier in Tier:
+            for number, shelf in enumerate(self._held[tier]):
+                yield tier, number, shelf
 
     def copy(self) -> LedgerCopy:
         """All that it knows, as it is now. About 50 ms for a million blocks."""
@@ -532,7 +540,8 @@ class Ledger:
         return changes
 
 
-def _shelves() -> list[dict[Any, Any]]:
+def new_shelves() -> list[dict[Any, Any]]:
+    """SHELVES empty ones."""
     return [{} for _ in range(SHELVES)]
 
 

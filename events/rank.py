@@ -28,7 +28,7 @@ from events.decoding import SCHEMAS
 from events.engine_events import BlocksCleared
 from events.facts import Epoch, SnapshotChunk, SnapshotRequest
 from events.kept_map import Checkpoint
-from events.ledger import Ledger
+from events.ledger import Change, Ledger, Wiped
 from events.ledger_copy import LedgerCopy
 from events.outbox import Outbox
 from events.snapshot import SnapshotDesk
@@ -303,6 +303,7 @@ class Rank:
     def beat(self, now_s: float) -> list[RankEffect]:
         """What every second brings: what is gathered, then the state after it."""
         self.sweep()
+        self._desk.expire(now_s)
         messages = self.outbox.flush()
         ledger = self.ledger
         count, digest, lacks = ledger.count(), ledger.digest(), ledger.left_out.reasons()
@@ -311,8 +312,9 @@ class Rank:
 
     def answer(
         self, request: SnapshotRequest, now_s: float
-    ) -> tuple[list[RankEffect], SnapshotChunk]:
-        """A router's question; what is gathered goes out before the answer."""
+    ) -> tuple[list[RankEffect], SnapshotChunk | SnapshotRequest]:
+        """A router's question; what is gathered goes out before the answer. A request instead of
+        an answer: part of it is made, and it is to be asked again in a later turn."""
         effects = self.flush()
         return effects, self._desk.answer(request, self.complete, now_s)
 
@@ -437,7 +439,13 @@ class Rank:
     def _lose(self, now_s: float) -> list[RankEffect]:
         """A hole stays open: removals may be lost in it, so nothing held is certain any more."""
         self.complete = False
-        return _publish(self.outbox.add(self.ledger.wipe(), now_s))
+        self._desk.note((Wiped(),))  # the ledger says nothing if an event that raised emptied it
+        return _publish(self._changed(self.ledger.wipe(), now_s))
+
+    def _changed(self, changes: list[Change], now_s: float) -> list[bytes]:
+        """The ledger has changed: messages that are full by that."""
+        self._desk.note(changes)
+        return self.outbox.add(changes, now_s)
 
     def _apply(self, seq: int, payload: bytes, now_s: float) -> list[RankEffect]:
         """Applies a message, or its first slice; the state is CATCHING_UP until all is applied."""
@@ -461,7 +469,7 @@ class Rank:
         """Applies the next slice of a message; and what is left of the room."""
         full: list[bytes] = []
         for event in batch.read(room):
-            full += self.outbox.add(self.ledger.apply(event), now_s)
+            full += self._changed(self.ledger.apply(event), now_s)
             if isinstance(event, BlocksCleared):
                 self.complete = True  # whatever was missed is gone now
         if self.ledger.may_miss:
@@ -475,7 +483,7 @@ class Rank:
                 self.complete = False  # a store that can't be read is a block less
             if batch.removals_lost:
                 # A removal that can't be read would leave a block too many: start from nothing.
-                full += self.outbox.add(self.ledger.wipe(), now_s)
+                full += self._changed(self.ledger.wipe(), now_s)
         return _publish(full), batch.room - batch.ended
 
 

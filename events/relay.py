@@ -37,6 +37,7 @@ from events.engine_sockets import Subscription as EngineSubscription
 from events.facts import (
     Epoch,
     Heartbeat,
+    SnapshotRequest,
     Unreadable,
     decode_snapshot_request,
     encode,
@@ -525,10 +526,15 @@ class Relay:
         if isinstance(request, Unreadable):
             self.counts["malformed_request"] += 1
             return
-        effects, chunk = shell.rank.answer(request, self._clock())
-        self._perform(shell, effects)
+        while True:
+            effects, answer = shell.rank.answer(request, self._clock())
+            self._perform(shell, effects)
+            if not isinstance(answer, SnapshotRequest):
+                break
+            request = answer
+            await asyncio.sleep(0)
         if message.reply:
-            await self._broker.publish(message.reply, encode(chunk))
+            await self._broker.publish(message.reply, encode(answer))
 
     def _engine_block_size(self, shell: _RankShell) -> int | None:
         """Tokens a block of the engine; None as long as nothing has told."""

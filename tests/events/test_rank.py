@@ -9,7 +9,15 @@ from hypothesis import strategies as st
 
 from events import rank as rank_module
 from events.batch_reader import SLICE_UNITS
-from events.facts import Beat, Cleared, Epoch, FactsMessage, SnapshotRequest, decode_stream
+from events.facts import (
+    Beat,
+    Cleared,
+    Epoch,
+    FactsMessage,
+    SnapshotChunk,
+    SnapshotRequest,
+    decode_stream,
+)
 from events.ledger import COPIES_MAX
 from events.rank import (
     HELD_BYTES_MAX,
@@ -702,6 +710,7 @@ def test_an_answer_speaks_of_the_state_after_the_last_message() -> None:
     engine.hear(3)
     sent = len(engine.sent)
     effects, chunk = engine.rank.answer(SnapshotRequest(), NOW_S)
+    assert isinstance(chunk, SnapshotChunk)
     engine.perform(effects)
     last, _ = decode_stream(engine.sent[-1])
     assert isinstance(last, FactsMessage)
