@@ -290,13 +290,16 @@ class RouterCore:
         if reservation is None:
             return ProgressResult.UNKNOWN
         changed = self._learn(reservation, progress, now_s)
-        if reservation.ended in _ENDED_BY_US:
-            return ProgressResult.UNKNOWN  # whoever reports must learn that it holds nothing
         if reservation.ended is not None:
+            if reservation.ended in _ENDED_BY_US:
+                return ProgressResult.UNKNOWN  # the caller must learn that it holds nothing
             return ProgressResult.APPLIED if changed else ProgressResult.UNCHANGED
         match progress.state:
             case ProgressState.FINISHED:
-                self._served(reservation, caller, now_s)
+                if not reservation.prefill_done:
+                    self._first_token(reservation, caller, now_s)
+                if reservation.prefill is not None:
+                    self._decoded(reservation, caller, now_s)
                 self._end(reservation, Ending.FINISHED, now_s)
                 return ProgressResult.APPLIED
             case ProgressState.FAILED:
@@ -553,10 +556,7 @@ class RouterCore:
         if hold is None or not hold.open:
             return
         hold.open = False
-        load = self._load(hold.worker)
-        load.prefill_done(hold.new_tokens)
-        load.close(reservation.prefixes, reservation.has_tail, now_s)
-        self._put_load(hold.worker, load)
+        self._close(hold.worker, reservation, hold.new_tokens, now_s)
 
     def _learn(self, reservation: Reservation, progress: Progress, now_s: float) -> bool:
         """Takes over what a step tells of counts, once."""
@@ -610,25 +610,43 @@ class RouterCore:
         blamed: WorkerKey | None = None,
     ) -> None:
         """blamed: of a pair that failed, the half by whose fault."""
-        load = self._load(reservation.worker)
+        worker, hold = reservation.worker, reservation.prefill
+        new_tokens = 0
         if not reservation.prefill_done:
             reservation.prefill_done = True
-            load.prefill_done(reservation.new_tokens)
-            self.rates.on_end(reservation.where_computed().worker, reservation.id)
-        load.close(reservation.prefixes, reservation.has_tail, now_s)
-        self._put_load(reservation.worker, load)
-        self._end_prefill(reservation, now_s)
+            new_tokens = reservation.new_tokens
+            self.rates.on_end(worker if hold is None else hold.worker, reservation.id)
+        self._close(worker, reservation, new_tokens, now_s)
+        if hold is not None:
+            self._end_prefill(reservation, now_s)
         self.ttft_check.on_end(reservation.id)
         self.reservations.end(reservation, ending, now_s)
         self.endings[ending] += 1
+        self._count_at(blamed or worker, ending)
         if ending is Ending.FINISHED:
-            for key in _workers_of(reservation):
-                if self.capacities.on_served(key):
-                    self.pools.on_capacity(key)
-        self._count_outcome(reservation, ending, blamed)
+            if self.capacities.on_served(worker):
+                self.pools.on_capacity(worker)
+            if hold is not None:
+                self._count_at(hold.worker, ending)
+                if self.capacities.on_served(hold.worker):
+                    self.pools.on_capacity(hold.worker)
         if self.outliers.probing:
             for key in _workers_of(reservation):
                 self.outliers.on_end(key, reservation.id)
+
+    def _close(
+        self, worker: WorkerKey, reservation: Reservation, new_tokens: int, now_s: float
+    ) -> None:
+        """A reservation's load on a worker ends. new_tokens: of its prompt, not computed yet."""
+        load, source = self._load(worker), self.view.sources.get(worker)
+        prefixes, has_tail = reservation.prefixes, reservation.has_tail
+        if self.lane is not None and source is not None:
+            self.lane.close(source.slot, load, prefixes, has_tail, new_tokens, now_s)
+            return
+        load.prefill_done(new_tokens)
+        load.close(prefixes, has_tail, now_s)
+        if source is not None:
+            self.pools.put_load(source.slot, load)
 
     def _first_token(self, reservation: Reservation, caller: str, now_s: float) -> None:
         """The worker that computes a prompt has done so, as the first that is heard of it."""
@@ -637,13 +655,10 @@ class RouterCore:
         self.first_tokens.on_first(now_s - opened_s)
         self.outliers.on_served(worker, reservation.id, caller, opened_s, now_s)
 
-    def _served(self, reservation: Reservation, caller: str, now_s: float) -> None:
-        """A request is served to its end."""
-        if not reservation.prefill_done:
-            self._first_token(reservation, caller, now_s)
-        if reservation.prefill is not None:
-            opened_s = reservation.opened_at_s
-            self.outliers.on_served(reservation.worker, reservation.id, caller, opened_s, now_s)
+    def _decoded(self, reservation: Reservation, caller: str, now_s: float) -> None:
+        """Of a pair, the worker that decodes has served its request to the end."""
+        opened_s = reservation.opened_at_s
+        self.outliers.on_served(reservation.worker, reservation.id, caller, opened_s, now_s)
 
     def _failed(
         self, reservation: Reservation, progress: Progress, caller: str, now_s: float
@@ -654,13 +669,6 @@ class RouterCore:
         fault = _FAULTS.get(progress.failure)
         if fault is not None and blamed in self.view.sources:
             self.outliers.on_failed(blamed, fault, caller, reservation.opened_at_s, now_s)
-
-    def _count_outcome(
-        self, reservation: Reservation, ending: Ending, blamed: WorkerKey | None
-    ) -> None:
-        self._count_at(blamed or reservation.worker, ending)
-        if ending is Ending.FINISHED and reservation.prefill is not None:
-            self._count_at(reservation.prefill.worker, ending)
 
     def _count_at(self, key: WorkerKey, ending: Ending) -> None:
         counts = self.outcomes.get(key)

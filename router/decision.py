@@ -191,8 +191,7 @@ class ProgressState(StrEnum):
     FAILED = "failed"
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
+class Progress(NamedTuple):
     """One step in a reservation's life."""
 
     reservation_id: str

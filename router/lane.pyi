@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable
 
+from indexer.hashing import HashArray
 from router.core import RouterCore
 from router.decision import Overlap, Request, Weighed
 from router.load import WorkerLoad
@@ -73,6 +74,20 @@ class Lane:
 
     def put_load(self, slot: int, load: WorkerLoad) -> None:
         """Pools.put_load: a worker's load has changed."""
+
+    def close(
+        self,
+        slot: int,
+        load: WorkerLoad,
+        prefixes: HashArray,
+        has_tail: bool,
+        new_tokens: int,
+        now_s: float,
+    ) -> None:
+        """WorkerLoad.prefill_done and close, and Pools.put_load: a reservation ends.
+
+        new_tokens: of its prompt that are not computed yet.
+        """
 
     def answer(self, request: bytes, now_s: float) -> Reservation | None:
         """A RouteRequest's reservation, with its answer; None: the general way must answer."""

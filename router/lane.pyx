@@ -31,7 +31,7 @@ from events.stream import StreamState
 from events.view import PREDICTED_BLOCKS_MAX
 from indexer.hashing import HASH_SEED
 from indexer.kernel cimport (
-    NO_MEMORY, BlockUsers, NativeIndex, table_holder, table_overlap, table_store, users_open, xxh3_64, xxh3_blocks,
+    NO_MEMORY, BlockUsers, NativeIndex, table_holder, table_overlap, table_store, users_close, users_open, xxh3_64, xxh3_blocks,
     xxh3_chain, xxh3_secret,
 )
 from router.candidates import COLUMNS
@@ -895,7 +895,7 @@ cdef class Lane:
         load.last_picked = ordinal
         if self._moved_from != row:
             core.guarded = core.guarded + 1
-        self.put_load(source.slot, load)
+        self._put_load(source.slot, load)
         self._predict(source, told / size, now_s)
         self._remember(reservation, 8 * len(prefixes))
         if self._probing and source.key in self._probing:
@@ -908,25 +908,46 @@ cdef class Lane:
         cdef size_t count = len(prefixes)
         if count and users_open(&users._users, <const uint64_t *>_pointer(prefixes), count):
             raise MemoryError
-        tails = load._tails = load._tails + has_tail
-        requests = load.requests = load.requests + 1
+        load._tails = load._tails + has_tail
+        load.requests = load.requests + 1
         load.prefill_tokens = load.prefill_tokens + new_tokens
         load.prefills = load.prefills + (new_tokens > 0)
+        return self._changed(load, users, now_s)
+
+    def close(self, uint32_t slot, load, prefixes, bint has_tail, new_tokens, double now_s):
+        """WorkerLoad.prefill_done and close, and Pools.put_load: a reservation ends."""
+        cdef BlockUsers users = load._users
+        cdef size_t count = len(prefixes)
+        if count and users._users.used:
+            users_close(&users._users, <const uint64_t *>_pointer(prefixes), count)
+        load._tails = load._tails - has_tail
+        load.requests = load.requests - 1
+        if new_tokens > 0:
+            load.prefill_tokens = load.prefill_tokens - new_tokens
+            load.prefills = load.prefills - 1
+        self._changed(load, users, now_s)
+        self._put_load(slot, load)
+
+    cdef int _changed(self, load, BlockUsers users, double now_s) except -1:
+        """WorkerLoad._remember."""
         load.changed = True
         cdef list history = load._history
         if len(history) >= HISTORY_MAX or history[0][0] < now_s - HISTORY_S:
             load._remember(now_s)
         else:
-            change = (now_s, requests, users._users.used + tails)
+            change = (now_s, load.requests, users._users.used + load._tails)
             PyObject_GC_UnTrack(<void *>change)
             history.append(change)
         return 0
 
     def put_load(self, uint32_t slot, load):
         """Pools.put_load: a worker's load has changed."""
+        self._put_load(slot, load)
+
+    cdef int _put_load(self, uint32_t slot, load) except -1:
         cdef tuple settled = self._settled.get(slot)
         if settled is None:
-            return
+            return 0
         self._read_columns()
         cdef double *at = self._columns_at + slot
         cdef size_t width = self._columns_width
@@ -943,11 +964,11 @@ cdef class Lane:
         cdef double unheard = load.unheard, requests
         if full:
             self._full.add(slot)
-        else:
+        elif self._full:
             self._full.discard(slot)
         if full and not out_of_room:
             self._strained.add(slot)
-        else:
+        elif self._strained:
             self._strained.discard(slot)
         if unheard:
             requests = <double>load.requests + peer_requests
@@ -969,6 +990,7 @@ cdef class Lane:
         at[12 * width] = active_slots / total_slots if total_slots > 0 else 0.0
         at[13 * width] = full
         at[14 * width] = isnan(total_blocks)
+        return 0
 
     cdef int _predict(self, source, size_t first, double now_s) except -1:
         """FleetView.predict and Predictions.add, of the prompt's blocks from `first` on."""

@@ -22,6 +22,7 @@ Laws:
   requests that were picked before: those say nothing of a port that is closed by now.
 """
 
+from array import array
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
@@ -84,8 +85,26 @@ class _Voice:
     """When it last saw the worker serve."""
     distrusted_until_s: float = -inf
     """Others saw the worker serve when this one said that it doesn't."""
-    outcomes: deque[tuple[float, bool]] = field(default_factory=lambda: deque(maxlen=OUTCOMES_MAX))
-    """(when, whether it failed)"""
+    count: int = 0
+    """Outcomes that it has reported; the last OUTCOMES_MAX of them are remembered."""
+    times: "array[float]" = field(default_factory=lambda: array("d", bytes(8 * OUTCOMES_MAX)))
+    """When each was reported, at its number modulo OUTCOMES_MAX. Numbers in place, since each
+    served request of each worker writes here: objects of their own cost more than the rest."""
+    failed: int = 0
+    """A bit for each of these places: the request failed."""
+
+    def note_failure(self, now_s: float) -> None:
+        """`Outliers.on_served` has the same for a request that was served."""
+        place = self.count % OUTCOMES_MAX
+        self.times[place] = now_s
+        self.failed |= 1 << place
+        self.count += 1
+
+    def since(self, since_s: float) -> tuple[int, int]:
+        """How many requests failed, and how many there were, after a time."""
+        known = range(min(self.count, OUTCOMES_MAX))
+        recent = [place for place in known if self.times[place] > since_s]
+        return sum(self.failed >> place & 1 for place in recent), len(recent)
 
 
 @dataclass(slots=True)
@@ -208,9 +227,14 @@ class Outliers:
             return
         standing = self._standings.get(worker) or self._standing(worker)
         voice = standing.voices.get(caller) or self._voice(standing, caller, now_s)
-        voice.outcomes.append((now_s, False))
+        place = voice.count % OUTCOMES_MAX
+        voice.count += 1
+        voice.times[place] = now_s
+        if voice.failed:
+            voice.failed &= ~(1 << place)
         voice.heard_s = voice.served_s = standing.served_s = now_s
-        standing.accepted_s = max(standing.accepted_s, opened_s)
+        if opened_s > standing.accepted_s:
+            standing.accepted_s = opened_s
         if opened_s >= standing.refused_s:
             standing.refusers.clear()
             standing.refused_s = inf
@@ -218,7 +242,8 @@ class Outliers:
             standing.failures, standing.only_hard = 0, True
         if standing.accused is not None or standing.cause is not None:
             self._seen_to_serve(worker, standing, caller, now_s, now_s)
-        standing.accusers.clear()
+        if standing.accusers:
+            standing.accusers.clear()
         if standing.cause is not None and opened_s >= standing.ejected_s:
             self.probes["served"] += 1
             standing.served += 1
@@ -237,7 +262,7 @@ class Outliers:
             return
         standing = self._standing(worker)
         voice = self._voice(standing, caller, now_s)
-        voice.outcomes.append((now_s, True))
+        voice.note_failure(now_s)
         self._calm_down(standing, now_s)
         standing.failed_s = now_s
         standing.failures += 1
@@ -473,8 +498,7 @@ class Outliers:
         settings, since_s = self.settings, now_s - self.settings.window_s
         counts: dict[str, tuple[int, int]] = {}
         for name, voice in standing.voices.items():
-            recent = [failed for at_s, failed in voice.outcomes if at_s > since_s]
-            counts[name] = sum(recent), len(recent)
+            counts[name] = voice.since(since_s)
         failed = sum(one for one, _ in counts.values())
         total = sum(one for _, one in counts.values())
         if total < settings.requests_min or 100 * failed < settings.failure_percent * total:
@@ -522,7 +546,7 @@ class Outliers:
         standing.probes.clear()
         standing.served = 0
         for voice in standing.voices.values():
-            voice.outcomes.clear()
+            voice.count = voice.failed = 0
         self.probing.pop(worker, None)
         self._out[worker] = standing
         self.ejections[cause] += 1

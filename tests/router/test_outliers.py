@@ -249,7 +249,8 @@ class TestBounds:
             bench.fail(W[0], caller="one")
         standing = bench.outliers._standings[W[0]]
         assert len(standing.voices) == CALLERS_MAX
-        assert len(standing.voices["one"].outcomes) == OUTCOMES_MAX
+        assert standing.voices["one"].since(0.0) == (OUTCOMES_MAX, OUTCOMES_MAX)
+        assert len(standing.voices["one"].times) == OUTCOMES_MAX
         assert bench.outliers.callers_forgotten == 2 * CALLERS_MAX + 1
         assert len(standing.accusers) <= 2
 
