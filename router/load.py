@@ -21,6 +21,8 @@ from indexer.kernel import BlockUsers
 
 HISTORY_MAX = 8192
 """Changes of `ours` kept a worker, to look back to the time of its last sample."""
+FORGOTTEN_MAX = 256
+"""Changes that are dropped with one that is added: about 10 us."""
 HISTORY_S = 10.0
 """How far back they are kept: a sample comes every second, and after 3 the worker is unhealthy."""
 
@@ -154,16 +156,19 @@ class WorkerLoad:
     def _remember(self, now_s: float) -> None:
         history = self._history
         if len(history) >= HISTORY_MAX or history[0][0] < now_s - HISTORY_S:
-            self._forget_half(now_s)
+            self._forget_some(now_s)
         history.append((now_s, self.requests, self.blocks))
         self.changed = True
 
-    def _forget_half(self, now_s: float) -> None:
-        """Half of what may be kept, so that it is long until this has to be done again."""
+    def _forget_some(self, now_s: float) -> None:
+        """Down to half of what may be kept, FORGOTTEN_MAX at a time, so that many histories that
+        are full at once cost no caller a long step."""
         history, since_s = self._history, now_s - HISTORY_S / 2
-        del history[: max(self._held_at(since_s), len(history) - HISTORY_MAX // 2)]
+        old = max(self._held_at(since_s), len(history) - HISTORY_MAX // 2)
+        del history[: min(old, FORGOTTEN_MAX)]
         when_s, requests, blocks = history[0]
-        history[0] = max(when_s, since_s), requests, blocks
+        if old <= FORGOTTEN_MAX:
+            history[0] = max(when_s, since_s), requests, blocks
 
     def _held_at(self, time_s: float) -> int:
         """Where in the history is what held at a time; the first, for a time before all of it."""

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from events.inflight import Totals
 from indexer.hashing import HashArray
-from router.load import HISTORY_MAX, HISTORY_S, WorkerLoad
+from router.load import FORGOTTEN_MAX, HISTORY_MAX, HISTORY_S, WorkerLoad
 from tests.router.fleet import hashes
 
 NONE = hashes([])
@@ -142,6 +142,16 @@ class TestHistory:
             load.open(NONE, True, 0, 100.0 + i * 1e-4)
             assert len(load._history) <= HISTORY_MAX
         assert len(load._history) > HISTORY_MAX / 2
+
+    def test_no_change_drops_more_of_the_history_than_a_slice(self) -> None:
+        load = WorkerLoad()
+        for i in range(HISTORY_MAX - 1):
+            load.open(NONE, True, 0, 100.0 + i * 1e-4)
+        for now_s in (101.0, 200.0, *(200.0 + i for i in range(HISTORY_MAX // FORGOTTEN_MAX))):
+            before = len(load._history)
+            load.open(NONE, True, 0, now_s)
+            assert len(load._history) >= before + 1 - FORGOTTEN_MAX
+        assert len(load._history) <= HISTORY_S + 2
 
     def test_a_sample_older_than_the_history_counts_as_much_of_ours_as_is_remembered(self) -> None:
         load = WorkerLoad()
