@@ -9,6 +9,7 @@ Laws:
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import suppress
 from time import monotonic
 from typing import Any, NoReturn, TypeAlias
 
@@ -28,6 +29,10 @@ FIELDS_MAX = 8192
 """Of a message that has no bound of its own."""
 LOG_S = 10.0
 """Between two logged faults of one method."""
+QUIET_S = 0.05
+"""Without a call, before a server that stops sends GOAWAY."""
+QUIET_S_MAX = 0.5
+"""Of waiting for such a pause."""
 
 log = logging.getLogger("kvroute.grpc")
 
@@ -52,6 +57,9 @@ class Guard:
         self._clock = clock
         self._logged_s: dict[str, float] = {}
         """Method -> when a fault of it was last logged."""
+        self._stops = False
+        self._refused = 0
+        """Calls that came since the server began to stop."""
 
     @classmethod
     def of(cls, settings: GrpcSettings, prompt_tokens_max: int, metrics: Metrics) -> "Guard":
@@ -69,6 +77,21 @@ class Guard:
     def registrar(self, server: grpc.aio.Server) -> Any:
         """In the place of a server, for generated code that registers a servicer."""
         return _Registrar(self, server)
+
+    async def stop(self) -> None:
+        """Answers each new unary call of our services with UNAVAILABLE, which clients send again to
+        another router. Returns once none has come for QUIET_S, at the latest after QUIET_S_MAX.
+
+        gRPC cancels the calls that wait in its core when a server begins to stop, and their callers
+        get CANCELLED, which not every client sends again.
+        """
+        self._stops = True
+        with suppress(TimeoutError):
+            async with asyncio.timeout(QUIET_S_MAX):
+                before = -1
+                while before != self._refused:
+                    before = self._refused
+                    await asyncio.sleep(QUIET_S)
 
     def fault(self, method: str, error: BaseException) -> Refusal:
         """Counts what a handler raised; returns what its caller is told."""
@@ -103,7 +126,12 @@ class Guard:
         parse, write = _reader(handler), _writer(handler)
         behaviour: Any = handler.unary_unary
 
+        is_ours = method.startswith(_OURS)
+
         async def answer(content: bytes, context: Context) -> bytes:
+            if self._stops and is_ours:
+                self._refused += 1
+                await context.abort(grpc.StatusCode.UNAVAILABLE, _STOPPING)
             try:
                 limit.check(len(content))
                 with hold(len(content)):
@@ -253,4 +281,7 @@ async def _written(done: Any, context: Context, write: Callable[[Any], bytes]) -
         await done
 
 
+_OURS = "/kvroute.v1."
+"""Health is answered for as long as the server is there."""
+_STOPPING = "the router stops; another one takes this call"
 _BY_SIZE = (Reason.MESSAGE_TOO_LARGE, Reason.TOO_MANY_BYTES, Reason.TOO_MANY_WATCHES)

@@ -468,7 +468,7 @@ class GrpcServer:
         self._health = _Health()
         self._draining = False
         self.port = 0
-        guard = router.guard
+        guard = self._guard = router.guard
         guard.metrics.follow(guard.in_flight, fleet.feed)
         guard.add(self._server, SERVICES[0], byte_handlers(router))
         guard.add(self._server, SERVICES[1], fleet_handlers(fleet))
@@ -501,6 +501,7 @@ class GrpcServer:
         self._draining = True
         await self.set_serving(ready=False)
         self._health.end_watches()
+        await self._guard.stop()
         await self._server.stop(grace_s)
 
     def _listen(self, address: str) -> int:

@@ -683,6 +683,29 @@ class TestRouteStream:
                 assert await call.read() is grpc.aio.EOF
                 await stage.server.drain(60)
 
+    async def test_calls_under_way_when_the_server_drains_are_answered_or_unavailable(self) -> None:
+        answered, ends = 0, list[Code]()
+        flows = asyncio.Event()
+
+        async def call_until_refused(stage: Served) -> None:
+            nonlocal answered
+            while not ends:
+                try:
+                    await stage.router.Explain(asked())
+                except grpc.aio.AioRpcError as error:
+                    ends.append(error.code())
+                answered += 1
+                if answered == 100:
+                    flows.set()
+
+        async with served() as stage, asyncio.timeout(30):
+            stage.fleet.add("w0")
+            callers = [asyncio.create_task(call_until_refused(stage)) for _ in range(16)]
+            await flows.wait()
+            await stage.server.drain(10)
+            await asyncio.gather(*callers)
+        assert set(ends) == {Code.UNAVAILABLE}
+
     async def test_a_client_that_leaves_leaves_no_task_behind(self) -> None:
         async with served() as stage:
             stage.fleet.add("w0")
