@@ -18,9 +18,10 @@ from contextlib import suppress
 from functools import partial
 
 from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
 
 from events import subjects
-from events.broker import Broker
+from events.broker import Broker, OnMessage
 from events.facts import Control, Epoch, Unreadable, decode_hello, encode
 from events.inflight import FULL_S, Teller
 from events.tasks import OnFailure, Tasks
@@ -75,6 +76,7 @@ class PeerLink:
         self._forwards = 0
         self._hello_at_s = -HELLO_S
         self._tasks = Tasks(on_failure)
+        self._subscriptions: list[Subscription] = []
         epoch = Epoch(round(clock() * 1e9), rng.getrandbits(62))
         self._teller = Teller(core.replica, epoch)
         self.forwarded: Counter[str] = Counter()
@@ -83,11 +85,10 @@ class PeerLink:
     async def start(self) -> None:
         """Subscribes, and begins to tell. The broker must be connected."""
         replica = self._core.replica
-        listen = self._broker.subscribe
-        await listen(subjects.report(self._fleet, replica), self._report_came)
-        await listen(subjects.hello(self._fleet), self._hello_came)
+        await self._listen(subjects.report(self._fleet, replica), self._report_came)
+        await self._listen(subjects.hello(self._fleet), self._hello_came)
         if self._tells:
-            await listen(subjects.every_inflight(self._fleet), self._inflight_came)
+            await self._listen(subjects.every_inflight(self._fleet), self._inflight_came)
             self._tasks.spawn(self._tell(), "telling peers")
 
     @property
@@ -96,7 +97,15 @@ class PeerLink:
         return self._teller.untold
 
     async def stop(self) -> None:
+        """Takes nothing more from other replicas, whose reports have no answer at once instead of
+        after FORWARD_TIMEOUT_S; reports come first. Then ends what is under way."""
+        for subscription in self._subscriptions:
+            await self._broker.unsubscribe(subscription)
+        self._subscriptions.clear()
         await self._tasks.close()
+
+    async def _listen(self, subject: str, listener: OnMessage) -> None:
+        self._subscriptions.append(await self._broker.subscribe(subject, listener))
 
     def owner(self, reservation_id: str) -> str:
         """The replica that a reservation's id names, if it is another one; else empty.

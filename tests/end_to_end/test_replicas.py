@@ -156,6 +156,19 @@ async def test_a_report_finds_its_owner_through_any_replica() -> None:
         assert there.link.forwarded == {"answered": 2, "no_answer": 1}
 
 
+async def test_a_replica_that_stops_takes_no_more_reports_of_others() -> None:
+    rng = random.Random(3)
+    async with a_stage(engine_count=2) as stage, another(stage) as (there, client):
+        pick = await stage.client.route(token_ids=prompt(rng))
+        assert stage.router.link is not None
+        assert there.link is not None
+        await stage.router.link.stop()
+        (outcome,) = await client.report(finished(pick))
+        assert outcome.result == ProgressResult.PROGRESS_RESULT_UNKNOWN
+        assert there.link.forwarded == {"no_answer": 1}
+        assert reserved(stage.router) == 1
+
+
 async def test_reports_with_ids_of_any_form_leave_the_connection_to_nats_as_it_is() -> None:
     rng = random.Random(9)
     async with a_stage(engine_count=1) as stage, another(stage) as (there, client):
