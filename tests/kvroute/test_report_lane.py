@@ -18,9 +18,11 @@ from kvroute.client import (
 from kvroute.client import report_lane as report_lane_module
 from kvroute.client.report_lane import (
     BYTES_A_CALL_MAX,
+    HOLD_S,
     STEPS_A_CALL_MAX,
     STEPS_MAX,
     ReportLane,
+    hold_s,
     report_pieces,
 )
 from kvroute.v1 import Progress, ProgressOutcome, ReportRequest, ReportResponse
@@ -94,6 +96,37 @@ async def test_a_call_that_hangs_holds_the_next_one_back_for_a_moment(
     assert not hanging.done()
     never.set_result(None)
     await hanging
+
+
+def test_each_unanswered_call_doubles_the_time_that_the_next_one_is_held_back() -> None:
+    holds = [hold_s(unanswered) for unanswered in range(1, 6)]
+    assert holds == [HOLD_S * 2**i for i in range(5)]
+    assert sum(holds) > 5.0, "the default deadline of a report: 5 calls are open at most"
+    assert hold_s(10_000) > 1000.0
+
+
+async def test_a_call_holds_back_the_next_one_by_how_many_are_unanswered(
+    wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+
+    def none(unanswered: int) -> float:
+        seen.append(unanswered)
+        return 0.0
+
+    monkeypatch.setattr(report_lane_module, "hold_s", none)
+    reports, answers = [], []
+    for name in ("a", "b", "c"):
+        reports.append(wire.report(name))
+        answers.append((await wire.next())[1])
+    answers.pop().set_result(None)
+    await reports.pop()
+    reports.append(wire.report("d"))
+    answers.append((await wire.next())[1])
+    for answer in answers:
+        answer.set_result(None)
+    await asyncio.gather(*reports)
+    assert seen == [1, 2, 3, 3]
 
 
 async def test_an_error_is_that_of_everybody_in_the_call_and_nobody_else(wire: Wire) -> None:

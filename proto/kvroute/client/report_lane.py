@@ -3,7 +3,15 @@
 A report goes at once, unless a call is under way: then it goes with all others that come meanwhile,
 in the next one. A lone report is a call of its own and waits for nothing.
 
-Law: every report gets its outcomes, the error of the call it was in, or its own deadline.
+A busy router takes up one new call in a few turns of its event loop, however little is in it. Calls
+that go out faster than that queue up there, and reports of workers that fail come seconds late. So
+a call holds the next one back until it is answered, and each unanswered one doubles the time after
+which another goes all the same.
+
+Laws:
+- every report gets its outcomes, the error of the call it was in, or its own deadline;
+- with n calls unanswered, the next one goes HOLD_S * 2^(n-1) after the last at the earliest, so
+  that a deadline of 5 s has 5 calls open at most.
 """
 
 import asyncio
@@ -33,8 +41,10 @@ BYTES_A_CALL_MAX = 512 * 1024
 """Half of the least that routers take by default."""
 STEPS_MAX = 65_536
 """Steps that wait for their turn."""
-HOLD_S = 0.02
-"""Longest that a call holds the next one back, should it hang."""
+HOLD_S = 0.25
+"""Longest that a lone call holds the next one back, should it hang; longer than a way round the
+world."""
+_DOUBLINGS_MAX = 16
 
 
 @dataclass(slots=True, eq=False)
@@ -55,6 +65,11 @@ def report_pieces(progress: Sequence[Progress]) -> Iterator[Sequence[Progress]]:
             yield progress[begin:i]
             begin, size = i, _size(one)
     yield progress[begin:]
+
+
+def hold_s(unanswered: int) -> float:
+    """For how long the last of so many unanswered calls holds the next one back, in seconds."""
+    return HOLD_S * 2.0 ** min(unanswered - 1, _DOUBLINGS_MAX)
 
 
 class ReportLane:
@@ -118,7 +133,7 @@ class ReportLane:
                 call = asyncio.create_task(self._tell(self._take()))
                 self._calls.add(call)
                 call.add_done_callback(self._calls.discard)
-                await asyncio.wait({call}, timeout=HOLD_S)
+                await asyncio.wait({call}, timeout=hold_s(len(self._calls)))
         finally:
             self._runner = None
 
