@@ -16,6 +16,7 @@ from kvroute.client import (
     RoutedRequest,
     UnknownModel,
 )
+from kvroute.client.attempts import REFUSED_MAX
 from kvroute.client.life import connection_refused
 from kvroute.v1 import FailureReason, PrefillWorker, Progress, ProgressState
 from tests.kvroute.scripted_router import GUARD_S, Clock, Server, pick_of, status
@@ -206,6 +207,30 @@ async def test_attempts_are_bounded_and_the_last_failure_tells_of_the_earlier_on
         "kvroute: attempt 2, on w1, failed: TimeoutError: slow",
     ]
     assert engines.served == ["w0", "w1", "w2"]
+
+
+async def test_refused_connections_are_no_attempts_up_to_their_bound(server: Server) -> None:
+    count = REFUSED_MAX + 3
+    server.router.workers = [f"w{i}" for i in range(count + 1)]
+    client, _ = make_client(server)
+    refused = {f"w{i}": ConnectionRefusedError() for i in range(REFUSED_MAX)}
+    slow = {f"w{i}": TimeoutError() for i in range(REFUSED_MAX, count - 1)}
+    async with client:
+        assert await ask(client, Engines(**refused, **slow)) == f"w{count - 1}"
+        refused = {f"w{i}": ConnectionRefusedError() for i in range(count)}
+        with pytest.raises(ConnectionRefusedError):
+            await ask(client, Engines(**refused))
+        assert client.counts["retries_over_attempts"] == 1
+    assert len(server.router.asked) == 2 * count
+
+
+async def test_with_one_attempt_a_refused_connection_is_raised(server: Server) -> None:
+    client, _ = make_client(server)
+    engines = Engines(w0=ConnectionRefusedError())
+    async with client:
+        with pytest.raises(ConnectionRefusedError):
+            await ask(client, engines, attempts_max=1)
+    assert engines.served == ["w0"]
 
 
 async def test_notes_are_bounded(server: Server) -> None:

@@ -14,7 +14,9 @@ another worker, if all of this holds; otherwise the exception goes on as it is:
 - `request.prefill_done()` was not called, and the body has not ended the request itself;
 - the reason is WORKER or TIMEOUT (see failure_reason; the body raises UnusableAnswer for an answer
   that makes no sense): what is the caller's own, is cancelled, or came from kvroute fails anywhere;
-- there were fewer than `attempts_max` attempts, and the client's retry budget has room;
+- there were fewer than `attempts_max` attempts, and the client's retry budget has room. The first
+  REFUSED_MAX refused connections don't count as attempts, unless `attempts_max` is 1: nothing of
+  the request arrived, and when half of a fleet dies at once three workers in a row may be dead;
 - the router has another worker. If it has none, the failure of the last attempt is raised.
 
 An exception that goes on has a note for each earlier attempt.
@@ -39,6 +41,8 @@ from kvroute.v1 import FailureReason
 
 NOTE_MAX = 300
 """Characters of an earlier attempt's error in a note."""
+REFUSED_MAX = 8
+"""Attempts of a request that met a refused connection and don't count; further ones do."""
 _ELSEWHERE = frozenset((
     FailureReason.FAILURE_REASON_WORKER,
     FailureReason.FAILURE_REASON_TIMEOUT,
@@ -74,6 +78,8 @@ class Attempts:
         self._clock = clock
         self._counts = counts
         self._number = 0
+        self._refused = 0
+        """Of the attempts so far, those that don't count."""
         self._tried: list[str] = []
         self._failures: list[tuple[str, BaseException]] = []
         """(worker, what the attempt there failed with) of attempts that were followed by one."""
@@ -137,7 +143,9 @@ class Attempts:
     def _another(self, request: RoutedRequest, error: BaseException) -> bool:
         if request.answering or request.ended or failure_reason(error) not in _ELSEWHERE:
             return False
-        if self._number >= self._attempts_max:
+        if self._attempts_max > 1 and self._refused < REFUSED_MAX and connection_refused(error):
+            self._refused += 1
+        if self._number - self._refused >= self._attempts_max:
             self._counts["retries_over_attempts"] += 1
             return False
         if not self._budget.take(self._clock()):

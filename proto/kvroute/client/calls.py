@@ -246,9 +246,10 @@ class KvRouteClient:
                 async with attempt as request:
                     ...
 
-        attempts_max: workers that are tried, the first one counted. timeout_s: for the routing of
-        each. options: as for request(); a request_id is that of the first attempt, later ones have
-        its number added, since they are other requests to the router.
+        attempts_max: workers that are tried, the first one counted, and those that refused the
+        connection not, up to 8 of them; 1: none is tried again. timeout_s: for the routing of each.
+        options: as for request(); a request_id is that of the first attempt, later ones have its
+        number added, since they are other requests to the router.
         """
         if attempts_max < 1:
             raise ValueError(f"attempts_max is {attempts_max}; 1 is the least")
