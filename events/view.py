@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from typing_extensions import override
 
+from events.clock_offset import ClockOffset
 from events.facts import (
     TIERS,
     Beat,
@@ -84,6 +85,8 @@ class Source:
     silent, not this."""
     clock_skew_s: float = 0.0
     """Our clock less the relay's when its last heartbeat came; delays make it larger."""
+    clock: ClockOffset = field(default_factory=ClockOffset)
+    """The same without the delays of single heartbeats."""
     gone_at_s: float = 0.0
     """When we last heard of blocks that are gone."""
     waiting_bytes: int = 0
@@ -217,6 +220,7 @@ class FleetView:
         source.heartbeat_at_s = now_s
         source.heartbeat_overdue = False
         source.clock_skew_s = now_s - message.sent_at_s
+        source.clock.heard(message.sent_at_s, now_s)
         self._changed[key] = None
         return source
 

@@ -104,7 +104,7 @@ class RouterCore:
         self.outliers = Outliers(
             routing.outliers,
             group=self._group_of,
-            sampled_at_s=lambda key: self.load_of(key).sampled_at_s,
+            sampled_at_s=self._answered_at_s,
             on_change=lambda key: self.pools.on_ejected(key),
         )
         self.first_tokens = FirstTokens()
@@ -702,6 +702,19 @@ class RouterCore:
             predicted_s = max(self.first_tokens.mean_s, load.prefill_tokens_active / rate)
             if owed_s > settings.hang_s + settings.hang_factor * predicted_s:
                 outliers.on_overdue(key, now_s)
+
+    def _answered_at_s(self, key: WorkerKey) -> float | None:
+        """When an engine last answered its relay, by our clock; None: its relay never asked.
+
+        Heartbeats that are delayed, as beside a flood of other messages, don't make it later: a
+        dead engine would seem to have answered since it refused connections.
+        """
+        source = self.view.sources.get(key)
+        if source is None or (heartbeat := source.heartbeat) is None:
+            return None
+        if heartbeat.sampled_at_s is None:
+            return None
+        return heartbeat.sampled_at_s + source.clock.seconds
 
     def _group_of(self, key: WorkerKey) -> Collection[WorkerKey]:
         source = self.view.sources.get(key)

@@ -610,6 +610,27 @@ def test_no_request_goes_to_a_dead_worker_half_a_second_after_its_first_refusal(
     assert sum(at_s >= well_s for at_s, _ in dead.picks) > 20, "it is back"
 
 
+def test_heartbeats_that_come_late_do_not_open_a_dead_worker() -> None:
+    traffic = Traffic()
+    traffic.run(5)
+    dead = next(iter(traffic.engines.values()))
+    dead.outcome = lambda _: "refused"
+    died_s = traffic.fleet.now_s
+    tell = traffic.tell
+
+    def tell_late() -> None:
+        """As beside a flood: what the relay sent two seconds ago."""
+        tell()
+        sent_s = traffic.fleet.now_s - 2.0
+        traffic.fleet.say(dead.key, sent_at_s=sent_s, sampled_at_s=min(sent_s, died_s))
+
+    traffic.silent.add(dead.key)
+    traffic.tell = tell_late  # type: ignore[method-assign]
+    traffic.run(30)
+    first_s = next(at_s for at_s, what in dead.picks if what == "refused")
+    assert [at_s for at_s, _ in dead.picks if at_s > first_s + 0.5] == []
+
+
 def test_of_one_that_fails_half_its_requests_and_one_that_hangs_clients_hardly_notice() -> None:
     traffic = Traffic()
     traffic.run(5)
