@@ -61,6 +61,8 @@ from router.warnings import WarningLog
 from router.watchers import Watchers
 
 TICK_S = 0.25
+JUDGED_A_TICK = 5
+"""How often in a tick what one caller alone says of workers is judged: every 50 ms."""
 WARN_S = 5.0
 HELLO_GRACE_S = 1.0
 """After the first connection, how long relays have to say that they are there."""
@@ -400,7 +402,9 @@ class RouterApp:
             if not self.ready and self._is_ready(now_s) and self._grpc is not None:
                 self.core.ready = True
                 await self._grpc.set_serving(ready=True)
-            await asyncio.sleep(TICK_S)
+            for _ in range(JUDGED_A_TICK):
+                await asyncio.sleep(TICK_S / JUDGED_A_TICK)
+                self.core.outliers.judge(self.clock())
 
     def _warn(self, now_s: float) -> None:
         """Says now and then what an operator should mend."""

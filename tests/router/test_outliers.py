@@ -98,6 +98,16 @@ class TestCauses:
         bench.fail(W[0], Fault.REFUSED)
         assert bench.outliers.reason(W[0]) == "ejected: connections refused"
 
+    def test_one_callers_word_is_judged_between_two_ticks(self) -> None:
+        bench = Bench()
+        bench.serve(W[0], "b")
+        bench.fail(W[0], Fault.REFUSED)
+        assert bench.out() == set()
+        bench.outliers.judge(bench.now_s + 0.29)
+        assert bench.out() == set()
+        bench.outliers.judge(bench.now_s + 0.31)
+        assert bench.out() == {W[0]}
+
     def test_a_share_of_failures_ejects_from_enough_requests_on(self) -> None:
         bench = Bench()
         for i in range(9):
