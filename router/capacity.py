@@ -115,6 +115,9 @@ class Capacities:
         self._learned: dict[WorkerKey, _Learned] = {}
         self._of_kind: dict[_Kind, int] = {}
         """The largest estimate of slots of any worker of a kind."""
+        self.preempted: set[WorkerKey] = set()
+        """Workers whose block share is below 1: each request of theirs that is served must be told
+        to `on_served`."""
         self.kinds_changed = 0
         """Times that one of these has, which is news of all its workers."""
 
@@ -137,6 +140,8 @@ class Capacities:
             known = self._learned[key] = _Learned(heartbeat.epoch, kind, heartbeat.preemptions)
         before = known.slots, known.running_max, known.block_share
         known.on_sample(heartbeat, self._settings)
+        if known.block_share < 1.0:
+            self.preempted.add(key)
         if known.slots != before[0]:
             self._weigh(known.kind)
         return before != (known.slots, known.running_max, known.block_share)
@@ -145,6 +150,7 @@ class Capacities:
         """A request was served to its end. Returns whether the worker's room changed by it."""
         known = self._learned.get(key)
         if known is None or known.block_share >= 1.0:
+            self.preempted.discard(key)
             return False
         risen = known.block_share + self._settings.served_percent / 100
         known.block_share = min(1.0, risen)
@@ -153,6 +159,7 @@ class Capacities:
     def on_forgotten(self, workers: Iterable[WorkerKey]) -> None:
         """Workers that are known no more."""
         for key in workers:
+            self.preempted.discard(key)
             known = self._learned.pop(key, None)
             if known is not None and known.slots is not None:
                 self._weigh(known.kind)

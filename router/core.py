@@ -615,21 +615,23 @@ class RouterCore:
         if not reservation.prefill_done:
             reservation.prefill_done = True
             new_tokens = reservation.new_tokens
-            self.rates.on_end(worker if hold is None else hold.worker, reservation.id)
+            if self.rates.under_way:
+                self.rates.on_end(worker if hold is None else hold.worker, reservation.id)
         self._close(worker, reservation, new_tokens, now_s)
         if hold is not None:
             self._end_prefill(reservation, now_s)
-        self.ttft_check.on_end(reservation.id)
+        if self.ttft_check.predicted_s:
+            self.ttft_check.on_end(reservation.id)
         self.reservations.end(reservation, ending, now_s)
         self.endings[ending] += 1
         self._count_at(blamed or worker, ending)
         if ending is Ending.FINISHED:
-            if self.capacities.on_served(worker):
-                self.pools.on_capacity(worker)
             if hold is not None:
                 self._count_at(hold.worker, ending)
-                if self.capacities.on_served(hold.worker):
-                    self.pools.on_capacity(hold.worker)
+            if self.capacities.preempted:
+                for key in _workers_of(reservation):
+                    if self.capacities.on_served(key):
+                        self.pools.on_capacity(key)
         if self.outliers.probing:
             for key in _workers_of(reservation):
                 self.outliers.on_end(key, reservation.id)

@@ -101,6 +101,8 @@ class PrefillRates:
         self._anchors: dict[str, float] = {}
         """By model, of those that workers were measured with."""
         self._workers: dict[WorkerKey, WorkerRate] = {}
+        self.under_way = 0
+        """Prompts, at all workers; while there are none, nobody need call `on_end`."""
         self._mean_work = MEAN_WORK
         self._columns = np.zeros((5, 0))
         """By slot: rate (0: the prior's), ends_s, the least wait, known tokens, prompts open."""
@@ -155,6 +157,7 @@ class PrefillRates:
         worker = self._worker(key, slot, model)
         todo = float(work(new_tokens, prompt_tokens))
         worker.open[reservation_id] = todo, new_tokens, now_s
+        self.under_way += 1
         worker.open_work += todo
         worker.open_tokens += new_tokens
         worker.ends_s = max(now_s, worker.ends_s) + worker.seconds(todo)
@@ -198,6 +201,7 @@ class PrefillRates:
         for key in workers:
             worker = self._workers.pop(key, None)
             if worker is not None:
+                self.under_way -= len(worker.open)
                 self._columns[:, worker.slot] = 0.0
 
     def tick(self) -> None:
@@ -238,6 +242,7 @@ class PrefillRates:
     def _close(self, worker: WorkerRate, reservation_id: str) -> None:
         closed = worker.open.pop(reservation_id, None)
         if closed is not None:
+            self.under_way -= 1
             worker.open_work -= closed[0]
             worker.open_tokens -= closed[1]
         if not worker.open:

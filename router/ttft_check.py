@@ -27,20 +27,20 @@ class TtftCheck:
         """By which first tokens came later than predicted,"""
         self.early_s = 0.0
         """and sooner."""
-        self._predicted_s: dict[str, float] = {}
-        """By reservation."""
+        self.predicted_s: dict[str, float] = {}
+        """By reservation, of those that may be measured yet."""
 
     def __len__(self) -> int:
         """Predictions that may be measured yet."""
-        return len(self._predicted_s)
+        return len(self.predicted_s)
 
     def on_pick(self, reservation_id: str, predicted_s: float) -> None:
         """predicted_s: above 0."""
-        self._predicted_s[reservation_id] = predicted_s
+        self.predicted_s[reservation_id] = predicted_s
 
     def on_done(self, reservation_id: str, measured_s: float) -> None:
         """A first token is said to be out just now."""
-        predicted_s = self._predicted_s.pop(reservation_id, None)
+        predicted_s = self.predicted_s.pop(reservation_id, None)
         if predicted_s is None:
             return
         ratio = measured_s / predicted_s
@@ -52,4 +52,4 @@ class TtftCheck:
 
     def on_end(self, reservation_id: str) -> None:
         """A reservation ended, measured or not."""
-        self._predicted_s.pop(reservation_id, None)
+        self.predicted_s.pop(reservation_id, None)

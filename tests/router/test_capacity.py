@@ -98,6 +98,8 @@ def test_laws_of_what_is_learned(samples: list[dict[str, Any]], served: int, lea
         if worker.heartbeat.total_slots:
             assert slots == known == worker.heartbeat.total_slots
         assert blocks == worker.share * (worker.heartbeat.total_blocks or 0)
+        # A share can be below 1 and not count, by the settings or by another epoch.
+        assert worker.share == 1.0 or KEY in worker.capacities.preempted
     for _ in range(served):
         before = worker.share
         worker.capacities.on_served(KEY)
@@ -106,6 +108,7 @@ def test_laws_of_what_is_learned(samples: list[dict[str, Any]], served: int, lea
         assert worker.share == pytest.approx(1.0)
     worker.capacities.on_forgotten([KEY])
     assert (len(worker.capacities), worker.slots, worker.share) == (0, None, 1.0)
+    assert not worker.capacities.preempted
 
 
 def test_slots_are_estimated_once_two_samples_agree() -> None:
@@ -194,6 +197,7 @@ def test_preemptions_lower_the_share_and_requests_that_are_served_raise_it() -> 
     for _ in range(100):
         worker.capacities.on_served(KEY)
     assert worker.share == 1.0
+    assert not worker.capacities.preempted
 
 
 def test_workers_that_are_configured_alike_share_an_estimate() -> None:

@@ -205,3 +205,22 @@ class TestWaiting:
             assert found.tokens.tolist() == [sum(one.values()) for one in open_]
             assert found.count.tolist() == [len(one) for one in open_]
             assert not found.wait_s[[not one for one in open_]].any()
+
+
+def test_prompts_under_way_are_counted_until_they_end_or_their_worker_is_gone() -> None:
+    rates = PrefillRates(PRIOR)
+    for slot in (0, 1):
+        for i in range(3):
+            rates.on_pick(KEYS[slot], slot, "m", f"{slot}-{i}", 100, 100, 0.0)
+    assert rates.under_way == 6
+    rates.on_end(KEYS[0], "0-1")
+    rates.on_end(KEYS[0], "0-1")
+    rates.on_end(KEYS[3], "0-2")
+    assert rates.under_way == 5
+    rates.on_forgotten([KEYS[1], KEYS[2]])
+    assert rates.under_way == 2
+    rates.on_pick(KEYS[0], 3, "m", "0-3", 100, 100, 0.0)  # it came back in another slot
+    rates.on_end(KEYS[0], "0-0")
+    assert rates.under_way == 1
+    rates.on_end(KEYS[0], "0-3")
+    assert rates.under_way == 0
