@@ -296,7 +296,7 @@ def check_config(config_file: Path | None, **given: Any) -> None:
     """Check a router's configuration and print it whole.
 
     The comment behind each value says where it came from: a flag, a variable of the environment,
-    the file, or the defaults; the first of these that sets it wins.
+    the file, the preset of routing.preset, or the defaults; the first of these that sets it wins.
     """
     from router.app import RouterApp
 
@@ -311,15 +311,25 @@ def check_config(config_file: Path | None, **given: Any) -> None:
 
 
 @cli.command()
+@click.option(
+    "--presets",
+    "as_presets",
+    is_flag=True,
+    help="List the presets instead: the settings of each, and the traces that it was chosen on.",
+)
 @click.option("--json", "as_json", is_flag=True, help="A list of objects.")
-def policies(as_json: bool) -> None:
+def policies(as_presets: bool, as_json: bool) -> None:
     """List the policies with their formulas.
 
     Their numbers are set in the file, under routing.parameters: {POLICY: {NAME: NUMBER}}. A policy
-    of your own is a Python function, named module:function in routing.policy.
+    of your own is a Python function, named module:function in routing.policy. A preset, named in
+    routing.preset, is a set of such settings.
     """
     from router.policies import POLICIES
 
+    if as_presets:
+        _show_presets(as_json)
+        return
     if as_json:
         rows = [
             {
@@ -338,6 +348,22 @@ def policies(as_json: bool) -> None:
         about = one.described()
         for name, value in one.parameters.items():
             click.echo(f"      {name} = {value:g}    ({about[name]})")
+
+
+def _show_presets(as_json: bool) -> None:
+    from dataclasses import asdict
+
+    from router.presets import PRESETS, lines
+
+    if as_json:
+        rows = [{"name": name, **asdict(preset)} for name, preset in PRESETS.items()]
+        click.echo(msgspec.json.format(msgspec.json.encode(rows)).decode())
+        return
+    for name, preset in PRESETS.items():
+        click.echo(f"{name}\n    {preset.summary}")
+        for line in lines(preset.sets):
+            click.echo(f"      {line}")
+        click.echo(f"    chosen on: {preset.chosen_on}")
 
 
 _target = click.option(

@@ -2,6 +2,9 @@
 
 Every scalar key has three names: `section.key` in the YAML file, `KVROUTE_SECTION_KEY` in the
 environment, `--section-key` on the command line. An unknown key is refused with its name.
+
+A preset (router/presets.py) lies between the defaults and these three: it sets keys of `routing`
+that none of them sets.
 """
 
 import re
@@ -19,6 +22,7 @@ from typing_extensions import override
 
 from events.settings import BlockSize, EngineSettings, NatsSettings, Seconds, Settings, unusable
 from indexer.index import BLOCK_BYTES
+from router.presets import PRESETS, PresetName
 from router.sources import KeyPath, Sources
 
 ENVIRONMENT_PREFIX = "KVROUTE_"
@@ -313,6 +317,13 @@ class AffinitySettings(Settings, frozen=True):
 class RoutingSettings(Settings, frozen=True):
     """How picks are made and kept."""
 
+    preset: Annotated[
+        PresetName,
+        Meta(
+            description="set of routing settings with a name: see `kvroute policies --presets`; a"
+            " key that the file, the environment or a flag sets wins over the preset's"
+        ),
+    ] = "balanced"
     policy: Annotated[
         str, Meta(description="see `kvroute policies`; or module:function, one of your own")
     ] = "dynamo-adaptive"
@@ -615,10 +626,22 @@ def load_with_sources(
     for path, value in flags.items():
         _put(tree, path, value)
     where = "flags: " if flags else where
-    _convert(tree, config, where)
+    read = _convert(tree, config, where)
+    preset = read.routing.preset if isinstance(read, ServeConfig) else None
+    sets = {"routing": PRESETS[preset].sets} if preset else {}
     flag_names: dict[KeyPath, str] = {path: _flag(path) for path in flags}
-    sources = Sources(str(file or ""), tree, variables, flag_names)
-    return _convert(_with_guards(tree), config, where), sources
+    sources = Sources(str(file or ""), tree, variables, flag_names, f"preset {preset}", sets)
+    return _convert(_with_guards(_laid_over(sets, tree)), config, where), sources
+
+
+def _laid_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Both trees in one, key by key: where both have a value, the one above."""
+    tree = {**below, **above}
+    for name in below.keys() & above.keys():
+        lower, upper = below[name], above[name]
+        if isinstance(lower, Mapping) and isinstance(upper, Mapping):
+            tree[name] = _laid_over(lower, upper)
+    return tree
 
 
 def _with_guards(tree: dict[str, Any]) -> dict[str, Any]:

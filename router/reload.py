@@ -8,6 +8,7 @@ import msgspec
 from router.config import ServeConfig
 
 RELOADED = (
+    "preset",
     "policy",
     "own_policies",
     "parameters",

@@ -26,9 +26,13 @@ class Sources:
     """Of keys that the environment sets, the variables' names."""
     flags: Mapping[KeyPath, str]
     """Of keys that flags set, the flags."""
+    preset: str
+    """`preset` and its name."""
+    preset_sets: Mapping[str, Any]
+    """The values that the preset has, from the root on; empty for a configuration without one."""
 
     def of(self, path: KeyPath) -> str:
-        """The flag, the variable, the file, or `default`."""
+        """The flag, the variable, the file, the preset, or `default`."""
         if _has(self.given, path):
             prefixes = [path[:length] for length in range(len(path) + 1)]
             for names in (self.flags, self.variables):
@@ -40,7 +44,7 @@ class Sources:
             case ("models", int(), "routing", "guard", key):
                 return self.of(("routing", "guard", key))
             case _:
-                return "default"
+                return self.preset if _has(self.preset_sets, path) else "default"
 
 
 def annotated(text: str, sources: Sources) -> str:

@@ -17,7 +17,8 @@ import pytest
 import yaml
 
 from events.map_keeper import FILE_BYTES_MAX
-from router.config import Config, RelayConfig, ServeConfig, keys
+from router.config import Config, RelayConfig, ServeConfig, keys, load
+from router.presets import PRESETS
 from tests.helm.config_schema import SCHEMA_FILE, as_text, config_definitions
 from tests.helm.rendered import CHART, EXAMPLES, Object, Rendered, program_config, values_of
 
@@ -352,6 +353,15 @@ def test_values_that_name_a_default_name_the_programs(default: Rendered, tmp_pat
     assert config.grpc.max_connection_age_s == usual.grpc.max_connection_age_s
     assert config.ready_timeout_s == usual.ready_timeout_s
     assert config.drain_timeout_s == usual.drain_timeout_s
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_sets_all_its_keys_since_the_values_name_none_of_them(
+    render: Callable[..., Rendered], tmp_path: Path, name: str
+) -> None:
+    config = program_config(render(config={"routing": {"preset": name}}), tmp_path)
+    usual = load(ServeConfig, None, {}, {("routing", "preset"): name})
+    assert config.routing == usual.routing
 
 
 def test_an_engine_without_events_needs_none_in_the_configuration(

@@ -90,6 +90,7 @@ def other_value(key: Key) -> object:
         "log.level": "debug",
         "routing.shadow_share": 0.5,
         "decision_log.share": 0.5,
+        "routing.preset": "chat",
     }
     if key.dotted in special:
         return special[key.dotted]
