@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from router.presets import PRESETS
+
 if TYPE_CHECKING:
     from simulator.capacity import Percentile
     from simulator.comparison import Traffic
@@ -130,6 +132,9 @@ _fleet_options = _options(
                  help="Data-parallel ranks of each engine."),
     click.option("--config", "-c", "config_file", type=_File, default=None,
                  help="A router's YAML file, of which `routing` counts."),
+    click.option("--preset", type=click.Choice(list(PRESETS)), default=None,
+                 help="Routing settings with a name; `kvroute policies --presets` lists them. A key"
+                      " of the file wins over the preset's. [routing.preset of the file]"),
     click.option("--replicas", type=_Count, default=1, show_default=True,
                  help="Routers, each with a view of its own."),
     click.option("--event-delay-ms", type=_NotNegative, default=5.0, show_default=True,
@@ -173,9 +178,8 @@ _fleet_options = _options(
 )
 @click.option(
     "--policy",
-    default="dynamo-adaptive",
-    show_default=True,
-    help="Who picks; `kvroute policies` lists them.",
+    default=None,
+    help="Who picks; `kvroute policies` lists them. [routing.policy of the preset or the file]",
 )
 @click.option("--compare", default="", help="More policies, with commas, on the same traffic.")
 @_fleet_options
@@ -235,7 +239,7 @@ def replay(
     trace: str,
     workers: int,
     rates: tuple[float, ...],
-    policy: str,
+    policy: str | None,
     compare: str,
     seeds: tuple[int, ...],
     shadows: tuple[str, ...],
@@ -273,8 +277,10 @@ def replay(
     from simulator.watching import Unwatched, watch
 
     traffic = _traffic(trace, given)
-    names = list(dict.fromkeys([policy, *filter(None, map(str.strip, compare.split(",")))]))
-    fleets = [_fleet(name, workers, given, shadows=shadows) for name in names]
+    first = _fleet(policy, workers, given, shadows=shadows)
+    more = dict.fromkeys(filter(None, map(str.strip, compare.split(","))))
+    more.pop(first.policy, None)
+    fleets = [first, *(_fleet(name, workers, given, shadows=shadows) for name in more)]
     slo = Slo(*(None if ms is None else ms / 1e3 for ms in (slo_ttft_ms, slo_itl_ms)))
     console = Console(quiet=quiet)
     try:
@@ -312,9 +318,8 @@ def replay(
 @click.argument("trace")
 @click.option(
     "--policy",
-    default="dynamo-adaptive",
-    show_default=True,
-    help="Who picks; `kvroute policies` lists them.",
+    default=None,
+    help="Who picks; `kvroute policies` lists them. [routing.policy of the preset or the file]",
 )
 @click.option(
     "--ttft-ms", type=_Positive, required=True, help="The promised time to the first token."
@@ -352,7 +357,7 @@ def replay(
 @click.option("--quiet", "-q", is_flag=True, help="Print the number alone.")
 def capacity(
     trace: str,
-    policy: str,
+    policy: str | None,
     ttft_ms: float,
     percentile: "Percentile",
     rate: float,
@@ -397,7 +402,7 @@ def capacity(
     if json_file is not None:
         told = {
             "trace": traffic.trace.name,
-            "policy": policy,
+            "policy": fleet.policy,
             "rate": rate,
             "percentile": percentile,
             "ttft_ms": ttft_ms,
@@ -423,7 +428,7 @@ def capacity(
             click.echo(found.workers)
     else:
         keep = "worker keeps" if found.workers == 1 else "workers keep"
-        console.print(f"{found.workers} {keep} it with {policy}.", highlight=False)
+        console.print(f"{found.workers} {keep} it with {fleet.policy}.", highlight=False)
 
 
 @click.command()
@@ -509,9 +514,11 @@ def _traffic(name: str, given: dict[str, Any]) -> "Traffic":
 
 
 def _fleet(
-    policy: str, workers: int, given: dict[str, Any], *, shadows: Sequence[str] = ()
+    policy: str | None, workers: int, given: dict[str, Any], *, shadows: Sequence[str] = ()
 ) -> "RunOptions":
     """What every run of one policy has in common; `workers` is the smallest fleet that is played.
+
+    policy: None: the one of the configuration.
 
     Raises UsageError for what can't be run.
     """
@@ -520,12 +527,15 @@ def _fleet(
     from simulator.trace import check_block_size
 
     _check_fits(workers, given)
-    config = load(ServeConfig, given["config_file"], {}, {})
+    flags: dict[tuple[str, ...], object] = {}
+    if given["preset"] is not None:
+        flags["routing", "preset"] = given["preset"]
+    config = load(ServeConfig, given["config_file"], {}, flags)
     prefill_workers = given["prefill_workers"]
     try:
         check_block_size(given["block_size"], given["trace_block_size"])
         return RunOptions(
-            policy=policy,
+            policy=policy or config.routing.policy,
             workers=workers,
             ranks=given["ranks"],
             engine=given["engine"],

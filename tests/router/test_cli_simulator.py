@@ -236,6 +236,24 @@ def test_a_routers_file_gives_its_routing(trace: Path, tmp_path: Path) -> None:
     assert "nonsense" in str(done.exception)
 
 
+def test_the_policy_is_that_of_the_command_else_of_the_file_or_the_preset(
+    trace: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "router.yaml"
+    file.write_text("routing: {policy: random}\n")
+    short = (trace, "--until", 2, "--quiet", "--json", "-")
+    for words, policies in (
+        ((), ["dynamo-adaptive"]),
+        (("--preset", "agents"), ["ttft"]),
+        (("--preset", "agents", "-c", file), ["random"]),
+        (("--preset", "agents", "-c", file, "--policy", "round-robin"), ["round-robin"]),
+        (("--preset", "agents", "--compare", "random,ttft"), ["ttft", "random"]),
+    ):
+        runs = json.loads(kvroute("replay", *short, *words).output)["runs"]
+        assert [run["policy"] for run in runs] == policies
+    assert "batsch" in kvroute("replay", trace, "--preset", "batsch").output
+
+
 def test_capacity_finds_the_smallest_fleet(trace: Path, tmp_path: Path) -> None:
     file = tmp_path / "capacity.json"
     options = ("--ttft-ms", 120, "--percentile", "p90", "--rate", 40, "--json", file)
