@@ -227,6 +227,20 @@ def test_workers_of_the_second_choice_come_second(second: dict[str, Any]) -> Non
     assert picked(fallback, excluded_worker_ids=["w1"]) == "w0"
 
 
+def test_where_all_have_failed_those_that_refused_connections_come_last() -> None:
+    fallback, _ = made(*FLEET, avoid_s=10.0)
+    for i, one in enumerate(FLEET):
+        fallback.began((one.worker_id, 0))
+        fallback.ended((one.worker_id, 0), 1.0, WORKER, refused=i != 3)
+    for i in range(20):
+        assert picked(fallback, 2.0, session_id=f"s{i}") == "w3"
+    fallback.ended(("w3", 0), 2.0, WORKER, refused=True)
+    assert picked(fallback, 3.0), "rather a dead one than none"
+    assert {picked(fallback, 11.5, session_id=f"s{i}") for i in range(50)} == {
+        f"w{i}" for i in (0, 1, 2, 4)
+    }, "the time of the others is over"
+
+
 @pytest.mark.parametrize(
     ("reason", "avoided"), [(WORKER, True), (TIMEOUT, True), (CLIENT, False), (None, False)]
 )

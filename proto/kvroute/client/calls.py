@@ -597,9 +597,9 @@ class KvRouteClient:
         if self._fallback is not None and not pick.fallback:
             self._fallback.began(_key_of(pick))
 
-    def _ended(self, pick: Pick, failure: FailureReason.ValueType | None) -> None:
+    def _ended(self, pick: Pick, failure: FailureReason.ValueType | None, refused: bool) -> None:
         if self._fallback is not None and not pick.fallback:
-            self._fallback.ended(_key_of(pick), self._clock(), failure)
+            self._fallback.ended(_key_of(pick), self._clock(), failure, refused=refused)
 
     async def _send_pieces(
         self, progress: Sequence[Progress], deadline_s: float

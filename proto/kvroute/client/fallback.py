@@ -132,6 +132,8 @@ class Fallback:
         """Reservation id -> worker, time of the pick; the oldest first."""
         self._avoided: dict[Key, float] = {}
         """Until when."""
+        self._refused: set[Key] = set()
+        """Of those avoided, the ones that refused a connection last."""
         self._number = 0
 
     @override
@@ -185,14 +187,23 @@ class Fallback:
         """A request of ours was sent to a worker that a router picked."""
         self._open[key] += 1
 
-    def ended(self, key: Key, now_s: float, failure: FailureReason.ValueType | None) -> None:
-        """It is over; failure: why it failed, None if it did not."""
+    def ended(
+        self,
+        key: Key,
+        now_s: float,
+        failure: FailureReason.ValueType | None,
+        *,
+        refused: bool = False,
+    ) -> None:
+        """It is over; failure: why it failed, None if it did not; refused: its connection was."""
         if self._open[key] > 1:
             self._open[key] -= 1
         else:
             del self._open[key]
         if failure in _AGAINST_THE_WORKER:
             self._avoid(key, now_s)
+            if refused:
+                self._refused.add(key)
 
     def reported(self, progress: Progress, now_s: float) -> None:
         """A step of a pick of ours; only the last one counts."""
@@ -201,7 +212,8 @@ class Fallback:
         taken = self._picks.pop(progress.reservation_id, None)
         if taken is not None:
             failed = progress.state == ProgressState.PROGRESS_STATE_FAILED
-            self.ended(taken[0], now_s, progress.failure_reason if failed else None)
+            reason = progress.failure_reason if failed else None
+            self.ended(taken[0], now_s, reason, refused=failed and progress.refused)
 
     # Picks
 
@@ -215,7 +227,8 @@ class Fallback:
             return None
         avoided = self._avoided
         first = [one for one in fitting if not one.second and one.key not in avoided]
-        among = first or fitting
+        # Where all have failed, as while the whole host is busy, those at least took connections.
+        among = first or [one for one in fitting if one.key not in self._refused] or fitting
         loads = [self._open.get(one.key, 0) for one in among]
         places = ranked(key, [one.seed for one in among], loads, 3)
         worker, *others = (among[place] for place in places)
@@ -245,13 +258,17 @@ class Fallback:
             del self._picks[reservation_id]
             self.ended(key, now_s, None)
         for key in [key for key, until_s in self._avoided.items() if until_s <= now_s]:
-            del self._avoided[key]
+            self._forgive(key)
 
     def _avoid(self, key: Key, now_s: float) -> None:
-        self._avoided.pop(key, None)
+        self._forgive(key)
         self._avoided[key] = now_s + self.policy.avoid_s
         if len(self._avoided) > WORKERS_MAX:
-            del self._avoided[next(iter(self._avoided))]
+            self._forgive(next(iter(self._avoided)))
+
+    def _forgive(self, key: Key) -> None:
+        self._avoided.pop(key, None)
+        self._refused.discard(key)
 
     def _fitting(self, request: RouteRequest) -> list[_Worker]:
         if self._made is None:

@@ -197,7 +197,8 @@ class RoutedRequest:
             return
         self._ended = True
         failed = progress.state == ProgressState.PROGRESS_STATE_FAILED
-        self._reports.ended(self.pick, progress.failure_reason if failed else None)
+        reason = progress.failure_reason if failed else None
+        self._reports.ended(self.pick, reason, progress.refused)
         if self._keeper is not None:
             self._keeper.cancel()
         self._last = self._reports.start(lambda: self._tell_last(progress))

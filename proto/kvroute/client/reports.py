@@ -32,11 +32,12 @@ class Reports:
         wait_s: float,
         pending_max: int,
         began: Callable[[Pick], None] = lambda _: None,
-        ended: Callable[[Pick, FailureReason.ValueType | None], None] = lambda *_: None,
+        ended: Callable[[Pick, FailureReason.ValueType | None, bool], None] = lambda *_: None,
         silent: Callable[[str], bool] = lambda _: False,
     ) -> None:
         """timeout_s: for a last report with its retries. wait_s: how long leaving waits for it.
-        began, ended: called for each request; the latter with why it failed, None if it did not.
+        began, ended: called for each request; the latter with why it failed, None if it did not,
+        and whether its connection was refused.
         silent: whether the router that made a reservation says nothing at present.
         """
         self.send = send
