@@ -1,6 +1,8 @@
-"""Faults of real processes and connections: how soon they show, and how what is lost comes back.
+"""Faults of real processes and connections: they show, and what is lost comes back.
 
-Prints the rows of a table in events/README.md: pytest -s -q tests/end_to_end/test_faults.py
+How soon depends on what else the machine does, so nothing here is about times: the simulation
+asserts them in virtual time (tests/simulation). They are measured all the same, and printed as the
+rows of a table in events/README.md: pytest -s -q tests/end_to_end/test_faults.py
 """
 
 import asyncio
@@ -10,14 +12,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from events.stream import BEAT_OVERDUE_S
 from tests.end_to_end.proxied_stage import BYSTANDER, ProxiedStage, a_proxied_stage
 from tests.end_to_end.stage import until
-
-BUSY_S = 1.5
-"""What a busy machine may add, and the router's clock, which looks four times a second."""
-HEALTH_S = 3.0
-"""Silence after which a relay says that its engine doesn't answer."""
 
 Step = Callable[[ProxiedStage], Awaitable[None]]
 
@@ -29,7 +25,6 @@ class Fault:
     name: str
     fault: Step
     repair: Step
-    noticed_s_max: float
     ours: bool = False
     """It is the router's own connection that suffers, and it goes on routing, by load. Otherwise
     the other worker goes on as if nothing had happened."""
@@ -79,38 +74,23 @@ FAULTS = [
         "NATS killed (-9), restarted",
         ProxiedStage.kill_nats,
         ProxiedStage.restart_nats,
-        0.0,
         ours=True,
     ),
+    Fault("relay killed (-9), restarted", ProxiedStage.kill_relay, ProxiedStage.start_relay),
+    Fault("router and NATS: cut", cut_router_nats, heal_router_nats, ours=True),
+    Fault("router and NATS: stalled", stall_router_nats, heal_router_nats, ours=True),
+    Fault("relay and NATS: cut", cut_relay_nats, heal_relay_nats),
+    Fault("relay and NATS: stalled", stall_relay_nats, heal_relay_nats),
+    Fault("relay and engine: cut", cut_relay_engine, heal_relay_engine),
+    Fault("relay and engine: stalled", stall_relay_engine, heal_relay_engine),
     Fault(
-        "relay killed (-9), restarted",
-        ProxiedStage.kill_relay,
-        ProxiedStage.start_relay,
-        BEAT_OVERDUE_S,
-    ),
-    Fault("router and NATS: cut", cut_router_nats, heal_router_nats, 0.0, ours=True),
-    Fault(
-        "router and NATS: stalled",
-        stall_router_nats,
-        heal_router_nats,
-        BEAT_OVERDUE_S,
-        ours=True,
-    ),
-    Fault("relay and NATS: cut", cut_relay_nats, heal_relay_nats, BEAT_OVERDUE_S),
-    Fault("relay and NATS: stalled", stall_relay_nats, heal_relay_nats, BEAT_OVERDUE_S),
-    Fault("relay and engine: cut", cut_relay_engine, heal_relay_engine, HEALTH_S + 1.0),
-    Fault("relay and engine: stalled", stall_relay_engine, heal_relay_engine, HEALTH_S + 2.0),
-    Fault(
-        "engine killed, restarted in place",
-        ProxiedStage.kill_engine,
-        ProxiedStage.restart_engine,
-        HEALTH_S + 1.0,
+        "engine killed, restarted in place", ProxiedStage.kill_engine, ProxiedStage.restart_engine
     ),
 ]
 
 
 @pytest.mark.parametrize("case", FAULTS, ids=lambda case: case.name)
-async def test_a_fault_shows_soon_and_what_was_lost_comes_back(case: Fault) -> None:
+async def test_a_fault_shows_and_what_was_lost_comes_back(case: Fault) -> None:
     loop = asyncio.get_running_loop()
     async with a_proxied_stage() as stage:
         watch = Watch(stage, case)
@@ -134,7 +114,6 @@ async def test_a_fault_shows_soon_and_what_was_lost_comes_back(case: Fault) -> N
         watching.cancel()
         sys.stdout.write(f"| {case.name} | {noticed_s:.1f} s | {live_s:.1f} s |\n")
         assert watch.wrong == set()
-        assert noticed_s < case.noticed_s_max + BUSY_S
 
 
 class Watch:
@@ -144,11 +123,8 @@ class Watch:
         self.wrong: set[str] = set()
         self._stage = stage
         self._ours = case.ours
-        self._wrong_s_max = max(case.noticed_s_max, BEAT_OVERDUE_S) + BUSY_S
 
     async def run(self) -> None:
-        loop = asyncio.get_running_loop()
-        right_at_s = loop.time()
         while True:
             if len(self._stage.router.view.sources) < 2:
                 self.wrong.add("a worker is forgotten")
@@ -157,8 +133,4 @@ class Watch:
                 self.wrong.add("nobody gets requests")
             if not self._ours and not self._stage.counts(BYSTANDER):
                 self.wrong.add("the bystander suffers")
-            if not self._stage.counts() or self._stage.exact():
-                right_at_s = loop.time()
-            elif loop.time() - right_at_s > self._wrong_s_max:
-                self.wrong.add("what was lost counts for too long")
             await asyncio.sleep(0.02)
