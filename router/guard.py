@@ -2,6 +2,7 @@
 
 Laws:
 - a message is measured and its fields are counted before protobuf builds objects of it;
+- an aborted call leaves no memory to the next look for cycles;
 - whatever a handler raises ends its own call, with INTERNAL, and no other: it is counted, and
   logged once in LOG_S for each method.
 """
@@ -11,7 +12,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import suppress
 from time import monotonic
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, NoReturn, TypeAlias, TypeVar
 
 import grpc
 import grpc.aio
@@ -115,11 +116,11 @@ class Guard:
             self.metrics.messages_refused.labels(name, reason)
         if handler.request_streaming:
             if handler.response_streaming:
-                return grpc.stream_stream_rpc_method_handler(self._streams(method, handler))
+                return grpc.stream_stream_rpc_method_handler(_freed(self._streams(method, handler)))
             raise NotImplementedError(f"{method}: no service of ours has such a method")
         if handler.response_streaming:
-            return grpc.unary_stream_rpc_method_handler(self._answers(method, handler))
-        return grpc.unary_unary_rpc_method_handler(self._answer(method, handler))
+            return grpc.unary_stream_rpc_method_handler(_freed(self._answers(method, handler)))
+        return grpc.unary_unary_rpc_method_handler(_freed(self._answer(method, handler)))
 
     def _answer(self, method: str, handler: Handler) -> Callable[..., Awaitable[bytes]]:
         limit, hold = self.limits.of(method), self.in_flight.hold
@@ -175,11 +176,11 @@ class Guard:
 
     async def _end(self, context: Context, method: str, error: BaseException) -> NoReturn:
         """Ends a call whose handler raised."""
-        if isinstance(error, Refusal):
-            await self.refuse(context, method, error)
         if gone(error):
             raise error
-        await abort(context, self.fault(method, error))
+        refusal = error if isinstance(error, Refusal) else self.fault(method, error)
+        error.__traceback__ = error.__cause__ = error.__context__ = None  # frames with the message
+        await self.refuse(context, method, refusal)
 
 
 class _Registrar:
@@ -208,6 +209,31 @@ class _Writing:
 
     async def write(self, message: Any) -> None:
         await self._context.write(self._write(message))
+
+
+_Answer = TypeVar("_Answer")
+
+
+def _freed(
+    handle: Callable[[Any, Context], Awaitable[_Answer]],
+) -> Callable[[Any, Context], Awaitable[_Answer]]:
+    """A handler of which nothing is left once it has aborted its call.
+
+    gRPC keeps the exception of an abort in the call's state, the exception its frames, and these
+    their context, so the call's state: a cycle with the message, up to 64 MiB, and gRPC's own
+    memory of the call in it. Full looks for cycles are hours apart (router/cli.py).
+    """
+
+    async def handled(content: Any, context: Context) -> _Answer:
+        given = [context, content]
+        del content, context
+        try:
+            return await handle(given.pop(), given.pop())
+        except grpc.aio.AbortError as error:
+            error.__context__ = None
+            raise error.with_traceback(None) from None
+
+    return handled
 
 
 def gone(error: BaseException) -> bool:

@@ -169,8 +169,12 @@ class RouterService(router_pb2_grpc.RouterServicer):
                 answered = self._any(received.message, asked, now_s, mark, due)
             self._tell_peers()
             return answered
-        except Exception as error:
-            raise self._failed(error, request, now_s, due) from error
+        except Refusal as refusal:
+            self._refused(refusal, request, now_s, due)
+            raise
+        except Exception as error:  # a fault of ours, which ends one request and no other
+            fault = self.guard.fault
+            raise self._refused(fault(ROUTE, error), request, now_s, due) from error
 
     def _long(self, request: bytes) -> Steps:
         """One long request, answered in steps; raises Refusal, counted. The last step reserves."""
@@ -182,8 +186,12 @@ class RouterService(router_pb2_grpc.RouterServicer):
             answered = self._any(received.message, asked, self._clock(), mark, due)
             self._tell_peers()
             return answered
-        except Exception as error:
-            raise self._failed(error, request, now_s, due) from error
+        except Refusal as refusal:
+            self._refused(refusal, request, now_s, due)
+            raise
+        except Exception as error:  # a fault of ours, which ends one request and no other
+            fault = self.guard.fault
+            raise self._refused(fault(ROUTE, error), request, now_s, due) from error
 
     def _steps(self, request: bytes) -> Steps:
         """One request, answered in as many steps as its length asks for."""
@@ -203,10 +211,8 @@ class RouterService(router_pb2_grpc.RouterServicer):
         yield
         return received, asked
 
-    def _failed(self, error: Exception, request: bytes, now_s: float, due: Due | None) -> Refusal:
-        """Counts a request that got no worker; what its caller is told."""
-        # What is no refusal is a fault of ours, which ends one request and no other.
-        refusal = error if isinstance(error, Refusal) else self.guard.fault(ROUTE, error)
+    def _refused(self, refusal: Refusal, request: bytes, now_s: float, due: Due | None) -> Refusal:
+        """Counts a request that got no worker. Returns what it was given."""
         self._metrics.requests.labels("refused", refusal.reason).inc()
         if due is not None:
             due.refused(

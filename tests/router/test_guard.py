@@ -1,7 +1,9 @@
 """What stands before the handlers: sizes, counts, bytes in flight, faults; over a real socket."""
 
 import asyncio
+import gc
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -25,7 +27,7 @@ from router.inbound import (
     InFlight,
     Limits,
 )
-from router.refusals import Refusal
+from router.refusals import Reason, Refusal
 from router.reservations import Ending
 from tests.router.served import Served, asked, refusal, served
 
@@ -315,6 +317,43 @@ async def test_whatever_a_handler_raises_ends_its_call_and_no_other(
         assert len(faults) == 1, "logged once in a while"
         answered = await call(stage)
         assert answered is not grpc.aio.EOF
+
+
+class _Kept:
+    """Can be referred to weakly, as bytes can't."""
+
+
+async def test_of_an_aborted_call_nothing_waits_for_a_look_for_cycles(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    left: list[weakref.ref[_Kept]] = []
+
+    def refuse(*_: object) -> Any:
+        kept = _Kept()
+        left.append(weakref.ref(kept))
+        raise Refusal(Reason.INVALID_FIELD, "odd")
+
+    monkeypatch.setattr(reports, "_pieces", refuse)
+    monkeypatch.setattr(server, "read_batch", refuse)
+    monkeypatch.setattr(server.codec, "receive", refuse)
+    async with served() as stage, asyncio.timeout(60):
+        gc.disable()
+        try:
+            told = await refusal(stage.router.Report(router_pb2.ReportRequest()))
+            assert told.reason == "INVALID_FIELD"
+            stream = stage.router.RouteStream()
+            told = await refusal(one_message(stream, router_pb2.RouteBatch()))
+            assert told.reason == "INVALID_FIELD"
+            long = asked()
+            long.token_bytes = bytes(4 * server.LONG_BYTES)
+            for request in (asked(), long):
+                told = await refusal(stage.router.Route(request))
+                assert told.reason == "INVALID_FIELD"
+            assert len(left) == 4
+            while any(one() is not None for one in left):  # noqa: ASYNC110  # the server's tasks end
+                await asyncio.sleep(0)
+        finally:
+            gc.enable()
 
 
 async def test_whatever_a_registration_raises_ends_its_call_and_no_other() -> None:
