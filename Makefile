@@ -41,8 +41,8 @@ soak: $(STAMP) ## simulate the event plane under faults: SECONDS=60, or SEED=...
 bar: $(STAMP) ## the default against the policies that one could have instead (half an hour; it resumes)
 	@$(BIN)/python -m tests.bar $(ARGS)
 
-chaos: $(STAMP) ## real processes under faults and traffic: SECONDS=600 SEED=... RATE=300
-	@$(BIN)/python -m tests.chaos --seconds $(or $(SECONDS),600) --rate $(or $(RATE),300) $(if $(SEED),--seed $(SEED)) $(ARGS)
+chaos: $(STAMP) ## real processes under faults and traffic: SECONDS=600 SEED=... RATE=80
+	@$(BIN)/python -m tests.chaos --seconds $(or $(SECONDS),600) --rate $(or $(RATE),80) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 SANITIZED := build/sanitized
 sanitize: $(STAMP) ## the native parts' tests under AddressSanitizer and UndefinedBehaviorSanitizer

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import uvloop
 
 from tests.chaos.laws import Verdict, judge
@@ -26,7 +27,7 @@ def main(words: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
     parser.add_argument("--seconds", type=float, default=600.0, help="of the whole run")
     parser.add_argument("--seed", type=int, help="of the faults and the traffic; absent: drawn")
-    parser.add_argument("--rate", type=float, default=300.0, help="requests a second")
+    parser.add_argument("--rate", type=float, default=80.0, help="requests a second")
     parser.add_argument("--no-attempts", action="store_true", help="clients try once")
     parser.add_argument("--scenario", choices=SCENARIOS, help="written faults, not drawn ones")
     parser.add_argument("--json", type=Path, help="file for the numbers")
@@ -52,6 +53,7 @@ def main(words: Sequence[str]) -> int:
         folder.mkdir(parents=True, exist_ok=True)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             observed = runner.run(run(options, times, folder, print_note, faults))
+    (folder / "troubles.json").write_bytes(msgspec.json.encode(observed.troubles))
     if asked.scenario is None:
         verdicts = judge(observed)
     else:

@@ -1,8 +1,8 @@
 """The laws of a run, judged from its records. Pure.
 
 - no process ended by itself: no router above all;
-- no request goes to a dead worker later than 0.5 s after the first one that failed there, while a
-  worker that is well could take it;
+- no request goes to a dead worker later than 0.5 s after whatever picked it could know of one that
+  was refused there (late.py), while a worker that is well could take it;
 - every reservation ended, and after the quiet nothing is believed to run anywhere;
 - after the quiet every router's index holds what the engines' caches hold, to the digest, and every
   worker gets requests again;
@@ -12,12 +12,12 @@
 - what fails after its first byte was sent to a worker that was in trouble.
 """
 
-from bisect import bisect_left
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from tests.chaos.records import Attempt, Cause, Observed, Served, Trouble
+from tests.chaos.late import LINE, late_picks
+from tests.chaos.records import Cause, Observed, Served, Trouble
 
 LATE_S = 0.5
 """From the first failure at a dead worker until no request is sent there."""
@@ -28,6 +28,8 @@ ROUTER_WELL_S = 1.0
 
 DEAD = frozenset({Cause.KILL, Cause.RESTART})
 """Nothing listens there: the first request that comes is refused."""
+REFUSED = "refused"
+"""Of an attempt's failure: what tells a dead worker from one that fails now and then."""
 MUTE = frozenset({Cause.STOP, Cause.HANG})
 """Requests are taken, and never answered: nothing tells them from slow ones but a time limit."""
 ENGINE = DEAD | MUTE | {Cause.ERRORS, Cause.HALF}
@@ -41,8 +43,7 @@ UNWELL = ENGINE | {
     Cause.DRAIN,
 }
 """A worker with one of these may not be eligible."""
-LINE = frozenset({Cause.LINE_CUT, Cause.LINE_SLOW, Cause.LINE_CORRUPT})
-AWAY = frozenset({Cause.ROUTER, Cause.ROLLING})
+AWAY = frozenset({Cause.ROUTER, Cause.ROLLING, Cause.ROUTER_STOP})
 """A router's own."""
 
 
@@ -111,30 +112,6 @@ class Well:
         return len(bad) < routers
 
 
-def late_picks(run: Observed, causes: frozenset[Cause]) -> Iterator[tuple[Trouble, float, Attempt]]:
-    """Requests sent to a worker in trouble later than LATE_S after the first that failed there:
-    the trouble, when that was, and each of them."""
-    of: dict[str, list[Attempt]] = defaultdict(list)
-    for request in run.served:
-        for attempt in request.attempts:
-            of[attempt.worker].append(attempt)
-    for attempts in of.values():
-        attempts.sort(key=lambda one: one.sent_s)
-    for trouble in run.troubles:
-        if trouble.cause not in causes:
-            continue
-        attempts = of[trouble.worker]
-        first = bisect_left(attempts, trouble.from_s, key=lambda one: one.sent_s)
-        last = bisect_left(attempts, trouble.to_s, key=lambda one: one.sent_s)
-        there = attempts[first:last]
-        failed_s = min((one.ended_s for one in there if one.failure), default=None)
-        if failed_s is None:
-            continue
-        for one in there:
-            if one.sent_s > failed_s + LATE_S:
-                yield trouble, failed_s, one
-
-
 def failures_by_cause(run: Observed, *, begun: bool) -> Counter[str]:
     """What failed before or after its first byte, by the trouble that the last worker had."""
     found: Counter[str] = Counter()
@@ -169,12 +146,12 @@ def _dead_picks(run: Observed, well: Well) -> Verdict:
     dead = [one for one in run.troubles if one.cause in DEAD]
     details = [
         f"{trouble.worker} ({trouble.cause.value}) got a request of {one.replica or 'a fallback'}"
-        f" {one.sent_s - failed_s:.2f} s after the first that failed: {one.failure or 'served'}"
-        for trouble, failed_s, one in late_picks(run, DEAD)
-        if well.worker(failed_s, one.sent_s, but=trouble.worker)
+        f" {one.sent_s - known_s:.2f} s after it could be known: {one.failure or 'served'}"
+        for trouble, known_s, one in late_picks(run, DEAD, LATE_S, REFUSED)
+        if well.worker(known_s, one.sent_s, but=trouble.worker)
     ]
     return _verdict(
-        f"no request to a dead worker {LATE_S:g} s after its first failure",
+        f"no request to a dead worker {LATE_S:g} s after its picker could know of a refusal",
         len(dead),
         details,
         timed=True,

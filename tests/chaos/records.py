@@ -63,6 +63,7 @@ class Cause(StrEnum):
     DISK = "disk full"
     FLOOD = "relay floods"
     DRAIN = "drain, undrain"
+    ROUTER_STOP = "router SIGSTOP"
     ROUTER = "router killed"
     ROLLING = "router restarted"
 
@@ -77,7 +78,7 @@ class Trouble(Record, frozen=True):
     """Of an engine's or a relay's trouble."""
     client: int | None = None
     router: int | None = None
-    """Of a line's: whose."""
+    """Of a line's, or a router's own: whose."""
 
     def overlaps(self, from_s: float, to_s: float) -> bool:
         return self.from_s <= to_s and from_s <= self.to_s
@@ -119,6 +120,8 @@ class RouterSeen(Record, frozen=True):
     workers: dict[str, WorkerSeen]
     reservations: int
     """Open ones."""
+    replica: str
+    """What it calls itself in the ids of its reservations."""
     rss_warm: int
     """Bytes, when the warm-up was over."""
     rss_quiet: int

@@ -4,7 +4,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from tests.chaos.laws import MUTE, Verdict, failures_by_cause, late_picks
+from tests.chaos.late import late_picks
+from tests.chaos.laws import LATE_S, MUTE, Verdict, failures_by_cause
 from tests.chaos.records import Cause, Observed
 
 
@@ -62,4 +63,4 @@ def table(run: Observed, verdicts: Sequence[Verdict], command: str) -> str:
 
 
 def _late_at_mute(run: Observed) -> Counter[str]:
-    return Counter(trouble.cause.value for trouble, _, _ in late_picks(run, MUTE))
+    return Counter(trouble.cause.value for trouble, _, _ in late_picks(run, MUTE, LATE_S))

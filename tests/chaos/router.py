@@ -29,11 +29,13 @@ async def run(config_file: Path, seen_file: Path) -> int:
     from router.app import RouterApp
     from router.config import ServeConfig, load
     from router.logs import set_up
+    from tests.chaos.trace import trace
 
     read = partial(load, ServeConfig, config_file, {}, {})
     config = read()
     set_up(config.log)
     app = RouterApp(config, read_again=read)
+    trace(app.core, seen_file.with_suffix(".verdicts"))
 
     def tell() -> None:
         part = seen_file.with_suffix(".part")
@@ -45,7 +47,8 @@ async def run(config_file: Path, seen_file: Path) -> int:
 
 
 def seen(app: "RouterApp") -> dict[str, object]:  # noqa: F821  # imported once the clock is set
-    """What a router believes: fields of records.WorkerSeen by worker, and its open reservations."""
+    """What a router believes: fields of records.WorkerSeen by worker, its open reservations, and
+    its name."""
     core, view = app.core, app.view
     workers = {}
     for key, source in view.sources.items():
@@ -61,7 +64,11 @@ def seen(app: "RouterApp") -> dict[str, object]:  # noqa: F821  # imported once 
             "load": load.active_requests() if load else 0.0,
             "blocks": load.active_blocks() if load else 0.0,
         }
-    return {"workers": workers, "reservations": len(core.reservations)}
+    return {
+        "workers": workers,
+        "reservations": len(core.reservations),
+        "replica": core.replica,
+    }
 
 
 def main(words: list[str]) -> int:
@@ -73,10 +80,13 @@ def main(words: list[str]) -> int:
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # it may come before there is an answer to it
     if asked.ahead_s:
         put_forward(asked.ahead_s)
+    from router.cli import COLLECTED_AFTER
     from router.grpc_core import prepare
 
     prepare(os.environ)
-    gc.set_threshold(50_000, 20, 100)  # as `kvroute serve`
+    gc.collect()  # as `kvroute serve`
+    gc.freeze()
+    gc.set_threshold(*COLLECTED_AFTER)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(run(asked.config, asked.seen))
 

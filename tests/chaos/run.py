@@ -12,8 +12,8 @@ import sys
 import textwrap
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from tests.chaos.laws import AWAY, LINE, settled
 from tests.chaos.records import Cause, Ended, Observed, Served, Trouble, read
 from tests.chaos.schedule import Fault, plan
 from tests.chaos.stage import (
+    Child,
     Options,
     Stage,
     a_stage,
@@ -38,6 +39,7 @@ from tests.end_to_end.proxy import Proxy
 CORRUPT_SHARE = 0.02
 """Of the pieces that a corrupting proxy passes."""
 SLOW_BYTES_PER_S = 20_000
+_UNDRAINS_MAX = 20
 DISK_BYTES = 1
 """Of any file, while the disk is full."""
 _MODES = {
@@ -150,6 +152,11 @@ class Player:
         self._began_s = 0.0
         self._engine = [asyncio.Lock() for _ in stage.engines]
         """Held by the fault that an engine has: on a busy machine they last longer than planned."""
+        self._sick = 0
+        """Workers that have a fault."""
+        self._healed = asyncio.Condition()
+        self._routers = asyncio.Lock()
+        """Held while a router is stopped, or a worker drained: what is stopped takes no undrain."""
 
     async def play(self, faults: Sequence[Fault]) -> None:
         """Returns when the last fault is mended."""
@@ -204,7 +211,27 @@ class Player:
         async with AsyncExitStack() as stack:
             for i in sorted(fault.workers):
                 await stack.enter_async_context(self._engine[i])
+            if fault.cause in {Cause.ROUTER_STOP, Cause.DRAIN}:
+                await stack.enter_async_context(self._routers)
+            await stack.enter_async_context(self._leaving_enough_well(len(fault.workers)))
             await self._perform_alone(fault)
+
+    @asynccontextmanager
+    async def _leaving_enough_well(self, count: int) -> AsyncIterator[None]:
+        """Waits until so many more workers may have a fault: those that start again may take
+        longer than planned, and one worker can't serve what is sent to eight."""
+        sizes = self._stage.options.sizes
+        async with self._healed:
+            await self._healed.wait_for(
+                lambda: not self._sick or self._sick + count <= sizes.workers - sizes.well
+            )
+            self._sick += count
+        try:
+            yield
+        finally:
+            async with self._healed:
+                self._sick -= count
+                self._healed.notify_all()
 
     async def _perform_alone(self, fault: Fault) -> None:
         from_s = time.monotonic()
@@ -223,7 +250,9 @@ class Player:
             case Cause.KILL | Cause.RESTART:
                 await asyncio.gather(*(self._kill(i, fault) for i in fault.workers))
             case Cause.STOP:
-                await self._stop(fault)
+                await self._stop([self._stage.engines[i] for i in fault.workers], fault)
+            case Cause.ROUTER_STOP:
+                await self._stop([self._stage.routers[i] for i in fault.routers], fault)
             case Cause.HANG | Cause.ERRORS | Cause.HALF | Cause.PAGES:
                 await self._fail(fault)
             case Cause.RELAY:
@@ -245,8 +274,10 @@ class Player:
         of: list[dict[str, object]] = [{"worker": f"worker-{i}"} for i in fault.workers] or [{}]
         if fault.cause in LINE:
             of = [{"client": fault.client, "router": i} for i in fault.routers]
+        if fault.cause is Cause.ROUTER_STOP:
+            of = [{"router": i} for i in fault.routers]
         for fields in of:
-            if fault.cause not in {Cause.KILL, Cause.RESTART} | AWAY:
+            if fault.cause not in {Cause.KILL, Cause.RESTART, Cause.ROUTER, Cause.ROLLING}:
                 self._had(Trouble(cause=fault.cause, from_s=from_s, to_s=to_s, **fields))  # type: ignore[arg-type]
 
     def _had(self, trouble: Trouble) -> None:
@@ -277,13 +308,12 @@ class Player:
         await until(lambda: accepts(port), "an engine to listen again")
         return time.monotonic() - 0.05
 
-    async def _stop(self, fault: Fault) -> None:
-        engines = [self._stage.engines[i] for i in fault.workers]
-        for engine in engines:
-            engine.send(signal.SIGSTOP)
+    async def _stop(self, processes: Sequence[Child], fault: Fault) -> None:
+        for one in processes:
+            one.send(signal.SIGSTOP)
         await asyncio.sleep(fault.for_s)
-        for engine in engines:
-            engine.send(signal.SIGCONT)
+        for one in processes:
+            one.send(signal.SIGCONT)
 
     async def _fail(self, fault: Fault) -> None:
         engines = [self._stage.engines[i] for i in fault.workers]
@@ -358,14 +388,20 @@ class Player:
         name = f"worker-{worker}"
         await self._tell_hostile(drain=name, router=routers[0], undrain=False)
         await asyncio.sleep(fault.for_s)
-        await self._tell_hostile(drain=name, router=routers[-1], undrain=True)
+        for _ in range(_UNDRAINS_MAX):  # as an operator would, of a router that is busy
+            if not await self._tell_hostile(drain=name, router=routers[-1], undrain=True):
+                return
+            await asyncio.sleep(1.0)
 
-    async def _tell_hostile(self, **command: object) -> None:
+    async def _tell_hostile(self, **command: object) -> str:
+        """Returns what went wrong; empty: nothing."""
         if self._stage.hostile is None:
             raise RuntimeError("this fault takes the hostile client")
         told = await self._stage.hostile.ask(**command)
-        if told.get("error"):
-            self._note(f"        {command}: {told['error']}")
+        error: str = told.get("error", "")
+        if error:
+            self._note(f"        {command}: {error}")
+        return error
 
 
 def _notes(

@@ -3,6 +3,7 @@
 Laws:
 - the same seed and sizes have the same plan;
 - at every moment at least `well` workers have no fault of their own, or three of eight;
+- one router at most is stopped at a time, and none while a worker is drained: that takes both;
 - every fault ends before the plan does.
 """
 
@@ -58,12 +59,16 @@ WEIGHTS = {
     Cause.DISK: 1,
     Cause.FLOOD: 1,
     Cause.DRAIN: 2,
+    Cause.ROUTER_STOP: 2,
 }
 _WIRES = {Cause.WIRE_CUT, Cause.WIRE_SLOW, Cause.WIRE_CORRUPT}
 _LINES = {Cause.LINE_CUT, Cause.LINE_SLOW, Cause.LINE_CORRUPT}
 _FLEET = {Cause.NATS, Cause.DISK, Cause.FLOOD}
+_ROUTERS = "routers"
+"""Name of the target that a drain and a stopped router share."""
 _SECONDS = {
     Cause.STOP: (1.0, 20.0),
+    Cause.ROUTER_STOP: (1.0, 20.0),
     Cause.NATS: (1.0, 8.0),
     Cause.FLOOD: (2.0, 5.0),
     Cause.RESTART: (0.0, 0.0),
@@ -72,6 +77,8 @@ _SECONDS = {
 _OTHERWISE_S = (2.0, 15.0)
 _BREATH_S = 3.0
 """Between two faults of one target, for what it lost to come back."""
+_LATER = 3
+"""Faults between one that found no target and its next try."""
 _MASS_EVERY_S = 90.0
 """Five of eight workers are killed at once so often, and once in any plan."""
 
@@ -98,10 +105,12 @@ def plan(
             fresh = _shuffled(rng, sizes)
         cause = fresh.pop()
         for_s = min(_duration(rng, cause), longest_s, seconds - at_s)
-        if cause not in _LINES | _FLEET:
+        if cause not in _LINES | _FLEET | {Cause.ROUTER_STOP}:
             for_s = min(for_s, _until_mass(masses, at_s))
-        if for_s >= 0.0:
-            faults += _fault(rng, at_s, cause, for_s, sizes, busy)
+        found = _fault(rng, at_s, cause, for_s, sizes, busy) if for_s >= 0.0 else []
+        faults += found
+        if not found:  # its targets are busy: it comes again after a few others
+            fresh.insert(max(0, len(fresh) - _LATER), cause)
 
 
 def _duration(rng: random.Random, cause: Cause) -> float:
@@ -132,6 +141,7 @@ def _until_mass(masses: Sequence[Fault], at_s: float) -> float:
 def _shuffled(rng: random.Random, sizes: Sizes) -> list[Cause]:
     """All causes by their weights, in an order in which the first of each comes before seconds."""
     causes = [one for one in WEIGHTS if sizes.wired or one not in _WIRES]
+    causes = [one for one in causes if sizes.routers > 1 or one is not Cause.ROUTER_STOP]
     first = rng.sample(causes, len(causes))
     again = [one for one in causes for _ in range(WEIGHTS[one] - 1)]
     return rng.sample(again, len(again)) + first
@@ -166,10 +176,17 @@ def _fault(
         take(f"client {client}")
         of = routers if rng.random() < 0.2 else [rng.choice(routers)]
         return [Fault(at_s, cause, for_s, client=client, routers=tuple(of))]
+    if cause in {Cause.ROUTER_STOP, Cause.DRAIN} and not free(_ROUTERS):
+        return []
+    if cause is Cause.ROUTER_STOP:
+        take(_ROUTERS)
+        return [Fault(at_s, cause, for_s, routers=(rng.choice(routers),))]
     idle = [i for i in range(sizes.workers) if free(f"worker {i}")]
     able = [i for i in idle if i < sizes.wired] if cause in _WIRES else idle
     if len(idle) <= sizes.well or not able:
         return []
     worker = rng.choice(able)
     take(f"worker {worker}")
+    if cause is Cause.DRAIN:
+        take(_ROUTERS)
     return [Fault(at_s, cause, for_s, workers=(worker,))]

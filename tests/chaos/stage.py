@@ -41,6 +41,9 @@ _PORTS = range(20_000, 32_000)
 """Below those that Linux hands out by itself."""
 
 Kind = Literal["router", "relay", "engine", "client", "hostile", "nats"]
+_NICE: dict[Kind, int] = {"engine": 10, "client": 5, "hostile": 10}
+"""Processes that would have other hosts come after the rest: five engines that start again at once
+take both cores of a small machine for seconds."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,7 @@ class Options:
     sizes: Sizes = field(default_factory=Sizes)
     relays: int = 8
     """Processes that share the engines' relays."""
-    rate: float = 300.0
+    rate: float = 80.0
     """Requests a second, over all clients."""
     attempts: bool = True
     first_byte_s: float = 2.0
@@ -89,6 +92,7 @@ class Child:
         """Runs it. answers: it says on its output that it is there; returns then."""
         with self._log.open("ab") as log:
             self.process = await asyncio.create_subprocess_exec(
+                *("nice", "-n", str(_NICE.get(self.kind, 0))),
                 *launched(self._command),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE if answers else log,
@@ -218,6 +222,7 @@ class Stage:
                     name=router.name,
                     workers=workers,
                     reservations=told["reservations"],
+                    replica=told["replica"],
                     rss_warm=rss_warm[i] if rss_warm else rss,
                     rss_quiet=rss,
                 )

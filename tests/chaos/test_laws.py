@@ -5,7 +5,8 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from tests.chaos.laws import LATE_S, WELL_S, judge, late_picks
+from tests.chaos.late import AVOID_S, late_picks
+from tests.chaos.laws import LATE_S, WELL_S, judge
 from tests.chaos.records import (
     Attempt,
     Cause,
@@ -42,9 +43,10 @@ def seen(worker: str) -> WorkerSeen:
     )
 
 
-def router(name: str) -> RouterSeen:
+def router(name: str, replica: str) -> RouterSeen:
     return RouterSeen(
         name=name,
+        replica=replica,
         workers={worker: seen(worker) for worker in HELD},
         reservations=0,
         rss_warm=100 << 20,
@@ -59,7 +61,7 @@ def a_good_run() -> Observed:
         troubles=(KILLED,),
         ended=(),
         engines=HELD,
-        routers=(router("router-0"), router("router-1")),
+        routers=(router("router-0", "a"), router("router-1", "b")),
         clients=1,
         router_count=2,
         from_s=90.0,
@@ -69,6 +71,16 @@ def a_good_run() -> Observed:
 
 def with_served(run: Observed, *more: Served) -> Observed:
     return msgspec.structs.replace(run, served=(*run.served, *more))
+
+
+def with_trouble(run: Observed, *more: Trouble) -> Observed:
+    return msgspec.structs.replace(run, troubles=(*run.troubles, *more))
+
+
+def late_after(trouble: Trouble, **of: object) -> Callable[[Observed], Observed]:
+    """A late pick of a dead worker, beside another trouble."""
+    late = served(at(REFUSED, LATE, **of), at(GOOD, LATE + 0.1))
+    return lambda run: with_trouble(with_served(run, late), trouble)
 
 
 def with_worker(run: Observed, **fields: object) -> Observed:
@@ -110,6 +122,23 @@ PLANTED: dict[str, tuple[Callable[[Observed], Observed], str]] = {
     ),
     "a pick of a dead worker": (
         lambda run: with_served(run, served(at(REFUSED, LATE), at(GOOD, LATE + 0.1))),
+        "no request to a dead worker",
+    ),
+    "a pick of a dead worker that the other router could know of": (
+        lambda run: with_served(
+            run, served(at(REFUSED, LATE, replica="b"), at(GOOD, LATE + 0.1, replica="b"))
+        ),
+        "no request to a dead worker",
+    ),
+    "a fallback's pick of a worker that failed its client": (
+        lambda run: with_served(run, served(at(REFUSED, LATE, replica=""), at(GOOD, LATE + 0.1))),
+        "no request to a dead worker",
+    ),
+    "a pick half a second after a router that was stopped went on": (
+        lambda run: with_trouble(
+            with_served(run, served(at(REFUSED, 105.6), at(GOOD, 105.7))),
+            Trouble(cause=Cause.ROUTER_STOP, from_s=101.0, to_s=105.0, router=0),
+        ),
         "no request to a dead worker",
     ),
     "a reservation left open": (
@@ -165,6 +194,33 @@ EXCUSED: dict[str, Callable[[Observed], Observed]] = {
     "a request to a dead worker before half a second": lambda run: with_served(
         run, served(at(REFUSED, LATE - 0.2), at(GOOD, LATE))
     ),
+    "a pick of a router that went on less than half a second before": late_after(
+        Trouble(cause=Cause.ROUTER_STOP, from_s=100.3, to_s=LATE - 0.4, router=0)
+    ),
+    "a pick of the other router, where the one that was told is stopped": late_after(
+        Trouble(cause=Cause.ROUTER_STOP, from_s=100.3, to_s=104.0, router=0), replica="b"
+    ),
+    "a pick of the other router while NATS is away": late_after(
+        Trouble(cause=Cause.NATS, from_s=100.3, to_s=104.0), replica="b"
+    ),
+    "a pick after a failure that was reported over a line in trouble": late_after(
+        Trouble(cause=Cause.LINE_SLOW, from_s=100.0, to_s=100.4, client=0, router=0)
+    ),
+    "a pick over a line in trouble": late_after(
+        Trouble(cause=Cause.LINE_SLOW, from_s=LATE - 0.1, to_s=104.0, client=0, router=0)
+    ),
+    "a fallback's pick of a worker that failed other clients alone": lambda run: with_served(
+        run,
+        msgspec.structs.replace(
+            served(at(REFUSED, LATE, replica=""), at(GOOD, LATE + 0.1, replica="")), client=1
+        ),
+    ),
+    "a fallback's pick of a worker whose failure was long ago": lambda run: with_served(
+        msgspec.structs.replace(
+            run, troubles=(msgspec.structs.replace(KILLED, to_s=KILLED.to_s + AVOID_S),)
+        ),
+        served(at(REFUSED, 100.3 + AVOID_S, replica=""), at(GOOD, 100.4 + AVOID_S)),
+    ),
     "one to a dead worker while no other is well": lambda run: msgspec.structs.replace(
         with_served(run, served(at(REFUSED, LATE), at(GOOD, LATE + 0.1))),
         troubles=(
@@ -204,7 +260,7 @@ def test_late_requests_are_counted_from_the_first_failure_of_that_trouble() -> N
     again = Trouble(cause=Cause.KILL, from_s=120.0, to_s=130.0, worker="worker-0")
     run = with_served(a_good_run(), served(at(REFUSED, 121.0)), served(at(REFUSED, 121.9)))
     run = msgspec.structs.replace(run, troubles=(KILLED, again))
-    ((trouble, failed_s, late),) = late_picks(run, frozenset({Cause.KILL}))
+    ((trouble, failed_s, late),) = late_picks(run, frozenset({Cause.KILL}), LATE_S)
     assert (trouble, failed_s, late.sent_s) == (again, 121.1, 121.9)
 
 

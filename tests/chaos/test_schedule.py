@@ -33,6 +33,14 @@ def test_every_fault_ends_in_time_and_leaves_enough_workers_alone(seed: int) -> 
 
 
 @pytest.mark.parametrize("seed", range(20))
+def test_one_router_at_most_is_stopped_and_none_while_a_worker_is_drained(seed: int) -> None:
+    alone = [one for one in a_plan(seed) if one.cause in {Cause.ROUTER_STOP, Cause.DRAIN}]
+    ends = [one.at_s + one.for_s for one in alone]
+    assert all(end < later.at_s for end, later in zip(ends, alone[1:], strict=False))
+    assert {len(one.routers) for one in alone if one.cause is Cause.ROUTER_STOP} == {1}
+
+
+@pytest.mark.parametrize("seed", range(20))
 def test_ten_minutes_have_every_cause_and_five_of_eight_workers_at_once(seed: int) -> None:
     faults = a_plan(seed)
     assert {one.cause for one in faults} == set(WEIGHTS)
