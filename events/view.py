@@ -180,7 +180,8 @@ class FleetView:
     def on_stream(self, key: WorkerKey, payload: bytes, now_s: float) -> list[Pull]:
         """A message of the facts subject."""
         message, dropped = decode_stream(payload)
-        self._count_dropped(dropped)
+        if dropped:
+            self._count_dropped(dropped)
         if message is None:
             return []
         source = self._source(key, now_s)
@@ -196,10 +197,16 @@ class FleetView:
         else:
             duplicates = stream.duplicates
             effects = stream.on_facts(message, len(payload), now_s)
-            self.dropped["duplicate"] += stream.duplicates - duplicates
+            if stream.duplicates != duplicates:
+                self.dropped["duplicate"] += stream.duplicates - duplicates
         self.gaps += stream.gaps - before[0]
         self.drifts += stream.drifts - before[1]
-        return self._perform(source, effects, now_s, small=len(payload) <= SLICE_BYTES)
+        if len(payload) <= SLICE_BYTES and len(effects) == 1 and not source.backlog:
+            only = effects[0]
+            if isinstance(only, Apply) and len(only.facts) <= SLICE_FACTS:
+                self._apply_next(source, only.facts, now_s)
+                return []
+        return self._perform(source, effects, now_s)
 
     def on_heartbeat(self, key: WorkerKey, payload: bytes, now_s: float) -> Source | None:
         """A message of the load subject; the source it changed, or None when it was dropped."""
@@ -471,21 +478,21 @@ class FleetView:
         self.forgotten[reason] += self.index.forget(source.slot)
         return source
 
-    def _perform(
-        self, source: Source, effects: Sequence[Effect], now_s: float, *, small: bool = False
-    ) -> list[Pull]:
-        """Brings the index up to date; returns what has to be asked for. small: facts that come
-        are of one message of SLICE_BYTES at most."""
+    def _apply_next(self, source: Source, facts: Sequence[Fact], now_s: float) -> None:
+        """Applies the facts of one message that is in order and no more work than one slice: what
+        most messages are, without the backlog's bookkeeping."""
+        self._mark(source)
+        for fact in facts:
+            self._apply(source, fact, now_s)
+        self.applied += len(facts)
+        self._account(source)
+
+    def _perform(self, source: Source, effects: Sequence[Effect], now_s: float) -> list[Pull]:
+        """Brings the index up to date; returns what has to be asked for."""
         self._mark(source)
         pulls = []
         for effect in effects:
             match effect:
-                case Apply(facts) if (
-                    small and len(effects) == 1 and len(facts) <= SLICE_FACTS and not source.backlog
-                ):
-                    for fact in facts:
-                        self._apply(source, fact, now_s)
-                    self.applied += len(facts)
                 case Apply(facts):
                     source.backlog.extend(facts)
                 case Forget():
@@ -514,6 +521,8 @@ class FleetView:
         if stream.pauses != source.pauses:
             self.recovery_pauses += stream.pauses - source.pauses
             source.pauses = stream.pauses
+        if not stream.waiting_bytes and not source.waiting_bytes:
+            return
         self.waiting_bytes += stream.waiting_bytes - source.waiting_bytes
         if self.waiting_bytes > WAITING_BYTES_MAX and stream.waiting_bytes:
             self.dropped["no_room_to_wait"] += 1
