@@ -12,7 +12,7 @@ from types import ModuleType
 
 from rich.console import Console
 
-from tests.results import exact_events, grid, hot_prefixes, low_reuse, peer
+from tests.results import bar, exact_events, grid, hot_prefixes, low_reuse, peer, presets
 from tests.results.cases import run_all
 from tests.results.fleets import BLOCK_COUNT, BLOCK_SIZE, PROFILE, WORKERS, Traces
 from tests.results.kept import Kept
@@ -20,6 +20,8 @@ from tests.results.kept import Kept
 STATION = Path(__file__).parents[2] / "simulator"
 SECTIONS: dict[str, tuple[str, ModuleType]] = {
     "grid": ("Policies, traces, rates", grid),
+    "presets": ("Presets", presets),
+    "bar": ("The bar: traffic on which a default could lose", bar),
     "peer": ("Beside the peer's simulator", peer),
     "low-reuse": ("Where nothing can be reused", low_reuse),
     "exact-events": ("What exact events are worth", exact_events),
@@ -48,7 +50,7 @@ def main(arguments: list[str]) -> None:
         parts += [f"## {title}\n", module.__doc__.strip() + "\n", module.page(traces, results)]
     runs = {id(done.result): done.result.wall_s for done in results.values()}
     minutes = sum(runs.values()) / 60
-    parts.append(f"{len(runs)} runs, which took {minutes:.0f} minutes of one core.")
+    parts.append(f"{len(runs)} runs, which took {minutes:.0f} minutes in sum.")
     page = "\n".join(parts)
     if asked.draft:
         sys.stdout.write(page + "\n")

@@ -93,6 +93,7 @@ def run_all(cases: Sequence[Case], jobs: int, console: Console, kept: Kept) -> R
             f"{' '.join(filter(None, case.key[:3]))} {case.rate:g}x: {how},"
             f" hit rate {numbers.block_hit_rate:.1%}, TTFT {numbers.ttft_ms.mean:.0f} ms",
             highlight=False,
+            soft_wrap=True,
         )
 
     missing = []

@@ -4,12 +4,12 @@ from dataclasses import replace
 
 from tests.results.cases import Case, Results
 from tests.results.fleets import RATES, Traces, fleet, nothing_shared
-from tests.results.page import less, markdown_table, ms
+from tests.results.page import less, markdown_table, ms, percent
 
 SECTION = "low reuse"
 NAME = "conversation, nothing shared"
 BLIND = "least-loaded"
-POLICIES = (BLIND, "dynamo-adaptive", "dynamo-blocks", "ttft")
+POLICIES = (BLIND, "dynamo-unguarded", "dynamo-adaptive", "dynamo-blocks", "ttft")
 
 
 def cases(traces: Traces) -> list[Case]:
@@ -25,7 +25,8 @@ def page(traces: Traces, results: Results) -> str:
     for rate in RATES:
         blind = results[SECTION, NAME, BLIND, rate].numbers
         for policy in POLICIES:
-            numbers = results[SECTION, NAME, policy, rate].numbers
+            done = results[SECTION, NAME, policy, rate]
+            numbers = done.numbers
             difference = "" if policy == BLIND else less(numbers.ttft_ms.mean, blind.ttft_ms.mean)
             rows.append(
                 [
@@ -36,7 +37,8 @@ def page(traces: Traces, results: Results) -> str:
                     ms(numbers.ttft_ms.p99),
                     ms(numbers.itl_ms.mean, 1),
                     ms(numbers.e2e_ms.mean),
+                    percent(done.moved_share, 0),
                 ]
             )
-    head = ["rate", "policy", "TTFT mean", f"to {BLIND}", "p99", "ITL mean", "end to end"]
+    head = ["rate", "policy", "TTFT mean", f"to {BLIND}", "p99", "ITL mean", "end to end", "moved"]
     return markdown_table(head, rows) + "\n"

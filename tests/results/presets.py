@@ -1,0 +1,176 @@
+"""Each preset beside the others, on each trace, with the numbers that it is for.
+
+Presets that come to the same settings share a row. *To balanced*: how much less (minus) or more
+than the default. *Moved*: picks that the guard moved. Of the conversation trace, more comes at 8x
+than the engines can do, and clients that find them full try for an hour: tokens a second are those
+of a fleet that never rests. Agents wait for answers, and keep the fleet as busy at 6x.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import NamedTuple
+
+import msgspec
+
+from router.config import RoutingSettings, ServeConfig, load
+from router.presets import PRESETS, PresetName
+from simulator.options import RunOptions
+from tests.results.cases import Case, Done, Results
+from tests.results.fleets import FILES, RATES, Traces, fleet
+from tests.results.page import less, markdown_table, ms, percent
+
+SECTION = "presets"
+SATURATED = 8.0
+PATIENCE_S = 3600.0
+"""Of clients at that rate."""
+PLAYED = {name: (*RATES, SATURATED) if name == "conversation" else RATES for name in FILES}
+BALANCED: PresetName = "balanced"
+
+
+class Aim(NamedTuple):
+    """A number that a preset is for."""
+
+    name: str
+    of: Callable[[Done], float]
+    """The number of a run."""
+    shown: Callable[[float], str]
+    trace: str
+    rates: tuple[float, ...]
+
+
+def _ttft_mean(done: Done) -> float:
+    return done.numbers.ttft_ms.mean
+
+
+def _ttft_p99(done: Done) -> float:
+    return done.numbers.ttft_ms.p99
+
+
+def _itl_mean(done: Done) -> float:
+    return done.numbers.itl_ms.mean
+
+
+_TOKENS = "tokens"
+"""Of which more is better."""
+
+
+def _tokens(tokens_per_s: float) -> str:
+    return f"{tokens_per_s:,.0f} /s"
+
+
+AIMS: dict[PresetName, tuple[Aim, ...]] = {
+    "agents": (Aim("TTFT mean", _ttft_mean, ms, "agentic", RATES),),
+    "chat": (
+        Aim("TTFT mean", _ttft_mean, ms, "conversation", RATES),
+        Aim("ITL mean", _itl_mean, lambda value: ms(value, 1), "conversation", RATES),
+    ),
+    "batch": (
+        Aim(_TOKENS, lambda done: done.tokens_per_s, _tokens, "conversation", (SATURATED,)),
+        Aim(_TOKENS, lambda done: done.tokens_per_s, _tokens, "agentic", (RATES[-1],)),
+    ),
+    "lowest-latency": tuple(Aim("TTFT p99", _ttft_p99, ms, name, RATES) for name in FILES),
+}
+
+
+def preset_fleet(name: PresetName) -> RunOptions:
+    """The fleet of the other sections, decided for by a preset."""
+    routing = load(ServeConfig, None, {}, {("routing", "preset"): name}).routing
+    plain = RoutingSettings()
+    # The policy is the run's; so presets of the same settings are the same run.
+    settings = msgspec.structs.replace(routing, preset=plain.preset, policy=plain.policy)
+    options = replace(fleet(routing.policy), routing=settings)
+    return replace(options, hot_prefixes=routing.hot_prefixes.enabled)
+
+
+def _played(name: PresetName, rate: float) -> RunOptions:
+    """At rates of the other sections the same run as theirs."""
+    options = preset_fleet(name)
+    return replace(options, patience_s=PATIENCE_S) if rate == SATURATED else options
+
+
+def groups() -> dict[str, list[PresetName]]:
+    """Presets with the same settings, by those settings; balanced first."""
+    found: dict[str, list[PresetName]] = {}
+    for name in PRESETS:
+        found.setdefault(repr(preset_fleet(name)), []).append(name)
+    return found
+
+
+def cases(traces: Traces) -> list[Case]:
+    return [
+        Case(SECTION, f"{trace}, {names[0]}", traces[trace], rate, _played(names[0], rate))
+        for trace in FILES
+        for rate in PLAYED[trace]
+        for names in groups().values()
+    ]
+
+
+def page(traces: Traces, results: Results) -> str:
+    runs = {key[1::2]: done for key, done in results.items() if key[0] == SECTION}
+    """(trace and first of the presets, rate) -> run"""
+    first = {name: names[0] for names in groups().values() for name in names}
+
+    def run(trace: str, preset: PresetName, rate: float) -> Done:
+        return runs[f"{trace}, {first[preset]}", rate]
+
+    parts = [_aims(run), ""]
+    for trace in FILES:
+        rows = [
+            _row(", ".join(names), run(trace, names[0], rate), run(trace, BALANCED, rate))
+            for rate in PLAYED[trace]
+            for names in groups().values()
+        ]
+        parts += [f"### Presets: {trace}\n", markdown_table(_HEAD, rows), ""]
+    return "\n".join(parts)
+
+
+def _aims(run: Callable[[str, PresetName, float], Done]) -> str:
+    """What each preset is for, and which preset does best at it."""
+    rows = []
+    for preset, aim, rate in _aimed():
+        value = {name: aim.of(run(aim.trace, name, rate)) for name in PRESETS}
+        best_value = (max if aim.name == _TOKENS else min)(value.values())
+        best = [name for name in PRESETS if value[name] == best_value]
+        rows.append(
+            [
+                preset,
+                f"{aim.name}, {aim.trace} at {rate:g}x",
+                aim.shown(value[preset]),
+                aim.shown(value[BALANCED]),
+                less(value[preset], value[BALANCED]),
+                ", ".join(best),
+            ]
+        )
+    head = ["preset", "for", "its own", "balanced", "to balanced", "best"]
+    return markdown_table(head, rows)
+
+
+def _aimed() -> Iterator[tuple[PresetName, Aim, float]]:
+    for preset, aims in AIMS.items():
+        for aim in aims:
+            for rate in aim.rates:
+                yield preset, aim, rate
+
+
+_HEAD = [
+    "rate", "presets", "policy", "TTFT mean", "to balanced", "p99", "to balanced", "ITL mean",
+    "end to end", "tokens", "blocks found", "moved",
+]  # fmt: skip
+
+
+def _row(names: str, done: Done, balanced: Done) -> list[str]:
+    numbers, usual = done.numbers, balanced.numbers
+    return [
+        f"{done.case.rate:g}x",
+        names,
+        done.case.options.policy,
+        ms(numbers.ttft_ms.mean),
+        less(numbers.ttft_ms.mean, usual.ttft_ms.mean),
+        ms(numbers.ttft_ms.p99),
+        less(numbers.ttft_ms.p99, usual.ttft_ms.p99),
+        ms(numbers.itl_ms.mean, 1),
+        ms(numbers.e2e_ms.mean),
+        _tokens(done.tokens_per_s),
+        percent(numbers.block_hit_rate),
+        percent(done.moved_share, 0),
+    ]
