@@ -10,7 +10,7 @@ Laws:
 - a hole empties the ledger, since removals may be in it: what is then told is true but partial,
   until the worker clears its cache;
 - after a loss of our own connection nothing is told as held until the worker's next event proves
-  that nothing was missed.
+  that nothing was missed; no call announces the whole ledger.
 """
 
 from collections import Counter
@@ -28,14 +28,12 @@ from events.dynamo_events import (
 )
 from events.dynamo_ledger import DynamoLedger
 from events.facts import Epoch, SnapshotChunk, SnapshotRequest
-from events.ledger import Change, Placed, Wiped
+from events.ledger import Change, Wiped
 from events.outbox import Outbox
 from events.snapshot import SnapshotDesk
 
 SWEPT_AT_ONCE = 2048
 """Entries of a ledger that was wiped: 0.3 ms."""
-_RESTORED_HASHES = 4096
-"""In one fact, when what was put aside is told again."""
 
 
 class DynamoRank:
@@ -130,19 +128,16 @@ class DynamoRank:
         return messages, self._desk.answer(request, self.complete, now_s)
 
     def _take_back(self, now_s: float) -> list[bytes]:
-        """Nothing was missed: what was put aside holds."""
+        """Nothing was missed: an epoch begins with the ledger that was put aside."""
         if self._aside is None:
             raise AssertionError("nothing was put aside")
         ledger, self.complete = self._aside
         self._aside = None
-        ledger.inherit(self.ledger)
-        self._use(ledger)
-        changes = [
-            Placed(tier, None, hashes[i : i + _RESTORED_HASHES])
-            for tier, hashes in ledger.placements()
-            for i in range(0, len(hashes), _RESTORED_HASHES)
-        ]
-        return self.outbox.add(changes, now_s)
+        if ledger.count() == 0:
+            ledger.inherit(self.ledger)
+            self._use(ledger)
+            return []
+        return self._start_epoch(ledger, 1, now_s)
 
     def _lose(self, now_s: float) -> list[bytes]:
         """Removals may be lost, so nothing held is certain any more."""
@@ -155,13 +150,15 @@ class DynamoRank:
         self.engine_restarts += 1
         self._drop_aside()
         self.complete = False
-        epoch = Epoch(
-            max(int(now_s * 1e9), self.outbox.epoch.start_ns + 1), self.outbox.epoch.nonce
-        )
-        self.outbox.start_over(epoch)
-        before = self.ledger
-        self._use(DynamoLedger(self._blocks_max, self.counts))
-        self.ledger.inherit(before)
+        return self._start_epoch(DynamoLedger(self._blocks_max, self.counts), 0, now_s)
+
+    def _start_epoch(self, ledger: DynamoLedger, seq: int, now_s: float) -> list[bytes]:
+        """A new epoch, of the blocks that this ledger holds: routers forget those before. With seq
+        1 they read the ledger as a snapshot, which is made in slices."""
+        before = self.outbox.epoch
+        self.outbox.start_over(Epoch(max(int(now_s * 1e9), before.start_ns + 1), before.nonce), seq)
+        ledger.inherit(self.ledger)
+        self._use(ledger)
         return self.beat(now_s)
 
     def end(self) -> None:

@@ -58,13 +58,24 @@ class Followed:
     def hear(self, messages: Sequence[bytes]) -> None:
         for message in messages:
             for pull in self.view.on_stream(KEY, message, self.now_s):
-                answered, chunk = self.rank.answer(SnapshotRequest(), self.now_s)
-                assert isinstance(chunk, SnapshotChunk)
-                self.hear(answered)
+                page = self.page(SnapshotRequest())
+                for number in range(1, page.chunks):
+                    self.view.stage(pull.worker, page.facts)
+                    request = SnapshotRequest(chunk=number, epoch=page.epoch, as_of=page.as_of)
+                    page = self.page(request)
                 again = self.view.on_snapshot(
-                    pull.worker, chunk.epoch, chunk.as_of, chunk.facts, chunk.complete, self.now_s
+                    pull.worker, page.epoch, page.as_of, page.facts, page.complete, self.now_s
                 )
                 assert again == []
+
+    def page(self, request: SnapshotRequest) -> SnapshotChunk:
+        """The rank's answer, after all slices of it."""
+        while True:
+            messages, answer = self.rank.answer(request, self.now_s)
+            self.hear(messages)
+            if isinstance(answer, SnapshotChunk):
+                return answer
+            request = answer
 
     def tell(self, event_id: int, what: What, publisher: int | None = 1) -> None:
         """The next message of a publisher, with one event."""
@@ -253,6 +264,30 @@ def test_more_than_a_message_is_taken_back_whole() -> None:
     worker.hear(worker.rank.doubt(worker.now_s))
     worker.tell(1, removed(20_000))
     assert len(worker.held()) == 19_999
+
+
+def test_the_event_that_takes_a_ledger_back_announces_none_of_it() -> None:
+    """Its announcement would be one step of the event loop, as long as the ledger is large."""
+    rank = DynamoRank(EPOCH)
+    rank.on_event(WorkerEvent(7, 0, 0, stored(*range(1, 20_001))), Origin(1, 0, 1), 100.0)
+    rank.doubt(100.0)
+    (message,) = rank.on_event(WorkerEvent(7, 0, 1, stored(1)), Origin(1, 1, 2), 101.0)
+    beat, _ = decode_stream(message)
+    assert isinstance(beat, Beat)
+    assert (beat.seq, beat.blocks, beat.complete) == (1, 20_000, True)
+    assert beat.epoch > EPOCH
+    assert rank.flush() == []
+
+
+def test_an_empty_ledger_is_taken_back_in_the_same_epoch() -> None:
+    worker = Followed()
+    worker.tell(0, stored(1))
+    worker.tell(1, removed(1))
+    worker.hear(worker.rank.doubt(worker.now_s))
+    worker.tell(2, stored(2))
+    assert worker.held() == chain(2)
+    assert worker.rank.complete
+    assert worker.rank.outbox.epoch == EPOCH
 
 
 def test_what_was_taken_back_after_the_fullest_number_goes_on() -> None:
