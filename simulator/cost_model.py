@@ -229,3 +229,24 @@ class PolynomialCost(CostModel):
         constant, linear, square = self.decode_s
         full = steps - n
         return steps * constant + linear * (shares + full) + square * (squares + full)
+
+
+@dataclass(frozen=True, slots=True)
+class SlowedCost(CostModel):
+    """Another model's times, each `factor` times as long; KV cache moves as fast as in it."""
+
+    cost: CostModel
+    factor: float
+
+    @override
+    def step_s(
+        self,
+        prefill: Sequence[PrefillChunk],
+        decode_sequences: int = 0,
+        decode_context_tokens: float = 0,
+    ) -> float:
+        return self.factor * self.cost.step_s(prefill, decode_sequences, decode_context_tokens)
+
+    @override
+    def run_s(self, steps: int, decode_sequences: int, decode_context_tokens: float) -> float:
+        return self.factor * self.cost.run_s(steps, decode_sequences, decode_context_tokens)

@@ -3,13 +3,13 @@
 Every field has a unit and a check, so that a run never starts with a number that means nothing.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from router.config import RoutingSettings
 from router.decision import Role
 from router.policies.configured import configured
-from simulator.cost_model import Distance, NoLink
+from simulator.cost_model import Distance, NoLink, SlowedCost
 from simulator.scheduler import SchedulerConfig
 from simulator.schedulers import SCHEDULERS
 
@@ -84,6 +84,11 @@ class RunOptions:
     models: tuple[str, ...] = ()
     """Names that every engine serves beside its own. A run adds those that its trace names, as it
     adds the trace's LoRAs to the scheduler's."""
+    models_apart: bool = False
+    """Each engine serves only one of `models`, by turns."""
+    slow_workers: int = 0
+    """The first so many engines need `slow_factor` times as long for each step."""
+    slow_factor: float = 2.0
 
     disaggregation: Disaggregation | None = None
     engines_per_host: int = 1
@@ -153,6 +158,8 @@ class RunOptions:
             _between("Disaggregation.prefill_workers", prefill, 1, self.workers - 1)
         _between("engines_per_host", self.engines_per_host, 1, WORKERS_MAX)
         _between("hosts_per_rack", self.hosts_per_rack, 1, WORKERS_MAX)
+        _between("slow_workers", self.slow_workers, 0, self.workers)
+        _between("slow_factor", self.slow_factor, 0.01, 100.0)
         _between("replicas", self.replicas, 1, REPLICAS_MAX)
         _between("shadows", len(self.shadows), 0, SHADOWS_MAX)
         _between("event_delay_s", self.event_delay_s, 0.0, 60.0)
@@ -183,6 +190,19 @@ class RunOptions:
         if self.disaggregation is None:
             return Role.BOTH
         return Role.PREFILL if engine < self.disaggregation.prefill_workers else Role.DECODE
+
+    def scheduler_of(self, engine: int) -> SchedulerConfig:
+        """What an engine is made with."""
+        if engine >= self.slow_workers:
+            return self.scheduler
+        cost = SlowedCost(self.scheduler.cost, self.slow_factor)
+        return replace(self.scheduler, cost=cost)
+
+    def models_of(self, engine: int) -> tuple[str, ...]:
+        """What an engine serves beside its own model."""
+        if not self.models_apart or not self.models:
+            return self.models
+        return (self.models[engine % len(self.models)],)
 
     def _check_links(self) -> None:
         """Copies go from any engine to any other."""

@@ -131,7 +131,7 @@ class VirtualFleet:
 
     def _build(self, number: int) -> VirtualEngine:
         options = self._options
-        make = partial(SCHEDULERS[options.engine], options.scheduler)
+        make = partial(SCHEDULERS[options.engine], options.scheduler_of(number))
         engine = VirtualEngine(number, options.ranks, make)
         tells = options.events != "none" and number >= options.approximate_workers
         build = EngineBytesRelay if options.events == "engine" and tells else VirtualRelay
@@ -144,7 +144,7 @@ class VirtualFleet:
                 multi_rank=options.ranks > 1,
                 role=options.role_of(number),
                 labels=self._labels(number),
-                models=options.models,
+                models=options.models_of(number),
                 tells_events=tells,
                 tells_capacity=options.tells_capacity,
                 tells_slots=options.tells_slots,

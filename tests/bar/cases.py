@@ -2,16 +2,25 @@
 
 Each case is a fleet's line and what comes to it. Rates keep engines busy without queues that grow,
 but where a case is about that. Engines: 64-token blocks and the story's default prices.
+
+At the limit: 95 % of the highest rate (a second, in steps of a tenth) at which the time to first
+token of 2,000 requests by `least-loaded` does not grow with their number: 38 where nothing is
+shared, 27 with half of the workers half as fast, 70 with two applications.
 """
 
 QUESTIONS = "own*:64..512"
 LONG = "own*:512..4096"
+HALF_SLOW = "fleet workers=8 slow_workers=4"
 OUTPUT = "output=50..150"
-SYSTEM = f"prompts 400 rate={{rate}} text=sys:{{system}},{{own}} {OUTPUT}"
+SYSTEM = f"prompts {{count}} rate={{rate}} text=sys:{{system}},{{own}} {OUTPUT}"
 
 
 def _system(workers: int, system: int, rate: float, own: str = QUESTIONS) -> list[str]:
-    return [f"fleet workers={workers}", SYSTEM.format(rate=rate, system=system, own=own)]
+    count = 400 if workers <= 8 else 1200
+    return [
+        f"fleet workers={workers}",
+        SYSTEM.format(count=count, rate=rate, system=system, own=own),
+    ]
 
 
 def _sessions(count: int, workers: int, blocks: int, think: str = "1..3") -> list[str]:
@@ -53,8 +62,38 @@ CASES: dict[str, list[str]] = {
     ],
     "at the limit, two applications": [
         "fleet workers=8",
-        f"prompts 500 rate=45 text=one:4096,{LONG} {OUTPUT}",
-        f"prompts 500 rate=45 text=two:2048,{LONG} {OUTPUT}",
+        f"prompts 400 rate=33 text=one:4096,{LONG} {OUTPUT}",
+        f"prompts 400 rate=33 text=two:2048,{LONG} {OUTPUT}",
+    ],
+    "system prompt of 64, 8 workers": [
+        "fleet workers=8",
+        f"prompts 400 rate=40 ids=64 text=sys:64,own*:64..2048 {OUTPUT}",
+    ],
+    "system prompt of 64, 64 workers": [
+        "fleet workers=64",
+        f"prompts 1200 rate=320 ids=64 text=sys:64,own*:64..2048 {OUTPUT}",
+    ],
+    "system prompt of 512, 64 workers": _system(64, 512, 320, "own*:64..2048"),
+    "two models, a system prompt each": [
+        "fleet workers=8 models_apart=yes",
+        f"prompts 250 rate=20 model=one text=one:4096,{QUESTIONS} {OUTPUT}",
+        f"prompts 250 rate=10 model=two text=two:4096,{LONG} {OUTPUT}",
+    ],
+    "half the workers half as fast, nothing shared": [
+        HALF_SLOW,
+        "prompts 400 rate=15 text=own*:512..8192 output=50..250",
+    ],
+    "half the workers half as fast, system prompt of 4,096": [
+        HALF_SLOW,
+        f"prompts 400 rate=24 text=sys:4096,{LONG} {OUTPUT}",
+    ],
+    "half the workers half as fast, 50 sessions": [
+        f"{HALF_SLOW} block_count=16384",
+        f"sessions 50 turns=10 rate=5 text=s*:1024 grow=512 think=1..3 {OUTPUT}",
+    ],
+    "at the limit, half the workers half as fast": [
+        HALF_SLOW,
+        "prompts 800 rate=26 text=own*:512..8192 output=50..250",
     ],
 }
 

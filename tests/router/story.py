@@ -21,7 +21,8 @@ what you understand and want. Bounds are never rewritten.
 Commands (seconds, tokens; N..M: drawn evenly from it; from=S: 0 s unless told):
 - fleet KEY=VALUE...: another fleet and another story; keys are fields of RunOptions, of its routing
   or of its scheduler; yes and no for flags.
-- prompts N rate=R text=T output=N [from=S]: N requests, R a second at random times.
+- prompts N rate=R text=T output=N [from=S] [model=M] [ids=N]: N requests, R a second at random
+  times; of a text, pieces of 512 tokens are shared or not, or of another number of ids.
   text: parts NAME:TOKENS, each the next 512s of what its name stands for, the last part any length.
   A name with * is another one for each request.
 - sessions N turns=N rate=R text=T grow=N think=S output=N [from=S]: sessions that begin so; each
@@ -181,10 +182,17 @@ class Player:
         return ""
 
     def _prompts(self, count: int, options: Options) -> Iterator[TraceRequest]:
+        size = int(options.get("ids", ID_TOKENS))
         for arrival_s in self._arrivals(count, options):
-            hash_ids, tokens = self._text(options["text"])
-            output = int(self._drawn(options["output"]))
-            yield TraceRequest(arrival_s, tokens, output, np.array(hash_ids, np.uint64))
+            hash_ids, tokens = self._text(options["text"], size)
+            yield TraceRequest(
+                arrival_s,
+                tokens,
+                int(self._drawn(options["output"])),
+                np.array(hash_ids, np.uint64),
+                id_tokens=size,
+                model=options.get("model"),
+            )
 
     def _sessions(self, count: int, options: Options) -> Iterator[TraceRequest]:
         for arrival_s in self._arrivals(count, options):
@@ -215,20 +223,20 @@ class Player:
             found.append(now_s)
         return found
 
-    def _text(self, told: str) -> tuple[list[int], int]:
+    def _text(self, told: str, size: int = ID_TOKENS) -> tuple[list[int], int]:
         """Ids of a text, and its tokens."""
         self.story.texts += 1
         hash_ids: list[int] = []
         tokens = 0
         for part in told.split(","):
-            if tokens % ID_TOKENS:
-                raise ValueError(f"{told}: only the last part may end within {ID_TOKENS} tokens")
+            if tokens % size:
+                raise ValueError(f"{told}: only the last part may end within {size} tokens")
             name, _, length = part.partition(":")
             name = name.replace("*", f" {self.story.texts}")
             own_tokens = int(self._drawn(length))
             hash_ids += [
                 xxh3_64_intdigest(f"{name} {i}".encode()) >> 9
-                for i in range(-(-own_tokens // ID_TOKENS))
+                for i in range(-(-own_tokens // size))
             ]
             tokens += own_tokens
         return hash_ids, tokens
