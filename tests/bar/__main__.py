@@ -1,6 +1,6 @@
 """Plays the cases by every policy, and prints which of the bar's bounds are broken.
 
-python -m tests.bar [--only tuning | held-out | WORDS] [--guard TOKENS/MARGIN] [--seeds 5]
+python -m tests.bar [--only tuning | held-out | WORDS] [--guard TOKENS/MARGIN] [--choose]
 
 Each run is kept in build/bar.json under its case, policy, seed and guard, so that an interrupted
 call goes on where it stopped; --again forgets them.
@@ -8,26 +8,19 @@ call goes on where it stopped; --again forgets them.
 
 import argparse
 import json
-import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-import msgspec
-import numpy as np
-
 from router.config import GuardSettings
-from simulator.results import share
 from simulator.reuse import reuse_ceiling
-from simulator.trace import Trace
-from simulator.world import World
 from tests.bar.cases import CASES, TUNING
-from tests.router.story import Player, run_options
+from tests.bar.runs import Numbers, Run, play
+from tests.router.story import Player
 
 KEPT = Path("build/bar.json")
 OTHERS = (
@@ -45,36 +38,14 @@ MOST = 1.10
 """Of a guarded policy's mean TTFT to the best of the others."""
 MOST_OF_DEFAULT = 1.05
 """Of a guarded policy's mean TTFT to the default's."""
+REQUEST_TOKENS = (30, 100, 200, 300, 500, 1000)
+MARGINS = (0, 0.05, 0.1)
 FITTING = "all fit"
 """Sessions whose blocks all fit."""
 LEAST_OF_CEILING = 0.98
 """Of what one cache that never forgets would have reused of such sessions."""
 BLOCK_SIZE = 64
 """Of the engines in tests/router/story.py."""
-
-
-class Run(NamedTuple):
-    """One seed of a case by a policy."""
-
-    case: str
-    policy: str
-    seed: int
-    guard: str
-    """request_tokens/margin; empty for policies that are not guarded."""
-
-    @property
-    def key(self) -> str:
-        return "|".join(map(str, self))
-
-
-class Numbers(NamedTuple):
-    """What came of a run."""
-
-    ttft_ms: float
-    p99_ms: float
-    hit: float
-    moved: float
-    """Share of the picks that the guard moved."""
 
 
 class Judged(NamedTuple):
@@ -94,21 +65,17 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--again", action="store_true")
+    parser.add_argument("--choose", action="store_true", help="the guard's numbers, by README.md")
     asked = parser.parse_args(arguments)
-    default = GuardSettings()
-    guard = asked.guard or f"{default.request_tokens:g}/{default.margin:g}"
-    names = [name for name in CASES if _wanted(name, asked.only)]
     kept: dict[str, list[float]] = {}
     if KEPT.exists() and not asked.again:
         kept = json.loads(KEPT.read_text())
-    wanted = [run for name in names for run in _runs(name, asked.seeds, guard)]
-    missing = [run for run in wanted if run.key not in kept]
-    with ProcessPoolExecutor(asked.jobs, mp_context=get_context("spawn")) as pool:
-        futures = {pool.submit(play, run): run for run in missing}
-        for future in as_completed(futures):
-            kept[futures[future].key] = list(future.result())
-            KEPT.parent.mkdir(exist_ok=True)
-            KEPT.write_text(json.dumps(kept))
+    if asked.choose:
+        return _choose(asked.seeds, asked.jobs, kept)
+    default = GuardSettings()
+    guard = asked.guard or f"{default.request_tokens:g}/{default.margin:g}"
+    names = [name for name in CASES if _wanted(name, asked.only)]
+    _play_all((run for name in names for run in _runs(name, asked.seeds, guard)), asked.jobs, kept)
     judged = [_judged(name, asked.seeds, guard, kept) for name in names]
     sys.stdout.writelines(f"{case.told}\n" for case in judged)
     worst = max(case.ratio for case in judged)
@@ -117,29 +84,55 @@ def main(arguments: list[str]) -> int:
     return 1 if broken else 0
 
 
-def play(run: Run) -> Numbers:
-    """One run, in virtual time."""
-    player = Player()
-    for line in CASES[run.case]:
-        player.play(line)
-        if line.startswith("fleet"):
-            player.story.rng = random.Random(f"{run.case} {run.seed}")
-    options = run_options(player.story.options, run.policy, [])
-    routing = options.routing
-    if run.guard:
-        tokens, margin = map(float, run.guard.split("/"))
-        guard = GuardSettings(request_tokens=tokens, margin=margin)
-        routing = msgspec.structs.replace(routing, guard=guard)
-    requests = sorted(player.story.requests, key=lambda request: request.arrival_s)
-    world = World(replace(options, seed=run.seed, routing=routing), Trace("bar", requests))
-    result = world.run()
-    moved = sum(router.core.guarded for router in world.fleet.routers)
-    return Numbers(
-        1e3 * float(np.nanmean(result.ttft_s)),
-        1e3 * float(np.nanpercentile(result.ttft_s, 99)),
-        share(result.cached_tokens, result.prompt_tokens),
-        moved / len(requests),
+def _play_all(runs: Iterable[Run], jobs: int, kept: dict[str, list[float]]) -> None:
+    """Those that aren't kept; each is kept as soon as it is done."""
+    missing = [run for run in runs if run.key not in kept]
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        futures = {pool.submit(play, run): run for run in missing}
+        for future in as_completed(futures):
+            kept[futures[future].key] = list(future.result())
+            KEPT.parent.mkdir(exist_ok=True)
+            KEPT.write_text(json.dumps(kept))
+
+
+def _choose(seeds: int, jobs: int, kept: dict[str, list[float]]) -> int:
+    """The default's worst ratio over the tuning half, for each pair of the guard's numbers."""
+    names = sorted(TUNING)
+    others = (
+        Run(name, policy, seed, "") for name in names for policy in OTHERS for seed in range(seeds)
     )
+    _play_all(others, jobs, kept)
+
+    def worst(guard: str) -> float:
+        of = {name: [Run(name, DEFAULT, seed, guard) for seed in range(seeds)] for name in names}
+        _play_all((run for runs in of.values() for run in runs), jobs, kept)
+        ratios = {
+            name: _median(kept, runs).ttft_ms
+            / min(
+                _median(kept, [Run(name, policy, seed, "") for seed in range(seeds)]).ttft_ms
+                for policy in OTHERS
+            )
+            for name, runs in of.items()
+        }
+        name = max(ratios, key=lambda case: ratios[case])
+        sys.stdout.write(f"{guard:>9}: {ratios[name]:.3f} ({name})\n")
+        sys.stdout.flush()
+        return ratios[name]
+
+    tokens = _least({tokens: worst(f"{tokens}/{MARGINS[1]}") for tokens in REQUEST_TOKENS})
+    margin = _least({margin: worst(f"{tokens}/{margin}") for margin in MARGINS})
+    sys.stdout.write(f"request_tokens {tokens}, margin {margin}\n")
+    return 0
+
+
+def _least(ratios: dict[float, float]) -> float:
+    """The largest number whose worst ratio is within 0.01 of the least one."""
+    return max(number for number, ratio in ratios.items() if ratio <= min(ratios.values()) + 0.01)
+
+
+def _median(kept: dict[str, list[float]], runs: Sequence[Run]) -> Numbers:
+    columns = zip(*(Numbers(*kept[run.key]) for run in runs), strict=True)
+    return Numbers(*(median(column) for column in columns))
 
 
 def _wanted(name: str, only: str) -> bool:
@@ -158,8 +151,7 @@ def _runs(case: str, seeds: int, guard: str) -> Iterator[Run]:
 
 def _judged(case: str, seeds: int, guard: str, kept: dict[str, list[float]]) -> Judged:
     def of(policy: str, about: str = "") -> Numbers:
-        runs = [Numbers(*kept[Run(case, policy, seed, about).key]) for seed in range(seeds)]
-        return Numbers(*(median(column) for column in zip(*runs, strict=True)))
+        return _median(kept, [Run(case, policy, seed, about) for seed in range(seeds)])
 
     others = {policy: of(policy) for policy in OTHERS}
     best = min(others, key=lambda policy: others[policy].ttft_ms)

@@ -1,0 +1,64 @@
+"""One run of a case by a policy, in virtual time; in a module that other processes can import."""
+
+import random
+from dataclasses import replace
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from router.config import GuardSettings
+from simulator.results import share
+from simulator.trace import Trace
+from simulator.world import World
+from tests.bar.cases import CASES
+from tests.router.story import Player, run_options
+
+
+class Run(NamedTuple):
+    """One seed of a case by a policy."""
+
+    case: str
+    policy: str
+    seed: int
+    guard: str
+    """request_tokens/margin; empty for policies that are not guarded."""
+
+    @property
+    def key(self) -> str:
+        return "|".join(map(str, self))
+
+
+class Numbers(NamedTuple):
+    """What came of a run."""
+
+    ttft_ms: float
+    p99_ms: float
+    hit: float
+    moved: float
+    """Share of the picks that the guard moved."""
+
+
+def play(run: Run) -> Numbers:
+    """One run, in virtual time."""
+    player = Player()
+    for line in CASES[run.case]:
+        player.play(line)
+        if line.startswith("fleet"):
+            player.story.rng = random.Random(f"{run.case} {run.seed}")
+    options = run_options(player.story.options, run.policy, [])
+    routing = options.routing
+    if run.guard:
+        tokens, margin = map(float, run.guard.split("/"))
+        guard = GuardSettings(request_tokens=tokens, margin=margin)
+        routing = msgspec.structs.replace(routing, guard=guard)
+    requests = sorted(player.story.requests, key=lambda request: request.arrival_s)
+    world = World(replace(options, seed=run.seed, routing=routing), Trace("bar", requests))
+    result = world.run()
+    moved = sum(router.core.guarded for router in world.fleet.routers)
+    return Numbers(
+        1e3 * float(np.nanmean(result.ttft_s)),
+        1e3 * float(np.nanpercentile(result.ttft_s, 99)),
+        share(result.cached_tokens, result.prompt_tokens),
+        moved / len(requests),
+    )
