@@ -280,7 +280,7 @@ class GuardSettings(Settings, frozen=True):
     request_tokens: Annotated[
         float,
         Meta(ge=0, description="prompt tokens that a request in front of another one counts as"),
-    ] = 500.0
+    ] = 300.0
     margin: Annotated[
         float,
         Meta(ge=0, description="of the prompt's tokens, by which a wait may exceed the shortest"),

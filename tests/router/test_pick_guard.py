@@ -19,12 +19,12 @@ from router.recompute import check
 from tests.router.fleet import Fleet, prompt
 from tests.router.rows import rows
 
-DEFAULT = GuardSettings()
+GUARD = GuardSettings(request_tokens=500.0, margin=0.05)
 PROMPT = 4096 + 200
 HOLDER = {"overlap_tokens": 4096}
 
 
-def waits(*workers: dict[str, Any], settings: GuardSettings = DEFAULT) -> Waits:
+def waits(*workers: dict[str, Any], settings: GuardSettings = GUARD) -> Waits:
     return Waits.of(rows(PROMPT, *workers), None, settings)
 
 
@@ -120,7 +120,7 @@ def test_a_longer_queue_never_draws_a_pick(
 
 def fleet(**about: Any) -> Fleet:
     """Three workers of which w0 holds a prompt of 4,096 tokens; many requests run there."""
-    made = Fleet(**about)
+    made = Fleet(**{"guard": GUARD, **about})
     keys = [made.add(f"w{i}", total_blocks=40_000, total_slots=256) for i in range(3)]
     made.cache(keys[0], prompt(5000), 4096)
     made.say(keys[0], running=12, used_blocks=900.0)
@@ -170,7 +170,7 @@ def test_policies_that_are_not_named_keep_their_picks(policy: str, worker: str) 
 def test_a_drawn_pick_is_moved_and_its_receipt_holds(seed: int) -> None:
     made = fleet(
         seed=seed,
-        guard=GuardSettings(policies=("dynamo-blocks",)),
+        guard=GuardSettings(policies=("dynamo-blocks",), request_tokens=500.0),
         parameters={"dynamo-blocks": {"temperature": 5.0}},
     )
     receipt = router_pb2.Receipt()
