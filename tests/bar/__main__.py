@@ -9,54 +9,29 @@ call goes on where it stopped; --again forgets them.
 import argparse
 import json
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 from pathlib import Path
-from statistics import median
-from typing import NamedTuple
 
 from router.config import GuardSettings
-from simulator.reuse import reuse_ceiling
 from tests.bar.cases import CASES, TUNING
+from tests.bar.judge import (
+    DEFAULT,
+    GUARDED,
+    MOST,
+    OTHERS,
+    best_of_others,
+    breaches,
+    median_of,
+    medians,
+)
 from tests.bar.runs import Numbers, Run, play
-from tests.router.story import Player
 
 KEPT = Path("build/bar.json")
-OTHERS = (
-    "round-robin",
-    "least-loaded",
-    "power-of-two",
-    "session-sticky",
-    "dynamo-blocks",
-    "conductor",
-    "dynamo-unguarded",
-)
-GUARDED = ("dynamo-adaptive", "ttft")
-DEFAULT = "dynamo-adaptive"
-MOST = 1.10
-"""Of a guarded policy's mean TTFT to the best of the others."""
-MOST_OF_DEFAULT = 1.05
-"""Of a guarded policy's mean TTFT to the default's."""
 REQUEST_TOKENS = (300, 500, 1000)
 """30, 100 and 200 break a bound of tests/router/scenarios."""
 MARGINS = (0, 0.05, 0.1)
-FITTING = "all fit"
-"""Sessions whose blocks all fit."""
-LEAST_OF_CEILING = 0.98
-"""Of what one cache that never forgets would have reused of such sessions."""
-BLOCK_SIZE = 64
-"""Of the engines in tests/router/story.py."""
-
-
-class Judged(NamedTuple):
-    """A case."""
-
-    ratio: float
-    """The default's mean TTFT to the best of the others."""
-    broken: int
-    told: str
-    """A line about it."""
 
 
 def main(arguments: list[str]) -> int:
@@ -77,10 +52,14 @@ def main(arguments: list[str]) -> int:
     guard = asked.guard or f"{default.request_tokens:g}/{default.margin:g}"
     names = [name for name in CASES if _wanted(name, asked.only)]
     _play_all((run for name in names for run in _runs(name, asked.seeds, guard)), asked.jobs, kept)
-    judged = [_judged(name, asked.seeds, guard, kept) for name in names]
-    sys.stdout.writelines(f"{case.told}\n" for case in judged)
-    worst = max(case.ratio for case in judged)
-    broken = sum(case.broken for case in judged)
+    broken = 0
+    worst = 0.0
+    for name in names:
+        numbers = medians(name, asked.seeds, guard, kept)
+        found = breaches(name, numbers)
+        broken += len(found)
+        worst = max(worst, _ratio(numbers))
+        sys.stdout.write(_line(name, numbers, found))
     sys.stdout.write(f"guard {guard}: worst {worst:.3f} of {MOST:.2f}, {broken} bounds broken\n")
     return 1 if broken else 0
 
@@ -99,22 +78,21 @@ def _play_all(runs: Iterable[Run], jobs: int, kept: dict[str, list[float]]) -> N
 def _choose(seeds: int, jobs: int, kept: dict[str, list[float]]) -> int:
     """The default's worst ratio over the tuning half, for each pair of the guard's numbers."""
     names = sorted(TUNING)
-    others = (
-        Run(name, policy, seed, "") for name in names for policy in OTHERS for seed in range(seeds)
-    )
-    _play_all(others, jobs, kept)
+    runs = {
+        (name, policy): [Run(name, policy, seed, "") for seed in range(seeds)]
+        for name in names
+        for policy in OTHERS
+    }
+    _play_all((run for of_one in runs.values() for run in of_one), jobs, kept)
+    best = {
+        name: min(median_of(runs[name, policy], kept).ttft_ms for policy in OTHERS)
+        for name in names
+    }
 
     def worst(guard: str) -> float:
         of = {name: [Run(name, DEFAULT, seed, guard) for seed in range(seeds)] for name in names}
         _play_all((run for runs in of.values() for run in runs), jobs, kept)
-        ratios = {
-            name: _median(kept, runs).ttft_ms
-            / min(
-                _median(kept, [Run(name, policy, seed, "") for seed in range(seeds)]).ttft_ms
-                for policy in OTHERS
-            )
-            for name, runs in of.items()
-        }
+        ratios = {name: median_of(runs, kept).ttft_ms / best[name] for name, runs in of.items()}
         name = max(ratios, key=lambda case: ratios[case])
         sys.stdout.write(f"{guard:>9}: {ratios[name]:.3f} ({name})\n")
         sys.stdout.flush()
@@ -131,11 +109,6 @@ def _least(ratios: dict[float, float]) -> float:
     return max(number for number, ratio in ratios.items() if ratio <= min(ratios.values()) + 0.01)
 
 
-def _median(kept: dict[str, list[float]], runs: Sequence[Run]) -> Numbers:
-    columns = zip(*(Numbers(*kept[run.key]) for run in runs), strict=True)
-    return Numbers(*(median(column) for column in columns))
-
-
 def _wanted(name: str, only: str) -> bool:
     if only in ("tuning", "held-out"):
         return (name in TUNING) == (only == "tuning")
@@ -150,42 +123,22 @@ def _runs(case: str, seeds: int, guard: str) -> Iterator[Run]:
             yield Run(case, policy, seed, guard)
 
 
-def _judged(case: str, seeds: int, guard: str, kept: dict[str, list[float]]) -> Judged:
-    def of(policy: str, about: str = "") -> Numbers:
-        return _median(kept, [Run(case, policy, seed, about) for seed in range(seeds)])
+def _ratio(numbers: Mapping[str, Numbers]) -> float:
+    """The default's mean TTFT to the best of the others."""
+    return numbers[DEFAULT].ttft_ms / numbers[best_of_others(numbers)].ttft_ms
 
-    others = {policy: of(policy) for policy in OTHERS}
-    best = min(others, key=lambda policy: others[policy].ttft_ms)
-    least_ms = others[best].ttft_ms
-    guarded = {policy: of(policy, guard) for policy in GUARDED}
-    default = guarded[DEFAULT]
-    broken = []
-    parts = [f"{case:54} best {best} {least_ms:.0f}"]
-    for policy, ours in guarded.items():
-        ratio = ours.ttft_ms / least_ms
-        if ratio > MOST:
-            broken.append(f"{policy} {ratio:.2f} of the best")
-        if ours.ttft_ms > MOST_OF_DEFAULT * default.ttft_ms:
-            broken.append(f"{policy} {ours.ttft_ms / default.ttft_ms:.2f} of the default")
-        if case.endswith(FITTING):
-            sticky_ms = others["session-sticky"].p99_ms
-            ceiling = _ceiling(case)
-            if ours.hit < LEAST_OF_CEILING * ceiling:
-                broken.append(f"{policy} hit {ours.hit:.3f} of {ceiling:.3f}")
-            if ours.p99_ms > sticky_ms:
-                broken.append(f"{policy} p99 {ours.p99_ms:.0f} of session-sticky's {sticky_ms:.0f}")
+
+def _line(case: str, numbers: Mapping[str, Numbers], found: Sequence[str]) -> str:
+    best = best_of_others(numbers)
+    best_ms = numbers[best].ttft_ms
+    parts = [f"{case:54} best {best} {best_ms:.0f}"]
+    for policy in GUARDED:
+        ours = numbers[policy]
+        ratio = ours.ttft_ms / best_ms
         parts.append(f"{policy} {ours.ttft_ms:.0f} ({ratio:.2f}; moved {ours.moved:.0%})")
-    parts.append(f"unguarded {others['dynamo-unguarded'].ttft_ms:.0f}")
-    parts += [f"BROKEN: {one}" for one in broken]
-    return Judged(default.ttft_ms / least_ms, len(broken), " | ".join(parts))
-
-
-def _ceiling(case: str) -> float:
-    """The hit rate of one cache that never forgets."""
-    player = Player()
-    for line in CASES[case]:
-        player.play(line)
-    return reuse_ceiling(player.story.requests, BLOCK_SIZE).tokens
+    parts.append(f"unguarded {numbers['dynamo-unguarded'].ttft_ms:.0f}")
+    parts += [f"BROKEN: {one}" for one in found]
+    return " | ".join(parts) + "\n"
 
 
 if __name__ == "__main__":

@@ -7,8 +7,9 @@ import pytest
 
 from router.config import GuardSettings
 from router.presets import PRESETS
-from tests.bar.__main__ import GUARDED, OTHERS
 from tests.bar.cases import CASES
+from tests.bar.judge import GUARDED, OTHERS
+from tests.bar.runs import Run
 from tests.results import bar, grid, presets
 from tests.results.fleets import RATES, Traces, fleet
 from tests.results.kept import Kept
@@ -20,7 +21,7 @@ LOST, HELD, UNPLAYED = list(CASES)[:3]
 def kept_runs(case: str, ttft_ms: dict[str, float]) -> dict[str, list[float]]:
     """Five seeds, around a mean time to first token; 100 ms unless it is given."""
     return {
-        f"{case}|{policy}|{seed}|{GUARD if policy in GUARDED else ''}": [
+        Run(case, policy, seed, GUARD if policy in GUARDED else "").key: [
             ttft_ms.get(policy, 100.0) + seed - 2,
             500.0,
             0.5,
