@@ -236,7 +236,7 @@ def test_the_router_finds_the_worker_that_has_the_prompt() -> None:
 
 
 def test_picks_that_the_guard_moved_are_counted_and_an_idle_fleet_has_none() -> None:
-    for gap_s, moves in ((0.05, True), (30.0, False)):
+    for gap_s, moves in ((0.01, True), (30.0, False)):
         prompts = [request(5.0 + gap_s * i, [1, 2, 3, 4, 100 + i], 100) for i in range(24)]
         of = trace(request(0.0, [1, 2, 3, 4]), *prompts)
         world, result = checked(of, scheduler=replace(SMALL, block_count=16_384))
