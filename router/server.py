@@ -212,7 +212,11 @@ class RouterService(router_pb2_grpc.RouterServicer):
         return received, asked
 
     def _refused(self, refusal: Refusal, request: bytes, now_s: float, due: Due | None) -> Refusal:
-        """Counts a request that got no worker. Returns what it was given."""
+        """Counts a request that got no worker. Returns what it was given.
+
+        Callers have a clause of their own for refusals: `raise refusal from refusal`, and a frame
+        that keeps one, are cycles, which hold the request until a full look for cycles.
+        """
         self._metrics.requests.labels("refused", refusal.reason).inc()
         if due is not None:
             due.refused(
