@@ -273,17 +273,28 @@ class CapacitySettings(Settings, frozen=True):
 class GuardSettings(Settings, frozen=True):
     """A pick moves on while its worker's queue costs more than its cache saves."""
 
-    enabled: Annotated[bool, Meta(description="look at each pick of the policies below")] = True
+    enabled: Annotated[
+        bool, Meta(description="guard the picks of the policies in routing.guard.policies")
+    ] = True
     policies: Annotated[
-        tuple[str, ...], Meta(description="whose picks are looked at; others' stay as they are")
+        tuple[str, ...],
+        Meta(description="policies whose picks the guard may move; picks of others stay"),
     ] = ("dynamo-adaptive", "ttft")
     request_tokens: Annotated[
         float,
-        Meta(ge=0, description="prompt tokens that a request in front of another one counts as"),
+        Meta(
+            ge=0,
+            description="prompt tokens that each active request of a worker adds to the wait that"
+            " the guard expects there",
+        ),
     ] = 300.0
     margin: Annotated[
         float,
-        Meta(ge=0, description="of the prompt's tokens, by which a wait may exceed the shortest"),
+        Meta(
+            ge=0,
+            description="share of the prompt's tokens by which a worker's wait may exceed the"
+            " shortest one before the guard moves the pick",
+        ),
     ] = 0.05
 
     def looks_at(self, policy: str) -> bool:
