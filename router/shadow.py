@@ -115,11 +115,17 @@ class Shadow:
 
     def __init__(self, policy: Policy, guard: GuardSettings) -> None:
         self.policy = policy
-        self.guard = guard
-        """What would look at its picks, if it is one of the guard's policies."""
+        self._guard = guard if guard.looks_at(policy.name) else None
+        """What would look at its picks."""
         self.decisions: Counter[Agreement] = Counter()
         self.overlap_tokens = Balance()
         self.ttft_s = Balance()
+
+    @property
+    def settings(self) -> tuple[object, ...]:
+        """What its counts depend on: policy, numbers, affinity, guard."""
+        policy = self.policy
+        return policy.name, policy.settings, policy.affinity_bonus, self._guard
 
     def watch(self, decision: Decision) -> None:
         """A decision that is about to be carried out."""
@@ -130,8 +136,7 @@ class Shadow:
         except PolicyFailed:
             self.decisions[Agreement.FAILED] += 1
             return
-        guard = self.guard if self.guard.looks_at(self.policy.name) else None
-        told = difference(decision.rows, decision.excluded, decision.order[0], scores, guard)
+        told = difference(decision.rows, decision.excluded, decision.order[0], scores, self._guard)
         self.decisions[told.agreement] += 1
         self.overlap_tokens.add(told.overlap_tokens)
         self.ttft_s.add(told.ttft_s)

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from router.config import ServeConfig
 from router.decision_log import DecisionLog
 from router.policies.configured import configured, shadow_policy
-from router.policies.policy import Policy
 from router.shadow import Shadow
 from router.topology import PlaceLabels
 from router.watch import Sampled, Watch
@@ -51,10 +50,10 @@ class Watchers:
         self.log.use(settings)  # the last that may fail
         if policy is None:
             self.shadow = None
-        elif self.shadow is None or not _same(self.shadow.policy, policy):
-            self.shadow = Shadow(policy, routing.guard)
         else:
-            self.shadow.guard = routing.guard
+            shadow = Shadow(policy, routing.guard)
+            if self.shadow is None or self.shadow.settings != shadow.settings:
+                self.shadow = shadow  # what the one before has counted says nothing of this one
         watchers = []
         if self.shadow is not None:
             watchers.append(Sampled(self.shadow.watch, routing.shadow_share))
@@ -62,12 +61,3 @@ class Watchers:
             watchers.append(Sampled(self.log.watch, settings.share, self.log.watch_refused))
         self._watch.use(watchers)
         self._is_on = bool(watchers)
-
-
-def _same(one: Policy, other: Policy) -> bool:
-    """Whether what one of them has counted is true of the other."""
-    return (one.name, one.settings, one.affinity_bonus) == (
-        other.name,
-        other.settings,
-        other.affinity_bonus,
-    )

@@ -181,3 +181,14 @@ def test_all_picks_are_timed_while_a_policy_watches_that_goes_by_time(
     app = RouterApp(config, read_again=lambda: changed)
     app.reload()
     assert app.core.times_all is timed
+
+
+def test_counts_depend_on_a_guard_only_where_it_looks_at_the_policy() -> None:
+    policies = configured(RoutingSettings())
+    other = GuardSettings(request_tokens=7.0)
+    shadows = {
+        name: [Shadow(policies[name], guard).settings for guard in (GuardSettings(), other)]
+        for name in ("ttft", "least-loaded")
+    }
+    assert shadows["ttft"][0] != shadows["ttft"][1]
+    assert shadows["least-loaded"][0] == shadows["least-loaded"][1]
