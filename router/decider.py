@@ -152,13 +152,14 @@ class Decider:
         Raises Refusal for a policy that the request can't have.
         """
         settings = self.settings_of(request.model, pool)
-        self._policy(request, settings)
+        policy = self._policy(request, settings)
         for size in pool.block_sizes:
             request.prompt.prefixes(size)
         mark("hash")
         overlaps = self._overlaps(request.prompt, pool)
         mark("match")
-        return Matched(request, pool, down, self._pools.table(pool), overlaps, now_s, settings)
+        table = self._pools.table(pool)
+        return Matched(request, pool, down, table, overlaps, now_s, settings, policy)
 
     def _with_room(self, matched: Matched) -> Decision:
         """The decision among workers with room; where there is none, among strained ones, too."""
@@ -173,7 +174,7 @@ class Decider:
 
     def _decide(self, matched: Matched) -> Decision:
         request, pool, settings = matched.request, matched.pool, matched.settings
-        policy = self._policy(request, settings)
+        policy = matched.policy
         routing, policies = settings.routing, settings.policies
         if request.role is Role.PAIR:
             stages = Stages(
@@ -317,7 +318,7 @@ class Decider:
         kv_distance: Column | None = None,
     ) -> Decision:
         """Scores a pool, and puts it in order."""
-        request, pool, not_live, table, overlaps, now_s, settings, last = matched
+        request, pool, not_live, table, overlaps, now_s, settings, _, last = matched
         eligible = answering_first(eligible, last)
         if lora_name := request.prompt.lora_name:
             eligible = loaded_first(

@@ -55,6 +55,8 @@ class Matched(NamedTuple):
     now_s: float
     settings: PolicySettings
     """What the request is decided by."""
+    policy: Policy
+    """The request's, or the one of the settings."""
     last: Sequence[str] = ()
     """Why each worker is a last resort, which is picked only where no other may be; empty for one
     that answers. Without any entry, all of the pool answer."""
