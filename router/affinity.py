@@ -18,8 +18,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 
-from router.candidates import Column, Flags
 from router.policies.policy import Policy
+from router.table import Column, Flags
 
 OTHER_WORKER = "the session goes on at another worker"
 _POLICIES_MAX = 256

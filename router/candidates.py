@@ -5,8 +5,7 @@ that its worker was judged by.
 """
 
 from collections.abc import Sequence
-from math import isnan
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias, cast
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -14,38 +13,11 @@ from typing_extensions import override
 from xxhash import xxh3_64_intdigest
 
 from indexer.identity import WorkerKey
-
-if TYPE_CHECKING:  # they are made of columns themselves
-    from router.decision import Request
-    from router.further import Further
-    from router.pools import Pool
-    from router.rates import PrefillColumns
-
-Column: TypeAlias = npt.NDArray[np.float64]
-Flags: TypeAlias = npt.NDArray[np.bool_]
-
-
-class Row(NamedTuple):
-    """What is kept up to date of one worker (router/pools.py); the properties below say more."""
-
-    block_size: float
-    total_blocks: float
-    total_slots: float
-    trust: float
-    running: float
-    waiting: float
-    reserved: float
-    active_blocks: float
-    prefill_tokens_active: float
-    last_picked: float
-    active_slots: float
-    load: float
-    slot_ratio: float
-    full: float
-    load_unknown: float
-
-
-COLUMNS = Row._fields
+from router.further import Further
+from router.pools import Pool
+from router.rates import PrefillColumns
+from router.request import Request
+from router.table import Column, Flags, Row
 
 
 class Candidates:
@@ -63,10 +35,10 @@ class Candidates:
         overlap_tokens: Column,
         excluded: Sequence[str],
         table: npt.NDArray[np.float64],
-        request: "Request",
+        request: Request,
         tokens: npt.NDArray[np.int32],
-        pool: "Pool",
-        further: "Further",
+        pool: Pool,
+        further: Further,
         now_s: float,
         kv_distance: Column | None = None,
     ) -> None:
@@ -231,7 +203,7 @@ class Candidates:
         return self._further.others_waiting(self._pool, self.waiting)
 
     @property
-    def prefill(self) -> "PrefillColumns":
+    def prefill(self) -> PrefillColumns:
         """How fast each worker prefills, and for how long it is busy, in columns."""
         return self._further.prefill(self._pool, self.now_s)
 
@@ -282,20 +254,3 @@ class Candidates:
         """From each worker to those where targets is True, on average: 0 the same host, 1 the same
         rack, 2 the same cluster, 3 beyond or unknown; 0 without targets."""
         return self._further.mean_distance(self._pool, targets)
-
-
-def shares(
-    active_slots: float, active_blocks: float, total_slots: float, total_blocks: float
-) -> tuple[float, float, float, float]:
-    """load, slot_ratio, full and load_unknown of one worker; NaN: an unknown total."""
-    return (
-        active_blocks / total_blocks if total_blocks > 0 else 0.0,
-        active_slots / total_slots if total_slots > 0 else 0.0,
-        float(is_full(active_slots, active_blocks, total_slots, total_blocks)),
-        float(isnan(total_blocks)),
-    )
-
-
-def is_full(slots: float, blocks: float, slots_max: float, blocks_max: float) -> bool:
-    """Whether requests and blocks leave no slot or no block; NaN: an unknown bound, never met."""
-    return slots >= slots_max or blocks >= blocks_max

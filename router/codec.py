@@ -20,23 +20,17 @@ from indexer.hashing import MultimodalItem, multimodal_hash
 from indexer.identity import Tier
 from kvroute.v1 import fleet_pb2, router_pb2
 from router.core import RouterCore
-from router.decision import (
-    Decision,
-    Pick,
-    Progress,
-    ProgressResult,
-    ProgressState,
-    Request,
-    Role,
-)
+from router.decision import Decision, Pick, Progress, ProgressResult, ProgressState
 from router.handover import hand_over
 from router.pick_guard import Guarded
 from router.policies.policy import Policy
 from router.pools import heartbeat_of
 from router.prompt import Prompt
 from router.received import BLOCK_HASHES, TooMuch, take_apart
-from router.refusals import STATUS, Reason, Refusal, Refused
+from router.refusals import Reason, Refusal, Refused
+from router.request import Request, Role
 from router.reservations import Ending
+from router.statuses import STATUS
 
 DOMAIN = "kvroute"
 TEXT_MAX = 1024

@@ -35,7 +35,6 @@ from router.decision import (
     ProgressResult,
     ProgressState,
     Repeated,
-    Request,
 )
 from router.eligibility import DRAINED
 from router.first_tokens import FirstTokens
@@ -49,8 +48,9 @@ from router.policies.policy import Policy
 from router.pools import Pools, heartbeat_of
 from router.rates import PrefillRates
 from router.refusals import Reason, Refusal
+from router.request import Fingerprint, Request
 from router.reservation_ids import ReservationIds
-from router.reservations import Ending, Fingerprint, PrefillHold, Reservation, Reservations
+from router.reservations import Ending, PrefillHold, Reservation, Reservations
 from router.self_check import SelfCheck
 from router.sessions import Sessions
 from router.topology import PlaceLabels

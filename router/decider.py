@@ -14,6 +14,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from math import isfinite
 
 import numpy as np
@@ -23,9 +24,9 @@ from events.view import Source
 from indexer.index import BlockIndex
 from indexer.kernel import cheapest
 from router.affinity import held, with_bonus
-from router.candidates import COLUMNS, Candidates, Column, Flags
+from router.candidates import Candidates
 from router.config import GuardSettings, ModelSettings, RoutingSettings
-from router.decision import Decision, Overlap, Request, Role, Weighed
+from router.decision import Decision, NobodyFits, Overlap, Weighed
 from router.eligibility import (
     DRAINED,
     NOT_A_NUMBER,
@@ -48,7 +49,8 @@ from router.policies.policy import Policy, Scores
 from router.pools import Pool, Pools, heartbeat_of
 from router.prompt import Prompt
 from router.refusals import Reason, Refusal
-from router.sessions import Session
+from router.request import Request, Role, Session
+from router.table import COLUMNS, Column, Flags
 
 FULL_RETRY_S = 0.5
 """What RetryInfo says when all are full: about the time until something ends."""
@@ -223,26 +225,17 @@ class Decider:
             guarded=guarded,
         )
 
-    def refuse(self, decision: Decision) -> Refusal:
+    def refuse(self, decision: Decision) -> NobodyFits:
         """Why nobody in a pool can be picked."""
-        refusal = self._refusal(decision)
-        refusal.decision = refusal.decision or decision
-        return refusal
-
-    def take_policy_error(self) -> str:
-        """What the last policy did wrong that failed since this was asked; empty: none did."""
-        told, self._policy_error = self._policy_error, ""
-        return told
-
-    def _refusal(self, decision: Decision) -> Refusal:
         told = ", ".join(
             f"{count} {reason}" for reason, count in sorted(decision.exclusions().items())
         )
+        refused = partial(NobodyFits, decision=decision)
         if not len(decision.rows):
             of = f" for {decision.request.model!r}" if decision.request.model else ""
-            return Refusal(Reason.NO_WORKER, f"no live worker{of}: {told}")
+            return refused(Reason.NO_WORKER, f"no live worker{of}: {told}")
         if _FULL in decision.excluded:
-            return Refusal(Reason.ALL_WORKERS_FULL, f"no worker has room: {told}", FULL_RETRY_S)
+            return refused(Reason.ALL_WORKERS_FULL, f"no worker has room: {told}", FULL_RETRY_S)
         may_come_back = [source for source, _ in decision.not_live]
         too_short = []
         for source, reason in zip(decision.sources, decision.excluded, strict=True):
@@ -254,14 +247,19 @@ class Decider:
         if too_short and all(
             too_long(decision.request, output_tokens, heartbeat_of(one)) for one in may_come_back
         ):
-            return Refusal(
+            return refused(
                 Reason.PROMPT_TOO_LONG,
                 f"the prompt has {decision.rows.prompt_tokens} tokens and fits no worker with what"
                 f" it is expected to bring out; the longest takes {max(too_short)}",
             )
         if decision.prefill is not None and not decision.prefill.order:
             return self.refuse(decision.prefill)
-        return Refusal(Reason.NO_ELIGIBLE_WORKER, f"no worker may take this request: {told}")
+        return refused(Reason.NO_ELIGIBLE_WORKER, f"no worker may take this request: {told}")
+
+    def take_policy_error(self) -> str:
+        """What the last policy did wrong that failed since this was asked; empty: none did."""
+        told, self._policy_error = self._policy_error, ""
+        return told
 
     def _policy(self, request: Request, settings: PolicySettings) -> Policy:
         """The request's, or the one of the settings; raises Refusal."""

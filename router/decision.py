@@ -1,8 +1,8 @@
 """What goes into the decision core and what comes out: requests, decisions, steps in a life."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -15,47 +15,9 @@ from router.config import GuardSettings
 from router.pick_guard import Guarded
 from router.policies.policy import Policy, Scores
 from router.pools import Pool
-from router.prompt import Prompt
-from router.reservations import Ending, Fingerprint, Reservation
-from router.sessions import Session
-
-
-class Role(StrEnum):
-    """Which work a request wants a worker for."""
-
-    BOTH = "both"
-    PREFILL = "prefill"
-    DECODE = "decode"
-    PAIR = "pair"
-    """Two workers, or one (router/pairs.py). No worker has this role."""
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """What a caller asks, checked and in our own types."""
-
-    request_id: str
-    prompt: Prompt
-    model: str = ""
-    role: Role = Role.BOTH
-    expected_output_tokens: int | None = None
-    policy: str = ""
-    tenant: str = ""
-    session_id: str = ""
-    required_labels: Mapping[str, str] = field(default_factory=dict)
-    allowed_workers: frozenset[str] = frozenset()
-    excluded_workers: frozenset[str] = frozenset()
-    resumed: Session | None = None
-    """What the prompt was made of, when only the session was named."""
-
-    @property
-    def for_all(self) -> bool:
-        """Whether any worker may see it."""
-        return not self.required_labels and not self.allowed_workers
-
-    def fingerprint(self) -> Fingerprint:
-        """What its id stands for from now on."""
-        return self.prompt.fingerprint(), self.model, self.role
+from router.refusals import Refusal
+from router.request import Request
+from router.reservations import Ending, Reservation
 
 
 class Prefill(StrEnum):
@@ -140,6 +102,14 @@ class Decision:
         reasons = Counter(reason for _, reason in self.not_live)
         reasons.update(filter(None, self.excluded))
         return reasons
+
+
+@dataclass(eq=False)
+class NobodyFits(Refusal):
+    """A refusal of a request whose workers were weighed."""
+
+    decision: Decision | None = None
+    """What was weighed; of a pair, the half for which nobody fits."""
 
 
 class Weighed(NamedTuple):

@@ -4,8 +4,8 @@ from collections.abc import Container, Sequence
 
 from events.facts import Heartbeat
 from events.view import Source
-from router.decision import Request, Role
 from router.pools import Pool, heartbeat_of
+from router.request import Request, Role
 
 DRAINED = "drained"
 TOO_LONG = "prompt too long"

@@ -10,12 +10,12 @@ import numpy as np
 import numpy.typing as npt
 
 from indexer.identity import WorkerKey
-from router.candidates import Column, Flags
 from router.load import WorkerLoad
 from router.pools import Pool, heartbeat_of
 from router.prompt import Prompt
 from router.rates import PrefillColumns, PrefillRates
 from router.sessions import Sessions
+from router.table import Column, Flags
 from router.topology import PlaceLabels, Topology
 from router.working_set import WorkingSets
 

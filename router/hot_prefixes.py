@@ -39,16 +39,16 @@ from typing_extensions import override
 
 from events.facts import WARM_TOKENS_MAX
 from indexer.hashing import HashArray
-from router.candidates import COLUMNS, Column
 from router.config import HotPrefixSettings
-from router.decision import Request, Role
 from router.eligibility import exclusion, would_load
 from router.pools import Pool, heartbeat_of
 from router.prefix_copies import Cancel, Copies, Copy, Prefix
 from router.prefix_rates import PrefixKey, PrefixRate, PrefixRates
 from router.prompt import Prompt
 from router.refusals import Refusal
+from router.request import Request, Role
 from router.reservations import Reservation
+from router.table import COLUMNS, Column
 
 if TYPE_CHECKING:  # it holds one of us
     from router.core import RouterCore

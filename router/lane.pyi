@@ -5,9 +5,10 @@ from collections.abc import Callable
 
 from indexer.hashing import HashArray
 from router.core import RouterCore
-from router.decision import Overlap, Request, Weighed
+from router.decision import Overlap, Weighed
 from router.load import WorkerLoad
 from router.pick_tally import PickTally
+from router.request import Request
 from router.reservations import Reservation
 
 ITEMS_MAX: int

@@ -34,8 +34,9 @@ from indexer.kernel cimport (
     NO_MEMORY, BlockUsers, NativeIndex, table_holder, table_overlap, table_store, users_close, users_open, xxh3_64, xxh3_blocks,
     xxh3_chain, xxh3_secret,
 )
-from router.candidates import COLUMNS
-from router.decision import Overlap, Role, Weighed
+from router.table import COLUMNS
+from router.decision import Overlap, Weighed
+from router.request import Role
 from router.eligibility import DRAINED, OUTPUT_TOKENS_MAX
 from router.load import HISTORY_MAX, HISTORY_S
 from router.pick_tally import BUCKETS_S, RATIO_DECISIONS, PickTally, STAGES as STAGE_NAMES

@@ -21,13 +21,15 @@ from events.facts import Epoch, Heartbeat
 from events.stream import Stream
 from events.view import Source
 from indexer.identity import WorkerKey
-from router.candidates import COLUMNS, Candidates, Column, Flags
+from router.candidates import Candidates
 from router.config import GuardSettings
-from router.decision import Decision, Overlap, Request
+from router.decision import Decision, Overlap
 from router.further import Further
 from router.pools import Pool, heartbeat_of
 from router.prompt import Prompt
 from router.rates import PrefillColumns, PrefillRates
+from router.request import Request
+from router.table import COLUMNS, Column, Flags
 from router.topology import PlaceLabels
 
 if TYPE_CHECKING:  # the other kind of line, which holds some of these

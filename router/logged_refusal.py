@@ -8,6 +8,7 @@ prompt, no session and no tenant, nor the sentence that the client got, which ma
 import msgspec
 
 from router import logged_decision
+from router.decision import NobodyFits
 from router.logged_decision import VERSION, LoggedDecision, capture
 from router.refusals import Refused
 from router.topology import PlaceLabels
@@ -43,7 +44,8 @@ def capture_refusal(
     refused: Refused, replica: str, labels: PlaceLabels, hashes: bool
 ) -> LoggedRefusal:
     """A refusal as it will be written; labels and hashes: see `capture`."""
-    decision = refused.refusal.decision
+    refusal = refused.refusal
+    decision = refusal.decision if isinstance(refusal, NobodyFits) else None
     scored = decision is not None and len(decision.rows) > 0
     return LoggedRefusal(
         v=VERSION,

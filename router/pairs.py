@@ -27,13 +27,14 @@ import numpy.typing as npt
 
 from events.facts import Heartbeat
 from events.view import Source
-from router.candidates import COLUMNS, Column, Flags
-from router.decision import Decision, Prefill, Request, Role
+from router.decision import Decision, Prefill
 from router.further import Further
 from router.handover import can_be_found
 from router.policies.configured import PolicySettings
 from router.policies.policy import Policy
 from router.pools import Pool, heartbeat_of
+from router.request import Request, Role
+from router.table import COLUMNS, Column, Flags
 
 HANDS_NOTHING_OVER = "hands nothing over"
 NOBODY_TAKES_OVER = "nobody can take over from it"

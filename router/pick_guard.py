@@ -26,8 +26,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from router.candidates import Candidates, Column, Flags
+from router.candidates import Candidates
 from router.config import GuardSettings
+from router.table import Column, Flags
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,9 @@ from time import perf_counter
 import numpy as np
 
 from events.facts import TIER_NAMES
-from router.candidates import Column
 from router.decision import Decision, Pick
 from router.pools import heartbeat_of
+from router.table import Column
 
 STAGES = ("hash", "match", "cost", "total")
 TIERS = (*TIER_NAMES.values(), "predicted")

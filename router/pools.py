@@ -29,11 +29,11 @@ from events.facts import Heartbeat
 from events.stream import StreamState
 from events.view import FleetView, Source, schedulable
 from indexer.identity import WorkerKey
-from router.candidates import COLUMNS, is_full, shares
 from router.capacity import Capacities
 from router.load import WorkerLoad
 from router.models import Models
 from router.refusals import Reason, Refusal
+from router.table import COLUMNS, is_full, shares
 
 RECOVERING_TRUST = 0.5
 """Share of a recovering stream's overlap that counts: it was right until the gap."""

@@ -18,8 +18,8 @@ from typing_extensions import override
 
 from indexer.hashing import HashArray
 from indexer.identity import WorkerKey
-from router.decision import Role
 from router.prefix_rates import PrefixKey
+from router.request import Role
 
 UNDER_WAY_MAX = 8
 BURST = 4.0

@@ -34,7 +34,7 @@ import numpy as np
 import numpy.typing as npt
 
 from indexer.identity import WorkerKey
-from router.candidates import Column
+from router.table import Column
 
 REQUEST_TOKENS = 500
 """What a request costs beside its tokens: a part of a step, in which the weights are read."""

@@ -1,13 +1,7 @@
-"""Why a request gets no worker, and the one table from reasons to gRPC statuses."""
+"""Why a request gets no worker. Pure; which gRPC status a reason has: router/statuses.py."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING
-
-import grpc
-
-if TYPE_CHECKING:  # whose parts raise refusals
-    from router.decision import Decision
 
 
 class Reason(StrEnum):
@@ -40,35 +34,6 @@ class Reason(StrEnum):
     INTERNAL = "INTERNAL"
 
 
-STATUS: dict[Reason, grpc.StatusCode] = {
-    Reason.EMPTY_PROMPT: grpc.StatusCode.INVALID_ARGUMENT,
-    Reason.MALFORMED_PROMPT: grpc.StatusCode.INVALID_ARGUMENT,
-    Reason.PROMPT_TOO_LONG: grpc.StatusCode.INVALID_ARGUMENT,
-    Reason.INVALID_FIELD: grpc.StatusCode.INVALID_ARGUMENT,
-    Reason.UNKNOWN_POLICY: grpc.StatusCode.INVALID_ARGUMENT,
-    Reason.MODEL_REQUIRED: grpc.StatusCode.INVALID_ARGUMENT,
-    Reason.POLICY_NOT_ALLOWED: grpc.StatusCode.PERMISSION_DENIED,
-    Reason.UNKNOWN_MODEL: grpc.StatusCode.NOT_FOUND,
-    Reason.UNKNOWN_WORKER: grpc.StatusCode.NOT_FOUND,
-    Reason.UNKNOWN_SESSION: grpc.StatusCode.NOT_FOUND,
-    Reason.NO_WORKER: grpc.StatusCode.UNAVAILABLE,
-    Reason.NO_ELIGIBLE_WORKER: grpc.StatusCode.UNAVAILABLE,
-    Reason.DRAINING: grpc.StatusCode.UNAVAILABLE,
-    Reason.NO_BROKER: grpc.StatusCode.UNAVAILABLE,
-    Reason.ALL_WORKERS_FULL: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    Reason.TOO_MANY_RESERVATIONS: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    Reason.MESSAGE_TOO_LARGE: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    Reason.TOO_MANY_BYTES: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    Reason.TOO_MANY_WATCHES: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    Reason.REQUEST_ID_REUSED: grpc.StatusCode.ALREADY_EXISTS,
-    Reason.WORKER_EXISTS: grpc.StatusCode.ALREADY_EXISTS,
-    Reason.OVERTAKEN: grpc.StatusCode.ABORTED,
-    Reason.DEADLINE_EXCEEDED: grpc.StatusCode.DEADLINE_EXCEEDED,
-    Reason.CANCELLED: grpc.StatusCode.CANCELLED,
-    Reason.INTERNAL: grpc.StatusCode.INTERNAL,
-}
-
-
 @dataclass(eq=False)
 class Refusal(Exception):
     """A request that gets no worker: an answer, not a fault of ours."""
@@ -78,8 +43,6 @@ class Refusal(Exception):
     """One sentence for a person."""
     retry_after_s: float | None = None
     metadata: dict[str, str] = field(default_factory=dict)
-    decision: "Decision | None" = None
-    """What was weighed, where it came so far."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from typing_extensions import override
 
 from indexer.hashing import HashArray
 from indexer.identity import WorkerKey
+from router.request import Fingerprint
 
 
 class Ending(StrEnum):
@@ -47,9 +48,6 @@ go beyond it."""
 RESERVATION_UNITS = 512
 FORGOTTEN_SLICE = 256
 """Memories of ended reservations that are dropped without a turn for other calls."""
-
-Fingerprint = tuple[int, str, str]
-"""What a request id stands for: the prompt, the model's name, the role."""
 
 
 @dataclass(slots=True)

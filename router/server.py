@@ -25,7 +25,7 @@ from router import codec
 from router.config import TOMBSTONE_MAX_S, ConfigError, GrpcSettings
 from router.control_desk import ControlDesk
 from router.core import RouterCore
-from router.decision import Progress, ProgressState, Repeated, Request
+from router.decision import Progress, ProgressState, Repeated
 from router.guard import Guard, Handler, abort
 from router.hot_prefixes import HotPrefixes
 from router.inbound import ROUTE, ROUTE_STREAM, SMALL_BYTES
@@ -35,6 +35,7 @@ from router.peer_link import PeerLink
 from router.pick_tally import StageClock
 from router.refusals import Reason, Refusal
 from router.reports import Reports
+from router.request import Request
 from router.reservations import Ending, Reservation
 from router.route_stream import Answered, RouteItems, Steps, StreamLife, read_batch
 from router.unsent import when_unsent

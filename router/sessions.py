@@ -16,7 +16,6 @@ Laws:
 
 from collections import Counter, OrderedDict
 from collections.abc import Iterable
-from dataclasses import dataclass
 from itertools import islice
 from math import inf
 
@@ -24,8 +23,8 @@ from typing_extensions import override
 from xxhash import xxh3_64_intdigest
 
 from events.inflight import SESSIONS_MAX, Moved
-from indexer.hashing import HashArray
 from indexer.identity import WorkerKey
+from router.request import Session
 from router.reservations import FORGOTTEN_SLICE, Reservation
 
 TOLD_AGAIN_S = 60.0
@@ -34,25 +33,6 @@ TOLD_NAME_BYTES_MAX = 64 * 1024
 """Of the ids of sessions' workers in one message to other replicas, but for one of them."""
 HASH_BYTES_MAX = 1 << 28
 """A thousand blocks, 16,000 tokens or more, of each of 32,768 sessions."""
-
-
-@dataclass(frozen=True, slots=True)
-class Session:
-    """One session's last request."""
-
-    worker: WorkerKey
-    """That brought out its answer."""
-    model: str
-    """By the name that the request gave it."""
-    lora_name: str
-    block_size: int
-    """0: the worker had not told its own."""
-    prefixes: HashArray
-    """Of the prompt's full blocks."""
-    prompt_tokens: int
-    picked_at_s: float
-    told_at_s: float = -inf
-    """When other replicas were told of this worker, or were to be."""
 
 
 class Sessions:

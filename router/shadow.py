@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from router.candidates import Candidates, Column, Flags
+from router.candidates import Candidates
 from router.config import GuardSettings
 from router.decision import Decision
 from router.pick_guard import Waits
@@ -22,6 +22,7 @@ from router.policies.first_token import first_token
 from router.policies.own import PolicyFailed
 from router.policies.pair import DECODE_ROOM
 from router.policies.policy import Policy, Scores
+from router.table import Column, Flags
 
 
 class Agreement(StrEnum):

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from router.candidates import Column
+from router.table import Column
 
 BEYOND = 3
 

@@ -19,8 +19,8 @@ from events.left_out import REASONS
 from events.stream import PAUSE_MAX_S, StreamState
 from events.view import FleetView, Source
 from indexer.identity import WorkerKey
-from router.decision import Role
 from router.load import WorkerLoad
+from router.request import Role
 from router.self_check import Record, SelfCheck
 
 CLOCK_SKEW_S = 5.0

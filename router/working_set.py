@@ -21,7 +21,7 @@ import numpy as np
 
 from indexer.hashing import HashArray
 from indexer.identity import WorkerKey
-from router.candidates import Column
+from router.table import Column
 
 WINDOW_S = 60.0
 """As hot prefixes: agents and people come back within a minute, or mostly not at all."""

@@ -14,9 +14,10 @@ from functools import partial
 
 import numpy as np
 
-from router.decision import Pick, Progress, ProgressState, Request, Role
+from router.decision import Pick, Progress, ProgressState
 from router.prompt import Prompt
 from router.refusals import Reason, Refusal
+from router.request import Request, Role
 from router.reservations import Ending
 from simulator.content import ChainContent, TokenContent
 from simulator.cost_model import Distance

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from router.config import RoutingSettings
-from router.decision import Role
 from router.policies.configured import configured
+from router.request import Role
 from simulator.cost_model import Distance, NoLink, SlowedCost
 from simulator.scheduler import SchedulerConfig
 from simulator.schedulers import SCHEDULERS

@@ -4,8 +4,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from router.candidates import Candidates, Column
+from router.candidates import Candidates
 from router.rates import work
+from router.table import Column
 
 HOST_RATE = 400_000.0
 """Tokens a second from the host's memory to the device: 128 KiB a token over 50 GB/s."""

@@ -7,7 +7,8 @@ from typing import Any, get_args, get_type_hints
 import msgspec
 import numpy as np
 
-from router.candidates import Candidates, Column
+from router.candidates import Candidates
+from router.table import Column
 
 
 class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

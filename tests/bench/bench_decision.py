@@ -27,8 +27,9 @@ from kvroute.v1 import router_pb2
 from router import codec
 from router.config import RoutingSettings
 from router.core import RouterCore
-from router.decision import Pick, Progress, ProgressState, Request
+from router.decision import Pick, Progress, ProgressState
 from router.prompt import Prompt
+from router.request import Request
 from router.reservations import Reservation
 from tests.bench.timing import row
 

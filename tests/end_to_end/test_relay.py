@@ -21,9 +21,10 @@ from events.stream import StreamState
 from indexer.hashing import block_hashes, pack_tokens, prefix_hashes
 from indexer.identity import WorkerKey
 from router.app import RouterApp
-from router.decision import Pick, Request
+from router.decision import Pick
 from router.nats_child import NatsChild
 from router.prompt import Prompt
+from router.request import Request
 from simulator.clock import ScaledClock
 from simulator.engine import EngineConfig
 from simulator.fleet import StandIn, stand_ins

@@ -32,8 +32,9 @@ from indexer.index import BlockIndex, mix_digest
 from indexer.reference import ReferenceIndex
 from router.config import ModelSettings, RoutingSettings
 from router.core import RouterCore
-from router.decision import Pick, Request
+from router.decision import Pick
 from router.prompt import Prompt
+from router.request import Request
 
 START_S = 1_790_000_000.0
 """A time of Unix; a number that float64 takes in quarter microseconds."""

@@ -11,13 +11,15 @@ from events.stream import Stream
 from events.view import Source
 from indexer.hashing import pack_tokens
 from indexer.identity import WorkerKey
-from router.candidates import COLUMNS, Candidates, shares
-from router.decision import Overlap, Request
+from router.candidates import Candidates
+from router.decision import Overlap
 from router.further import Further
 from router.load import WorkerLoad
 from router.pools import Pool
 from router.prompt import Prompt
 from router.rates import PrefillRates
+from router.request import Request
+from router.table import COLUMNS, shares
 from router.topology import PlaceLabels
 from router.working_set import SAMPLE, WorkingSets
 

@@ -12,12 +12,13 @@ from kvroute.v1 import router_pb2
 from router import codec
 from router.affinity import OTHER_WORKER, with_bonus
 from router.config import AffinitySettings, ConfigError, GuardSettings, RoutingSettings
-from router.decision import Decision, Role
+from router.decision import Decision
 from router.logged_decision import capture, decode, encode
 from router.policies import POLICIES
 from router.policies.configured import configured
 from router.recompute import check
 from router.recompute_line import check_line
+from router.request import Role
 from router.topology import PlaceLabels
 from tests.router.fleet import Fleet, prompt
 

@@ -6,7 +6,8 @@ import numpy as np
 
 from events.stream import StreamState
 from indexer.identity import Tier, WorkerKey
-from router.candidates import COLUMNS, Candidates
+from router.candidates import Candidates
+from router.table import COLUMNS
 from tests.router.fleet import Fleet, prompt
 from tests.router.rows import rows
 

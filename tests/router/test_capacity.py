@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from events.facts import Epoch, Heartbeat
 from indexer.identity import WorkerKey
 from indexer.kernel import NativeIndex
-from router.candidates import COLUMNS
 from router.capacity import AGREEING, Capacities
 from router.config import CapacitySettings
 from router.decision import Pick, Progress, ProgressState
 from router.refusals import Reason, Refusal
 from router.reservations import Ending
+from router.table import COLUMNS
 from tests.router.fleet import START_S, Fleet, prompt
 
 KEY = WorkerKey("w0", 0)

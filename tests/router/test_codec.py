@@ -10,9 +10,11 @@ from indexer.hashing import MultimodalItem, multimodal_hash
 from indexer.identity import WorkerKey
 from kvroute.v1 import router_pb2
 from router import codec
-from router.decision import Progress, ProgressState, Role
-from router.refusals import STATUS, Reason, Refusal
+from router.decision import Progress, ProgressState
+from router.refusals import Reason, Refusal
+from router.request import Role
 from router.reservations import Ending
+from router.statuses import STATUS
 from tests.router.fleet import Fleet, prompt
 from tests.router.served import asked, taken_apart
 

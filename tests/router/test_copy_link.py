@@ -8,9 +8,9 @@ import numpy as np
 from events.facts import Warmed, encode
 from indexer.identity import WorkerKey
 from router.copy_link import CopyLink
-from router.decision import Role
 from router.hot_prefixes import HotPrefixes
 from router.prefix_copies import Cancel, Copy, Prefix
+from router.request import Role
 
 
 class LateBroker:

@@ -18,15 +18,7 @@ from kvroute.v1 import router_pb2
 from router.candidates import Candidates
 from router.config import GuardSettings, ModelSettings
 from router.core import DRAINED_MAX
-from router.decision import (
-    Decision,
-    Overlap,
-    Progress,
-    ProgressResult,
-    ProgressState,
-    Repeated,
-    Role,
-)
+from router.decision import Decision, Overlap, Progress, ProgressResult, ProgressState, Repeated
 from router.eligibility import LORA_ELSEWHERE
 from router.models import MODELS_MAX
 from router.policies import POLICIES
@@ -34,6 +26,7 @@ from router.policies.policy import Parameters, Policy, Scores
 from router.pools import _POOLS_MAX
 from router.prompt import Prompt
 from router.refusals import Reason, Refusal
+from router.request import Role
 from router.reservations import FORGOTTEN_SLICE, RESERVATION_UNITS, SLICE_UNITS, Ending
 from tests.router.fleet import Fleet, prompt
 

@@ -14,7 +14,6 @@ from indexer.hashing import MultimodalItem
 from indexer.identity import WorkerKey
 from indexer.kernel import NativeIndex
 from router.config import GuardSettings, HotPrefixSettings
-from router.decision import Role
 from router.hot_prefixes import (
     CONSIDERED_MAX,
     HOT_MAX,
@@ -29,6 +28,7 @@ from router.hot_prefixes import (
 from router.metrics import HotPrefixCollector
 from router.prefix_copies import UNDER_WAY_MAX, Cancel, Copy, CopyFate
 from router.prompt import Prompt
+from router.request import Role
 from tests.router.fleet import Fleet, prompt
 
 TEXT_TOKENS = 1024

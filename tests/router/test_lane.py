@@ -22,7 +22,6 @@ from indexer.identity import Tier, WorkerKey
 from indexer.kernel import NativeIndex
 from kvroute.v1 import router_pb2
 from router import codec
-from router.candidates import COLUMNS
 from router.config import GuardSettings
 from router.decision import Pick, Progress, ProgressState
 from router.load import WorkerLoad
@@ -32,6 +31,7 @@ from router.reservation_ids import ReservationIds
 from router.reservations import Ending
 from router.route_stream import RouteItems, read_batch
 from router.server import RouterService
+from router.table import COLUMNS
 from tests.router.fleet import Fleet, hashes, prompt
 from tests.router.served import asked
 

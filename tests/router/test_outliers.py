@@ -13,7 +13,7 @@ from events.inflight import Verdict
 from indexer.identity import WorkerKey
 from indexer.kernel import NativeIndex
 from router.config import OutlierSettings
-from router.decision import Progress, ProgressState, Role
+from router.decision import Progress, ProgressState
 from router.outliers import (
     BEING_PROBED,
     CALLERS_MAX,
@@ -24,6 +24,7 @@ from router.outliers import (
     Outliers,
 )
 from router.refusals import Reason, Refusal
+from router.request import Role
 from router.reservations import Ending
 from tests.router.fleet import Fleet, prompt
 

@@ -11,19 +11,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from events.facts import Epoch, Heartbeat
 from indexer.identity import WorkerKey
-from router.decision import (
-    Pick,
-    Prefill,
-    Progress,
-    ProgressResult,
-    ProgressState,
-    Repeated,
-    Role,
-)
+from router.decision import Pick, Prefill, Progress, ProgressResult, ProgressState, Repeated
 from router.handover import hand_over
 from router.policies.pair import DECODE_ROOM, PREFILL_QUEUE
 from router.prompt import Prompt
 from router.refusals import Reason, Refusal
+from router.request import Role
 from router.reservations import Ending, Reservation
 from tests.router.fleet import START_S, Fleet, prompt
 from tests.router.rows import rows

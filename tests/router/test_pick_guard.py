@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from indexer.kernel import NativeIndex
 from kvroute.v1 import router_pb2
 from router import codec
-from router.candidates import Column, Flags
 from router.config import GuardSettings
 from router.pick_guard import Waits
 from router.read_receipt import read_receipts
 from router.recompute import check
+from router.table import Column, Flags
 from tests.router.fleet import Fleet, prompt
 from tests.router.rows import rows
 

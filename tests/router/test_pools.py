@@ -11,10 +11,10 @@ from events.view import Source
 from indexer.identity import WorkerKey
 from indexer.kernel import NativeIndex
 from kvroute.v1 import router_pb2
-from router.candidates import COLUMNS, shares
 from router.decision import Progress, ProgressState
 from router.pools import RECOVERING_TRUST, heartbeat_of
 from router.refusals import Reason, Refusal
+from router.table import COLUMNS, shares
 from tests.router.fleet import Fleet, prompt
 
 TRUST = {StreamState.LIVE: 1.0, StreamState.RECOVERING: RECOVERING_TRUST}

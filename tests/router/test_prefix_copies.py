@@ -3,7 +3,6 @@
 import numpy as np
 
 from indexer.identity import WorkerKey
-from router.decision import Role
 from router.prefix_copies import (
     AGAIN_S,
     BURST,
@@ -15,6 +14,7 @@ from router.prefix_copies import (
     CopyFate,
     Prefix,
 )
+from router.request import Role
 
 
 def prefix(number: int = 1, blocks: int = 4) -> Prefix:

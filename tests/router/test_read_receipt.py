@@ -13,7 +13,7 @@ from google.protobuf.message import Message
 from kvroute.v1 import router_pb2
 from router import codec
 from router.cli import cli
-from router.decision import Decision, Role
+from router.decision import Decision
 from router.logged_decision import LoggedDecision, capture, encode
 from router.logged_refusal import capture_refusal
 from router.policies import POLICIES
@@ -21,6 +21,7 @@ from router.read_receipt import Receipts, read_receipts
 from router.recompute import FormulaError
 from router.recompute_line import check_line
 from router.refusals import Reason, Refusal, Refused
+from router.request import Role
 from router.topology import PlaceLabels
 from tests.router.fleet import Fleet, prompt
 

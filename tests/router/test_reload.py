@@ -20,8 +20,8 @@ from router.config import (
     ServeConfig,
     load,
 )
-from router.decision import Role
 from router.reload import RELOADED, reloaded
+from router.request import Role
 from tests.router.fleet import Fleet, prompt
 
 

@@ -24,10 +24,11 @@ from router.lane import ITEMS_MAX
 from router.metrics import RouterCollector
 from router.policies import POLICIES
 from router.prompt import Prompt
-from router.refusals import STATUS, Reason
+from router.refusals import Reason
 from router.reports import PROGRESS_MAX
 from router.reservations import Ending, Reservation
 from router.server import SERVICES, RouterService, caller_of, jittered, server_options
+from router.statuses import STATUS
 from tests.router.fleet import START_S, Fleet, prompt
 from tests.router.served import Refused, Served, asked, refusal, served, taken_apart
 

@@ -10,8 +10,9 @@ from events.inflight import SESSIONS_MAX, Moved
 from indexer.identity import WorkerKey
 from kvroute.v1 import router_pb2
 from router import codec
-from router.decision import Pick, Progress, ProgressState, Repeated, Role
+from router.decision import Pick, Progress, ProgressState, Repeated
 from router.refusals import Reason, Refusal
+from router.request import Role
 from router.reservations import Reservation
 from router.sessions import TOLD_NAME_BYTES_MAX, Sessions
 from tests.router.fleet import Fleet, hashes, prompt

@@ -3,8 +3,9 @@
 import pytest
 from prometheus_client import CollectorRegistry
 
-from router.decision import Progress, ProgressState, Role
+from router.decision import Progress, ProgressState
 from router.metrics import RouterCollector
+from router.request import Role
 from router.reservations import Ending
 from router.ttft_check import RATIOS, TtftCheck
 from tests.router.fleet import Fleet, prompt

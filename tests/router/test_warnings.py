@@ -7,7 +7,7 @@ from events.stream import BEAT_OVERDUE_S, RECOVERIES_FREE, Stream
 from events.view import Source
 from indexer.hashing import MultimodalItem
 from indexer.identity import WorkerKey
-from router.decision import Role
+from router.request import Role
 from router.self_check import Record
 from router.warnings import (
     CLOCK_SKEW_S,

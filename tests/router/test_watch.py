@@ -19,7 +19,7 @@ from router.config import (
     RoutingSettings,
     ServeConfig,
 )
-from router.decision import Decision
+from router.decision import Decision, NobodyFits
 from router.metrics import Metrics
 from router.policies import POLICIES
 from router.refusals import Reason, Refusal, Refused
@@ -147,9 +147,10 @@ async def test_every_refusal_is_watched_whatever_raised_it() -> None:
         ("odd", Reason.UNKNOWN_POLICY, 100),
         ("", Reason.INVALID_FIELD, 0),
     ]
-    full = seen[1].refusal.decision
-    assert full is not None
-    assert full.exclusions() == {"full": 1}
+    full = seen[1].refusal
+    assert isinstance(full, NobodyFits)
+    assert full.decision is not None
+    assert full.decision.exclusions() == {"full": 1}
 
 
 async def test_every_way_of_asking_is_watched() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from router.core import RouterCore
-from router.decision import Request
+from router.request import Request
 from simulator.engine_options import scheduler_config
 from simulator.options import EventForm, RunOptions
 from simulator.profile import load_profile

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace as with_numbers
 
-from router.candidates import COLUMNS
 from router.policies import POLICIES
 from router.policies.policy import Policy, Scores
+from router.table import COLUMNS
 from tests.router.fleet import Fleet, prompt
 from tests.router.rows import rows
 
