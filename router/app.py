@@ -114,7 +114,7 @@ class RouterApp:
             rng=self._rng,
             random_bytes=os.urandom,
         )
-        self.core.ready = False
+        self.core.fleet.ready = False
         shadow_policy(routing, self.core.policies)  # raises ConfigError
         self._hot: HotPrefixes | None = None
         """Kept when they are copied no more, for what it has counted; the core has it otherwise."""
@@ -126,7 +126,7 @@ class RouterApp:
         self.watchers = Watchers(self.replica, labels, rng, _watcher_failed)
         self.registry.register(WatchCollector(self.watchers))
         self.relays = OwnRelays(fleet=config.fleet.name, clock=clock, rng=self._rng)
-        self.core.relay_trouble = self.relays.trouble
+        self.core.fleet.relay_trouble = self.relays.trouble
         self.desk = ControlDesk(self.core, clock)
         self.desk.on_removed = self.relays.on_removed
         self._state: FleetState | None = None
@@ -154,7 +154,7 @@ class RouterApp:
 
     @property
     def ready(self) -> bool:
-        return self.core.ready
+        return self.core.fleet.ready
 
     @property
     def grpc_port(self) -> int:
@@ -341,7 +341,7 @@ class RouterApp:
             self.core.hot = None
             return
         if self._hot is None:
-            self._hot = HotPrefixes(self.core, settings, recomputed(routing.prefill_rate))
+            self._hot = HotPrefixes(self.core.fleet, settings, recomputed(routing.prefill_rate))
         else:
             self._hot.reconfigure(settings)
         self.core.hot = self._hot
@@ -389,7 +389,7 @@ class RouterApp:
             if expired:
                 self.metrics.reservations_expired.inc(expired)
                 log.warning("%d reservations expired: no Report came in time", expired)
-            if self.feed is not None and (pulls := self.core.self_check.begin_resyncs(now_s)):
+            if self.feed is not None and (pulls := self.core.fleet.self_check.begin_resyncs(now_s)):
                 for pull in pulls:
                     log.warning("%s: its engine reuses less than the index says", pull.worker)
                 self.feed.recover(pulls)
@@ -397,14 +397,14 @@ class RouterApp:
                 self.copy_link.tick()
             self.relays.tick()
             self._warn(now_s)
-            for line in self.core.outliers.take_news():
+            for line in self.core.fleet.outliers.take_news():
                 log.warning("%s", line)
             if not self.ready and self._is_ready(now_s) and self._grpc is not None:
-                self.core.ready = True
+                self.core.fleet.ready = True
                 await self._grpc.set_serving(ready=True)
             for _ in range(JUDGED_A_TICK):
                 await asyncio.sleep(TICK_S / JUDGED_A_TICK)
-                self.core.outliers.judge(self.clock())
+                self.core.fleet.outliers.judge(self.clock())
 
     def _warn(self, now_s: float) -> None:
         """Says now and then what an operator should mend."""
@@ -416,7 +416,7 @@ class RouterApp:
         told = (
             (key, warning)
             for key, source in self.view.sources.items()
-            for warning in self.core.warnings(source, now_s)
+            for warning in self.core.fleet.warnings(source, now_s)
         )
         for line in self._warning_log.lines(told, now_s):
             log.warning("%s", line)

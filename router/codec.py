@@ -20,11 +20,12 @@ from indexer.hashing import MultimodalItem, multimodal_hash
 from indexer.identity import Tier
 from kvroute.v1 import fleet_pb2, router_pb2
 from router.core import RouterCore
-from router.decision import Decision, Pick, Progress, ProgressResult, ProgressState
+from router.decision import Decision
 from router.handover import hand_over
 from router.pick_guard import Guarded
 from router.policies.policy import Policy
 from router.pools import heartbeat_of
+from router.progress import Pick, Progress, ProgressResult, ProgressState
 from router.prompt import Prompt
 from router.received import BLOCK_HASHES, TooMuch, take_apart
 from router.refusals import Reason, Refusal, Refused
@@ -125,7 +126,7 @@ def read_request(received: Received, core: RouterCore) -> Request:
         raise Refusal(Reason.INVALID_FIELD, f"unknown phase {message.phase}")
     session = None
     if role is Role.DECODE and not received.form:
-        session = core.sessions.get(message.session_id)
+        session = core.fleet.sessions.get(message.session_id)
         if session is None:
             raise Refusal(
                 Reason.UNKNOWN_SESSION,
@@ -307,7 +308,7 @@ def explanations(decision: Decision, refusal: Refusal | None, core: RouterCore) 
             worker_id=source.key.worker_id,
             dp_rank=source.key.dp_rank,
             stream_state=source.stream.state,
-            stream_complete=core.view.complete(source),
+            stream_complete=core.fleet.view.complete(source),
             excluded=reason,
         )
     if refusal is not None:
@@ -392,19 +393,19 @@ def write_status(refusal: Refusal) -> Status:
 def write_worker(source: Source, core: RouterCore, now_s: float) -> fleet_pb2.WorkerStatus:
     """One worker for ListWorkers."""
     stream = source.stream
-    load = core.load_of(source.key)
-    excluded = core.excluded(source)
-    report = core.cache_reports.get(source.key)
-    index = core.view.index
+    load = core.fleet.load_of(source.key)
+    excluded = core.fleet.excluded(source)
+    report = core.fleet.cache_reports.get(source.key)
+    index = core.fleet.view.index
     status = fleet_pb2.WorkerStatus(
         worker_id=source.key.worker_id,
         dp_rank=source.key.dp_rank,
         schedulable=not excluded,
         unschedulable_reason=excluded,
-        drained=source.key.worker_id in core.drained,
-        last_resort=core.last_resort(source),
+        drained=source.key.worker_id in core.fleet.drained,
+        last_resort=core.fleet.last_resort(source),
         stream_state=stream.state,
-        stream_complete=core.view.complete(source),
+        stream_complete=core.fleet.view.complete(source),
         stream_reason=stream.reason,
         blocks_device=index.count(source.slot, Tier.DEVICE),
         blocks_host=index.count(source.slot, Tier.HOST),
@@ -420,10 +421,12 @@ def write_worker(source: Source, core: RouterCore, now_s: float) -> fleet_pb2.Wo
         reserved_by_peers=load.peers.requests,
         beat_age_s=max(0.0, now_s - stream.last_beat_s),
         hit_ratio=report.reported / report.predicted if report and report.predicted else 0.0,
-        warnings=[one.sentence for one in core.warnings(source, now_s)],
-        outcomes={ending.value: count for ending, count in core.outcomes_of(source.key).items()},
+        warnings=[one.sentence for one in core.fleet.warnings(source, now_s)],
+        outcomes={
+            ending.value: count for ending, count in core.fleet.outcomes_of(source.key).items()
+        },
     )
-    standing = core.outliers.standing(source.key)
+    standing = core.fleet.outliers.standing(source.key)
     if standing is not None and standing.cause is not None:
         ejection = status.ejection
         ejection.reason = standing.cause
@@ -450,15 +453,15 @@ def write_worker(source: Source, core: RouterCore, now_s: float) -> fleet_pb2.Wo
         status.bootstrap_host = heartbeat.bootstrap_host
         status.bootstrap_port = heartbeat.bootstrap_port
         status.labels.update(heartbeat.labels)
-        status.prefill_rate = core.rates.rate(source.key, heartbeat.model)
-        status.prefills_measured = core.rates.samples(source.key)
+        status.prefill_rate = core.fleet.rates.rate(source.key, heartbeat.model)
+        status.prefills_measured = core.fleet.rates.samples(source.key)
         if heartbeat.total_blocks:
             status.total_blocks = heartbeat.total_blocks
         if heartbeat.total_slots:
             status.total_slots = heartbeat.total_slots
-        if (slots := core.capacities.slots(source.key, heartbeat)) is not None:
+        if (slots := core.fleet.capacities.slots(source.key, heartbeat)) is not None:
             status.slots_estimated = slots
-        status.block_share = core.capacities.block_share(source.key, heartbeat)
+        status.block_share = core.fleet.capacities.block_share(source.key, heartbeat)
         status.preemptions = heartbeat.preemptions
         if heartbeat.token_budget is not None:
             status.token_budget = heartbeat.token_budget
@@ -526,7 +529,7 @@ def _bad_engine(key: str, told: str) -> Refusal:
 
 def _read_prompt(received: Received, core: RouterCore) -> Prompt:
     message = received.message
-    lora_name = message.lora_name or core.lora_of(message.model)
+    lora_name = message.lora_name or core.fleet.lora_of(message.model)
     if not received.form:
         raise Refusal(
             Reason.EMPTY_PROMPT,
@@ -612,14 +615,14 @@ def _write_row(
     message.reserved = kept.reserved
     message.prefill_tokens_active = int(kept.prefill_tokens_active)
     message.stream_state = source.stream.state
-    message.stream_complete = core.view.complete(source)
+    message.stream_complete = core.fleet.view.complete(source)
     message.cost = decision.scores.costs.item(row)
     message.excluded = decision.excluded[row]
     message.trust = kept.trust
     terms = message.terms
     for name, column in decision.scores.row_terms.items():
         terms[name] = column.item(row)
-    sampled_at_s = core.load_of(source.key).sampled_at_s
+    sampled_at_s = core.fleet.load_of(source.key).sampled_at_s
     if sampled_at_s is not None:
         message.sample_age_s = max(0.0, decision.decided_at_s - sampled_at_s)
     if not isnan(kept.total_blocks):

@@ -83,10 +83,10 @@ class ControlDesk:
         self._ids.append(control.id)
         action = control.action
         if action == "remove" and not 0 <= control.tombstone_s < inf:
-            self._core.view.dropped["malformed"] += 1
+            self._core.fleet.view.dropped["malformed"] += 1
             return 0
         if action not in _REGISTERS and action != "resync":
-            self._core.view.dropped["unknown_kind"] += 1
+            self._core.fleet.view.dropped["unknown_kind"] += 1
             return 0
         control = self._timed(control)
         written = self._write(control)
@@ -183,10 +183,10 @@ class ControlDesk:
                 return core.drain(worker_id)
             case "undrain":
                 if "remove" in written:
-                    core.view.pardon(worker_id)
+                    core.fleet.view.pardon(worker_id)
                 if "drain" in written:
                     core.undrain(worker_id)
-                return len(core.view.ranks(worker_id))
+                return len(core.fleet.view.ranks(worker_id))
             case "remove":
                 now_s = self._clock()
                 self.on_removed(worker_id, min(control.at_s, now_s))
@@ -194,7 +194,7 @@ class ControlDesk:
                 return core.remove(worker_id, left_s, now_s) if left_s > 0 else 0
             case _:
                 self.on_resync(worker_id)
-                return len(core.view.ranks(worker_id))
+                return len(core.fleet.view.ranks(worker_id))
 
 
 def _after(at_s: float) -> float:

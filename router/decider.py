@@ -39,17 +39,17 @@ from router.eligibility import (
     only_roles,
     too_long,
 )
-from router.further import Further
 from router.pairs import Matched, Pairs, Stages
 from router.pick_guard import Guarded, Waits
 from router.policies.configured import PolicySettings, configured, configured_of_models
 from router.policies.dynamo_adaptive import DYNAMO_ADAPTIVE
 from router.policies.own import Failure, PolicyFailed
 from router.policies.policy import Policy, Scores
-from router.pools import Pool, Pools, heartbeat_of
+from router.pools import Pool, heartbeat_of
 from router.prompt import Prompt
 from router.refusals import Reason, Refusal
 from router.request import Request, Role, Session
+from router.state import Fleet
 from router.table import COLUMNS, Column, Flags
 
 FULL_RETRY_S = 0.5
@@ -62,24 +62,21 @@ class Decider:
 
     def __init__(
         self,
+        fleet: Fleet,
         routing: RoutingSettings,
-        index: BlockIndex,
-        pools: Pools,
-        further: Further,
-        drained: Collection[str],
         rng: random.Random,
         models: Iterable[ModelSettings] = (),
     ) -> None:
-        """drained: ids of workers that get nothing new. models: may have settings of their own."""
+        """models: may have settings of their own."""
         self.reconfigure(routing, models)
         self.policy_failures: Counter[tuple[str, Failure]] = Counter()
         """Decisions that a policy of the operator's could not make."""
         self._policy_error = ""
-        self._index = index
-        self._pools = pools
-        self._further = further
-        self._pairs = Pairs(further)
-        self._drained = drained
+        self._index: BlockIndex = fleet.view.index
+        self._pools = fleet.pools
+        self._further = fleet.further
+        self._pairs = Pairs(fleet.further)
+        self._drained: Collection[str] = fleet.drained
         self._rng = rng
         self._of_role: dict[Role, tuple[Pool, Sequence[str]]] = {}
         """Who is of another role, in the pool that was asked last."""

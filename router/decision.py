@@ -1,7 +1,7 @@
 """What goes into the decision core and what comes out: requests, decisions, steps in a life."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
@@ -17,7 +17,6 @@ from router.policies.policy import Policy, Scores
 from router.pools import Pool
 from router.refusals import Refusal
 from router.request import Request
-from router.reservations import Ending, Reservation
 
 
 class Prefill(StrEnum):
@@ -126,66 +125,3 @@ class Weighed(NamedTuple):
     tied: int
     cheapest: int
     """The row that would have been picked by its cost; the guard moved the pick if it's another."""
-
-
-@dataclass(slots=True)
-class Pick:
-    """A decision that was made, and its reservation."""
-
-    reservation: Reservation
-    decided: Decision | Callable[[], Decision]
-    """The decision, or what makes it from what was weighed."""
-    overlap: Overlap
-    """Of the worker that computes the prompt."""
-
-    @property
-    def decision(self) -> Decision:
-        if not isinstance(self.decided, Decision):
-            self.decided = self.decided()
-        return self.decided
-
-
-@dataclass(frozen=True, slots=True)
-class Repeated:
-    """The same request again: give the same answer."""
-
-    reservation: Reservation
-
-
-class ProgressState(StrEnum):
-    """Where a request stands."""
-
-    PREFILL_DONE = "prefill_done"
-    RUNNING = "running"
-    FINISHED = "finished"
-    FAILED = "failed"
-
-
-class Progress(NamedTuple):
-    """One step in a reservation's life."""
-
-    reservation_id: str
-    state: ProgressState
-    output_tokens: int = 0
-    cached_tokens: int | None = None
-    failure: Ending = Ending.FAILED_UNKNOWN
-    failed_worker_id: str = ""
-    """Of a pair: which half failed; empty, or neither of them: by how far the request came."""
-
-
-class ProgressResult(StrEnum):
-    """What became of a step."""
-
-    APPLIED = "applied"
-    UNCHANGED = "unchanged"
-    UNKNOWN = "unknown"
-
-
-@dataclass(slots=True)
-class CacheReport:
-    """Predicted against reported cached tokens of one worker, since it is known."""
-
-    prompt: int = 0
-    """Prompt tokens of the requests that were reported."""
-    predicted: int = 0
-    reported: int = 0

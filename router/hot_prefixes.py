@@ -31,7 +31,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from math import inf
 from operator import attrgetter, itemgetter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -48,10 +48,8 @@ from router.prompt import Prompt
 from router.refusals import Refusal
 from router.request import Request, Role
 from router.reservations import Reservation
+from router.state import Fleet
 from router.table import COLUMNS, Column
-
-if TYPE_CHECKING:  # it holds one of us
-    from router.core import RouterCore
 
 TOKENS_MIN = 512
 """Shorter prefixes are computed sooner than they are copied."""
@@ -140,14 +138,14 @@ class _Workers(NamedTuple):
 class HotPrefixes:
     """One router's."""
 
-    def __init__(self, core: "RouterCore", settings: HotPrefixSettings, means: Means) -> None:
+    def __init__(self, fleet: Fleet, settings: HotPrefixSettings, means: Means) -> None:
         self.rates = PrefixRates(COUNTED_MAX)
         self.copies = Copies(settings.copies_per_minute)
         self.reasons: Counter[str] = Counter()
         """Why hot prefixes were not copied, or not kept: see REASONS."""
         self.byte_count = 0
         """Of what is kept of hot prefixes."""
-        self._core = core
+        self._fleet = fleet
         self._settings = settings
         self._means = means
         self._tokens_max = WARM_TOKENS_MAX if means.by_relays else sys.maxsize
@@ -188,7 +186,7 @@ class HotPrefixes:
         _, model, role = reservation.fingerprint
         if not len(prefixes) or not for_all or role == Role.DECODE:
             return
-        block_size = heartbeat_of(self._core.view.sources[reservation.worker]).block_size
+        block_size = heartbeat_of(self._fleet.view.sources[reservation.worker]).block_size
         blocks_max = min(len(prefixes), self._tokens_max // block_size)
         for blocks in depths(blocks_max, held_tokens // block_size, block_size):
             key = model, int(prefixes[blocks - 1])
@@ -203,7 +201,7 @@ class HotPrefixes:
 
     def decide(self, now_s: float) -> list[Effect]:
         """What to copy now, and which copies to give up. To be asked every second or more often."""
-        self._core.pools.refresh()
+        self._fleet.pools.refresh()
         if now_s - self._cooled_at_s >= CONSIDER_S:
             self._cooled_at_s = now_s
             self._let_cold_go(now_s)
@@ -225,11 +223,11 @@ class HotPrefixes:
 
     def ended(self, copy: Copy, done: bool, now_s: float) -> None:
         """What became of a copy: of each that began, unless it was cancelled."""
-        source = self._core.view.sources.get(copy.target)
+        source = self._fleet.view.sources.get(copy.target)
         if self.copies.ended(copy, done, now_s) and done and source is not None:
             # Its events tell so, if it has any; of a worker without, nothing else does.
             held = int(self._runs(copy.prefix, np.array([source.slot], np.intp))[0])
-            self._core.view.predict(source, copy.prefix.chain[held:], now_s)
+            self._fleet.view.predict(source, copy.prefix.chain[held:], now_s)
 
     def _keep(
         self,
@@ -283,7 +281,7 @@ class HotPrefixes:
 
     def _look_for_evicted(self, now_s: float) -> None:
         for copy in self.copies.waiting(TOLD_S, now_s):
-            source = self._core.view.sources.get(copy.target)
+            source = self._fleet.view.sources.get(copy.target)
             slots = np.array([] if source is None else [source.slot], np.intp)
             if not (self._runs(copy.prefix, slots) >= len(copy.prefix.chain)).any():
                 self.copies.useless(copy)
@@ -343,7 +341,7 @@ class HotPrefixes:
         )
         if target is None:
             return "no_target"
-        between = self._core.further.topology(pool).between
+        between = self._fleet.further.topology(pool).between
         source = min(sources, key=lambda row: between(row, target))
         missing_tokens = (len(prefix.chain) - int(runs[target])) * prefix.block_size
         expected = HORIZON_S * hot.rate.rate(now_s) / (len(holders) + 1)
@@ -357,9 +355,9 @@ class HotPrefixes:
 
     def _workers(self, prefix: Prefix) -> _Workers | None:
         """None: nobody serves the model any more."""
-        pools = self._core.pools
+        pools = self._fleet.pools
         try:
-            pool, _ = pools.live(prefix.model, self._core.ready)
+            pool, _ = pools.live(prefix.model, self._fleet.ready)
         except Refusal:
             return None
         queues = pools.columns[_QUEUE].take(pool.slots)
@@ -372,11 +370,11 @@ class HotPrefixes:
         source, lora_name = pool.sources[row], request.prompt.lora_name
         if lora_name and would_load(heartbeat_of(source), lora_name):
             return False
-        return not exclusion(request, WARM_OUTPUT_TOKENS, source, self._core.drained)
+        return not exclusion(request, WARM_OUTPUT_TOKENS, source, self._fleet.drained)
 
     def _runs(self, prefix: Prefix, slots: npt.NDArray[np.intp]) -> npt.NDArray[np.int32]:
         """Blocks of a prefix that workers hold, or will soon."""
-        runs: npt.NDArray[np.int32] = self._core.view.index.overlap(
+        runs: npt.NDArray[np.int32] = self._fleet.view.index.overlap(
             prefix.chain, len(prefix.chain), slots
         )[0]
         return runs

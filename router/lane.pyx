@@ -526,7 +526,7 @@ cdef inline double _clock_s() noexcept nogil:
 cdef class Lane:
     """The native lane of one RouterCore."""
 
-    cdef object _core, _pools, _view, _reservations, _rng, _ids
+    cdef object _core, _fleet, _pools, _view, _reservations, _rng, _ids
     cdef list _drawn
     """Of `_ids`: ids that come next."""
     cdef dict _loads, _settled, _live, _guesses, _by_request, _drained, _probing
@@ -571,22 +571,23 @@ cdef class Lane:
     def __init__(self, core, rng):
         """core: with a NativeIndex. rng: the core's own."""
         self._core = core
+        self._fleet = fleet = core.fleet
         self._rng = rng
-        self._pools = core.pools
-        self._view = core.view
+        self._pools = fleet.pools
+        self._view = fleet.view
         self._reservations = core.reservations
-        self._loads = core.loads
-        self._drained = core.drained
-        self._probing = core.outliers.probing
-        self._settled = core.pools._settled
-        self._full = core.pools._full
-        self._strained = core.pools._strained
-        self._live = core.pools._pools
-        self._guesses = core.view.predictions._guesses
+        self._loads = fleet.loads
+        self._drained = fleet.drained
+        self._probing = fleet.outliers.probing
+        self._settled = fleet.pools._settled
+        self._full = fleet.pools._full
+        self._strained = fleet.pools._strained
+        self._live = fleet.pools._pools
+        self._guesses = fleet.view.predictions._guesses
         self._open_ones = core.reservations._open
         self._ended_ones = core.reservations._ended
         self._by_request = core.reservations._by_request
-        self._index = core.view.index
+        self._index = fleet.view.index
         self._plans = {}
         policy = core.policies[DYNAMO_ADAPTIVE.name]
         parameters = policy.parameters
@@ -741,7 +742,7 @@ cdef class Lane:
         _put_text(&self._answer, 1, reservation.id)
         reservation.answer = _taken(&self._answer)
         if asked.session_id.size:
-            self._core.sessions.put(_text(asked.session_id), reservation, plan.block_size, "", now_s)
+            self._fleet.sessions.put(_text(asked.session_id), reservation, plan.block_size, "", now_s)
         self._counts.picked(
             asked.prompt_tokens, self._best_overlap(), self._overlaps + self._order[0], self._decided.rows,
             self._plan.model_row(self._order[0], self._counts.tally),
@@ -771,7 +772,7 @@ cdef class Lane:
         """Raises Refusal if nobody serves the model."""
         found = self._live.get(model)
         if found is None:
-            found = self._pools.live(model, self._core.ready)
+            found = self._pools.live(model, self._fleet.ready)
             if len(self._plans) >= len(self._live):
                 self._plans.clear()  # of pools that are there no more; a refusal leaves them alone
         cdef _Plan plan = self._plans.get(model)
@@ -823,7 +824,7 @@ cdef class Lane:
         d.columns = &self._columns
         d.costs = self._costs
         d.shared = adaptive_costs(&self._weights, d.columns, d.slots, d.rows, d.overlaps + d.rows, d.prompt_tokens, self._costs)
-        cdef const uint8_t *drained = self._plan.drained_rows(self._drained, self._core.drains)
+        cdef const uint8_t *drained = self._plan.drained_rows(self._drained, self._fleet.drains)
         self._cheapest = cheapest_of(d.costs, self._columns.full, drained, d.slots, d.rows)
         if not self._cheapest.tied:
             return False
@@ -891,7 +892,7 @@ cdef class Lane:
         PyObject_GC_UnTrack(<void *>reservation)
         load = self._loads.get(source.key)
         if load is None:
-            load = core._load(source.key)
+            load = self._fleet.load(source.key)
         self._open(load, prefixes, has_tail, new_tokens, now_s)
         load.last_picked = ordinal
         if self._moved_from != row:
@@ -900,7 +901,7 @@ cdef class Lane:
         self._predict(source, told / size, now_s)
         self._remember(reservation, 8 * len(prefixes))
         if self._probing and source.key in self._probing:
-            core.outliers.on_pick(source.key, reservation.id, now_s)
+            self._fleet.outliers.on_pick(source.key, reservation.id, now_s)
         return reservation
 
     cdef int _open(self, load, prefixes, bint has_tail, new_tokens, double now_s) except -1:
@@ -1097,7 +1098,7 @@ cdef class Lane:
         keep.append(state)
         condition.stream_state = _span(state)
         condition.stream_complete = source.stream.complete and self._holds_all(source.slot)
-        load = self._core.loads.get(source.key)
+        load = self._fleet.loads.get(source.key)
         condition.sample_age_s = 0.0
         if load is not None and load.sampled_at_s is not None:
             condition.sample_age_s = max(0.0, now_s - <double>load.sampled_at_s)

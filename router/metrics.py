@@ -30,7 +30,7 @@ from events.relay import Relay
 from events.stream import StreamState
 from router.control_desk import ControlDesk
 from router.core import RouterCore
-from router.decision import Pick, Prefill
+from router.decision import Prefill
 from router.decision_log import RESULTS
 from router.fleet_state import FleetState
 from router.hot_prefixes import REASONS
@@ -49,6 +49,7 @@ from router.pick_tally import (
 )
 from router.policies.own import Failure, is_own
 from router.prefix_copies import CopyFate
+from router.progress import Pick
 from router.refusals import Reason
 from router.reservations import Ending
 from router.self_check import CheckResult
@@ -295,9 +296,9 @@ class RouterCollector(Collector):
         yield self._policy_failures()
         yield self._warnings()
         core = self._core
-        view = core.view
+        view = core.fleet.view
         stats = view.index.stats()
-        yield _gauge("kvroute_ready", "1 once the router is ready to serve.", core.ready)
+        yield _gauge("kvroute_ready", "1 once the router is ready to serve.", core.fleet.ready)
         yield _gauge("kvroute_index_blocks", "Distinct prefixes in the index.", stats.blocks)
         yield _gauge("kvroute_index_bytes", "Estimated memory of the index.", stats.bytes)
         yield _gauge(
@@ -309,23 +310,23 @@ class RouterCollector(Collector):
         yield _gauge(
             "kvroute_sessions",
             "Sessions whose KV cache is known to be somewhere.",
-            len(core.sessions),
+            len(core.fleet.sessions),
         )
         yield _gauge(
             "kvroute_sessions_heard",
             "Sessions whose last request went through another replica, which told of it.",
-            core.sessions.heard,
+            core.fleet.sessions.heard,
         )
         yield CounterMetricFamily(
             "kvroute_recent_blocks_forgotten",
             "Sampled blocks of working sets that were forgotten for want of room.",
-            value=core.working_sets.forgotten,
+            value=core.fleet.working_sets.forgotten,
         )
         yield _counter(
             "kvroute_sessions_forgotten",
             "Sessions that time, or the room they take, has ended.",
             "reason",
-            core.sessions.forgotten,
+            core.fleet.sessions.forgotten,
             ("expired", "no_room"),
         )
         yield _counter(
@@ -440,18 +441,18 @@ class RouterCollector(Collector):
             labels=[*labels, "kind"],
         )
         shares = []
-        for key, source in core.view.sources.items():
+        for key, source in core.fleet.view.sources.items():
             names = [key.worker_id, str(key.dp_rank)]
-            load = core.load_of(key)
-            is_up = not core.excluded(source)
+            load = core.fleet.load_of(key)
+            is_up = not core.fleet.excluded(source)
             up.add_metric(names, is_up)
             active.add_metric(names, load.active_blocks())
             running.add_metric(names, load.running)
             waiting.add_metric(names, load.waiting)
             reserved.add_metric(names, load.requests)
             prefill.add_metric(names, load.prefill_tokens_active)
-            ejected.add_metric(names, bool(core.outliers.reason(key)))
-            told = core.cache_report_of(key)
+            ejected.add_metric(names, bool(core.fleet.outliers.reason(key)))
+            told = core.fleet.cache_report_of(key)
             counts = (
                 ("prompt", told.prompt),
                 ("predicted", told.predicted),
@@ -459,12 +460,12 @@ class RouterCollector(Collector):
             )
             for kind, tokens in counts:
                 cached.add_metric([*names, kind], tokens)
-            of_worker = core.outcomes_of(key)
+            of_worker = core.fleet.outcomes_of(key)
             for ending in Ending:
                 if ending in of_worker or ending in _OUTCOMES:
                     outcomes.add_metric([*names, ending], of_worker[ending])
             if source.heartbeat is not None:
-                heartbeat, capacities = source.heartbeat, core.capacities
+                heartbeat, capacities = source.heartbeat, core.fleet.capacities
                 preemptions.add_metric(names, heartbeat.preemptions)
                 block_share.add_metric(names, capacities.block_share(key, heartbeat))
                 if heartbeat.total_slots:
@@ -497,7 +498,7 @@ class RouterCollector(Collector):
 
     def _outliers(self) -> Iterator[Metric]:
         core = self._core
-        outliers = core.outliers
+        outliers = core.fleet.outliers
         yield _counter(
             "kvroute_reservations_ended",
             "Reservations that have ended, by how.",
@@ -551,7 +552,7 @@ class RouterCollector(Collector):
         yield _gauge(
             "kvroute_first_token_mean_seconds",
             "From picks to their first tokens, as reported, in the mean over the last 16 or so.",
-            core.first_tokens.mean_s,
+            core.fleet.first_tokens.mean_s,
         )
 
     def _streams(self) -> Iterator[Metric]:
@@ -570,7 +571,7 @@ class RouterCollector(Collector):
             "Age of the last fact when it was applied.",
             labels=["worker", "rank"],
         )
-        for key, source in self._core.view.sources.items():
+        for key, source in self._core.fleet.view.sources.items():
             names = [key.worker_id, str(key.dp_rank)]
             for one in StreamState:
                 state.add_metric([*names, one.value], source.stream.state is one)
@@ -590,7 +591,7 @@ class RouterCollector(Collector):
         return family
 
     def _self_check(self) -> Iterator[Metric]:
-        self_check = self._core.self_check
+        self_check = self._core.fleet.self_check
         yield _counter(
             "kvroute_self_checks",
             "Reported cached tokens held against predicted ones.",
@@ -639,8 +640,8 @@ class RouterCollector(Collector):
             labels=["worker", "rank", "code"],
         )
         now_s = self._clock()
-        for key, source in self._core.view.sources.items():
-            for code in {warning.code for warning in self._core.warnings(source, now_s)}:
+        for key, source in self._core.fleet.view.sources.items():
+            for code in {warning.code for warning in self._core.fleet.warnings(source, now_s)}:
                 family.add_metric([key.worker_id, str(key.dp_rank), code], 1)
         return family
 
@@ -655,7 +656,7 @@ class PeerCollector(Collector):
 
     @override
     def collect(self) -> Iterator[Metric]:
-        ages = self._core.peers.ages_s(self._clock())
+        ages = self._core.fleet.peers.ages_s(self._clock())
         yield _gauge("kvroute_peers", "Other router replicas that are heard.", len(ages))
         yield _gauge(
             "kvroute_peer_age_seconds",
@@ -667,7 +668,7 @@ class PeerCollector(Collector):
             "Messages about other replicas' reserved load.",
             labels=["result"],
         )
-        for result, count in self._core.peers.results.items():
+        for result, count in self._core.fleet.peers.results.items():
             messages.add_metric([result], count)
         yield messages
         yield CounterMetricFamily(

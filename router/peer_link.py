@@ -1,7 +1,7 @@
 """The shell between router replicas: reserved load out and in, and Reports to their owners.
 
-    core.loads ──at once when they change──> inflight.<us>
-                 inflight.<others> ──> core.peers
+    core.fleet.loads ──at once when they change──> inflight.<us>
+                 inflight.<others> ──> core.fleet.peers
     Report of another's reservation ──> report.<its owner> ──> there, and its outcome back
     hello of a replica that starts ──> the fleet commands in force
 
@@ -135,7 +135,7 @@ class PeerLink:
 
     def on_change(self) -> None:
         """What is reserved here may have changed."""
-        if self._core.peers:
+        if self._core.fleet.peers:
             self._due.set()
 
     async def _tell(self) -> None:
@@ -145,17 +145,17 @@ class PeerLink:
             if self._broker.connected:
                 now_s = self._clock()
                 message: bytes | None = self._teller.presence()
-                if self._core.peers:
-                    verdicts = self._core.outliers.verdicts(now_s)
-                    sessions = self._core.sessions
+                if self._core.fleet.peers:
+                    verdicts = self._core.fleet.outliers.verdicts(now_s)
+                    sessions = self._core.fleet.sessions
                     moved = sessions.take_moved()
-                    message = self._teller.message(self._core.loads, now_s, verdicts, moved)
+                    message = self._teller.message(self._core.fleet.loads, now_s, verdicts, moved)
                     wait_s = self._teller.full_due_s - now_s
                     if self._teller.is_cut or sessions.untold:
                         self._due.set()
                 if message is not None:
                     await self._broker.publish(self._our_subject, message)
-            await asyncio.sleep(len(self._core.peers) / HEARD_PER_S)
+            await asyncio.sleep(len(self._core.fleet.peers) / HEARD_PER_S)
             with suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
                     await self._due.wait()
@@ -164,11 +164,11 @@ class PeerLink:
     async def _inflight_came(self, message: Msg) -> None:
         if message.subject == self._our_subject:
             return
-        met = self._core.peers.met
+        met = self._core.fleet.peers.met
         self._core.on_inflight(message.data, self._clock())
-        if self._core.peers.met > met:
+        if self._core.fleet.peers.met > met:
             self._teller.begin_anew()
-            self._core.sessions.tell_all()
+            self._core.fleet.sessions.tell_all()
             self._due.set()
 
     async def _report_came(self, message: Msg) -> None:
@@ -178,7 +178,7 @@ class PeerLink:
     async def _hello_came(self, message: Msg) -> None:
         hello = decode_hello(message.data)
         if isinstance(hello, Unreadable):
-            self._core.view.dropped[hello.reason] += 1
+            self._core.fleet.view.dropped[hello.reason] += 1
             return
         now_s = self._clock()
         if hello.replica == self._core.replica or now_s - self._hello_at_s < HELLO_S:

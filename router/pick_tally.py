@@ -10,8 +10,9 @@ from time import perf_counter
 import numpy as np
 
 from events.facts import TIER_NAMES
-from router.decision import Decision, Pick
+from router.decision import Decision
 from router.pools import heartbeat_of
+from router.progress import Pick
 from router.table import Column
 
 STAGES = ("hash", "match", "cost", "total")

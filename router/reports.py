@@ -102,7 +102,7 @@ class Reports:
             _pieces(payload, PEER_PROGRESS_MAX)
             request.ParseFromString(payload)
         except (DecodeError, Refusal):
-            self._core.view.dropped["malformed"] += 1
+            self._core.fleet.view.dropped["malformed"] += 1
             return b""
         caller = request.caller[:CALLER_MAX]
         outcomes = [self._of(one, caller) for one in request.progress]

@@ -25,7 +25,6 @@ from router import codec
 from router.config import TOMBSTONE_MAX_S, ConfigError, GrpcSettings
 from router.control_desk import ControlDesk
 from router.core import RouterCore
-from router.decision import Progress, ProgressState, Repeated
 from router.guard import Guard, Handler, abort
 from router.hot_prefixes import HotPrefixes
 from router.inbound import ROUTE, ROUTE_STREAM, SMALL_BYTES
@@ -33,6 +32,7 @@ from router.lane import Batch, Results
 from router.metrics import Metrics
 from router.peer_link import PeerLink
 from router.pick_tally import StageClock
+from router.progress import Progress, ProgressState, Repeated
 from router.refusals import Reason, Refusal
 from router.reports import Reports
 from router.request import Request
@@ -205,7 +205,7 @@ class RouterService(router_pb2_grpc.RouterServicer):
         received = codec.receive(request, self._core.routing.prompt_tokens_max)
         yield
         asked = codec.read_request(received, self._core)
-        for size in self._core.block_sizes(asked.model):
+        for size in self._core.fleet.block_sizes(asked.model):
             yield from asked.prompt.hashed(size)
             yield
         asked.prompt.fingerprint()
@@ -421,13 +421,13 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
     async def GetIndexStats(
         self, request: fleet_pb2.GetIndexStatsRequest, context: Context
     ) -> fleet_pb2.GetIndexStatsResponse:
-        stats = self._core.view.index.stats()
+        stats = self._core.fleet.view.index.stats()
         return fleet_pb2.GetIndexStatsResponse(
             blocks=stats.blocks,
             placements=stats.placements,
             bytes=stats.bytes,
-            workers=len(self._core.view.sources),
-            facts_applied=sum(self._core.view.facts.values()),
+            workers=len(self._core.fleet.view.sources),
+            facts_applied=sum(self._core.fleet.view.facts.values()),
         )
 
     async def _command(
@@ -435,10 +435,10 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
     ) -> int:
         """Does it here at once, and tells every replica; returns the ranks it reached here."""
         known = (
-            worker_id in self._core.drained
+            worker_id in self._core.fleet.drained
             or self._desk.removed(worker_id)
             or self._runs_relay(worker_id)
-            or self._core.view.ranks(worker_id)
+            or self._core.fleet.view.ranks(worker_id)
         )
         if not known:
             await abort(

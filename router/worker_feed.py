@@ -184,12 +184,12 @@ class WorkerFeed:
 
     async def _statuses(self, model: str) -> AsyncIterator[tuple[Source, bytes, bytes]]:
         """Workers with their statuses, and the ages of these, written; by id and rank."""
-        sources = self._core.view.sources
+        sources = self._core.fleet.view.sources
         for n, key in enumerate(sorted(sources)):
             if n % SLICE_STATUSES == SLICE_STATUSES - 1:
                 await asyncio.sleep(0)  # other calls have a turn
             source = sources.get(key)
-            if source is None or (model and not self._core.serves(source, model)):
+            if source is None or (model and not self._core.fleet.serves(source, model)):
                 continue
             self.statuses_written += 1
             status = codec.write_worker(source, self._core, self._clock())
@@ -200,4 +200,4 @@ class WorkerFeed:
         if not model:
             return True
         heartbeat = status.heartbeat
-        return heartbeat is not None and self._core.models.serves(heartbeat, model)
+        return heartbeat is not None and self._core.fleet.models.serves(heartbeat, model)

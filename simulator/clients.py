@@ -14,7 +14,7 @@ from functools import partial
 
 import numpy as np
 
-from router.decision import Pick, Progress, ProgressState
+from router.progress import Pick, Progress, ProgressState
 from router.prompt import Prompt
 from router.refusals import Reason, Refusal
 from router.request import Request, Role

@@ -175,7 +175,7 @@ class Laws:
                 blocks + sum(one.has_tail for one in here),
                 sum(one.new_tokens for one in computing if one.worker == key),
             )
-            load = core.loads.get(key) or WorkerLoad()
+            load = core.fleet.loads.get(key) or WorkerLoad()
             ours = (load.requests, load.blocks, load.prefill_tokens)
             if ours != sums:
                 told = f"{key} at {router!r}: {ours}, but requests add up to {sums}"

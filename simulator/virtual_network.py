@@ -90,7 +90,7 @@ class VirtualNetwork:
     def _tell(self, router: VirtualRouter) -> None:
         now_s = self._timeline.now_s
         self._telling.discard(router.number)
-        message = router.teller.message(router.core.loads, now_s)
+        message = router.teller.message(router.core.fleet.loads, now_s)
         if message is None:
             return
         for peer in self.routers:

@@ -81,7 +81,7 @@ class VirtualRouter:
         )
         if self._options.hot_prefixes:
             means = copy_means(self._options)
-            self.core.hot = HotPrefixes(self.core, routing.hot_prefixes, means)
+            self.core.hot = HotPrefixes(self.core.fleet, routing.hot_prefixes, means)
         self.teller = Teller(self.core.replica, Epoch(self._life, self.number))
         """Of what we have reserved, to the other replicas."""
         self._inbox: list[tuple[float, int, Plane, WorkerKey, bytes]] = []
@@ -125,6 +125,6 @@ class VirtualRouter:
         self.core.tick(now_s)
         while self.core.behind(now_s):
             self.core.catch_up(now_s)
-        pulls = self.core.self_check.begin_resyncs(now_s)
+        pulls = self.core.fleet.self_check.begin_resyncs(now_s)
         if pulls:
             self._on_pulls(self, pulls)

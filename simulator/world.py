@@ -211,7 +211,7 @@ class World:
                         counters[f"copies_{fate}"] += count
             counters["gaps"] += view.gaps
             counters["drifts"] += view.drifts
-            counters["resyncs"] += router.core.self_check.resyncs
+            counters["resyncs"] += router.core.fleet.self_check.resyncs
             for (how, outcome), count in view.recoveries.items():
                 counters[f"recoveries_{how}_{outcome}"] += count
             for source in view.sources.values():

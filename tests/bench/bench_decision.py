@@ -27,7 +27,7 @@ from kvroute.v1 import router_pb2
 from router import codec
 from router.config import RoutingSettings
 from router.core import RouterCore
-from router.decision import Pick, Progress, ProgressState
+from router.progress import Pick, Progress, ProgressState
 from router.prompt import Prompt
 from router.request import Request
 from router.reservations import Reservation
@@ -155,7 +155,7 @@ class Stage:
             spent[0] += decided - began
             spent[1] += over - decided
             if self._asked % 250 == 0:
-                self._core.view.predictions.tick(self._now_s)
+                self._core.fleet.view.predictions.tick(self._now_s)
                 self._core.tick(self._now_s)
         return spent[0] / DECISIONS * 1e6, spent[1] / DECISIONS * 1e6
 

@@ -93,7 +93,7 @@ def _exchange_ms(workers: int, seed: int) -> float:
     rng = random.Random(seed)
     fleet = Fleet(replica="us", index=NativeIndex())
     keys = [fleet.add(f"w{i}", total_slots=None, total_blocks=None) for i in range(workers)]
-    replicas = [_Replica("us", fleet.core.loads)]
+    replicas = [_Replica("us", fleet.core.fleet.loads)]
     replicas += [_Replica(f"peer-{i}", {}) for i in range(OTHERS)]
     pause_s = OTHERS / HEARD_PER_S
     turns = round(1 / pause_s)
@@ -112,7 +112,7 @@ def _exchange_ms(workers: int, seed: int) -> float:
             fleet.view.on_heartbeat(key, encode(heartbeat), now_s)
         told = [peer.teller.message(peer.loads, now_s) for peer in replicas[1:]]
         began_s = time.thread_time()
-        replicas[0].teller.message(fleet.core.loads, now_s)
+        replicas[0].teller.message(fleet.core.fleet.loads, now_s)
         for message in told:
             if message is not None:
                 fleet.core.on_inflight(message, now_s)

@@ -52,7 +52,7 @@ def seen(app: "RouterApp") -> dict[str, object]:  # noqa: F821  # imported once 
     core, view = app.core, app.view
     workers = {}
     for key, source in view.sources.items():
-        load = core.loads.get(key)
+        load = core.fleet.loads.get(key)
         workers[key.worker_id] = {
             "held": {
                 "blocks": view.index.told(source.slot),
@@ -60,7 +60,7 @@ def seen(app: "RouterApp") -> dict[str, object]:  # noqa: F821  # imported once 
             },
             "state": source.stream.state.value,
             "complete": view.complete(source),
-            "excluded": core.excluded(source),
+            "excluded": core.fleet.excluded(source),
             "load": load.active_requests() if load else 0.0,
             "blocks": load.active_blocks() if load else 0.0,
         }

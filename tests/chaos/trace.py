@@ -19,7 +19,7 @@ def trace(core: RouterCore, file: Path) -> None:
     out = file.open("ab", buffering=0)
     encode = msgspec.json.encode
     waiting: deque[bytes] = deque(maxlen=100_000)
-    outliers: Any = core.outliers
+    outliers: Any = core.fleet.outliers
     failed, change = outliers.on_failed, outliers._on_change
 
     def write(worker: WorkerKey, **fields: object) -> None:

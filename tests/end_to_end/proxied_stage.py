@@ -134,12 +134,14 @@ class ProxiedStage:
     def counts(self, worker_id: str = VICTIM) -> bool:
         """Whether a worker may get requests for what the index says that it holds."""
         source = self.source(worker_id)
-        return source.stream.state is StreamState.LIVE and not self.router.core.excluded(source)
+        return source.stream.state is StreamState.LIVE and not self.router.core.fleet.excluded(
+            source
+        )
 
     def routing(self) -> bool:
         """Whether every worker may get requests, whatever is known of its blocks."""
         core = self.router.core
-        return not any(core.excluded(source) for source in self.router.view.sources.values())
+        return not any(core.fleet.excluded(source) for source in self.router.view.sources.values())
 
     def exact(self) -> bool:
         """Whether the index has the very blocks that the victim's engine holds.

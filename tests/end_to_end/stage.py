@@ -84,7 +84,7 @@ class Stage:
 
     async def idle(self) -> None:
         """Waits until the router sees that nothing runs anywhere."""
-        loads = self.router.core.loads
+        loads = self.router.core.fleet.loads
         await until(
             lambda: all(load.active_blocks() == 0 for load in loads.values()), "an idle fleet"
         )
@@ -202,7 +202,7 @@ async def a_stage(
         await until(
             lambda: (
                 len(router.view.sources) == engine_count
-                and not any(router.core.excluded(one) for one in router.view.sources.values())
+                and not any(router.core.fleet.excluded(one) for one in router.view.sources.values())
             ),
             "all workers schedulable",
         )

@@ -104,7 +104,7 @@ async def test_a_worker_that_refused_gets_nothing_until_it_is_probed() -> None:
         other = {"worker-0": "worker-1", "worker-1": "worker-0"}[pick.worker_id]
         for _ in range(20):
             assert (await stage.client.route(token_ids=prompt(1))).worker_id == other
-        outliers = stage.router.core.outliers
+        outliers = stage.router.core.fleet.outliers
         assert list(outliers.verdicts(stage.clock()))
         # Its relay goes on to see the engine answer, so it is probed.
         await until(lambda: outliers.probing, "a probe to be due")

@@ -107,7 +107,7 @@ async def a_router(engines: Engines) -> AsyncIterator[tuple[RouterApp, KvRouteCl
         await until(
             lambda: (
                 len(router.view.sources) == len(engines.engines)
-                and not any(router.core.excluded(one) for one in router.view.sources.values())
+                and not any(router.core.fleet.excluded(one) for one in router.view.sources.values())
             ),
             "all workers schedulable",
         )
@@ -229,7 +229,8 @@ async def test_copies_are_switched_on_and_off_while_a_router_runs() -> None:
         async with router_app(config) as (router, client):
             await until(lambda: len(router.view.sources) == 2, "both workers")
             await until(
-                lambda: not any(map(router.core.excluded, router.view.sources.values())), "them up"
+                lambda: not any(map(router.core.fleet.excluded, router.view.sources.values())),
+                "them up",
             )
             await ask_for_text(client, "a", ["b"])
             assert (router.core.hot, router.copy_link) == (None, None)

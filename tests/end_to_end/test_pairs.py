@@ -74,7 +74,7 @@ async def test_a_proxy_serves_a_pair_and_the_prefix_is_found_again() -> None:
         assert again.prefill_worker.worker_id == first.worker_id
         assert again.prefill_worker.new_tokens == len(longer) - 40 * BLOCK_SIZE
         await stage.finish(again)
-        assert not any(load.requests for load in stage.router.core.loads.values())
+        assert not any(load.requests for load in stage.router.core.fleet.loads.values())
 
 
 async def test_a_short_prompt_goes_to_the_decode_worker_alone() -> None:

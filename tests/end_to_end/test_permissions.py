@@ -111,7 +111,7 @@ async def guarded(tmp_path: Path) -> AsyncIterator[Guarded]:
         await until(
             lambda: (
                 len(router.view.sources) == 2
-                and not any(router.core.excluded(one) for one in router.view.sources.values())
+                and not any(router.core.fleet.excluded(one) for one in router.view.sources.values())
             ),
             "both workers schedulable",
         )

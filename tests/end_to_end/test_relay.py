@@ -21,8 +21,8 @@ from events.stream import StreamState
 from indexer.hashing import block_hashes, pack_tokens, prefix_hashes
 from indexer.identity import WorkerKey
 from router.app import RouterApp
-from router.decision import Pick
 from router.nats_child import NatsChild
+from router.progress import Pick
 from router.prompt import Prompt
 from router.request import Request
 from simulator.clock import ScaledClock
@@ -89,7 +89,7 @@ async def test_an_engine_that_publishes_no_events_is_told_of_by_its_heartbeats()
             )
             (source,) = view.sources.values()
             await until(lambda: source.stream.state is StreamState.LIVE, "a live stream")
-            assert not stage.router.core.excluded(source)
+            assert not stage.router.core.fleet.excluded(source)
             heartbeat = source.heartbeat
             assert heartbeat is not None
             assert not heartbeat.events
@@ -154,14 +154,14 @@ async def test_relays_of_engines_that_are_none_harm_no_router_and_no_other_worke
             (source,) = router.view.ranks(name) or [None]
             if source is None:
                 return set()
-            return {one.code.value for one in router.core.warnings(source, unix_now())}
+            return {one.code.value for one in router.core.fleet.warnings(source, unix_now())}
 
         for name in hopeless:
             wanted = {"nonsense", "no-port", "bad-replay"}
             code = "relay_failing" if name in wanted else "relay"
             await until(lambda n=name, c=code: c in codes(n), f"the warning {code} of {name}")
         await until(
-            lambda: [router.core.excluded(one) for one in router.view.ranks("w")] == [""],
+            lambda: [router.core.fleet.excluded(one) for one in router.view.ranks("w")] == [""],
             "the engine",
         )
         await stage.engine.engine.complete(list(range(3 * BLOCK_SIZE)), 1)

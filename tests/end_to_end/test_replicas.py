@@ -45,7 +45,7 @@ async def another(
             await until(
                 lambda: (
                     len(app.view.sources) == len(stage.engines)
-                    and not any(app.core.excluded(one) for one in app.view.sources.values())
+                    and not any(app.core.fleet.excluded(one) for one in app.view.sources.values())
                 ),
                 "its workers schedulable",
             )
@@ -80,11 +80,11 @@ def of(heard: Heard, app: RouterApp) -> Heard:
 
 
 def reserved(app: RouterApp) -> int:
-    return sum(load.requests for load in app.core.loads.values())
+    return sum(load.requests for load in app.core.fleet.loads.values())
 
 
 def of_peers(app: RouterApp) -> int:
-    return sum(load.peers.requests for load in app.core.loads.values())
+    return sum(load.peers.requests for load in app.core.fleet.loads.values())
 
 
 def finished(pick: Pick) -> Progress:
@@ -118,7 +118,7 @@ async def test_alone_a_router_tells_seldom_and_two_that_meet_tell_all_news_at_on
         async with router_app(serve_config(stage.nats.url)) as (there, _):
             await until(lambda: of(heard, there), "its first word")
             first_s, _ = of(heard, there)[0]
-            await until(lambda: len(there.core.peers) == 1, "the other")
+            await until(lambda: len(there.core.fleet.peers) == 1, "the other")
             answer_s, answer = next(one for one in of(heard, stage.router) if one[0] >= first_s)
             assert answer.full
             assert answer_s - first_s < FULL_S / 2
@@ -130,8 +130,10 @@ async def test_alone_a_router_tells_seldom_and_two_that_meet_tell_all_news_at_on
                 await stage.finish(await stage.client.route(token_ids=prompt(rng)))
             news = len(of(heard, stage.router)) - before
             assert 1 < news <= (stage.clock() - since_s) * HEARD_PER_S + 3, "there is a pause"
-            assert there.core.peers.met == stage.router.core.peers.met == 1
-            assert not there.core.peers.results - Counter(applied=1 << 30), "nor heard ourselves"
+            assert there.core.fleet.peers.met == stage.router.core.fleet.peers.met == 1
+            assert not there.core.fleet.peers.results - Counter(applied=1 << 30), (
+                "nor heard ourselves"
+            )
 
 
 async def test_a_report_finds_its_owner_through_any_replica() -> None:
@@ -201,9 +203,9 @@ async def test_fleet_commands_reach_replicas_that_start_later() -> None:
     async with a_stage(engine_count=2) as stage:
         await stage.client.drain_worker("worker-0")
         async with another(stage, ready=False) as (there, client):
-            await until(lambda: list(there.core.drained) == ["worker-0"], "the drain")
+            await until(lambda: list(there.core.fleet.drained) == ["worker-0"], "the drain")
             await client.undrain_worker("worker-0")
-            await until(lambda: not stage.router.core.drained, "the end of the drain")
+            await until(lambda: not stage.router.core.fleet.drained, "the end of the drain")
 
 
 async def test_a_drain_here_and_an_undrain_there_at_the_same_moment_end_alike() -> None:
@@ -222,7 +224,7 @@ async def test_a_drain_here_and_an_undrain_there_at_the_same_moment_end_alike() 
                 return_exceptions=True,
             )
             await until(lambda i=i: all_came(2 * i + 2), "both commands at both replicas")
-            drained = ["worker-0" in app.core.drained for app in apps]
+            drained = ["worker-0" in app.core.fleet.drained for app in apps]
             assert drained[0] == drained[1]
             lost = answers[1] if drained[0] else answers[0]
             won = answers[0] if drained[0] else answers[1]
@@ -267,6 +269,6 @@ async def test_a_replica_that_is_killed_gives_its_load_back() -> None:
             await process.wait()
             assert of_peers(stage.router) == 5, "it may come back"
             await until(lambda: of_peers(stage.router) == 0, "its load given back")
-            assert len(stage.router.core.peers) == 0
+            assert len(stage.router.core.fleet.peers) == 0
         finally:
             await end(process)

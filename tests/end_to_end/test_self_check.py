@@ -24,7 +24,7 @@ async def test_predictions_that_keep_failing_have_the_stream_read_anew() -> None
         tokens = list(range(10 * BLOCK_SIZE + 3))
         worker = await stage.serve(tokens)
         await until(lambda: stage.known(worker, tokens) == 10 * BLOCK_SIZE, "blocks in the index")
-        view, check = stage.router.view, stage.router.core.self_check
+        view, check = stage.router.view, stage.router.core.fleet.self_check
         (source,) = view.sources.values()
         read_before = view.recoveries["snapshot", "ok"]
         async with asyncio.timeout(DEADLINE_S):

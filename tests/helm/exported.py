@@ -46,7 +46,7 @@ def router_families() -> list[Metric]:
     Metrics(registry)
     registry.register(RouterCollector(fleet.core, fleet.clock))
     hot = HotPrefixSettings(enabled=True)
-    fleet.core.hot = HotPrefixes(fleet.core, hot, recomputed(20_000.0))
+    fleet.core.hot = HotPrefixes(fleet.core.fleet, hot, recomputed(20_000.0))
     registry.register(HotPrefixCollector(fleet.core))
     registry.register(WatchCollector(_watchers()))
     registry.register(BrokerCollector(_nobodys_broker()))

@@ -32,7 +32,7 @@ from indexer.index import BlockIndex, mix_digest
 from indexer.reference import ReferenceIndex
 from router.config import ModelSettings, RoutingSettings
 from router.core import RouterCore
-from router.decision import Pick
+from router.progress import Pick
 from router.prompt import Prompt
 from router.request import Request
 
@@ -210,7 +210,7 @@ class Fleet:
         """What core counts as ours on each worker that has any: requests, blocks, tokens."""
         return {
             key: told
-            for key, load in self.core.loads.items()
+            for key, load in self.core.fleet.loads.items()
             if any(told := (load.requests, load.blocks, load.prefill_tokens))
         }
 

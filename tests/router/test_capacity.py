@@ -13,7 +13,7 @@ from indexer.identity import WorkerKey
 from indexer.kernel import NativeIndex
 from router.capacity import AGREEING, Capacities
 from router.config import CapacitySettings
-from router.decision import Pick, Progress, ProgressState
+from router.progress import Pick, Progress, ProgressState
 from router.refusals import Reason, Refusal
 from router.reservations import Ending
 from router.table import COLUMNS
@@ -210,11 +210,11 @@ def test_workers_that_are_configured_alike_share_an_estimate() -> None:
 
     def estimates() -> list[int | None]:
         keys = (alike, larger, busier, learns)
-        return [core.capacities.slots(key, fleet.relays[key].heartbeat) for key in keys]
+        return [core.fleet.capacities.slots(key, fleet.relays[key].heartbeat) for key in keys]
 
     def total_slots(key: WorkerKey) -> float:
-        core.pools.refresh()
-        return float(core.pools.columns[SLOTS, fleet.view.sources[key].slot])
+        core.fleet.pools.refresh()
+        return float(core.fleet.pools.columns[SLOTS, fleet.view.sources[key].slot])
 
     assert estimates() == [2, None, None, 2]
     assert total_slots(alike) == 3
@@ -254,10 +254,10 @@ def test_a_strained_worker_yields_to_others_and_takes_what_none_of_them_can(nati
     fleet = Fleet(index=NativeIndex() if native else None)
     key = saturated(fleet, "w0")
     fleet.cache(key, prompt(160))
-    fleet.core.pools.refresh()
+    fleet.core.fleet.pools.refresh()
     slot = fleet.view.sources[key].slot
-    assert fleet.core.pools.columns[SLOTS, slot] == 3
-    assert fleet.core.pools.any_full
+    assert fleet.core.fleet.pools.columns[SLOTS, slot] == 3
+    assert fleet.core.fleet.pools.any_full
     assert fleet.picked(prompt(160)) == "w0", "nobody is refused for an estimate"
     assert fleet.core.strained_picks == 1
     fleet.add("w1", total_slots=2)
@@ -308,30 +308,30 @@ def test_a_worker_that_preempts_gets_nothing_above_its_share(native: bool, polic
     assert fleet.core.strained_picks == 1
     served(fleet, picks[1])
     heartbeat = fleet.relays[preempts].heartbeat
-    assert fleet.core.capacities.block_share(preempts, heartbeat) == 0.5
+    assert fleet.core.fleet.capacities.block_share(preempts, heartbeat) == 0.5
     served(fleet, picks[3])
-    assert fleet.core.capacities.block_share(preempts, heartbeat) == 0.51
+    assert fleet.core.fleet.capacities.block_share(preempts, heartbeat) == 0.51
 
 
 def test_the_settings_can_change_while_the_router_runs() -> None:
     fleet = Fleet()
     key = saturated(fleet, "w0")
-    fleet.core.pools.refresh()
+    fleet.core.fleet.pools.refresh()
     slot = fleet.view.sources[key].slot
     off = msgspec.structs.replace(
         fleet.core.routing, capacity=CapacitySettings(estimate_slots=False)
     )
     fleet.core.reconfigure(off)
-    assert not fleet.core.pools.any_full
-    assert isnan(fleet.core.pools.columns[SLOTS, slot])
+    assert not fleet.core.fleet.pools.any_full
+    assert isnan(fleet.core.fleet.pools.columns[SLOTS, slot])
 
 
 def test_what_is_learned_goes_with_its_worker() -> None:
     fleet = Fleet()
     key = saturated(fleet, "w0")
-    assert len(fleet.core.capacities) == 1
+    assert len(fleet.core.fleet.capacities) == 1
     fleet.core.remove("w0", 0.001, fleet.now_s)
-    fleet.core.pools.refresh()
-    assert len(fleet.core.capacities) == 0
-    assert not fleet.core.pools.any_full
-    assert fleet.core.capacities.slots(key, fleet.relays[key].heartbeat) is None
+    fleet.core.fleet.pools.refresh()
+    assert len(fleet.core.fleet.capacities) == 0
+    assert not fleet.core.fleet.pools.any_full
+    assert fleet.core.fleet.capacities.slots(key, fleet.relays[key].heartbeat) is None

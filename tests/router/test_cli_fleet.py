@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from router.cli_fleet import show_explanation, show_workers
-from router.decision import Progress, ProgressState
+from router.progress import Progress, ProgressState
 from router.request import Role
 from router.reservations import Ending
 from tests.router.fleet import prompt

@@ -10,7 +10,7 @@ from indexer.hashing import MultimodalItem, multimodal_hash
 from indexer.identity import WorkerKey
 from kvroute.v1 import router_pb2
 from router import codec
-from router.decision import Progress, ProgressState
+from router.progress import Progress, ProgressState
 from router.refusals import Reason, Refusal
 from router.request import Role
 from router.reservations import Ending

@@ -20,7 +20,7 @@ def test_a_command_is_applied_once() -> None:
     assert desk.apply(drain) == 1
     fleet.core.undrain("w0")
     assert desk.apply(drain) == 0, "our own command, back over NATS"
-    assert fleet.core.drained == {}
+    assert fleet.core.fleet.drained == {}
 
 
 def test_commands_of_others_reach_us() -> None:
@@ -71,7 +71,7 @@ def test_the_newest_command_of_a_worker_holds_in_whatever_order_they_come() -> N
         desk = ControlDesk(fleet.core, fleet.clock)
         for each in random.Random(seed).sample(commands * 2, 10):
             desk.apply(each)
-        assert list(fleet.core.drained) == ["w0"], f"seed {seed}"
+        assert list(fleet.core.fleet.drained) == ["w0"], f"seed {seed}"
 
 
 def test_a_replica_that_starts_later_is_told_what_is_in_force() -> None:
@@ -85,7 +85,7 @@ def test_a_replica_that_starts_later_is_told_what_is_in_force() -> None:
     old.now_s = new.now_s = old.now_s + 10.0
     for each in teller.in_force():
         listener.apply(each)
-    assert list(new.core.drained) == ["w0"]
+    assert list(new.core.fleet.drained) == ["w0"]
     assert new.view.ranks("w1") == []
     old.now_s += 21.0
     assert [each.action for each in teller.in_force()] == ["drain"], "the tombstone has ended"
@@ -126,14 +126,14 @@ def test_clocks_that_differ_void_no_command(ahead_s: float) -> None:
         for each in (one, other, ahead):
             assert each.apply(given[-1]) == 1
         assert not desk.overtaken(given[-1])
-    assert [list(fleet.core.drained) for fleet in fleets] == [["w0"]] * 3
+    assert [list(fleet.core.fleet.drained) for fleet in fleets] == [["w0"]] * 3
     for seed in range(20):
         late = Fleet()
         late.add("w0")
         listener = ControlDesk(late.core, late.clock)
         for command in random.Random(seed).sample(given * 2, 10):
             listener.apply(command)
-        assert list(late.core.drained) == ["w0"], f"seed {seed}"
+        assert list(late.core.fleet.drained) == ["w0"], f"seed {seed}"
 
 
 def test_a_time_beyond_a_day_ahead_counts_as_the_time_of_its_coming() -> None:
@@ -144,7 +144,7 @@ def test_a_time_beyond_a_day_ahead_counts_as_the_time_of_its_coming() -> None:
     fleets[0].now_s += 1.0
     others = Control(VERSION, "r8-1", "undrain", "w0", 0.0, fleets[0].now_s)
     assert desk.apply(others) == 1, "of an old release, with a right clock"
-    assert fleets[0].core.drained == {}
+    assert fleets[0].core.fleet.drained == {}
 
 
 def test_a_command_after_one_from_the_bound_is_newer_too() -> None:
@@ -156,7 +156,7 @@ def test_a_command_after_one_from_the_bound_is_newer_too() -> None:
     for each in (desk, ahead):
         assert each.apply(undrain) == 1
         assert not each.overtaken(undrain)
-    assert [list(fleet.core.drained) for fleet in fleets] == [[], []]
+    assert [list(fleet.core.fleet.drained) for fleet in fleets] == [[], []]
 
 
 def test_a_command_that_comes_too_late_is_counted_as_overtaken() -> None:
@@ -177,7 +177,7 @@ def test_a_drain_outlives_a_removal_in_whatever_order_they_come() -> None:
         both = [command(1, "drain", start_s - 2), command(2, "remove", start_s - 1, 30.0)]
         for i in order:
             desk.apply(both[i])
-        assert list(fleets[0].core.drained) == ["w0"]
+        assert list(fleets[0].core.fleet.drained) == ["w0"]
         assert fleets[0].view.ranks("w0") == []
         assert [one.action for one in desk.in_force()] == ["drain", "remove"]
 

@@ -18,12 +18,13 @@ from kvroute.v1 import router_pb2
 from router.candidates import Candidates
 from router.config import GuardSettings, ModelSettings
 from router.core import DRAINED_MAX
-from router.decision import Decision, Overlap, Progress, ProgressResult, ProgressState, Repeated
+from router.decision import Decision, Overlap
 from router.eligibility import LORA_ELSEWHERE
 from router.models import MODELS_MAX
 from router.policies import POLICIES
 from router.policies.policy import Parameters, Policy, Scores
 from router.pools import _POOLS_MAX
+from router.progress import Progress, ProgressResult, ProgressState, Repeated
 from router.prompt import Prompt
 from router.refusals import Reason, Refusal
 from router.request import Role
@@ -73,7 +74,7 @@ def excluded(fleet: Fleet, asked: Prompt, **about: Any) -> dict[str, str]:
 
 def snapshot(fleet: Fleet) -> object:
     core = fleet.core
-    return fleet.loads(), repr(core.reservations), core.endings.total(), dict(core.drained)
+    return fleet.loads(), repr(core.reservations), core.endings.total(), dict(core.fleet.drained)
 
 
 def report(fleet: Fleet, reservation_id: str, state: str, **told: Any) -> ProgressResult:
@@ -294,10 +295,10 @@ class TestEligibility:
         for i in range(DRAINED_MAX + 5):
             fleet.core.drain(f"gone-{i}")
         fleet.core.drain("a")  # again: takes nobody's place
-        assert len(fleet.core.drained) == DRAINED_MAX
-        assert "a" in fleet.core.drained
-        assert "gone-0" not in fleet.core.drained
-        assert f"gone-{DRAINED_MAX + 4}" in fleet.core.drained
+        assert len(fleet.core.fleet.drained) == DRAINED_MAX
+        assert "a" in fleet.core.fleet.drained
+        assert "gone-0" not in fleet.core.fleet.drained
+        assert f"gone-{DRAINED_MAX + 4}" in fleet.core.fleet.drained
 
     def test_prompt_and_expected_output_must_fit(self) -> None:
         fleet = Fleet()
@@ -398,8 +399,8 @@ class TestModels:
         with_lora = prompt(100, lora_name="ad")
         fleet.cache(base, prompt(100))
         fleet.cache(tuned, with_lora, 48)
-        assert fleet.core.lora_of("ad") == "ad"
-        assert fleet.core.lora_of("m") == ""
+        assert fleet.core.fleet.lora_of("ad") == "ad"
+        assert fleet.core.fleet.lora_of("m") == ""
         pick = fleet.route(with_lora, model="ad")
         assert pick.reservation.worker == tuned
         assert pick.reservation.predicted_tokens == 48
@@ -407,7 +408,7 @@ class TestModels:
     def test_an_alias_of_a_lora_means_the_lora(self) -> None:
         fleet = Fleet(models=(ModelSettings(name="tuned", aliases=("ad", "alias")),))
         fleet.add("a", lora_names=("ad",))
-        assert fleet.core.lora_of("alias") == fleet.core.lora_of("tuned") == "ad"
+        assert fleet.core.fleet.lora_of("alias") == fleet.core.fleet.lora_of("tuned") == "ad"
 
     def test_a_named_lora_goes_where_it_is_loaded_or_may_be(self) -> None:
         fleet = Fleet()
@@ -447,9 +448,9 @@ class TestModels:
         fleet.add("alias", model="n", loads_loras=True)
         other = fleet.add("other", model="other")
         core = fleet.core
-        core.pools.refresh()
+        core.fleet.pools.refresh()
         names = ("new", "m", "n", "other", "bc", "away", "")
-        assert [core.lora_of(name) for name in names] == ["new", "", "", "", "bc", "", ""]
+        assert [core.fleet.lora_of(name) for name in names] == ["new", "", "", "", "bc", "", ""]
         pick = fleet.route(prompt(8, lora_name="new"), model="new", excluded_workers={"alias"})
         assert pick.reservation.worker == loads
         assert refused(fleet, prompt(8), model="away").reason is Reason.NO_WORKER
@@ -466,11 +467,11 @@ class TestModels:
         gone = fleet.add("gone", model="alpha")
         fleet.say(loads, lora_names=())
         fleet.core.remove(gone.worker_id, 3600.0, fleet.now_s)
-        fleet.core.pools.refresh()
-        assert fleet.core.lora_of("ad") == "ad"
+        fleet.core.fleet.pools.refresh()
+        assert fleet.core.fleet.lora_of("ad") == "ad"
         assert fleet.picked(prompt(8, lora_name="ad"), model="ad") == "loads"
         assert refused(fleet, prompt(8), model="alpha").reason is Reason.NO_WORKER
-        fleet.core.ready = False
+        fleet.core.fleet.ready = False
         assert refused(fleet, prompt(8), model="unheard").reason is Reason.NO_WORKER
 
     def test_names_of_loras_to_be_loaded_are_kept_up_to_a_bound(self) -> None:
@@ -481,16 +482,16 @@ class TestModels:
         for i in range(_POOLS_MAX + 10):
             plain = router_pb2.RouteRequest(model=f"lora-{i}", token_bytes=bytes(400))
             assert lane.answer(plain.SerializeToString(), fleet.now_s) is None, "not plain"
-            assert len(fleet.core.pools._pools) <= _POOLS_MAX
+            assert len(fleet.core.fleet.pools._pools) <= _POOLS_MAX
 
     def test_serves_says_for_lists_what_pools_are_made_of(self) -> None:
         fleet = Fleet(models=(ModelSettings(name="llama", aliases=("alias",)),))
         key = fleet.add("a", model="llama", model_aliases=("l",), lora_names=("ad",))
         source = fleet.view.sources[key]
-        assert all(fleet.core.serves(source, name) for name in ("llama", "alias", "l", "ad"))
-        assert not fleet.core.serves(source, "other")
+        assert all(fleet.core.fleet.serves(source, name) for name in ("llama", "alias", "l", "ad"))
+        assert not fleet.core.fleet.serves(source, "other")
         source.heartbeat = None
-        assert not fleet.core.serves(source, "llama")
+        assert not fleet.core.fleet.serves(source, "llama")
 
 
 class TestNobody:
@@ -520,7 +521,7 @@ class TestNobody:
 
     def test_before_the_router_is_ready_no_model_is_unknown(self) -> None:
         fleet = Fleet()
-        fleet.core.ready = False
+        fleet.core.fleet.ready = False
         assert refused(fleet, prompt(8), model="gpt").reason is Reason.NO_WORKER
         fleet.add("w0", model="alpha")
         refusal = refused(fleet, prompt(8), model="gpt")
@@ -529,7 +530,7 @@ class TestNobody:
             "no worker that was heard so far serves 'gpt'; the router has just started"
         )
         assert fleet.picked(prompt(8), model="alpha") == "w0", "those that are there are served"
-        fleet.core.ready = True
+        fleet.core.fleet.ready = True
         assert refused(fleet, prompt(8), model="gpt").reason is Reason.UNKNOWN_MODEL
 
     def test_a_configured_model_is_known_before_any_worker_serves_it(self) -> None:
@@ -564,7 +565,7 @@ class TestNobody:
         fleet = Fleet()
         for i in range(MODELS_MAX // 1000 + 1):
             fleet.add(f"w{i}", lora_names=tuple(f"lora-{i}-{n}" for n in range(1000)))
-        assert len(fleet.core.models.seen) == MODELS_MAX
+        assert len(fleet.core.fleet.models.seen) == MODELS_MAX
 
     def test_when_all_of_a_pool_are_silent_nobody_is_live(self) -> None:
         fleet = Fleet()
@@ -885,23 +886,23 @@ class TestReports:
         fleet, held = self.one()
         report(fleet, held.id, "prefill_done", cached_tokens=48)
         report(fleet, held.id, "finished", cached_tokens=48)
-        told = fleet.core.cache_reports[held.worker]
+        told = fleet.core.fleet.cache_reports[held.worker]
         assert (told.predicted, told.reported) == (32, 48)
 
     def test_cached_tokens_beyond_the_prompt_are_not_believed(self) -> None:
         fleet, held = self.one()
         report(fleet, held.id, "finished", cached_tokens=(1 << 32) - 1)
         assert held.cached_tokens == 100
-        assert fleet.core.cache_reports[held.worker].reported == 100
+        assert fleet.core.fleet.cache_reports[held.worker].reported == 100
 
     def test_a_late_report_leaves_no_trace_of_a_worker_that_is_gone(self) -> None:
         fleet, held = self.one()
         report(fleet, fleet.route(prompt(20)).reservation.id, "finished", cached_tokens=0)
-        assert held.worker in fleet.core.cache_reports
+        assert held.worker in fleet.core.fleet.cache_reports
         fleet.core.remove("w0", 60.0, fleet.now_s)
         assert report(fleet, held.id, "finished", cached_tokens=32) is ProgressResult.UNKNOWN
-        assert fleet.core.cache_reports == {}
-        assert fleet.core.loads == {}
+        assert fleet.core.fleet.cache_reports == {}
+        assert fleet.core.fleet.loads == {}
 
     def test_a_reservation_of_another_replica_is_unknown(self) -> None:
         fleet, _ = self.one()
@@ -956,12 +957,14 @@ class TestReports:
         assert fleet.loads() == {}
         fleet.now_s += 30
         fleet.core.tick(fleet.now_s)
-        dropped = count - fleet.core.sessions.forgotten["no_room"] - len(fleet.core.sessions)
+        dropped = (
+            count - fleet.core.fleet.sessions.forgotten["no_room"] - len(fleet.core.fleet.sessions)
+        )
         assert dropped <= FORGOTTEN_SLICE
         while fleet.core.behind(fleet.now_s):
             fleet.core.catch_up(fleet.now_s)
         assert repr(fleet.core.reservations) == "<Reservations 0 open, 0 remembered>"
-        assert len(fleet.core.sessions) == 0
+        assert len(fleet.core.fleet.sessions) == 0
 
     def test_one_long_prompt_fills_a_slice(self) -> None:
         fleet = Fleet(lease_s=10, index=NativeIndex())
@@ -1002,7 +1005,7 @@ class TestSilence:
                 assert fleet.picked(asked) == "goes-on"
             assert (stops in fleet.view.sources) == (quiet_s < 30)
             assert (held.ended is Ending.WORKER_LOST) == (quiet_s >= 30)
-        assert stops not in fleet.core.loads
+        assert stops not in fleet.core.fleet.loads
         assert set(fleet.loads()) == {goes_on}
 
     def test_one_that_beats_again_before_it_is_forgotten_is_back_with_all_it_holds(self) -> None:
@@ -1093,15 +1096,17 @@ class TestSilence:
             fleet.tick()
         source = fleet.view.sources[untold]
         assert source.stream.state is StreamState.LIVE
-        assert fleet.core.excluded(source) == "no readable heartbeat"
-        assert [one.code for one in fleet.core.warnings(source, fleet.now_s)] == ["no_heartbeat"]
+        assert fleet.core.fleet.excluded(source) == "no readable heartbeat"
+        assert [one.code for one in fleet.core.fleet.warnings(source, fleet.now_s)] == [
+            "no_heartbeat"
+        ]
         assert {fleet.picked(prompt(100)) for _ in range(4)} == {"told"}
         fleet.core.drain(told.worker_id)
         assert fleet.picked(prompt(100)) == "untold", "the last resort"
-        assert fleet.core.excluded(source) == ""
+        assert fleet.core.fleet.excluded(source) == ""
         fleet.say(untold)
-        assert fleet.core.warnings(source, fleet.now_s) == []
-        assert not fleet.core.last_resort(source)
+        assert fleet.core.fleet.warnings(source, fleet.now_s) == []
+        assert not fleet.core.fleet.last_resort(source)
 
     def test_a_removed_worker_ends_its_reservations_and_stays_away(self) -> None:
         fleet = Fleet()
@@ -1109,7 +1114,7 @@ class TestSilence:
         held = fleet.route(prompt(100)).reservation
         assert fleet.core.remove("w0", 0.0, fleet.now_s) == 1
         assert held.ended is Ending.WORKER_LOST
-        assert (fleet.loads(), fleet.core.loads, len(fleet.core.reservations)) == ({}, {}, 0)
+        assert (fleet.loads(), fleet.core.fleet.loads, len(fleet.core.reservations)) == ({}, {}, 0)
         fleet.now_s += 59
         fleet.say(key)
         assert key not in fleet.view.sources, "the configured tombstone is 60 s"
@@ -1140,7 +1145,7 @@ class TestLoadSamples:
         # The relay's clock is an hour ahead; the sample is 1.5 s old: from before our request.
         ahead_s = fleet.now_s + 3600
         fleet.say(key, running=4, sampled_at_s=ahead_s - 1.5, sent_at_s=ahead_s)
-        load = fleet.core.load_of(key)
+        load = fleet.core.fleet.load_of(key)
         assert load.active_requests() == 5
         # Half a second old: it has seen our request.
         fleet.say(key, running=4, sampled_at_s=ahead_s - 0.5, sent_at_s=ahead_s)
@@ -1149,8 +1154,8 @@ class TestLoadSamples:
     def test_a_heartbeat_without_a_sample_changes_no_load(self) -> None:
         fleet = Fleet()
         key = fleet.add("w0", sampled_at_s=None, running=9)
-        assert fleet.core.load_of(key).running == 0
-        assert fleet.core.load_of(key).sampled_at_s is None
+        assert fleet.core.fleet.load_of(key).running == 0
+        assert fleet.core.fleet.load_of(key).sampled_at_s is None
 
 
 class TestDeciding:
@@ -1297,14 +1302,14 @@ class Conservation(RuleBasedStateMachine):
 
     @invariant()
     def no_load_is_negative(self) -> None:
-        for load in self.fleet.core.loads.values():
+        for load in self.fleet.core.fleet.loads.values():
             assert load.active_requests() >= load.requests >= 0
             assert load.active_blocks() >= load.blocks >= 0
             assert load.prefill_tokens >= 0
 
     @invariant()
     def nothing_is_kept_of_workers_that_are_gone(self) -> None:
-        assert set(self.fleet.core.loads) <= set(self.fleet.view.sources)
+        assert set(self.fleet.core.fleet.loads) <= set(self.fleet.view.sources)
 
 
 TestConservation = Conservation.TestCase
@@ -1359,11 +1364,11 @@ class TestPredictions:
         fleet.cache(key, prompt(64, first=999))
         fleet.beat(key, complete=False)
         asked = fleet.route(prompt(400)).reservation
-        fleet.core.view.predictions.forget(0)
+        fleet.core.fleet.view.predictions.forget(0)
         fleet.view.index.unpredict(0, 0, asked.prefixes)
         step = Progress(asked.id, ProgressState.FINISHED, cached_tokens=320)
         fleet.core.report(step, fleet.now_s)
-        assert fleet.core.self_check.learned_blocks == 20
+        assert fleet.core.fleet.self_check.learned_blocks == 20
         assert fleet.route(prompt(400)).decision.overlap(0).predicted == 320
 
 

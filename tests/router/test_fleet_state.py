@@ -34,14 +34,14 @@ async def test_drains_and_removals_survive_a_restart(tmp_path: Path) -> None:
     desk.apply(desk.give("remove", "w1", 60.0))
     assert await state.keep()
     again, desk, state = a_life(path)
-    assert list(again.core.drained) == ["w0"]
+    assert list(again.core.fleet.drained) == ["w0"]
     assert again.view.ranks("w1") == []
     assert desk.removed("w1")
     desk.apply(desk.give("undrain", "w0"))
     desk.apply(desk.give("undrain", "w1"))
     assert await state.keep()
     third, _, state = a_life(path)
-    assert third.core.drained == {}
+    assert third.core.fleet.drained == {}
     assert len(third.view.ranks("w1")) == 1
     assert state.counts == {"read": 1}
 
@@ -82,11 +82,11 @@ async def test_a_file_that_cannot_be_read_ends_nothing(tmp_path: Path, content: 
     path.write_bytes(content)
     fleet, desk, state = a_life(path)
     assert state.counts == {"unreadable": 1}
-    assert fleet.core.drained == {}
+    assert fleet.core.fleet.drained == {}
     desk.apply(desk.give("drain", "w0"))
     assert await state.keep()
     again, _, _ = a_life(path)
-    assert list(again.core.drained) == ["w0"]
+    assert list(again.core.fleet.drained) == ["w0"]
 
 
 async def test_a_disk_that_refuses_is_counted_and_the_next_write_has_all(tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ async def test_a_disk_that_refuses_is_counted_and_the_next_write_has_all(tmp_pat
     folder.mkdir()
     assert await state.keep()
     again, _, _ = a_life(folder / "state")
-    assert list(again.core.drained) == ["w0"]
+    assert list(again.core.fleet.drained) == ["w0"]
 
 
 @pytest.mark.parametrize("name", ["", "missing/state"])

@@ -478,13 +478,13 @@ class TestUnsent:
             stage.fleet.add("w0")
             calls: list[Any] = []
             ended = asyncio.Event()
-            sizes = stage.fleet.core.block_sizes
+            sizes = stage.fleet.core.fleet.block_sizes
 
             def cancels(model: str) -> Any:
                 calls[-1].cancel()
                 return Slow(sizes(model), ended)
 
-            stage.fleet.core.block_sizes = cancels  # type: ignore[method-assign]
+            stage.fleet.core.fleet.block_sizes = cancels  # type: ignore[method-assign]
             calls.append(stage.router.Route(asked(300_000)))
             with pytest.raises(asyncio.CancelledError):
                 await calls[-1]

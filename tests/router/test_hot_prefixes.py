@@ -47,7 +47,7 @@ class HotFleet(Fleet):
         unguarded = GuardSettings(enabled=False)
         super().__init__(index=NativeIndex() if native else None, guard=unguarded)
         settings = HotPrefixSettings(**{"enabled": True, **numbers})
-        self.hot = HotPrefixes(self.core, settings, means or recomputed(RATE))
+        self.hot = HotPrefixes(self.core.fleet, settings, means or recomputed(RATE))
         self.core.hot = self.hot
         self.a, self.b, self.c, self.d = (self.add(one, warms=True) for one in "abcd")
         self.cache(self.a, prompt(TEXT_TOKENS))
@@ -497,7 +497,7 @@ def test_the_laws_hold_whatever_comes(steps: list[object]) -> None:
     for step in steps:
         match step:
             case Ask(text):
-                if len(fleet.core.drained) < 4:
+                if len(fleet.core.fleet.drained) < 4:
                     fleet.ask(1, 5000 * text)
             case Load(worker, running):
                 fleet.say(workers[worker], running=running)
@@ -513,12 +513,14 @@ def test_the_laws_hold_whatever_comes(steps: list[object]) -> None:
         for effect in fleet.decide():
             if isinstance(effect, Copy):
                 source = fleet.view.sources[effect.target]
-                assert fleet.core.excluded(source) == ""
+                assert fleet.core.fleet.excluded(source) == ""
                 assert effect.target != effect.source
-                queue = fleet.core.load_of(effect.target).active_requests()
+                queue = fleet.core.fleet.load_of(effect.target).active_requests()
                 # A holder that gets no requests at all, such as a drained one, need not be busy.
-                gets_none = fleet.core.excluded(fleet.view.sources[effect.source])
-                assert gets_none or queue < fleet.core.load_of(effect.source).active_requests()
+                gets_none = fleet.core.fleet.excluded(fleet.view.sources[effect.source])
+                assert (
+                    gets_none or queue < fleet.core.fleet.load_of(effect.source).active_requests()
+                )
         under_way = [copy.target for copy in copies.under_way.values()]
         assert len(under_way) == len(set(under_way)) <= UNDER_WAY_MAX
         ended = sum(fates[one] for one in (CopyFate.DONE, CopyFate.FAILED, CopyFate.CANCELLED))

@@ -23,9 +23,9 @@ from indexer.kernel import NativeIndex
 from kvroute.v1 import router_pb2
 from router import codec
 from router.config import GuardSettings
-from router.decision import Pick, Progress, ProgressState
 from router.load import WorkerLoad
 from router.metrics import Metrics
+from router.progress import Pick, Progress, ProgressState
 from router.refusals import Refusal
 from router.reservation_ids import ReservationIds
 from router.reservations import Ending
@@ -79,12 +79,12 @@ class Side:
     def state(self) -> dict[str, Any]:
         """All that a request can change."""
         core, index = self.fleet.core, self.fleet.view.index
-        core.pools.refresh()
+        core.fleet.pools.refresh()
         tally = self.metrics.tally
         return {
-            "loads": {key: repr(load) for key, load in core.loads.items()},
-            "columns": core.pools.columns.tolist(),
-            "strained": (sorted(core.pools._strained), core.strained_picks),
+            "loads": {key: repr(load) for key, load in core.fleet.loads.items()},
+            "columns": core.fleet.pools.columns.tolist(),
+            "strained": (sorted(core.fleet.pools._strained), core.strained_picks),
             "reservations": [
                 repr(replace(one, answer=in_order(one.answer), prefixes=one.prefixes.tolist()))
                 for one in core.reservations._by_request.values()
@@ -95,11 +95,11 @@ class Side:
             ],
             "sessions": {
                 name: repr(replace(one, prefixes=one.prefixes.tolist()))
-                for name, one in core.sessions._known.items()
+                for name, one in core.fleet.sessions._known.items()
             },
             "random": core._rng.getstate(),
             "endings": core.endings,
-            "outliers": (repr(core.outliers), core.outliers._standings),
+            "outliers": (repr(core.fleet.outliers), core.fleet.outliers._standings),
             "tally": [one.tolist() for one in (tally.tokens, tally.recent, tally.picks)],
             "models": tally.models(),
             "counts": {
@@ -322,7 +322,7 @@ def test_the_lane_is_the_core_to_the_last_bit(
                     twins.hear(keys[about])
             case "fill":  # the history of a worker's load
                 for side in twins.sides:
-                    load = side.fleet.core.load_of(keys[0])
+                    load = side.fleet.core.fleet.load_of(keys[0])
                     for _ in range(about):
                         load._remember(side.fleet.now_s)
             case "silent":
@@ -337,8 +337,8 @@ def test_a_cost_that_is_no_number_is_never_picked(value: float) -> None:
         twins.tell("add", f"w{i}")
     twins.tell("say", known("w2"), total_slots=1, running=1)
     for side in twins.sides:
-        side.fleet.core.pools.refresh()
-        side.fleet.core.pools.columns[COLUMNS.index("slot_ratio"), 1:3] = value
+        side.fleet.core.fleet.pools.refresh()
+        side.fleet.core.fleet.pools.columns[COLUMNS.index("slot_ratio"), 1:3] = value
     answer = twins.route(asked(100, request_id="r"))
     assert isinstance(answer, router_pb2.RouteResponse)
     assert answer.worker_id in {"w0", "w3"}
@@ -364,7 +364,7 @@ def test_a_thousand_workers_are_weighed_alike() -> None:
         core = side.fleet.core
         for i in range(0, 1000, 3):
             side.fleet.say(known(f"w{i}"), used_blocks=float(i % 89) / 7, running=i % 8)
-        core.pools.refresh()
+        core.fleet.pools.refresh()
     for i in range(20):
         twins.route(asked(500, first=10 * i, request_id=f"r{i}"))
 
@@ -483,9 +483,9 @@ def test_policies_that_watch_know_the_picks_of_all_ways(native: bool) -> None:
     ]
     side.decide(router_pb2.RouteBatch(items=items))
     core.route(side.fleet.request(prompt(1600, 50_000)), side.fleet.now_s)
-    assert sum(one.open_tokens for one in core.rates._workers.values()) == 4 * 1600
-    assert len(core.rates._workers[key].open) == 4
-    assert core.working_sets._count > 0
+    assert sum(one.open_tokens for one in core.fleet.rates._workers.values()) == 4 * 1600
+    assert len(core.fleet.rates._workers[key].open) == 4
+    assert core.fleet.working_sets._count > 0
     for held in list(core.reservations._open):
         core.report(Progress(held, ProgressState.FINISHED), side.fleet.now_s)
-    assert core.rates._workers[key].open == {}
+    assert core.fleet.rates._workers[key].open == {}

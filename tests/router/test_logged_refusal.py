@@ -82,7 +82,9 @@ def test_workers_that_are_not_live_count_though_nobody_is_scored() -> None:
 def test_a_line_names_no_prompt_session_or_tenant() -> None:
     fleet = Fleet()
     fleet.add("w0")
-    fleet.core.sessions.put("secret", fleet.route(prompt(32)).reservation, 16, "", fleet.now_s)
+    fleet.core.fleet.sessions.put(
+        "secret", fleet.route(prompt(32)).reservation, 16, "", fleet.now_s
+    )
     refusals = [
         refused(full_fleet()),
         Refusal(Reason.UNKNOWN_SESSION, "nobody holds session 'secret' any more"),

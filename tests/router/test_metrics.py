@@ -11,9 +11,9 @@ from indexer.identity import Tier, WorkerKey
 from kvroute.v1 import router_pb2
 from router.codec import write_pick
 from router.config import ModelSettings
-from router.decision import Pick, Progress, ProgressState
 from router.metrics import OUTCOMES, Metrics, RouterCollector, Scrape, kvroute_version
 from router.pick_tally import MODELS_MAX, OTHER_MODEL, STAGES
+from router.progress import Pick, Progress, ProgressState
 from router.refusals import Reason
 from router.self_check import CheckResult
 from tests.router.fleet import Fleet, prompt
@@ -338,7 +338,7 @@ def test_reports_are_counted_by_what_they_say_of_the_index() -> None:
         held = fleet.route(prompt(100)).reservation
         step = Progress(held.id, ProgressState.FINISHED, cached_tokens=cached_tokens)
         fleet.core.report(step, fleet.now_s)
-    assert len(fleet.core.self_check.begin_resyncs(fleet.now_s)) == 1
+    assert len(fleet.core.fleet.self_check.begin_resyncs(fleet.now_s)) == 1
     assert observed.value("kvroute_self_checks_total", result="exact") == 2
     assert observed.value("kvroute_self_checks_total", result="over") == 3
     assert observed.value("kvroute_self_check_resyncs_total") == 1
@@ -376,7 +376,7 @@ def test_reservations_are_told_while_they_are_open() -> None:
 def test_a_router_says_whether_it_is_ready_and_how_large_its_index_may_get() -> None:
     observed = Observed()
     assert observed.value("kvroute_ready") == 1
-    observed.fleet.core.ready = False
+    observed.fleet.core.fleet.ready = False
     assert observed.value("kvroute_ready") == 0
     observed.metrics.index_bytes_max.set(1 << 32)
     assert observed.value("kvroute_index_bytes_max") == 1 << 32

@@ -13,7 +13,6 @@ from events.inflight import Verdict
 from indexer.identity import WorkerKey
 from indexer.kernel import NativeIndex
 from router.config import OutlierSettings
-from router.decision import Progress, ProgressState
 from router.outliers import (
     BEING_PROBED,
     CALLERS_MAX,
@@ -23,6 +22,7 @@ from router.outliers import (
     Fault,
     Outliers,
 )
+from router.progress import Progress, ProgressState
 from router.refusals import Reason, Refusal
 from router.request import Role
 from router.reservations import Ending
@@ -652,7 +652,7 @@ def test_of_one_that_fails_half_its_requests_and_one_that_hangs_clients_hardly_n
     traffic.run(40)
     bad = traffic.picks(began_s + 2, "failed", "hangs")
     assert bad < 0.01 * traffic.picks(began_s + 2)
-    causes = traffic.fleet.core.outliers.ejections
+    causes = traffic.fleet.core.fleet.outliers.ejections
     assert causes[Cause.NO_FIRST_TOKEN] > 0
     assert causes[Cause.FAILURE_SHARE] + causes[Cause.FAILURES_IN_A_ROW] > 0
     for engine in (sick, hung):
@@ -662,7 +662,7 @@ def test_of_one_that_fails_half_its_requests_and_one_that_hangs_clients_hardly_n
     traffic.run(5)
     for engine in traffic.engines.values():
         assert sum(at_s >= back_s for at_s, _ in engine.picks) > 75, "in use again, as all others"
-    assert not any(traffic.fleet.core.outliers.reason(key) for key in traffic.engines)
+    assert not any(traffic.fleet.core.fleet.outliers.reason(key) for key in traffic.engines)
 
 
 def test_a_liar_among_honest_callers_ejects_nobody() -> None:
@@ -679,7 +679,7 @@ def test_a_liar_among_honest_callers_ejects_nobody() -> None:
     traffic.run(2)
     traffic.fleet.core.report = lie  # type: ignore[method-assign]
     traffic.run(20)
-    assert traffic.fleet.core.outliers.ejections == {}
+    assert traffic.fleet.core.fleet.outliers.ejections == {}
     assert traffic.fleet.core.endings[Ending.FAILED_REFUSED] > 100
 
 
@@ -691,8 +691,8 @@ class TestCore:
         for ending in (Ending.FAILED_CLIENT, Ending.FAILED_CANCELLED, Ending.FAILED_UNKNOWN):
             for _ in range(30):
                 fail(fleet, fleet.route(prompt(100)).reservation.id, ending)
-        assert fleet.core.outliers.ejections == {}
-        assert sum(map(Counter.total, fleet.core.outcomes.values())) == 90
+        assert fleet.core.fleet.outliers.ejections == {}
+        assert sum(map(Counter.total, fleet.core.fleet.outcomes.values())) == 90
 
     def test_a_worker_that_fails_every_request_gets_few(self) -> None:
         fleet = Fleet()
@@ -707,8 +707,8 @@ class TestCore:
             else:
                 fleet.core.report(Progress(found.id, ProgressState.FINISHED), fleet.now_s, "a")
         assert picks.count(key) == 5
-        assert fleet.core.excluded(fleet.view.sources[key]) == "ejected: failures in a row"
-        assert fleet.core.outcomes[key] == {Ending.FAILED_WORKER: 5}
+        assert fleet.core.fleet.excluded(fleet.view.sources[key]) == "ejected: failures in a row"
+        assert fleet.core.fleet.outcomes[key] == {Ending.FAILED_WORKER: 5}
         assert fleet.core.endings == {Ending.FAILED_WORKER: 5, Ending.FINISHED: 95}
 
     def test_an_ejected_worker_is_tried_for_what_no_other_may_take(self) -> None:
@@ -716,7 +716,7 @@ class TestCore:
         key = fleet.add("w0", labels={"zone": "a"})
         full = fleet.add("w1", labels={"zone": "b"}, total_slots=1)
         fail(fleet, fleet.route(prompt(1), required_labels={"zone": "a"}).reservation.id)
-        assert fleet.core.last_resort(fleet.view.sources[key])
+        assert fleet.core.fleet.last_resort(fleet.view.sources[key])
         assert fleet.picked(prompt(1), required_labels={"zone": "a"}) == "w0"
         assert fleet.core.last_resorts == 1
         fleet.say(full, running=1)
@@ -747,8 +747,8 @@ class TestCore:
         )
         fleet.core.report(failed, fleet.now_s)
         blamed = prefill if named or not prefilled else decode
-        assert fleet.core.outliers.reason(blamed)
-        assert set(fleet.core.outcomes) == {blamed}
+        assert fleet.core.fleet.outliers.reason(blamed)
+        assert set(fleet.core.fleet.outcomes) == {blamed}
 
     def test_the_lane_bounds_probes_as_the_core_does(self) -> None:
         fleet = Fleet(index=NativeIndex())
@@ -757,7 +757,7 @@ class TestCore:
         assert found.worker == key
         fail(fleet, found.id)
         fleet.turn(2)
-        assert set(fleet.core.outliers.probing) == {key}
+        assert set(fleet.core.fleet.outliers.probing) == {key}
         picks = [fleet.route(prompt(100, first=1000 * i)).reservation for i in range(10)]
         assert [one.worker for one in picks] == [key] + 9 * [other]
         fleet.core.report(Progress(picks[0].id, ProgressState.FINISHED), fleet.now_s, "a")
@@ -768,7 +768,7 @@ class TestCore:
         traffic = Traffic()
         traffic.report = lambda: traffic._due.clear()  # type: ignore[method-assign]
         traffic.run(20)
-        assert traffic.fleet.core.outliers.ejections == {}
+        assert traffic.fleet.core.fleet.outliers.ejections == {}
 
     def test_a_long_prompt_may_take_its_time(self) -> None:
         traffic = Traffic(rate=20)
@@ -783,17 +783,19 @@ class TestCore:
         busy = traffic.engines[slow]
         busy.outcome = lambda _: "hangs"
         traffic.run(15)
-        assert fleet.core.outliers.ejections == {}, "400,000 tokens take 20 s at 20,000 a second"
+        assert fleet.core.fleet.outliers.ejections == {}, (
+            "400,000 tokens take 20 s at 20,000 a second"
+        )
 
     def test_a_worker_that_computes_for_others_is_seen_to_serve_by_its_relay(self) -> None:
         fleet = Fleet()
         key, _ = fleet.add("w0", running=3), fleet.add("w1")
         fail(fleet, fleet.route(prompt(1), allowed_workers=frozenset({"w0"})).reservation.id)
-        assert fleet.core.outliers.reason(key)
+        assert fleet.core.fleet.outliers.reason(key)
         for i in range(3):
             fleet.turn(0.3)
             fleet.tell(key, Stored(pack_hashes([i + 1]), "device"))
-        assert fleet.core.outliers.reason(key) == ""
+        assert fleet.core.fleet.outliers.reason(key) == ""
 
 
 def fail(fleet: Fleet, reservation_id: str, ending: Ending = Ending.FAILED_REFUSED) -> None:

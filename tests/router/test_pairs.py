@@ -11,9 +11,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from events.facts import Epoch, Heartbeat
 from indexer.identity import WorkerKey
-from router.decision import Pick, Prefill, Progress, ProgressResult, ProgressState, Repeated
+from router.decision import Prefill
 from router.handover import hand_over
 from router.policies.pair import DECODE_ROOM, PREFILL_QUEUE
+from router.progress import Pick, Progress, ProgressResult, ProgressState, Repeated
 from router.prompt import Prompt
 from router.refusals import Reason, Refusal
 from router.request import Role
@@ -395,11 +396,11 @@ class TestHeldAsOne:
         fleet.cache(WorkerKey("p1", 0), prompt(LONG), 800)
         pick = pair(fleet)
         report(fleet, pick, "prefill_done", cached_tokens=800)
-        known = fleet.core.cache_reports
+        known = fleet.core.fleet.cache_reports
         assert {key.worker_id: (one.predicted, one.reported) for key, one in known.items()} == {
             "p1": (800, 800)
         }
-        assert fleet.core.self_check.results == {"exact": 1}
+        assert fleet.core.fleet.self_check.results == {"exact": 1}
 
     def test_a_measured_prompt_counts_for_the_worker_that_computed(self) -> None:
         fleet = two_and_two(prefill_policy="ttft")
@@ -407,8 +408,8 @@ class TestHeldAsOne:
         fleet.now_s += 0.5
         report(fleet, pick, "prefill_done")
         prefill, decode = (WorkerKey(name, 0) for name in halves(pick))
-        assert fleet.core.rates.samples(prefill) == 1
-        assert fleet.core.rates.samples(decode) == 0
+        assert fleet.core.fleet.rates.samples(prefill) == 1
+        assert fleet.core.fleet.rates.samples(decode) == 0
 
     def test_how_often_is_counted(self) -> None:
         fleet = two_and_two()

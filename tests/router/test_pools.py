@@ -11,8 +11,8 @@ from events.view import Source
 from indexer.identity import WorkerKey
 from indexer.kernel import NativeIndex
 from kvroute.v1 import router_pb2
-from router.decision import Progress, ProgressState
 from router.pools import RECOVERING_TRUST, heartbeat_of
+from router.progress import Progress, ProgressState
 from router.refusals import Reason, Refusal
 from router.table import COLUMNS, shares
 from tests.router.fleet import Fleet, prompt
@@ -49,9 +49,9 @@ class Changing:
             try:
                 self.open.append(fleet.route(prompt(rng.choice([8, 40, 200]))).reservation.id)
             except Refusal:
-                assert not any(fleet.core.excluded(one) == "" for one in self.sources()) or any(
-                    self.expected(one)["full"] for one in self.sources()
-                )
+                assert not any(
+                    fleet.core.fleet.excluded(one) == "" for one in self.sources()
+                ) or any(self.expected(one)["full"] for one in self.sources())
         elif self.open:
             state = rng.choice([ProgressState.PREFILL_DONE, ProgressState.FINISHED])
             fleet.core.report(Progress(rng.choice(self.open), state), fleet.now_s)
@@ -82,7 +82,7 @@ class Changing:
 
     def expected(self, source: Source) -> dict[str, float]:
         heartbeat = heartbeat_of(source)
-        load = self.fleet.core.load_of(source.key)
+        load = self.fleet.core.fleet.load_of(source.key)
         total_blocks = heartbeat.total_blocks or np.nan
         total_slots = heartbeat.total_slots or np.nan
         derived = shares(load.active_requests(), load.active_blocks(), total_slots, total_blocks)
@@ -102,14 +102,14 @@ class Changing:
         }
 
     def check(self) -> None:
-        pools = self.fleet.core.pools
+        pools = self.fleet.core.fleet.pools
         pools.refresh()
         sources = self.sources()
         if not sources:
             return
         up, down = pools.live("m", True)
         assert {one.key for one in up.sources} == {
-            one.key for one in sources if self.fleet.core.excluded(one) == ""
+            one.key for one in sources if self.fleet.core.fleet.excluded(one) == ""
         }
         assert len(up) + len(down) == len(sources)
         table = pools.table(up)
@@ -144,13 +144,13 @@ def test_a_model_that_nobody_serves_costs_one_look_however_large_the_fleet_is(
         seen.append(model)
         return False
 
-    monkeypatch.setattr(core.models, "serves", serves)
+    monkeypatch.setattr(core.fleet.models, "serves", serves)
 
     def lora_of(model: str) -> str:
         seen.append(f"plan of {model}")
         return ""
 
-    monkeypatch.setattr(core.pools, "lora_of", lora_of)
+    monkeypatch.setattr(core.fleet.pools, "lora_of", lora_of)
     for name in ("nobody", "nobody", "lora-51-0"):
         unknown = router_pb2.RouteRequest(model=name, token_bytes=bytes(400)).SerializeToString()
         with pytest.raises(Refusal, match="served here: m") as caught:
@@ -165,15 +165,21 @@ def test_the_names_that_are_served_follow_the_heartbeats() -> None:
     key = fleet.add("w0", model="a", lora_names=("ad", "a"), model_aliases=("b",))
     other = fleet.add("w1", model="c")
     core = fleet.core
-    core.pools.refresh()
+    core.fleet.pools.refresh()
     with pytest.raises(Refusal, match=r"serves 2 models.*: a, c'"):
-        core.pools.live("", True)
-    assert [core.lora_of(name) for name in ("a", "ad", "b", "c", "x")] == ["a", "ad", "", "", ""]
+        core.fleet.pools.live("", True)
+    assert [core.fleet.lora_of(name) for name in ("a", "ad", "b", "c", "x")] == [
+        "a",
+        "ad",
+        "",
+        "",
+        "",
+    ]
     fleet.say(key, model="c", lora_names=(), model_aliases=())
-    core.pools.refresh()
-    assert [core.lora_of(name) for name in ("a", "ad")] == ["", ""]
-    pool, _ = core.pools.live("", True)
+    core.fleet.pools.refresh()
+    assert [core.fleet.lora_of(name) for name in ("a", "ad")] == ["", ""]
+    pool, _ = core.fleet.pools.live("", True)
     assert pool.workers == (key, other)
-    core.models.seen.clear()
+    core.fleet.models.seen.clear()
     with pytest.raises(Refusal, match=r"served here: c\W"):
-        core.pools.live("a", True)
+        core.fleet.pools.live("a", True)

@@ -15,7 +15,7 @@ from events.facts import Epoch
 from events.inflight import TTL_S, Teller
 from indexer.identity import WorkerKey
 from router.config import AffinitySettings, RoutingSettings
-from router.decision import Progress, ProgressState
+from router.progress import Progress, ProgressState
 from router.reservations import Ending
 from tests.router.fleet import START_S, Fleet, prompt
 
@@ -81,9 +81,9 @@ class Replicas:
 
     def exchange(self) -> None:
         for teller, fleet in zip(self.tellers, self.fleets, strict=False):
-            verdicts = fleet.core.outliers.verdicts(self.now_s)
-            moved = fleet.core.sessions.take_moved()
-            message = teller.message(fleet.core.loads, self.now_s, verdicts, moved)
+            verdicts = fleet.core.fleet.outliers.verdicts(self.now_s)
+            moved = fleet.core.fleet.sessions.take_moved()
+            message = teller.message(fleet.core.fleet.loads, self.now_s, verdicts, moved)
             for other in self.fleets:
                 if message is not None:
                     other.core.on_inflight(message, self.now_s)
@@ -144,10 +144,10 @@ def test_what_one_replica_ejects_the_others_keep_away_from_too() -> None:
         if found.worker == dead:
             failed = Progress(found.id, ProgressState.FAILED, failure=Ending.FAILED_REFUSED)
             here.core.report(failed, here.now_s)
-    assert here.core.outliers.reason(dead) == "ejected: connections refused"
+    assert here.core.fleet.outliers.reason(dead) == "ejected: connections refused"
     replicas.turn()
-    assert there.core.outliers.reason(dead) == "ejected: by another replica"
-    standing = there.core.outliers.standing(dead)
+    assert there.core.fleet.outliers.reason(dead) == "ejected: by another replica"
+    standing = there.core.fleet.outliers.standing(dead)
     assert standing is not None
     assert standing.replica == "r0"
     assert dead not in {there.route(prompt(20, first=100 * i)).reservation.worker for i in range(9)}
@@ -224,7 +224,7 @@ def test_nothing_is_guessed_where_no_peer_is_heard() -> None:
     here, _ = replicas.fleets
 
     def guesses() -> list[float]:
-        return [here.core.load_of(key).unheard for key in WORKERS]
+        return [here.core.fleet.load_of(key).unheard for key in WORKERS]
 
     assert not any(guesses())
     replicas.exchange()
@@ -246,7 +246,7 @@ def test_load_is_counted_once_whoever_sent_it() -> None:
         truth = replicas.in_flight()
         for fleet in replicas.fleets:
             for key in WORKERS:
-                load = fleet.core.load_of(key)
+                load = fleet.core.fleet.load_of(key)
                 assert load.active_requests() == truth[key], f"turn {i}, {key}"
         replicas.turn()
 
@@ -256,8 +256,8 @@ def test_a_replica_that_dies_gives_its_load_back_when_it_has_not_been_heard_for_
     replicas.send(40)
     replicas.turn()
     here, there = replicas.fleets
-    sent_there = sum(load.requests for load in there.core.loads.values())
-    assert sum(here.core.load_of(key).peers.requests for key in WORKERS) == sent_there
+    sent_there = sum(load.requests for load in there.core.fleet.loads.values())
+    assert sum(here.core.fleet.load_of(key).peers.requests for key in WORKERS) == sent_there
     # What it had sent vanishes with it; the engines' next samples show what is left.
     replicas.served = [one for one in replicas.served if one.replica is here]
     replicas.fleets, replicas.tellers = [here], replicas.tellers[:1]
@@ -265,7 +265,7 @@ def test_a_replica_that_dies_gives_its_load_back_when_it_has_not_been_heard_for_
         replicas.turn()
     truth = replicas.in_flight()
     for key in WORKERS:
-        load = here.core.load_of(key)
+        load = here.core.fleet.load_of(key)
         assert load.peers.requests == 0
         assert load.active_requests() == truth[key]
 
@@ -276,10 +276,10 @@ def test_a_worker_that_comes_back_is_seen_with_what_peers_have_there() -> None:
     replicas.turn()
     here, there = replicas.fleets
     key = WORKERS[0]
-    sent_there = there.core.load_of(key).requests
+    sent_there = there.core.fleet.load_of(key).requests
     assert sent_there
     here.core.remove(key.worker_id, 0.001, here.now_s)
     here.now_s += 1.0
     here.core.tick(here.now_s)
     here.add(key.worker_id, total_slots=1000)
-    assert here.core.load_of(key).peers.requests == sent_there
+    assert here.core.fleet.load_of(key).peers.requests == sent_there

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from kvroute.v1 import router_pb2
 from router import codec, route_stream
-from router.decision import Repeated
+from router.progress import Repeated
 from router.refusals import Reason, Refusal
 from router.route_stream import SLICE_S, RouteItems, Steps, StreamLife, read_batch
 from tests.router.fleet import Fleet, prompt

@@ -11,7 +11,7 @@ from events.facts import Stored, pack_hashes
 from events.stream import StreamState
 from events.view import Pull
 from indexer.identity import WorkerKey
-from router.decision import Progress, ProgressState
+from router.progress import Progress, ProgressState
 from router.prompt import Prompt
 from router.reservations import Reservation
 from router.self_check import (
@@ -38,7 +38,7 @@ class Engines(Fleet):
 
     @property
     def check(self) -> SelfCheck:
-        return self.core.self_check
+        return self.core.fleet.self_check
 
     def holding(self, worker_id: str, rank: int = 0, **about: object) -> WorkerKey:
         """A worker whose index entry is the ten blocks."""

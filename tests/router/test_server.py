@@ -945,7 +945,7 @@ class TestReport:
             for told in ({}, {"cached_tokens": 0}):
                 held = (await stage.router.Route(asked(100))).reservation_id
                 await self.outcomes(stage, {"reservation_id": held, "state": state, **told})
-            known = stage.fleet.core.cache_reports[key]
+            known = stage.fleet.core.fleet.cache_reports[key]
             assert (known.predicted, known.reported) == (64, 0)
 
     async def test_a_refused_connection_ejects_its_worker_and_shows(self) -> None:
@@ -969,7 +969,7 @@ class TestReport:
                     assert (worker.ejection.reason, worker.ejection.times) == ("refused", 1)
                     assert worker.ejection.until.ToNanoseconds() == int((START_S + 1) * 1e9)
                     assert dict(worker.outcomes) == {"failed_refused": 1}
-            (standing,) = stage.fleet.core.outliers._out.values()
+            (standing,) = stage.fleet.core.fleet.outliers._out.values()
             assert standing.accuser == "127.0.0.1"
             receipt = (await stage.router.Route(asked(100))).receipt
             assert dict(receipt.excluded) == {"ejected: connections refused": 1}
@@ -989,7 +989,7 @@ class TestReport:
                 stage.fleet.core, stage.metrics, stage.fleet.clock, stage.stopping
             )
             service.report_of_peer(handed_on.SerializeToString())
-            standing = stage.fleet.core.outliers.standing(key)
+            standing = stage.fleet.core.fleet.outliers.standing(key)
             assert standing is not None
             assert standing.accuser == "10.0.0.7"
 
@@ -1201,7 +1201,7 @@ class TestFleet:
             stage.fleet.core.drain("away")
             request = fleet_pb2.DrainWorkerRequest(worker_id="away", undrain=True)
             assert (await stage.workers.DrainWorker(request)).ranks == 0
-            assert stage.fleet.core.drained == {}
+            assert stage.fleet.core.fleet.drained == {}
 
     async def test_removing_ends_what_is_reserved_there(self) -> None:
         async with served() as stage:
@@ -1253,7 +1253,7 @@ class TestFleet:
             stage.desk.apply(Control(VERSION, "r2-1", "drain", "w0", 0.0, stage.fleet.now_s + 3600))
             request = fleet_pb2.DrainWorkerRequest(worker_id="w0", undrain=True)
             assert (await stage.workers.DrainWorker(request)).ranks == 1
-            assert stage.fleet.core.drained == {}
+            assert stage.fleet.core.fleet.drained == {}
 
     async def test_a_command_that_another_overtakes_under_way_is_aborted(self) -> None:
         async with served() as stage:
@@ -1263,7 +1263,7 @@ class TestFleet:
             request = fleet_pb2.DrainWorkerRequest(worker_id="w0")
             refused = await refusal(stage.workers.DrainWorker(request))
             assert (refused.code, refused.reason) == (Code.ABORTED, "OVERTAKEN")
-            assert stage.fleet.core.drained == {}
+            assert stage.fleet.core.fleet.drained == {}
 
     async def test_resync_asks_the_relay_again(self) -> None:
         async with served() as stage:
@@ -1301,7 +1301,7 @@ class TestFleet:
             refused = await refusal(stage.workers.DrainWorker(request))
             assert (refused.code, refused.reason) == (Code.UNAVAILABLE, "NO_BROKER")
             assert "took effect here" in refused.message
-            assert list(stage.fleet.core.drained) == ["w0"]
+            assert list(stage.fleet.core.fleet.drained) == ["w0"]
 
     async def test_an_engine_without_a_relay_can_be_registered(self) -> None:
         async with served() as stage:

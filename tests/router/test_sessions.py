@@ -10,7 +10,7 @@ from events.inflight import SESSIONS_MAX, Moved
 from indexer.identity import WorkerKey
 from kvroute.v1 import router_pb2
 from router import codec
-from router.decision import Pick, Progress, ProgressState, Repeated
+from router.progress import Pick, Progress, ProgressState, Repeated
 from router.refusals import Reason, Refusal
 from router.request import Role
 from router.reservations import Reservation
@@ -287,14 +287,14 @@ class TestDecode:
         fleet = fleet_of_halves(session_ttl_s=10.0)
         fleet.route(prompt(LONG), role=Role.PREFILL, session_id="s")
         fleet.turn(9.0)
-        assert fleet.core.sessions.get("s")
+        assert fleet.core.fleet.sessions.get("s")
         fleet.turn(1.0)
         assert refusal(fleet).reason is Reason.UNKNOWN_SESSION
 
     def test_a_pair_s_session_is_where_it_decodes(self) -> None:
         fleet = fleet_of_halves()
         pick = fleet.route(prompt(LONG), role=Role.PAIR, session_id="s")
-        known = fleet.core.sessions.get("s")
+        known = fleet.core.fleet.sessions.get("s")
         assert known is not None
         assert known.worker == pick.reservation.worker
 

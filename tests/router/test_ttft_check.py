@@ -3,8 +3,8 @@
 import pytest
 from prometheus_client import CollectorRegistry
 
-from router.decision import Progress, ProgressState
 from router.metrics import RouterCollector
+from router.progress import Progress, ProgressState
 from router.request import Role
 from router.reservations import Ending
 from router.ttft_check import RATIOS, TtftCheck

@@ -57,7 +57,7 @@ def told(source: Source, dealings: Experience = FINE, after_s: float = 0.0) -> d
 
 
 def of(fleet: Fleet, key: WorkerKey) -> list[str]:
-    return [one.code for one in fleet.core.warnings(fleet.view.sources[key], fleet.now_s)]
+    return [one.code for one in fleet.core.fleet.warnings(fleet.view.sources[key], fleet.now_s)]
 
 
 class TestOneWorker:
@@ -379,5 +379,5 @@ def test_codes_are_words_fit_for_a_label() -> None:
 def test_a_password_in_an_older_relays_sentence_is_masked() -> None:
     fleet = Fleet()
     key = fleet.add("w0", warnings=("the engine's HTTP: http://user:secret@w0:8000/metrics",))
-    (warning,) = fleet.core.warnings(fleet.view.sources[key], fleet.now_s)
+    (warning,) = fleet.core.fleet.warnings(fleet.view.sources[key], fleet.now_s)
     assert warning.sentence == "the engine's HTTP: http://***@w0:8000/metrics"

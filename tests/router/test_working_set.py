@@ -111,6 +111,6 @@ def test_picks_by_a_policy_that_reads_them_are_kept_and_forgotten_with_the_worke
     fleet = Fleet(policy="ttft")
     key = fleet.add("w0")
     fleet.route(prompt(16_000))
-    assert fleet.core.working_sets.blocks([key]) == pytest.approx([1000], rel=0.3)
+    assert fleet.core.fleet.working_sets.blocks([key]) == pytest.approx([1000], rel=0.3)
     fleet.core.remove("w0", 0, fleet.now_s)
-    assert fleet.core.working_sets.blocks([key]).tolist() == [0]
+    assert fleet.core.fleet.working_sets.blocks([key]).tolist() == [0]

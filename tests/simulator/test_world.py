@@ -326,7 +326,7 @@ def test_estimated_slots_serve_as_well_as_known_ones() -> None:
     _, known = played()
     world, estimated = played(tells_slots=False)
     (router,) = world.fleet.routers
-    capacities, sources = router.core.capacities, router.view.sources
+    capacities, sources = router.core.fleet.capacities, router.view.sources
     assert [
         capacities.slots(key, source.heartbeat)
         for key, source in sources.items()
@@ -440,7 +440,7 @@ def test_load_past_the_router_is_seen_in_its_heartbeats() -> None:
     busy = [request(0.1 * i, [100 + i], 300) for i in range(30)]
     world, result = checked(trace(*busy), past_router_share=0.5)
     assert 0 < result.counters["past_router"] < 30
-    external = [load.external_requests for load in world.fleet.routers[0].core.loads.values()]
+    external = [load.external_requests for load in world.fleet.routers[0].core.fleet.loads.values()]
     assert max(external) == 0.0  # and all of it is gone in the end
 
 

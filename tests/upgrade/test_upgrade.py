@@ -177,7 +177,7 @@ def test_an_older_replicas_commands_hold() -> None:
         control = decode_control(payload)
         assert isinstance(control, Control)
         assert desk.apply(control) == 1
-        drained.append("w0" in fleet.core.drained)
+        drained.append("w0" in fleet.core.fleet.drained)
     assert drained == [False, True, False, True, True]
     assert desk.removed("w0")
 

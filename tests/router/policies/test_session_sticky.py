@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace as with_numbers
 
-from router.decision import Progress, ProgressState
 from router.policies import POLICIES
+from router.progress import Progress, ProgressState
 from tests.router.fleet import Fleet, prompt
 from tests.router.policies.scored import CHI_SQUARE_7, chi_square, score
 from tests.router.rows import rows

@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 
 from indexer.identity import WorkerKey
-from router.decision import Progress, ProgressState
+from router.progress import Progress, ProgressState
 from tests.router.fleet import Fleet, prompt
 from tests.router.policies.scored import best, score
 from tests.router.rows import RATE
