@@ -33,22 +33,16 @@ from router.config import ConfigError, RoutingSettings, ServeConfig, render
 from router.control_desk import ControlDesk
 from router.copy_link import CopyLink
 from router.core import RouterCore
+from router.counters import Metrics
 from router.fleet_state import FleetState
 from router.guard import Guard
 from router.hot_prefixes import HotPrefixes, recomputed
 from router.http import MetricsServer
-from router.metrics import (
-    BrokerCollector,
-    FleetStateCollector,
-    HotPrefixCollector,
-    Metrics,
-    NatsChildCollector,
-    OwnRelaysCollector,
-    PeerCollector,
-    RelayCollector,
-    RouterCollector,
-    WatchCollector,
-)
+from router.maudit import WatchCollector
+from router.mcopies import HotPrefixCollector
+from router.mfleet import RouterCollector
+from router.mrelays import BrokerCollector, NatsChildCollector, OwnRelaysCollector, RelayCollector
+from router.mreplicas import FleetStateCollector, PeerCollector
 from router.nats_child import NatsChild, NatsChildError
 from router.own_relays import OwnRelays
 from router.peer_link import PeerLink

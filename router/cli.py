@@ -1,25 +1,22 @@
 """The `kvroute` command."""
 
-import asyncio
-import gc
 import os
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from functools import partial
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import IO, Any, Literal, TypeVar, get_args, get_origin
 
 import click
 import msgspec
-import uvloop
 
 from events.settings import DynamoSettings, EngineSettings, Settings
-from router.cli_simulator import capacity, replay, simulate
+from router.cli_run import run
 from router.config import (
     Config,
     ConfigError,
     Key,
-    LogSettings,
     RelayConfig,
     ServeConfig,
     keys,
@@ -116,25 +113,6 @@ def _flags(given: dict[str, Any]) -> dict[tuple[str, ...], object]:
     }
 
 
-COLLECTED_AFTER = (1_000, 3, 25_000)
-"""Objects more than were freed, and rounds, between two looks for cycles (gc.set_threshold). The
-first two bound the pause: a look goes over 4,000 objects, about 1 ms. The third keeps the looks at
-all objects, which take longer, 100 million objects apart."""
-
-
-def _run(work: Coroutine[Any, Any, int]) -> None:
-    """Runs an asyncio program to its end and leaves with its code."""
-    # Nearly all that we make is freed by its count of references. Looking for cycles among what was
-    # imported, and among hundreds of thousands of reservations, stops the loop for nothing.
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(*COLLECTED_AFTER)
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        code = runner.run(work)
-    if code:
-        raise click.exceptions.Exit(code)
-
-
 @cli.command()
 @_settings_options(ServeConfig)
 def serve(config_file: Path | None, **given: Any) -> None:
@@ -149,13 +127,13 @@ def serve(config_file: Path | None, **given: Any) -> None:
     config = _load(ServeConfig, config_file, given)
     set_up(config.log)
 
-    async def run() -> int:
+    async def running() -> int:
         from router.app import RouterApp  # grpc takes a while to import; --help needn't wait
 
         read_again = partial(_load, ServeConfig, config_file, given)
         return await RouterApp(config, read_again=read_again).run()
 
-    _run(run())
+    run(running())
 
 
 @cli.command()
@@ -234,12 +212,12 @@ def relay(config_file: Path | None, **given: Any) -> None:  # fmt: skip
         config = _with_engine(config, engine)
     set_up(config.log)
 
-    async def run() -> int:
+    async def running() -> int:
         from router.relay_app import RelayApp
 
         return await RelayApp(config, dynamo).run()
 
-    _run(run())
+    run(running())
 
 
 def _with_engine(config: RelayConfig, given: dict[str, Any]) -> RelayConfig:
@@ -306,7 +284,7 @@ def check_config(config_file: Path | None, **given: Any) -> None:
         RouterApp(config)
         return 0
 
-    _run(check())
+    run(check())
     click.echo(annotated(render(config), sources), nl=False)
 
 
@@ -387,7 +365,7 @@ def workers(target: str, model: str, timeout_s: float, as_json: bool) -> None:
     """Show the fleet as a router sees it."""
     from router.cli_fleet import show_workers
 
-    _run(show_workers(target, model, as_json, timeout_s))
+    run(show_workers(target, model, as_json, timeout_s))
 
 
 @cli.command()
@@ -424,7 +402,7 @@ def explain(receipt_file: IO[bytes] | None, **asked: Any) -> None:
         raise click.exceptions.Exit(show_receipt(receipt_file))
     from router.cli_fleet import show_explanation
 
-    _run(show_explanation(**asked))
+    run(show_explanation(**asked))
 
 
 @cli.command("replay-log")
@@ -458,42 +436,8 @@ def replay_log(
     raise click.exceptions.Exit(show_replay(files, names, routing, as_json))
 
 
-@cli.command()
-@click.option(
-    "--json",
-    "json_file",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Write what the table shows to this file.",
-)
-@click.option(
-    "--policy",
-    "chosen",
-    multiple=True,
-    help="Policies to compare, repeatable. [round-robin, dynamo-adaptive]",
-)
-@click.option(
-    "--speed",
-    type=click.FloatRange(min=0.1, max=20),
-    default=None,
-    help="Times faster than the trace.",
-)
-@click.option("--verbose", "-v", is_flag=True, help="Show the logs of router and relays.")
-def demo(json_file: Path | None, chosen: tuple[str, ...], speed: float | None,
-         verbose: bool) -> None:  # fmt: skip
-    """Watch kvroute route to stand-in engines.
-
-    Real NATS, real relays, the router and eight engines without GPUs, all on loopback: replays a
-    slice of a public trace through gRPC, once for each policy, each from cold caches, and compares.
-    """
-    from router.cli_demo import run_demo
-
-    set_up(LogSettings(format="plain", level="info" if verbose else "error"))
-    _run(run_demo(chosen or ("round-robin", "dynamo-adaptive"), speed, json_file, verbose))
-
-
-cli.add_command(replay)
-cli.add_command(capacity)
-cli.add_command(simulate)
+for command in entry_points(group="kvroute.commands"):
+    cli.add_command(command.load())
 
 
 if __name__ == "__main__":

@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from router.cli_run import run
+from router.config import LogSettings
+from router.logs import set_up
 from router.presets import PRESETS
 
 if TYPE_CHECKING:
@@ -609,3 +612,36 @@ def _about(traffic: "Traffic") -> str:
     about = f"{trace.name}: {len(trace.requests)} requests{ticks}{loop}"
     width = max((len(use.name) for use in trace.columns), default=0)
     return "\n".join([about, *(f"  {use.name:{width}}  {use.meaning}" for use in trace.columns)])
+
+
+@click.command()
+@click.option(
+    "--json",
+    "json_file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write what the table shows to this file.",
+)
+@click.option(
+    "--policy",
+    "chosen",
+    multiple=True,
+    help="Policies to compare, repeatable. [round-robin, dynamo-adaptive]",
+)
+@click.option(
+    "--speed",
+    type=click.FloatRange(min=0.1, max=20),
+    default=None,
+    help="Times faster than the trace.",
+)
+@click.option("--verbose", "-v", is_flag=True, help="Show the logs of router and relays.")
+def demo(json_file: Path | None, chosen: tuple[str, ...], speed: float | None,
+         verbose: bool) -> None:  # fmt: skip
+    """Watch kvroute route to stand-in engines.
+
+    Real NATS, real relays, the router and eight engines without GPUs, all on loopback: replays a
+    slice of a public trace through gRPC, once for each policy, each from cold caches, and compares.
+    """
+    from router.cli_demo import run_demo
+
+    set_up(LogSettings(format="plain", level="info" if verbose else "error"))
+    run(run_demo(chosen or ("round-robin", "dynamo-adaptive"), speed, json_file, verbose))

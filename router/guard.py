@@ -21,8 +21,8 @@ from grpc_status import rpc_status
 
 from router import codec
 from router.config import GrpcSettings
+from router.counters import Metrics
 from router.inbound import InFlight, Limit, Limits
-from router.metrics import Metrics
 from router.received import TooMuch, check_fields
 from router.refusals import Reason, Refusal
 

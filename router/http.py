@@ -6,7 +6,7 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry
 
 from router.config import ConfigError
-from router.metrics import Scrape
+from router.mscrape import Scrape
 
 
 class MetricsServer:

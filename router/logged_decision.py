@@ -10,7 +10,7 @@ Law: the candidates of a line get the same costs from the same policy, to the la
 from collections.abc import Mapping, Sized
 from functools import lru_cache
 from math import isfinite, nan
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import msgspec
 import numpy as np
@@ -31,9 +31,6 @@ from router.rates import PrefillColumns, PrefillRates
 from router.request import Request
 from router.table import COLUMNS, Column, Flags
 from router.topology import PlaceLabels
-
-if TYPE_CHECKING:  # the other kind of line, which holds some of these
-    from router.logged_refusal import LoggedRefusal
 
 VERSION = 1
 PLACES = PlaceLabels("host", "rack", "cluster")
@@ -160,7 +157,7 @@ def capture(decision: Decision, replica: str, labels: PlaceLabels, hashes: bool)
     )
 
 
-def encode(line: "LoggedDecision | LoggedRefusal") -> bytes:
+def encode(line: msgspec.Struct) -> bytes:
     """JSON, with the end of the line."""
     return msgspec.json.encode(line) + b"\n"
 

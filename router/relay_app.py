@@ -22,8 +22,9 @@ from events.settings import DynamoSettings, NatsSettings
 from events.tasks import Tasks, named
 from router.app import check_engine, checked_broker
 from router.config import ConfigError, RelayConfig, render
+from router.counters import kvroute_version
 from router.http import MetricsServer
-from router.metrics import BrokerCollector, RelayCollector, kvroute_version
+from router.mrelays import BrokerCollector, RelayCollector
 
 log = logging.getLogger("kvroute")
 

@@ -18,7 +18,7 @@ from google.protobuf.message import DecodeError
 from kvroute.v1 import router_pb2
 from router import codec
 from router.core import RouterCore
-from router.metrics import Metrics
+from router.counters import Metrics
 from router.peer_link import PeerLink
 from router.received import Pieces, TooMuch
 from router.refusals import Reason, Refusal

@@ -25,11 +25,11 @@ from router import codec
 from router.config import TOMBSTONE_MAX_S, ConfigError, GrpcSettings
 from router.control_desk import ControlDesk
 from router.core import RouterCore
+from router.counters import Metrics
 from router.guard import Guard, Handler, abort
 from router.hot_prefixes import HotPrefixes
 from router.inbound import ROUTE, ROUTE_STREAM, SMALL_BYTES
 from router.lane import Batch, Results
-from router.metrics import Metrics
 from router.peer_link import PeerLink
 from router.pick_tally import StageClock
 from router.progress import Progress, ProgressState, Repeated
@@ -480,7 +480,8 @@ class GrpcServer:
         self._draining = False
         self.port = 0
         guard = self._guard = router.guard
-        guard.metrics.follow(guard.in_flight, fleet.feed)
+        in_flight, feed = guard.in_flight, fleet.feed
+        guard.metrics.follow(lambda: in_flight.bytes, in_flight.bytes_max, lambda: feed.watches)
         guard.add(self._server, SERVICES[0], byte_handlers(router))
         guard.add(self._server, SERVICES[1], fleet_handlers(fleet))
         others = guard.registrar(self._server)

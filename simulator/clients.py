@@ -275,8 +275,8 @@ class Clients:
         now_s, cached, output = self._timeline.now_s, sequence.cached_tokens, sequence.output_tokens
         if worker is None or cached is None or sequence.scheduled_s is None:
             raise AssertionError(f"{life.request_id} ends, but never began")
-        if self._fleet.laws is not None:
-            self._fleet.laws.on_finished(sequence)
+        if self._fleet.witness is not None:
+            self._fleet.witness.on_finished(sequence)
         record.preemptions[index] += sequence.preemptions
         if life.role is not Role.DECODE:
             record.queue_s[index] = sequence.scheduled_s - life.arrived_s

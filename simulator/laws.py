@@ -11,7 +11,6 @@
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -20,15 +19,12 @@ from indexer.identity import Tier, WorkerKey
 from router.load import WorkerLoad
 from router.reservations import Ending
 from simulator.block_pool import Cleared, PoolEvent, Removed, Stored
+from simulator.clients import Clients
+from simulator.run_record import RunRecord
 from simulator.scheduler import Sequence
 from simulator.virtual_engine import VirtualEngine
+from simulator.virtual_fleet import VirtualFleet
 from simulator.virtual_router import VirtualRouter
-
-if TYPE_CHECKING:
-    from simulator.clients import Clients
-    from simulator.run_record import RunRecord
-    from simulator.virtual_fleet import VirtualFleet
-
 
 ENDED_BY_ROUTER = (Ending.EXPIRED, Ending.WORKER_LOST)
 """The router gave up on the worker, which may be well."""
@@ -45,7 +41,7 @@ class LawBroken(AssertionError):
 class Laws:
     """Watches one run."""
 
-    def __init__(self, fleet: "VirtualFleet", clients: "Clients", record: "RunRecord") -> None:
+    def __init__(self, fleet: VirtualFleet, clients: Clients, record: RunRecord) -> None:
         self.checks: Counter[str] = Counter()
         """Law -> how often it was looked at."""
         self._fleet = fleet

@@ -7,14 +7,15 @@ Law: a router hears of a step's events one delay after the step, and of its own 
 """
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 from indexer.identity import WorkerKey
 from router.topology import PlaceLabels
+from simulator.block_pool import PoolEvent
 from simulator.cost_model import Distance
-from simulator.laws import Laws
 from simulator.options import RelayRestart, RunOptions
 from simulator.run_record import Happened, RunRecord
 from simulator.scheduler import Load, Output, Sequence, StepResult, Submission
@@ -28,6 +29,16 @@ from simulator.virtual_router import Plane, VirtualRouter
 BEAT_S = 1.0
 _BEATS_LEAD_S = 2.0
 """After a skipped quiet relays beat again before the routers' clocks go on."""
+
+
+class Witness(Protocol):
+    """Looks on while engines of a fleet work, as the laws of a run do."""
+
+    def on_added(self, engine: VirtualEngine) -> None: ...
+    def on_events(self, key: WorkerKey, events: Iterable[PoolEvent]) -> None: ...
+    def on_settled(self, engine: VirtualEngine) -> None: ...
+    def on_restart(self, engine: VirtualEngine) -> None: ...
+    def on_finished(self, sequence: Sequence) -> None: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -63,7 +74,7 @@ class VirtualFleet:
         on_engine_died: Callable[[VirtualEngine], None],
     ) -> None:
         self.workers: list[Worker] = []
-        self.laws: Laws | None = None
+        self.witness: Witness | None = None
         self.network = VirtualNetwork(timeline, options, record.counters, self._answering)
         self._timeline = timeline
         self._options = options
@@ -107,8 +118,8 @@ class VirtualFleet:
         engine = worker.engine
         before = engine.due_s, engine.ready_s
         sequence = engine.add(submission, self._timeline.now_s)
-        if self.laws is not None:
-            self.laws.on_added(engine)
+        if self.witness is not None:
+            self.witness.on_added(engine)
         if (engine.due_s, engine.ready_s) != before:
             self._await(engine)
         return sequence
@@ -185,8 +196,8 @@ class VirtualFleet:
         if engine.life != life or engine.due_s != due_s:
             return  # it was cut shorter, or has died
         self._take(engine, engine.end_step(due_s), self.network.delay_s())
-        if self.laws is not None:
-            self.laws.on_settled(engine)
+        if self.witness is not None:
+            self.witness.on_settled(engine)
         engine.begin_step(due_s)
         self._await(engine)
 
@@ -197,8 +208,8 @@ class VirtualFleet:
                 events = result.events
                 if engine.ranks > 1:
                     events = [event for event in events if event.dp_rank == worker.rank]
-                if self.laws is not None:
-                    self.laws.on_events(worker.key, events)
+                if self.witness is not None:
+                    self.witness.on_events(worker.key, events)
                 messages = worker.relay.tell(events, self._timeline.now_s)
                 if worker.relay_up and messages:
                     self.network.send(worker.key, Plane.FACTS, messages, delay_s)
@@ -256,8 +267,8 @@ class VirtualFleet:
 
     def _boot(self, engine: VirtualEngine) -> None:
         engine.boot()
-        if self.laws is not None:
-            self.laws.on_restart(engine)
+        if self.witness is not None:
+            self.witness.on_restart(engine)
         for worker in self.ranks(engine):
             worker.relay.on_engine_restart(self._timeline.now_s)
             self._beat(worker)

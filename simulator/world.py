@@ -77,7 +77,7 @@ class World:
             on_engine_died=self._on_engine_died,
         )
         self.laws = Laws(self.fleet, self.clients, self.record) if options.check else None
-        self.fleet.laws = self.laws
+        self.fleet.witness = self.laws
         self._on_progress = on_progress
         self._copies: dict[str, Callable[[bool], None]] = {}
         """Copies that are under way: request id -> who wants to know what came of it."""

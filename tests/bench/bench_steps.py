@@ -22,12 +22,12 @@ from prometheus_client import CollectorRegistry
 
 from indexer.hashing import block_hashes
 from kvroute.v1 import fleet_pb2, router_pb2
-from router.cli import COLLECTED_AFTER
+from router.cli_run import COLLECTED_AFTER
 from router.config import GrpcSettings
 from router.control_desk import ControlDesk
 from router.core import RouterCore
+from router.counters import Metrics
 from router.inbound import EXPLAIN, REPORT, ROUTE, ROUTE_STREAM
-from router.metrics import Metrics
 from router.reservations import Ending
 from router.server import FleetService, GrpcServer, RouterService
 from tests.bench.bench_decision import Stage

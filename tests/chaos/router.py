@@ -80,7 +80,7 @@ def main(words: list[str]) -> int:
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # it may come before there is an answer to it
     if asked.ahead_s:
         put_forward(asked.ahead_s)
-    from router.cli import COLLECTED_AFTER
+    from router.cli_run import COLLECTED_AFTER
     from router.grpc_core import prepare
 
     prepare(os.environ)

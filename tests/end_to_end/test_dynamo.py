@@ -25,7 +25,7 @@ from indexer.hashing import block_hashes, pack_tokens
 from indexer.identity import WorkerKey
 from kvroute.client import KvRouteClient
 from router.app import RouterApp
-from router.metrics import RelayCollector
+from router.mrelays import RelayCollector
 from router.nats_child import NatsChild
 from tests.end_to_end.stage import TurnedClock, router_app, serve_config, until
 

@@ -13,16 +13,13 @@ from events.relay import Relay
 from events.settings import EngineSettings, NatsSettings
 from router.config import DecisionLogSettings, HotPrefixSettings, RoutingSettings, ServeConfig
 from router.control_desk import ControlDesk
+from router.counters import Metrics
 from router.hot_prefixes import HotPrefixes, recomputed
-from router.metrics import (
-    BrokerCollector,
-    HotPrefixCollector,
-    Metrics,
-    PeerCollector,
-    RelayCollector,
-    RouterCollector,
-    WatchCollector,
-)
+from router.maudit import WatchCollector
+from router.mcopies import HotPrefixCollector
+from router.mfleet import RouterCollector
+from router.mrelays import BrokerCollector, RelayCollector
+from router.mreplicas import PeerCollector
 from router.peer_link import PeerLink
 from router.topology import PlaceLabels
 from router.watchers import Watchers

@@ -20,8 +20,8 @@ from indexer.hashing import pack_tokens
 from kvroute.v1 import fleet_pb2_grpc, router_pb2, router_pb2_grpc
 from router.config import GrpcSettings
 from router.control_desk import ControlDesk
+from router.counters import Metrics
 from router.guard import Guard
-from router.metrics import Metrics
 from router.server import FleetService, GrpcServer, RouterService
 from router.watch import Watch
 from router.worker_feed import WorkerFeed

@@ -399,7 +399,7 @@ async def test_health_outlives_faults_too(monkeypatch: pytest.MonkeyPatch) -> No
 def test_faults_are_logged_once_in_a_while(caplog: pytest.LogCaptureFixture) -> None:
     from prometheus_client import CollectorRegistry
 
-    from router.metrics import Metrics
+    from router.counters import Metrics
 
     now_s = 100.0
     metrics = Metrics(CollectorRegistry())

@@ -25,7 +25,7 @@ from router.hot_prefixes import (
     depths,
     recomputed,
 )
-from router.metrics import HotPrefixCollector
+from router.mcopies import HotPrefixCollector
 from router.prefix_copies import UNDER_WAY_MAX, Cancel, Copy, CopyFate
 from router.prompt import Prompt
 from router.request import Role

@@ -23,8 +23,8 @@ from indexer.kernel import NativeIndex
 from kvroute.v1 import router_pb2
 from router import codec
 from router.config import GuardSettings
+from router.counters import Metrics
 from router.load import WorkerLoad
-from router.metrics import Metrics
 from router.progress import Pick, Progress, ProgressState
 from router.refusals import Refusal
 from router.reservation_ids import ReservationIds

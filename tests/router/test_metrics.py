@@ -11,7 +11,9 @@ from indexer.identity import Tier, WorkerKey
 from kvroute.v1 import router_pb2
 from router.codec import write_pick
 from router.config import ModelSettings
-from router.metrics import OUTCOMES, Metrics, RouterCollector, Scrape, kvroute_version
+from router.counters import OUTCOMES, Metrics, kvroute_version
+from router.mfleet import RouterCollector
+from router.mscrape import Scrape
 from router.pick_tally import MODELS_MAX, OTHER_MODEL, STAGES
 from router.progress import Pick, Progress, ProgressState
 from router.refusals import Reason

@@ -21,7 +21,7 @@ from kvroute.v1 import fleet_pb2, router_pb2
 from router import codec, reports, worker_feed
 from router.config import TOMBSTONE_MAX_S, ConfigError, GrpcSettings, ModelSettings
 from router.lane import ITEMS_MAX
-from router.metrics import RouterCollector
+from router.mfleet import RouterCollector
 from router.policies import POLICIES
 from router.prompt import Prompt
 from router.refusals import Reason

@@ -3,7 +3,7 @@
 import pytest
 from prometheus_client import CollectorRegistry
 
-from router.metrics import RouterCollector
+from router.mfleet import RouterCollector
 from router.progress import Progress, ProgressState
 from router.request import Role
 from router.reservations import Ending

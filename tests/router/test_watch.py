@@ -19,8 +19,8 @@ from router.config import (
     RoutingSettings,
     ServeConfig,
 )
+from router.counters import Metrics
 from router.decision import Decision, NobodyFits
-from router.metrics import Metrics
 from router.policies import POLICIES
 from router.refusals import Reason, Refusal, Refused
 from router.route_stream import read_batch
