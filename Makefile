@@ -11,7 +11,7 @@ PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
-NATIVE := events/skipping.pyx indexer/kernel.pyx indexer/kernel.pxd router/lane.pyx router/received.pyx $(wildcard events/native/*.h indexer/native/*.h router/native/*.h)
+NATIVE := events/skipping.pyx indexer/kernel.pyx indexer/kernel.pxd router/core/fast_path.pyx router/wire/received.pyx $(wildcard events/native/*.h indexer/native/*.h router/*/native/*.h)
 $(STAMP): pyproject.toml setup.py $(NATIVE)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "kvroute needs Python 3.11 or newer; name one: make PYTHON=python3.12 ..." >&2; exit 1; }
 	@echo "setting up $(VENV) (once, a minute or two)"
@@ -47,10 +47,10 @@ chaos: $(STAMP) ## real processes under faults and traffic: SECONDS=600 SEED=...
 SANITIZED := build/sanitized
 sanitize: $(STAMP) ## the native parts' tests under AddressSanitizer and UndefinedBehaviorSanitizer
 	@rm -rf $(SANITIZED) && mkdir -p $(SANITIZED)/src $(SANITIZED)/tests
-	@cp -r indexer events router simulator proto setup.py pyproject.toml MANIFEST.in README.md LICENSE NOTICE $(SANITIZED)/src && rm -f $(SANITIZED)/src/*/*.so
+	@cp -r indexer events router simulator proto setup.py pyproject.toml MANIFEST.in README.md LICENSE NOTICE $(SANITIZED)/src && find $(SANITIZED)/src -name "*.so" -delete
 	@cp -r tests/events tests/indexer tests/router tests/conftest.py $(SANITIZED)/tests && cp pyproject.toml $(SANITIZED)
 	@CFLAGS="-O1 -g -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer" $(PIP) --no-deps --no-cache-dir --target $(SANITIZED)/site ./$(SANITIZED)/src > $(SANITIZED)/build.log 2>&1 || { cat $(SANITIZED)/build.log >&2; exit 1; }
-	@cd $(SANITIZED) && LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libstdc++.so)" ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc PYTHONPATH=site $(abspath $(BIN))/python -m pytest -q tests/indexer tests/events/test_skipping.py tests/router/test_lane.py $(ARGS)
+	@cd $(SANITIZED) && LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libstdc++.so)" ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc PYTHONPATH=site $(abspath $(BIN))/python -m pytest -q tests/indexer tests/events/test_skipping.py tests/router/core/test_fast_path.py $(ARGS)
 
 real-engines: $(STAMP) ## real vLLM and SGLang on CPU: predicted against reused tokens, hand-overs (20 minutes, 5 GB)
 	@$(BIN)/python -m tests.real_engines $(ARGS)

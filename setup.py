@@ -22,7 +22,7 @@ setup(
     ext_modules=[
         native("indexer.kernel", ["indexer"]),
         native("events.skipping", ["events"]),
-        native("router.lane", ["indexer", "router"]),
-        native("router.received", ["router"]),
+        native("router.core.fast_path", ["indexer", "router/core", "router/wire"]),
+        native("router.wire.received", ["router/wire"]),
     ]
 )

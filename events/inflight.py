@@ -84,7 +84,7 @@ class Verdict(NamedTuple):
     left_s: float
     """Until it is probed."""
     cause: str
-    """See router/outliers.py."""
+    """See router/health/outliers.py."""
 
 
 class Moved(NamedTuple):

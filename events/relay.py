@@ -628,7 +628,7 @@ class Relay:
         return who.kv_engine_ids.get(rank) or configured
 
     def _coded_warnings(self, shell: _RankShell) -> list[tuple[str, str]]:
-        """(code, sentence) of what has a code of its own in router/warnings.py."""
+        """(code, sentence) of what has a code of its own in router/health/warnings.py."""
         troubles = {**self._supervisor.troubles(), **shell.supervisor.troubles()}
         told = [
             (RELAY_FAILING, f"its relay fails at its {work}, and retries: {error}")

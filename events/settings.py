@@ -1,5 +1,6 @@
 """What an operator says about the broker and about engines: the parts of the configuration that the
-relay and the router share. router/config.py reads them from file, environment and flags."""
+relay and the router share. router/config/settings.py reads them from file, environment and
+flags."""
 
 from typing import Annotated, Literal
 

@@ -14,11 +14,11 @@ from functools import partial
 
 import numpy as np
 
-from router.progress import Pick, Progress, ProgressState
-from router.prompt import Prompt
-from router.refusals import Reason, Refusal
-from router.request import Request, Role
-from router.reservations import Ending
+from router.core.progress import Pick, Progress, ProgressState
+from router.request.prompt import Prompt
+from router.request.refusal import Reason, Refusal
+from router.request.request import Request, Role
+from router.reservations.reservations import Ending
 from simulator.content import ChainContent, TokenContent
 from simulator.cost_model import Distance
 from simulator.options import RunOptions

@@ -16,8 +16,8 @@ import numpy as np
 
 from events.stream import StreamState
 from indexer.identity import Tier, WorkerKey
-from router.load import WorkerLoad
-from router.reservations import Ending
+from router.reservations.load import WorkerLoad
+from router.reservations.reservations import Ending
 from simulator.block_pool import Cleared, PoolEvent, Removed, Stored
 from simulator.clients import Clients
 from simulator.run_record import RunRecord

@@ -6,9 +6,9 @@ Every field has a unit and a check, so that a run never starts with a number tha
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from router.config import RoutingSettings
+from router.config.settings import RoutingSettings
 from router.policies.configured import configured
-from router.request import Role
+from router.request.request import Role
 from simulator.cost_model import Distance, NoLink, SlowedCost
 from simulator.scheduler import SchedulerConfig
 from simulator.schedulers import SCHEDULERS

@@ -5,10 +5,10 @@ Law: a run with shadows goes as it would without them.
 
 from collections.abc import Sequence
 
-from router.config import RoutingSettings
-from router.decision import Decision
+from router.audit.shadow_policy import Agreement, Shadow
+from router.config.settings import RoutingSettings
+from router.decision.decision import Decision
 from router.policies.configured import configured, that_watches
-from router.shadow import Agreement, Shadow
 from simulator.results import ShadowResult
 
 

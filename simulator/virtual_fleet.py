@@ -13,7 +13,7 @@ from functools import partial
 from typing import Protocol
 
 from indexer.identity import WorkerKey
-from router.topology import PlaceLabels
+from router.fleet.topology import PlaceLabels
 from simulator.block_pool import PoolEvent
 from simulator.cost_model import Distance
 from simulator.options import RelayRestart, RunOptions

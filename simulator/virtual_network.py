@@ -17,7 +17,7 @@ from simulator.virtual_relay import VirtualRelay
 from simulator.virtual_router import Plane, VirtualRouter
 
 TELL_S = 0.02
-"""A replica tells its peers what changed in so much time, as router/peer_link.py does."""
+"""A replica tells its peers what changed in so much time, as router/replicas/peer_link.py does."""
 _PULL_JITTER_S = 0.2
 """As the feed's own, so that not all routers ask at once."""
 _PULL_TIMEOUT_S = 2.0

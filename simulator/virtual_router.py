@@ -18,9 +18,9 @@ from events.inflight import Teller
 from events.view import FleetView, Pull
 from indexer.identity import WorkerKey
 from indexer.kernel import NativeIndex
-from router.config import FleetSettings, IndexSettings
-from router.core import RouterCore
-from router.hot_prefixes import HotPrefixes, Means, carried
+from router.config.settings import FleetSettings, IndexSettings
+from router.copies.hot_prefixes import HotPrefixes, Means, carried
+from router.core.core import RouterCore
 from simulator.cost_model import Distance, PrefillChunk
 from simulator.options import RunOptions
 

@@ -21,8 +21,8 @@ from functools import partial
 from math import ceil
 
 from events.stream import StreamState
-from router.hot_prefixes import HotPrefixes
-from router.prefix_copies import Cancel, Copy, CopyFate
+from router.copies.copies import Cancel, Copy, CopyFate
+from router.copies.hot_prefixes import HotPrefixes
 from simulator.clients import Clients
 from simulator.content import ChainContent
 from simulator.cost_model import Distance

@@ -4,7 +4,7 @@ import os
 
 from hypothesis import HealthCheck, settings
 
-from router.grpc_core import prepare
+from router.service.grpc_polling import prepare
 
 prepare(os.environ)  # before anything imports gRPC, as the `kvroute` command does
 

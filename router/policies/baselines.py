@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from router.candidates import Candidates
+from router.policies.candidates import Candidates
 from router.policies.policy import Parameters, Policy, Scores
 
 

@@ -5,7 +5,7 @@ from typing import Annotated
 import numpy as np
 from msgspec import Meta
 
-from router.candidates import Candidates
+from router.policies.candidates import Candidates
 from router.policies.first_token import first_token
 from router.policies.policy import Parameters, Policy, Scores
 
@@ -40,8 +40,8 @@ def score(rows: Candidates, parameters: ConductorParameters) -> Scores:
         cost      = 1e6 * stage + the number of that stage
 
     distance is the mean to all holders, by labels: 0 the same host, 1 the same rack, 2 the same
-    cluster, 3 beyond or unknown (router/topology.py). Any live worker is a holder that has the
-    longest overlap, even one that can't take the request: near to it is where its cache travels
+    cluster, 3 beyond or unknown (router/fleet/topology.py). Any live worker is a holder that has
+    the longest overlap, even one that can't take the request: near to it is where its cache travels
     least. The role is a matter of who can be picked at all. Unknown totals always fit.
 
     latency_s, which decides nothing, is what the Conductor estimates: queue + cache load + compute.

@@ -6,9 +6,9 @@ from math import isfinite
 
 import msgspec
 
-from router.affinity import with_bonus
-from router.config import ConfigError, ModelRoutingSettings, ModelSettings, RoutingSettings
+from router.config.settings import ConfigError, ModelRoutingSettings, ModelSettings, RoutingSettings
 from router.policies import POLICIES
+from router.policies.affinity import with_bonus
 from router.policies.own import NoSuchPolicy, is_own, load_own
 from router.policies.policy import Policy
 

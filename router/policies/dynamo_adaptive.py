@@ -7,7 +7,7 @@ from typing import Annotated
 import numpy as np
 from msgspec import Meta
 
-from router.candidates import Candidates
+from router.policies.candidates import Candidates
 from router.policies.policy import Parameters, Policy, Scores
 
 
@@ -41,7 +41,8 @@ def score(rows: Candidates, parameters: AdaptiveParameters) -> Scores:
     first in the list, are broken at random.
     """
     load = rows.load
-    # Sums row after row: the same to the last bit wherever they are made (router/lane.pyx).
+    # Sums row after row: the same to the last bit wherever they are made
+    # (router/core/fast_path.pyx).
     mean = float(np.add.accumulate(load)[-1]) / len(rows)
     deviation = load - mean
     std = sqrt(float(np.add.accumulate(deviation * deviation)[-1]) / len(rows))

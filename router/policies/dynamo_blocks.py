@@ -5,9 +5,9 @@ from typing import Annotated
 import numpy as np
 from msgspec import Meta
 
-from router.candidates import Candidates
+from router.fleet.table import Column, Flags
+from router.policies.candidates import Candidates
 from router.policies.policy import Parameters, Policy, Scores
-from router.table import Column, Flags
 
 
 class BlocksParameters(Parameters, frozen=True):

@@ -5,7 +5,7 @@ from typing import Annotated
 import numpy as np
 from msgspec import Meta
 
-from router.candidates import Candidates
+from router.policies.candidates import Candidates
 from router.policies.policy import Parameters, Policy, Scores
 
 

@@ -4,9 +4,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from router.candidates import Candidates
-from router.rates import work
-from router.table import Column
+from router.fleet.rates import work
+from router.fleet.table import Column
+from router.policies.candidates import Candidates
 
 HOST_RATE = 400_000.0
 """Tokens a second from the host's memory to the device: 128 KiB a token over 50 GB/s."""
@@ -39,7 +39,7 @@ def first_token(
                 as others have waiting there
     load_s    = host_tokens / host_rate + disk_tokens / disk_rate, never more than the time to
                 compute them anew
-    prefill_s = work / rate, as router/rates.py counts and measures
+    prefill_s = work / rate, as router/fleet/rates.py counts and measures
     """
     prefill = rows.prefill
     todo = np.asarray(work(rows.new_tokens, rows.prompt_tokens))

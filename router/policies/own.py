@@ -2,9 +2,9 @@
 
     def score(rows: Candidates) -> costs, one a row, lower is better; or Scores
 
-It reads the columns of router/candidates.py, and is called once a decision, on the event loop: it
-must not wait for anything. What it does wrong ends in PolicyFailed, never in a crash; the core then
-decides by the default policy, and counts.
+It reads the columns of router/policies/candidates.py, and is called once a decision, on the event
+loop: it must not wait for anything. What it does wrong ends in PolicyFailed, never in a crash; the
+core then decides by the default policy, and counts.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from typing_extensions import override
 
-from router.candidates import Candidates
+from router.policies.candidates import Candidates
 from router.policies.policy import Parameters, Policy, Scores
 
 Function = Callable[[Candidates], Any]

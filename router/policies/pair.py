@@ -5,9 +5,9 @@ from typing import Annotated
 import numpy as np
 from msgspec import Meta
 
-from router.candidates import Candidates
+from router.fleet.topology import BEYOND
+from router.policies.candidates import Candidates
 from router.policies.policy import Parameters, Policy, Scores
-from router.topology import BEYOND
 
 NO_ROOM = 1e3
 """Further than any cost of a worker that has room."""
@@ -48,9 +48,9 @@ def decode_room(rows: Candidates, parameters: RoomParameters) -> Scores:
         cost     = kv_share + batch + way_weight (0.05) * way + 1000 * no_room
 
     kv_distance: from where the KV cache is: 0 the same host, or nothing to fetch; 1 the same rack,
-    2 the same cluster, 3 beyond or unknown (router/topology.py). What is cached on a worker does
-    not travel. A request takes about 0.01 of a worker, so that by way_weight a step of the way is
-    worth one request more in the batch.
+    2 the same cluster, 3 beyond or unknown (router/fleet/topology.py). What is cached on a worker
+    does not travel. A request takes about 0.01 of a worker, so that by way_weight a step of the
+    way is worth one request more in the batch.
 
     Source: ours; Mooncake's Conductor picks decode workers near the KV cache with room for it, too.
     """

@@ -7,8 +7,8 @@ from typing import Any, get_args, get_type_hints
 import msgspec
 import numpy as np
 
-from router.candidates import Candidates
-from router.table import Column
+from router.fleet.table import Column
+from router.policies.candidates import Candidates
 
 
 class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -43,11 +43,12 @@ class Policy:
     function: Callable[[Candidates, Any], Scores]
     """Pure: no clock, no randomness. Gets at least one row, and the settings."""
     timed: bool = False
-    """Whether it wants to know how long prompts that are under way will take (router/rates.py)."""
+    """Whether it wants to know how long prompts that are under way will take
+    (router/fleet/rates.py)."""
     draws: bool = False
     """Whether its picks are drawn by chances, so that costs decide nothing."""
     affinity_bonus: float = 0.0
-    """Off the cost of the worker of the request's session (router/affinity.py)."""
+    """Off the cost of the worker of the request's session (router/policies/affinity.py)."""
 
     def described(self) -> dict[str, str]:
         """What each parameter means, and its range."""

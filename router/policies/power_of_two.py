@@ -4,7 +4,7 @@ from math import comb
 
 import numpy as np
 
-from router.candidates import Candidates
+from router.policies.candidates import Candidates
 from router.policies.policy import Parameters, Policy, Scores
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Meta
 
-from router.candidates import Candidates
+from router.policies.candidates import Candidates
 from router.policies.policy import Parameters, Policy, Scores
 
 

@@ -5,7 +5,7 @@ from typing import Annotated
 import numpy as np
 from msgspec import Meta
 
-from router.candidates import Candidates
+from router.policies.candidates import Candidates
 from router.policies.first_token import DISK_RATE, HOST_RATE, first_token
 from router.policies.policy import Parameters, Policy, Scores
 
@@ -53,7 +53,7 @@ def score(rows: Candidates, parameters: TtftParameters) -> Scores:
         stalled_s = active_slots * prefill_s
         evicted_share = how much of the blocks that it adds has no place beside the worker's
                     working set: 1 - (total_blocks - recent_blocks) / (new_tokens / block_size),
-                    from 0 to 1, 0 where the total is unknown (router/working_set.py)
+                    from 0 to 1, 0 where the total is unknown (router/fleet/working_set.py)
 
     All in seconds, of which only differences matter: what all workers hold alike decides nothing.
 

@@ -1,4 +1,4 @@
-"""Traffic on which a default could lose, in the language of tests/router/story.py.
+"""Traffic on which a default could lose, in the language of tests/stage/story.py.
 
 Each case is a fleet's line and what comes to it. Rates keep engines busy without queues that grow,
 but where a case is about that. Engines: 64-token blocks and the story's default prices.

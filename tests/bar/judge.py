@@ -6,7 +6,7 @@ from statistics import median
 from simulator.reuse import reuse_ceiling
 from tests.bar.cases import CASES
 from tests.bar.runs import Numbers, Run
-from tests.router.story import Player
+from tests.stage.story import Player
 
 OTHERS = (
     "round-robin",
@@ -29,7 +29,7 @@ FITTING = "all fit"
 LEAST_OF_CEILING = 0.98
 """Of what one cache that never forgets would have reused of such sessions."""
 BLOCK_SIZE = 64
-"""Of the engines in tests/router/story.py."""
+"""Of the engines in tests/stage/story.py."""
 
 
 def medians(

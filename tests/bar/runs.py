@@ -8,12 +8,12 @@ import msgspec
 import numpy as np
 from xxhash import xxh3_64_hexdigest
 
-from router.config import GuardSettings
+from router.config.settings import GuardSettings
 from simulator.results import share
 from simulator.trace import Trace
 from simulator.world import World
 from tests.bar.cases import CASES
-from tests.router.story import Player, run_options
+from tests.stage.story import Player, run_options
 
 
 class Run(NamedTuple):

@@ -2,6 +2,6 @@
 
 import os
 
-from router.grpc_core import prepare
+from router.service.grpc_polling import prepare
 
 prepare(os.environ)  # before anything imports gRPC, as the `kvroute` command does

@@ -24,13 +24,13 @@ from indexer.hashing import block_hashes, prefix_hashes
 from indexer.identity import WorkerKey
 from indexer.kernel import NativeIndex
 from kvroute.v1 import router_pb2
-from router import codec
-from router.config import RoutingSettings
-from router.core import RouterCore
-from router.progress import Pick, Progress, ProgressState
-from router.prompt import Prompt
-from router.request import Request
-from router.reservations import Reservation
+from router.config.settings import RoutingSettings
+from router.core.core import RouterCore
+from router.core.progress import Pick, Progress, ProgressState
+from router.desk import codec
+from router.request.prompt import Prompt
+from router.request.request import Request
+from router.reservations.reservations import Reservation
 from tests.bench.timing import row
 
 PROMPTS = 50

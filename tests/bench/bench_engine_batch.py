@@ -19,7 +19,7 @@ import msgspec
 from events.engine_wire import EVENTS_MAX, PAYLOAD_BYTES_MAX, TOKENS_MAX
 from events.facts import Epoch
 from events.rank import EngineState, Rank
-from router.cli_run import COLLECTED_AFTER
+from router.cli.run import COLLECTED_AFTER
 from tests.bench.timing import row
 
 BLOCK_TOKENS = 16

@@ -25,8 +25,8 @@ from events.clock import unix_now
 from events.relay import Relay
 from events.settings import NatsSettings
 from kvroute.client import KvRouteClient
-from router.children import end, start
-from router.nats_child import NatsChild
+from router.children.nats_server import NatsChild
+from router.children.process import end, start
 from simulator.clock import ScaledClock
 from simulator.engine import EngineConfig
 from simulator.fleet import stand_ins
@@ -163,7 +163,7 @@ async def served() -> AsyncIterator[Served]:
         }
         file = folder / "serve.yaml"
         file.write_text(yaml.safe_dump(config))
-        command = [sys.executable, "-m", "router.cli", "serve", "--config", str(file)]
+        command = [sys.executable, "-m", "router.cli.main", "serve", "--config", str(file)]
         router = await start(command, None)
         stack.push_async_callback(end, router)
         broker = Broker(NatsSettings(), nats.url, "relays")

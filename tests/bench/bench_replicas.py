@@ -28,12 +28,12 @@ from indexer.identity import WorkerKey
 from indexer.kernel import NativeIndex
 from kvroute.client import KvRouteClient
 from kvroute.v1 import Progress, ProgressState
-from router.children import end, start
-from router.load import WorkerLoad
-from router.peer_link import HEARD_PER_S
+from router.children.process import end, start
+from router.replicas.peer_link import HEARD_PER_S
+from router.reservations.load import WorkerLoad
 from tests.bench.timing import row
 from tests.end_to_end.stage import BLOCK_SIZE, Stage, a_stage, free_port
-from tests.router.fleet import START_S, Fleet, hashes
+from tests.stage.fleet import START_S, Fleet, hashes
 
 ENGINES = 8
 REQUESTS = 600
@@ -130,7 +130,7 @@ async def _imbalance(routers: int, tell: bool, seed: int) -> float:
         for _ in range(routers):
             address = f"127.0.0.1:{free_port()}"
             command = [
-                *(sys.executable, "-m", "router.cli", "serve", "--nats", stage.nats.url),
+                *(sys.executable, "-m", "router.cli.main", "serve", "--nats", stage.nats.url),
                 *("--grpc-listen", address, "--metrics-listen", "", "--log-level", "error"),
                 *("--routing-policy", "least-loaded"),
                 *("--fleet-inflight", str(tell)),

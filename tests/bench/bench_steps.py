@@ -22,14 +22,14 @@ from prometheus_client import CollectorRegistry
 
 from indexer.hashing import block_hashes
 from kvroute.v1 import fleet_pb2, router_pb2
-from router.cli_run import COLLECTED_AFTER
-from router.config import GrpcSettings
-from router.control_desk import ControlDesk
-from router.core import RouterCore
-from router.counters import Metrics
-from router.inbound import EXPLAIN, REPORT, ROUTE, ROUTE_STREAM
-from router.reservations import Ending
-from router.server import FleetService, GrpcServer, RouterService
+from router.cli.run import COLLECTED_AFTER
+from router.config.settings import GrpcSettings
+from router.core.core import RouterCore
+from router.desk.counters import Metrics
+from router.replicas.fleet_commands import ControlDesk
+from router.reservations.reservations import Ending
+from router.service.inbound import EXPLAIN, REPORT, ROUTE, ROUTE_STREAM
+from router.service.server import FleetService, GrpcServer, RouterService
 from tests.bench.bench_decision import Stage
 from tests.bench.timing import row
 
@@ -243,7 +243,7 @@ def _call(channel: grpc.Channel, method: str, message: bytes) -> None:
 
 
 async def _leases() -> dict[str, float]:
-    """Leases that end together, in slices as router/app.py takes them."""
+    """Leases that end together, in slices as router/processes/router_process.py takes them."""
     stage = Stage(64)
     core = stage._core
     lane = core.lane

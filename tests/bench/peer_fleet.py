@@ -20,7 +20,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from router.config import RoutingSettings
+from router.config.settings import RoutingSettings
 from simulator.engine_options import scheduler_config
 from simulator.options import RunOptions
 from simulator.profile import load_profile

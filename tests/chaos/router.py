@@ -26,9 +26,9 @@ def put_forward(seconds: float) -> None:
 
 
 async def run(config_file: Path, seen_file: Path) -> int:
-    from router.app import RouterApp
-    from router.config import ServeConfig, load
-    from router.logs import set_up
+    from router.config.settings import ServeConfig, load
+    from router.processes.logs import set_up
+    from router.processes.router_process import RouterApp
     from tests.chaos.trace import trace
 
     read = partial(load, ServeConfig, config_file, {}, {})
@@ -80,8 +80,8 @@ def main(words: list[str]) -> int:
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # it may come before there is an answer to it
     if asked.ahead_s:
         put_forward(asked.ahead_s)
-    from router.cli_run import COLLECTED_AFTER
-    from router.grpc_core import prepare
+    from router.cli.run import COLLECTED_AFTER
+    from router.service.grpc_polling import prepare
 
     prepare(os.environ)
     gc.collect()  # as `kvroute serve`

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import msgspec
 
-from router.children import end, start
-from router.nats_child import server_binary
+from router.children.nats_server import server_binary
+from router.children.process import end, start
 from tests.end_to_end.stage import until
 
 

@@ -20,9 +20,9 @@ from events.settings import NatsSettings
 from events.stream import StreamState
 from events.view import Source
 from indexer.hashing import block_hashes, pack_tokens, prefix_hashes
-from router.app import RouterApp
-from router.children import Child, end, start
-from router.nats_child import NatsChild
+from router.children.nats_server import NatsChild
+from router.children.process import Child, end, start
+from router.processes.router_process import RouterApp
 from simulator.clock import ScaledClock
 from simulator.engine import EngineConfig
 from simulator.fleet import StandIn, stand_in
@@ -97,7 +97,7 @@ class ProxiedStage:
     async def start_relay(self) -> None:
         events, replay, http = self.relay_engine
         command = [
-            *(sys.executable, "-m", "router.cli", "relay", "--worker-id", VICTIM),
+            *(sys.executable, "-m", "router.cli.main", "relay", "--worker-id", VICTIM),
             *("--nats", f"nats://127.0.0.1:{self.relay_nats.port}"),
             *("--address", f"http://127.0.0.1:{http.port}", "--topic", self.engine.topic),
             *("--events", f"tcp://127.0.0.1:{events.port}"),

@@ -15,9 +15,9 @@ from events.settings import EngineSettings, NatsSettings
 from indexer.hashing import block_hashes, pack_tokens, prefix_hashes
 from kvroute.client import KvRouteClient, Pick
 from kvroute.v1 import Progress, ProgressState
-from router.app import RouterApp
-from router.config import GrpcSettings, MetricsSettings, RoutingSettings, ServeConfig
-from router.nats_child import NatsChild
+from router.children.nats_server import NatsChild
+from router.config.settings import GrpcSettings, MetricsSettings, RoutingSettings, ServeConfig
+from router.processes.router_process import RouterApp
 from simulator.clock import ScaledClock
 from simulator.engine import EngineConfig
 from simulator.fleet import StandIn, stand_ins

@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 
 from kvroute.client import KvRouteClient, cached_tokens
-from router.children import Child, end, start
+from router.children.process import Child, end, start
 from simulator.http_face import HttpFace
 from tests.end_to_end.stage import BLOCK_SIZE, Stage, a_stage, free_port, until
 
@@ -78,7 +78,7 @@ async def _served_by_a_router(
 
 
 async def _router(stage: Stage, port: int) -> Child:
-    command = [sys.executable, "-m", "router.cli", "serve", "--nats", stage.nats.url]
+    command = [sys.executable, "-m", "router.cli.main", "serve", "--nats", stage.nats.url]
     listen = ["--grpc-listen", f"127.0.0.1:{port}", "--metrics-listen", "127.0.0.1:0"]
     return await start([*command, *listen, "--log-level", "error"], None)
 

@@ -16,12 +16,12 @@ import yaml
 from google.protobuf import json_format
 
 from kvroute.client import KvRouteClient, KvRouteError, RetryPolicy
-from router.config import DecisionLogSettings
+from router.audit.recompute_receipt import check
+from router.config.settings import DecisionLogSettings
 from router.policies import POLICIES
-from router.recompute import check
 from tests.end_to_end.stage import Stage, a_stage, until
 
-KVROUTE = (sys.executable, "-m", "router.cli")
+KVROUTE = (sys.executable, "-m", "router.cli.main")
 
 
 async def kvroute(*arguments: str, env: dict[str, str] | None = None) -> tuple[int, str, str]:

@@ -24,9 +24,9 @@ from events.stream import StreamState
 from indexer.hashing import block_hashes, pack_tokens
 from indexer.identity import WorkerKey
 from kvroute.client import KvRouteClient
-from router.app import RouterApp
-from router.mrelays import RelayCollector
-from router.nats_child import NatsChild
+from router.children.nats_server import NatsChild
+from router.metrics.of_relays import RelayCollector
+from router.processes.router_process import RouterApp
 from tests.end_to_end.stage import TurnedClock, router_app, serve_config, until
 
 BLOCK_SIZE = 16
@@ -450,7 +450,7 @@ async def test_the_command_relays_a_fleet_of_another_nats(tmp_path: Path) -> Non
         log = tmp_path / "relay.log"
         with log.open("wb") as output:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "router.cli", "relay", "--engine", "dynamo"),
+                *(sys.executable, "-m", "router.cli.main", "relay", "--engine", "dynamo"),
                 *("--nats", nats.url, "--dynamo-nats", theirs.url, "--subject", EVENTS),
                 *("--model", "m", "--block-size", "16", "--worker-id", "dyn-{worker_id}"),
                 *("--address", "http://{worker_id}:8000", "--slots", "8", "--label", "zone=a"),
@@ -495,7 +495,7 @@ async def test_the_command_relays_a_fleet_of_another_nats(tmp_path: Path) -> Non
 async def test_wrong_flags_end_with_one_line(flags: tuple[str, ...], told: str) -> None:
     needed = ("--subject", "a", "--address", "x", "--model", "m", "--block-size", "16")
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "router.cli", "relay", "--engine", "dynamo"),
+        *(sys.executable, "-m", "router.cli.main", "relay", "--engine", "dynamo"),
         *(needed if flags else ()),
         *flags,
         stderr=asyncio.subprocess.PIPE,

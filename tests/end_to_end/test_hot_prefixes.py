@@ -19,12 +19,12 @@ from events.warmer import JOBS_MAX, completion_of
 from indexer.hashing import block_hashes, pack_tokens, prefix_hashes
 from indexer.identity import WorkerKey
 from kvroute.client import KvRouteClient
-from router.app import RouterApp
-from router.config import GuardSettings, HotPrefixSettings, RoutingSettings
-from router.hot_prefixes import HotPrefixes
-from router.nats_child import NatsChild
-from router.prefix_copies import CopyFate
-from router.server import RouterService
+from router.children.nats_server import NatsChild
+from router.config.settings import GuardSettings, HotPrefixSettings, RoutingSettings
+from router.copies.copies import CopyFate
+from router.copies.hot_prefixes import HotPrefixes
+from router.processes.router_process import RouterApp
+from router.service.server import RouterService
 from simulator.clock import ScaledClock
 from simulator.engine import Engine, EngineConfig
 from simulator.fleet import StandIn, stand_ins

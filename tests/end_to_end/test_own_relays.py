@@ -8,10 +8,10 @@ import zmq
 
 from events.relay import Relay
 from events.settings import EngineSettings
-from router import own_relays
-from router.config import FleetSettings
-from router.own_relays import UNHEARD_S
-from router.refusals import Reason, Refusal
+from router.children import own_relays
+from router.children.own_relays import UNHEARD_S
+from router.config.settings import FleetSettings
+from router.request.refusal import Reason, Refusal
 from tests.end_to_end.stage import TurnedClock, a_stage, free_port, router_app, serve_config, until
 
 FAULTS = (

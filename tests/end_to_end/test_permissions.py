@@ -31,7 +31,7 @@ from events.stream import StreamState
 from indexer.hashing import pack_tokens
 from indexer.identity import WorkerKey
 from kvroute.client import KvRouteClient
-from router.app import RouterApp
+from router.processes.router_process import RouterApp
 from simulator.clock import ScaledClock
 from simulator.engine import EngineConfig
 from simulator.fleet import StandIn, stand_ins

@@ -20,11 +20,11 @@ from events.settings import EngineSettings, NatsSettings
 from events.stream import StreamState
 from indexer.hashing import block_hashes, pack_tokens, prefix_hashes
 from indexer.identity import WorkerKey
-from router.app import RouterApp
-from router.nats_child import NatsChild
-from router.progress import Pick
-from router.prompt import Prompt
-from router.request import Request
+from router.children.nats_server import NatsChild
+from router.core.progress import Pick
+from router.processes.router_process import RouterApp
+from router.request.prompt import Prompt
+from router.request.request import Request
 from simulator.clock import ScaledClock
 from simulator.engine import EngineConfig
 from simulator.fleet import StandIn, stand_ins

@@ -17,9 +17,9 @@ from events.inflight import FULL_S, Inflight, decode_inflight
 from events.settings import NatsSettings
 from kvroute.client import KvRouteClient, KvRouteError, Pick
 from kvroute.v1 import Progress, ProgressResult, ProgressState
-from router.app import RouterApp
-from router.children import end, start
-from router.peer_link import HEARD_PER_S
+from router.children.process import end, start
+from router.processes.router_process import RouterApp
+from router.replicas.peer_link import HEARD_PER_S
 from tests.end_to_end.stage import (
     BLOCK_SIZE,
     Stage,
@@ -255,7 +255,7 @@ async def test_a_replica_that_is_killed_gives_its_load_back() -> None:
     async with a_stage(engine_count=2) as stage:
         address = f"127.0.0.1:{free_port()}"
         command = [
-            *(sys.executable, "-m", "router.cli", "serve", "--nats", stage.nats.url),
+            *(sys.executable, "-m", "router.cli.main", "serve", "--nats", stage.nats.url),
             *("--grpc-listen", address, "--metrics-listen", "", "--log-level", "error"),
         ]
         process = await start(command, None)

@@ -8,7 +8,7 @@ import pytest
 
 from events.stream import StreamState
 from kvroute.client import NoWorker, UnknownModel
-from router import app
+from router.processes import router_process as app
 from tests.end_to_end.stage import (
     BLOCK_SIZE,
     DEADLINE_S,

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from router.app import RouterApp
+from router.processes.router_process import RouterApp
 from tests.end_to_end.stage import serve_config
 
 

@@ -16,7 +16,7 @@ from events import nats_client
 from events.broker import Broker
 from events.nats_wire import Frames
 from events.settings import NatsSettings
-from router.nats_child import NatsChild
+from router.children.nats_server import NatsChild
 from tests.end_to_end.nats_server import nats_server
 from tests.end_to_end.proxy import Proxy, proxy_to
 from tests.end_to_end.stage import until

@@ -11,19 +11,24 @@ from prometheus_client.core import Metric
 from events.broker import Broker
 from events.relay import Relay
 from events.settings import EngineSettings, NatsSettings
-from router.config import DecisionLogSettings, HotPrefixSettings, RoutingSettings, ServeConfig
-from router.control_desk import ControlDesk
-from router.counters import Metrics
-from router.hot_prefixes import HotPrefixes, recomputed
-from router.maudit import WatchCollector
-from router.mcopies import HotPrefixCollector
-from router.mfleet import RouterCollector
-from router.mrelays import BrokerCollector, RelayCollector
-from router.mreplicas import PeerCollector
-from router.peer_link import PeerLink
-from router.topology import PlaceLabels
-from router.watchers import Watchers
-from tests.router.fleet import START_S, Fleet
+from router.audit.observers import Watchers
+from router.config.settings import (
+    DecisionLogSettings,
+    HotPrefixSettings,
+    RoutingSettings,
+    ServeConfig,
+)
+from router.copies.hot_prefixes import HotPrefixes, recomputed
+from router.desk.counters import Metrics
+from router.fleet.topology import PlaceLabels
+from router.metrics.of_audit import WatchCollector
+from router.metrics.of_copies import HotPrefixCollector
+from router.metrics.of_fleet import RouterCollector
+from router.metrics.of_relays import BrokerCollector, RelayCollector
+from router.metrics.of_replicas import PeerCollector
+from router.replicas.fleet_commands import ControlDesk
+from router.replicas.peer_link import PeerLink
+from tests.stage.fleet import START_S, Fleet
 
 
 class Series(NamedTuple):

@@ -16,7 +16,7 @@ import helm_python as helm
 import pytest
 import yaml
 
-from router.warnings import WarningCode
+from router.health.warnings import WarningCode
 from tests.helm.alert_stories import MINUTES, STORIES, Story
 from tests.helm.config_schema import SCHEMA_FILE
 from tests.helm.exported import Series, relay_families, router_families, series

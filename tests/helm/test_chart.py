@@ -17,8 +17,8 @@ import pytest
 import yaml
 
 from events.map_keeper import FILE_BYTES_MAX
-from router.config import Config, RelayConfig, ServeConfig, keys, load
-from router.presets import PRESETS
+from router.config.presets import PRESETS
+from router.config.settings import Config, RelayConfig, ServeConfig, keys, load
 from tests.helm.config_schema import SCHEMA_FILE, as_text, config_definitions
 from tests.helm.rendered import CHART, EXAMPLES, Object, Rendered, program_config, values_of
 

@@ -5,10 +5,10 @@ import asyncio
 import pytest
 
 from kvroute.client import KvRouteClient, Pick, RetryPolicy, RouterUnreachable, UnknownModel
-from router.config import GrpcSettings
-from router.reservations import Ending
+from router.config.settings import GrpcSettings
+from router.reservations.reservations import Ending
 from tests.kvroute.test_lane import opened, until
-from tests.router.served import Served, served
+from tests.stage.served import Served, served
 
 ONCE = RetryPolicy(attempts=1)
 TOKENS = list(range(100))

@@ -11,10 +11,10 @@ from kvroute.client import InvalidRequest, KvRouteClient
 from kvroute.client.options import RouteOptions
 from kvroute.client.prompt_hashing import MODELS_MAX, PromptHashing
 from kvroute.v1 import BlockHashes, Phase
-from router.config import GuardSettings
-from router.hot_prefixes import HotPrefixes
+from router.config.settings import GuardSettings
+from router.copies.hot_prefixes import HotPrefixes
 from tests.kvroute.scripted_router import Server, pick_of
-from tests.router.served import Served, served
+from tests.stage.served import Served, served
 
 TOKENS = list(range(40))
 HASHES = block_hashes(pack_tokens(TOKENS), 16)

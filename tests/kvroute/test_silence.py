@@ -14,12 +14,12 @@ from kvroute.client.errors import ClientClosed, InvalidRequest, unreachable
 from kvroute.client.lines import SILENT_S, Line
 from kvroute.client.silence import Quiet, is_word
 from kvroute.v1 import Receipt
-from router.reservations import Ending
+from router.reservations.reservations import Ending
 from tests.end_to_end.proxy import Proxy, proxy_to
 from tests.kvroute.scripted_router import GUARD_S, Server, pick_of
 from tests.kvroute.test_fallback import worker
 from tests.kvroute.test_lane import until
-from tests.router.served import served
+from tests.stage.served import served
 
 TOKENS = list(range(64))
 SHORT_S = 0.4

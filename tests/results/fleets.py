@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from router.config import RoutingSettings
+from router.config.settings import RoutingSettings
 from simulator.comparison import Traffic
 from simulator.engine_options import scheduler_config
 from simulator.options import RunOptions

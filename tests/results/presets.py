@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from router.config import RoutingSettings, ServeConfig, load
-from router.presets import PRESETS, PresetName
+from router.config.presets import PRESETS, PresetName
+from router.config.settings import RoutingSettings, ServeConfig, load
 from simulator.options import RunOptions
 from tests.results.cases import Case, Done, Results
 from tests.results.fleets import FILES, RATES, Traces, fleet

@@ -1,10 +1,10 @@
-"""Stories of the router in files: what came out, and what must hold (tests/router/story.py)."""
+"""Stories of the router in files: what came out, and what must hold (tests/stage/story.py)."""
 
 from pathlib import Path
 
 import pytest
 
-from tests.router.story import REWRITE, play
+from tests.stage.story import REWRITE, play
 
 FILES = sorted((Path(__file__).parent / "scenarios").glob("*.txt"))
 SMALL = """\

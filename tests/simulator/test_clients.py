@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from router.core import RouterCore
-from router.request import Request
+from router.core.core import RouterCore
+from router.request.request import Request
 from simulator.engine_options import scheduler_config
 from simulator.options import EventForm, RunOptions
 from simulator.profile import load_profile

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.prompt import Prompt
+from router.request.prompt import Prompt
 from simulator.reuse import Ceiling, reusable_blocks, reuse_ceiling
 from simulator.trace import TraceRequest
 from simulator.trace_file import load_trace

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.prompt import Prompt
+from router.request.prompt import Prompt
 from simulator.trace import Trace, TraceRequest, detect_tick, expand
 from simulator.trace_file import SLICES, load_trace
 

@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from indexer.identity import Tier
-from router.config import RoutingSettings
-from router.prompt import Prompt
+from router.config.settings import RoutingSettings
+from router.request.prompt import Prompt
 from simulator.clients import Clients
 from simulator.cost_model import Distance
 from simulator.laws import LawBroken

@@ -37,9 +37,9 @@ from indexer.identity import WorkerKey
 from indexer.kernel import NativeIndex
 from indexer.reference import ReferenceIndex
 from kvroute.v1 import fleet_pb2, router_pb2
-from router.control_desk import ControlDesk
-from router.reservation_ids import ReservationIds
-from tests.router.fleet import Fleet
+from router.replicas.fleet_commands import ControlDesk
+from router.reservations.ids import ReservationIds
+from tests.stage.fleet import Fleet
 from tests.upgrade import r0_types
 from tests.upgrade.record import (
     AT_S,

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from router.candidates import Candidates
+from router.policies.candidates import Candidates
 from router.policies.policy import Scores
 
 not_a_function = 7

@@ -7,7 +7,7 @@ import numpy as np
 
 from router.policies import POLICIES
 from router.policies.policy import Scores
-from tests.router.rows import rows
+from tests.stage.rows import rows
 
 CHI_SQUARE_7 = 24.3
 """7 degrees of freedom: exceeded by one fair die in a thousand. The seeds are fixed."""

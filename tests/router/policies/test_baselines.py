@@ -4,8 +4,8 @@ from collections import Counter
 
 import pytest
 
-from tests.router.fleet import Fleet, prompt
 from tests.router.policies.scored import CHI_SQUARE_7, best, chi_square, score
+from tests.stage.fleet import Fleet, prompt
 
 
 class TestBaselines:

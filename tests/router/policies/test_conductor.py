@@ -2,9 +2,9 @@
 
 import pytest
 
-from tests.router.fleet import Fleet, prompt
 from tests.router.policies.scored import best, score
-from tests.router.rows import RATE
+from tests.stage.fleet import Fleet, prompt
+from tests.stage.rows import RATE
 
 
 def place(host: str, rack: str = "", cluster: str = "") -> dict[str, str]:

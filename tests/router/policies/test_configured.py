@@ -4,7 +4,7 @@ from math import inf, nan
 
 import pytest
 
-from router.config import ConfigError, RoutingSettings
+from router.config.settings import ConfigError, RoutingSettings
 from router.policies import POLICIES
 from router.policies.configured import configured
 

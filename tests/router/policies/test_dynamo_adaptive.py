@@ -4,8 +4,8 @@ from math import sqrt
 
 import pytest
 
-from tests.router.fleet import Fleet, prompt
 from tests.router.policies.scored import best, score
+from tests.stage.fleet import Fleet, prompt
 
 
 class TestDynamoAdaptive:

@@ -11,9 +11,9 @@ from msgspec.structs import replace as with_numbers
 
 from router.policies import POLICIES
 from router.policies.policy import Scores
-from tests.router.fleet import Fleet, prompt
 from tests.router.policies.scored import best, score
-from tests.router.rows import rows
+from tests.stage.fleet import Fleet, prompt
+from tests.stage.rows import rows
 
 
 def configured(numbers: dict[str, float], prompt_tokens: int, *workers: dict[str, Any]) -> Scores:

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace as with_numbers
 
+from router.fleet.table import COLUMNS
 from router.policies import POLICIES
 from router.policies.policy import Policy, Scores
-from router.table import COLUMNS
-from tests.router.fleet import Fleet, prompt
-from tests.router.rows import rows
+from tests.stage.fleet import Fleet, prompt
+from tests.stage.rows import rows
 
 
 def variant(name: str, **numbers: float) -> Policy:

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from router.config import ConfigError
-from router.decision import Decision
-from tests.router.fleet import Fleet, prompt
+from router.config.settings import ConfigError
+from router.decision.decision import Decision
+from tests.stage.fleet import Fleet, prompt
 
 HERE = "tests.router.policies.own_policies"
 

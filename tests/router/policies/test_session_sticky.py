@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace as with_numbers
 
+from router.core.progress import Progress, ProgressState
 from router.policies import POLICIES
-from router.progress import Progress, ProgressState
-from tests.router.fleet import Fleet, prompt
 from tests.router.policies.scored import CHI_SQUARE_7, chi_square, score
-from tests.router.rows import rows
+from tests.stage.fleet import Fleet, prompt
+from tests.stage.rows import rows
 
 
 def fleet_of(count: int, **about: Any) -> Fleet:

@@ -5,8 +5,8 @@ from collections import Counter
 import pytest
 
 from router.policies import POLICIES
-from tests.router.fleet import Fleet, prompt
 from tests.router.policies.scored import CHI_SQUARE_7, best, chi_square, score
+from tests.stage.fleet import Fleet, prompt
 
 NAMES = sorted(POLICIES.keys() - {"session-sticky"})  # each of its keys has an order of workers
 

@@ -5,10 +5,10 @@ from collections import Counter
 import pytest
 
 from indexer.identity import WorkerKey
-from router.progress import Progress, ProgressState
-from tests.router.fleet import Fleet, prompt
+from router.core.progress import Progress, ProgressState
 from tests.router.policies.scored import best, score
-from tests.router.rows import RATE
+from tests.stage.fleet import Fleet, prompt
+from tests.stage.rows import RATE
 
 OWN = 500 + 1000 * (1 + 500 / 50_000)
 """1000 new tokens, 1010 with attention to 500 others on average, and 500 for the request."""

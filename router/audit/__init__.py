@@ -1,0 +1,1 @@
+"""Looks at decisions: receipts, log, shadow policies. Changes none."""

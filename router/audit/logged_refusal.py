@@ -1,0 +1,88 @@
+"""A request that was refused as one line of JSON, beside the lines of decisions. Pure.
+
+A line says why, what was asked, and how many workers could not take it for which reasons; where
+workers were scored, it has their numbers, too, so that other policies can be asked. It has no
+prompt, no session and no tenant, nor the sentence that the client got, which may name them.
+"""
+
+import msgspec
+
+from router.audit import logged_decision
+from router.audit.logged_decision import VERSION, LoggedDecision, capture
+from router.decision.decision import NobodyFits
+from router.fleet.topology import PlaceLabels
+from router.request.refusal import Refused
+
+
+class LoggedRefusal(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One line. What a request did not name, or what can't be read of it, is left out."""
+
+    v: int
+    at_s: float
+    """Unix time."""
+    replica: str
+    reason: str
+    """Of router/request/refusal.py. No line of a decision has one."""
+    request_id: str = ""
+    model: str = ""
+    role: str = ""
+    policy: str = ""
+    """The one that was asked for."""
+    prompt_tokens: int = 0
+    output_tokens: int | None = None
+    required_labels: int = 0
+    """How many were named, as with the next two."""
+    allowed_workers: int = 0
+    excluded_workers: int = 0
+    exclusions: dict[str, int] = {}
+    """Why workers could not take it, and how many each."""
+    decision: LoggedDecision | None = None
+    """That ended without a pick; None: nobody was scored."""
+
+
+def capture_refusal(
+    refused: Refused, replica: str, labels: PlaceLabels, hashes: bool
+) -> LoggedRefusal:
+    """A refusal as it will be written; labels and hashes: see `capture`."""
+    refusal = refused.refusal
+    decision = refusal.decision if isinstance(refusal, NobodyFits) else None
+    scored = decision is not None and len(decision.rows) > 0
+    return LoggedRefusal(
+        v=VERSION,
+        at_s=refused.at_s,
+        replica=replica,
+        reason=refused.refusal.reason,
+        request_id=refused.request_id,
+        model=refused.model,
+        role=refused.role,
+        policy=refused.policy,
+        prompt_tokens=refused.prompt_tokens,
+        output_tokens=refused.output_tokens,
+        required_labels=refused.required_labels,
+        allowed_workers=refused.allowed_workers,
+        excluded_workers=refused.excluded_workers,
+        exclusions={} if decision is None else dict(decision.exclusions()),
+        decision=capture(decision, replica, labels, hashes) if decision and scored else None,
+    )
+
+
+def decode(content: bytes) -> LoggedDecision | LoggedRefusal:
+    """A line of the log; raises ValueError for one that is none, or does not hold together."""
+    if _PROBE.decode(content).reason is None:
+        return logged_decision.decode(content)
+    line = _DECODER.decode(content)
+    if line.v != VERSION:
+        raise ValueError(f"version {line.v}; this release reads {VERSION}")
+    if line.decision is not None and logged_decision.checked(line.decision).picked is not None:
+        raise ValueError("a refusal with a pick")
+    return line
+
+
+class _Probe(msgspec.Struct, frozen=True):
+    """What tells the kinds of lines apart."""
+
+    reason: str | None = None
+
+
+_PROBE = msgspec.json.Decoder(_Probe)
+_DECODER = msgspec.json.Decoder(LoggedRefusal)

@@ -1,0 +1,63 @@
+"""The shadow policy and the decision log of a router, as they are configured at the moment."""
+
+import random
+from collections.abc import Callable
+
+from router.audit.decision_log import DecisionLog
+from router.audit.sampling import Sampled, Watch
+from router.audit.shadow_policy import Shadow
+from router.config.settings import ServeConfig
+from router.fleet.topology import PlaceLabels
+from router.policies.configured import configured, shadow_policy
+
+
+class Watchers:
+    """Starts, stops and changes what looks at decisions."""
+
+    def __init__(
+        self,
+        replica: str,
+        labels: PlaceLabels,
+        rng: random.Random,
+        on_failure: Callable[[Exception], None],
+    ) -> None:
+        """rng: of their own. on_failure: hears of the first time that one failed."""
+        self.shadow: Shadow | None = None
+        self.log = DecisionLog(replica, labels)
+        self._watch = Watch((), rng, on_failure)
+        self._is_on = False
+
+    @property
+    def watch(self) -> Watch | None:
+        """None: nobody watches, and no decision pays for it."""
+        return self._watch if self._is_on else None
+
+    @property
+    def timed(self) -> bool:
+        """Whether one of them goes by the times of all picks, whoever decides; the log's readers
+        may."""
+        return self.log.is_on or (self.shadow is not None and self.shadow.policy.timed)
+
+    @property
+    def failures(self) -> int:
+        """Times that one failed."""
+        return self._watch.failures
+
+    def use(self, config: ServeConfig) -> None:
+        """Watches as configured from now on; raises ConfigError, and changes nothing."""
+        routing, settings = config.routing, config.decision_log
+        policy = shadow_policy(routing, configured(routing))
+        self.log.use(settings)  # the last that may fail
+        if policy is None:
+            self.shadow = None
+        else:
+            shadow = Shadow(policy, routing.guard)
+            if self.shadow is None or self.shadow.settings != shadow.settings:
+                self.shadow = shadow  # what the one before has counted says nothing of this one
+        watchers = []
+        if self.shadow is not None:
+            watchers.append(Sampled(self.shadow.watch, routing.shadow_share))
+        if self.log.is_on:
+            watchers.append(Sampled(self.log.watch, settings.share, self.log.watch_refused))
+        self._watch.use(watchers)
+        self._is_on = bool(watchers)

@@ -1,0 +1,106 @@
+"""What a file says of a decision: a receipt, an answer with one or two, a line of the decision log.
+
+JSON, as grpcurl and `kvroute explain --json` print it, or protobuf's own bytes. Pure.
+"""
+
+import json
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from google.protobuf import json_format
+from google.protobuf.message import DecodeError
+
+from kvroute.v1 import router_pb2
+from router.audit import logged_refusal
+from router.audit.logged_decision import LoggedDecision
+from router.audit.logged_refusal import LoggedRefusal
+
+
+class Receipts(NamedTuple):
+    """Of one request."""
+
+    answer: router_pb2.Receipt
+    prefill: router_pb2.Receipt | None = None
+    """Of a pair: about who computes the prompt."""
+
+
+def read_receipts(content: bytes) -> Receipts | LoggedDecision:
+    """What was decided. Raises ValueError, with what is there instead, for anything else."""
+    try:
+        told = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        if content.lstrip().startswith(b"{"):
+            raise ValueError(f"no receipt: {_broken(content, error)}") from error
+        return _of_bytes(content)
+    if not isinstance(told, dict):
+        raise ValueError("a receipt in JSON is an object")
+    if "v" in told:
+        return _of_line(content)
+    receipts = {key for key in ("receipt", "prefillReceipt", "prefill_receipt") if key in told}
+    if "receipt" in receipts:
+        others = receipts - {"receipt"}
+        prefill = _of_dict(told[others.pop()]) if others else None
+        return Receipts(_of_dict(told["receipt"]), prefill)
+    if receipts:
+        raise ValueError("no receipt: a pair's prefill_receipt without the receipt of its answer")
+    if "reservationId" in told or "reservation_id" in told:
+        raise ValueError("an answer without a receipt: its request had set omit_receipt")
+    if "picked" not in told and "formula" not in told:
+        raise ValueError(f"no receipt: it has {_some(told)}")
+    return Receipts(_of_dict(told))
+
+
+def _broken(content: bytes, error: Exception) -> str:
+    lines = len(content.split(b"\n")) - content.endswith(b"\n")
+    if isinstance(error, json.JSONDecodeError) and error.msg == "Extra data":
+        return f"several things in {lines} lines; give one of them"
+    return f"JSON that breaks off or is none ({error})"
+
+
+def _some(told: dict[str, Any]) -> str:
+    names = ", ".join(list(told)[:5])
+    return f"{names} and no more that says why" if names else "nothing in it"
+
+
+def _of_dict(told: object) -> router_pb2.Receipt:
+    receipt = router_pb2.Receipt()
+    if not isinstance(told, dict):
+        raise ValueError("a receipt in JSON is an object")
+    try:
+        json_format.ParseDict(told, receipt, ignore_unknown_fields=True)
+    except json_format.ParseError as error:
+        raise ValueError(f"no receipt: {error}") from error
+    return receipt
+
+
+def _of_line(content: bytes) -> LoggedDecision:
+    try:
+        line = logged_refusal.decode(content)
+    except ValueError as error:
+        raise ValueError(f"no receipt, nor a line of the decision log: {error}") from error
+    if isinstance(line, LoggedRefusal):
+        raise ValueError(f"the line of a refusal ({line.reason}): nobody was picked")
+    return line
+
+
+def _of_bytes(content: bytes) -> Receipts:
+    # An answer first: nothing else has a receipt where it has its own.
+    for kind in (router_pb2.RouteResponse, router_pb2.Explanation):
+        message = kind()
+        try:
+            message.ParseFromString(content)
+        except DecodeError:
+            continue
+        if _is_one(message.receipt):
+            prefill = message.prefill_receipt if message.HasField("prefill_receipt") else None
+            return Receipts(message.receipt, prefill)
+    receipt = router_pb2.Receipt()
+    with suppress(DecodeError):  # told below, as of bytes that say something else
+        receipt.ParseFromString(content)
+    if not _is_one(receipt):
+        raise ValueError("neither JSON nor the bytes of a receipt, an answer or an explanation")
+    return Receipts(receipt)
+
+
+def _is_one(receipt: router_pb2.Receipt) -> bool:
+    return receipt.HasField("picked") and bool(receipt.formula)

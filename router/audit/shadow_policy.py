@@ -1,0 +1,157 @@
+"""A policy that watches: it scores what another one picks for, and never acts. Pure.
+
+What it would have gained is what the router predicts for both: tokens of usable overlap, and
+seconds to the first token (router/policies/first_token.py). Neither knows how the fleet would have
+been if the shadow had decided all along; a rehearsal in the simulator does (`kvroute simulate`).
+
+Law: what is picked does not depend on who watches.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import NamedTuple
+
+import numpy as np
+
+from router.config.settings import GuardSettings
+from router.decision.decision import Decision
+from router.decision.guard import Waits
+from router.fleet.table import Column, Flags
+from router.policies.candidates import Candidates
+from router.policies.first_token import first_token
+from router.policies.own import PolicyFailed
+from router.policies.pair import DECODE_ROOM
+from router.policies.policy import Policy, Scores
+
+
+class Agreement(StrEnum):
+    """What a policy says of another one's pick; the metric label."""
+
+    SAME = "same"
+    """It would have picked the same worker."""
+    TIED = "tied"
+    """It would have drawn among several, this one too."""
+    OTHER = "other"
+    """It would have picked another one."""
+    FAILED = "failed"
+    """It could not say."""
+
+
+class Difference(NamedTuple):
+    """What a policy's own choice would have made of a decision; the mean where it draws."""
+
+    agreement: Agreement
+    overlap_tokens: float = 0.0
+    """Usable overlap, more than was taken."""
+    ttft_s: float = 0.0
+    """By which the first token would have come sooner."""
+    active_slots: float = 0.0
+    """Requests on its worker, more than on the one that was picked."""
+
+
+def difference(
+    rows: Candidates,
+    excluded: Sequence[str],
+    taken: int,
+    scores: Scores,
+    guard: GuardSettings | None = None,
+) -> Difference:
+    """Holds a policy's scores against a pick.
+
+    excluded: why a row could not be picked; empty where it could. taken: the row that was. guard:
+    what would look at the policy's picks; None: nothing would.
+    """
+    can = np.array([not reason for reason in excluded], np.bool_) & np.isfinite(scores.costs)
+    chances = would_pick(scores, can)
+    if chances is None:
+        return Difference(Agreement.FAILED)
+    if guard is not None:
+        chances = _moved(chances, scores.costs, can, Waits.of(rows, can, guard).passed_over)
+    taken_chance = float(chances[taken])
+    agreement = Agreement.OTHER
+    if taken_chance > 0:
+        agreement = Agreement.TIED if taken_chance < 1 else Agreement.SAME
+
+    def gain(column: Column) -> float:
+        return float(chances @ column - column[taken])
+
+    return Difference(
+        agreement,
+        overlap_tokens=gain(rows.overlap_tokens),
+        ttft_s=-gain(first_token(rows).total_s),
+        active_slots=gain(rows.active_slots),
+    )
+
+
+def would_pick(scores: Scores, can: Flags) -> Column | None:
+    """The chance of each row to be picked, 1 in sum; None if nobody could be.
+
+    can: True for each row that may be, all of finite costs.
+    """
+    if not can.any():
+        return None
+    if scores.chances is not None:
+        weights = np.where(can, scores.chances, 0.0)
+    else:
+        weights = np.where(can & (scores.costs == scores.costs[can].min()), 1.0, 0.0)
+    total = float(weights.sum())
+    return weights / total if total > 0 else None
+
+
+def _moved(chances: Column, costs: Column, can: Flags, passed_over: Flags) -> Column:
+    """Chances under the guard: a pick that it passes over goes to the cheapest of the others,
+    however it was made."""
+    moved = float(chances[passed_over].sum())
+    if not moved:
+        return chances
+    stays = can & ~passed_over
+    cheapest = stays & (costs == costs[stays].min())
+    after: Column = np.where(passed_over, 0.0, chances) + cheapest * (moved / cheapest.sum())
+    return after
+
+
+class Shadow:
+    """One policy that watches, and what came of it so far."""
+
+    def __init__(self, policy: Policy, guard: GuardSettings) -> None:
+        self.policy = policy
+        self._guard = guard if guard.looks_at(policy.name) else None
+        """What would look at its picks."""
+        self.decisions: Counter[Agreement] = Counter()
+        self.overlap_tokens = Balance()
+        self.ttft_s = Balance()
+
+    @property
+    def settings(self) -> tuple[object, ...]:
+        """What its counts depend on: policy, numbers, affinity, guard."""
+        policy = self.policy
+        return policy.name, policy.settings, policy.affinity_bonus, self._guard
+
+    def watch(self, decision: Decision) -> None:
+        """A decision that is about to be carried out."""
+        if decision.policy.name == DECODE_ROOM.name:
+            return  # made for room to decode in, about a prompt that may be computed elsewhere
+        try:
+            scores = self.policy.score(decision.rows)
+        except PolicyFailed:
+            self.decisions[Agreement.FAILED] += 1
+            return
+        told = difference(decision.rows, decision.excluded, decision.order[0], scores, self._guard)
+        self.decisions[told.agreement] += 1
+        self.overlap_tokens.add(told.overlap_tokens)
+        self.ttft_s.add(told.ttft_s)
+
+
+class Balance:
+    """Gains and losses, each in sum: two numbers that only rise."""
+
+    def __init__(self) -> None:
+        self.gain = 0.0
+        self.loss = 0.0
+
+    def add(self, amount: float) -> None:
+        if amount > 0:
+            self.gain += amount
+        else:
+            self.loss -= amount

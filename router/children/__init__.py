@@ -1,0 +1,1 @@
+"""Processes and relays that a router runs beside itself."""

@@ -1,0 +1,170 @@
+"""The relays that run in this router: for configured workers, and for registered ones.
+
+Laws:
+- what a relay raises ends that relay only, as its own law says of all its work; where it can't even
+  start, that is counted, shown as a warning of its worker, and tried again after a back-off;
+- a removal of a worker stops its relay here; a command given before the relay began does not;
+- a registered relay whose engine has never answered for UNHEARD_S is stopped, so that mistyped
+  addresses don't fill the room for relays for good.
+"""
+
+import asyncio
+import logging
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from typing_extensions import override
+
+from events.broker import Broker
+from events.relay import Relay
+from events.settings import EngineSettings
+from events.supervisor import Supervisor
+from router.request.refusal import Reason, Refusal
+
+RELAYS_MAX = 256
+"""Relays in one router process; larger fleets run them beside their engines."""
+UNHEARD_S = 1800.0
+"""An engine loads a large model in less."""
+
+log = logging.getLogger("kvroute")
+
+
+@dataclass(eq=False, slots=True)
+class _Kept:
+    """One worker's relay, through all its starts."""
+
+    settings: EngineSettings
+    registered: bool
+    """False: the configuration names it."""
+    began_at_s: float
+    supervisor: Supervisor
+    relay: Relay | None = None
+    """The one that runs; None between two of them."""
+    heard: bool = False
+    """Whether its engine has ever answered."""
+
+
+class OwnRelays:
+    """All relays of one router process."""
+
+    def __init__(self, *, fleet: str, clock: Callable[[], float], rng: random.Random) -> None:
+        self._fleet = fleet
+        self._clock = clock
+        self._rng = rng
+        self._kept: dict[str, _Kept] = {}
+        self._closing: dict[str, asyncio.Task[None]] = {}
+        """Relays on their way out, by worker id."""
+        self.ended: Counter[str] = Counter()
+        """Relays stopped for good before the router was, by reason."""
+        self.failures = 0
+        """Times that a relay failed and was, or will be, started again."""
+
+    @override
+    def __repr__(self) -> str:
+        return f"<OwnRelays {', '.join(sorted(self._kept)) or 'none'}>"
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def __contains__(self, worker_id: str) -> bool:
+        return worker_id in self._kept
+
+    def running(self) -> list[Relay]:
+        """Those that are there at the moment."""
+        return [one.relay for one in self._kept.values() if one.relay is not None]
+
+    def trouble(self, worker_id: str) -> str:
+        """Why a worker's relay failed lately, as a sentence; empty when it did not."""
+        kept = self._kept.get(worker_id)
+        errors = "; ".join(kept.supervisor.troubles().values()) if kept is not None else ""
+        return f"its relay in this router failed and starts again: {errors}" if errors else ""
+
+    def check_room(self, worker_id: str) -> None:
+        """Raises Refusal when no relay can be added for a worker."""
+        if worker_id in self._kept:
+            raise Refusal(
+                Reason.WORKER_EXISTS, f"a relay for worker {worker_id!r} runs here already"
+            )
+        if len(self._kept) >= RELAYS_MAX:
+            raise Refusal(
+                Reason.INVALID_FIELD,
+                f"{RELAYS_MAX} relays run in this router; run `kvroute relay` beside the engine",
+            )
+
+    def start(self, settings: EngineSettings, broker: Broker, *, registered: bool) -> None:
+        """Keeps a relay running from now on."""
+        supervisor = Supervisor(f"worker {settings.id}", self._rng, on_trouble=self._failed)
+        kept = _Kept(settings, registered, self._clock(), supervisor)
+        self._kept[settings.id] = kept
+        _ = supervisor.keep(lambda: self._run(kept, broker), "relay")
+
+    def on_removed(self, worker_id: str, at_s: float) -> None:
+        """A worker was removed by a command given then."""
+        kept = self._kept.get(worker_id)
+        if kept is not None and kept.began_at_s <= at_s:
+            self._end(kept, "removed")
+
+    def tick(self) -> None:
+        """Stops registered relays of engines that were never there."""
+        now_s = self._clock()
+        for kept in list(self._kept.values()):
+            kept.heard |= kept.relay is not None and kept.relay.heard
+            if kept.registered and not kept.heard and now_s - kept.began_at_s >= UNHEARD_S:
+                log.warning(
+                    "the relay for worker %s is stopped: its engine has not answered since it was"
+                    " registered, %.0f s ago; register it again once it runs",
+                    kept.settings.id,
+                    now_s - kept.began_at_s,
+                )
+                self._end(kept, "never_answered")
+
+    async def stop(self) -> None:
+        """Stops all."""
+        kept = list(self._kept.values())
+        self._kept.clear()
+        await asyncio.gather(*(one.supervisor.close() for one in kept), *self._closing.values())
+
+    def _end(self, kept: _Kept, reason: str) -> None:
+        """Stops a relay for good; its worker id is free at once."""
+        worker_id = kept.settings.id
+        del self._kept[worker_id]
+        self.ended[reason] += 1
+        log.info("the relay for worker %s is stopped: %s", worker_id, reason.replace("_", " "))
+        task = asyncio.create_task(kept.supervisor.close(), name=f"end of relay {worker_id}")
+        self._closing[worker_id] = task
+        task.add_done_callback(lambda done: self._closed(worker_id, done))
+
+    def _closed(self, worker_id: str, task: asyncio.Task[None]) -> None:
+        if self._closing.get(worker_id) is task:
+            del self._closing[worker_id]
+
+    async def _run(self, kept: _Kept, broker: Broker) -> None:
+        """One life of a relay; raises what it can't start for."""
+        if (closing := self._closing.get(kept.settings.id)) is not None:
+            await asyncio.wait([closing])  # two relays would speak for one engine
+        relay = kept.relay = Relay(
+            kept.settings,
+            broker,
+            fleet=self._fleet,
+            clock=self._clock,
+            rng=self._rng,
+        )
+        try:
+            await relay.start()
+            await asyncio.Event().wait()  # it looks after its own work
+        finally:
+            kept.heard |= relay.heard
+            kept.relay = None
+            await self._stop_one(kept, relay)
+
+    async def _stop_one(self, kept: _Kept, relay: Relay) -> None:
+        try:
+            await relay.stop()
+        except Exception as error:  # it ends all the same, and its worker's next one begins anew
+            self.failures += 1
+            log.warning("the relay for worker %s stopped badly", kept.settings.id, exc_info=error)
+
+    def _failed(self, _name: str, _error: Exception) -> None:
+        self.failures += 1

@@ -1,0 +1,1 @@
+"""The `kvroute` command. Knows no simulator: see the entry points `kvroute.commands`."""

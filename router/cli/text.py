@@ -1,0 +1,49 @@
+"""Text of others on a terminal: names of workers, models and the like, exactly as they are.
+
+Law: nothing in a name is read as markup, and no control character, escape sequence or change of
+writing direction reaches the terminal; those show as escapes (`\\x1b`).
+"""
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from router.config.printable import shown
+
+Cell = str | Text
+
+
+def styled(text: str, style: str) -> Text:
+    """Text in a color or weight."""
+    return Text(shown(text), style)
+
+
+def line(*parts: Cell) -> Text:
+    """A line of parts, one after the other."""
+    whole = Text()
+    for part in parts:
+        whole.append_text(part if isinstance(part, Text) else Text(shown(part)))
+    return whole
+
+
+def console(width_min: int) -> Console:
+    """Wide enough for every row, which a narrow terminal wraps; reads no markup."""
+    width = max(Console().width, width_min)
+    return Console(width=width, soft_wrap=True, markup=False, emoji=False, highlight=False)
+
+
+def table(*left: str, right: Sequence[str]) -> Table:
+    """A plain table that never cuts a cell: a narrow terminal wraps its lines instead."""
+    made = Table(box=None, header_style="bold", pad_edge=False)
+    for name in left:
+        made.add_column(shown(name), no_wrap=True)
+    for name in right:
+        made.add_column(shown(name), justify="right", no_wrap=True)
+    return made
+
+
+def add_row(to: Table, *cells: Cell) -> None:
+    """A row of a table."""
+    to.add_row(*(line(cell) for cell in cells))

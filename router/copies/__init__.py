@@ -1,0 +1,1 @@
+"""Which prefixes are worth a copy on another worker. Effects out. Pure."""

@@ -1,0 +1,110 @@
+"""The native lane: plain requests picked, reserved and answered, bytes to bytes; see lane.pyx."""
+
+import random
+from collections.abc import Callable
+
+from indexer.hashing import HashArray
+from router.core.core import RouterCore
+from router.core.tally import PickTally
+from router.decision.decision import Overlap, Weighed
+from router.request.request import Request
+from router.reservations.load import WorkerLoad
+from router.reservations.reservations import Reservation
+
+ITEMS_MAX: int
+"""Items of a batch."""
+
+class Batch:
+    """A RouteBatch, item by item: `next` goes on to one, and the attributes are of that one."""
+
+    def __init__(self, content: bytes, items_max: int = ITEMS_MAX) -> None:
+        """Raises ValueError for bytes that must be put in order first, TooMuch for more items."""
+
+    def __len__(self) -> int:
+        """Items that are left."""
+
+    def next(self) -> bool:
+        """Whether there is another one."""
+
+    @property
+    def index(self) -> int: ...
+    @property
+    def timeout_ms(self) -> int: ...
+    @property
+    def cancel(self) -> bool: ...
+    @property
+    def place(self) -> int:
+        """Where the item is that the batch is at, for request_of."""
+
+    def request_of(self, place: int) -> bytes:
+        """The RouteRequest's bytes of the item at a place, wherever the batch is at.
+
+        Indexes are the caller's, who may give one to several items. Raises KeyError."""
+
+    @property
+    def request(self) -> bytes | None:
+        """A RouteRequest's bytes; None for an item without."""
+
+class Results:
+    """A RouteResults message that grows."""
+
+    def __len__(self) -> int: ...
+    def add_answer(self, index: int, answer: bytes) -> None:
+        """An item's RouteResponse."""
+
+    def add_status(self, index: int, status: bytes) -> None:
+        """An item's google.rpc.Status."""
+
+    def take(self) -> bytes:
+        """The message's bytes; the next one begins."""
+
+class Lane:
+    """The native lane of one RouterCore."""
+
+    tally: PickTally
+    """Counts the picks that are answered here."""
+
+    def __init__(self, core: RouterCore, rng: random.Random) -> None:
+        """core: with a NativeIndex. rng: the core's own."""
+
+    def pick(
+        self, request: Request, now_s: float, mark: Callable[[str], None]
+    ) -> tuple[Reservation, Overlap, Weighed] | None:
+        """A Request of RouterCore.route: its reservation, the pick's overlap, and what was weighed;
+        None: the general way must pick. mark is called with the name of each stage's end."""
+
+    def put_load(self, slot: int, load: WorkerLoad) -> None:
+        """Pools.put_load: a worker's load has changed."""
+
+    def close(
+        self,
+        slot: int,
+        load: WorkerLoad,
+        prefixes: HashArray,
+        has_tail: bool,
+        new_tokens: int,
+        now_s: float,
+    ) -> None:
+        """WorkerLoad.prefill_done and close, and Pools.put_load: a reservation ends.
+
+        new_tokens: of its prompt that are not computed yet.
+        """
+
+    def answer(self, request: bytes, now_s: float) -> Reservation | None:
+        """A RouteRequest's reservation, with its answer; None: the general way must answer."""
+
+    def answers(
+        self,
+        batch: Batch,
+        results: Results,
+        waited_ms: int,
+        now_s: float,
+        reservations: dict[int, Reservation],
+        places: list[tuple[Reservation, int]] | None,
+    ) -> None:
+        """Answers a batch's items from the next one on, until one isn't plain or enough is done.
+
+        waited_ms: how long they have waited; one that has waited too long stays, too.
+        reservations: gets each item's, by index. places: gets each with the item's place, for
+        Batch.request_of; None: nobody wants them.
+        """

@@ -1,0 +1,1166 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
+"""The native lane: plain requests picked, reserved and answered from bytes to bytes.
+
+A request is plain if it asks the default policy, dynamo-adaptive, about a pool of one block size, and
+names nothing that narrows the choice (native/plain_request.h). RouterCore and router/desk/codec.py are the twin:
+they take all other requests, and come to the same pick, answer, reservation and load for these. Both
+work on the same loads, reservations and columns, whose insides are known here; nothing is kept but what
+can be made again. tests/router/core/test_fast_path.py tells one story to both.
+
+Laws:
+- a request that is not plain, or that would be refused, changes nothing here: the general way
+  answers it;
+- an answer is written before its load is reserved, so what can't be answered reserves nothing.
+"""
+
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.unicode cimport PyUnicode_DecodeASCII
+from libc.math cimport isnan
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdlib cimport free, realloc
+from libc.string cimport memcpy
+from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
+
+import uuid
+from collections import Counter
+
+import numpy as np
+
+from events.stream import StreamState
+from events.view import PREDICTED_BLOCKS_MAX
+from indexer.hashing import HASH_SEED
+from indexer.kernel cimport (
+    NO_MEMORY, BlockUsers, NativeIndex, table_holder, table_overlap, table_store, users_close, users_open, xxh3_64, xxh3_blocks,
+    xxh3_chain, xxh3_secret,
+)
+from router.fleet.table import COLUMNS
+from router.decision.decision import Overlap, Weighed
+from router.request.request import Role
+from router.fleet.eligibility import DRAINED, OUTPUT_TOKENS_MAX
+from router.reservations.load import HISTORY_MAX, HISTORY_S
+from router.core.tally import BUCKETS_S, RATIO_DECISIONS, PickTally, STAGES as STAGE_NAMES
+from router.policies.dynamo_adaptive import DYNAMO_ADAPTIVE
+from router.wire.received import TooMuch
+from router.reservations.reservations import Reservation
+
+cdef extern from "Python.h":
+    void PyObject_GC_UnTrack(void *)
+
+cdef extern from "router/wire/native/wire.h" nogil:
+    ctypedef struct Span:
+        const uint8_t *at
+        size_t size
+    ctypedef struct Backward:
+        uint8_t *bytes
+        size_t capacity, at
+        int failed
+    size_t written(const Backward *)
+    const uint8_t *beginning(const Backward *)
+    void put_raw(Backward *, const void *, size_t)
+    void put_varint(Backward *, uint64_t)
+    void put_uint(Backward *, uint32_t, uint64_t)
+    void put_uint_always(Backward *, uint32_t, uint64_t)
+    void put_bytes(Backward *, uint32_t, Span)
+    void put_bytes_always(Backward *, uint32_t, const void *, size_t)
+    void put_term(Backward *, uint32_t, const char *, double)
+    void put_message(Backward *, uint32_t, size_t)
+
+cdef extern from "native/plain_request.h" nogil:
+    ctypedef struct Asked:
+        Span request_id, model, session_id, tokens, hashes
+        uint32_t hashes_block_size
+        uint64_t prompt_tokens
+        int64_t output_tokens
+        int32_t priority
+        int omit_receipt
+    ctypedef struct Item:
+        uint64_t index, timeout_ms
+        Span request
+        int is_request, is_cancel
+    int read_plain(Span, Asked *)
+    int read_item(Span *, Item *)
+    int64_t count_items(Span, size_t, size_t)
+
+cdef extern from "native/adaptive.h" nogil:
+    ctypedef struct Weights:
+        double balance_threshold, alpha_balance, alpha_cache, gamma
+    ctypedef struct Columns:
+        const double *block_size
+        const double *total_blocks
+        const double *total_slots
+        const double *trust
+        const double *running
+        const double *waiting
+        const double *reserved
+        const double *active_blocks
+        const double *prefill_tokens_active
+        const double *active_slots
+        const double *load
+        const double *slot_ratio
+        const double *full
+        const double *load_unknown
+    ctypedef struct Shared:
+        double mean, std, alpha
+    ctypedef struct Cheapest:
+        double lowest
+        size_t tied, drained, full, not_finite
+    ctypedef struct PickGuard:
+        double request_tokens, margin
+    ctypedef struct Waits:
+        double least_requests, least_tokens, margin_tokens
+    Shared adaptive_costs(const Weights *, const Columns *, const Py_ssize_t *, size_t, const int32_t *, double, double *)
+    Cheapest cheapest_of(const double *, const double *, const uint8_t *, const Py_ssize_t *, size_t)
+    Waits waits_of(const PickGuard *, const Columns *, const double *, const uint8_t *, const Py_ssize_t *, size_t, const int32_t *, double)
+    int passes_over(const PickGuard *, const Waits *, const Columns *, Py_ssize_t, int32_t, double)
+    size_t order_of(const double *, const double *, const uint8_t *, const Py_ssize_t *, size_t, const Cheapest *, size_t, size_t, uint32_t *)
+
+cdef extern from "native/answer.h" nogil:
+    ctypedef struct Face "Face":
+        Span picked, alternative, row
+    ctypedef struct Condition:
+        Span stream_state
+        int stream_complete
+        double sample_age_s
+    ctypedef struct Decided:
+        const Columns *columns
+        const Py_ssize_t *slots
+        const int32_t *overlaps
+        const double *costs
+        size_t rows
+        double prompt_tokens
+        Shared shared
+    ctypedef struct Moved:
+        uint32_t cheapest
+        const PickGuard *guard
+        const Waits *waits
+        const Face *face
+        const Condition *condition
+    ctypedef struct About:
+        Span policy, replica, excluded
+        size_t not_live
+        Cheapest cheapest
+        double decided_at_s
+        int32_t best_overlap_tokens
+        const Moved *moved
+    void put_answer(Backward *, const Decided *, const About *, const uint32_t *, size_t, size_t, const Face *, const Condition *, double, const int32_t *, uint32_t)
+
+DEF FIELDS = 6
+"""Of OverlapTokens: raw, usable, and the rows of a match."""
+DEF TIERS = 3
+DEF STAGES = 4
+"""Of a decision: hash, match, cost, total."""
+DEF BUCKETS = 11
+DEF WANTED_MAX = 20
+"""Rows in order: one pick, and as many alternatives as the configuration allows (16), or a runner-up."""
+DEF MODEL_COUNTS = 3
+"""Of PickTally.by_model: picks, prompt tokens, usable overlap."""
+DEF ITEM_FIELDS_MAX = 8
+"""Of an item and beside it, on average; the contract has 4."""
+ITEMS_MAX = 4096
+"""Items of a batch."""
+cdef size_t RUN_ITEMS_MAX = 16
+"""Items decided without a look at the clock,"""
+cdef size_t RUN_BYTES_MAX = 1 << 19
+"""and bytes of them."""
+cdef int64_t OUTPUT_TOKENS_MAX_C = OUTPUT_TOKENS_MAX
+cdef uint64_t HASH_SEED_C = HASH_SEED
+cdef size_t RATIO_DECISIONS_C = RATIO_DECISIONS
+assert COLUMNS == (
+    "block_size", "total_blocks", "total_slots", "trust", "running", "waiting", "reserved", "active_blocks",
+    "prefill_tokens_active", "last_picked", "active_slots", "load", "slot_ratio", "full", "load_unknown",
+)
+assert len(BUCKETS_S) == BUCKETS and len(STAGE_NAMES) == STAGES
+cdef object _both = Role.BOTH
+cdef object _live = StreamState.LIVE
+cdef object _empty = np.empty
+cdef object _u64 = np.uint64
+
+
+cdef inline Span _span(bytes content):
+    return Span(<const uint8_t *>PyBytes_AS_STRING(content), PyBytes_GET_SIZE(content))
+
+
+cdef inline str _text(Span text):
+    return PyUnicode_DecodeASCII(<const char *>text.at, text.size, NULL)
+
+
+cdef const void *_pointer(object array) except? NULL:
+    """Where an array lies, which must be contiguous and outlive the use."""
+    cdef Py_buffer view
+    PyObject_GetBuffer(array, &view, PyBUF_SIMPLE)
+    cdef const void *at = view.buf
+    PyBuffer_Release(&view)
+    return at
+
+
+cdef void _begin(Backward *b):
+    b.at = b.capacity
+    b.failed = 0
+
+
+cdef bytes _taken(Backward *b):
+    """What was written, as bytes; begins anew."""
+    cdef bytes content
+    if b.failed:
+        _begin(b)
+        raise MemoryError
+    content = PyBytes_FromStringAndSize(<const char *>beginning(b), written(b))
+    _begin(b)
+    return content
+
+
+cdef void _put_text(Backward *b, uint32_t number, str text):
+    cdef bytes encoded = text.encode()
+    put_bytes(b, number, _span(encoded))
+
+
+cdef class _WorkerFace:
+    """What answers repeat of a worker, written as its heartbeat had it."""
+
+    cdef object heartbeat
+    cdef bytes picked, alternative, row
+    cdef int priority_direction
+    """1: higher is sooner, -1: lower is; 0: the engine doesn't schedule by priority."""
+
+    def __init__(self, source):
+        cdef Backward b
+        cdef size_t before
+        cdef bytes encoded
+        heartbeat = self.heartbeat = source.heartbeat
+        worker_id, dp_rank = source.key
+        b.bytes, b.capacity, b.at, b.failed = NULL, 0, 0, 0
+        try:
+            for name, value in sorted(heartbeat.labels.items(), reverse=True):
+                before = written(&b)
+                encoded = value.encode()
+                put_bytes_always(&b, 2, PyBytes_AS_STRING(encoded), len(encoded))
+                encoded = name.encode()
+                put_bytes_always(&b, 1, PyBytes_AS_STRING(encoded), len(encoded))
+                put_message(&b, 5, before)
+            _put_text(&b, 4, heartbeat.address)
+            if heartbeat.multi_rank:
+                put_uint_always(&b, 3, dp_rank)
+            _put_text(&b, 2, worker_id)
+            self.picked = _taken(&b)
+            _put_text(&b, 3, heartbeat.address)
+            if heartbeat.multi_rank:
+                put_uint_always(&b, 2, dp_rank)
+            _put_text(&b, 1, worker_id)
+            self.alternative = _taken(&b)
+            put_uint(&b, 2, dp_rank)
+            _put_text(&b, 1, worker_id)
+            self.row = _taken(&b)
+        finally:
+            free(b.bytes)
+        self.priority_direction = 0
+        if heartbeat.priority_scheduling:
+            self.priority_direction = 1 if heartbeat.priority_scheduling == "higher" else -1
+
+    cdef Face spans(self):
+        return Face(_span(self.picked), _span(self.alternative), _span(self.row))
+
+
+cdef class _Plan:
+    """What is the same for all decisions about a pool."""
+
+    cdef object found, pool, down
+    cdef tuple sources
+    cdef const Py_ssize_t *slots
+    cdef size_t rows
+    cdef uint32_t block_size
+    """0: requests about this pool are not plain."""
+    cdef double shortest_len
+    cdef list faces
+    cdef list model_rows
+    """Of each row, where PickTally.by_model counts its model; None: no pick of the row was counted."""
+    cdef bytes excluded
+    """Receipt.excluded of the workers that make no row, written."""
+    cdef size_t not_live
+    cdef bytes drained
+    """A byte for each row, as it was after so many drains; None: nobody is drained."""
+    cdef uint64_t drains
+
+    def __init__(self, found, bint plain):
+        """plain: requests about this pool may be, by its model and its settings."""
+        cdef Backward b
+        cdef size_t before
+        cdef bytes encoded
+        self.found = found
+        self.pool, self.down = found
+        pool = self.pool
+        self.sources = pool.sources
+        self.rows = len(pool.sources)
+        self.block_size = 0
+        if self.rows and len(pool.block_sizes) == 1 and pool.roles <= {_both} and plain:
+            self.block_size = next(iter(pool.block_sizes))
+        self.slots = <const Py_ssize_t *>_pointer(pool.slots)
+        self.shortest_len = pool.shortest_len
+        self.faces = [None] * self.rows
+        self.model_rows = [None] * self.rows
+        self.not_live = len(self.down)
+        b.bytes, b.capacity, b.at, b.failed = NULL, 0, 0, 0
+        try:
+            for reason, count in Counter([reason for _, reason in self.down]).items():
+                before = written(&b)
+                put_uint_always(&b, 2, count)
+                encoded = reason.encode()
+                put_bytes_always(&b, 1, PyBytes_AS_STRING(encoded), len(encoded))
+                put_message(&b, 10, before)
+            self.excluded = _taken(&b)
+        finally:
+            free(b.bytes)
+
+    cdef const uint8_t *drained_rows(self, dict drained, uint64_t drains) except? NULL:
+        """drained: ids of workers, after so many changes of it."""
+        if drains != self.drains:
+            self.drained = bytes([one.key.worker_id in drained for one in self.sources]) if drained else None
+            self.drains = drains
+        return <const uint8_t *>PyBytes_AS_STRING(self.drained) if self.drained is not None else NULL
+
+    cdef int64_t model_row(self, size_t row, tally) except -1:
+        """PickTally.model_row of a row's worker."""
+        known = self.model_rows[row]
+        if known is None:
+            known = self.model_rows[row] = tally.model_row(self.pool.models[row])
+        return known
+
+    cdef _WorkerFace face(self, size_t row):
+        source = self.sources[row]
+        cdef _WorkerFace face = self.faces[row]
+        if face is None or face.heartbeat is not source.heartbeat:
+            face = self.faces[row] = _WorkerFace(source)
+        return face
+
+
+cdef class Batch:
+    """A RouteBatch, item by item: `next` goes on to one, and the attributes are of that one."""
+
+    cdef bytes _content
+    cdef Span _left
+    cdef Item _item
+    cdef size_t _count, _at
+
+    def __init__(self, bytes content not None, size_t items_max=ITEMS_MAX):
+        """Raises ValueError for bytes that must be put in order first, TooMuch for more items."""
+        cdef int64_t count = count_items(_span(content), items_max, items_max * ITEM_FIELDS_MAX)
+        if count == -2:
+            raise TooMuch("items")
+        if count < 0:
+            raise ValueError("a batch that can't be read in place")
+        self._content = content
+        self._left = _span(content)
+        self._count = count
+
+    def __len__(self):
+        """Items that are left."""
+        return self._count
+
+    def next(self):
+        """Whether there is another one."""
+        self._at = self._left.at - _span(self._content).at
+        if read_item(&self._left, &self._item) <= 0:
+            return False
+        self._count -= 1
+        return True
+
+    @property
+    def place(self):
+        """Where the item is that the batch is at, for request_of."""
+        return self._at
+
+    @property
+    def index(self):
+        return self._item.index
+
+    @property
+    def timeout_ms(self):
+        return self._item.timeout_ms
+
+    @property
+    def cancel(self):
+        return bool(self._item.is_cancel)
+
+    def request_of(self, size_t place):
+        """The RouteRequest's bytes of the item at a place, wherever the batch is at.
+
+        Indexes are the caller's, who may give one to several items. Raises KeyError."""
+        cdef Span left = _span(self._content)
+        cdef Item item
+        if place <= left.size:
+            left.at += place
+            left.size -= place
+            if read_item(&left, &item) > 0 and item.is_request:
+                return PyBytes_FromStringAndSize(<const char *>item.request.at, item.request.size)
+        raise KeyError(place)
+
+    @property
+    def request(self):
+        """A RouteRequest's bytes; None for an item without."""
+        if not self._item.is_request:
+            return None
+        return PyBytes_FromStringAndSize(<const char *>self._item.request.at, self._item.request.size)
+
+
+cdef class Results:
+    """A RouteResults message that grows."""
+
+    cdef uint8_t *_bytes
+    cdef size_t _used, _capacity, _count
+
+    def __dealloc__(self):
+        free(self._bytes)
+
+    def __len__(self):
+        return self._count
+
+    def add_answer(self, uint64_t index, bytes answer not None):
+        """An item's RouteResponse."""
+        self._add(index, 2, _span(answer))
+
+    def add_status(self, uint64_t index, bytes status not None):
+        """An item's google.rpc.Status."""
+        self._add(index, 3, _span(status))
+
+    def take(self):
+        """The message's bytes; the next one begins."""
+        cdef bytes message = PyBytes_FromStringAndSize(<const char *>self._bytes, self._used)
+        self._used = self._count = 0
+        return message
+
+    cdef int _add(self, uint64_t index, uint32_t number, Span content) except -1:
+        cdef uint8_t room[48]
+        cdef Backward head
+        cdef size_t size
+        head.bytes, head.capacity, head.at, head.failed = room, sizeof(room), sizeof(room), 0
+        put_varint(&head, content.size)
+        put_varint(&head, number << 3 | 2)
+        put_uint(&head, 1, index)
+        put_varint(&head, written(&head) + content.size)
+        put_varint(&head, 1 << 3 | 2)
+        size = written(&head)
+        if self._used + size + content.size > self._capacity:
+            self._grow(self._used + size + content.size)
+        memcpy(self._bytes + self._used, beginning(&head), size)
+        memcpy(self._bytes + self._used + size, content.at, content.size)
+        self._used += size + content.size
+        self._count += 1
+        return 0
+
+    cdef int _grow(self, size_t needed) except -1:
+        cdef size_t capacity = max(4096, 2 * self._capacity)
+        while capacity < needed:
+            capacity *= 2
+        cdef uint8_t *grown = <uint8_t *>realloc(self._bytes, capacity)
+        if not grown:
+            raise MemoryError
+        self._bytes = grown
+        self._capacity = capacity
+        return 0
+
+
+cdef class _Counts:
+    """Where a PickTally counts."""
+
+    cdef object tally
+    cdef int64_t *durations[STAGES]
+    cdef double *totals_s[STAGES]
+    cdef int64_t *tokens
+    cdef int64_t *recent
+    cdef int64_t *picks
+    cdef int64_t *by_model
+    cdef double bounds_s[BUCKETS]
+    cdef double began_s, last_s
+
+    def __init__(self, tally):
+        self.tally = tally
+        for i, stage in enumerate(tally.stages.values()):
+            self.durations[i] = <int64_t *>_pointer(stage.counts)
+            self.totals_s[i] = <double *>_pointer(stage.total_s)
+        self.tokens = <int64_t *>_pointer(tally.tokens)
+        self.recent = <int64_t *>_pointer(tally.recent)
+        self.picks = <int64_t *>_pointer(tally.picks)
+        self.by_model = <int64_t *>_pointer(tally.by_model)
+        for i, bound in enumerate(BUCKETS_S):
+            self.bounds_s[i] = bound
+
+    cdef void begin(self):
+        self.began_s = self.last_s = _clock_s()
+
+    cdef void mark(self, int stage):
+        """The end of a stage."""
+        cdef double now_s = _clock_s()
+        self._add(stage, now_s - self.last_s)
+        self.last_s = now_s
+
+    cdef void picked(self, uint64_t prompt_tokens, uint64_t reachable_tokens, const int32_t *overlaps, size_t rows, int64_t model_row):
+        """Overlaps: of the pick, at every `rows`th place. model_row: in by_model."""
+        cdef size_t at = 2 * (<size_t>self.picks[0] % RATIO_DECISIONS_C), i
+        cdef int64_t *of_model = self.by_model + MODEL_COUNTS * model_row
+        of_model[0] += 1
+        of_model[1] += prompt_tokens
+        of_model[2] += overlaps[rows]
+        self.tokens[0] += prompt_tokens
+        self.tokens[1] += reachable_tokens
+        for i in range(2, FIELDS):
+            self.tokens[i] += overlaps[i * rows]
+        self.recent[at] = overlaps[rows]
+        self.recent[at + 1] = prompt_tokens
+        self.picks[0] += 1
+        self._add(STAGES - 1, _clock_s() - self.began_s)
+
+    cdef void _add(self, int stage, double seconds):
+        cdef int i = 0
+        while i < BUCKETS and self.bounds_s[i] < seconds:
+            i += 1
+        self.durations[stage][i] += 1
+        self.totals_s[stage][0] += seconds
+
+
+cdef inline double _clock_s() noexcept nogil:
+    cdef timespec time
+    clock_gettime(CLOCK_MONOTONIC, &time)
+    return <double>time.tv_sec + 1e-9 * <double>time.tv_nsec
+
+
+cdef class Lane:
+    """The native lane of one RouterCore."""
+
+    cdef object _core, _fleet, _pools, _view, _reservations, _rng, _ids
+    cdef list _drawn
+    """Of `_ids`: ids that come next."""
+    cdef dict _loads, _settled, _live, _guesses, _by_request, _drained, _probing
+    cdef object _full, _strained, _open_ones, _ended_ones
+    cdef NativeIndex _index
+    cdef object _routing
+    """What the fields below were read of."""
+    cdef bint _plain_policy, _by_session
+    cdef size_t _alternatives, _wanted
+    cdef uint64_t _prompt_tokens_max
+    cdef int64_t _output_tokens
+    cdef double _lease_s
+    cdef Weights _weights
+    cdef bint _guards
+    cdef PickGuard _guard
+    cdef bytes _policy_part, _replica
+    cdef _Counts _counts
+    cdef dict _plans
+    cdef object _table
+    """The array that `_columns` points into."""
+    cdef double *_columns_at
+    cdef size_t _columns_width
+    cdef Columns _columns
+    cdef int32_t *_overlaps
+    cdef double *_costs
+    cdef uint8_t *_out
+    """A byte for each row: whether it is drained, or passed over; twice."""
+    cdef size_t _rows_max
+    cdef uint8_t _secret[192]
+    cdef Backward _answer
+    # The decision at hand:
+    cdef _Plan _plan
+    cdef Decided _decided
+    cdef Cheapest _cheapest
+    cdef uint32_t _order[WANTED_MAX]
+    cdef size_t _ordered
+    cdef uint32_t _moved_from
+    """The row that is cheapest; another one than the first in order where the guard moved the pick."""
+    cdef Waits _waits
+    cdef object _prefixes
+
+    def __init__(self, core, rng):
+        """core: with a NativeIndex. rng: the core's own."""
+        self._core = core
+        self._fleet = fleet = core.fleet
+        self._rng = rng
+        self._pools = fleet.pools
+        self._view = fleet.view
+        self._reservations = core.reservations
+        self._loads = fleet.loads
+        self._drained = fleet.drained
+        self._probing = fleet.outliers.probing
+        self._settled = fleet.pools._settled
+        self._full = fleet.pools._full
+        self._strained = fleet.pools._strained
+        self._live = fleet.pools._pools
+        self._guesses = fleet.view.predictions._guesses
+        self._open_ones = core.reservations._open
+        self._ended_ones = core.reservations._ended
+        self._by_request = core.reservations._by_request
+        self._index = fleet.view.index
+        self._plans = {}
+        policy = core.policies[DYNAMO_ADAPTIVE.name]
+        parameters = policy.parameters
+        self._weights.balance_threshold = parameters["balance_threshold"]
+        self._weights.alpha_balance = parameters["alpha_balance"]
+        self._weights.alpha_cache = parameters["alpha_cache"]
+        self._weights.gamma = parameters["gamma"]
+        cdef bytes name
+        for text, value in sorted(parameters.items(), reverse=True):
+            name = text.encode()
+            put_term(&self._answer, 3, name, value)
+        _put_text(&self._answer, 2, policy.formula)
+        _put_text(&self._answer, 1, policy.name)
+        self._policy_part = _taken(&self._answer)
+        self._replica = core.replica.encode()
+        self._ids = core.ids
+        self._drawn = core.ids.drawn
+        self.tally = PickTally()
+        xxh3_secret(HASH_SEED, self._secret)
+
+    def __dealloc__(self):
+        free(self._overlaps)
+        free(self._costs)
+        free(self._out)
+        free(self._answer.bytes)
+
+    @property
+    def tally(self):
+        """Counts the picks that are answered here; a PickTally."""
+        return self._counts.tally
+
+    @tally.setter
+    def tally(self, tally):
+        self._counts = _Counts(tally)
+        self._plans.clear()  # they know where the last one counted their models
+
+    def answer(self, bytes request not None, double now_s):
+        """A RouteRequest's reservation, with its answer; None: the general way must answer."""
+        cdef Asked asked
+        if not read_plain(_span(request), &asked):
+            return None
+        self._pools.refresh()
+        return self._picked(&asked, now_s)
+
+    def answers(self, Batch batch not None, Results results not None, uint64_t waited_ms, double now_s, dict reservations not None, list places):
+        """Answers a batch's items from the next one on, until one isn't plain or enough is done.
+
+        waited_ms: how long they have waited; one that has waited too long stays, too.
+        reservations: gets each item's, by index. places: gets each with the item's place, for
+        Batch.request_of; None: nobody wants them.
+        """
+        cdef Span left
+        cdef Item item
+        cdef Asked asked
+        cdef size_t count = 0, size = 0
+        self._pools.refresh()
+        while count < RUN_ITEMS_MAX and size < RUN_BYTES_MAX:
+            left = batch._left
+            if read_item(&left, &item) <= 0 or not item.is_request:
+                return
+            if 0 < item.timeout_ms <= waited_ms or not read_plain(item.request, &asked):
+                return
+            reservation = self._picked(&asked, now_s)
+            if reservation is None:
+                return
+            if places is not None:
+                places.append((reservation, batch._left.at - _span(batch._content).at))
+            batch._left = left
+            batch._count -= 1
+            results._add(item.index, 2, _span(reservation.answer))
+            reservations[item.index] = reservation
+            count += 1
+            size += item.request.size
+
+    def pick(self, request, double now_s, mark):
+        """A Request of RouterCore.route: its reservation, the pick's overlap, and what was weighed;
+        None: the general way must pick. mark is called with the name of each stage's end."""
+        if (
+            request.policy and request.policy != DYNAMO_ADAPTIVE.name
+            or request.role is not _both
+            or request.required_labels or request.allowed_workers or request.excluded_workers
+        ):
+            return None
+        prompt = request.prompt
+        if prompt.lora_name or not self._prepare(request.request_id):
+            return None
+        if self._by_session and request.session_id:
+            return None
+        self._pools.refresh()
+        cdef _Plan plan = self._plan_of(request.model)
+        expected = request.expected_output_tokens
+        cdef uint64_t token_count = prompt.token_count
+        cdef uint32_t hashes_block_size = prompt.hashes_block_size
+        if not self._takes(plan, hashes_block_size, token_count, -1 if expected is None else expected):
+            return None
+        prefixes = prompt.prefixes(plan.block_size)
+        mark("hash")
+        self._match(plan, prefixes, token_count)
+        mark("match")
+        if not self._decide():
+            return None
+        mark("cost")
+        tokens = _empty((FIELDS, plan.rows), np.int32)
+        memcpy(<void *>_pointer(tokens), self._overlaps, FIELDS * plan.rows * sizeof(int32_t))
+        table = self._pools.table(plan.pool)
+        order = [self._order[i] for i in range(self._ordered)]
+        eligible = plan.pool.all_eligible
+        if plan.drained is not None:
+            eligible = [DRAINED if drained else "" for drained in plan.drained]
+        cdef const int32_t *overlaps = self._overlaps + self._order[0]
+        overlap = Overlap(*[overlaps[i * plan.rows] for i in range(FIELDS)])
+        reservation = self._reserve(request.request_id, request.fingerprint(), now_s)
+        return reservation, overlap, Weighed(plan.pool, plan.down, eligible, table, tokens, order, self._cheapest.tied, self._moved_from)
+
+    cdef object _picked(self, Asked *asked, double now_s):
+        """A reservation with its answer; None: the general way must pick."""
+        cdef str request_id = _text(asked.request_id)
+        self._counts.begin()
+        if not self._prepare(request_id) or self._by_session and asked.session_id.size:
+            return None
+        cdef str model = _text(asked.model)
+        cdef _Plan plan = self._plan_of(model)
+        if not self._takes(plan, asked.hashes_block_size, asked.prompt_tokens, asked.output_tokens):
+            return None
+        cdef size_t count = asked.prompt_tokens / plan.block_size
+        prefixes = _empty(count, _u64)
+        cdef uint64_t *hashes
+        cdef Span content = asked.hashes if asked.hashes_block_size else asked.tokens
+        if count:
+            hashes = <uint64_t *>_pointer(prefixes)
+            if asked.hashes_block_size:
+                memcpy(hashes, content.at, content.size)
+            else:
+                xxh3_blocks(content.at, count, 4 * <size_t>plan.block_size, HASH_SEED_C, hashes)
+            xxh3_chain(hashes, count, 0, 0, HASH_SEED_C, hashes)
+        self._counts.mark(0)
+        self._match(plan, prefixes, asked.prompt_tokens)
+        self._counts.mark(1)
+        if not self._decide():
+            return None
+        self._counts.mark(2)
+        cdef uint64_t form = asked.prompt_tokens | <uint64_t>asked.hashes_block_size << 32
+        cdef uint64_t fingerprint = xxh3_64(content.at, content.size, HASH_SEED_C, self._secret) ^ form
+        if not request_id:
+            request_id = uuid.uuid4().hex
+        try:
+            self._write(asked, now_s)
+            reservation = self._reserve(request_id, (fingerprint, model, _both), now_s)
+        except BaseException:
+            _begin(&self._answer)
+            raise
+        _put_text(&self._answer, 1, reservation.id)
+        reservation.answer = _taken(&self._answer)
+        if asked.session_id.size:
+            self._fleet.sessions.put(_text(asked.session_id), reservation, plan.block_size, "", now_s)
+        self._counts.picked(
+            asked.prompt_tokens, self._best_overlap(), self._overlaps + self._order[0], self._decided.rows,
+            self._plan.model_row(self._order[0], self._counts.tally),
+        )
+        return reservation
+
+    cdef bint _prepare(self, str request_id) except -1:
+        """Whether a new request with this id may be picked here."""
+        if request_id in self._by_request or self._reservations.full():
+            return False
+        routing = self._core.routing
+        if routing is not self._routing:
+            self._routing = routing
+            self._plain_policy = routing.policy == DYNAMO_ADAPTIVE.name
+            self._by_session = routing.affinity.looks_at(DYNAMO_ADAPTIVE.name)
+            self._alternatives = routing.alternatives
+            self._wanted = 1 + max(1, routing.alternatives)
+            self._prompt_tokens_max = routing.prompt_tokens_max
+            self._output_tokens = routing.expected_output_tokens
+            self._lease_s = routing.lease_s
+            self._guards = routing.guard.looks_at(DYNAMO_ADAPTIVE.name)
+            self._guard.request_tokens = routing.guard.request_tokens
+            self._guard.margin = routing.guard.margin
+        return self._plain_policy and self._wanted <= WANTED_MAX
+
+    cdef _Plan _plan_of(self, str model):
+        """Raises Refusal if nobody serves the model."""
+        found = self._live.get(model)
+        if found is None:
+            found = self._pools.live(model, self._fleet.ready)
+            if len(self._plans) >= len(self._live):
+                self._plans.clear()  # of pools that are there no more; a refusal leaves them alone
+        cdef _Plan plan = self._plans.get(model)
+        if plan is None or plan.found is not found:
+            plain = not self._pools.lora_of(model) and not self._core.decider.has_own(model, found[0])
+            plan = self._plans[model] = _Plan(found, plain)
+        return plan
+
+    cdef bint _takes(self, _Plan plan, uint32_t hashes_block_size, uint64_t prompt_tokens, int64_t output_tokens) except -1:
+        """Whether all workers of a pool may take a prompt (router/fleet/eligibility.py)."""
+        if output_tokens < 0:
+            output_tokens = self._output_tokens
+        output_tokens = min(output_tokens, OUTPUT_TOKENS_MAX_C)
+        return (
+            plan.block_size != 0
+            and prompt_tokens <= self._prompt_tokens_max
+            and hashes_block_size in (0, plan.block_size)
+            and <double>prompt_tokens + <double>output_tokens <= plan.shortest_len
+        )
+
+    cdef int _match(self, _Plan plan, prefixes, uint64_t prompt_tokens) except -1:
+        """Finds what a plan's workers hold of a prompt."""
+        cdef size_t count = len(prefixes), rows = plan.rows, i
+        cdef size_t usable = (prompt_tokens - 1) / plan.block_size
+        cdef const uint64_t *hashes = NULL
+        self._make_room(rows)
+        cdef int32_t *overlaps = self._overlaps
+        for i in range(FIELDS * rows):
+            overlaps[i] = 0
+        if count:
+            hashes = <const uint64_t *>_pointer(prefixes)
+            if table_overlap(&self._index._table, hashes, count, min(usable, count), plan.slots, rows, overlaps):
+                raise MemoryError
+        for i in range(FIELDS * rows):
+            overlaps[i] *= <int32_t>plan.block_size
+        self._plan = plan
+        self._prefixes = prefixes
+        self._decided.slots = plan.slots
+        self._decided.overlaps = overlaps
+        self._decided.rows = rows
+        self._decided.prompt_tokens = <double>prompt_tokens
+        return 0
+
+    cdef bint _decide(self) except -1:
+        """Whether somebody can be picked: costs and order of what was matched."""
+        cdef Decided *d = &self._decided
+        cdef size_t first = 0
+        self._read_columns()
+        d.columns = &self._columns
+        d.costs = self._costs
+        d.shared = adaptive_costs(&self._weights, d.columns, d.slots, d.rows, d.overlaps + d.rows, d.prompt_tokens, self._costs)
+        cdef const uint8_t *drained = self._plan.drained_rows(self._drained, self._fleet.drains)
+        self._cheapest = cheapest_of(d.costs, self._columns.full, drained, d.slots, d.rows)
+        if not self._cheapest.tied:
+            return False
+        if self._cheapest.tied > 1:
+            first = self._rng.randrange(self._cheapest.tied)
+        self._ordered = order_of(d.costs, self._columns.full, drained, d.slots, d.rows, &self._cheapest, first, self._wanted, self._order)
+        self._moved_from = self._order[0]
+        if self._guards:
+            self._move(drained)
+        return True
+
+    cdef int _move(self, const uint8_t *drained) except -1:
+        """Decider._guarded: moves the pick on while the guard passes it over."""
+        cdef Decided *d = &self._decided
+        cdef const int32_t *usable = d.overlaps + d.rows
+        cdef uint8_t *stay_out = self._out
+        cdef uint8_t *others_out = self._out + d.rows
+        cdef size_t i, first = 0, wanted = self._ordered
+        cdef uint32_t pick = self._order[0]
+        cdef bint out
+        cdef Cheapest found
+        self._waits = waits_of(&self._guard, d.columns, d.costs, drained, d.slots, d.rows, usable, d.prompt_tokens)
+        if not passes_over(&self._guard, &self._waits, d.columns, d.slots[pick], usable[pick], d.prompt_tokens):
+            return 0
+        for i in range(d.rows):
+            out = drained != NULL and drained[i]
+            stay_out[i] = others_out[i] = out
+            if passes_over(&self._guard, &self._waits, d.columns, d.slots[i], usable[i], d.prompt_tokens):
+                stay_out[i] = True
+            else:
+                others_out[i] = True
+        found = cheapest_of(d.costs, self._columns.full, stay_out, d.slots, d.rows)
+        if found.tied > 1:
+            first = self._rng.randrange(found.tied)
+        self._ordered = order_of(d.costs, self._columns.full, stay_out, d.slots, d.rows, &found, first, wanted, self._order)
+        if self._ordered < wanted:
+            found = cheapest_of(d.costs, self._columns.full, others_out, d.slots, d.rows)
+            self._ordered += order_of(
+                d.costs, self._columns.full, others_out, d.slots, d.rows, &found, 0, wanted - self._ordered,
+                self._order + self._ordered,
+            )
+        return 0
+
+    cdef object _reserve(self, str request_id, tuple fingerprint, double now_s):
+        """Reserves for the decision at hand, as RouterCore.reserve does."""
+        cdef size_t rows = self._decided.rows, row = self._order[0]
+        cdef const int32_t *overlaps = self._overlaps + row
+        cdef uint64_t prompt_tokens = <uint64_t>self._decided.prompt_tokens
+        cdef uint32_t size = self._plan.block_size
+        cdef int32_t told = overlaps[2 * rows] + overlaps[3 * rows] + overlaps[4 * rows]
+        cdef bint has_tail = prompt_tokens % size > 0
+        source = self._plan.sources[row]
+        core = self._core
+        if not self._drawn:
+            self._ids.draw()
+        ordinal = core._picks = core._picks + 1
+        new_tokens = prompt_tokens - <uint64_t>overlaps[rows]
+        prefixes = self._prefixes
+        reservation = Reservation(
+            self._drawn.pop(), request_id, source.key, fingerprint, prefixes, has_tail,
+            prompt_tokens, told, new_tokens, now_s, now_s + self._lease_s, b"",
+        )
+        # They refer to nothing that could refer to them: no need to look for cycles through them.
+        PyObject_GC_UnTrack(<void *>fingerprint)
+        PyObject_GC_UnTrack(<void *>reservation)
+        load = self._loads.get(source.key)
+        if load is None:
+            load = self._fleet.load(source.key)
+        self._open(load, prefixes, has_tail, new_tokens, now_s)
+        load.last_picked = ordinal
+        if self._moved_from != row:
+            core.guarded = core.guarded + 1
+        self._put_load(source.slot, load)
+        self._predict(source, told / size, now_s)
+        self._remember(reservation, 8 * len(prefixes))
+        if self._probing and source.key in self._probing:
+            self._fleet.outliers.on_pick(source.key, reservation.id, now_s)
+        return reservation
+
+    cdef int _open(self, load, prefixes, bint has_tail, new_tokens, double now_s) except -1:
+        """WorkerLoad.open."""
+        cdef BlockUsers users = load._users
+        cdef size_t count = len(prefixes)
+        if count and users_open(&users._users, <const uint64_t *>_pointer(prefixes), count):
+            raise MemoryError
+        load._tails = load._tails + has_tail
+        load.requests = load.requests + 1
+        load.prefill_tokens = load.prefill_tokens + new_tokens
+        load.prefills = load.prefills + (new_tokens > 0)
+        return self._changed(load, users, now_s)
+
+    def close(self, uint32_t slot, load, prefixes, bint has_tail, new_tokens, double now_s):
+        """WorkerLoad.prefill_done and close, and Pools.put_load: a reservation ends."""
+        cdef BlockUsers users = load._users
+        cdef size_t count = len(prefixes)
+        if count and users._users.used:
+            users_close(&users._users, <const uint64_t *>_pointer(prefixes), count)
+        load._tails = load._tails - has_tail
+        load.requests = load.requests - 1
+        if new_tokens > 0:
+            load.prefill_tokens = load.prefill_tokens - new_tokens
+            load.prefills = load.prefills - 1
+        self._changed(load, users, now_s)
+        self._put_load(slot, load)
+
+    cdef int _changed(self, load, BlockUsers users, double now_s) except -1:
+        """WorkerLoad._remember."""
+        load.changed = True
+        cdef list history = load._history
+        if len(history) >= HISTORY_MAX or history[0][0] < now_s - HISTORY_S:
+            load._remember(now_s)
+        else:
+            change = (now_s, load.requests, users._users.used + load._tails)
+            PyObject_GC_UnTrack(<void *>change)
+            history.append(change)
+        return 0
+
+    def put_load(self, uint32_t slot, load):
+        """Pools.put_load: a worker's load has changed."""
+        self._put_load(slot, load)
+
+    cdef int _put_load(self, uint32_t slot, load) except -1:
+        cdef tuple settled = self._settled.get(slot)
+        if settled is None:
+            return 0
+        self._read_columns()
+        cdef double *at = self._columns_at + slot
+        cdef size_t width = self._columns_width
+        cdef double total_blocks = settled[1], total_slots = settled[2], slots_known = settled[4], promised = settled[5]
+        cdef double running = load.running, waiting = load.waiting
+        cdef BlockUsers users = load._users
+        cdef double peer_requests, peer_blocks, peer_tokens
+        peer_requests, peer_blocks, peer_tokens = load.peers
+        cdef double active_slots = <double>load.external_requests + <double>load.requests + peer_requests
+        cdef double active_blocks = <double>load.external_blocks + <double>(users._users.used + load._tails) + peer_blocks
+        cdef double reserved = active_slots - running - waiting
+        cdef bint out_of_room = active_slots >= slots_known or active_blocks >= total_blocks
+        cdef bint full = out_of_room or active_slots >= total_slots or active_blocks >= promised
+        cdef double unheard = load.unheard, requests
+        if full:
+            self._full.add(slot)
+        elif self._full:
+            self._full.discard(slot)
+        if full and not out_of_room:
+            self._strained.add(slot)
+        elif self._strained:
+            self._strained.discard(slot)
+        if unheard:
+            requests = <double>load.requests + peer_requests
+            active_slots += unheard
+            if requests:
+                active_blocks += unheard * (<double>(users._users.used + load._tails) + peer_blocks) / requests
+        at[0] = settled[0]
+        at[width] = total_blocks
+        at[2 * width] = total_slots
+        at[3 * width] = settled[3]
+        at[4 * width] = running
+        at[5 * width] = waiting
+        at[6 * width] = reserved
+        at[7 * width] = active_blocks
+        at[8 * width] = <double>load.prefill_tokens + peer_tokens
+        at[9 * width] = load.last_picked
+        at[10 * width] = active_slots
+        at[11 * width] = active_blocks / total_blocks if total_blocks > 0 else 0.0
+        at[12 * width] = active_slots / total_slots if total_slots > 0 else 0.0
+        at[13 * width] = full
+        at[14 * width] = isnan(total_blocks)
+        return 0
+
+    cdef int _predict(self, source, size_t first, double now_s) except -1:
+        """FleetView.predict and Predictions.add, of the prompt's blocks from `first` on."""
+        cdef size_t count = len(self._prefixes)
+        stream, heartbeat, view = source.stream, source.heartbeat, self._view
+        if first >= count:
+            return 0
+        prefixes = self._prefixes[first:] if first else self._prefixes
+        guess = self._guesses.get(source.slot)
+        cdef bint approximate = not heartbeat.events or (stream.seq == 0 and stream.state is _live)
+        cdef bint whole = stream.complete and not stream.lacks and not approximate
+        if (
+            view.salted and not heartbeat.tells_salts
+            or view.itemized and heartbeat.engine == "sglang"
+        ):
+            whole = False
+        cdef double ttl_s = view._predicted_ttl_s if whole else view._approximate_ttl_s
+        cdef uint32_t slot = source.slot
+        cdef uint64_t blocks_max = heartbeat.total_blocks or PREDICTED_BLOCKS_MAX
+        cdef uint64_t predicted = (
+            table_holder(&self._index._table, slot, TIERS).held
+            + table_holder(&self._index._table, slot, TIERS + 1).held
+        )
+        if ttl_s <= 0 or guess is None or predicted + count - first > blocks_max:
+            view.predict(source, prefixes, now_s)
+            return 0
+        guess.ttl_s = ttl_s
+        young = guess.young
+        cdef const uint64_t *hashes = <const uint64_t *>_pointer(self._prefixes)
+        if table_store(&self._index._table, slot, TIERS + <int>young, hashes + first, count - first) == NO_MEMORY:
+            raise MemoryError
+        guess.told[young].append(prefixes)
+        return 0
+
+    cdef int _remember(self, reservation, size_t size) except -1:
+        """Reservations.add; size: bytes of its hashes."""
+        kept = self._reservations
+        cdef size_t known = len(self._open_ones) + len(self._ended_ones)
+        hash_bytes = kept._hash_bytes
+        if known >= <size_t>kept._entries_max or hash_bytes >= kept._hash_bytes_max:
+            kept.add(reservation)
+            return 0
+        kept._hash_bytes = hash_bytes + size
+        kept._open_hash_bytes = kept._open_hash_bytes + size
+        self._open_ones[reservation.id] = reservation
+        self._by_request[reservation.request_id] = reservation
+        return 0
+
+    cdef int _write(self, Asked *asked, double now_s) except -1:
+        """Writes the answer to the decision at hand, but for its reservation's id. Before that is
+        made: a receipt shows workers as they were."""
+        cdef Face faces[WANTED_MAX]
+        cdef Face moved_from
+        cdef Condition conditions[2]
+        cdef Condition condition
+        cdef Moved moved
+        cdef About about
+        cdef size_t i
+        cdef _WorkerFace face
+        cdef int32_t priority = asked.priority
+        cdef int32_t *engine_priority = NULL
+        cdef list keep = []
+        for i in range(self._ordered):
+            face = self._plan.face(self._order[i])
+            keep.append(face)
+            faces[i] = face.spans()
+        face = keep[0]
+        if face.priority_direction:
+            if face.priority_direction < 0:  # the lowest int32 has no opposite that fits
+                priority = 0x7FFFFFFF if priority == -0x80000000 else -priority
+            engine_priority = &priority
+        if not asked.omit_receipt:
+            for i in range(min(2, self._ordered)):
+                self._read_condition(self._order[i], &conditions[i], now_s, keep)
+            about.moved = NULL
+            if self._moved_from != self._order[0]:
+                face = self._plan.face(self._moved_from)
+                keep.append(face)
+                moved_from = face.spans()
+                self._read_condition(self._moved_from, &condition, now_s, keep)
+                moved = Moved(self._moved_from, &self._guard, &self._waits, &moved_from, &condition)
+                about.moved = &moved
+            about.policy = _span(self._policy_part)
+            about.replica = _span(self._replica)
+            about.excluded = _span(self._plan.excluded)
+            about.not_live = self._plan.not_live
+            about.cheapest = self._cheapest
+            about.decided_at_s = now_s
+            about.best_overlap_tokens = self._best_overlap()
+        put_answer(
+            &self._answer, &self._decided, NULL if asked.omit_receipt else &about, self._order,
+            self._ordered, self._alternatives, faces, conditions, self._lease_s, engine_priority,
+            self._plan.block_size if self._core.hot is None else 0,
+        )
+        if self._answer.failed:
+            raise MemoryError
+        return 0
+
+    cdef int _read_condition(self, size_t row, Condition *condition, double now_s, list keep) except -1:
+        """What of a worker only its stream and its load know; keep: gets what must outlive it."""
+        source = self._plan.sources[row]
+        cdef bytes state = source.stream.state.encode()
+        keep.append(state)
+        condition.stream_state = _span(state)
+        condition.stream_complete = source.stream.complete and self._holds_all(source.slot)
+        load = self._fleet.loads.get(source.key)
+        condition.sample_age_s = 0.0
+        if load is not None and load.sampled_at_s is not None:
+            condition.sample_age_s = max(0.0, now_s - <double>load.sampled_at_s)
+        return 0
+
+    cdef int32_t _best_overlap(self):
+        """The usable overlap of whoever holds most."""
+        cdef const int32_t *usable = self._overlaps + self._decided.rows
+        cdef int32_t best = 0
+        cdef size_t i
+        for i in range(self._decided.rows):
+            best = max(best, usable[i])
+        return best
+
+    cdef bint _holds_all(self, uint32_t slot):
+        """Whether the index holds all that a worker was told to hold."""
+        cdef uint64_t told = 0, held = 0
+        cdef int level
+        for level in range(TIERS):
+            told += table_holder(&self._index._table, slot, level).told
+            held += table_holder(&self._index._table, slot, level).held
+        return told == held
+
+    cdef int _make_room(self, size_t rows) except -1:
+        if rows <= self._rows_max:
+            return 0
+        cdef int32_t *overlaps = <int32_t *>realloc(self._overlaps, FIELDS * rows * sizeof(int32_t))
+        if not overlaps:
+            raise MemoryError
+        self._overlaps = overlaps
+        cdef double *costs = <double *>realloc(self._costs, rows * sizeof(double))
+        if not costs:
+            raise MemoryError
+        self._costs = costs
+        cdef uint8_t *out = <uint8_t *>realloc(self._out, 2 * rows)
+        if not out:
+            raise MemoryError
+        self._out = out
+        self._rows_max = rows
+        return 0
+
+    cdef int _read_columns(self) except -1:
+        """Looks where the fleet's columns are; they move when there are more slots."""
+        table = self._pools.columns
+        if table is self._table:
+            return 0
+        cdef double *at = <double *>_pointer(table)
+        cdef size_t width = table.shape[1]
+        self._columns_at, self._columns_width = at, width
+        self._columns.block_size = at
+        self._columns.total_blocks = at + width
+        self._columns.total_slots = at + 2 * width
+        self._columns.trust = at + 3 * width
+        self._columns.running = at + 4 * width
+        self._columns.waiting = at + 5 * width
+        self._columns.reserved = at + 6 * width
+        self._columns.active_blocks = at + 7 * width
+        self._columns.prefill_tokens_active = at + 8 * width
+        self._columns.active_slots = at + 10 * width
+        self._columns.load = at + 11 * width
+        self._columns.slot_ratio = at + 12 * width
+        self._columns.full = at + 13 * width
+        self._columns.load_unknown = at + 14 * width
+        self._table = table
+        return 0

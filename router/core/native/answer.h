@@ -1,0 +1,180 @@
+/* A RouteResponse with its receipt, written as router/desk/codec.py writes it. */
+#ifndef KVROUTE_ANSWER_H
+#define KVROUTE_ANSWER_H
+
+#include "adaptive.h"
+#include "router/wire/native/wire.h"
+
+/* What a worker's heartbeat says that answers repeat, written. */
+typedef struct {
+    Span picked;      /* RouteResponse: worker_id, dp_rank, address, labels */
+    Span alternative; /* Alternative: worker_id, dp_rank, address */
+    Span row;         /* CandidateRow: worker_id, dp_rank */
+} Face;
+
+/* What of a worker only its stream and its load know. */
+typedef struct {
+    Span stream_state;
+    int stream_complete;
+    double sample_age_s;
+} Condition;
+
+/* One decision. Overlaps: in tokens, overlaps[field * rows + row], by field of OverlapTokens. */
+typedef struct {
+    const Columns *columns;
+    const intptr_t *slots;
+    const int32_t *overlaps;
+    const double *costs;
+    size_t rows;
+    double prompt_tokens;
+    Shared shared;
+} Decided;
+
+static inline int32_t overlap_of(const Decided *d, int field, size_t row) {
+    return d->overlaps[(size_t)field * d->rows + row];
+}
+
+static void put_overlap(Backward *b, uint32_t number, const Decided *d, size_t row) {
+    size_t before = written(b);
+    for (int field = 5; field >= 0; field--)
+        put_uint(b, (uint32_t)field + 1, (uint32_t)overlap_of(d, field, row));
+    put_message(b, number, before);
+}
+
+/* A CandidateRow. */
+static void put_row(Backward *b, uint32_t number, const Decided *d, size_t row, const Face *face,
+                    const Condition *condition) {
+    size_t before = written(b);
+    const Columns *c = d->columns;
+    intptr_t slot = d->slots[row];
+    double new_tokens = new_tokens_of(d->prompt_tokens, c->trust[slot], overlap_of(d, 1, row));
+    put_double(b, 18, c->trust[slot]);
+    put_term(b, 16, "total_blocks_unknown", c->load_unknown[slot]);
+    put_term(b, 16, "slot_ratio", c->slot_ratio[slot]);
+    put_term(b, 16, "new_share", new_tokens / d->prompt_tokens);
+    put_term(b, 16, "load_deviation", c->load[slot] - d->shared.mean);
+    put_term(b, 16, "load", c->load[slot]);
+    put_double(b, 15, d->costs[row]);
+    put_double(b, 14, condition->sample_age_s);
+    put_uint(b, 13, (uint64_t)condition->stream_complete);
+    put_bytes(b, 12, condition->stream_state);
+    put_uint(b, 11, (uint64_t)c->prefill_tokens_active[slot]);
+    if (!isnan(c->total_slots[slot])) put_uint_always(b, 10, (uint64_t)c->total_slots[slot]);
+    put_double(b, 9, c->reserved[slot]);
+    put_uint(b, 8, (uint64_t)c->waiting[slot]);
+    put_uint(b, 7, (uint64_t)c->running[slot]);
+    if (!isnan(c->total_blocks[slot])) put_uint_always(b, 6, (uint64_t)c->total_blocks[slot]);
+    put_double(b, 5, c->active_blocks[slot]);
+    put_double(b, 4, new_tokens);
+    put_overlap(b, 3, d, row);
+    put_raw(b, face->row.at, face->row.size);
+    put_message(b, number, before);
+}
+
+/* A pick that the guard moved (router/decision/guard.py). */
+typedef struct {
+    uint32_t cheapest; /* row */
+    const PickGuard *guard;
+    const Waits *waits;
+    const Face *face;
+    const Condition *condition;
+} Moved;
+
+static void put_wait(Backward *b, uint32_t number, const Decided *d, const Moved *moved,
+                     size_t row) {
+    intptr_t slot = d->slots[row];
+    put_double(b, number + 1, wait_tokens_at(moved->guard, d->columns, slot, overlap_of(d, 1, row),
+                                             d->prompt_tokens));
+    put_double(b, number, requests_at(d->columns, slot));
+}
+
+/* A Guarded. */
+static void put_moved(Backward *b, uint32_t number, const Decided *d, const Moved *moved,
+                      size_t picked) {
+    size_t before = written(b);
+    put_wait(b, 8, d, moved, picked);
+    put_wait(b, 6, d, moved, moved->cheapest);
+    put_double(b, 5, moved->waits->least_tokens);
+    put_double(b, 4, moved->waits->least_requests);
+    put_double(b, 3, moved->waits->margin_tokens);
+    put_double(b, 2, moved->guard->request_tokens);
+    put_row(b, 1, d, moved->cheapest, moved->face, moved->condition);
+    put_message(b, number, before);
+}
+
+static inline int is_passed_over(const Decided *d, const Moved *moved, size_t row) {
+    return moved && passes_over(moved->guard, moved->waits, d->columns, d->slots[row],
+                                overlap_of(d, 1, row), d->prompt_tokens);
+}
+
+/* What a receipt says that isn't in its rows. */
+typedef struct {
+    Span policy;   /* Receipt: policy, formula, parameters, written */
+    Span replica;
+    Span excluded; /* Receipt: excluded, of workers that made no row, written */
+    size_t not_live;
+    Cheapest cheapest;
+    double decided_at_s;
+    int32_t best_overlap_tokens;
+    const Moved *moved; /* NULL: the guard moved nothing */
+} About;
+
+static void put_count(Backward *b, uint32_t number, const char *name, size_t count) {
+    if (!count) return;
+    size_t before = written(b);
+    put_uint_always(b, 2, count);
+    put_bytes_always(b, 1, name, strlen(name));
+    put_message(b, number, before);
+}
+
+static void put_receipt(Backward *b, uint32_t number, const Decided *d, const About *about,
+                        const uint32_t *order, size_t ordered, const Face *faces,
+                        const Condition *conditions) {
+    size_t before = written(b);
+    if (about->moved) put_moved(b, 16, d, about->moved, order[0]);
+    put_bytes(b, 14, about->replica);
+    put_uint(b, 13, (uint32_t)about->best_overlap_tokens);
+    put_double(b, 12, about->decided_at_s);
+    put_uint(b, 11, about->cheapest.tied);
+    put_raw(b, about->excluded.at, about->excluded.size);
+    put_count(b, 10, "full", about->cheapest.full);
+    put_count(b, 10, "drained", about->cheapest.drained);
+    put_count(b, 10, "cost is not a number", about->cheapest.not_finite);
+    put_uint(b, 9, d->rows + about->not_live);
+    if (ordered > 1 && !is_passed_over(d, about->moved, order[1]))
+        put_row(b, 8, d, order[1], &faces[1], &conditions[1]);
+    put_row(b, 7, d, order[0], &faces[0], &conditions[0]);
+    put_uint(b, 6, (uint64_t)d->columns->block_size[d->slots[order[0]]]);
+    put_uint(b, 5, (uint64_t)d->prompt_tokens);
+    put_term(b, 4, "load_std", d->shared.std);
+    put_term(b, 4, "load_mean", d->shared.mean);
+    put_term(b, 4, "alpha", d->shared.alpha);
+    put_raw(b, about->policy.at, about->policy.size);
+    put_message(b, number, before);
+}
+
+/* All but the reservation's id, which is the first field and so the last to be written.
+ *
+ * faces: of the rows in `order`; conditions: of its first two. engine_priority: NULL if the engine
+ * has none. about: NULL for an answer without a receipt. hash_block_size: 0 if tokens are wanted. */
+static void put_answer(Backward *b, const Decided *d, const About *about, const uint32_t *order,
+                       size_t ordered, size_t alternatives, const Face *faces,
+                       const Condition *conditions, double lease_s,
+                       const int32_t *engine_priority, uint32_t hash_block_size) {
+    put_uint(b, 15, hash_block_size);
+    if (about) put_receipt(b, 13, d, about, order, ordered, faces, conditions);
+    put_double(b, 12, lease_s);
+    if (engine_priority) put_uint_always(b, 11, (uint64_t)(int64_t)*engine_priority);
+    put_uint(b, 9, (uint64_t)d->prompt_tokens - (uint32_t)overlap_of(d, 1, order[0]));
+    put_overlap(b, 8, d, order[0]);
+    for (size_t i = ordered; i-- > 1;) {
+        if (i > alternatives) continue;
+        size_t before = written(b);
+        put_double(b, 4, d->costs[order[i]]);
+        put_raw(b, faces[i].alternative.at, faces[i].alternative.size);
+        put_message(b, 7, before);
+    }
+    put_raw(b, faces[0].picked.at, faces[0].picked.size);
+}
+
+#endif

@@ -1,0 +1,169 @@
+/* What a RouteRequest asks, read where it lies.
+ *
+ * A request is plain if it names a prompt of tokens or of hashes and nothing that narrows the choice
+ * of workers or changes the hashes. All others, and whatever looks odd, are read by protobuf. */
+#ifndef KVROUTE_ASKED_H
+#define KVROUTE_ASKED_H
+
+#include "router/wire/native/wire.h"
+
+#define TEXT_MAX 1024 /* as router/desk/codec.py has it */
+
+typedef struct {
+    Span request_id, model, session_id;
+    Span tokens; /* little-endian u32 */
+    Span hashes; /* little-endian u64: BlockHashes, when hashes_block_size is not 0 */
+    uint32_t hashes_block_size;
+    uint64_t prompt_tokens;
+    int64_t output_tokens; /* -1: not told */
+    int32_t priority;
+    int omit_receipt;
+} Asked;
+
+/* 0 for a text that may be taken as it is. */
+static inline int odd_text(const Field *field) {
+    return field->type != BYTES || field->bytes.size > TEXT_MAX || !is_ascii(field->bytes);
+}
+
+/* 0, or -1 for hashes in more than one piece, or none. */
+static int read_hashes(Span message, Asked *asked) {
+    uint64_t block_size = 0, prompt_tokens = 0;
+    Field field;
+    asked->hashes = (Span){NULL, 0};
+    while (message.size) {
+        if (read_field(&message, &field)) return -1;
+        if (field.number == 1 && field.type == BYTES && !asked->hashes.at)
+            asked->hashes = field.bytes;
+        else if (field.number == 2 && field.type == VARINT)
+            block_size = field.value;
+        else if (field.number == 3 && field.type == VARINT)
+            prompt_tokens = field.value;
+        else
+            return -1;
+    }
+    if (!block_size || block_size > INT32_MAX || !prompt_tokens || prompt_tokens > UINT32_MAX)
+        return -1;
+    if (asked->hashes.size % 8 || prompt_tokens / block_size != asked->hashes.size / 8) return -1;
+    asked->hashes_block_size = (uint32_t)block_size;
+    asked->prompt_tokens = prompt_tokens;
+    return 0;
+}
+
+/* 1 if a request is plain, else 0. */
+static int read_plain(Span message, Asked *asked) {
+    Field field;
+    int prompts = 0;
+    *asked = (Asked){.output_tokens = -1};
+    while (message.size) {
+        if (read_field(&message, &field)) return 0;
+        switch (field.number) {
+            case 1: /* request_id */
+                if (odd_text(&field)) return 0;
+                asked->request_id = field.bytes;
+                break;
+            case 2: /* model */
+                if (odd_text(&field)) return 0;
+                asked->model = field.bytes;
+                break;
+            case 4: /* token_bytes */
+                if (field.type != BYTES || !field.bytes.size || field.bytes.size % 4) return 0;
+                asked->tokens = field.bytes;
+                asked->prompt_tokens = field.bytes.size / 4;
+                prompts++;
+                break;
+            case 5: /* block_hashes */
+                if (field.type != BYTES || read_hashes(field.bytes, asked)) return 0;
+                prompts++;
+                break;
+            case 9: /* expected_output_tokens */
+                if (field.type != VARINT || field.value > UINT32_MAX) return 0;
+                asked->output_tokens = (int64_t)field.value;
+                break;
+            case 10: /* priority: a negative one is a varint of 64 bits */
+                if (field.type != VARINT) return 0;
+                asked->priority = (int32_t)(uint32_t)field.value;
+                break;
+            case 11: /* tenant */
+                if (odd_text(&field)) return 0;
+                break;
+            case 12: /* session_id */
+                if (odd_text(&field)) return 0;
+                asked->session_id = field.bytes;
+                break;
+            case 13: /* ttft_slo_ms */
+            case 14: /* queue_timeout_ms */
+                if (field.type != VARINT) return 0;
+                break;
+            case 15: /* phase: UNSPECIFIED or AGGREGATED */
+                if (field.type != VARINT || field.value > 1) return 0;
+                break;
+            case 20: /* omit_receipt */
+                if (field.type != VARINT || field.value > 1) return 0;
+                asked->omit_receipt = (int)field.value;
+                break;
+            default:
+                return 0;
+        }
+    }
+    return prompts == 1;
+}
+
+/* One item of a RouteBatch. */
+typedef struct {
+    uint64_t index;
+    uint64_t timeout_ms;
+    Span request;
+    int is_request, is_cancel;
+} Item;
+
+/* The next item of a batch; what is left begins after it. 1, 0 at the end, or -1 for bytes that
+ * protobuf must put in order first. */
+static int read_item(Span *batch, Item *item) {
+    Field outer, field;
+    do {
+        if (!batch->size) return 0;
+        if (read_field(batch, &outer)) return -1;
+    } while (outer.number != 1 || outer.type != BYTES);
+    Span message = outer.bytes;
+    *item = (Item){0, 0, {NULL, 0}, 0, 0};
+    while (message.size) {
+        if (read_field(&message, &field)) return -1;
+        if (field.number == 1 && field.type == VARINT) {
+            item->index = field.value;
+        } else if (field.number == 2 && field.type == BYTES) {
+            if (item->is_request) return -1; /* two that are to be merged */
+            item->request = field.bytes;
+            item->is_request = 1;
+            item->is_cancel = 0;
+        } else if (field.number == 3 && field.type == VARINT) {
+            item->is_cancel = 1;
+            item->is_request = 0;
+        } else if (field.number == 4 && field.type == VARINT) {
+            item->timeout_ms = (uint32_t)field.value;
+        }
+    }
+    return 1;
+}
+
+/* How many items a batch has; -1 for bytes that must be put in order first, -2 for more fields or
+ * items than these. Looks at no request. */
+static int64_t count_items(Span batch, size_t items_max, size_t fields_max) {
+    Field outer, inner;
+    size_t items = 0, fields = 0;
+    while (batch.size) {
+        if (read_field(&batch, &outer)) return -1;
+        if (++fields > fields_max) return -2;
+        if (outer.number != 1 || outer.type != BYTES) continue;
+        if (++items > items_max) return -2;
+        int requests = 0;
+        for (Span item = outer.bytes; item.size;) {
+            if (read_field(&item, &inner)) return -1;
+            if (++fields > fields_max) return -2;
+            if (inner.number == 2 && inner.type == BYTES && requests++) return -1;
+            if (inner.number == 3 && inner.type == VARINT) requests = 0;
+        }
+    }
+    return (int64_t)items;
+}
+
+#endif

@@ -1,0 +1,62 @@
+"""What the core answers a request with, and the steps of a request's life that callers report."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
+
+from router.decision.decision import Decision, Overlap
+from router.reservations.reservations import Ending, Reservation
+
+
+@dataclass(slots=True)
+class Pick:
+    """A decision that was made, and its reservation."""
+
+    reservation: Reservation
+    decided: Decision | Callable[[], Decision]
+    """The decision, or what makes it from what was weighed."""
+    overlap: Overlap
+    """Of the worker that computes the prompt."""
+
+    @property
+    def decision(self) -> Decision:
+        if not isinstance(self.decided, Decision):
+            self.decided = self.decided()
+        return self.decided
+
+
+@dataclass(frozen=True, slots=True)
+class Repeated:
+    """The same request again: give the same answer."""
+
+    reservation: Reservation
+
+
+class ProgressState(StrEnum):
+    """Where a request stands."""
+
+    PREFILL_DONE = "prefill_done"
+    RUNNING = "running"
+    FINISHED = "finished"
+    FAILED = "failed"
+
+
+class Progress(NamedTuple):
+    """One step in a reservation's life."""
+
+    reservation_id: str
+    state: ProgressState
+    output_tokens: int = 0
+    cached_tokens: int | None = None
+    failure: Ending = Ending.FAILED_UNKNOWN
+    failed_worker_id: str = ""
+    """Of a pair: which half failed; empty, or neither of them: by how far the request came."""
+
+
+class ProgressResult(StrEnum):
+    """What became of a step."""
+
+    APPLIED = "applied"
+    UNCHANGED = "unchanged"
+    UNKNOWN = "unknown"

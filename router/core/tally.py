@@ -1,0 +1,121 @@
+"""What every pick counts, in plain numbers that become metrics when they are read.
+
+prometheus_client takes a lock for each count, and walks all buckets for each duration: as much work
+as a tenth of a decision. The event loop counts alone here, and scrapes read what is there.
+"""
+
+from bisect import bisect_left
+from time import perf_counter
+
+import numpy as np
+
+from events.facts import TIER_NAMES
+from router.core.progress import Pick
+from router.decision.decision import Decision
+from router.fleet.pools import heartbeat_of
+from router.fleet.table import Column
+
+STAGES = ("hash", "match", "cost", "total")
+TIERS = (*TIER_NAMES.values(), "predicted")
+BUCKETS_S = (
+    0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1,
+)  # fmt: skip
+RATIO_DECISIONS = 1000
+"""Decisions that kvroute_kv_hit_ratio looks back on."""
+MODELS_MAX = 64
+"""Models whose picks are counted apart: the first that get any. Later ones count together."""
+OTHER_MODEL = "other"
+"""What metrics call all later ones together."""
+
+
+class Durations:
+    """A histogram of seconds."""
+
+    def __init__(self) -> None:
+        self.counts = np.zeros(len(BUCKETS_S) + 1, np.int64)
+        self.total_s = np.zeros(1)
+
+    def add(self, seconds: float) -> None:
+        self.counts[bisect_left(BUCKETS_S, seconds)] += 1
+        self.total_s[0] += seconds
+
+
+class PickTally:
+    """Picks since the start. Arrays, so that the lane (router/core/fast_path.pyx) counts in them,
+    too."""
+
+    def __init__(self) -> None:
+        self.stages = {stage: Durations() for stage in STAGES}
+        self.tokens = np.zeros(2 + len(TIERS), np.int64)
+        """Of prompts, of the longest usable overlaps, and of those taken, by tier."""
+        self.recent = np.zeros((RATIO_DECISIONS, 2), np.int64)
+        """Usable overlap and prompt tokens of the last picks, in a ring."""
+        self.by_model = np.zeros((MODELS_MAX + 1, 3), np.int64)
+        """Picks, prompt tokens and usable overlap of each model, in the rows of `model_row`."""
+        self.model_rows: dict[str, int] = {}
+        self.picks = np.zeros(1, np.int64)
+        self.ttfts = 0
+        """Picks of policies that predict the time to the first token,"""
+        self.ttft_s = 0.0
+        """those times, in sum,"""
+        self.ttft_best_s = 0.0
+        """and the shortest that each of them could have had."""
+
+    def count(self, pick: Pick) -> None:
+        """A pick was made."""
+        overlap = pick.overlap
+        decision = pick.decision.computing
+        prompt_tokens = decision.rows.prompt_tokens
+        reachable = decision.best_overlap_tokens()
+        self.tokens += (prompt_tokens, reachable, *overlap[-len(TIERS) :])
+        self.recent[self.picks[0] % RATIO_DECISIONS] = overlap.usable, prompt_tokens
+        self.picks += 1
+        row = self.model_row(heartbeat_of(decision.sources[decision.order[0]]).model)
+        self.by_model[row] += 1, prompt_tokens, overlap.usable
+        if (seconds := decision.scores.ttft_s) is not None:
+            self._predicted(decision, seconds)
+
+    def model_row(self, model: str) -> int:
+        """Where the picks of a model are counted in `by_model`; the last row is that of all models
+        beyond MODELS_MAX.
+
+        model: as the engine of the picked worker calls it, never a name that a request made up.
+        """
+        row = self.model_rows.get(model, MODELS_MAX)
+        if row == MODELS_MAX and len(self.model_rows) < MODELS_MAX:
+            row = self.model_rows[model] = len(self.model_rows)
+        return row
+
+    def models(self) -> dict[str, list[int]]:
+        """Picks, prompt tokens and usable overlap by model; OTHER_MODEL once there are too many."""
+        counts = self.by_model.tolist()
+        told = {model: counts[row] for model, row in self.model_rows.items()}
+        if counts[MODELS_MAX][0]:
+            mine = told.get(OTHER_MODEL, [0, 0, 0])  # a model may have that very name
+            told[OTHER_MODEL] = [a + b for a, b in zip(mine, counts[MODELS_MAX], strict=True)]
+        return told
+
+    def _predicted(self, decision: Decision, seconds: Column) -> None:
+        can = [not reason for reason in decision.excluded]
+        self.ttfts += 1
+        self.ttft_s += seconds.item(decision.order[0])
+        self.ttft_best_s += float(seconds[can].min())
+
+
+class StageClock:
+    """Measures the stages of one decision: `core.route` calls it at the end of each."""
+
+    def __init__(self, stages: dict[str, Durations]) -> None:
+        self._stages = stages
+        self._started = self._last = perf_counter()
+
+    def __call__(self, stage: str) -> None:
+        now = perf_counter()
+        self._stages[stage].add(now - self._last)
+        self._last = now
+
+    def total(self) -> float:
+        """Ends the measurement; seconds since it began."""
+        seconds = perf_counter() - self._started
+        self._stages["total"].add(seconds)
+        return seconds

@@ -1,0 +1,1 @@
+"""Which worker would get a request. Changes nothing but the rng. Pure."""

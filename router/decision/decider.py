@@ -1,0 +1,505 @@
+"""Who would be picked: a request's pool scored by a policy, and put in order.
+
+    Request ─> policy, pool ─> overlaps ─> rows ─> costs ─> order ─> Decision
+
+Pure, like the core that it is a part of. Laws:
+- a decision changes nothing but the state of the rng, and what is counted of policies that fail;
+- an excluded worker is never first in order, nor is one whose cost is not a number;
+- a worker that is over what was learned of its capacity (router/health/capacity.py) is first only
+  where none has room;
+- a worker of the last resort is first only where none that answers may take the request at all.
+"""
+
+import random
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
+from functools import partial
+from math import isfinite
+
+import numpy as np
+import numpy.typing as npt
+
+from events.view import Source
+from indexer.index import BlockIndex
+from indexer.kernel import cheapest
+from router.config.settings import GuardSettings, ModelSettings, RoutingSettings
+from router.decision.decision import Decision, NobodyFits, Overlap, Weighed
+from router.decision.guard import Guarded, Waits
+from router.decision.pairs import Matched, Pairs, Stages
+from router.fleet.eligibility import (
+    DRAINED,
+    NOT_A_NUMBER,
+    OUTPUT_TOKENS_MAX,
+    TOO_LONG,
+    answering_first,
+    exclusions,
+    loaded_first,
+    narrows_nothing,
+    only_roles,
+    too_long,
+)
+from router.fleet.pools import Pool, heartbeat_of
+from router.fleet.state import Fleet
+from router.fleet.table import COLUMNS, Column, Flags
+from router.policies.affinity import held, with_bonus
+from router.policies.candidates import Candidates
+from router.policies.configured import PolicySettings, configured, configured_of_models
+from router.policies.dynamo_adaptive import DYNAMO_ADAPTIVE
+from router.policies.own import Failure, PolicyFailed
+from router.policies.policy import Policy, Scores
+from router.request.prompt import Prompt
+from router.request.refusal import Reason, Refusal
+from router.request.request import Request, Role, Session
+
+FULL_RETRY_S = 0.5
+"""What RetryInfo says when all are full: about the time until something ends."""
+_FULL = "full"
+
+
+class Decider:
+    """Decides by what is configured, about the fleet as it is."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        routing: RoutingSettings,
+        rng: random.Random,
+        models: Iterable[ModelSettings] = (),
+    ) -> None:
+        """models: may have settings of their own."""
+        self.reconfigure(routing, models)
+        self.policy_failures: Counter[tuple[str, Failure]] = Counter()
+        """Decisions that a policy of the operator's could not make."""
+        self._policy_error = ""
+        self._index: BlockIndex = fleet.view.index
+        self._pools = fleet.pools
+        self._further = fleet.further
+        self._pairs = Pairs(fleet.further)
+        self._drained: Collection[str] = fleet.drained
+        self._rng = rng
+        self._of_role: dict[Role, tuple[Pool, Sequence[str]]] = {}
+        """Who is of another role, in the pool that was asked last."""
+
+    def reconfigure(self, routing: RoutingSettings, models: Iterable[ModelSettings]) -> None:
+        """Decides by other settings from now on; raises ConfigError, and changes nothing."""
+        fleet = PolicySettings(routing, configured(routing))
+        self._of_models = configured_of_models(fleet, models)
+        self._of_fleet = fleet
+        self._routing = routing
+
+    @property
+    def policies(self) -> dict[str, Policy]:
+        """By name, with their parameters; models' own apart."""
+        return self._of_fleet.policies
+
+    def settings_of(self, model: str, pool: Pool) -> PolicySettings:
+        """What a request is decided by that names a model, and whose workers are a pool.
+
+        The settings are those of the model that the request names, by name or alias; else, as for a
+        LoRA or a request without a model, those of the model that all workers of the pool serve.
+        """
+        if not self._of_models:
+            return self._of_fleet
+        if (own := self._of_models.get(model)) is not None:
+            return own
+        served = {self._of_models.get(name, self._of_fleet) for name in set(pool.models)}
+        return served.pop() if len(served) == 1 else self._of_fleet
+
+    def has_own(self, model: str, pool: Pool) -> bool:
+        """Whether settings of a model, rather than the fleet's, decide such requests."""
+        return self.settings_of(model, pool) is not self._of_fleet
+
+    def decide(
+        self, request: Request, ready: bool, now_s: float, mark: Callable[[str], None]
+    ) -> Decision:
+        """Scores the pool; raises Refusal when there is no pool to score.
+
+        ready: see RouterCore.ready. Whoever asks looks at `order`: it is empty when nobody can be
+        picked, and `refuse` says why.
+        """
+        if request.prompt.token_count > self._routing.prompt_tokens_max:
+            raise Refusal(
+                Reason.PROMPT_TOO_LONG,
+                f"the prompt has {request.prompt.token_count} tokens, the limit is"
+                f" {self._routing.prompt_tokens_max} (routing.prompt_tokens_max)",
+            )
+        self._pools.refresh()
+        pool, down = self._pools.live(request.model, ready)
+        matched = self._matched(request, pool, down, now_s, mark)
+        decision = self._with_room(matched)
+        if not decision.order and not _waits(decision):
+            last = self._pools.last_resort(request.model, ready)
+            if last is not None:
+                matched = self._matched(request, last.pool, last.down, now_s, mark)
+                otherwise = self._with_room(matched._replace(last=last.reasons))
+                otherwise.last_resort = True
+                decision = otherwise if otherwise.order else decision
+        mark("cost")
+        return decision
+
+    def _matched(
+        self,
+        request: Request,
+        pool: Pool,
+        down: list[tuple[Source, str]],
+        now_s: float,
+        mark: Callable[[str], None],
+    ) -> Matched:
+        """What the workers of a pool hold of a prompt, and what it is decided by.
+
+        Raises Refusal for a policy that the request can't have.
+        """
+        settings = self.settings_of(request.model, pool)
+        policy = self._policy(request, settings)
+        for size in pool.block_sizes:
+            request.prompt.prefixes(size)
+        mark("hash")
+        overlaps = self._overlaps(request.prompt, pool)
+        mark("match")
+        table = self._pools.table(pool)
+        return Matched(request, pool, down, table, overlaps, now_s, settings, policy)
+
+    def _with_room(self, matched: Matched) -> Decision:
+        """The decision among workers with room; where there is none, among strained ones, too."""
+        decision = self._decide(matched)
+        if not decision.order:
+            table = self._pools.with_strained(matched.pool, matched.table)
+            if table is not None:
+                strained = self._decide(matched._replace(table=table))
+                strained.strained = True
+                return strained if strained.order else decision
+        return decision
+
+    def _decide(self, matched: Matched) -> Decision:
+        request, pool, settings = matched.request, matched.pool, matched.settings
+        policy = matched.policy
+        routing, policies = settings.routing, settings.policies
+        if request.role is Role.PAIR:
+            stages = Stages(
+                policy if request.policy else policies[routing.prefill_policy],
+                policies[routing.decode_policy],
+                policy,
+                routing.local_prefill_tokens,
+                routing.local_prefill_percent / 100,
+            )
+            return self._pairs.decide(matched, stages, self._judge, self._eligible)
+        if request.resumed is not None:
+            holders = self._holders(matched, request.resumed)
+            stage = policy if request.policy else policies[routing.decode_policy]
+            away = self._further.mean_distance(pool, holders)
+            return self._judge(matched, stage, self._eligible(request, pool), away)
+        return self._judge(matched, policy, self._eligible(request, pool))
+
+    def told(self, request: Request, weighed: Weighed, now_s: float) -> Decision:
+        """A decision of the lane, as the general way would have told it."""
+        policy = self._policy(request, self._of_fleet)  # the lane knows no other settings
+        pool = weighed.pool
+        rows = self._rows(request, pool, weighed.table, weighed.tokens, weighed.eligible, now_s)
+        scores = policy.score(rows)
+        costs = scores.costs.tolist()
+        excluded = [
+            reason or (_FULL if full else "" if isfinite(cost) else NOT_A_NUMBER)
+            for reason, full, cost in zip(weighed.eligible, rows.full.tolist(), costs, strict=True)
+        ]
+        guard, guarded = self._routing.guard, None
+        if weighed.cheapest != weighed.order[0]:
+            can = np.array([not reason for reason in excluded], np.bool_)
+            guarded = Guarded(weighed.cheapest, Waits.of(rows, can, guard))
+        return Decision(
+            request,
+            policy,
+            rows,
+            pool.sources,
+            weighed.tokens,
+            scores,
+            excluded,
+            weighed.order,
+            weighed.tied,
+            weighed.not_live,
+            now_s,
+            guard=guard if guard.looks_at(policy.name) else None,
+            guarded=guarded,
+        )
+
+    def refuse(self, decision: Decision) -> NobodyFits:
+        """Why nobody in a pool can be picked."""
+        told = ", ".join(
+            f"{count} {reason}" for reason, count in sorted(decision.exclusions().items())
+        )
+        refused = partial(NobodyFits, decision=decision)
+        if not len(decision.rows):
+            of = f" for {decision.request.model!r}" if decision.request.model else ""
+            return refused(Reason.NO_WORKER, f"no live worker{of}: {told}")
+        if _FULL in decision.excluded:
+            return refused(Reason.ALL_WORKERS_FULL, f"no worker has room: {told}", FULL_RETRY_S)
+        may_come_back = [source for source, _ in decision.not_live]
+        too_short = []
+        for source, reason in zip(decision.sources, decision.excluded, strict=True):
+            if reason == TOO_LONG:
+                too_short.append(heartbeat_of(source).max_model_len)
+            elif reason == DRAINED:
+                may_come_back.append(source)
+        output_tokens = self._output_tokens(decision.request)
+        if too_short and all(
+            too_long(decision.request, output_tokens, heartbeat_of(one)) for one in may_come_back
+        ):
+            return refused(
+                Reason.PROMPT_TOO_LONG,
+                f"the prompt has {decision.rows.prompt_tokens} tokens and fits no worker with what"
+                f" it is expected to bring out; the longest takes {max(too_short)}",
+            )
+        if decision.prefill is not None and not decision.prefill.order:
+            return self.refuse(decision.prefill)
+        return refused(Reason.NO_ELIGIBLE_WORKER, f"no worker may take this request: {told}")
+
+    def take_policy_error(self) -> str:
+        """What the last policy did wrong that failed since this was asked; empty: none did."""
+        told, self._policy_error = self._policy_error, ""
+        return told
+
+    def _policy(self, request: Request, settings: PolicySettings) -> Policy:
+        """The request's, or the one of the settings; raises Refusal."""
+        routing, policies = settings.routing, settings.policies
+        name = request.policy or routing.policy
+        if name != routing.policy and not routing.policy_per_request:
+            raise Refusal(
+                Reason.POLICY_NOT_ALLOWED,
+                "requests may not choose a policy here (routing.policy_per_request)",
+            )
+        if (policy := policies.get(name)) is None:
+            known = ", ".join(policies)
+            raise Refusal(Reason.UNKNOWN_POLICY, f"unknown policy {name!r}; there are {known}")
+        return policy
+
+    def _holders(self, matched: Matched, session: Session) -> Flags:
+        """The workers that hold most of a session's KV cache; raises Refusal if nobody does.
+
+        By the index; by where its last request went if that can't say.
+        """
+        pool, trust = matched.pool, matched.table[COLUMNS.index("trust")]
+        held = trust * matched.overlaps[0]
+        longest = held.max(initial=0.0)
+        holders: Flags = held == longest
+        if longest > 0:
+            return holders
+        was_there = np.array([key == session.worker for key in pool.workers], np.bool_)
+        holders = was_there & ((trust < 1) | (not len(session.prefixes)))
+        if not holders.any():
+            raise Refusal(
+                Reason.UNKNOWN_SESSION,
+                f"nobody holds session {matched.request.session_id!r} any more",
+            )
+        return holders
+
+    def _eligible(self, request: Request, pool: Pool) -> Sequence[str]:
+        """A reason for each worker that can't take a request; empty where it can."""
+        output_tokens = self._output_tokens(request)
+        if not narrows_nothing(request, output_tokens, pool, bool(self._drained)):
+            return exclusions(request, output_tokens, pool, self._drained)
+        role = request.role
+        if pool.roles <= {role, Role.BOTH}:
+            return pool.all_eligible
+        known = self._of_role.get(role)
+        if known is None or known[0] is not pool:
+            known = self._of_role[role] = pool, only_roles(pool, role)
+        return known[1]
+
+    def _judge(
+        self,
+        matched: Matched,
+        policy: Policy,
+        eligible: Sequence[str],
+        kv_distance: Column | None = None,
+    ) -> Decision:
+        """Scores a pool, and puts it in order."""
+        request, pool, not_live, table, overlaps, now_s, settings, _, last = matched
+        eligible = answering_first(eligible, last)
+        if lora_name := request.prompt.lora_name:
+            eligible = loaded_first(
+                eligible, lora_name, pool, table[COLUMNS.index("full")].tolist()
+            )
+        affinity = self._routing.affinity
+        # Of a pair, the session goes on where it is decoded.
+        if request.session_id and (request.role is not Role.PAIR or kv_distance is not None):
+            if affinity.hard:
+                of_session = self._further.of_session(pool, request.session_id)
+                eligible = held(eligible, of_session, table[COLUMNS.index("full")])
+            policy = with_bonus(policy, affinity.bonus.get(policy.name, 0.0))
+        rows = self._rows(request, pool, table, overlaps, eligible, now_s, kv_distance)
+        policy, scores = self._scored(policy, settings.policies[DYNAMO_ADAPTIVE.name], rows)
+        excluded, order, tied = self._order(rows, scores)
+        guard, guarded = settings.routing.guard, None
+        # Who decodes what another worker computed doesn't wait for prompts.
+        is_guarded = kv_distance is None and guard.looks_at(policy.name)
+        if is_guarded and order:
+            order, guarded = self._guarded(rows, scores, excluded, order, guard)
+        return Decision(
+            request,
+            policy,
+            rows,
+            pool.sources,
+            overlaps,
+            scores,
+            excluded,
+            order,
+            tied,
+            not_live,
+            now_s,
+            guard=guard if is_guarded else None,
+            guarded=guarded,
+        )
+
+    def _overlaps(self, prompt: Prompt, pool: Pool) -> npt.NDArray[np.int32]:
+        """What each worker holds of the prompt, in tokens: a row for each field of Overlap."""
+        if len(pool.block_sizes) == 1:
+            return self._overlaps_of(prompt, next(iter(pool.block_sizes)), pool.slots)
+        tokens = np.zeros((len(Overlap._fields), len(pool)), np.int32)
+        for size in pool.block_sizes:
+            told = [heartbeat_of(source).block_size == size for source in pool.sources]
+            rows = np.flatnonzero(told)
+            tokens[:, rows] = self._overlaps_of(prompt, size, pool.slots[rows])
+        return tokens
+
+    def _overlaps_of(
+        self, prompt: Prompt, size: int, slots: npt.NDArray[np.intp]
+    ) -> npt.NDArray[np.int32]:
+        if not size:  # workers that have not told their block size yet
+            return np.zeros((len(Overlap._fields), len(slots)), np.int32)
+        # The engine recomputes the last block of a fully cached prompt.
+        usable_max = (prompt.token_count - 1) // size
+        blocks = self._index.overlap(prompt.prefixes(size), usable_max, slots)
+        tokens: npt.NDArray[np.int32] = blocks * np.int32(size)
+        return tokens
+
+    def _rows(
+        self,
+        request: Request,
+        pool: Pool,
+        table: npt.NDArray[np.float64],
+        overlaps: npt.NDArray[np.int32],
+        excluded: Sequence[str],
+        now_s: float,
+        kv_distance: Column | None = None,
+    ) -> Candidates:
+        trust = table[COLUMNS.index("trust")]
+        return Candidates(
+            workers=pool.workers,
+            prompt_tokens=request.prompt.token_count,
+            overlap_tokens=trust * overlaps[1],
+            excluded=excluded,
+            table=table,
+            request=request,
+            tokens=overlaps,
+            pool=pool,
+            further=self._further,
+            now_s=now_s,
+            kv_distance=kv_distance,
+        )
+
+    def _scored(self, policy: Policy, default: Policy, rows: Candidates) -> tuple[Policy, Scores]:
+        """The costs of rows, and the policy that made them: the default one for one that fails."""
+        if not len(rows):
+            return policy, Scores(np.zeros(0))
+        try:
+            scores = policy.score(rows)
+            if scores.chances is not None:  # what is drawn is told, so that a pick can be redone
+                told = {**scores.shared_terms, "draw": self._rng.random()}
+                scores = replace(scores, shared_terms=told)
+            return policy, scores
+        except PolicyFailed as failed:
+            self.policy_failures[policy.name, failed.failure] += 1
+            self._policy_error = f"policy {policy.name!r}: {failed}"
+        return default, default.score(rows)
+
+    def _order(self, rows: Candidates, scores: Scores) -> tuple[Sequence[str], list[int], int]:
+        """Why rows can't be picked; the pick and the rows next to it, cheapest first; how many tie.
+
+        Rows that tie take turns from a random one on, so that no second choice is everybody's.
+        Where the policy gives chances, the pick is drawn by them.
+        """
+        excluded, can = rows.excluded, None
+        if self._pools.any_full or any(excluded):
+            excluded = [
+                reason or (_FULL if full else "")
+                for reason, full in zip(excluded, rows.full.tolist(), strict=True)
+            ]
+            can = np.array([not reason for reason in excluded], np.bool_)
+        wanted = 1 + max(1, self._routing.alternatives)  # receipts name the runner-up
+        tied, following, bad = cheapest(scores.costs, can, wanted)
+        if bad:
+            excluded = list(excluded)
+            for row in bad:
+                excluded[row] = excluded[row] or NOT_A_NUMBER
+        order = self._in_turn(tied, following)[:wanted]
+        if scores.chances is not None and len(order) > 1:
+            drawn = _drawn(rows, scores.chances, excluded, scores.shared_terms["draw"])
+            order = [drawn, *(row for row in order if row != drawn)][:wanted]
+        return excluded, order, len(tied)
+
+    def _guarded(
+        self,
+        rows: Candidates,
+        scores: Scores,
+        excluded: Sequence[str],
+        order: list[int],
+        guard: GuardSettings,
+    ) -> tuple[list[int], Guarded | None]:
+        """An order whose pick the guard leaves where it is (router/decision/guard.py).
+
+        The rows that it passes over come last, so that they are no one's next choice but for want
+        of others.
+        """
+        can = None
+        if any(excluded):
+            can = np.array([not reason for reason in excluded], np.bool_)
+        waits = Waits.of(rows, can, guard)
+        cheapest_row = order[0]
+        if not waits.passes_over(cheapest_row):
+            return order, None
+        passed_over = waits.passed_over
+        costs, wanted = scores.costs, len(order)
+        stay = ~passed_over if can is None else can & ~passed_over
+        moved = self._in_turn(*cheapest(costs, stay, wanted)[:2])[:wanted]
+        if len(moved) < wanted:
+            others = passed_over if can is None else can & passed_over
+            tied, following, _ = cheapest(costs, others, wanted - len(moved))
+            moved = [*moved, *tied, *following][:wanted]
+        return moved, Guarded(cheapest_row, waits)
+
+    def _in_turn(self, tied: list[int], following: list[int]) -> list[int]:
+        """Rows that tie from a random one on, then the next ones."""
+        first = self._rng.randrange(len(tied)) if len(tied) > 1 else 0
+        return [*tied[first:], *tied[:first], *following]
+
+    def _output_tokens(self, request: Request) -> int:
+        """What a request is expected to bring out."""
+        told = request.expected_output_tokens
+        return min(
+            self._routing.expected_output_tokens if told is None else told, OUTPUT_TOKENS_MAX
+        )
+
+
+def _waits(decision: Decision) -> bool:
+    """Whether a worker that answers may take a request that nobody is picked for, once it has room:
+    then no other is tried in its place."""
+    stages = [decision] if decision.prefill is None else [decision, decision.prefill]
+    return any(_FULL in one.excluded or NOT_A_NUMBER in one.excluded for one in stages)
+
+
+def _drawn(
+    rows: Candidates, chances: npt.NDArray[np.float64], excluded: Sequence[str], draw: float
+) -> int:
+    """The row that a number from 0 to 1 stands for: one that can be picked, by its chance.
+
+    Of those, in the order of worker ids and ranks, the first whose chance and those before it are
+    more than that share of all their chances.
+    """
+    can = sorted(
+        (row for row, reason in enumerate(excluded) if not reason),
+        key=rows.workers.__getitem__,
+    )
+    reached = np.cumsum(chances[can])
+    # Rounding may bring the draw to the very end, which is the last that has a chance.
+    last = np.searchsorted(reached, reached[-1])
+    return can[int(min(last, np.searchsorted(reached, draw * reached[-1], "right")))]

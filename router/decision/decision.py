@@ -1,0 +1,127 @@
+"""What goes into the decision core and what comes out: requests, decisions, steps in a life."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from events.view import Source
+from router.config.settings import GuardSettings
+from router.decision.guard import Guarded
+from router.fleet.pools import Pool
+from router.policies.candidates import Candidates
+from router.policies.policy import Policy, Scores
+from router.request.refusal import Refusal
+from router.request.request import Request
+
+
+class Prefill(StrEnum):
+    """Where the prompt of a pair is computed; the metric label."""
+
+    REMOTE = "remote"
+    """By the prefill worker, which hands its KV cache over."""
+    LOCAL = "local"
+    """By the decode worker: hardly anything is new to it."""
+    ABSENT = "absent"
+    """By one worker alone, for want of another."""
+
+
+class Overlap(NamedTuple):
+    """How much of the prompt a worker holds, in tokens; the rows of a match last, in order."""
+
+    raw: int
+    usable: int
+    device: int
+    host: int
+    disk: int
+    predicted: int
+
+    @property
+    def told(self) -> int:
+        """Usable, by what the worker's events told."""
+        return self.device + self.host + self.disk
+
+
+@dataclass(slots=True)
+class Decision:
+    """Everything that was weighed, and who would be picked."""
+
+    request: Request
+    policy: Policy
+    rows: Candidates
+    """No rows when no worker of the pool is live."""
+    sources: Sequence[Source]
+    """One a row."""
+    tokens: npt.NDArray[np.int32]
+    """Shape (fields of Overlap, rows)."""
+    scores: Scores
+    excluded: Sequence[str]
+    """Why a row can't be picked; empty when it can."""
+    order: list[int]
+    """The pick, and the rows next to it that could be picked, cheapest first."""
+    tied: int
+    """Rows that shared the lowest cost."""
+    not_live: list[tuple[Source, str]]
+    """Workers of the pool that made no row, and why."""
+    decided_at_s: float
+    prefill: "Decision | None" = None
+    """Of a pair: who would compute the prompt; this one is about who decodes."""
+    how: "Prefill | None" = None
+    """Of a pair: whether that worker does."""
+    guard: GuardSettings | None = None
+    """What looked at the pick; None: nothing did."""
+    guarded: Guarded | None = None
+    """Whether it moved the pick, and from which row."""
+    last_resort: bool = False
+    """Whether workers were weighed that are tried only where none that answers may be picked."""
+    strained: bool = False
+    """Whether workers were weighed that are over what was learned of their capacity, since no other
+    has room."""
+
+    @property
+    def computing(self) -> "Decision":
+        """The decision about who computes the prompt."""
+        return self.prefill if self.prefill and self.how is Prefill.REMOTE else self
+
+    def overlap(self, row: int) -> Overlap:
+        return Overlap._make(self.tokens[:, row].tolist())
+
+    def best_overlap_tokens(self) -> int:
+        """The usable overlap of whoever holds most."""
+        return int(np.maximum.reduce(self.tokens[1])) if self.sources else 0
+
+    def exclusions(self) -> Counter[str]:
+        """Reason -> workers."""
+        if not self.not_live and not any(self.excluded):
+            return Counter()
+        reasons = Counter(reason for _, reason in self.not_live)
+        reasons.update(filter(None, self.excluded))
+        return reasons
+
+
+@dataclass(eq=False)
+class NobodyFits(Refusal):
+    """A refusal of a request whose workers were weighed."""
+
+    decision: Decision | None = None
+    """What was weighed; of a pair, the half for which nobody fits."""
+
+
+class Weighed(NamedTuple):
+    """What the lane keeps of a decision, so that it can be told."""
+
+    pool: Pool
+    not_live: list[tuple[Source, str]]
+    eligible: Sequence[str]
+    """Why a row can't be picked, full ones left out; empty when it can."""
+    table: npt.NDArray[np.float64]
+    """Shape (columns of Candidates, rows)."""
+    tokens: npt.NDArray[np.int32]
+    order: list[int]
+    tied: int
+    cheapest: int
+    """The row that would have been picked by its cost; the guard moved the pick if it's another."""

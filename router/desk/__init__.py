@@ -1,0 +1,1 @@
+"""Between any face and the core: reads requests, writes answers, counts."""

@@ -1,0 +1,194 @@
+"""A Report call: steps in, one outcome each out, in slices.
+
+Laws:
+- steps are counted before any is read, and SLICE_STEPS of them are read without a turn for others;
+- a step that can't be read is invalid, and no other step of its call is;
+- steps of another replica's reservations go to that replica, which answers for them.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from itertools import islice
+from time import thread_time
+from typing import TypeAlias
+
+from google.protobuf.message import DecodeError
+
+from kvroute.v1 import router_pb2
+from router.core.core import RouterCore
+from router.desk import codec
+from router.desk.counters import Metrics
+from router.desk.stream_items import SLICE_S
+from router.replicas.peer_link import PeerLink
+from router.request.refusal import Reason, Refusal
+from router.wire.received import Pieces, TooMuch
+
+PROGRESS_MAX = 65_536
+SLICE_STEPS = 64
+PEER_PROGRESS_MAX = 1024
+"""Steps in one question to another replica."""
+PEER_BYTES_MAX = 512 * 1024
+"""Bytes of them: half of what NATS takes in a message."""
+CALLER_MAX = 64
+"""Characters of a caller's address, as another replica names it."""
+OWNERS_MAX = 64
+"""Replicas asked for one Report."""
+_STEP = 1
+"""Number of the field, in ReportRequest and in ReportResponse, that repeats."""
+
+Elsewhere: TypeAlias = tuple[list[bytes], int, bytes]
+"""A step that another replica answers: the outcomes of its slice, its place there, its bytes."""
+
+
+class Reports:
+    """Takes steps to the core, or to the replica that owns their reservations."""
+
+    def __init__(
+        self,
+        core: RouterCore,
+        metrics: Metrics,
+        clock: Callable[[], float],
+        on_change: Callable[[], None],
+    ) -> None:
+        """on_change: called when what is reserved here may have changed."""
+        self._core = core
+        self._metrics = metrics
+        self._clock = clock
+        self._on_change = on_change
+
+    async def report(self, content: bytes, caller: str, peers: PeerLink | None) -> bytes:
+        """A ReportRequest's answer; raises Refusal. peers: the way to other replicas."""
+        pieces = _pieces(content, PROGRESS_MAX)
+        written: list[bytes] = []
+        waiting: list[tuple[int, list[bytes]]] = []
+        """Slices with steps that another replica answers: places in `written`, and outcomes."""
+        elsewhere: dict[str, list[Elsewhere]] = {}
+        began_s = thread_time()
+        while some := pieces.take(SLICE_STEPS):
+            outcomes: list[bytes] = []
+            asks = False
+            for piece in some:
+                outcome = self._step(piece, caller)
+                if (
+                    peers is not None
+                    and outcome.result == router_pb2.PROGRESS_RESULT_UNKNOWN
+                    and (owner := peers.owner(outcome.reservation_id))
+                ):
+                    asks = True
+                    elsewhere.setdefault(owner, []).append((outcomes, len(outcomes), piece))
+                outcomes.append(codec.framed(_STEP, outcome.SerializeToString()))
+                if thread_time() - began_s >= SLICE_S:
+                    await asyncio.sleep(0)
+                    began_s = thread_time()
+            if asks:
+                waiting.append((len(written), outcomes))
+            written.append(b"" if asks else b"".join(outcomes))
+            if len(pieces):
+                await asyncio.sleep(0)  # other calls have a turn
+                began_s = thread_time()
+        if peers is not None and elsewhere:
+            owners = islice(elsewhere.items(), OWNERS_MAX)  # nobody's clients know as many
+            asked = (self._ask(peers, owner, mine, caller) for owner, mine in owners)
+            await asyncio.gather(*asked)
+        for place, outcomes in waiting:
+            written[place] = b"".join(outcomes)
+        return b"".join(written)
+
+    def of_peer(self, payload: bytes) -> bytes:
+        """Another replica hands on steps of our reservations: the answer's bytes."""
+        request = router_pb2.ReportRequest()
+        try:
+            _pieces(payload, PEER_PROGRESS_MAX)
+            request.ParseFromString(payload)
+        except (DecodeError, Refusal):
+            self._core.fleet.view.dropped["malformed"] += 1
+            return b""
+        caller = request.caller[:CALLER_MAX]
+        outcomes = [self._of(one, caller) for one in request.progress]
+        return router_pb2.ReportResponse(outcomes=outcomes).SerializeToString()
+
+    async def _ask(
+        self,
+        peers: PeerLink,
+        owner: str,
+        mine: Sequence[Elsewhere],
+        caller: str,
+    ) -> None:
+        """Hands steps to the replica that owns them; without an answer they stay unknown."""
+        about = router_pb2.ReportRequest(caller=caller).SerializeToString()
+        for some in _by_size(mine):
+            asked = b"".join(codec.framed(_STEP, piece) for _, _, piece in some) + about
+            answer = await peers.forward(owner, asked)
+            told = _outcomes(answer, len(some))
+            for (outcomes, place, piece), outcome in zip(some, told, strict=True):
+                if outcome is None:
+                    outcome = router_pb2.ProgressOutcome(
+                        reservation_id=router_pb2.Progress.FromString(piece).reservation_id,
+                        result=router_pb2.PROGRESS_RESULT_UNKNOWN,
+                        message=f"its replica, {owner}, does not answer",
+                    )
+                outcomes[place] = codec.framed(_STEP, outcome.SerializeToString())
+
+    def _step(self, piece: bytes, caller: str) -> router_pb2.ProgressOutcome:
+        try:
+            step = router_pb2.Progress.FromString(piece)
+        except DecodeError as error:
+            return router_pb2.ProgressOutcome(
+                result=router_pb2.PROGRESS_RESULT_INVALID, message=f"no Progress: {error}"
+            )
+        return self._of(step, caller)
+
+    def _of(self, message: router_pb2.Progress, caller: str) -> router_pb2.ProgressOutcome:
+        """A step that a caller reports, here or to another replica."""
+        progress = codec.read_progress(message)
+        if isinstance(progress, str):
+            return router_pb2.ProgressOutcome(
+                reservation_id=message.reservation_id[: codec.TEXT_MAX],
+                result=router_pb2.PROGRESS_RESULT_INVALID,
+                message=progress,
+            )
+        reservation = self._core.reservations.get(progress.reservation_id)
+        unknown_before = reservation is None or reservation.cached_tokens is None
+        result = self._core.report(progress, self._clock(), caller)
+        self._on_change()
+        if reservation is not None and unknown_before and reservation.cached_tokens is not None:
+            self._metrics.cache_reported(reservation.predicted_tokens, reservation.cached_tokens)
+        return router_pb2.ProgressOutcome(
+            reservation_id=message.reservation_id, result=codec.progress_result(result)
+        )
+
+
+def _pieces(content: bytes, most: int) -> Pieces:
+    try:
+        return Pieces(content, _STEP, most)
+    except TooMuch as error:
+        raise Refusal(
+            Reason.INVALID_FIELD, f"too many steps in one call; {most} is the most"
+        ) from error
+    except ValueError as error:
+        raise Refusal(Reason.INVALID_FIELD, f"no ReportRequest: {error}") from error
+
+
+def _by_size(mine: Sequence[Elsewhere]) -> list[list[Elsewhere]]:
+    """Steps in as many messages as they need."""
+    messages: list[list[Elsewhere]] = []
+    size = 0
+    for one in mine:
+        size += len(one[2])
+        if not messages or len(messages[-1]) >= PEER_PROGRESS_MAX or size > PEER_BYTES_MAX:
+            messages.append([])
+            size = len(one[2])
+        messages[-1].append(one)
+    return messages
+
+
+def _outcomes(answer: bytes | None, count: int) -> Sequence[router_pb2.ProgressOutcome | None]:
+    """What another replica said of some steps; None of each when it said nothing of use."""
+    response = router_pb2.ReportResponse()
+    if answer:
+        with suppress(DecodeError):
+            response.ParseFromString(answer)
+    if len(response.outcomes) != count:
+        return [None] * count
+    return response.outcomes

@@ -1,0 +1,193 @@
+"""One RouteStream call: batches of items come in, results go out in slices.
+
+Laws:
+- a batch is answered at once by one message at least, an empty one if it holds nothing to answer:
+  a client that waits for it before it sends the next batch, sends as fast as we can take them;
+- an item is decided once, or refused because its time was over;
+- an item cancelled after its answer was sent leaves nothing reserved.
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Generator, Iterator
+from time import perf_counter, thread_time
+from types import TracebackType
+from typing import Any, Self, TypeAlias
+
+import grpc.aio
+
+from router.core.fast_path import ITEMS_MAX, Batch, Results
+from router.desk import codec
+from router.request.refusal import Reason, Refusal
+from router.reservations.reservations import Reservation
+from router.wire.received import TooMuch, in_order
+
+SLICE_S = 0.0003
+"""CPU time of deciding without a break; then what is decided is sent, so that the caller is at work
+while we are, and other calls have a turn. A message costs us less than a tenth of a millisecond,
+whatever it holds. By the wall's clock a busy machine would make them smaller, and itself busier."""
+CANCELLABLE_MAX = 4096
+"""Answers of a stream that can still be cancelled: a cancel passes its answer on the way, so it
+names one of the last."""
+
+
+Answered: TypeAlias = tuple[bytes, Reservation, bool]
+"""A RouteResponse, its reservation, and whether it was an earlier request's."""
+Steps: TypeAlias = Generator[None, None, Answered]
+"""A request that is answered in steps, between which others may have a turn."""
+
+
+class RouteItems:
+    """What a stream's items come to."""
+
+    def __init__(
+        self,
+        route: Callable[[bytes], Steps],
+        cancel: Callable[[Reservation], None],
+        run: Callable[[Batch, Results, float], dict[int, Reservation]] = lambda *_: {},
+        clock: Callable[[], float] = perf_counter,
+        cpu_clock: Callable[[], float] = thread_time,
+    ) -> None:
+        """route answers a RouteRequest in steps, or raises Refusal; cancel ends a reservation that
+        nobody waits for any more; run answers some items at once: see Lane.answers."""
+        self._route = route
+        self._cancel = cancel
+        self._run = run
+        self._clock = clock
+        self._cpu_clock = cpu_clock
+        self._answered: OrderedDict[int, Reservation] = OrderedDict()
+        """By item index, the oldest first."""
+
+    def decide(self, batch: Batch) -> Iterator[bytes | None]:
+        """Decides item by item; yields a message whenever SLICE_S is spent, and at the end.
+
+        None: others are to have a turn, and there is nothing to send.
+        """
+        began_s = self._clock()
+        sent_cpu_s = self._cpu_clock()
+        sent = False
+        results = Results()
+        while True:
+            if answered := self._run(batch, results, self._clock() - began_s):
+                self._remember(answered)
+            elif batch.next():
+                yield from self._answer(batch, results, began_s)
+            else:
+                break
+            if self._cpu_clock() - sent_cpu_s >= SLICE_S:
+                if len(results):
+                    yield results.take()
+                    sent = True
+                else:
+                    yield None
+                sent_cpu_s = self._cpu_clock()
+        if len(results) or not sent:
+            yield results.take()
+
+    def _answer(self, item: Batch, results: Results, began_s: float) -> Iterator[None]:
+        """Answers the item that the batch is at."""
+        if item.cancel:
+            reservation = self._answered.pop(item.index, None)
+            if reservation is not None and not reservation.shared:
+                self._cancel(reservation)
+            return
+        try:
+            answer = yield from self._routed(item, began_s)
+        except Refusal as refusal:
+            status = codec.write_status(refusal).SerializeToString()
+            results.add_status(item.index, status)
+        else:
+            results.add_answer(item.index, answer)
+
+    def _routed(self, item: Batch, began_s: float) -> Generator[None, None, bytes]:
+        request = item.request
+        if request is None:
+            raise Refusal(Reason.INVALID_FIELD, f"item {item.index} holds no request")
+        waited_s = self._clock() - began_s
+        if 0 < item.timeout_ms <= waited_s * 1000:
+            raise Refusal(
+                Reason.DEADLINE_EXCEEDED,
+                f"item {item.index} waited {waited_s * 1000:.0f} ms for its turn in the batch",
+            )
+        answer, reservation, repeated = yield from self._route(request)
+        if not repeated:
+            self._remember({item.index: reservation})
+        return answer
+
+    def _remember(self, answered: dict[int, Reservation]) -> None:
+        self._answered.update(answered)
+        while len(self._answered) > CANCELLABLE_MAX:
+            self._answered.popitem(last=False)
+
+
+def read_batch(content: bytes) -> Batch:
+    """A RouteBatch; raises Refusal for bytes that are none, or for more than ITEMS_MAX items."""
+    try:
+        try:
+            return Batch(content)
+        except TooMuch:
+            raise
+        except ValueError:  # groups, or a request in several fields
+            return Batch(in_order(content, ITEMS_MAX))
+    except TooMuch as error:
+        raise Refusal(
+            Reason.INVALID_FIELD, f"a batch of too many items; {ITEMS_MAX} is the most"
+        ) from error
+    except ValueError as error:
+        raise Refusal(Reason.INVALID_FIELD, f"no RouteBatch: {error}") from error
+
+
+class StreamLife:
+    """How long a stream goes on: until its age, or until the server drains. Wraps the call.
+
+    It ends a wait for the client's next message and nothing else, so what was received is answered,
+    and the call ends with OK.
+    """
+
+    def __init__(self, stopping: asyncio.Event, age_s: float | None) -> None:
+        """age_s: None is for ever."""
+        self._stopping = stopping
+        self._age_s = age_s
+        self._over = stopping.is_set()
+        self._reader: asyncio.Task[Any] | None = None
+        """The call's task, while it waits for a message."""
+
+    async def __aenter__(self) -> Self:
+        self._end = asyncio.create_task(self._wait())
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._end.cancel()
+
+    async def read(self, context: "Context") -> bytes | None:
+        """The next batch; None when the client or we have had enough."""
+        if self._over:
+            return None
+        self._reader = reader = asyncio.current_task()
+        try:
+            batch: Any = await context.read()
+        except asyncio.CancelledError:
+            if self._over and reader is not None and not reader.uncancel():
+                return None
+            raise
+        finally:
+            self._reader = None
+        return None if batch is grpc.aio.EOF else batch
+
+    async def _wait(self) -> None:
+        try:
+            async with asyncio.timeout(self._age_s):
+                await self._stopping.wait()
+        except TimeoutError:
+            pass
+        self._over = True
+        if self._reader is not None:
+            self._reader.cancel()
+
+
+Context: TypeAlias = grpc.aio.ServicerContext[bytes, bytes]

@@ -1,0 +1,60 @@
+"""The names of models: configured ones with their aliases, and those that workers serve."""
+
+from events.facts import Heartbeat
+from router.config.settings import ModelSettings
+
+MODELS_MAX = 10_000
+"""Names remembered after their last worker went."""
+
+
+class Models:
+    """What a model's name means, and whether it was ever heard of."""
+
+    def __init__(self, configured: tuple[ModelSettings, ...], memory_s: float) -> None:
+        self._names = {
+            name: (one.name, *one.aliases)
+            for one in configured
+            for name in (one.name, *one.aliases)
+        }
+        """Name of a configured model -> all its names, the canonical one first."""
+        self._memory_s = memory_s
+        self.seen: dict[str, float] = {}
+        """Name -> when a worker last said that it serves it."""
+        self._seen_whole: dict[str, float] = {}
+        """The same of models and their aliases, without LoRAs."""
+
+    def names(self, model: str) -> tuple[str, ...]:
+        """All names of a model, the canonical one first."""
+        return self._names.get(model) or (model,)
+
+    def known(self, model: str) -> bool:
+        """Whether it is configured, or was served a while ago."""
+        return model in self._names or model in self.seen
+
+    def is_whole(self, name: str) -> bool:
+        """Whether a name is a model's rather than a LoRA's: it is configured, or a worker served a
+        model by it a while ago."""
+        return name in self._names or name in self._seen_whole
+
+    def serves(self, heartbeat: Heartbeat, model: str) -> bool:
+        """Whether a worker serves a model, by any of its names."""
+        served = (heartbeat.model, *heartbeat.model_aliases, *heartbeat.lora_names)
+        return any(name in served for name in self.names(model))
+
+    def on_heartbeat(self, heartbeat: Heartbeat, now_s: float) -> None:
+        """A worker said what it serves."""
+        whole = (heartbeat.model, *heartbeat.model_aliases)
+        for seen, names in (
+            (self.seen, (*whole, *heartbeat.lora_names)),
+            (self._seen_whole, whole),
+        ):
+            for name in names:
+                if name and (name in seen or len(seen) < MODELS_MAX):
+                    seen[name] = now_s
+
+    def tick(self, now_s: float) -> None:
+        """Time went by."""
+        for seen in (self.seen, self._seen_whole):
+            gone = [name for name, at_s in seen.items() if now_s - at_s >= self._memory_s]
+            for name in gone:
+                del seen[name]

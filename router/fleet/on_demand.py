@@ -1,0 +1,88 @@
+"""Columns that few policies read, made when one of them asks.
+
+What most decisions need is copied out of one table (router/fleet/pools.py). The rest costs time
+that a policy which does not read it should not pay for.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from indexer.identity import WorkerKey
+from router.fleet.pools import Pool, heartbeat_of
+from router.fleet.rates import PrefillColumns, PrefillRates
+from router.fleet.table import Column, Flags
+from router.fleet.topology import PlaceLabels, Topology
+from router.fleet.working_set import WorkingSets
+from router.request.prompt import Prompt
+from router.reservations.load import WorkerLoad
+from router.reservations.sessions import Sessions
+
+
+class Further:
+    """Reads load, labels and rates of a pool's workers; changes nothing."""
+
+    def __init__(
+        self,
+        loads: Mapping[WorkerKey, WorkerLoad],
+        rates: PrefillRates,
+        labels: PlaceLabels,
+        sessions: Sessions | None = None,
+        working_sets: WorkingSets | None = None,
+    ) -> None:
+        self._loads = loads
+        self._rates = rates
+        self._labels = labels
+        self._sessions = sessions
+        self._working_sets = working_sets
+        self._topology: tuple[Pool, Topology] | None = None
+        """Of the pool that was asked last, as a rule the only one."""
+
+    def blocks_in_use(self, pool: Pool, prompt: Prompt) -> Column:
+        """Blocks of a prompt that our open requests on each worker use already."""
+        used = np.zeros(len(pool))
+        for row, source in enumerate(pool.sources):
+            load = self._loads.get(source.key)
+            if load is not None and load.requests and (size := heartbeat_of(source).block_size):
+                used[row] = load.in_use(prompt.prefixes(size))
+        return used
+
+    def others_waiting(self, pool: Pool, waiting: Column) -> Column:
+        """Requests that wait on each worker and that we did not send, as far as we can tell.
+
+        waiting: as the engines reported.
+        """
+        others = np.zeros(len(pool))
+        for row in np.flatnonzero(waiting).tolist():
+            load = self._loads[pool.workers[row]]  # that is where waiting came from
+            others[row] = min(float(waiting[row]), load.external_requests)
+        return others
+
+    def of_session(self, pool: Pool, session_id: str) -> Flags:
+        """True for the worker that the session's last request went to."""
+        worker = self._sessions.worker_of(session_id) if self._sessions is not None else None
+        if worker is None:
+            return np.zeros(len(pool), np.bool_)
+        return np.array([key == worker for key in pool.workers], np.bool_)
+
+    def prefill(self, pool: Pool, now_s: float) -> PrefillColumns:
+        """How fast each worker prefills, and for how long it is busy."""
+        return self._rates.columns(pool.slots, pool.models, now_s)
+
+    def recent_blocks(self, pool: Pool) -> Column:
+        """Blocks in each worker's working set."""
+        if self._working_sets is None:
+            return np.zeros(len(pool))
+        return self._working_sets.blocks(pool.workers)
+
+    def mean_distance(self, pool: Pool, targets: npt.NDArray[np.bool_]) -> Column:
+        """From each worker to some of them (router/fleet/topology.py), on average."""
+        return self.topology(pool).mean_distance(targets)
+
+    def topology(self, pool: Pool) -> Topology:
+        """Where a pool's workers are."""
+        if self._topology is None or self._topology[0] is not pool:
+            labels = [heartbeat_of(source).labels for source in pool.sources]
+            self._topology = pool, Topology(labels, self._labels)
+        return self._topology[1]

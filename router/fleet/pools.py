@@ -1,0 +1,543 @@
+"""Pools: the workers that serve a model, and the columns that a decision about them begins with.
+
+What heartbeats, streams and reservations say of a worker is written into columns when it changes,
+one place a slot of the index. So a decision over a thousand workers reads a few arrays, and not one
+object a worker.
+
+Workers have two ranks of availability. First come those that beat, answer and are not ejected; a
+pool of them is all that most decisions see. The last resort is for a request that none of them may
+take, whether or not they have room: those that fell silent together, whose heartbeats can't be
+read, or that are ejected.
+
+Laws:
+- after `refresh`, the columns say what view and loads say;
+- a worker of the last resort is in no pool of `live`.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from heapq import nsmallest
+from math import inf, nan
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from xxhash import xxh3_64_intdigest
+
+from events.facts import Heartbeat
+from events.stream import StreamState
+from events.view import FleetView, Source, schedulable
+from indexer.identity import WorkerKey
+from router.fleet.models import Models
+from router.fleet.table import COLUMNS, is_full, shares
+from router.health.capacity import Capacities
+from router.request.refusal import Reason, Refusal
+from router.reservations.load import WorkerLoad
+
+RECOVERING_TRUST = 0.5
+"""Share of a recovering stream's overlap that counts: it was right until the gap."""
+_TRUST = {
+    StreamState.LIVE: 1.0,
+    StreamState.RECOVERING: RECOVERING_TRUST,
+    StreamState.SUSPECT: 0.0,
+    StreamState.SILENT: 0.0,
+}
+_NAME_BOTH = "a LoRA that is to be loaded is named beside its model (lora_name)"
+_FULL = COLUMNS.index("full")
+_POOLS_MAX = 1024
+"""Remembered, by the name in the request."""
+_Group = tuple[str, str]
+"""Model and role."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """Some workers that serve one model; all of them have sent heartbeats."""
+
+    sources: tuple[Source, ...]
+    workers: tuple[WorkerKey, ...]
+    slots: npt.NDArray[np.intp]
+    span: slice | None
+    """The slots, where they follow one another; as is the case if all serve the same model."""
+    block_sizes: frozenset[int]
+    roles: frozenset[str]
+    shortest_len: float
+    """The least max_model_len, tokens; inf: nobody has one."""
+    all_eligible: tuple[str, ...]
+    """No reason against any of them."""
+    models: tuple[str, ...]
+    """Of each worker, as its engine calls it."""
+    name_hashes: npt.NDArray[np.uint64]
+    """Of each worker's id and rank."""
+
+    @classmethod
+    def of(cls, sources: Collection[Source]) -> "Pool":
+        heartbeats = [heartbeat_of(source) for source in sources]
+        slots = [source.slot for source in sources]
+        in_a_row = bool(slots) and slots == list(range(slots[0], slots[0] + len(slots)))
+        return cls(
+            sources=tuple(sources),
+            workers=tuple(source.key for source in sources),
+            slots=np.array(slots, np.intp),
+            span=slice(slots[0], slots[0] + len(slots)) if in_a_row else None,
+            block_sizes=frozenset(one.block_size for one in heartbeats),
+            roles=frozenset(one.role for one in heartbeats),
+            shortest_len=min((one.max_model_len or inf for one in heartbeats), default=inf),
+            all_eligible=("",) * len(sources),
+            models=tuple(one.model for one in heartbeats),
+            name_hashes=np.array(
+                [xxh3_64_intdigest(one.key.worker_id.encode(), one.key.dp_rank) for one in sources],
+                np.uint64,
+            ),
+        )
+
+    def __len__(self) -> int:
+        return len(self.sources)
+
+
+class _Identity(NamedTuple):
+    """What decides in which pools a worker is, and what a pool says of itself."""
+
+    slot: int
+    model: str
+    aliases: tuple[str, ...]
+    loras: tuple[str, ...]
+    loads_loras: bool
+    block_size: int
+    role: str
+    max_model_len: int
+    engine: str
+    kv_connector: str
+    kv_engine_id: str
+    labels: Mapping[str, str]
+
+    @classmethod
+    def of(cls, slot: int, heartbeat: Heartbeat) -> "_Identity":
+        return cls(
+            slot,
+            heartbeat.model,
+            heartbeat.model_aliases,
+            heartbeat.lora_names,
+            heartbeat.loads_loras,
+            heartbeat.block_size,
+            heartbeat.role,
+            heartbeat.max_model_len,
+            heartbeat.engine,
+            heartbeat.kv_connector,
+            heartbeat.kv_engine_id,
+            heartbeat.labels,
+        )
+
+
+class LastResort(NamedTuple):
+    """The workers of a model that may get a request which none that answers may take."""
+
+    pool: Pool
+    """Those that answer are in it, too: the halves of a pair are chosen apart."""
+    reasons: Sequence[str]
+    """Why each gets nothing while others may; empty where it answers."""
+    down: list[tuple[Source, str]]
+    """The workers that are not in it, each with the reason."""
+
+
+class Pools:
+    """Every model's pool, and the columns of the fleet."""
+
+    def __init__(
+        self,
+        view: FleetView,
+        models: Models,
+        load_of: Callable[[WorkerKey], WorkerLoad],
+        capacities: Capacities,
+        ejected: Callable[[WorkerKey], str] = lambda _: "",
+    ) -> None:
+        """ejected: why a worker is kept out for what became of earlier requests; empty: it isn't.
+        When that has changed, `on_ejected` must be called; `on_capacity` when capacities have."""
+        self._view = view
+        self._ejected = ejected
+        self._models = models
+        self._load_of = load_of
+        self._capacities = capacities
+        self.columns = np.zeros((len(COLUMNS), 0))
+        """A place for each slot; another array once there are more slots."""
+        self._settled: dict[int, tuple[float, float, float, float, float, float]] = {}
+        """Slot -> its block_size, total_blocks, total_slots and trust; the slots that are known and
+        the blocks that picks may promise."""
+        self._down: dict[WorkerKey, str] = {}
+        """Why workers get no requests."""
+        self._identities: dict[WorkerKey, _Identity] = {}
+        self._pools: dict[str, tuple[Pool, list[tuple[Source, str]]]] = {}
+        """Name of a model -> its workers that are up; and the others, each with the reason."""
+        self._last_resorts: dict[str, LastResort | None] = {}
+        """The same names; None: there is none."""
+        self._answering: dict[_Group, dict[WorkerKey, None]] = {}
+        """Workers that beat and answer, ejected or not."""
+        self._up: dict[_Group, list[WorkerKey]] = {}
+        """Those of them that are not ejected, of groups that were asked about."""
+        self._group_of: dict[WorkerKey, _Group] = {}
+        """The group that each of these is in."""
+        self._silence: tuple[bool, frozenset[str]] = (False, frozenset())
+        self._full: set[int] = set()
+        """Of the index: those of workers without a slot or a block left, strained ones included."""
+        self._strained: set[int] = set()
+        """Of these: by what was learned alone (router/health/capacity.py)."""
+        self._served: Counter[str] = Counter()
+        """Every name that heartbeats serve -> workers. A name that nobody serves costs one look
+        here, however many workers and LoRAs there are."""
+        self._served_loras: Counter[str] = Counter()
+        self._served_models: Counter[str] = Counter()
+        """As engines call them; empty: of workers that have not said theirs."""
+        self._loading: Counter[str] = Counter()
+        """Those of them whose workers load LoRAs on demand -> such workers."""
+        self._served_text: str | None = None
+        """Some of these, for refusals; None: to be written again."""
+        self._several_text: str | None = None
+        """Why a request must name its model, empty if it need not; None: to be written again."""
+
+    def refresh(self) -> None:
+        """Takes over what changed in the view."""
+        silence = self._view.mass_silence, self._view.silent_models
+        if self._silence != silence:
+            self._silence = silence
+            self.forget_live()
+        changed = self._view.take_changed()
+        for key in changed:  # slots first: what one worker leaves, another may have by now
+            known, source = self._identities.get(key), self._view.sources.get(key)
+            if known is not None and (source is None or source.slot != known.slot):
+                self._settled.pop(known.slot, None)
+                self._full.discard(known.slot)
+                self._strained.discard(known.slot)
+        for key in changed:
+            source = self._view.sources.get(key)
+            if source is None or source.heartbeat is None:
+                self._down.pop(key, None)
+                self._join(key, None)
+                if (known := self._identities.pop(key, None)) is not None:
+                    self._count_names(known, -1)
+                    self.forget_live()
+                continue
+            self._make_room(source.slot)
+            identity = _Identity.of(source.slot, source.heartbeat)
+            if (known := self._identities.get(key)) != identity:
+                if known is not None:
+                    self._count_names(known, -1)
+                self._count_names(identity, 1)
+                self._identities[key] = identity
+                self.forget_live()
+            self._settle(source, source.heartbeat)
+
+    def put_load(self, slot: int, load: WorkerLoad) -> None:
+        """A worker's load has changed."""
+        settled = self._settled.get(slot)
+        if settled is None:
+            return  # the load will be read once its heartbeat is
+        block_size, total_blocks, total_slots, trust, slots_known, blocks_promised = settled
+        active_slots, active_blocks = load.active_requests(), load.active_blocks()
+        reserved = active_slots - load.running - load.waiting
+        out_of_room = is_full(active_slots, active_blocks, slots_known, total_blocks)
+        strained = not out_of_room and is_full(
+            active_slots, active_blocks, total_slots, blocks_promised
+        )
+        full = out_of_room or strained
+        _put(self._full, slot, full)
+        _put(self._strained, slot, strained)
+        if load.unheard:  # which makes a worker dearer, but not full
+            requests, blocks = load.guessed()
+            active_slots += requests
+            active_blocks += blocks
+        share, slot_ratio, _, load_unknown = shares(
+            active_slots, active_blocks, total_slots, total_blocks
+        )
+        self.columns[:, slot] = (
+            block_size,
+            total_blocks,
+            total_slots,
+            trust,
+            load.running,
+            load.waiting,
+            reserved,
+            active_blocks,
+            load.prefill_tokens_active,
+            load.last_picked,
+            active_slots,
+            share,
+            slot_ratio,
+            full,
+            load_unknown,
+        )
+
+    @property
+    def any_full(self) -> bool:
+        """Whether any worker has no slot or no block left."""
+        return bool(self._full)
+
+    def with_strained(
+        self, pool: Pool, table: npt.NDArray[np.float64]
+    ) -> npt.NDArray[np.float64] | None:
+        """A pool's columns in which strained workers are not full; None: none of it is strained.
+
+        table: the pool's columns as they are; it stays as it is.
+        """
+        if not self._strained:
+            return None
+        rows = [row for row, slot in enumerate(pool.slots.tolist()) if slot in self._strained]
+        if not rows:
+            return None
+        table = table.copy()
+        table[_FULL, rows] = 0.0
+        return table
+
+    def live(self, model: str, ready: bool) -> tuple[Pool, list[tuple[Source, str]]]:
+        """The workers of a model that are up; and the others, each with the reason.
+
+        model: by any of its names; empty: the fleet's only one. ready: the fleet has been heard.
+        A name that nobody serves stands for the model whose workers may load it (`loading_model`).
+        Raises Refusal if nobody serves it, up or not.
+        """
+        found = self._pools.get(model)
+        if found is None and ready and (base := self.loading_model(model)):
+            found = self.live(base, ready)
+            self._keep(model, found)
+        if found is None:
+            up: list[Source] = []
+            down: list[tuple[Source, str]] = []
+            for source in self._serving(model, ready):
+                if reason := self.kept_out(source):
+                    down.append((source, reason))
+                else:
+                    up.append(source)
+            found = Pool.of(up), down
+            self._keep(model, found)
+        return found
+
+    def last_resort(self, model: str, ready: bool) -> LastResort | None:
+        """What is left for a request that no worker of `live` may take; None: nothing is."""
+        up, down = self.live(model, ready)
+        if model not in self._last_resorts:
+            kept = [(source, reason) for source, reason in down if self.may_be_last(source)]
+            if kept:
+                self._last_resorts[model] = LastResort(
+                    Pool.of([*up.sources, *(source for source, _ in kept)]),
+                    [*("" for _ in up.sources), *(reason for _, reason in kept)],
+                    [one for one in down if one not in kept],
+                )
+            else:
+                self._last_resorts[model] = None
+        return self._last_resorts[model]
+
+    def kept_out(self, source: Source) -> str:
+        """Why a worker gets no requests while others answer; empty when it may."""
+        return schedulable(source) or self._ejected(source.key)
+
+    def may_be_last(self, source: Source) -> bool:
+        """Whether a worker that is kept out is a last resort."""
+        return not schedulable(source) or self._view.last_resort(source)
+
+    def group(self, source: Source) -> Collection[WorkerKey]:
+        """The workers of the same model and role that beat and answer, ejected or not."""
+        return self._answering.get(self._group(source), {}) if source.heartbeat is not None else ()
+
+    def up(self, source: Source) -> Collection[WorkerKey]:
+        """Those of a worker's group that are not kept out."""
+        if source.heartbeat is None:
+            return ()
+        group = self._group(source)
+        if group not in self._up:
+            self._up[group] = [
+                key
+                for key in self._answering.get(group, {})
+                if not self.kept_out(self._view.sources[key])
+            ]
+        return self._up[group]
+
+    def on_ejected(self, key: WorkerKey) -> None:
+        """A worker is ejected, or is no more."""
+        source = self._view.sources.get(key)
+        if source is not None and key in self._identities:
+            self._note_down(source)
+
+    def on_capacity(self, key: WorkerKey) -> None:
+        """What was learned of how much a worker can take has changed."""
+        source, known = self._view.sources.get(key), self._identities.get(key)
+        if source is None or source.heartbeat is None or known is None:
+            return
+        if known.slot == source.slot:  # of another slot, `refresh` is still to take it over
+            self._settle_room(source, source.heartbeat)
+
+    def on_capacities(self) -> None:
+        """The same of all workers."""
+        for key in self._identities:
+            self.on_capacity(key)
+
+    def forget_live(self) -> None:
+        """Makes every pool again when it is asked for: which workers are kept out has changed."""
+        self._up.clear()
+        self._pools.clear()
+        self._last_resorts.clear()
+
+    def table(self, pool: Pool) -> npt.NDArray[np.float64]:
+        """A copy of the columns, shape (len(COLUMNS), workers of the pool)."""
+        if pool.span is not None:
+            return self.columns[:, pool.span].copy()
+        return self.columns.take(pool.slots, axis=1)
+
+    def lora_of(self, model: str) -> str:
+        """The LoRA that a request means by its model's name; empty when that is a whole model."""
+        names = self._models.names(model)
+        loaded = next((name for name in names if name in self._served_loras), "")
+        return loaded or (model if self.loading_model(model) else "")
+
+    def loading_model(self, name: str) -> str:
+        """The model whose workers may load a name that nobody serves as a LoRA, on demand.
+
+        Empty: no worker loads LoRAs on demand, or workers of several models do, so that a request
+        has to name the model and the LoRA; or the name is a model's that has no worker now.
+        """
+        if not self._loading or not name or name in self._served or self._models.is_whole(name):
+            return ""
+        models = {self._models.names(model)[0] for model in self._loading if model}
+        return models.pop() if len(models) == 1 else ""
+
+    def _keep(self, model: str, found: tuple[Pool, list[tuple[Source, str]]]) -> None:
+        if len(self._pools) >= _POOLS_MAX:
+            self.forget_live()
+        self._pools[model] = found
+
+    def _count_names(self, identity: _Identity, change: int) -> None:
+        """A worker began (1) or ceased (-1) to serve what it says."""
+        counted = (
+            (self._served, {identity.model, *identity.aliases, *identity.loras}),
+            (self._served_loras, set(identity.loras)),
+            (self._served_models, {identity.model}),
+            (self._loading, {identity.model} if identity.loads_loras else ()),
+        )
+        for counter, names in counted:
+            for name in names:
+                counter[name] += change
+                if not counter[name]:
+                    del counter[name]
+        self._served_text = self._several_text = None
+
+    def _group(self, source: Source) -> _Group:
+        heartbeat = heartbeat_of(source)
+        return self._models.names(heartbeat.model)[0], heartbeat.role
+
+    def _join(self, key: WorkerKey, group: _Group | None) -> None:
+        """A worker answers, as one of a group; None: it doesn't."""
+        before = self._group_of.get(key)
+        if before == group:
+            return
+        if before is not None:
+            of_group = self._answering[before]
+            del of_group[key], self._group_of[key]
+            self._up.pop(before, None)
+            if not of_group:
+                del self._answering[before]
+        if group is not None:
+            self._answering.setdefault(group, {})[key] = None
+            self._up.pop(group, None)
+            self._group_of[key] = group
+
+    def _settle(self, source: Source, heartbeat: Heartbeat) -> None:
+        self._settle_room(source, heartbeat)
+        self._join(source.key, None if schedulable(source) else self._group(source))
+        self._note_down(source)
+
+    def _settle_room(self, source: Source, heartbeat: Heartbeat) -> None:
+        room = self._capacities.room(source.key, heartbeat)
+        self._settled[source.slot] = (
+            heartbeat.block_size,
+            heartbeat.total_blocks or nan,
+            room.slots,
+            _TRUST[source.stream.state],
+            room.slots_known,
+            room.blocks,
+        )
+        self.put_load(source.slot, self._load_of(source.key))
+
+    def _note_down(self, source: Source) -> None:
+        down = self.kept_out(source)
+        if self._down.get(source.key, "") != down:
+            self.forget_live()
+            if down:
+                self._down[source.key] = down
+            else:
+                del self._down[source.key]
+
+    def _make_room(self, slot: int) -> None:
+        there = self.columns.shape[1]
+        if slot >= there:
+            more = max(slot + 1, 2 * there) - there
+            self.columns = np.pad(self.columns, ((0, 0), (0, more)))
+
+    def _serving(self, model: str, ready: bool) -> list[Source]:
+        if model and not any(name in self._served for name in self._models.names(model)):
+            raise self._refusal(model, ready)
+        sources = self._view.sources
+        known = [one for one in sources.values() if one.heartbeat is not None]
+        if not model:
+            self._check_one_model()
+            # One that has not told its model yet may serve any: it counts only if all are such.
+            told = [source for source in known if heartbeat_of(source).model]
+            pool = told or known
+        else:
+            pool = [one for one in known if self._models.serves(heartbeat_of(one), model)]
+        if pool:
+            return pool
+        raise self._refusal(model, ready)
+
+    def _refusal(self, model: str, ready: bool) -> Refusal:
+        """Why a model has no workers. Costs the same however large the fleet is."""
+        if not self._view.sources and not self._models.seen:
+            return Refusal(Reason.NO_WORKER, "no worker has been heard of yet")
+        if self._models.known(model):
+            return Refusal(Reason.NO_WORKER, f"no worker serves {model!r} at the moment")
+        if not self._identities:
+            return Refusal(Reason.NO_WORKER, "no worker that is there has said what it serves yet")
+        if not ready:
+            return Refusal(
+                Reason.NO_WORKER,
+                f"no worker that was heard so far serves {model!r}; the router has just started",
+            )
+        return Refusal(
+            Reason.UNKNOWN_MODEL,
+            f"unknown model {model!r}; served here: {self._some_served()}"
+            + (f"; {_NAME_BOTH}" if self._loading else ""),
+        )
+
+    def _check_one_model(self) -> None:
+        """Raises Refusal if the fleet serves several models, so that a request must name one."""
+        several = len(self._served_models) - ("" in self._served_models) > 1
+        if not several:
+            return
+        if self._several_text is None:
+            models = {self._models.names(name)[0] for name in self._served_models if name}
+            self._several_text = (
+                f"this fleet serves {len(models)} models, so the request must name one:"
+                f" {', '.join(nsmallest(10, models))}"
+                if len(models) > 1
+                else ""
+            )
+        if self._several_text:
+            raise Refusal(Reason.MODEL_REQUIRED, self._several_text)
+
+    def _some_served(self) -> str:
+        """The first models by name, for a sentence."""
+        if self._served_text is None:
+            self._served_text = ", ".join(nsmallest(10, self._served_models)) or "none"
+        return self._served_text
+
+
+def _put(slots: set[int], slot: int, is_in: bool) -> None:
+    if is_in:
+        slots.add(slot)
+    else:
+        slots.discard(slot)
+
+
+def heartbeat_of(source: Source) -> Heartbeat:
+    """The heartbeat of a source that is known to have one."""
+    if source.heartbeat is None:
+        raise AssertionError(f"{source.key} has no heartbeat")
+    return source.heartbeat

@@ -1,0 +1,278 @@
+"""How fast each worker prefills, learned from reports, and how long its prompts will take. Pure.
+
+Work is counted in tokens: what a request costs beside its new tokens, and what attention to earlier
+ones costs, are expressed in tokens, too, so that one rate a worker says it all:
+
+    work    = REQUEST_TOKENS + new_tokens * (1 + attended / ATTENTION_TOKENS)
+    seconds = work / rate
+
+where attended = prompt_tokens - new_tokens / 2: what a new token attends to, on average.
+
+An engine takes prompts in the order they come. So when a prompt's first token is out, it has been
+computed since the pick, or since the one before it was done, whichever is later: this makes a
+sample (work, seconds). The rate is the sum of work over the sum of seconds, old samples fading, and
+ANCHOR_WORK tokens at the anchor beside them. The anchor is the median rate of the workers of the
+same model that have been measured; before there are any, the rate of all samples of that model, and
+the configured one. A worker that was not measured has the anchor's rate, so that none is shunned,
+or sought, for want of a measurement.
+
+Robust: a sample counts with LONGEST times the seconds expected of it at most, so a client that
+reports late, or a stall, moves a rate by a few percent and not by a factor.
+
+Laws:
+- a rate is a positive, finite number; without samples it is the anchor;
+- waiting time is never negative, and 0 where no prompt is under way;
+- memory: what is open, and one record a worker that is known.
+"""
+
+from collections import OrderedDict
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+
+import numpy as np
+import numpy.typing as npt
+
+from indexer.identity import WorkerKey
+from router.fleet.table import Column
+
+REQUEST_TOKENS = 500
+"""What a request costs beside its tokens: a part of a step, in which the weights are read."""
+ATTENTION_TOKENS = 50_000
+"""Context at which attention makes a token cost twice. By the arithmetic of transformers: about
+6 * hidden size for small ones (30,000 for 8 billion parameters) to 10 * for large ones."""
+MEAN_WORK = 5000.0
+"""Of a prompt, before any was measured."""
+PRIOR_WORK = 20_000.0
+"""Tokens that the configured rate counts for: a few prompts."""
+ANCHOR_WORK = 300_000.0
+"""Tokens that the anchor counts for: some fifty prompts. Equal workers must look equal, whatever
+each was asked; one that is half as fast is seen as such all the same."""
+ALIKE = 1.25
+"""Workers whose rates differ by less have the same one, and the others are as much nearer to it.
+Equal engines differ by as much, for what they were asked and what decoded there meanwhile, and the
+seemingly faster ones would get all long prompts for it."""
+FADE = 0.995
+"""What a sample is still worth after the next one: the last two hundred or so decide."""
+LONGEST = 4.0
+MEASURED = 5
+"""Samples from which on a worker's rate counts in the median."""
+PROGRESS_MAX = 0.9
+"""Of the prompt in front: no more of it counts as computed until it is reported."""
+
+
+def work(new_tokens: Column | float, prompt_tokens: float) -> Column | float:
+    """Tokens' worth of a prompt of which new_tokens have to be computed."""
+    attended = prompt_tokens - new_tokens / 2
+    return REQUEST_TOKENS + new_tokens * (1 + attended / ATTENTION_TOKENS)
+
+
+@dataclass(slots=True)
+class WorkerRate:
+    """One worker: what was measured, and which prompts are under way."""
+
+    slot: int
+    model: str
+    rate: float
+    samples: int = 0
+    done_work: float = 0.0
+    """Faded sum over samples."""
+    busy_s: float = 0.0
+    """Faded sum over samples."""
+    done_at_s: float = 0.0
+    """When a prompt was last done."""
+    open: OrderedDict[str, tuple[float, int, float]] = field(default_factory=OrderedDict)
+    """By reservation: work, new tokens, when it was picked; in the order of picks."""
+    open_work: float = 0.0
+    open_tokens: int = 0
+    ends_s: float = 0.0
+    """When all of it should be computed, if nobody reports."""
+
+    def seconds(self, work_tokens: float) -> float:
+        return work_tokens / self.rate
+
+
+class PrefillRates:
+    """All workers'."""
+
+    def __init__(self, prior_rate: float) -> None:
+        """prior_rate: tokens a second, of a worker whose model nobody was measured with."""
+        self._prior_rate = prior_rate
+        self._anchors: dict[str, float] = {}
+        """By model, of those that workers were measured with."""
+        self._workers: dict[WorkerKey, WorkerRate] = {}
+        self.under_way = 0
+        """Prompts, at all workers; while there are none, nobody need call `on_end`."""
+        self._mean_work = MEAN_WORK
+        self._columns = np.zeros((5, 0))
+        """By slot: rate (0: the prior's), ends_s, the least wait, known tokens, prompts open."""
+
+    def __len__(self) -> int:
+        return len(self._workers)
+
+    def rate(self, key: WorkerKey, model: str) -> float:
+        """Tokens a second, of a worker of some model."""
+        known = self._workers.get(key)
+        return known.rate if known is not None else self.anchor(model)
+
+    def anchor(self, model: str) -> float:
+        """What a worker of a model does before it was measured, tokens a second."""
+        return self._anchors.get(model, self._prior_rate)
+
+    def samples(self, key: WorkerKey) -> int:
+        """Prompts that were measured."""
+        known = self._workers.get(key)
+        return known.samples if known is not None else 0
+
+    def columns(
+        self, slots: npt.NDArray[np.intp], models: Sequence[str], now_s: float
+    ) -> "PrefillColumns":
+        """What is known of some workers; models: of each."""
+        table = self._columns
+        if len(slots) and int(slots.max()) >= table.shape[1]:
+            self._make_room(int(slots.max()))
+            table = self._columns
+        rate, ends_s, least_s, tokens, count = table[:, slots]
+        for row in np.flatnonzero(rate == 0).tolist():  # nothing was ever sent there
+            rate[row] = self.anchor(models[row])
+        return PrefillColumns(
+            mean_work=self._mean_work,
+            rate=rate,
+            wait_s=np.maximum(ends_s - now_s, least_s).clip(0.0),
+            tokens=tokens,
+            count=count,
+        )
+
+    def on_pick(
+        self,
+        key: WorkerKey,
+        slot: int,
+        model: str,
+        reservation_id: str,
+        new_tokens: int,
+        prompt_tokens: int,
+        now_s: float,
+    ) -> None:
+        """A prompt is on its way to a worker."""
+        worker = self._worker(key, slot, model)
+        todo = float(work(new_tokens, prompt_tokens))
+        worker.open[reservation_id] = todo, new_tokens, now_s
+        self.under_way += 1
+        worker.open_work += todo
+        worker.open_tokens += new_tokens
+        worker.ends_s = max(now_s, worker.ends_s) + worker.seconds(todo)
+        self._put(worker)
+
+    def on_done(
+        self,
+        key: WorkerKey,
+        slot: int,
+        model: str,
+        new_tokens: int,
+        prompt_tokens: int,
+        picked_at_s: float,
+        now_s: float,
+    ) -> None:
+        """A prompt's first token is out, and it is under way no more: a sample."""
+        worker = self._worker(key, slot, model)
+        todo = float(work(new_tokens, prompt_tokens))
+        took_s = max(0.0, now_s - max(worker.done_at_s, picked_at_s))
+        took_s = min(took_s, LONGEST * worker.seconds(todo))
+        worker.done_work = FADE * worker.done_work + todo
+        worker.busy_s = FADE * worker.busy_s + took_s
+        worker.samples += 1
+        self._mean_work = FADE * self._mean_work + (1 - FADE) * todo
+        worker.done_at_s = max(worker.done_at_s, now_s)
+        self._settle(worker)
+        worker.ends_s = now_s + worker.seconds(worker.open_work)
+        self._put(worker)
+
+    def on_end(self, key: WorkerKey, reservation_id: str) -> None:
+        """A reservation ended; its prompt may have been under way."""
+        worker = self._workers.get(key)
+        if worker is not None and reservation_id in worker.open:
+            todo = worker.open[reservation_id][0]
+            self._close(worker, reservation_id)
+            worker.ends_s -= worker.seconds(todo)
+            self._put(worker)
+
+    def on_forgotten(self, workers: Collection[WorkerKey]) -> None:
+        """Workers that are known no more."""
+        for key in workers:
+            worker = self._workers.pop(key, None)
+            if worker is not None:
+                self.under_way -= len(worker.open)
+                self._columns[:, worker.slot] = 0.0
+
+    def tick(self) -> None:
+        """Finds the anchors anew."""
+        by_model: dict[str, list[WorkerRate]] = {}
+        for worker in self._workers.values():
+            if worker.busy_s > 0:
+                by_model.setdefault(worker.model, []).append(worker)
+        self._anchors = {model: self._anchor_of(some) for model, some in by_model.items()}
+        for worker in self._workers.values():
+            self._settle(worker)
+            self._put(worker)
+
+    def _worker(self, key: WorkerKey, slot: int, model: str) -> WorkerRate:
+        worker = self._workers.get(key)
+        if worker is not None and (worker.slot, worker.model) != (slot, model):
+            self.on_forgotten([key])  # it came back as another
+            worker = None
+        if worker is None:
+            worker = self._workers[key] = WorkerRate(slot, model, self.anchor(model))
+            if slot >= self._columns.shape[1]:
+                self._make_room(slot)
+        return worker
+
+    def _settle(self, worker: WorkerRate) -> None:
+        anchor = self.anchor(worker.model)
+        known_s = ANCHOR_WORK / anchor + worker.busy_s
+        ratio = (ANCHOR_WORK + worker.done_work) / known_s / anchor
+        worker.rate = anchor * min(ratio * ALIKE, max(ratio / ALIKE, 1.0))
+
+    def _anchor_of(self, workers: list[WorkerRate]) -> float:
+        measured = [one.done_work / one.busy_s for one in workers if one.samples >= MEASURED]
+        if measured:
+            return median(measured)
+        busy_s = PRIOR_WORK / self._prior_rate + sum(one.busy_s for one in workers)
+        return (PRIOR_WORK + sum(one.done_work for one in workers)) / busy_s
+
+    def _close(self, worker: WorkerRate, reservation_id: str) -> None:
+        closed = worker.open.pop(reservation_id, None)
+        if closed is not None:
+            self.under_way -= 1
+            worker.open_work -= closed[0]
+            worker.open_tokens -= closed[1]
+        if not worker.open:
+            worker.open_work = 0.0  # whatever the sums of floats have left
+
+    def _put(self, worker: WorkerRate) -> None:
+        least_s = 0.0
+        if worker.open and worker.samples:  # it reports, so what is open is not done
+            first, _, _ = next(iter(worker.open.values()))
+            least_s = worker.seconds(worker.open_work - PROGRESS_MAX * first)
+        self._columns[:, worker.slot] = (
+            worker.rate, worker.ends_s, least_s, worker.open_tokens, len(worker.open)
+        )  # fmt: skip
+
+    def _make_room(self, slot: int) -> None:
+        there = self._columns.shape[1]
+        self._columns = np.pad(self._columns, ((0, 0), (0, max(slot + 1, 2 * there) - there)))
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillColumns:
+    """One number a row."""
+
+    mean_work: float
+    """Of a prompt, over all workers."""
+    rate: Column
+    """Tokens of work a second."""
+    wait_s: Column
+    """Until all prompts that we know to be under way are computed."""
+    tokens: Column
+    """New tokens of those prompts."""
+    count: Column
+    """How many they are."""

@@ -1,0 +1,205 @@
+"""The state of the fleet as one replica knows it: workers, loads, models, rates, sessions. Pure.
+
+`Fleet` owns these tables and answers questions about them; RouterCore (router/core/core.py) is the
+one that changes them. Other modules only read.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from events.inflight import Peers
+from events.view import FleetView, Source
+from indexer.identity import WorkerKey
+from router.config.settings import ModelSettings, RoutingSettings
+from router.fleet.eligibility import DRAINED
+from router.fleet.models import Models
+from router.fleet.on_demand import Further
+from router.fleet.pools import Pools
+from router.fleet.rates import PrefillRates
+from router.fleet.topology import PlaceLabels
+from router.fleet.working_set import WorkingSets
+from router.health.capacity import Capacities
+from router.health.first_tokens import FirstTokens
+from router.health.outliers import Outliers
+from router.health.self_check import SelfCheck
+from router.health.warnings import FleetWatch, WarningCode, WorkerWarning
+from router.reservations.load import WorkerLoad
+from router.reservations.reservations import Ending
+from router.reservations.sessions import Sessions
+
+
+@dataclass(slots=True)
+class CacheReport:
+    """Predicted against reported cached tokens of one worker, since it is known."""
+
+    prompt: int = 0
+    """Prompt tokens of the requests that were reported."""
+    predicted: int = 0
+    reported: int = 0
+
+
+class Fleet:
+    """Everything that one replica knows of its workers."""
+
+    def __init__(
+        self,
+        view: FleetView,
+        routing: RoutingSettings,
+        *,
+        models: tuple[ModelSettings, ...] = (),
+        model_memory_s: float = 300.0,
+        replica: str = "",
+    ) -> None:
+        self.view = view
+        self.loads: dict[WorkerKey, WorkerLoad] = {}
+        self.peers = Peers(replica)
+        """The load that other replicas have reserved."""
+        self.outcomes: dict[WorkerKey, Counter[Ending]] = {}
+        """How requests ended at each worker: of a pair, what was served counts for both halves, and
+        a failure for the half that failed."""
+        self.outliers = Outliers(
+            routing.outliers,
+            group=self._group_of,
+            sampled_at_s=self._answered_at_s,
+            on_change=lambda key: self.pools.on_ejected(key),
+        )
+        self.first_tokens = FirstTokens()
+        self.cache_reports: dict[WorkerKey, CacheReport] = {}
+        self.self_check = SelfCheck(view)
+        self.ready = True
+        """False: part of the fleet may not have been heard yet, so that no model is unknown."""
+        self.drained: dict[str, None] = {}
+        """Ids of the workers that get no new requests."""
+        self.drains = 0
+        """Changes of `drained`."""
+        self.models = Models(models, model_memory_s)
+        self.capacities = Capacities(routing.capacity)
+        self.pools = Pools(view, self.models, self.load_of, self.capacities, self.outliers.reason)
+        self.rates = PrefillRates(routing.prefill_rate)
+        self.sessions = Sessions(routing.session_ttl_s, routing.sessions_max)
+        self.working_sets = WorkingSets()
+        labels = PlaceLabels(routing.host_label, routing.rack_label, routing.cluster_label)
+        self.further = Further(self.loads, self.rates, labels, self.sessions, self.working_sets)
+        self.relay_trouble: Callable[[str], str] = lambda _worker_id: ""
+        """Why a relay in this process failed, as a sentence; empty: it runs, or is not here."""
+        self._watch = FleetWatch(view, self.self_check, lambda name: self.models.names(name)[0])
+
+    def reconfigure(self, routing: RoutingSettings) -> None:
+        """Takes other settings over; of these, outliers and capacity count here."""
+        self.outliers.reconfigure(routing.outliers)
+        self.capacities.reconfigure(routing.capacity)
+        self.pools.on_capacities()
+
+    def forget(self, workers: list[WorkerKey]) -> None:
+        """Lets go of all that is known of workers which the view has forgotten."""
+        for worker in workers:
+            self.loads.pop(worker, None)
+            self.cache_reports.pop(worker, None)
+            self.outcomes.pop(worker, None)
+            self.outliers.forget(worker)
+            self.first_tokens.forget(worker)
+        kinds = self.capacities.kinds_changed
+        self.capacities.on_forgotten(workers)
+        if kinds != self.capacities.kinds_changed:
+            self.pools.on_capacities()
+        self.self_check.on_forgotten(workers)
+        self.rates.on_forgotten(workers)
+        self.working_sets.on_forgotten(workers)
+
+    def tick(self, now_s: float) -> None:
+        """Time went by: what is known for a while is forgotten, and the fleet is looked over."""
+        self.outliers.tick(now_s)
+        self.rates.tick()
+        self.working_sets.tick(now_s)
+        self.pools.refresh()
+        self._watch.on_tick(self.loads, now_s)
+
+    def lora_of(self, model: str) -> str:
+        """The LoRA that a request means by its model's name; empty when that is a whole model."""
+        self.pools.refresh()
+        return self.pools.lora_of(model)
+
+    def block_sizes(self, model: str) -> Collection[int]:
+        """In which a model's workers hold blocks; raises Refusal if nobody serves it."""
+        self.pools.refresh()
+        pool, _ = self.pools.live(model, self.ready)
+        return pool.block_sizes
+
+    def serves(self, source: Source, model: str) -> bool:
+        """Whether a worker serves a model, by any of its names."""
+        return source.heartbeat is not None and self.models.serves(source.heartbeat, model)
+
+    def warnings(self, source: Source, now_s: float) -> list[WorkerWarning]:
+        """What an operator should mend about a worker."""
+        found = self._watch.warnings(source, now_s)
+        if trouble := self.relay_trouble(source.key.worker_id):
+            found.append(WorkerWarning(WarningCode.RELAY, trouble))
+        return found
+
+    def load_of(self, key: WorkerKey) -> WorkerLoad:
+        """A worker's load; an idle one for a worker that nothing is known of."""
+        return self.loads.get(key) or WorkerLoad()
+
+    def outcomes_of(self, key: WorkerKey) -> Counter[Ending]:
+        """How requests that a worker got from this router ended."""
+        return self.outcomes.get(key, Counter())
+
+    def cache_report_of(self, key: WorkerKey) -> CacheReport:
+        """Predicted against reported cached tokens of a worker; zeros before the first report."""
+        return self.cache_reports.get(key) or CacheReport()
+
+    def excluded(self, source: Source) -> str:
+        """Why a worker gets no requests; empty when it may.
+
+        A worker of the last resort may once no other of its model and role answers.
+        """
+        if source.key.worker_id in self.drained:
+            return DRAINED
+        reason = self.pools.kept_out(source)
+        if reason and self.pools.may_be_last(source) and self._no_other(source):
+            return ""
+        return reason
+
+    def last_resort(self, source: Source) -> bool:
+        """Whether a worker gets requests only while none that answers is eligible."""
+        return bool(self.pools.kept_out(source)) and self.pools.may_be_last(source)
+
+    def _no_other(self, source: Source) -> bool:
+        """Whether no worker of a worker's model and role answers and may be picked."""
+        self.pools.refresh()
+        up = self.pools.up(source)
+        return all(key.worker_id in self.drained for key in up) if self.drained else not up
+
+    def load(self, key: WorkerKey) -> WorkerLoad:
+        """A worker's load, to be changed."""
+        load = self.loads.get(key)
+        if load is None:
+            load = self.loads[key] = WorkerLoad()
+        return load
+
+    def _answered_at_s(self, key: WorkerKey) -> float | None:
+        """When an engine last answered its relay, by our clock; None: its relay never asked.
+
+        Heartbeats that are delayed, as beside a flood of other messages, don't make it later: a
+        dead engine would seem to have answered since it refused connections.
+        """
+        source = self.view.sources.get(key)
+        if source is None or (heartbeat := source.heartbeat) is None:
+            return None
+        if heartbeat.sampled_at_s is None:
+            return None
+        return heartbeat.sampled_at_s + source.clock.seconds
+
+    def _group_of(self, key: WorkerKey) -> Collection[WorkerKey]:
+        source = self.view.sources.get(key)
+        return () if source is None else self.pools.group(source)
+
+    def count(self, key: WorkerKey, ending: Ending) -> None:
+        """Counts how a request ended at a worker, unless that is gone."""
+        counts = self.outcomes.get(key)
+        if counts is None:
+            if key not in self.view.sources:
+                return
+            counts = self.outcomes[key] = Counter()
+        counts[ending] += 1

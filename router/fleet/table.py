@@ -1,0 +1,51 @@
+"""The table of workers that decisions read: its columns, and what is worked out of a row."""
+
+from math import isnan
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+Column: TypeAlias = npt.NDArray[np.float64]
+Flags: TypeAlias = npt.NDArray[np.bool_]
+
+
+class Row(NamedTuple):
+    """What is kept up to date of one worker (router/fleet/pools.py); the properties below say
+    more."""
+
+    block_size: float
+    total_blocks: float
+    total_slots: float
+    trust: float
+    running: float
+    waiting: float
+    reserved: float
+    active_blocks: float
+    prefill_tokens_active: float
+    last_picked: float
+    active_slots: float
+    load: float
+    slot_ratio: float
+    full: float
+    load_unknown: float
+
+
+COLUMNS = Row._fields
+
+
+def shares(
+    active_slots: float, active_blocks: float, total_slots: float, total_blocks: float
+) -> tuple[float, float, float, float]:
+    """load, slot_ratio, full and load_unknown of one worker; NaN: an unknown total."""
+    return (
+        active_blocks / total_blocks if total_blocks > 0 else 0.0,
+        active_slots / total_slots if total_slots > 0 else 0.0,
+        float(is_full(active_slots, active_blocks, total_slots, total_blocks)),
+        float(isnan(total_blocks)),
+    )
+
+
+def is_full(slots: float, blocks: float, slots_max: float, blocks_max: float) -> bool:
+    """Whether requests and blocks leave no slot or no block; NaN: an unknown bound, never met."""
+    return slots >= slots_max or blocks >= blocks_max

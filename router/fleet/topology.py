@@ -1,0 +1,64 @@
+"""How far workers are from one another, by the labels that say where they run. Pure.
+
+    0  the same host        (host label; a worker without one is its own host)
+    1  the same rack
+    2  the same cluster
+    3  beyond, or nobody knows
+
+A name stands for one place in the whole fleet. Workers without a label share no place with anybody.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from router.fleet.table import Column
+
+BEYOND = 3
+
+
+class PlaceLabels(NamedTuple):
+    """The names of the labels, nearest first."""
+
+    host: str
+    rack: str
+    cluster: str
+
+
+class Topology:
+    """Distances between the workers of a pool, which are its rows."""
+
+    def __init__(self, labels: Sequence[Mapping[str, str]], names: PlaceLabels) -> None:
+        """labels: of each worker."""
+        places: dict[tuple[object, ...], int] = {}
+        self._place = np.empty(len(labels), np.intp)
+        for row, one in enumerate(labels):
+            place = tuple(one.get(name) or (row, name) for name in names)
+            self._place[row] = places.setdefault(place, len(places))
+        distance = np.full((len(places), len(places)), BEYOND, np.float64)
+        for level in reversed(range(len(names))):
+            codes: dict[object, int] = {}
+            of = np.array([codes.setdefault(place[level], len(codes)) for place in places])
+            distance[of[:, None] == of[None, :]] = level
+        self._distance = distance
+        """Between places."""
+
+    def between(self, row: int, other: int) -> float:
+        """From one worker to another."""
+        return float(self._distance[self._place[row], self._place[other]])
+
+    def mean_distance(self, targets: npt.NDArray[np.bool_]) -> Column:
+        """From each worker to some of them, on average; 0 where there are none.
+
+        targets: True for those workers.
+        """
+        count = np.count_nonzero(targets)
+        if not count:
+            return np.zeros(len(self._place))
+        at = np.bincount(self._place[targets], minlength=len(self._distance))
+        there = np.flatnonzero(at)
+        sums = self._distance[:, there] @ at[there].astype(np.float64)
+        means: Column = (sums / count)[self._place]
+        return means

@@ -1,0 +1,1 @@
+"""Which workers answer, fail, or hold less than they say. Pure."""

@@ -1,0 +1,222 @@
+"""What workers can take, as far as nobody says it: learned from samples of load, and from how
+requests end. Pure.
+
+    estimated slots = the most requests ever seen running, once two samples in which others waited
+                      agree on that number; with one more picked beyond, which proves it again.
+                      Until then the largest estimate of a worker that is configured alike
+    block share     = of a worker's KV blocks, those that picks may promise: lower with each request
+                      that the engine preempts, higher with each that it serves to its end
+
+Neither is certain, so that both only *strain* a worker: it gets nothing while another of its pool
+has room, and requests as before when none has. No request is refused for what is only learned.
+
+The share is Chitu's kvcache_block_threshold, with steps instead of halving and of full recovery: a
+router sees preemptions a second late, and several at once.
+
+Laws:
+- estimated slots are never fewer than requests were seen running at once in that epoch;
+- no estimate before two samples agree, of the worker or of one that is configured alike, and none
+  for a worker whose slots are known;
+- the share stays between its configured bound and 1, and is 1 where nothing was preempted;
+- what is known of a worker ends with it, and with its epoch.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import nan
+from typing import NamedTuple
+
+from events.facts import Epoch, Heartbeat
+from indexer.identity import WorkerKey
+from router.config.settings import CapacitySettings
+
+AGREEING = 2
+"""Samples that must agree on the requests that run while others wait."""
+
+
+class Room(NamedTuple):
+    """What picks may fill of a worker. NaN: unknown."""
+
+    slots: float
+    """Requests; of an estimate, one more than it."""
+    slots_known: float
+    """Requests, where the engine or the configuration says how many it runs at once."""
+    blocks: float
+    """Canonical KV blocks that picks may promise."""
+
+
+class _Kind(NamedTuple):
+    """Workers that say the same of all this are configured alike, as far as anyone can tell."""
+
+    model: str
+    engine: str
+    engine_version: str
+    max_model_len: int
+    block_size: int
+    total_blocks: int | None
+    role: str
+
+    @classmethod
+    def of(cls, heartbeat: Heartbeat) -> "_Kind":
+        return cls(
+            heartbeat.model,
+            heartbeat.engine,
+            heartbeat.engine_version,
+            heartbeat.max_model_len,
+            heartbeat.block_size,
+            heartbeat.total_blocks,
+            heartbeat.role,
+        )
+
+
+@dataclass(slots=True)
+class _Learned:
+    """Of one worker in one epoch."""
+
+    epoch: Epoch
+    kind: _Kind
+    preemptions: int
+    """As the engine last counted them."""
+    sampled_at_s: float | None = None
+    """Of the last sample, on the relay's clock."""
+    running_max: int = 0
+    agreeing: int = 0
+    """Samples that show so many running while others wait for a slot."""
+    block_share: float = 1.0
+
+    @property
+    def slots(self) -> int | None:
+        return self.running_max if self.agreeing >= AGREEING else None
+
+    def on_sample(self, heartbeat: Heartbeat, settings: CapacitySettings) -> None:
+        """Takes over a sample of load; the same one again changes nothing."""
+        if heartbeat.sampled_at_s == self.sampled_at_s:
+            return
+        self.sampled_at_s = heartbeat.sampled_at_s
+        preempted = max(0, heartbeat.preemptions - self.preemptions)
+        self.preemptions = heartbeat.preemptions
+        fallen = self.block_share - preempted * settings.preemption_percent / 100
+        self.block_share = max(settings.block_percent_min / 100, min(1.0, fallen))
+        if heartbeat.running > self.running_max:
+            self.running_max, self.agreeing = heartbeat.running, 0
+        if (
+            heartbeat.running == self.running_max
+            and not preempted
+            and _waits_for_slots(heartbeat, settings)
+        ):
+            self.agreeing = min(AGREEING, self.agreeing + 1)
+
+
+class Capacities:
+    """What is learned of all workers."""
+
+    def __init__(self, settings: CapacitySettings) -> None:
+        self._settings = settings
+        self._learned: dict[WorkerKey, _Learned] = {}
+        self._of_kind: dict[_Kind, int] = {}
+        """The largest estimate of slots of any worker of a kind."""
+        self.preempted: set[WorkerKey] = set()
+        """Workers whose block share is below 1: each request of theirs that is served must be told
+        to `on_served`."""
+        self.kinds_changed = 0
+        """Times that one of these has, which is news of all its workers."""
+
+    def __len__(self) -> int:
+        return len(self._learned)
+
+    def reconfigure(self, settings: CapacitySettings) -> None:
+        """Learns, and uses what was learned, by other settings from now on."""
+        self._settings = settings
+
+    def on_heartbeat(self, key: WorkerKey, heartbeat: Heartbeat) -> bool:
+        """Takes over a heartbeat. Returns whether the worker's room may have changed by it."""
+        if heartbeat.sampled_at_s is None:
+            return False
+        known = self._learned.get(key)
+        if known is None or known.epoch != heartbeat.epoch:
+            # What was preempted before is no news of now.
+            self.on_forgotten([key])
+            kind = _Kind.of(heartbeat)
+            known = self._learned[key] = _Learned(heartbeat.epoch, kind, heartbeat.preemptions)
+        before = known.slots, known.running_max, known.block_share
+        known.on_sample(heartbeat, self._settings)
+        if known.block_share < 1.0:
+            self.preempted.add(key)
+        if known.slots != before[0]:
+            self._weigh(known.kind)
+        return before != (known.slots, known.running_max, known.block_share)
+
+    def on_served(self, key: WorkerKey) -> bool:
+        """A request was served to its end. Returns whether the worker's room changed by it."""
+        known = self._learned.get(key)
+        if known is None or known.block_share >= 1.0:
+            self.preempted.discard(key)
+            return False
+        risen = known.block_share + self._settings.served_percent / 100
+        known.block_share = min(1.0, risen)
+        return True
+
+    def on_forgotten(self, workers: Iterable[WorkerKey]) -> None:
+        """Workers that are known no more."""
+        for key in workers:
+            self.preempted.discard(key)
+            known = self._learned.pop(key, None)
+            if known is not None and known.slots is not None:
+                self._weigh(known.kind)
+
+    def slots(self, key: WorkerKey, heartbeat: Heartbeat) -> int | None:
+        """A worker's estimated slots; None: they are known, or can't be estimated yet.
+
+        Without an estimate of its own it has that of its kind, so that it isn't preferred to
+        others for a queue that is as long and counts as none.
+        """
+        known = self._of(key, heartbeat)
+        if known is None or heartbeat.total_slots or not self._settings.estimate_slots:
+            return None
+        if known.slots is None:
+            of_kind = self._of_kind.get(known.kind, 0)
+            return of_kind if of_kind and known.running_max <= of_kind else None
+        return known.slots
+
+    def block_share(self, key: WorkerKey, heartbeat: Heartbeat) -> float:
+        """Of a worker's KV blocks, the share that picks may promise."""
+        known = self._of(key, heartbeat)
+        if known is None or not self._settings.count_preemptions:
+            return 1.0
+        return known.block_share
+
+    def room(self, key: WorkerKey, heartbeat: Heartbeat) -> Room:
+        """What picks may fill of a worker."""
+        slots_known = heartbeat.total_slots or nan
+        estimated = self.slots(key, heartbeat)
+        return Room(
+            # Without the one more, nothing could show that an estimate is too low.
+            slots_known if estimated is None else estimated + 1,
+            slots_known,
+            (heartbeat.total_blocks or nan) * self.block_share(key, heartbeat),
+        )
+
+    def _weigh(self, kind: _Kind) -> None:
+        """An estimate of a worker of this kind has changed."""
+        slots = [known.slots for known in self._learned.values() if known.kind == kind]
+        largest = max((one for one in slots if one is not None), default=0)
+        if largest != self._of_kind.get(kind, 0):
+            self.kinds_changed += 1
+            if largest:
+                self._of_kind[kind] = largest
+            else:
+                del self._of_kind[kind]
+
+    def _of(self, key: WorkerKey, heartbeat: Heartbeat) -> _Learned | None:
+        known = self._learned.get(key)
+        return known if known is not None and known.epoch == heartbeat.epoch else None
+
+
+def _waits_for_slots(heartbeat: Heartbeat, settings: CapacitySettings) -> bool:
+    """Whether requests may wait for a slot: as far as the sample shows not for KV blocks, and not
+    for a KV cache that has to come from elsewhere."""
+    if not (heartbeat.running and heartbeat.waiting and heartbeat.total_blocks):
+        return False
+    if heartbeat.used_blocks is None or heartbeat.role != "both" or heartbeat.kv_connector:
+        return False
+    return heartbeat.used_blocks < heartbeat.total_blocks * settings.slots_block_percent_max / 100

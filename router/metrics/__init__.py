@@ -1,0 +1,1 @@
+"""Reads the state at each scrape, and serves it. Decides nothing."""

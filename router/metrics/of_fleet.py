@@ -1,0 +1,394 @@
+"""Metrics of the fleet and of the requests that are open, read from the core at each scrape."""
+
+from collections.abc import Callable, Iterator
+from itertools import accumulate
+
+import numpy as np
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+from typing_extensions import override
+
+from events.stream import StreamState
+from router.core.core import RouterCore
+from router.decision.decision import Prefill
+from router.health.outliers import PROBES, WITHHELD, Cause
+from router.health.self_check import CheckResult
+from router.health.ttft_check import RATIOS
+from router.metrics.families import counter, gauge
+from router.policies.own import Failure, is_own
+from router.reservations.reservations import Ending
+
+_OUTCOMES = (Ending.FINISHED, Ending.FAILED_WORKER, Ending.FAILED_TIMEOUT, Ending.FAILED_REFUSED)
+"""Of workers: what is exported from 0 on."""
+
+
+class RouterCollector(Collector):
+    """Reads the core at scrape time."""
+
+    def __init__(self, core: RouterCore, clock: Callable[[], float]) -> None:
+        self._core = core
+        self._clock = clock
+
+    @override
+    def collect(self) -> Iterator[Metric]:
+        yield from self._workers()
+        yield from self._streams()
+        yield from self._self_check()
+        yield from self._ttft_check()
+        yield from self._outliers()
+        yield self._policy_failures()
+        yield self._warnings()
+        core = self._core
+        view = core.fleet.view
+        stats = view.index.stats()
+        yield gauge("kvroute_ready", "1 once the router is ready to serve.", core.fleet.ready)
+        yield gauge("kvroute_index_blocks", "Distinct prefixes in the index.", stats.blocks)
+        yield gauge("kvroute_index_bytes", "Estimated memory of the index.", stats.bytes)
+        yield gauge(
+            "kvroute_index_predicted_blocks",
+            "Blocks that picks, or reports, say workers will hold.",
+            sum(view.index.predicted(source.slot) for source in view.sources.values()),
+        )
+        yield gauge("kvroute_reservations", "Open reservations.", len(core.reservations))
+        yield gauge(
+            "kvroute_sessions",
+            "Sessions whose KV cache is known to be somewhere.",
+            len(core.fleet.sessions),
+        )
+        yield gauge(
+            "kvroute_sessions_heard",
+            "Sessions whose last request went through another replica, which told of it.",
+            core.fleet.sessions.heard,
+        )
+        yield CounterMetricFamily(
+            "kvroute_recent_blocks_forgotten",
+            "Sampled blocks of working sets that were forgotten for want of room.",
+            value=core.fleet.working_sets.forgotten,
+        )
+        yield counter(
+            "kvroute_sessions_forgotten",
+            "Sessions that time, or the room they take, has ended.",
+            "reason",
+            core.fleet.sessions.forgotten,
+            ("expired", "no_room"),
+        )
+        yield counter(
+            "kvroute_pair_picks",
+            "Picks of PREFILL_DECODE requests, by where the prompt is computed.",
+            "prefill",
+            {how.value: count for how, count in core.pair_picks.items()},
+            tuple(Prefill),
+        )
+        yield counter(
+            "kvroute_facts", "Facts applied.", "kind", view.facts, ("stored", "removed", "cleared")
+        )
+        yield counter(
+            "kvroute_facts_dropped",
+            "Messages or facts that were not applied.",
+            "reason",
+            view.dropped,
+            (
+                "malformed",
+                "unknown_kind",
+                "duplicate",
+                "lower_epoch",
+                "bad_subject",
+                "tombstone",
+                "too_many_workers",
+                "too_many_ranks",
+                "too_many_tombstones",
+                "too_large",
+                "no_room_to_wait",
+                "recovery_too_large",
+                "no_room_to_recover",
+                "publisher_too_fast",
+                "publisher_queue_full",
+                "queues_full",
+                "handling_failed",
+            ),
+        )
+        yield counter(
+            "kvroute_index_forgotten",
+            "Placements forgotten: with their workers, or for want of room in the index.",
+            "reason",
+            {**view.forgotten, "no_room": stats.forgotten},
+            ("silent", "removed", "no_room"),
+        )
+        lost = CounterMetricFamily(
+            "kvroute_worker_messages_lost",
+            "Facts and heartbeats of a worker that were dropped unread: its relay sends too many.",
+            labels=["worker"],
+        )
+        for worker_id, messages in view.lost.items():
+            lost.add_metric([worker_id], messages)
+        yield lost
+        yield CounterMetricFamily(
+            "kvroute_gaps", "Holes found in streams of facts.", value=view.gaps
+        )
+        yield CounterMetricFamily(
+            "kvroute_digest_mismatches",
+            "Beats whose digest differed from the index.",
+            value=view.drifts,
+        )
+        yield CounterMetricFamily(
+            "kvroute_recovery_pauses",
+            "Recoveries of streams that never stay right, each followed by a pause.",
+            value=view.recovery_pauses,
+        )
+        recoveries = CounterMetricFamily(
+            "kvroute_recoveries", "Recoveries of streams.", labels=["how", "result"]
+        )
+        for how in ("ring", "snapshot"):
+            for result in ("ok", "failed"):
+                recoveries.add_metric([how, result], view.recoveries[how, result])
+        yield recoveries
+
+    def _workers(self) -> Iterator[Metric]:
+        core = self._core
+        labels = ["worker", "rank"]
+
+        def family(name: str, description: str) -> GaugeMetricFamily:
+            return GaugeMetricFamily(f"kvroute_worker_{name}", description, labels=labels)
+
+        up = family("up", "1 if the worker may get requests.")
+        active = family("blocks_active", "KV blocks held by requests, reserved ones included.")
+        total = family("blocks_total", "KV blocks the worker has.")
+        running = family("requests_running", "Running requests, as reported.")
+        waiting = family("requests_waiting", "Waiting requests, as reported.")
+        reserved = family("reserved_requests", "Open reservations of this router.")
+        prefill = family("prefill_tokens_active", "Prompt tokens sent there, not computed yet.")
+        slots = GaugeMetricFamily(
+            "kvroute_worker_slots",
+            "Requests that the worker runs at once, by where that is from: known, or estimated.",
+            labels=[*labels, "source"],
+        )
+        block_share = family(
+            "block_share",
+            "Of the worker's KV blocks, the share that picks promise; below 1 after preemptions.",
+        )
+        preemptions = CounterMetricFamily(
+            "kvroute_worker_preemptions",
+            "Requests that the engine put off for want of KV blocks, as it counts since its start.",
+            labels=labels,
+        )
+        ejected = family("ejected", "1 while requests are kept away, since earlier ones failed.")
+        outcomes = CounterMetricFamily(
+            "kvroute_worker_outcomes",
+            "Requests of this router that a worker got, by how they ended.",
+            labels=[*labels, "outcome"],
+        )
+        cached = CounterMetricFamily(
+            "kvroute_worker_prompt_tokens_reported",
+            "Tokens of prompts whose cached tokens were reported: all of them (prompt), those that"
+            " the index had predicted as cached, those that the engine reported as cached.",
+            labels=[*labels, "kind"],
+        )
+        shares = []
+        for key, source in core.fleet.view.sources.items():
+            names = [key.worker_id, str(key.dp_rank)]
+            load = core.fleet.load_of(key)
+            is_up = not core.fleet.excluded(source)
+            up.add_metric(names, is_up)
+            active.add_metric(names, load.active_blocks())
+            running.add_metric(names, load.running)
+            waiting.add_metric(names, load.waiting)
+            reserved.add_metric(names, load.requests)
+            prefill.add_metric(names, load.prefill_tokens_active)
+            ejected.add_metric(names, bool(core.fleet.outliers.reason(key)))
+            told = core.fleet.cache_report_of(key)
+            counts = (
+                ("prompt", told.prompt),
+                ("predicted", told.predicted),
+                ("cached", told.reported),
+            )
+            for kind, tokens in counts:
+                cached.add_metric([*names, kind], tokens)
+            of_worker = core.fleet.outcomes_of(key)
+            for ending in Ending:
+                if ending in of_worker or ending in _OUTCOMES:
+                    outcomes.add_metric([*names, ending], of_worker[ending])
+            if source.heartbeat is not None:
+                heartbeat, capacities = source.heartbeat, core.fleet.capacities
+                preemptions.add_metric(names, heartbeat.preemptions)
+                block_share.add_metric(names, capacities.block_share(key, heartbeat))
+                if heartbeat.total_slots:
+                    slots.add_metric([*names, "known"], heartbeat.total_slots)
+                elif (estimated := capacities.slots(key, heartbeat)) is not None:
+                    slots.add_metric([*names, "estimated"], estimated)
+            if source.heartbeat is not None and source.heartbeat.total_blocks:
+                total.add_metric(names, source.heartbeat.total_blocks)
+                if is_up:
+                    shares.append(load.active_blocks() / source.heartbeat.total_blocks)
+        yield from (
+            up,
+            active,
+            total,
+            running,
+            waiting,
+            reserved,
+            prefill,
+            ejected,
+            outcomes,
+            cached,
+        )
+        yield from (slots, block_share, preemptions)
+        mean = float(np.mean(shares)) if shares else 0.0
+        yield gauge(
+            "kvroute_load_balance_score",
+            "Standard deviation / mean of the load of workers that are up; 0 is even.",
+            float(np.std(shares)) / mean if mean else 0.0,
+        )
+
+    def _outliers(self) -> Iterator[Metric]:
+        core = self._core
+        outliers = core.fleet.outliers
+        yield counter(
+            "kvroute_reservations_ended",
+            "Reservations that have ended, by how.",
+            "ending",
+            {ending.value: count for ending, count in core.endings.items()},
+            tuple(Ending),
+        )
+        yield counter(
+            "kvroute_ejections",
+            "Workers that were ejected since requests failed there, by cause.",
+            "cause",
+            {cause.value: count for cause, count in outliers.ejections.items()},
+            tuple(Cause),
+        )
+        yield counter(
+            "kvroute_ejections_withheld",
+            "Ejections that did not come about: others see the worker serve, or too many of its"
+            " pool are ejected.",
+            "reason",
+            outliers.withheld,
+            WITHHELD,
+        )
+        yield counter(
+            "kvroute_probes",
+            "Requests that went to ejected workers, by what became of them.",
+            "result",
+            outliers.probes,
+            PROBES,
+        )
+        yield CounterMetricFamily(
+            "kvroute_callers_forgotten",
+            "Callers whose word on a worker was forgotten for want of room.",
+            value=outliers.callers_forgotten,
+        )
+        yield CounterMetricFamily(
+            "kvroute_guarded_picks",
+            "Picks that moved on, since their worker's queue cost more than its cache saved.",
+            value=core.guarded,
+        )
+        yield CounterMetricFamily(
+            "kvroute_last_resort_picks",
+            "Picks of workers that don't answer, or are ejected, for want of any that answers.",
+            value=core.last_resorts,
+        )
+        yield CounterMetricFamily(
+            "kvroute_strained_picks",
+            "Picks of workers over their estimated slots, or over the share of KV blocks that"
+            " preemptions left them, for want of any with room.",
+            value=core.strained_picks,
+        )
+        yield gauge(
+            "kvroute_first_token_mean_seconds",
+            "From picks to their first tokens, as reported, in the mean over the last 16 or so.",
+            core.fleet.first_tokens.mean_s,
+        )
+
+    def _streams(self) -> Iterator[Metric]:
+        state = GaugeMetricFamily(
+            "kvroute_stream_state",
+            "1 for the state a stream is in.",
+            labels=["worker", "rank", "state"],
+        )
+        complete = GaugeMetricFamily(
+            "kvroute_stream_complete",
+            "0 if blocks may exist that the stream never told of.",
+            labels=["worker", "rank"],
+        )
+        lag = GaugeMetricFamily(
+            "kvroute_stream_lag_seconds",
+            "Age of the last fact when it was applied.",
+            labels=["worker", "rank"],
+        )
+        for key, source in self._core.fleet.view.sources.items():
+            names = [key.worker_id, str(key.dp_rank)]
+            for one in StreamState:
+                state.add_metric([*names, one.value], source.stream.state is one)
+            complete.add_metric(names, source.stream.whole)
+            lag.add_metric(names, source.stream.lag_s)
+        yield from (state, complete, lag)
+
+    def _policy_failures(self) -> Metric:
+        family = CounterMetricFamily(
+            "kvroute_policy_failures",
+            "Decisions that a policy of the operator's failed at, made by the default one.",
+            labels=["policy", "kind"],
+        )
+        for policy in filter(is_own, self._core.policies):
+            for kind in Failure:
+                family.add_metric([policy, kind], self._core.decider.policy_failures[policy, kind])
+        return family
+
+    def _self_check(self) -> Iterator[Metric]:
+        self_check = self._core.fleet.self_check
+        yield counter(
+            "kvroute_self_checks",
+            "Reported cached tokens held against predicted ones.",
+            "result",
+            {result.value: count for result, count in self_check.results.items()},
+            tuple(CheckResult),
+        )
+        yield CounterMetricFamily(
+            "kvroute_self_check_resyncs",
+            "Streams read anew because predictions kept failing.",
+            value=self_check.resyncs,
+        )
+        yield CounterMetricFamily(
+            "kvroute_self_check_learned_blocks",
+            "Blocks that engines reused though their streams never told of them.",
+            value=self_check.learned_blocks,
+        )
+
+    def _ttft_check(self) -> Iterator[Metric]:
+        check = self._core.ttft_check
+        bounds = (*map(str, RATIOS), "+Inf")
+        yield HistogramMetricFamily(
+            "kvroute_ttft_ratio",
+            "Measured time to the first token / predicted, of picks of a policy that predicts it.",
+            buckets=list(zip(bounds, map(float, accumulate(check.counts)), strict=True)),
+            sum_value=check.ratios,
+        )
+        yield CounterMetricFamily(
+            "kvroute_ttft_measured_seconds",
+            "Time to the first token of those picks, from the pick to its report.",
+            value=check.measured_s,
+        )
+        off = CounterMetricFamily(
+            "kvroute_ttft_off_seconds",
+            "Seconds by which those first tokens came later than predicted, or sooner.",
+            labels=["direction"],
+        )
+        off.add_metric(["late"], check.late_s)
+        off.add_metric(["early"], check.early_s)
+        yield off
+
+    def _warnings(self) -> Metric:
+        family = GaugeMetricFamily(
+            "kvroute_worker_warnings",
+            "1 while there is something to mend; the code says what.",
+            labels=["worker", "rank", "code"],
+        )
+        now_s = self._clock()
+        for key, source in self._core.fleet.view.sources.items():
+            for code in {warning.code for warning in self._core.fleet.warnings(source, now_s)}:
+                family.add_metric([key.worker_id, str(key.dp_rank), code], 1)
+        return family

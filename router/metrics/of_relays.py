@@ -1,0 +1,146 @@
+"""Metrics of relays, of those in this process, and of their connection to NATS."""
+
+from collections.abc import Callable, Iterable, Iterator
+
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+from typing_extensions import override
+
+from events.broker import Broker
+from events.relay import Relay
+from router.children.nats_server import NatsChild
+from router.children.own_relays import OwnRelays
+from router.metrics.families import counter, gauge
+from router.replicas.fleet_commands import ControlDesk
+
+_SOCKET_ERRORS = (
+    "engine_silent",
+    "events_failed",
+    "implausible_load",
+    "malformed_frame",
+    "malformed_load",
+    "malformed_page",
+    "malformed_request",
+    "map_not_saved",
+    "map_unusable",
+    "replay_timeout",
+    "replay_too_large",
+    "replay_too_slow",
+    "unsent",
+    "warm_busy",
+    "warm_failed",
+    "warm_malformed",
+)
+
+
+class BrokerCollector(Collector):
+    """Reads what a connection to NATS counts."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+
+    @override
+    def collect(self) -> Iterator[Metric]:
+        connected = self._broker.connected
+        yield gauge("kvroute_broker_connected", "1 while connected to NATS.", connected)
+        yield counter(
+            "kvroute_broker_errors",
+            "What went wrong with NATS.",
+            "kind",
+            {**self._broker.counts, "unreadable": self._broker.unreadable},
+            ("not_connected", "slow_consumer", "error", "listener_failed", "unreadable"),
+        )
+
+
+class NatsChildCollector(Collector):
+    """Reads what became of the embedded NATS server; only of a router that runs it."""
+
+    def __init__(self, child: NatsChild) -> None:
+        self._child = child
+
+    @override
+    def collect(self) -> Iterator[Metric]:
+        yield CounterMetricFamily(
+            "kvroute_nats_restarts",
+            "Times that the embedded NATS server was started again after it had left.",
+            value=self._child.restarts,
+        )
+
+
+class OwnRelaysCollector(Collector):
+    """What became of the relays in this router, and of fleet commands."""
+
+    def __init__(self, relays: OwnRelays, desk: ControlDesk) -> None:
+        self._relays = relays
+        self._desk = desk
+
+    @override
+    def collect(self) -> Iterator[Metric]:
+        ended = CounterMetricFamily(
+            "kvroute_relays_ended",
+            "Relays in this router that were stopped for good, by reason.",
+            labels=["reason"],
+        )
+        for reason in ("removed", "never_answered"):
+            ended.add_metric([reason], self._relays.ended[reason])
+        yield ended
+        failures = CounterMetricFamily(
+            "kvroute_relay_failures",
+            "Times that a relay in this router failed; it is started again.",
+            value=self._relays.failures,
+        )
+        yield failures
+        commands = CounterMetricFamily(
+            "kvroute_fleet_commands",
+            "Fleet commands applied, by action; those that a newer one had overtaken; those dated a"
+            " day ahead or more, which count as given when they came.",
+            labels=["action"],
+        )
+        for action in ("drain", "undrain", "remove", "resync", "overtaken", "far_ahead"):
+            commands.add_metric([action], self._desk.counts[action])
+        yield commands
+
+
+class RelayCollector(Collector):
+    """Reads the relays of this process at scrape time."""
+
+    def __init__(self, relays: Callable[[], Iterable[Relay]]) -> None:
+        self._relays = relays
+
+    @override
+    def collect(self) -> Iterator[Metric]:
+        labels = ["worker", "rank"]
+        events = CounterMetricFamily(
+            "kvroute_relay_events",
+            "Engine events by kind, and by reason what of them was left out.",
+            labels=[*labels, "kind"],
+        )
+        gaps = CounterMetricFamily(
+            "kvroute_relay_engine_gaps", "Holes found in an engine's own sequence.", labels=labels
+        )
+        restarts = CounterMetricFamily(
+            "kvroute_relay_engine_restarts", "New lives of an engine.", labels=labels
+        )
+        entries = GaugeMetricFamily(
+            "kvroute_relay_map_entries", "Engine blocks in the relay's map.", labels=labels
+        )
+        socket_errors = CounterMetricFamily(
+            "kvroute_relay_socket_errors",
+            "What went wrong at a relay's sockets, and with the maps it keeps.",
+            labels=["worker", "kind"],
+        )
+        for relay in self._relays():
+            for key, rank in relay.ranks:
+                names = [key.worker_id, str(key.dp_rank)]
+                for kind, count in sorted(rank.counts.items()):
+                    events.add_metric([*names, kind], count)
+                gaps.add_metric(names, rank.engine_gaps)
+                restarts.add_metric(names, rank.engine_restarts)
+                entries.add_metric(names, len(rank.ledger))
+            for kind in dict.fromkeys((*_SOCKET_ERRORS, *sorted(relay.counts))):
+                socket_errors.add_metric([relay.settings.id, kind], relay.counts[kind])
+        yield from (events, gaps, restarts, entries, socket_errors)

@@ -1,0 +1,1 @@
+"""Puts the parts together, starts and stops them in order: `kvroute serve`, `kvroute relay`."""

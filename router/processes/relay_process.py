@@ -1,0 +1,147 @@
+"""`kvroute relay`: relays beside engines, without a router."""
+
+import asyncio
+import errno
+import logging
+import os
+import random
+import secrets
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+from typing import cast
+
+from prometheus_client import CollectorRegistry, Gauge, ProcessCollector
+
+from events.broker import Broker
+from events.clock import unix_now
+from events.dynamo_relay import DynamoRelay
+from events.endpoints import masked
+from events.relay import Relay
+from events.settings import DynamoSettings, NatsSettings
+from events.tasks import Tasks, named
+from router.config.settings import ConfigError, RelayConfig, render
+from router.desk.counters import kvroute_version
+from router.metrics.http import MetricsServer
+from router.metrics.of_relays import BrokerCollector, RelayCollector
+from router.processes.router_process import check_engine, checked_broker
+
+log = logging.getLogger("kvroute")
+
+
+class RelayApp:
+    """One relay process, for one engine or several, or for a Dynamo fleet."""
+
+    def __init__(self, config: RelayConfig, dynamo: Sequence[DynamoSettings] = ()) -> None:
+        """Raises ConfigError for what only this process can find wrong."""
+        if not config.workers and not dynamo:
+            raise ConfigError("no engine to relay: give --worker-id and its like, or `workers:`")
+        if config.nats.url is None:
+            raise ConfigError("a relay needs the routers' NATS: give --nats URL (nats.url)")
+        for worker in config.workers:
+            check_engine(worker)
+        self._config = config
+        self._stop = asyncio.Event()
+        self._failed: BaseException | None = None
+        state_dir = _writable(config.state_dir) if config.state_dir else None
+        self._tasks = Tasks(self._broke)
+        self._broker = checked_broker(config.nats, config.nats.url, "kvroute relay")
+        rng = random.Random(secrets.randbits(64))
+        self._relays = [
+            Relay(
+                worker,
+                self._broker,
+                fleet=config.fleet,
+                clock=unix_now,
+                rng=rng,
+                state_dir=state_dir,
+            )
+            for worker in config.workers
+        ]
+        self._sources: list[Broker] = []
+        """Connections to other NATS servers than the routers'."""
+        self._dynamo = [
+            DynamoRelay(
+                settings,
+                self._broker,
+                source=self._source(settings),
+                fleet=config.fleet,
+                clock=unix_now,
+                rng=rng,
+            )
+            for settings in dynamo
+        ]
+        registry = CollectorRegistry()
+        build = Gauge("kvroute_build_info", "Always 1.", ["version"], registry=registry)
+        build.labels(kvroute_version()).set(1)
+        ProcessCollector(registry=registry)
+        # The collector reads ranks, counts and settings.id, which both kinds of relay have.
+        registry.register(RelayCollector(lambda: cast(list[Relay], self._all)))
+        registry.register(BrokerCollector(self._broker))
+        self._http = (
+            MetricsServer(registry, config.metrics.listen) if config.metrics.listen else None
+        )
+
+    async def run(self) -> int:
+        """Relays until SIGTERM or SIGINT; returns the exit code."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop.set)
+        log.info("configuration:\n%s", masked(render(self._config).rstrip()))
+        for one in self._dynamo:
+            log.info("Dynamo fleet:\n%s", masked(render(one.settings).rstrip()))
+        try:
+            if self._http is not None:
+                await self._http.start()
+                log.info("metrics on %s", self._config.metrics.listen)
+            self._tasks.spawn(self._connect(), "connection to NATS")
+            await self._stop.wait()
+        finally:
+            for relay in self._all:
+                await relay.stop()
+            await self._tasks.close()
+            for broker in (self._broker, *self._sources):
+                await broker.close()
+            if self._http is not None:
+                await self._http.stop()
+            log.info("stopped")
+        if self._failed is None:
+            return 0
+        # Once more as the last line: what was logged when it failed is far above by now.
+        log.critical("stopped with exit code 1: %s", named(self._failed))
+        return 1
+
+    async def _connect(self) -> None:
+        for broker in (self._broker, *self._sources):
+            await broker.connect()
+        for relay in self._all:
+            await relay.start()
+
+    @property
+    def _all(self) -> list[Relay | DynamoRelay]:
+        return [*self._relays, *self._dynamo]
+
+    def _source(self, settings: DynamoSettings) -> Broker | None:
+        """The connection to a Dynamo fleet's own NATS server; None: it shares the routers'."""
+        if settings.nats_url is None:
+            return None
+        nats = NatsSettings(credentials_file=settings.nats_credentials_file)
+        source = checked_broker(nats, settings.nats_url, "kvroute relay of a Dynamo fleet")
+        self._sources.append(source)
+        return source
+
+    def _broke(self, error: BaseException) -> None:
+        self._failed = error
+        self._stop.set()
+
+
+def _writable(folder: str) -> Path:
+    """The folder, made if need be; raises ConfigError when nothing can be written there."""
+    path = Path(folder)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        if not os.access(path, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        raise ConfigError(f"can't write to {folder}: {error.strerror} - at `$.state_dir`") from None
+    return path

@@ -1,0 +1,489 @@
+"""`kvroute serve`: puts the parts together, starts and stops them in order.
+
+NATS (ours or theirs) -> broker -> feed -> view -> core <- gRPC
+                            relays in this process, for configured workers
+"""
+
+import asyncio
+import logging
+import os
+import random
+import re
+import secrets
+import signal
+import socket
+from collections.abc import Callable
+from math import inf
+from pathlib import Path
+
+import msgspec
+from prometheus_client import CollectorRegistry
+
+from events.broker import Broker
+from events.clock import unix_now
+from events.facts import Control
+from events.feed import Feed
+from events.settings import EngineSettings, NatsSettings, unusable
+from events.stream import StreamState
+from events.tasks import Tasks, named
+from events.view import FleetView
+from indexer.identity import WorkerKey
+from indexer.kernel import NativeIndex
+from router.audit.observers import Watchers
+from router.children.nats_server import NatsChild, NatsChildError
+from router.children.own_relays import OwnRelays
+from router.config.reload import reloaded
+from router.config.settings import ConfigError, RoutingSettings, ServeConfig, render
+from router.copies.hot_prefixes import HotPrefixes, recomputed
+from router.core.core import RouterCore
+from router.desk.counters import Metrics
+from router.fleet.topology import PlaceLabels
+from router.health.warnings import WarningLog
+from router.metrics.http import MetricsServer
+from router.metrics.of_audit import WatchCollector
+from router.metrics.of_copies import HotPrefixCollector
+from router.metrics.of_fleet import RouterCollector
+from router.metrics.of_relays import (
+    BrokerCollector,
+    NatsChildCollector,
+    OwnRelaysCollector,
+    RelayCollector,
+)
+from router.metrics.of_replicas import FleetStateCollector, PeerCollector
+from router.policies.configured import shadow_policy
+from router.replicas.copy_link import CopyLink
+from router.replicas.fleet_commands import ControlDesk
+from router.replicas.peer_link import PeerLink
+from router.replicas.saved_commands import FleetState
+from router.request.refusal import Reason, Refusal
+from router.service.calls import Guard
+from router.service.server import FleetService, GrpcServer, RouterService
+
+TICK_S = 0.25
+JUDGED_A_TICK = 5
+"""How often in a tick what one caller alone says of workers is judged: every 50 ms."""
+WARN_S = 5.0
+HELLO_GRACE_S = 1.0
+"""After the first connection, how long relays have to say that they are there."""
+
+log = logging.getLogger("kvroute")
+
+
+class RouterApp:
+    """One router process."""
+
+    def __init__(
+        self,
+        config: ServeConfig,
+        *,
+        clock: Callable[[], float] = unix_now,
+        read_again: Callable[[], ServeConfig] | None = None,
+    ) -> None:
+        """Raises ConfigError for what only this process can find wrong.
+
+        read_again: reads the configuration anew, for SIGHUP.
+        """
+        for worker in config.workers:
+            check_engine(worker)
+        if config.nats.url is not None:
+            checked_broker(config.nats, config.nats.url, "")
+        self.config = config
+        routing = config.routing
+        self._read_again = read_again
+        self.clock = clock
+        host = re.sub(r"[^A-Za-z0-9.-]", "-", socket.gethostname()[:40])
+        self.replica = f"{host}-{secrets.token_hex(4)}"  # peer_link.REPLICA_NAME
+        seed = routing.seed
+        self._rng = random.Random(seed if seed is not None else secrets.randbits(64))
+        self.view = FleetView(
+            NativeIndex(config.index.bytes_max(), config.index.blocks_max()),
+            beat_timeout_s=config.fleet.beat_timeout_s,
+            forget_s=config.fleet.forget_s,
+            workers_max=config.fleet.workers_max,
+            predicted_ttl_s=routing.predicted_ttl_s,
+            approximate_ttl_s=routing.approximate_ttl_s,
+        )
+        self.core = RouterCore(
+            self.view,
+            routing,
+            models=config.models,
+            model_memory_s=config.fleet.model_memory_s,
+            tombstone_s=config.fleet.tombstone_s,
+            replica=self.replica,
+            rng=self._rng,
+            random_bytes=os.urandom,
+        )
+        self.core.fleet.ready = False
+        shadow_policy(routing, self.core.policies)  # raises ConfigError
+        self._hot: HotPrefixes | None = None
+        """Kept when they are copied no more, for what it has counted; the core has it otherwise."""
+        self.registry = CollectorRegistry()
+        self.metrics = Metrics(self.registry)
+        self.metrics.index_bytes_max.set(config.index.bytes_max())
+        labels = PlaceLabels(routing.host_label, routing.rack_label, routing.cluster_label)
+        rng = random.Random(secrets.randbits(64))
+        self.watchers = Watchers(self.replica, labels, rng, _watcher_failed)
+        self.registry.register(WatchCollector(self.watchers))
+        self.relays = OwnRelays(fleet=config.fleet.name, clock=clock, rng=self._rng)
+        self.core.fleet.relay_trouble = self.relays.trouble
+        self.desk = ControlDesk(self.core, clock)
+        self.desk.on_removed = self.relays.on_removed
+        self._state: FleetState | None = None
+        if config.fleet.state_file is not None:
+            path = checked_file(config.fleet.state_file, "fleet.state_file")
+            self._state = FleetState(path, config.fleet.name, self.desk)
+        self.failed: BaseException | None = None
+        self._warning_log = WarningLog()
+        self._warned_at_s = -inf
+        self._stop = asyncio.Event()
+        self._stopping = asyncio.Event()
+        self._tasks = Tasks(self._broke)
+        self._nats: NatsChild | None = None
+        self.broker: Broker | None = None
+        self.feed: Feed | None = None
+        self.link: PeerLink | None = None
+        self.copy_link: CopyLink | None = None
+        """None: hot prefixes were never copied yet."""
+        self._service: RouterService | None = None
+        self._grpc: GrpcServer | None = None
+        self._http: MetricsServer | None = None
+        self._started_at_s = clock()
+        self._connected_at_s: float | None = None
+        self._use_hot_prefixes(routing)
+
+    @property
+    def ready(self) -> bool:
+        return self.core.fleet.ready
+
+    @property
+    def grpc_port(self) -> int:
+        return self._grpc.port if self._grpc is not None else 0
+
+    @property
+    def metrics_port(self) -> int:
+        return self._http.port if self._http is not None else 0
+
+    async def start(self) -> None:
+        """Starts everything; raises ConfigError when an address or the broker can't be had.
+
+        Returns without waiting for a broker that is not ours: requests are answered meanwhile, with
+        UNAVAILABLE as long as no worker is known.
+        """
+        config = self.config
+        log.info("configuration:\n%s", render(config).rstrip())
+        self.watchers.use(config)
+        self.core.times_all = self.watchers.timed
+        nats, url = config.nats, config.nats.url
+        if url is None:
+            self._nats = NatsChild(secrets.token_urlsafe(32))
+            try:
+                await self._nats.start()
+            except NatsChildError as error:
+                raise ConfigError(str(error)) from error
+            nats = self._nats.settings()
+            url = self._nats.url
+            self._tasks.spawn(self._nats.keep(), "embedded NATS")
+            self.registry.register(NatsChildCollector(self._nats))
+        self.broker = broker = Broker(nats, url, f"kvroute router {self.replica}")
+        desk, state = self.desk, self._state
+        if state is not None:
+            state.restore()
+            self._tasks.spawn(state.run(), "fleet state file")
+            self.registry.register(FleetStateCollector(state))
+        self.registry.register(OwnRelaysCollector(self.relays, desk))
+        self.feed = feed = Feed(
+            broker,
+            self.view,
+            fleet=config.fleet.name,
+            replica=self.replica,
+            clock=self.clock,
+            on_heartbeat=self._on_heartbeat,
+            on_forgotten=self._on_forgotten,
+            on_control=desk.apply,
+            on_failure=self._broke,
+            rng=self._rng,
+        )
+        desk.on_resync = lambda worker: feed.recover(self.view.resync(worker, self.clock()))
+        self.registry.register(RouterCollector(self.core, self.clock))
+        self.registry.register(BrokerCollector(broker))
+        self.registry.register(RelayCollector(self.relays.running))
+        service = self._service = RouterService(
+            self.core,
+            self.metrics,
+            self.clock,
+            self._stopping,
+            stream_age_s=config.grpc.stream_age_s,
+            watch=self.watchers.watch,
+            guard=Guard.of(config.grpc, config.routing.prompt_tokens_max, self.metrics),
+        )
+        self.link = service.peers = PeerLink(
+            broker,
+            self.core,
+            desk,
+            fleet=config.fleet.name,
+            clock=self.clock,
+            rng=self._rng,
+            tells=config.fleet.inflight,
+            on_report=service.report_of_peer,
+            on_failure=self._broke,
+        )
+        self.registry.register(PeerCollector(self.core, self.link, self.clock))
+        self.registry.register(HotPrefixCollector(self.core))
+        self._use_hot_prefixes(self.config.routing)
+        self._grpc = GrpcServer(
+            config.grpc,
+            service,
+            FleetService(
+                self.core,
+                self.clock,
+                self._stopping,
+                stream_age_s=config.grpc.stream_age_s,
+                desk=desk,
+                send_control=self._send_control,
+                register=self.register,
+                runs_relay=self.relays.__contains__,
+                keep=state.keep if state is not None else None,
+                watches_max=config.grpc.watches_max,
+            ),
+        )
+        if config.grpc.max_message_mib is not None:
+            log.warning(
+                "grpc.max_message_mib is deprecated: it bounds the limits by method from above;"
+                " grpc.route_kib_max, explain_kib_max, batch_kib_max, report_kib_max and"
+                " message_kib_max are those limits"
+            )
+        await self._grpc.start()
+        log.info("gRPC on %s (port %d)", config.grpc.listen, self._grpc.port)
+        if config.metrics.listen:
+            self._http = MetricsServer(self.registry, config.metrics.listen)
+            await self._http.start()
+            log.info("metrics on %s (port %d)", config.metrics.listen, self._http.port)
+        self._tasks.spawn(self._connect(broker, feed, self.link), "connection to NATS")
+        self._tasks.spawn(self._tick(), "router clock")
+
+    async def run(self) -> int:
+        """Serves until SIGTERM or SIGINT; returns the exit code. A second one ends it at once."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal)
+        loop.add_signal_handler(signal.SIGHUP, self.reload)
+        try:
+            await self.start()
+            await self._stop.wait()
+        finally:
+            await self.stop()
+        if self.failed is None:
+            return 0
+        # Once more as the last line: what was logged when it failed is far above by now.
+        log.critical("stopped with exit code 1: %s", named(self.failed))
+        return 1
+
+    async def stop(self) -> None:
+        """Drains, then stops everything. Safe after a start that failed half way."""
+        log.info("draining")
+        self._stopping.set()
+        if self._grpc is not None:
+            await self._grpc.drain(self.config.drain_timeout_s)
+        await self.relays.stop()
+        if self.copy_link is not None:
+            await self.copy_link.stop()
+        if self.link is not None:
+            await self.link.stop()
+        if self.feed is not None:
+            await self.feed.stop()
+        await self._tasks.close()
+        if self._state is not None:
+            await self._state.keep()
+        if self._http is not None:
+            await self._http.stop()
+        await asyncio.to_thread(self.watchers.log.close)
+        if self.broker is not None:
+            await self.broker.close()
+        if self._nats is not None:
+            await self._nats.stop()
+        log.info("stopped")
+
+    def reload(self) -> None:
+        """Reads the configuration again: what can change while we run does, the rest is told."""
+        if self._read_again is None or self._stopping.is_set():
+            return
+        try:
+            config, changed, waiting = reloaded(self.config, self._read_again())
+            self.watchers.use(config)  # first, since it looks at all that may be wrong
+            self.core.reconfigure(config.routing, config.models)
+            self.core.times_all = self.watchers.timed
+        except ConfigError as error:
+            self.metrics.config_reloads.labels("failed").inc()
+            log.error("configuration not reloaded, all stays as it was: %s", error)
+            return
+        except Exception:  # a fault of ours, or of a policy of the operator's: we serve on
+            self.metrics.config_reloads.labels("failed").inc()
+            log.exception("configuration not reloaded")
+            return
+        self.config = config
+        self._use_hot_prefixes(config.routing)
+        if self._service is not None:
+            self._service.watch = self.watchers.watch
+        self.metrics.config_reloads.labels("ok").inc()
+        log.info("configuration reloaded; changed: %s", ", ".join(changed) or "nothing")
+        if waiting:
+            log.warning(
+                "changed in the configuration, but only with a restart: %s", ", ".join(waiting)
+            )
+
+    def _use_hot_prefixes(self, routing: RoutingSettings) -> None:
+        """Copies hot prefixes from now on, or no more, or otherwise."""
+        settings = routing.hot_prefixes
+        if not settings.enabled:
+            if self.core.hot is not None and self.copy_link is not None:
+                self.copy_link.perform(self.core.hot.forget())
+            self.core.hot = None
+            return
+        if self._hot is None:
+            self._hot = HotPrefixes(self.core.fleet, settings, recomputed(routing.prefill_rate))
+        else:
+            self._hot.reconfigure(settings)
+        self.core.hot = self._hot
+        if self.copy_link is None and self.broker is not None:
+            self.copy_link = CopyLink(
+                self.broker,
+                self._hot,
+                fleet=self.config.fleet.name,
+                replica=self.replica,
+                clock=self.clock,
+                on_failure=self._broke,
+            )
+
+    async def register(self, settings: EngineSettings) -> None:
+        """Runs a relay for an engine that has none; raises Refusal."""
+        self.relays.check_room(settings.id)
+        if self.broker is None or not self.broker.connected:
+            raise Refusal(Reason.NO_BROKER, "NATS is away", retry_after_s=1.0)
+        self.relays.start(settings, self.broker, registered=True)
+
+    async def _connect(self, broker: Broker, feed: Feed, link: PeerLink) -> None:
+        await broker.connect()
+        await link.start()  # first, since the feed's hello asks for fleet commands, too
+        await feed.start()
+        self._connected_at_s = self.clock()
+        for settings in self.config.workers:
+            self.relays.start(self._with_block_size(settings), broker, registered=False)
+
+    def _with_block_size(self, settings: EngineSettings) -> EngineSettings:
+        """An engine's settings with its model's canonical block size, where it has none itself."""
+        if settings.block_size is not None:
+            return settings
+        for model in self.config.models:
+            if settings.model in (model.name, *model.aliases) and model.block_size is not None:
+                return msgspec.structs.replace(settings, block_size=model.block_size)
+        return settings
+
+    async def _tick(self) -> None:
+        while True:
+            now_s = self.clock()
+            expired = self.core.tick(now_s)
+            while self.core.behind(now_s):
+                await asyncio.sleep(0)  # other calls have a turn between two slices
+                expired += self.core.catch_up(now_s)
+            if expired:
+                self.metrics.reservations_expired.inc(expired)
+                log.warning("%d reservations expired: no Report came in time", expired)
+            if self.feed is not None and (pulls := self.core.fleet.self_check.begin_resyncs(now_s)):
+                for pull in pulls:
+                    log.warning("%s: its engine reuses less than the index says", pull.worker)
+                self.feed.recover(pulls)
+            if self.core.hot is not None and self.copy_link is not None:
+                self.copy_link.tick()
+            self.relays.tick()
+            self._warn(now_s)
+            for line in self.core.fleet.outliers.take_news():
+                log.warning("%s", line)
+            if not self.ready and self._is_ready(now_s) and self._grpc is not None:
+                self.core.fleet.ready = True
+                await self._grpc.set_serving(ready=True)
+            for _ in range(JUDGED_A_TICK):
+                await asyncio.sleep(TICK_S / JUDGED_A_TICK)
+                self.core.fleet.outliers.judge(self.clock())
+
+    def _warn(self, now_s: float) -> None:
+        """Says now and then what an operator should mend."""
+        if now_s - self._warned_at_s < WARN_S:
+            return
+        self._warned_at_s = now_s
+        if error := self.core.decider.take_policy_error():
+            log.warning("%s; the default policy decided", error)
+        told = (
+            (key, warning)
+            for key, source in self.view.sources.items()
+            for warning in self.core.fleet.warnings(source, now_s)
+        )
+        for line in self._warning_log.lines(told, now_s):
+            log.warning("%s", line)
+
+    def _is_ready(self, now_s: float) -> bool:
+        """Whether the index can be trusted, or we have waited long enough for it."""
+        sources = self.view.sources.values()
+        streams = [source.stream for source in sources]
+        heard = self._connected_at_s is not None and (now_s - self._connected_at_s >= HELLO_GRACE_S)
+        known = {source.key.worker_id for source in sources}
+        heard = heard and all(
+            worker.id in known or self.desk.removed(worker.id) for worker in self.config.workers
+        )
+        if heard and streams and all(one.state is StreamState.LIVE for one in streams):
+            log.info("ready: %s", self.view.summary())
+            return True
+        if now_s - self._started_at_s >= self.config.ready_timeout_s:
+            log.warning(
+                "ready after ready_timeout_s, though not every stream is trusted: %s",
+                self.view.summary(),
+            )
+            return True
+        return False
+
+    async def _send_control(self, control: Control) -> bool:
+        return self.feed is not None and await self.feed.send_control(control)
+
+    def _on_heartbeat(self, key: WorkerKey) -> None:
+        self.core.on_heartbeat(key, self.clock())
+
+    def _on_forgotten(self, workers: list[WorkerKey]) -> None:
+        self.core.on_forgotten(workers, self.clock())
+
+    def _on_signal(self) -> None:
+        if self._stop.is_set():
+            log.warning("second signal: leaving at once")
+            raise SystemExit(130)
+        self._stop.set()
+
+    def _broke(self, error: BaseException) -> None:
+        self.failed = error
+        self._stop.set()
+
+
+def _watcher_failed(error: Exception) -> None:
+    """A fault of ours, which no request pays for."""
+    log.error("looking at a decision failed; the next ones are only counted", exc_info=error)
+
+
+def checked_broker(settings: NatsSettings, url: str, name: str) -> Broker:
+    """A connection yet to be made; raises ConfigError for one that never could be."""
+    broker = Broker(settings, url, name)
+    try:
+        broker.check()
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"nats: {error}") from error
+    return broker
+
+
+def check_engine(settings: EngineSettings) -> None:
+    """Raises ConfigError when an engine can never be followed as it is configured."""
+    if error := unusable(settings):
+        raise ConfigError(f"worker {settings.id!r}: {error}")
+
+
+def checked_file(name: str, key: str) -> Path:
+    """A file that can be written in its folder; raises ConfigError."""
+    path = Path(name)
+    if path.is_dir() or not os.access(path.parent, os.W_OK | os.X_OK):
+        raise ConfigError(f"can't write to {name} - at `$.{key}`")
+    return path

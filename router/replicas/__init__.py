@@ -1,0 +1,1 @@
+"""What routers say to one another, and to operators, over NATS."""

@@ -1,0 +1,1 @@
+"""What a request is, and why one is refused. Pure; knows no gRPC."""

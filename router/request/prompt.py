@@ -1,0 +1,179 @@
+"""A prompt as the router sees it: a length, and hashes in whatever block size a pool asks for."""
+
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+from typing_extensions import override
+from xxhash import xxh3_64_intdigest
+
+from indexer.hashing import HashArray, MultimodalItem, block_hashes, hash_seed, prefix_hashes
+from router.request.refusal import Reason, Refusal
+
+ITEM_LAYERS_MAX = 8
+"""How often items may cover a prompt on average. A video with its sound covers it twice; a hostile
+client would make us hash the whole prompt anew for every item."""
+
+STEP_BLOCKS = 1 << 14
+"""Blocks that are hashed in one step: 2 ms where 8 items cover each of them."""
+
+
+class Prompt:
+    """Tokens, or BlockHashes that the caller made. Hashes once for each block size."""
+
+    def __init__(
+        self,
+        token_count: int,
+        *,
+        token_bytes: bytes | None = None,
+        hashes: HashArray | None = None,
+        hashes_block_size: int = 0,
+        lora_name: str = "",
+        cache_salt: str = "",
+        items: Iterable[MultimodalItem] = (),
+    ) -> None:
+        self.token_count = token_count
+        self.lora_name = lora_name
+        self.cache_salt = cache_salt
+        self.hashes_block_size = hashes_block_size
+        """The only block size this prompt can be compared in; 0: any."""
+        self._token_bytes = token_bytes
+        self._seed = hash_seed(lora_name, cache_salt)
+        self._items = tuple(items)
+        self.has_items = bool(self._items)
+        """Images, sounds or the like cover some of its tokens."""
+        self._hashes = np.empty(0, np.uint64) if hashes is None else hashes
+        self._prefixes: dict[int, HashArray] = {}
+        self._fingerprint: int | None = None
+
+    @override
+    def __repr__(self) -> str:
+        return f"<Prompt {self.token_count} tokens>"
+
+    @classmethod
+    def from_tokens(
+        cls,
+        token_bytes: bytes,
+        *,
+        lora_name: str = "",
+        cache_salt: str = "",
+        items: Iterable[MultimodalItem] = (),
+    ) -> "Prompt":
+        """A prompt of little-endian u32 token ids; raises Refusal when they are none."""
+        if not token_bytes:
+            raise Refusal(Reason.EMPTY_PROMPT, "the prompt has no tokens")
+        if len(token_bytes) % 4:
+            raise Refusal(
+                Reason.MALFORMED_PROMPT,
+                f"token_bytes is {len(token_bytes)} bytes long, which is no multiple of 4:"
+                " it holds little-endian 32-bit token ids",
+            )
+        token_count = len(token_bytes) // 4
+        items = tuple(items)
+        _check_items(items, token_count)
+        return cls(
+            token_count,
+            token_bytes=token_bytes,
+            lora_name=lora_name,
+            cache_salt=cache_salt,
+            items=items,
+        )
+
+    @classmethod
+    def from_hashes(
+        cls, hashes: HashArray, block_size: int, prompt_tokens: int, *, lora_name: str = ""
+    ) -> "Prompt":
+        """A prompt of BlockHashes, salts included; raises Refusal when the numbers don't fit."""
+        if block_size < 1:
+            raise Refusal(Reason.MALFORMED_PROMPT, "block_hashes needs its block_size, in tokens")
+        if not prompt_tokens:
+            raise Refusal(
+                Reason.EMPTY_PROMPT, "block_hashes needs prompt_tokens, the prompt's length"
+            )
+        if prompt_tokens // block_size != len(hashes):
+            raise Refusal(
+                Reason.MALFORMED_PROMPT,
+                f"{prompt_tokens} tokens have {prompt_tokens // block_size} full blocks of"
+                f" {block_size}, but block_hashes holds {len(hashes)}",
+            )
+        return cls(prompt_tokens, hashes=hashes, hashes_block_size=block_size, lora_name=lora_name)
+
+    @classmethod
+    def from_prefixes(
+        cls, prefixes: HashArray, block_size: int, prompt_tokens: int, *, lora_name: str = ""
+    ) -> "Prompt":
+        """A prompt of which only the PrefixHashes are known, in one block size; 0: nothing is."""
+        prompt = cls(
+            prompt_tokens, hashes=prefixes, hashes_block_size=block_size, lora_name=lora_name
+        )
+        prompt._prefixes[block_size] = prefixes
+        return prompt
+
+    def prefixes(self, block_size: int) -> HashArray:
+        """PrefixHashes of the full blocks; none for a size of 0, or one that the caller's hashes
+        aren't in."""
+        if block_size < 1:  # a worker that has not told its own yet
+            return np.empty(0, np.uint64)
+        found = self._prefixes.get(block_size)
+        if found is None:
+            if self._token_bytes is not None:
+                blocks = block_hashes(self._token_bytes, block_size, self._seed, self._items)
+            else:
+                blocks = self._hashes if block_size == self.hashes_block_size else self._hashes[:0]
+            found = self._prefixes[block_size] = prefix_hashes(blocks)
+        return found
+
+    def hashed(self, block_size: int) -> Iterator[None]:
+        """Makes the PrefixHashes of a block size, in steps of STEP_BLOCKS blocks."""
+        tokens = self._token_bytes
+        if tokens is None or block_size < 1 or block_size in self._prefixes:
+            self.prefixes(block_size)
+            return
+        parts = [np.empty(0, np.uint64)]
+        count = self.token_count // block_size
+        for first in range(0, count, STEP_BLOCKS):
+            begin, end = first * block_size, min(count, first + STEP_BLOCKS) * block_size
+            items = [part for one in self._items if (part := _part(one, begin, end)) is not None]
+            content = memoryview(tokens)[4 * begin : 4 * end]
+            parts.append(block_hashes(content, block_size, self._seed, items))
+            yield
+        self._prefixes[block_size] = prefix_hashes(np.concatenate(parts))
+
+    def leading_tokens(self, count: int) -> bytes | None:
+        """The first tokens, little-endian u32; None where they are not all there is (images), or
+        not known."""
+        if self._token_bytes is None or any(item.first_token < count for item in self._items):
+            return None
+        return self._token_bytes[: 4 * count]
+
+    def fingerprint(self) -> int:
+        """Tells this prompt from another one, LoRA and salt included."""
+        if self._fingerprint is None:
+            content = self._token_bytes if self._token_bytes is not None else self._hashes.tobytes()
+            if self._items:
+                content += repr(self._items).encode()
+            form = self.token_count | self.hashes_block_size << 32
+            self._fingerprint = int(xxh3_64_intdigest(content, self._seed)) ^ form
+        return self._fingerprint
+
+
+def _part(item: MultimodalItem, begin: int, end: int) -> MultimodalItem | None:
+    """The part of an item that lies between two tokens, as seen from the first."""
+    first = max(item.first_token, begin)
+    last = min(item.first_token + item.token_count, end)
+    return MultimodalItem(item.content_hash, first - begin, last - first) if first < last else None
+
+
+def _check_items(items: tuple[MultimodalItem, ...], token_count: int) -> None:
+    """Raises Refusal for items that a prompt of this length can't have."""
+    for i, item in enumerate(items):
+        if item.first_token + item.token_count > token_count:
+            raise Refusal(
+                Reason.INVALID_FIELD,
+                f"multimodal_items[{i}] covers {item.token_count} tokens from token"
+                f" {item.first_token} on, but the prompt has {token_count}",
+            )
+    if sum(item.token_count for item in items) > ITEM_LAYERS_MAX * token_count:
+        raise Refusal(
+            Reason.INVALID_FIELD,
+            f"multimodal_items cover the prompt's tokens more than {ITEM_LAYERS_MAX} times over",
+        )

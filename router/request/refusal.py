@@ -1,0 +1,67 @@
+"""Why a request gets no worker. Pure; which gRPC status a reason has: router/desk/statuses.py."""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class Reason(StrEnum):
+    """What google.rpc.ErrorInfo.reason says, and the metric label."""
+
+    EMPTY_PROMPT = "EMPTY_PROMPT"
+    MALFORMED_PROMPT = "MALFORMED_PROMPT"
+    PROMPT_TOO_LONG = "PROMPT_TOO_LONG"
+    INVALID_FIELD = "INVALID_FIELD"
+    UNKNOWN_POLICY = "UNKNOWN_POLICY"
+    MODEL_REQUIRED = "MODEL_REQUIRED"
+    POLICY_NOT_ALLOWED = "POLICY_NOT_ALLOWED"
+    UNKNOWN_MODEL = "UNKNOWN_MODEL"
+    UNKNOWN_WORKER = "UNKNOWN_WORKER"
+    UNKNOWN_SESSION = "UNKNOWN_SESSION"
+    NO_WORKER = "NO_WORKER"
+    NO_ELIGIBLE_WORKER = "NO_ELIGIBLE_WORKER"
+    DRAINING = "DRAINING"
+    ALL_WORKERS_FULL = "ALL_WORKERS_FULL"
+    TOO_MANY_RESERVATIONS = "TOO_MANY_RESERVATIONS"
+    REQUEST_ID_REUSED = "REQUEST_ID_REUSED"
+    WORKER_EXISTS = "WORKER_EXISTS"
+    MESSAGE_TOO_LARGE = "MESSAGE_TOO_LARGE"
+    TOO_MANY_BYTES = "TOO_MANY_BYTES"
+    TOO_MANY_WATCHES = "TOO_MANY_WATCHES"
+    DEADLINE_EXCEEDED = "DEADLINE_EXCEEDED"
+    CANCELLED = "CANCELLED"
+    NO_BROKER = "NO_BROKER"
+    OVERTAKEN = "OVERTAKEN"
+    INTERNAL = "INTERNAL"
+
+
+@dataclass(eq=False)
+class Refusal(Exception):
+    """A request that gets no worker: an answer, not a fault of ours."""
+
+    reason: Reason
+    message: str
+    """One sentence for a person."""
+    retry_after_s: float | None = None
+    metadata: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A request that got no worker, without its prompt."""
+
+    refusal: Refusal
+    at_s: float
+    """Unix time."""
+    request_id: str = ""
+    model: str = ""
+    role: str = ""
+    policy: str = ""
+    """The one that it named."""
+    prompt_tokens: int = 0
+    """0: it had no prompt, or one that can't be read."""
+    output_tokens: int | None = None
+    """That it expected."""
+    required_labels: int = 0
+    """How many it named, as with the next two."""
+    allowed_workers: int = 0
+    excluded_workers: int = 0

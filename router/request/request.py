@@ -1,0 +1,70 @@
+"""What a caller asks for. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from math import inf
+
+from indexer.hashing import HashArray
+from indexer.identity import WorkerKey
+from router.request.prompt import Prompt
+
+Fingerprint = tuple[int, str, str]
+"""What a request id stands for: the prompt, the model's name, the role."""
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """One session's last request."""
+
+    worker: WorkerKey
+    """That brought out its answer."""
+    model: str
+    """By the name that the request gave it."""
+    lora_name: str
+    block_size: int
+    """0: the worker had not told its own."""
+    prefixes: HashArray
+    """Of the prompt's full blocks."""
+    prompt_tokens: int
+    picked_at_s: float
+    told_at_s: float = -inf
+    """When other replicas were told of this worker, or were to be."""
+
+
+class Role(StrEnum):
+    """Which work a request wants a worker for."""
+
+    BOTH = "both"
+    PREFILL = "prefill"
+    DECODE = "decode"
+    PAIR = "pair"
+    """Two workers, or one (router/decision/pairs.py). No worker has this role."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a caller asks, checked and in our own types."""
+
+    request_id: str
+    prompt: Prompt
+    model: str = ""
+    role: Role = Role.BOTH
+    expected_output_tokens: int | None = None
+    policy: str = ""
+    tenant: str = ""
+    session_id: str = ""
+    required_labels: Mapping[str, str] = field(default_factory=dict)
+    allowed_workers: frozenset[str] = frozenset()
+    excluded_workers: frozenset[str] = frozenset()
+    resumed: Session | None = None
+    """What the prompt was made of, when only the session was named."""
+
+    @property
+    def for_all(self) -> bool:
+        """Whether any worker may see it."""
+        return not self.required_labels and not self.allowed_workers
+
+    def fingerprint(self) -> Fingerprint:
+        """What its id stands for from now on."""
+        return self.prompt.fingerprint(), self.model, self.role

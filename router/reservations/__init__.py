@@ -1,0 +1,1 @@
+"""What this replica has promised: open requests, their load, sessions. Pure."""

@@ -1,0 +1,313 @@
+"""Stands before every handler of the gRPC server: measures messages, ends what fails.
+
+Laws:
+- a message is measured and its fields are counted before protobuf builds objects of it;
+- an aborted call leaves no memory to the next look for cycles;
+- whatever a handler raises ends its own call, with INTERNAL, and no other: it is counted, and
+  logged once in LOG_S for each method.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import suppress
+from time import monotonic
+from typing import Any, NoReturn, TypeAlias, TypeVar
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError
+from grpc_status import rpc_status
+
+from router.config.settings import GrpcSettings
+from router.desk import codec
+from router.desk.counters import Metrics
+from router.request.refusal import Reason, Refusal
+from router.service.inbound import InFlight, Limit, Limits
+from router.wire.received import TooMuch, check_fields
+
+FIELDS_MAX = 8192
+"""Of a message that has no bound of its own."""
+LOG_S = 10.0
+"""Between two logged faults of one method."""
+QUIET_S = 0.05
+"""Without a call, before a server that stops sends GOAWAY."""
+QUIET_S_MAX = 0.5
+"""Of waiting for such a pause."""
+
+log = logging.getLogger("kvroute.grpc")
+
+Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+
+
+class Guard:
+    """Of one server."""
+
+    def __init__(
+        self,
+        limits: Limits,
+        in_flight: InFlight,
+        metrics: Metrics,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        """clock: of seconds that only go forward."""
+        self.limits = limits
+        self.in_flight = in_flight
+        self.metrics = metrics
+        self._clock = clock
+        self._logged_s: dict[str, float] = {}
+        """Method -> when a fault of it was last logged."""
+        self._stops = False
+        self._refused = 0
+        """Calls that came since the server began to stop."""
+
+    @classmethod
+    def of(cls, settings: GrpcSettings, prompt_tokens_max: int, metrics: Metrics) -> "Guard":
+        """As configured."""
+        limits = Limits(settings, prompt_tokens_max)
+        return cls(limits, InFlight(settings.in_flight_mib_max << 20), metrics)
+
+    def add(self, server: grpc.aio.Server, service: str, handlers: Mapping[str, Handler]) -> None:
+        """Has a server serve the methods of a service, each behind this guard."""
+        guarded = {
+            name: self._guarded(f"/{service}/{name}", handler) for name, handler in handlers.items()
+        }
+        server.add_registered_method_handlers(service, guarded)
+
+    def registrar(self, server: grpc.aio.Server) -> Any:
+        """In the place of a server, for generated code that registers a servicer."""
+        return _Registrar(self, server)
+
+    async def stop(self) -> None:
+        """Answers each new unary call of our services with UNAVAILABLE, which clients send again to
+        another router. Returns once none has come for QUIET_S, at the latest after QUIET_S_MAX.
+
+        gRPC cancels the calls that wait in its core when a server begins to stop, and their callers
+        get CANCELLED, which not every client sends again.
+        """
+        self._stops = True
+        with suppress(TimeoutError):
+            async with asyncio.timeout(QUIET_S_MAX):
+                before = -1
+                while before != self._refused:
+                    before = self._refused
+                    await asyncio.sleep(QUIET_S)
+
+    def fault(self, method: str, error: BaseException) -> Refusal:
+        """Counts what a handler raised; returns what its caller is told."""
+        self.metrics.call_faults.labels(short(method)).inc()
+        now_s = self._clock()
+        if now_s - self._logged_s.get(method, -LOG_S) >= LOG_S:
+            self._logged_s[method] = now_s
+            log.error("%s failed; its call ends with INTERNAL", method, exc_info=error)
+        return Refusal(Reason.INTERNAL, "the router failed on this request; its log says how")
+
+    async def refuse(self, context: Context, method: str, refusal: Refusal) -> NoReturn:
+        """Ends a call with a refusal."""
+        if refusal.reason in _BY_SIZE:
+            self.metrics.messages_refused.labels(short(method), refusal.reason).inc()
+        await abort(context, refusal)
+
+    def _guarded(self, method: str, handler: Handler) -> Handler:
+        name = short(method)
+        self.metrics.call_faults.labels(name)
+        for reason in _BY_SIZE:
+            self.metrics.messages_refused.labels(name, reason)
+        if handler.request_streaming:
+            if handler.response_streaming:
+                return grpc.stream_stream_rpc_method_handler(_freed(self._streams(method, handler)))
+            raise NotImplementedError(f"{method}: no service of ours has such a method")
+        if handler.response_streaming:
+            return grpc.unary_stream_rpc_method_handler(_freed(self._answers(method, handler)))
+        return grpc.unary_unary_rpc_method_handler(_freed(self._answer(method, handler)))
+
+    def _answer(self, method: str, handler: Handler) -> Callable[..., Awaitable[bytes]]:
+        limit, hold = self.limits.of(method), self.in_flight.hold
+        parse, write = _reader(handler), _writer(handler)
+        behaviour: Any = handler.unary_unary
+
+        is_ours = method.startswith(_OURS)
+
+        async def answer(content: bytes, context: Context) -> bytes:
+            if self._stops and is_ours:
+                self._refused += 1
+                await context.abort(grpc.StatusCode.UNAVAILABLE, _STOPPING)
+            try:
+                limit.check(len(content))
+                with hold(len(content)):
+                    return write(await behaviour(parse(content), context))
+            except (Exception, asyncio.CancelledError) as error:
+                await self._end(context, method, error)
+
+        return answer
+
+    def _answers(self, method: str, handler: Handler) -> Callable[..., Awaitable[None]]:
+        limit = self.limits.of(method)
+        parse, write = _reader(handler), _writer(handler)
+        behaviour: Any = handler.unary_stream
+
+        async def answers(content: bytes, context: Context) -> None:
+            try:
+                limit.check(len(content))
+                await _written(behaviour(parse(content), _Writing(context, write)), context, write)
+            except (Exception, asyncio.CancelledError) as error:
+                await self._end(context, method, error)
+
+        return answers
+
+    def _streams(self, method: str, handler: Handler) -> Callable[..., Awaitable[None]]:
+        limit = self.limits.of(method)
+        parse, write = _reader(handler), _writer(handler)
+        behaviour: Any = handler.stream_stream
+        if handler.request_deserializer is None:  # it reads and measures messages by itself
+            read: Callable[..., Any] = _as_it_comes
+        else:
+            read = _messages
+
+        async def streams(requests: AsyncIterator[bytes], context: Context) -> None:
+            try:
+                done = behaviour(read(requests, limit, parse), context)
+                await _written(done, context, write)
+            except (Exception, asyncio.CancelledError) as error:
+                await self._end(context, method, error)
+
+        return streams
+
+    async def _end(self, context: Context, method: str, error: BaseException) -> NoReturn:
+        """Ends a call whose handler raised."""
+        if gone(error):
+            raise error
+        refusal = error if isinstance(error, Refusal) else self.fault(method, error)
+        error.__traceback__ = error.__cause__ = error.__context__ = None  # frames with the message
+        await self.refuse(context, method, refusal)
+
+
+class _Registrar:
+    """Takes the place of a server where generated code registers a servicer."""
+
+    def __init__(self, guard: Guard, server: grpc.aio.Server) -> None:
+        self._guard = guard
+        self._server = server
+
+    def add_generic_rpc_handlers(self, handlers: object) -> None:
+        """They name the same methods as those that are registered, which are looked at first."""
+
+    def add_registered_method_handlers(self, service: str, handlers: Mapping[str, Handler]) -> None:
+        self._guard.add(self._server, service, handlers)
+
+
+class _Writing:
+    """A call's context whose write takes messages."""
+
+    def __init__(self, context: Context, write: Callable[[Any], bytes]) -> None:
+        self._context = context
+        self._write = write
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)
+
+    async def write(self, message: Any) -> None:
+        await self._context.write(self._write(message))
+
+
+_Answer = TypeVar("_Answer")
+
+
+def _freed(
+    handle: Callable[[Any, Context], Awaitable[_Answer]],
+) -> Callable[[Any, Context], Awaitable[_Answer]]:
+    """A handler of which nothing is left once it has aborted its call.
+
+    gRPC keeps the exception of an abort in the call's state, the exception its frames, and these
+    their context, so the call's state: a cycle with the message, up to 64 MiB, and gRPC's own
+    memory of the call in it. Full looks for cycles are hours apart (router/cli/main.py).
+    """
+
+    async def handled(content: Any, context: Context) -> _Answer:
+        given = [context, content]
+        del content, context
+        try:
+            return await handle(given.pop(), given.pop())
+        except grpc.aio.AbortError as error:
+            error.__context__ = None
+            raise error.with_traceback(None) from None
+
+    return handled
+
+
+def gone(error: BaseException) -> bool:
+    """Whether an error says no more than that the call is over."""
+    if isinstance(error, asyncio.CancelledError):
+        task = asyncio.current_task()
+        # Of a task that nobody cancels it is a fault like any other.
+        return task is not None and task.cancelling() > 0
+    return isinstance(error, grpc.aio.BaseError)  # aborted, or ended under its handler
+
+
+async def abort(context: Context, refusal: Refusal) -> NoReturn:
+    """Ends a call with a refusal's status and details."""
+    status = rpc_status.to_status(codec.write_status(refusal))
+    await context.abort(status.code, status.details, status.trailing_metadata)
+    raise AssertionError("abort() ends the call")
+
+
+def short(method: str) -> str:
+    """A method as metrics name it: Service/Method."""
+    return method.removeprefix("/").rpartition(".")[2]
+
+
+def _reader(handler: Handler) -> Callable[[bytes], Any]:
+    """From a message's bytes to what a handler takes."""
+    parse = handler.request_deserializer
+    if parse is None:
+        return _same
+
+    def read(content: bytes) -> Any:
+        try:
+            check_fields(content, FIELDS_MAX)
+            return parse(content)
+        except TooMuch as error:
+            raise Refusal(
+                Reason.INVALID_FIELD, f"the message has more than {FIELDS_MAX} fields"
+            ) from error
+        except (ValueError, DecodeError) as error:
+            raise Refusal(Reason.INVALID_FIELD, f"no such message: {error}") from error
+
+    return read
+
+
+def _writer(handler: Handler) -> Callable[[Any], bytes]:
+    return handler.response_serializer or _same
+
+
+def _same(content: bytes) -> bytes:
+    return content
+
+
+def _as_it_comes(requests: object, limit: Limit, parse: object) -> object:
+    return requests
+
+
+async def _messages(
+    requests: AsyncIterator[bytes], limit: Limit, parse: Callable[[bytes], Any]
+) -> AsyncIterator[Any]:
+    """What a client sends, measured and read."""
+    async for content in requests:
+        limit.check(len(content))
+        yield parse(content)
+
+
+async def _written(done: Any, context: Context, write: Callable[[Any], bytes]) -> None:
+    """Writes what a handler yields; one that writes by itself yields nothing."""
+    if isinstance(done, AsyncIterator):
+        async for message in done:
+            await context.write(write(message))
+    else:
+        await done
+
+
+_OURS = "/kvroute.v1."
+"""Health is answered for as long as the server is there."""
+_STOPPING = "the router stops; another one takes this call"
+_BY_SIZE = (Reason.MESSAGE_TOO_LARGE, Reason.TOO_MANY_BYTES, Reason.TOO_MANY_WATCHES)

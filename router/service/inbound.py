@@ -1,0 +1,107 @@
+"""How much of what callers send is taken: bytes of a message by its method, and bytes in flight.
+
+Laws:
+- a message is measured before anything is built of it;
+- bytes in flight never exceed the bound, but for one message that is alone;
+- a refusal names the configuration key that it comes from.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from router.config.settings import GrpcSettings
+from router.request.refusal import Reason, Refusal
+
+ROUTE = "/kvroute.v1.Router/Route"
+EXPLAIN = "/kvroute.v1.Router/Explain"
+ROUTE_STREAM = "/kvroute.v1.Router/RouteStream"
+REPORT = "/kvroute.v1.Router/Report"
+
+ROUTE_KIB = 8192
+BATCH_KIB = 16_384
+KIB_MAX = 65_536
+ASIDE_KIB = 1024
+"""What a request may hold beside its prompt."""
+TOKEN_BYTES_MAX = 5
+"""A token id as a varint."""
+SMALL_BYTES = 64 * 1024
+"""A message up to this size is not counted as in flight: its answer takes a few steps at most."""
+RETRY_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """The largest message of a method."""
+
+    bytes_max: int
+    key: str
+
+    def check(self, size: int) -> None:
+        """Raises Refusal for a message of too many bytes."""
+        if size > self.bytes_max:
+            raise Refusal(
+                Reason.MESSAGE_TOO_LARGE,
+                f"the message has {size} bytes, the limit is {self.bytes_max} ({self.key})",
+                metadata={"key": self.key, "limit_bytes": str(self.bytes_max)},
+            )
+
+
+class Limits:
+    """The limit of every method."""
+
+    def __init__(self, settings: GrpcSettings, prompt_tokens_max: int) -> None:
+        needed = min(KIB_MAX, ASIDE_KIB + TOKEN_BYTES_MAX * prompt_tokens_max // 1024)
+        route = settings.route_kib_max or max(ROUTE_KIB, needed)
+        explain = settings.explain_kib_max or route
+        batch = settings.batch_kib_max or min(KIB_MAX, max(BATCH_KIB, route + ASIDE_KIB))
+        self._mib_max = settings.max_message_mib
+        self._by_method = {
+            ROUTE: self._limit(route, "grpc.route_kib_max"),
+            EXPLAIN: self._limit(explain, "grpc.explain_kib_max"),
+            ROUTE_STREAM: self._limit(batch, "grpc.batch_kib_max"),
+            REPORT: self._limit(settings.report_kib_max, "grpc.report_kib_max"),
+        }
+        self._other = self._limit(settings.message_kib_max, "grpc.message_kib_max")
+
+    def of(self, method: str) -> Limit:
+        """method: /package.Service/Method."""
+        return self._by_method.get(method, self._other)
+
+    @property
+    def largest(self) -> int:
+        """Bytes; gRPC itself refuses what is larger, without details."""
+        return max(one.bytes_max for one in (*self._by_method.values(), self._other))
+
+    def _limit(self, kib: int, key: str) -> Limit:
+        if self._mib_max is not None and self._mib_max * 1024 < kib:
+            return Limit(self._mib_max << 20, "grpc.max_message_mib")
+        return Limit(kib << 10, key)
+
+
+@dataclass(slots=True)
+class InFlight:
+    """The bytes of the messages that are being handled."""
+
+    bytes_max: int
+    bytes: int = field(default=0, init=False)
+
+    @contextmanager
+    def hold(self, size: int) -> Iterator[None]:
+        """Counts a message while it is handled; raises Refusal when there are too many bytes."""
+        if size <= SMALL_BYTES:
+            yield
+            return
+        if self.bytes and self.bytes + size > self.bytes_max:
+            raise Refusal(
+                Reason.TOO_MANY_BYTES,
+                f"messages of {self.bytes} bytes are being handled, and {size} more would exceed"
+                f" {self.bytes_max} (grpc.in_flight_mib_max)",
+                RETRY_S,
+                metadata={"key": "grpc.in_flight_mib_max", "limit_bytes": str(self.bytes_max)},
+            )
+        self.bytes += size
+        try:
+            yield
+        finally:
+            self.bytes -= size

@@ -1,0 +1,662 @@
+"""The gRPC face: reads requests, asks the core, writes answers. Decides nothing."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator
+from contextlib import aclosing, closing
+from functools import partial
+from typing import Any, TypeAlias, TypeVar, cast
+from urllib.parse import unquote
+
+import grpc
+import grpc.aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+from grpc_reflection.v1alpha._async import ReflectionServicer
+from grpc_reflection.v1alpha.reflection_pb2_grpc import (
+    add_ServerReflectionServicer_to_server as add_reflection,
+)
+from typing_extensions import override
+
+from events.facts import Control
+from events.settings import EngineSettings
+from kvroute.v1 import fleet_pb2, fleet_pb2_grpc, router_pb2, router_pb2_grpc
+from router.audit.sampling import Due, Watch
+from router.config.settings import TOMBSTONE_MAX_S, ConfigError, GrpcSettings
+from router.copies.hot_prefixes import HotPrefixes
+from router.core.core import RouterCore
+from router.core.fast_path import Batch, Results
+from router.core.progress import Progress, ProgressState, Repeated
+from router.core.tally import StageClock
+from router.desk import codec
+from router.desk.counters import Metrics
+from router.desk.reports import Reports
+from router.desk.stream_items import Answered, RouteItems, Steps, StreamLife, read_batch
+from router.replicas.fleet_commands import ControlDesk
+from router.replicas.peer_link import PeerLink
+from router.request.refusal import Reason, Refusal
+from router.request.request import Request
+from router.reservations.reservations import Ending, Reservation
+from router.service.calls import Guard, Handler, abort
+from router.service.inbound import ROUTE, ROUTE_STREAM, SMALL_BYTES
+from router.service.unsent import when_unsent
+from router.service.worker_feed import WATCHES_MAX, WorkerFeed
+
+KEEPALIVE_TIMEOUT_S = 20.0
+"""What a client has to answer a ping."""
+ANSWER_BYTES_MAX = 64 << 20
+READ_S = 20.0
+"""What a client has to take the results of a long batch, each message of them."""
+LONG_BYTES = 512 * 1024
+"""A request up to this size is read, hashed and picked for in one step."""
+RUN_ITEMS = 16
+"""Plain items that the lane answers at once, at most."""
+
+SERVICES = (
+    router_pb2.DESCRIPTOR.services_by_name["Router"].full_name,
+    fleet_pb2.DESCRIPTOR.services_by_name["Fleet"].full_name,
+)
+Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
+Result = TypeVar("Result")
+
+
+class RouterService(router_pb2_grpc.RouterServicer):
+    """kvroute.v1.Router."""
+
+    def __init__(
+        self,
+        core: RouterCore,
+        metrics: Metrics,
+        clock: Callable[[], float],
+        stopping: asyncio.Event,
+        *,
+        stream_age_s: float | None = None,
+        watch: Watch | None = None,
+        guard: Guard | None = None,
+    ) -> None:
+        """stopping: set when the server drains, so that open streams end. guard: stands before the
+        handlers; None: one with the default bounds.
+
+        stream_age_s: a stream ends by itself after this time at most; None: never. watch: sees a
+        share of the decisions, and may be another one later.
+        """
+        self._core = core
+        self._metrics = metrics
+        self._clock = clock
+        self._stopping = stopping
+        self._stream_age_s = stream_age_s
+        self.watch = watch
+        self.guard = guard or Guard.of(GrpcSettings(), core.routing.prompt_tokens_max, metrics)
+        self._reports = Reports(core, metrics, clock, self._tell_peers)
+        if core.lane is not None:
+            core.lane.tally = metrics.tally
+        self.peers: PeerLink | None = None
+        """The way to other replicas, once there is one."""
+
+    @override
+    async def Route(  # type: ignore[override]  # messages are bytes here
+        self, request: bytes, context: Context
+    ) -> bytes:
+        _check_in_time(context)
+        if len(request) <= LONG_BYTES:
+            answer, reservation, repeated = self._route(request)
+        else:
+            answer, reservation, repeated = await turned(self._long(request))
+        if not repeated:
+            try:
+                _check_in_time(context)
+            except Refusal:
+                self._unsent(reservation)
+                raise
+            when_unsent(partial(self._unsent, reservation))
+        return answer
+
+    @override
+    async def RouteStream(  # type: ignore[override]  # the same, and read one by one
+        self, request_iterator: object, context: Context
+    ) -> None:
+        await context.send_initial_metadata(())  # the client sees that streams get through
+        limit = self.guard.limits.of(ROUTE_STREAM)
+        items = self.route_items()
+        async with StreamLife(self._stopping, jittered(self._stream_age_s)) as life:
+            while (content := await life.read(context)) is not None:
+                limit.check(len(content))
+                if len(content) <= SMALL_BYTES:
+                    for results in items.decide(read_batch(content)):
+                        await _write(context, results)
+                    continue
+                with self.guard.in_flight.hold(len(content)):
+                    for results in items.decide(read_batch(content)):
+                        await _write_soon(context, results)
+
+    def route_items(self) -> RouteItems:
+        """For one stream."""
+        return RouteItems(self._steps, self._cancel, self._run)
+
+    @override
+    async def Report(  # type: ignore[override]  # bytes, too
+        self, request: bytes, context: Context
+    ) -> bytes:
+        return await self._reports.report(request, caller_of(context.peer()), self.peers)
+
+    def report_of_peer(self, payload: bytes) -> bytes:
+        """Another replica hands on what it was told of our reservations: the answer's bytes."""
+        return self._reports.of_peer(payload)
+
+    @override
+    async def Explain(  # type: ignore[override]  # bytes, too
+        self, request: bytes, context: Context
+    ) -> bytes:
+        _, asked = await turned(self._read(request))
+        decision = self._core.decide(asked, self._clock())
+        self._metrics.requests.labels("explained", "").inc()
+        refusal_instead = None if decision.order else self._core.decider.refuse(decision)
+        await asyncio.sleep(0)
+        parts = []
+        for part in codec.explanations(decision, refusal_instead, self._core):
+            parts.append(part)
+            await asyncio.sleep(0)  # other calls have a turn
+        return b"".join(parts)
+
+    def _route(self, request: bytes) -> Answered:
+        """One request, answered at once; raises Refusal, counted."""
+        now_s = self._clock()
+        due = self.watch.take() if self.watch is not None else None
+        try:
+            if due is not None or (answered := self._plain(request, now_s)) is None:
+                received = codec.receive(request, self._core.routing.prompt_tokens_max)
+                mark = self._metrics.stage_clock()
+                asked = codec.read_request(received, self._core)
+                answered = self._any(received.message, asked, now_s, mark, due)
+            self._tell_peers()
+            return answered
+        except Refusal as refusal:
+            self._refused(refusal, request, now_s, due)
+            raise
+        except Exception as error:  # a fault of ours, which ends one request and no other
+            fault = self.guard.fault
+            raise self._refused(fault(ROUTE, error), request, now_s, due) from error
+
+    def _long(self, request: bytes) -> Steps:
+        """One long request, answered in steps; raises Refusal, counted. The last step reserves."""
+        now_s = self._clock()
+        due = self.watch.take() if self.watch is not None else None
+        try:
+            received, asked = yield from self._read(request)
+            mark = self._metrics.stage_clock()
+            answered = self._any(received.message, asked, self._clock(), mark, due)
+            self._tell_peers()
+            return answered
+        except Refusal as refusal:
+            self._refused(refusal, request, now_s, due)
+            raise
+        except Exception as error:  # a fault of ours, which ends one request and no other
+            fault = self.guard.fault
+            raise self._refused(fault(ROUTE, error), request, now_s, due) from error
+
+    def _steps(self, request: bytes) -> Steps:
+        """One request, answered in as many steps as its length asks for."""
+        if len(request) <= LONG_BYTES:
+            return self._route(request)
+        return (yield from self._long(request))
+
+    def _read(self, request: bytes) -> Generator[None, None, tuple[codec.Received, Request]]:
+        """Reads a request, and hashes its prompt, in steps; raises Refusal."""
+        received = codec.receive(request, self._core.routing.prompt_tokens_max)
+        yield
+        asked = codec.read_request(received, self._core)
+        for size in self._core.fleet.block_sizes(asked.model):
+            yield from asked.prompt.hashed(size)
+            yield
+        asked.prompt.fingerprint()
+        yield
+        return received, asked
+
+    def _refused(self, refusal: Refusal, request: bytes, now_s: float, due: Due | None) -> Refusal:
+        """Counts a request that got no worker. Returns what it was given.
+
+        Callers have a clause of their own for refusals: `raise refusal from refusal`, and a frame
+        that keeps one, are cycles, which hold the request until a full look for cycles.
+        """
+        self._metrics.requests.labels("refused", refusal.reason).inc()
+        if due is not None:
+            due.refused(
+                codec.read_refused(request, refusal, now_s, self._core.routing.prompt_tokens_max)
+            )
+        return refusal
+
+    def _plain(self, request: bytes, now_s: float) -> Answered | None:
+        """A request answered by the lane; None when it takes the general way."""
+        lane = self._core.lane
+        if lane is None or (reservation := lane.answer(request, now_s)) is None:
+            return None
+        if self._core.times_all:
+            self._core.time(reservation, now_s)
+        if (hot := self._core.hot) is not None:
+            self._count(hot, reservation, lambda: request, now_s)
+        return reservation.answer, reservation, False
+
+    def _count(
+        self,
+        hot: HotPrefixes,
+        reservation: Reservation,
+        request: Callable[[], bytes],
+        now_s: float,
+    ) -> None:
+        """The lane answered a plain request, which every worker may see."""
+        hot.on_pick(
+            reservation,
+            True,
+            lambda: (
+                codec.read_request(
+                    codec.receive(request(), self._core.routing.prompt_tokens_max), self._core
+                ).prompt
+            ),
+            now_s,
+        )
+
+    def _any(
+        self,
+        request: router_pb2.RouteRequest,
+        asked: Request,
+        now_s: float,
+        mark: StageClock,
+        due: Due | None,
+    ) -> Answered:
+        """A request answered the general way."""
+        outcome = self._core.route(asked, now_s, mark, due)
+        reservation = outcome.reservation
+        if isinstance(outcome, Repeated):
+            self._metrics.requests.labels("repeated", "").inc()
+            return reservation.answer, reservation, True
+        answer = router_pb2.RouteResponse()
+        try:
+            codec.write_pick(answer, outcome, self._core, request.priority)
+            if request.omit_receipt:
+                answer.ClearField("receipt")
+                answer.ClearField("prefill_receipt")
+            reservation.answer = answer.SerializeToString()
+        except BaseException:
+            self._core.withdraw(reservation, now_s)
+            raise
+        self._metrics.picked(outcome)
+        mark.total()
+        return reservation.answer, reservation, False
+
+    def _run(self, batch: Batch, results: Results, waited_s: float) -> dict[int, Reservation]:
+        """Plain items at the front of what is left of a batch, answered by the lane."""
+        answered: dict[int, Reservation] = {}
+        watch = self.watch
+        if watch is not None and watch.left < RUN_ITEMS:
+            return answered  # one by one, so that the item that is due is seen
+        if (lane := self._core.lane) is not None:
+            now_s = self._clock()
+            hot = self._core.hot
+            times_all = self._core.times_all
+            wanted = hot is not None or times_all
+            places: list[tuple[Reservation, int]] | None = [] if wanted else None
+            try:
+                lane.answers(batch, results, int(waited_s * 1000), now_s, answered, places)
+            except Refusal:
+                pass  # of the item that is next: the general way comes to it again
+            except Exception as error:  # ours; the next item is tried once more by itself
+                self.guard.fault(ROUTE_STREAM, error)
+            for reservation, place in places or ():
+                if times_all:
+                    self._core.time(reservation, now_s)
+                if hot is not None:
+                    self._count(hot, reservation, partial(batch.request_of, place), now_s)
+            if watch is not None:
+                watch.passed(len(answered))
+            self._tell_peers()
+        return answered
+
+    def _cancel(self, reservation: Reservation) -> None:
+        """Ends a reservation whose caller left before it had the answer."""
+        failed = Progress(reservation.id, ProgressState.FAILED, failure=Ending.FAILED_CANCELLED)
+        self._core.report(failed, self._clock())
+        self._tell_peers()
+
+    def _unsent(self, reservation: Reservation) -> None:
+        """The answer of a call could not be sent: nobody knows of what it reserved."""
+        if not reservation.shared:
+            self._metrics.answers_unsent.inc()
+            self._cancel(reservation)
+
+    def _tell_peers(self) -> None:
+        """What is reserved here may have changed."""
+        if self.peers is not None:
+            self.peers.on_change()
+
+
+class FleetService(fleet_pb2_grpc.FleetServicer):
+    """kvroute.v1.Fleet."""
+
+    def __init__(
+        self,
+        core: RouterCore,
+        clock: Callable[[], float],
+        stopping: asyncio.Event,
+        *,
+        stream_age_s: float | None = None,
+        desk: ControlDesk,
+        send_control: Callable[[Control], Awaitable[bool]],
+        register: Callable[[EngineSettings], Awaitable[None]],
+        runs_relay: Callable[[str], bool] = lambda _worker_id: False,
+        keep: Callable[[], Awaitable[object]] | None = None,
+        watches_max: int = WATCHES_MAX,
+    ) -> None:
+        """send_control: tells every replica. register: starts a relay; runs_relay: whether one runs
+        here for a worker. keep: waits until what is in force is on the disk; None: it is not kept.
+        """
+        self._core = core
+        self.feed = WorkerFeed(core, clock, stopping, watches_max)
+        self._clock = clock
+        self._stopping = stopping
+        self._stream_age_s = stream_age_s
+        self._send_control = send_control
+        self._desk = desk
+        self._register = register
+        self._runs_relay = runs_relay
+        self._keep = keep
+
+    @override
+    async def ListWorkers(  # type: ignore[override]  # answers are bytes
+        self, request: fleet_pb2.ListWorkersRequest, context: Context
+    ) -> bytes:
+        return await self.feed.list(request.model)
+
+    @override
+    async def WatchWorkers(  # type: ignore[override]  # answers are bytes
+        self, request: fleet_pb2.WatchWorkersRequest, context: Context
+    ) -> AsyncIterator[bytes]:
+        async with aclosing(self.feed.watch(request.model, jittered(self._stream_age_s))) as told:
+            async for message in told:
+                yield message
+
+    @override
+    async def RegisterWorker(
+        self, request: fleet_pb2.RegisterWorkerRequest, context: Context
+    ) -> fleet_pb2.RegisterWorkerResponse:
+        try:
+            settings = codec.read_engine(request)
+            await self._register(settings)
+        except Refusal as refusal:
+            await abort(context, refusal)
+        if self._desk.removed(settings.id):  # or its beats would still be ignored
+            await self._command(context, "undrain", settings.id)
+        return fleet_pb2.RegisterWorkerResponse()
+
+    @override
+    async def DrainWorker(
+        self, request: fleet_pb2.DrainWorkerRequest, context: Context
+    ) -> fleet_pb2.DrainWorkerResponse:
+        action = "undrain" if request.undrain else "drain"
+        ranks = await self._command(context, action, request.worker_id)
+        return fleet_pb2.DrainWorkerResponse(ranks=ranks)
+
+    @override
+    async def RemoveWorker(
+        self, request: fleet_pb2.RemoveWorkerRequest, context: Context
+    ) -> fleet_pb2.RemoveWorkerResponse:
+        if not 0 <= request.tombstone_s <= TOMBSTONE_MAX_S:
+            refusal = Refusal(
+                Reason.INVALID_FIELD,
+                f"tombstone_s is {request.tombstone_s}; it must be from 0 (the configured time,"
+                f" fleet.tombstone_s) to {TOMBSTONE_MAX_S:.0f} s",
+                metadata={"field": "tombstone_s"},
+            )
+            await abort(context, refusal)
+        ranks = await self._command(context, "remove", request.worker_id, request.tombstone_s)
+        return fleet_pb2.RemoveWorkerResponse(ranks=ranks)
+
+    @override
+    async def ResyncWorker(
+        self, request: fleet_pb2.ResyncWorkerRequest, context: Context
+    ) -> fleet_pb2.ResyncWorkerResponse:
+        ranks = await self._command(context, "resync", request.worker_id)
+        return fleet_pb2.ResyncWorkerResponse(ranks=ranks)
+
+    @override
+    async def GetIndexStats(
+        self, request: fleet_pb2.GetIndexStatsRequest, context: Context
+    ) -> fleet_pb2.GetIndexStatsResponse:
+        stats = self._core.fleet.view.index.stats()
+        return fleet_pb2.GetIndexStatsResponse(
+            blocks=stats.blocks,
+            placements=stats.placements,
+            bytes=stats.bytes,
+            workers=len(self._core.fleet.view.sources),
+            facts_applied=sum(self._core.fleet.view.facts.values()),
+        )
+
+    async def _command(
+        self, context: Context, action: str, worker_id: str, tombstone_s: float = 0.0
+    ) -> int:
+        """Does it here at once, and tells every replica; returns the ranks it reached here."""
+        known = (
+            worker_id in self._core.fleet.drained
+            or self._desk.removed(worker_id)
+            or self._runs_relay(worker_id)
+            or self._core.fleet.view.ranks(worker_id)
+        )
+        if not known:
+            await abort(
+                context, Refusal(Reason.UNKNOWN_WORKER, f"no worker {worker_id!r} is known here")
+            )
+        control = self._desk.give(action, worker_id, tombstone_s)
+        ranks = self._desk.apply(control)
+        sent = await self._send_control(control)
+        if self._keep is not None:
+            await self._keep()  # a disk that refuses is counted; the command has its effect
+        if self._desk.overtaken(control):
+            await abort(
+                context,
+                Refusal(
+                    Reason.OVERTAKEN,
+                    f"another command for worker {worker_id!r}, given at the same time, is newer"
+                    f" than this {action}",
+                ),
+            )
+        if not sent:
+            await abort(
+                context,
+                Refusal(
+                    Reason.NO_BROKER,
+                    f"{action} took effect here, but NATS is away: other replicas don't know",
+                ),
+            )
+        return ranks
+
+
+class GrpcServer:
+    """The server with its services, health and reflection."""
+
+    def __init__(self, settings: GrpcSettings, router: RouterService, fleet: FleetService) -> None:
+        options = server_options(settings, router.guard.limits.largest)
+        self._server = grpc.aio.server(options=options)
+        self._settings = settings
+        self._health = _Health()
+        self._draining = False
+        self.port = 0
+        guard = self._guard = router.guard
+        in_flight, feed = guard.in_flight, fleet.feed
+        guard.metrics.follow(lambda: in_flight.bytes, in_flight.bytes_max, lambda: feed.watches)
+        guard.add(self._server, SERVICES[0], byte_handlers(router))
+        guard.add(self._server, SERVICES[1], fleet_handlers(fleet))
+        others = guard.registrar(self._server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, others)
+        if settings.reflection:
+            names = (*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME)
+            add_reflection(ReflectionServicer(names), others)  # type: ignore[no-untyped-call]
+
+    async def start(self) -> None:
+        """Listens; raises ConfigError when an address can't be had."""
+        self.port = self._listen(self._settings.listen)
+        if self._settings.unix_socket:
+            self._listen(f"unix:{self._settings.unix_socket}")
+        await self.set_serving(ready=False)
+        await self._server.start()
+
+    async def set_serving(self, *, ready: bool) -> None:
+        """Liveness is always SERVING while we run; all else follows readiness, never after a drain
+        began."""
+        ready = ready and not self._draining
+        serving = health_pb2.HealthCheckResponse.SERVING
+        state = serving if ready else health_pb2.HealthCheckResponse.NOT_SERVING
+        await self._health.set("liveness", serving)
+        for name in ("", "readiness", *SERVICES):
+            await self._health.set(name, state)
+
+    async def drain(self, grace_s: float) -> None:
+        """Says NOT_SERVING, finishes what is in flight, then stops."""
+        self._draining = True
+        await self.set_serving(ready=False)
+        self._health.end_watches()
+        await self._guard.stop()
+        await self._server.stop(grace_s)
+
+    def _listen(self, address: str) -> int:
+        try:
+            return self._server.add_insecure_port(address)
+        except RuntimeError as error:
+            raise ConfigError(f"can't listen on {address}: is something else there?") from error
+
+
+class _Health(health.aio.HealthServicer):
+    """Health whose Watch ends with a drain; the base's would hold it up for all its grace."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._ended = asyncio.Event()
+
+    def end_watches(self) -> None:
+        self._ended.set()
+
+    @override
+    async def Watch(self, request: health_pb2.HealthCheckRequest, context: Context) -> None:
+        watch = asyncio.ensure_future(super().Watch(request, context))
+        if await _first(watch, self._ended):
+            await watch
+
+
+def byte_handlers(router: RouterService) -> dict[str, Handler]:
+    """Router's methods as bytes, which are bounded and read before protobuf sees them."""
+    return {
+        "Route": grpc.unary_unary_rpc_method_handler(router.Route),
+        "RouteStream": grpc.stream_stream_rpc_method_handler(router.RouteStream),
+        "Report": grpc.unary_unary_rpc_method_handler(router.Report),
+        "Explain": grpc.unary_unary_rpc_method_handler(router.Explain),
+    }
+
+
+class _Collected:
+    """Takes the handlers that generated code would give to a server."""
+
+    def __init__(self) -> None:
+        self.handlers: dict[str, Handler] = {}
+
+    def add_generic_rpc_handlers(self, handlers: object) -> None:
+        """The same ones."""
+
+    def add_registered_method_handlers(self, service: str, handlers: dict[str, Handler]) -> None:
+        self.handlers |= handlers
+
+
+def fleet_handlers(fleet: FleetService) -> dict[str, Handler]:
+    """Fleet's methods; those that tell of all workers answer with bytes."""
+    collected = _Collected()
+    fleet_pb2_grpc.add_FleetServicer_to_server(fleet, cast("grpc.aio.Server", collected))
+    return collected.handlers | {
+        "ListWorkers": grpc.unary_unary_rpc_method_handler(
+            fleet.ListWorkers, fleet_pb2.ListWorkersRequest.FromString
+        ),
+        "WatchWorkers": grpc.unary_stream_rpc_method_handler(
+            fleet.WatchWorkers, fleet_pb2.WatchWorkersRequest.FromString
+        ),
+    }
+
+
+def server_options(settings: GrpcSettings, bytes_max: int) -> list[tuple[str, int]]:
+    """gRPC's channel arguments. bytes_max: of the largest message that any method takes."""
+    options = [
+        ("grpc.so_reuseport", 0),  # a second server on the port fails, and loudly
+        ("grpc.max_receive_message_length", bytes_max),
+        ("grpc.max_send_message_length", ANSWER_BYTES_MAX),
+        # A client that vanished without a word is noticed, though its stream says nothing.
+        ("grpc.keepalive_time_ms", _milliseconds(settings.keepalive_s)),
+        ("grpc.keepalive_timeout_ms", _milliseconds(KEEPALIVE_TIMEOUT_S)),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+    ]
+    if settings.max_connection_age_s is not None:
+        grace_s = settings.max_connection_age_grace_s
+        options += [  # gRPC itself makes the age a tenth longer or shorter
+            ("grpc.max_connection_age_ms", _milliseconds(settings.max_connection_age_s)),
+            ("grpc.max_connection_age_grace_ms", _milliseconds(grace_s)),
+        ]
+    return options
+
+
+def jittered(age_s: float | None) -> float | None:
+    """An age between half of it and the whole, so that streams opened at once don't end at once."""
+    return None if age_s is None else random.uniform(age_s / 2, age_s)
+
+
+def caller_of(peer: str) -> str:
+    """The host of a call, as gRPC names its peer; a caller may have any number of ports."""
+    kind, _, address = unquote(peer).partition(":")
+    return address.rpartition(":")[0].strip("[]") if kind in ("ipv4", "ipv6") else kind
+
+
+def _milliseconds(seconds: float) -> int:
+    return max(1, round(seconds * 1000))
+
+
+async def _first(future: asyncio.Future[Any], event: asyncio.Event) -> bool:
+    """Whether the future was done before the event came; leaves nothing running behind."""
+    came = asyncio.ensure_future(event.wait())
+    try:
+        await asyncio.wait((future, came), return_when=asyncio.FIRST_COMPLETED)
+        return future.done()
+    finally:
+        came.cancel()
+        future.cancel()
+
+
+async def turned(steps: Generator[None, None, Result]) -> Result:
+    """Runs steps with a turn for other calls between them."""
+    with closing(steps):  # what they hold goes at once, should the call be cancelled
+        while True:
+            try:
+                next(steps)
+            except StopIteration as done:
+                result: Result = done.value
+                return result
+            await asyncio.sleep(0)
+
+
+async def _write(context: Context, results: bytes | None) -> None:
+    """Sends results; None: only gives others a turn."""
+    if results is None:
+        await asyncio.sleep(0)
+    else:
+        await context.write(results)
+
+
+async def _write_soon(context: Context, results: bytes | None) -> None:
+    """Sends results of a batch whose bytes are counted until all of them are taken."""
+    try:
+        async with asyncio.timeout(READ_S):
+            await _write(context, results)
+    except TimeoutError as error:
+        raise Refusal(
+            Reason.DEADLINE_EXCEEDED,
+            f"results of a long batch were not read for {READ_S:.0f} s",
+        ) from error
+
+
+def _check_in_time(context: Context) -> None:
+    """Raises Refusal when a call's deadline has passed: nobody waits for its answer."""
+    if context.time_remaining() == 0:
+        raise Refusal(Reason.DEADLINE_EXCEEDED, "the call's deadline passed before its answer")

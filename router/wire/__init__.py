@@ -1,0 +1,1 @@
+"""Sizes and fields of raw gRPC messages, looked at before protobuf builds objects. Pure."""

@@ -1,0 +1,1 @@
+"""The commands that the simulator adds to `kvroute`: replay, capacity, simulate, demo."""

@@ -1,0 +1,178 @@
+"""`kvroute demo`: every part of kvroute as a process of its own, in front of stand-in engines.
+
+this process     eight stand-in engines, the client that replays the trace
+child processes  nats-server, `kvroute relay` for all eight, `kvroute serve`
+"""
+
+import asyncio
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from time import perf_counter
+
+import click
+import msgspec
+import yaml
+from rich.console import Console
+
+from kvroute.client import KvRouteClient
+from kvroute.v1 import FailureReason, Progress, ProgressResult, ProgressState
+from router.children.nats_server import NatsChild
+from router.children.process import end, start
+from router.cli.text import line
+from router.policies import POLICIES
+from simulator import demo
+from simulator.clock import ScaledClock
+from simulator.fleet import StandIn, stand_ins
+from simulator.trace import TraceRequest
+
+READY_TIMEOUT_S = 30.0
+
+
+async def run_demo(
+    policies: Sequence[str], speed: float | None, json_file: Path | None, verbose: bool
+) -> int:
+    """Runs the trace once for each policy and shows the table; returns the exit code."""
+    if unknown := [name for name in policies if name not in POLICIES]:
+        raise click.UsageError(f"unknown policy {unknown[0]!r}; there are {', '.join(POLICIES)}")
+    console = Console(stderr=False)
+    trace = demo.demo_trace()
+    speed = speed or demo.SPEED
+    minutes = len(policies) * (trace[-1].arrival_s / speed + 5) / 60
+    console.print(
+        f"{len(trace)} requests of a public trace, {len(demo.demo_engines())} stand-in engines,"
+        f" {len(policies)} policies one after the other, each from cold caches:"
+        f" about {minutes:.1f} minutes at {speed:g} times the trace's pace.\n"
+    )
+    runs = []
+    for policy in policies:
+        async with _stage(policy, speed, verbose) as (clock, engines, routing):
+            with demo.progress_view(console, policy, len(trace)) as on_progress:
+                run = await demo.replay(
+                    policy,
+                    trace,
+                    {one.engine_id: one.engine for one in engines},
+                    routing,
+                    clock=clock,
+                    on_progress=on_progress,
+                )
+        runs.append(run)
+        for reason, count in sorted(run.failures.items()):
+            console.print(line(f"{policy}: {count} failed: {reason}"), style="red")
+    console.print()
+    console.print(demo.table(runs))
+    if json_file is not None:
+        json_file.write_text(  # noqa: ASYNC240  # nothing else runs any more
+            demo.to_json(runs) + "\n", encoding="utf-8"
+        )
+        console.print(f"written to {json_file}")
+    return 1 if any(run.failed for run in runs) else 0
+
+
+class ClientRouting:
+    """The demo's client: every pick and report goes over gRPC."""
+
+    def __init__(self, client: KvRouteClient) -> None:
+        self._client = client
+
+    async def pick(self, request: TraceRequest) -> demo.Pick:
+        tokens = request.token_ids().tobytes()
+        started = perf_counter()
+        pick = await self._client.route(
+            token_ids=tokens, expected_output_tokens=request.output_tokens
+        )
+        return demo.Pick(pick.worker_id, pick.reservation_id, perf_counter() - started)
+
+    async def prefill_done(self, reservation_id: str) -> None:
+        await self._report(
+            Progress(reservation_id=reservation_id, state=ProgressState.PROGRESS_STATE_PREFILL_DONE)
+        )
+
+    async def finished(self, reservation_id: str, output_tokens: int, cached_tokens: int) -> None:
+        await self._report(
+            Progress(
+                reservation_id=reservation_id,
+                state=ProgressState.PROGRESS_STATE_FINISHED,
+                output_tokens=output_tokens,
+                cached_tokens=cached_tokens,
+            )
+        )
+
+    async def failed(self, reservation_id: str) -> None:
+        await self._report(
+            Progress(
+                reservation_id=reservation_id,
+                state=ProgressState.PROGRESS_STATE_FAILED,
+                failure_reason=FailureReason.FAILURE_REASON_WORKER,
+            )
+        )
+
+    async def _report(self, progress: Progress) -> None:
+        (outcome,) = await self._client.report(progress)
+        if outcome.result != ProgressResult.PROGRESS_RESULT_APPLIED:
+            raise RuntimeError(f"a report was not applied: {outcome}")
+
+
+@asynccontextmanager
+async def _stage(
+    policy: str, speed: float, verbose: bool
+) -> AsyncIterator[tuple[ScaledClock, Sequence[StandIn], ClientRouting]]:
+    """Engines, broker, relays and router, all fresh; gone at the end."""
+    async with AsyncExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvroute-demo-")))
+        nats = NatsChild()
+        stack.push_async_callback(nats.stop)
+        await nats.start()
+        clock = ScaledClock(speed)
+        engines = await stack.enter_async_context(stand_ins(demo.demo_engines(), clock))
+        socket = folder / "router.sock"
+        router = {
+            "nats": {"url": nats.url},
+            "grpc": {"listen": "127.0.0.1:0", "unix_socket": str(socket)},
+            "metrics": {"listen": ""},
+            "routing": {"policy": policy},
+        }
+        relay = {
+            "nats": {"url": nats.url},
+            "metrics": {"listen": ""},
+            "workers": [engine.relay_settings() for engine in engines],
+        }
+        await stack.enter_async_context(_kvroute("serve", router, folder, verbose))
+        await stack.enter_async_context(_kvroute("relay", relay, folder, verbose))
+        client = await stack.enter_async_context(KvRouteClient(f"unix:{socket}"))
+        await client.wait_ready(READY_TIMEOUT_S)
+        await _all_schedulable(client, len(engines))
+        yield clock, engines, ClientRouting(client)
+
+
+async def _all_schedulable(client: KvRouteClient, count: int) -> None:
+    """Waits until the router would send requests to every engine; raises TimeoutError."""
+    async with asyncio.timeout(READY_TIMEOUT_S):
+        schedulable: dict[str, bool] = {}
+        async for update in client.watch_workers():
+            schedulable |= {worker.worker_id: worker.schedulable for worker in update.changed}
+            if sum(schedulable.values()) == count:
+                return
+
+
+@asynccontextmanager
+async def _kvroute(
+    command: str, config: Mapping[str, object], folder: Path, verbose: bool
+) -> AsyncIterator[None]:
+    """A kvroute process; raises RuntimeError with its last words when it fails to stay."""
+    file = folder / f"{command}.yaml"
+    file.write_text(yaml.safe_dump(msgspec.to_builtins(config)), encoding="utf-8")
+    logfile = folder / f"{command}.log"
+    with logfile.open("wb") as output:
+        program = [sys.executable, "-m", "router.cli.main", command, "--config", str(file)]
+        process = await start(program, None if verbose else output)
+    try:
+        yield
+    except Exception:
+        if process.returncode is not None and not verbose:
+            sys.stderr.write(logfile.read_text(errors="replace"))
+        raise
+    finally:
+        await end(process)

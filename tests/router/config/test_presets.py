@@ -1,0 +1,187 @@
+"""Presets: what they set, and that each key of the operator's own wins over theirs."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from click.testing import CliRunner
+
+from events.settings import NatsSettings
+from router.cli.main import cli
+from router.config.presets import PRESETS, Preset
+from router.config.reload import RELOADED
+from router.config import presets
+from router.config.settings import (
+    ConfigError,
+    GuardSettings,
+    RoutingSettings,
+    ServeConfig,
+    load,
+    load_with_sources,
+)
+from router.policies.configured import configured
+from router.processes.router_process import RouterApp
+
+NAMES = list(PRESETS)
+OWN = {
+    "policy": "ttft",
+    "alternatives": 4,
+    "parameters": {"ttft": {"keep": 3.0, "stall": 0.5}},
+    "guard": {"margin": 0.3, "request_tokens": 90.0, "policies": ["ttft"]},
+    "hot_prefixes": {"enabled": True},
+    "affinity": {"bonus": {"ttft": 1.5}},
+}
+"""A preset that sets keys of every depth."""
+
+
+@pytest.fixture
+def chat_is_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(presets.PRESETS, "chat", Preset("for tests", OWN, "nothing"))
+
+
+def of(file: Path, text: str, **flags: Any) -> ServeConfig:
+    file.write_text(text)
+    return load(ServeConfig, file, {}, {("routing", name): value for name, value in flags.items()})
+
+
+def preset_of(name: str) -> RoutingSettings:
+    return load(ServeConfig, None, {}, {("routing", "preset"): name}).routing
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_preset_sets_keys_that_there_are_and_that_a_reload_changes(name: str) -> None:
+    routing = preset_of(name)
+    assert routing.preset == name
+    assert set(PRESETS[name].sets) < set(RELOADED) - {"preset"}  # type: ignore[index]
+    configured(routing)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_preset_that_changes_nothing_sets_nothing(name: str) -> None:
+    routing = msgspec.structs.replace(preset_of(name), preset="balanced")
+    assert (routing == RoutingSettings()) == (not PRESETS[name].sets)  # type: ignore[index]
+
+
+def test_the_default_preset_is_the_defaults() -> None:
+    assert load(ServeConfig, None, {}, {}) == ServeConfig()
+    assert PRESETS[ServeConfig().routing.preset].sets == {}
+
+
+def test_an_unknown_preset_is_refused_with_its_key_and_the_names_that_there_are(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(ConfigError, match=r"'bacth' - at `\$\.routing\.preset`"):
+        of(tmp_path / "kvroute.yaml", "routing: {preset: bacth}")
+
+
+@pytest.mark.usefixtures("chat_is_own")
+def test_own_keys_win_over_the_presets_one_by_one(tmp_path: Path) -> None:
+    text = """
+routing:
+  preset: chat
+  alternatives: 1
+  parameters: {ttft: {keep: 2}, dynamo-blocks: {temperature: 1}}
+  guard: {margin: 0.1, policies: []}
+  affinity: {bonus: {least-loaded: 2}}
+"""
+    routing = of(tmp_path / "kvroute.yaml", text, alternatives=3).routing
+    assert (routing.policy, routing.alternatives) == ("ttft", 3)
+    assert routing.parameters == {
+        "ttft": {"keep": 2.0, "stall": 0.5},
+        "dynamo-blocks": {"temperature": 1.0},
+    }
+    assert routing.guard == GuardSettings(margin=0.1, request_tokens=90.0, policies=())
+    assert routing.affinity.bonus == {"ttft": 1.5, "least-loaded": 2.0}
+
+
+@pytest.mark.usefixtures("chat_is_own")
+def test_a_flag_chooses_a_preset_for_what_the_file_leaves_out(tmp_path: Path) -> None:
+    text = "routing: {preset: batch, policy: random}"
+    routing = of(tmp_path / "kvroute.yaml", text, preset="chat").routing
+    assert (routing.preset, routing.policy, routing.alternatives) == ("chat", "random", 4)
+
+
+@pytest.mark.usefixtures("chat_is_own")
+def test_settings_of_a_model_lie_over_the_presets(tmp_path: Path) -> None:
+    text = """
+routing: {preset: chat, guard: {margin: 0.1}}
+models:
+- {name: code, routing: {policy: random, guard: {request_tokens: 7}}}
+- {name: talk}
+"""
+    code, talk = of(tmp_path / "kvroute.yaml", text).models
+    assert code.routing is not None
+    assert code.routing.policy == "random"
+    assert code.routing.guard == GuardSettings(margin=0.1, request_tokens=7.0, policies=("ttft",))
+    assert talk.routing is None
+
+
+@pytest.mark.usefixtures("chat_is_own")
+def test_each_value_names_the_preset_that_it_came_from(tmp_path: Path) -> None:
+    file = tmp_path / "kvroute.yaml"
+    file.write_text(
+        "routing: {preset: chat, alternatives: 1, guard: {margin: 0.1}}\n"
+        "models: [{name: m, routing: {guard: {margin: 0.2}}}]\n"
+    )
+    _, sources = load_with_sources(ServeConfig, file, {}, {})
+    routing = ("routing",)
+    assert sources.of((*routing, "preset")) == str(file)
+    assert sources.of((*routing, "policy")) == "preset chat"
+    assert sources.of((*routing, "alternatives")) == str(file)
+    assert sources.of((*routing, "parameters", "ttft", "keep")) == "preset chat"
+    assert sources.of((*routing, "guard", "margin")) == str(file)
+    assert sources.of((*routing, "guard", "request_tokens")) == "preset chat"
+    assert sources.of((*routing, "guard", "enabled")) == "default"
+    assert sources.of((*routing, "lease_s")) == "default"
+    model = ("models", 0, "routing", "guard")
+    assert sources.of((*model, "margin")) == str(file)
+    assert sources.of((*model, "request_tokens")) == "preset chat"
+    assert sources.of((*model, "enabled")) == "default"
+
+
+@pytest.mark.usefixtures("chat_is_own")
+def test_another_preset_takes_effect_while_a_router_runs(tmp_path: Path) -> None:
+    file = tmp_path / "kvroute.yaml"
+    read = partial(load, ServeConfig, file, {}, {})
+    nats = "nats: {url: 'nats://127.0.0.1:1'}\n"
+    file.write_text(nats)
+    app = RouterApp(read(), read_again=read)
+    file.write_text(nats + "routing: {preset: chat, alternatives: 1}\n")
+    app.reload()
+    assert (app.config.routing.preset, app.config.routing.policy) == ("chat", "ttft")
+    assert app.config.routing.guard.margin == 0.3
+    assert app.config.routing.alternatives == 1
+    file.write_text(nats)
+    app.reload()
+    assert app.config == ServeConfig(nats=NatsSettings(url="nats://127.0.0.1:1"))
+
+
+def test_presets_are_listed_with_what_each_sets_and_why() -> None:
+    shown = CliRunner().invoke(cli, ["policies", "--presets"]).output
+    as_json = CliRunner().invoke(cli, ["policies", "--presets", "--json"]).output
+    rows = {row["name"]: row for row in msgspec.json.decode(as_json)}
+    assert list(rows) == NAMES
+    for name, preset in PRESETS.items():
+        assert preset.chosen_on in shown
+        assert rows[name] == {
+            "name": name,
+            "summary": preset.summary,
+            "sets": preset.sets,
+            "chosen_on": preset.chosen_on,
+        }
+
+
+def test_the_keys_that_a_preset_sets_are_listed_as_check_config_names_them() -> None:
+    assert list(presets.lines(OWN)) == [
+        "routing.policy: ttft",
+        "routing.alternatives: 4",
+        "routing.parameters.ttft.keep: 3.0",
+        "routing.parameters.ttft.stall: 0.5",
+        "routing.guard.margin: 0.3",
+        "routing.guard.request_tokens: 90.0",
+        "routing.guard.policies: [ttft]",
+        "routing.hot_prefixes.enabled: true",
+        "routing.affinity.bonus.ttft: 1.5",
+    ]

@@ -1,0 +1,162 @@
+"""What of a configuration takes effect while a router runs."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from events.settings import NatsSettings
+from router.config.reload import RELOADED, reloaded
+from router.config.settings import (
+    ConfigError,
+    DecisionLogSettings,
+    FleetSettings,
+    HotPrefixSettings,
+    ModelRoutingSettings,
+    ModelSettings,
+    RoutingSettings,
+    ServeConfig,
+    load,
+)
+from router.processes.router_process import RouterApp
+from router.request.request import Role
+from tests.stage.fleet import Fleet, prompt
+
+
+def test_routing_changes_at_once_and_the_rest_waits() -> None:
+    running = ServeConfig()
+    read = ServeConfig(
+        routing=RoutingSettings(
+            policy="ttft", lease_s=7.0, parameters={"ttft": {"keep": 2.0}}, alternatives=5
+        ),
+        fleet=FleetSettings(name="other"),
+    )
+    config, changed, waiting = reloaded(running, read)
+    assert changed == ["routing.policy", "routing.alternatives", "routing.parameters.ttft"]
+    assert waiting == ["fleet.name", "routing.lease_s"]
+    assert (config.routing.policy, config.routing.alternatives) == ("ttft", 5)
+    assert (config.routing.lease_s, config.fleet.name) == (120.0, "default")
+    assert reloaded(config, config) == (config, [], [])
+
+
+def test_what_is_switched_on_and_off_changes_at_once_key_by_key() -> None:
+    running = ServeConfig()
+    read = ServeConfig(
+        routing=RoutingSettings(
+            shadow_policy="ttft",
+            shadow_share=0.5,
+            hot_prefixes=HotPrefixSettings(enabled=True, queue=3),
+        ),
+        decision_log=DecisionLogSettings(file="log", share=1.0),
+    )
+    config, changed, waiting = reloaded(running, read)
+    assert changed == [
+        "routing.shadow_policy",
+        "routing.shadow_share",
+        "routing.hot_prefixes.enabled",
+        "routing.hot_prefixes.queue",
+        "decision_log.file",
+        "decision_log.share",
+    ]
+    assert (config, waiting) == (read, [])
+
+
+def test_settings_of_models_change_at_once_and_models_themselves_wait() -> None:
+    def model(name: str, policy: str | None, **about: Any) -> ModelSettings:
+        own = ModelRoutingSettings(policy=policy) if policy else None
+        return ModelSettings(name, routing=own, **about)
+
+    running = ServeConfig(models=(model("a", "ttft"), model("b", None), model("c", "ttft")))
+    read = ServeConfig(models=(model("b", "random", aliases=("x",)), model("a", None)))
+    config, changed, waiting = reloaded(running, read)
+    assert config.models == (model("a", None), model("b", "random"), model("c", None))
+    assert (changed, waiting) == (["models"], ["models"])
+    again = ServeConfig(models=tuple(reversed(config.models[:2])))
+    assert reloaded(config, again)[2] == ["models"]
+
+
+def test_every_reloaded_key_is_one_of_routing() -> None:
+    assert set(RELOADED) < set(RoutingSettings.__struct_fields__)
+
+
+def test_a_router_that_leaves_reads_nothing_any_more() -> None:
+    reads = []
+
+    def read_again() -> ServeConfig:
+        reads.append(1)
+        return ServeConfig()
+
+    app = RouterApp(ServeConfig(), read_again=read_again)
+    app.reload()
+    app._stopping.set()
+    app.reload()
+    assert len(reads) == 1
+
+
+def settings(**changes: object) -> RoutingSettings:
+    return msgspec.structs.replace(RoutingSettings(), **changes)
+
+
+def test_a_core_decides_by_what_it_was_told_last() -> None:
+    fleet = Fleet()
+    for name in "ab":
+        fleet.add(name)
+    fleet.cache(fleet.add("c"), prompt(640))
+    assert fleet.route(prompt(640)).decision.policy.name == "dynamo-adaptive"
+    fleet.core.reconfigure(settings(policy="round-robin"))
+    assert fleet.picked(prompt(640)) != fleet.picked(prompt(640))
+    gamma = {"dynamo-adaptive": {"gamma": 0.25}}
+    fleet.core.reconfigure(settings(parameters=gamma))
+    assert fleet.route(prompt(640)).decision.policy.parameters["gamma"] == 0.25
+
+
+def test_pairs_are_decided_by_what_was_told_last() -> None:
+    fleet = Fleet()
+    fleet.add("p", role="prefill")
+    fleet.add("d", role="decode")
+    for tokens, how in ((256, "remote"), (2000, "local")):
+        fleet.core.reconfigure(settings(local_prefill_tokens=tokens, prefill_policy="ttft"))
+        decision = fleet.route(prompt(1600, 9_000 * tokens), role=Role.PAIR).decision
+        assert decision.how == how
+        assert decision.prefill is not None
+        assert decision.prefill.policy.name == "ttft"
+
+
+def test_a_wrong_policy_changes_nothing() -> None:
+    fleet = Fleet()
+    fleet.add("a")
+    before = fleet.core.routing
+    for wrong in (settings(policy="nobody"), settings(parameters={"ttft": {"kep": 1.0}})):
+        with pytest.raises(ConfigError):
+            fleet.core.reconfigure(wrong)
+    assert fleet.core.routing is before
+    assert fleet.route(prompt(64)).decision.policy.name == "dynamo-adaptive"
+
+
+@pytest.mark.parametrize("content", ["[" * 3000, "!!int ''", "a: \x00", "index: {memory_mib: 9e9}"])
+def test_a_hostile_file_is_a_failed_reload(tmp_path: Path, content: str) -> None:
+    file = tmp_path / "kvroute.yaml"
+    file.write_text("nats: {url: 'nats://127.0.0.1:1'}\n")
+    read = partial(load, ServeConfig, file, {}, {})
+    app = RouterApp(read(), read_again=read)
+    file.write_text(content)
+    before = app.config
+    app.reload()
+    assert app.config is before
+    value = app.registry.get_sample_value
+    assert value("kvroute_config_reloads_total", {"result": "failed"}) == 1
+    file.write_text("nats: {url: 'nats://127.0.0.1:1'}\nrouting: {policy: ttft}\n")
+    app.reload()
+    assert app.config.routing.policy == "ttft"
+
+
+def test_a_policy_that_raises_anything_when_it_is_read_is_a_failed_reload() -> None:
+    def read() -> ServeConfig:
+        raise ZeroDivisionError
+
+    app = RouterApp(ServeConfig(nats=NatsSettings(url="nats://127.0.0.1:1")), read_again=read)
+    app.reload()
+    value = app.registry.get_sample_value
+    assert value("kvroute_config_reloads_total", {"result": "failed"}) == 1

@@ -1,0 +1,491 @@
+"""The lane and the core behind it: the same picks, answers, loads and memories from both."""
+
+import asyncio
+import random
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from math import inf, nan
+from typing import Any
+
+import numpy as np
+import pytest
+from google.protobuf.message import DecodeError
+from google.rpc.status_pb2 import Status
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
+
+from events.facts import Epoch
+from events.inflight import Teller
+from indexer.hashing import block_hashes, pack_tokens
+from indexer.identity import Tier, WorkerKey
+from indexer.kernel import NativeIndex
+from kvroute.v1 import router_pb2
+from router.config.settings import GuardSettings
+from router.core.progress import Pick, Progress, ProgressState
+from router.desk import codec
+from router.desk.counters import Metrics
+from router.desk.stream_items import RouteItems, read_batch
+from router.fleet.table import COLUMNS
+from router.request.refusal import Refusal
+from router.reservations.ids import ReservationIds
+from router.reservations.load import WorkerLoad
+from router.reservations.reservations import Ending
+from router.service.server import RouterService
+from tests.stage.fleet import Fleet, hashes, prompt
+from tests.stage.served import asked
+
+SIZE = 16
+
+
+@dataclass
+class Side:
+    """A fleet behind the bytes that a server gets."""
+
+    native: bool
+    about: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.fleet = Fleet(index=NativeIndex(), **self.about)
+        self.lane = self.fleet.core.lane
+        assert self.lane is not None
+        if not self.native:
+            self.fleet.core.lane = None
+        self.metrics = Metrics(CollectorRegistry())
+        self.service = RouterService(
+            self.fleet.core, self.metrics, self.fleet.clock, asyncio.Event()
+        )
+        self.items: RouteItems = self.service.route_items()
+
+    def route(self, request: router_pb2.RouteRequest) -> router_pb2.RouteResponse | Status:
+        try:
+            answer, _, _ = self.service._route(request.SerializeToString())
+        except Refusal as refusal:
+            return codec.write_status(refusal)
+        return router_pb2.RouteResponse.FromString(answer)
+
+    def decide(self, batch: router_pb2.RouteBatch) -> list[router_pb2.RouteResult]:
+        return [
+            result
+            for message in self.items.decide(read_batch(batch.SerializeToString()))
+            if message is not None
+            for result in router_pb2.RouteResults.FromString(message).results
+        ]
+
+    def requests(self, outcome: str, reason: str) -> float:
+        labels = {"outcome": outcome, "reason": reason}
+        return self.metrics.registry.get_sample_value("kvroute_requests_total", labels) or 0
+
+    def state(self) -> dict[str, Any]:
+        """All that a request can change."""
+        core, index = self.fleet.core, self.fleet.view.index
+        core.fleet.pools.refresh()
+        tally = self.metrics.tally
+        return {
+            "loads": {key: repr(load) for key, load in core.fleet.loads.items()},
+            "columns": core.fleet.pools.columns.tolist(),
+            "strained": (sorted(core.fleet.pools._strained), core.strained_picks),
+            "reservations": [
+                repr(replace(one, answer=in_order(one.answer), prefixes=one.prefixes.tolist()))
+                for one in core.reservations._by_request.values()
+            ],
+            "predicted": [
+                (index.predicted(one.slot), index.count(one.slot), index.digest(one.slot))
+                for one in self.fleet.view.sources.values()
+            ],
+            "sessions": {
+                name: repr(replace(one, prefixes=one.prefixes.tolist()))
+                for name, one in core.fleet.sessions._known.items()
+            },
+            "random": core._rng.getstate(),
+            "endings": core.endings,
+            "outliers": (repr(core.fleet.outliers), core.fleet.outliers._standings),
+            "tally": [one.tolist() for one in (tally.tokens, tally.recent, tally.picks)],
+            "models": tally.models(),
+            "counts": {
+                (one.name, *one.labels.values()): one.value
+                for family in self.metrics.registry.collect()
+                for one in family.samples
+                if one.name == "kvroute_requests_total"
+            },
+        }
+
+
+class Twins:
+    """One story told to both."""
+
+    def __init__(self, **about: Any) -> None:
+        self.sides = Side(True, about), Side(False, about)
+        self._teller = Teller("there", Epoch(1, 0))
+        self._theirs: dict[WorkerKey, WorkerLoad] = {}
+
+    def tell(self, name: str, *args: Any, **about: Any) -> None:
+        for side in self.sides:
+            getattr(side.fleet, name)(*args, **about)
+
+    def hear(self, key: WorkerKey) -> None:
+        """Another replica reserves something."""
+        now_s = self.sides[0].fleet.now_s
+        self._theirs.setdefault(key, WorkerLoad()).open(hashes([1, 2]), True, 40, now_s)
+        message = self._teller.message(self._theirs, now_s)
+        assert message is not None
+        for side in self.sides:
+            side.fleet.core.on_inflight(message, now_s)
+
+    def route(self, request: router_pb2.RouteRequest) -> router_pb2.RouteResponse | Status:
+        answer, expected = (side.route(request) for side in self.sides)
+        assert same(answer, expected)
+        self.compare()
+        return answer
+
+    def decide(self, batch: router_pb2.RouteBatch) -> list[router_pb2.RouteResult]:
+        results, expected = (side.decide(batch) for side in self.sides)
+        assert [one.index for one in results] == [one.index for one in expected]
+        for one, other in zip(results, expected, strict=True):
+            assert same(one, other)
+        self.compare()
+        return results
+
+    def report(self, progress: Progress) -> None:
+        one, other = (side.fleet.core.report(progress, side.fleet.now_s) for side in self.sides)
+        assert one is other
+        self.compare()
+
+    def compare(self) -> None:
+        native, twin = (side.state() for side in self.sides)
+        for name, told in native.items():
+            assert repr(told) == repr(twin[name]), name  # a NaN is itself here
+
+
+def same(one: Any, other: Any) -> bool:
+    """Equal but for the order of maps; costs to the last bit."""
+    deterministic: bool = one.SerializeToString(deterministic=True) == other.SerializeToString(
+        deterministic=True
+    )
+    return deterministic
+
+
+def in_order(answer: bytes) -> bytes:
+    return router_pb2.RouteResponse.FromString(answer).SerializeToString(deterministic=True)
+
+
+def known(worker_id: str) -> WorkerKey:
+    return WorkerKey(worker_id, 0)
+
+
+WORKERS = st.fixed_dictionaries(
+    {
+        "total_blocks": st.sampled_from([None, 10, 100, 1000]),
+        "total_slots": st.sampled_from([None, 2, 5, 100]),
+        "running": st.integers(0, 3),
+        "waiting": st.integers(0, 2),
+        "used_blocks": st.sampled_from([None, 0.0, 7.0, 50.5]),
+    },
+    optional={
+        "block_size": st.sampled_from([16, 16, 16, 32, 0]),
+        "labels": st.just({"zone": "b", "host": "a", "empty": ""}),
+        "multi_rank": st.just(True),
+        "priority_scheduling": st.sampled_from(["higher", "lower"]),
+        "max_model_len": st.sampled_from([40, 90, 10_000]),
+        "role": st.sampled_from(["both", "both", "prefill"]),
+        "sampled_at_s": st.none(),
+        "events": st.just(False),
+        "address": st.sampled_from(["", "http://ä:1"]),
+        "model": st.sampled_from(["m", "", "n"]),
+    },
+)
+LENGTHS = st.sampled_from([1, 15, 16, 17, 32, 48, 64, 65, 100])
+REQUESTS = st.fixed_dictionaries(
+    {"tokens": LENGTHS, "first": st.sampled_from([0, 0, 0, 16, 1000])},
+    optional={
+        "form": st.sampled_from(["hashes", "ids", "empty", "ragged"]),
+        "request_id": st.sampled_from(["a", "b", "c", "ä"]),
+        "model": st.sampled_from(["", "m", "m", "n", "unheard-of"]),
+        "expected_output_tokens": st.sampled_from([0, 1, 30, 1 << 20]),
+        "priority": st.sampled_from([0, 3, -3, -(1 << 31), (1 << 31) - 1]),
+        "tenant": st.sampled_from(["t", "ö", "x" * 1024, "x" * 1025]),
+        "session_id": st.just("s"),
+        "queue_timeout_ms": st.just(5),
+        "phase": st.sampled_from([0, 1, 2, 3, 4]),
+        "omit_receipt": st.booleans(),
+        "lora_name": st.sampled_from(["", "l"]),
+        "excluded_worker_ids": st.just(["w0"]),
+        "policy": st.sampled_from(["", "dynamo-adaptive", "least-loaded"]),
+    },
+)
+FAULTS = st.sampled_from([Ending.FAILED_WORKER, Ending.FAILED_REFUSED])
+STEPS = st.one_of(
+    st.tuples(st.just("route"), REQUESTS),
+    st.tuples(st.just("route"), REQUESTS),
+    st.tuples(st.just("batch"), st.lists(REQUESTS, max_size=6)),
+    st.tuples(st.just("cache"), st.tuples(st.integers(0, 4), LENGTHS, st.sampled_from(Tier))),
+    st.tuples(
+        st.just("end"), st.tuples(st.integers(1, 12), st.sampled_from(ProgressState), FAULTS)
+    ),
+    st.tuples(st.just("lose"), st.integers(0, 4)),
+    st.tuples(st.just("drain"), st.integers(0, 4)),
+    st.tuples(st.just("undrain"), st.integers(0, 4)),
+    st.tuples(st.just("turn"), st.sampled_from([0.5, 1.0, 6.0])),
+    st.tuples(st.just("silent"), st.integers(0, 4)),
+    st.tuples(st.just("hear"), st.integers(0, 4)),
+    st.tuples(
+        st.just("learn"),
+        st.tuples(st.integers(0, 4), st.integers(1, 3), st.integers(0, 2), st.integers(0, 20)),
+    ),
+    st.tuples(st.just("fill"), st.integers(0, 8193)),
+)
+
+
+def request_of(about: dict[str, Any], number: int) -> router_pb2.RouteRequest:
+    fields = {"request_id": f"request-{number}"} | about
+    form, tokens, first = fields.pop("form", "tokens"), fields.pop("tokens"), fields.pop("first")
+    content = pack_tokens(range(first, first + tokens))
+    match form:
+        case "hashes":
+            fields["block_hashes"] = router_pb2.BlockHashes(
+                hashes=block_hashes(content, SIZE).tolist(), block_size=SIZE, prompt_tokens=tokens
+            )
+        case "ids":
+            fields["token_ids"] = router_pb2.TokenIds(ids=range(first, first + tokens))
+        case "empty":
+            fields["token_bytes"] = b""
+        case "ragged":
+            fields["token_bytes"] = content[:-1]
+        case _:
+            fields["token_bytes"] = content
+    return router_pb2.RouteRequest(**fields)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    workers=st.lists(WORKERS, min_size=1, max_size=5),
+    steps=st.lists(STEPS, max_size=25),
+    seed=st.integers(0, 5),
+    alternatives=st.sampled_from([0, 1, 2, 16]),
+    reservations_max=st.sampled_from([2, 5, 20_000]),
+)
+def test_the_lane_is_the_core_to_the_last_bit(
+    workers: list[dict[str, Any]],
+    steps: list[tuple[str, Any]],
+    seed: int,
+    alternatives: int,
+    reservations_max: int,
+) -> None:
+    twins = Twins(seed=seed, alternatives=alternatives, reservations_max=reservations_max)
+    for i, about in enumerate(workers):
+        twins.tell("add", f"w{i}", **about)
+    keys = [known(f"w{i}") for i in range(len(workers))]
+    upcoming = ReservationIds("here", random.Random("here").randbytes)  # as a Fleet has them
+    ids = [upcoming.next() for _ in range(12)]
+    for number, (kind, about) in enumerate(steps):
+        match kind:
+            case "route":
+                twins.route(request_of(about, number))
+            case "batch":
+                items = [
+                    router_pb2.RouteItem(index=i, request=request_of(one, 1000 * (1 + number) + i))
+                    for i, one in enumerate(about)
+                ]
+                items += [router_pb2.RouteItem(index=i, cancel=True) for i in range(0, 6, 2)]
+                twins.decide(router_pb2.RouteBatch(items=items))
+            case "cache":
+                worker, tokens, tier = about
+                if worker < len(keys) and workers[worker].get("block_size", 16) == SIZE:
+                    twins.tell("cache", keys[worker], prompt(100), tokens, tier)
+            case "end":
+                ordinal, state, fault = about
+                twins.report(Progress(ids[ordinal - 1], state, 3, 16, failure=fault))
+            case "lose":
+                if about < len(keys):
+                    twins.tell("tell", keys[about], lost=True)
+                    twins.tell("beat", keys[about])
+            case "drain" | "undrain":
+                for side in twins.sides:
+                    getattr(side.fleet.core, kind)(f"w{about}")
+            case "turn":
+                twins.tell("turn", about)
+            case "learn":  # two samples of which a router may learn slots, or what was preempted
+                worker, running, waiting, preemptions = about
+                for _ in range(2 * (worker < len(keys))):
+                    for side in twins.sides:
+                        side.fleet.now_s += 0.1
+                    twins.tell(
+                        "say",
+                        keys[worker],
+                        running=running,
+                        waiting=waiting,
+                        used_blocks=6.0,
+                        preemptions=preemptions,
+                    )
+            case "hear":
+                if about < len(keys):
+                    twins.hear(keys[about])
+            case "fill":  # the history of a worker's load
+                for side in twins.sides:
+                    load = side.fleet.core.fleet.load_of(keys[0])
+                    for _ in range(about):
+                        load._remember(side.fleet.now_s)
+            case "silent":
+                twins.tell("turn", 4.0, silent=keys[about : about + 1])
+        twins.compare()
+
+
+@pytest.mark.parametrize("value", [nan, inf, -inf])
+def test_a_cost_that_is_no_number_is_never_picked(value: float) -> None:
+    twins = Twins()
+    for i in range(4):
+        twins.tell("add", f"w{i}")
+    twins.tell("say", known("w2"), total_slots=1, running=1)
+    for side in twins.sides:
+        side.fleet.core.fleet.pools.refresh()
+        side.fleet.core.fleet.pools.columns[COLUMNS.index("slot_ratio"), 1:3] = value
+    answer = twins.route(asked(100, request_id="r"))
+    assert isinstance(answer, router_pb2.RouteResponse)
+    assert answer.worker_id in {"w0", "w3"}
+    assert answer.receipt.excluded == {"full": 1, "cost is not a number": 1}
+
+
+def test_every_tie_is_drawn_alike() -> None:
+    twins = Twins(alternatives=3)
+    for i in range(9):
+        twins.tell("add", f"w{i}")
+    for i in range(200):
+        answer = twins.route(asked(20, first=1000 * i, request_id=f"r{i}"))
+        assert isinstance(answer, router_pb2.RouteResponse)
+        assert len(answer.alternatives) == 3
+
+
+def test_a_thousand_workers_are_weighed_alike() -> None:
+    rng = np.random.default_rng(5)
+    twins = Twins()
+    for i in range(1000):
+        twins.tell("add", f"w{i}", total_blocks=int(rng.integers(900, 1100)), total_slots=7)
+    for side in twins.sides:
+        core = side.fleet.core
+        for i in range(0, 1000, 3):
+            side.fleet.say(known(f"w{i}"), used_blocks=float(i % 89) / 7, running=i % 8)
+        core.fleet.pools.refresh()
+    for i in range(20):
+        twins.route(asked(500, first=10 * i, request_id=f"r{i}"))
+
+
+def test_a_plain_request_takes_the_lane() -> None:
+    side = Side(True)
+    assert side.lane is not None
+    side.fleet.add("w0")
+    for request in (asked(40), asked(40, omit_receipt=True, tenant="t"), asked(1)):
+        assert side.lane.answer(request.SerializeToString(), side.fleet.now_s) is not None
+    for about in ({"policy": "random"}, {"allowed_worker_ids": ["w0"]}, {"cache_salt": "s"}):
+        request = asked(40, **about)
+        assert side.lane.answer(request.SerializeToString(), side.fleet.now_s) is None
+    picked = side.fleet.core.route(side.fleet.request(prompt(40)), side.fleet.now_s)
+    assert isinstance(picked, Pick)
+    assert picked.decided is not picked.decision  # made when it was asked for
+
+
+def test_a_drained_worker_keeps_nobody_from_the_lane() -> None:
+    twins = Twins()
+    for i in range(3):
+        twins.tell("add", f"w{i}")
+    for worker_id in ("w0", "w2"):
+        for side in twins.sides:
+            side.fleet.core.drain(worker_id)
+        answer = twins.route(asked(40, request_id=worker_id))
+        assert isinstance(answer, router_pb2.RouteResponse)
+    native = twins.sides[0]
+    assert native.lane is not None
+    reservation = native.lane.answer(asked(40).SerializeToString(), native.fleet.now_s)
+    assert reservation is not None
+    assert reservation.worker.worker_id == "w1"
+    answer = router_pb2.RouteResponse.FromString(reservation.answer)
+    assert answer.receipt.excluded == {"drained": 2}
+
+
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize(
+    ("lacks", "about", "asked_for", "long"),
+    [
+        ((), {}, "", False),
+        (("unnamed_lora",), {}, "", True),
+        ((), {"tells_salts": False}, "", False),
+        ((), {"tells_salts": False}, "salted", True),
+        ((), {"engine": "sglang"}, "itemized", True),
+        ((), {}, "itemized", False),
+    ],
+)
+def test_predictions_live_longer_where_blocks_are_left_out(
+    native: bool, lacks: tuple[str, ...], about: dict[str, Any], asked_for: str, long: bool
+) -> None:
+    side = Side(native)
+    key = side.fleet.add("w", **about)
+    view = side.fleet.view
+    side.fleet.cache(key, prompt(64, 9000))  # or nothing would be known of it but our picks
+    side.fleet.beat(key, lacks=lacks)
+    if asked_for:
+        setattr(view, asked_for, True)
+    for number in range(2):  # the lane goes by itself once the worker has a prediction
+        told = side.route(asked(100, 1000 * number, request_id=str(number)))
+        assert isinstance(told, router_pb2.RouteResponse)
+    ttl_s = view.predictions._guesses[view.sources[key].slot].ttl_s
+    assert ttl_s == (view._approximate_ttl_s if long else view._predicted_ttl_s)
+
+
+def test_an_answer_without_a_receipt_is_the_same_otherwise() -> None:
+    twins = Twins(guard=GuardSettings(enabled=False))  # the second one follows the first
+    for i in range(3):
+        twins.tell("add", f"w{i}", labels={"a": "b"})
+    whole = twins.route(asked(50, request_id="whole"))
+    assert isinstance(whole, router_pb2.RouteResponse)
+    assert whole.HasField("receipt")
+    bare = twins.route(asked(50, request_id="bare", omit_receipt=True))
+    assert isinstance(bare, router_pb2.RouteResponse)
+    assert not bare.HasField("receipt")
+    assert bare.labels == whole.labels
+    assert bare.overlap_tokens.predicted == 48
+
+
+def test_an_answer_that_can_t_be_written_reserves_nothing() -> None:
+    side = Side(True)
+    key = side.fleet.add("w0")
+    before = side.fleet.loads(), repr(side.fleet.core.reservations)
+    side.fleet.view.sources[key].stream.state = 7  # type: ignore[assignment]  # breaks the receipt
+    refused = side.route(asked(40))
+    assert isinstance(refused, Status)
+    assert refused.code == 13
+    assert (side.fleet.loads(), len(side.fleet.core.reservations)) == (before[0], 0)
+
+
+@given(st.binary(max_size=60))
+def test_any_bytes_are_answered_or_refused(content: bytes) -> None:
+    side = Side(True)
+    side.fleet.add("w0")
+    try:
+        router_pb2.RouteRequest.FromString(content)
+    except DecodeError:
+        with pytest.raises(Refusal):
+            side.service._route(content)
+        return
+    with suppress(Refusal):
+        side.service._route(content)
+    assert side.requests("refused", "INTERNAL") == 0
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_policies_that_watch_know_the_picks_of_all_ways(native: bool) -> None:
+    side = Side(native)
+    key = side.fleet.add("w0")
+    core = side.fleet.core
+    core.times_all = True
+    side.route(asked(1600, request_id="one"))
+    items = [
+        router_pb2.RouteItem(index=0, request=asked(1600, first=5000 * i, request_id=f"b{i}"))
+        for i in (1, 2)  # of equal index, too
+    ]
+    side.decide(router_pb2.RouteBatch(items=items))
+    core.route(side.fleet.request(prompt(1600, 50_000)), side.fleet.now_s)
+    assert sum(one.open_tokens for one in core.fleet.rates._workers.values()) == 4 * 1600
+    assert len(core.fleet.rates._workers[key].open) == 4
+    assert core.fleet.working_sets._count > 0
+    for held in list(core.reservations._open):
+        core.report(Progress(held, ProgressState.FINISHED), side.fleet.now_s)
+    assert core.fleet.rates._workers[key].open == {}

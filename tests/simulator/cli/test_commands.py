@@ -1,0 +1,368 @@
+"""`kvroute replay`, `capacity` and `simulate` as an operator types them."""
+
+import asyncio
+import csv
+import json
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+from router.cli.main import cli
+from simulator.profile import profile_names
+
+FORMS = Path(__file__).parents[1] / "data" / "traces"
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def kvroute(*words: object) -> Result:
+    return CliRunner().invoke(cli, [str(word) for word in words])
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """60 requests, two a second: ten conversations that come back, each with a text of its own."""
+    path = tmp_path_factory.mktemp("traces") / "small.jsonl"
+    lines = [
+        {
+            "timestamp": 500 * i,
+            "input_length": 512 * 4 + 100,
+            "output_length": 20,
+            "hash_ids": [10 * (i % 10) + place for place in range(4)] + [1000 + i],
+        }
+        for i in range(60)
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+@pytest.mark.parametrize("command", ["replay", "capacity", "simulate"])
+def test_help_names_every_option_with_its_default(command: str) -> None:
+    shown = kvroute(command, "--help")
+    assert shown.exit_code == 0
+    for text in ("--engine [vllm|sglang|chitu|chitu-skew|chitu-dp]", "[default: 64;", "Tokens"):
+        assert text in " ".join(shown.output.split())
+    for profile in profile_names():
+        assert profile in "".join(shown.output.split())  # which may be broken at a hyphen
+
+
+def test_replay_compares_policies_and_writes_what_it_found(trace: Path, tmp_path: Path) -> None:
+    json_file, csv_file, folder = tmp_path / "a.json", tmp_path / "a.csv", tmp_path / "plots"
+    done = kvroute(
+        *("replay", trace, "--workers", 4, "--rate", "1,2", "--policy", "round-robin"),
+        *("--compare", "dynamo-adaptive, least-loaded", "--slo-ttft-ms", 400),
+        *("--warm-up-requests", 10, "--json", json_file, "--csv", csv_file, "--plot", folder),
+    )
+    assert done.exit_code == 0, done.output
+    for text in ("small: 60 requests", "small at 2x, 4 workers (vllm)", "ceiling", "TTFT <= 400"):
+        assert text in done.output
+    one, two = json.loads(json_file.read_text())
+    assert (one["trace"], one["workers"], one["engine"]) == ("small", 4, "vllm")
+    assert (one["rate"], two["rate"]) == (1.0, 2.0)
+    # every request after the first ten finds its 4 x 512 tokens: 32 of 33 blocks
+    assert one["ceiling"] == two["ceiling"] == 32 / 33
+    runs = {run["policy"]: run for run in one["runs"]}
+    assert list(runs) == ["round-robin", "dynamo-adaptive", "least-loaded"]
+    for run in runs.values():
+        assert (run["requests"], run["failed"], run["shed"]) == (50, 0, 0)
+        assert run["block_hit_rate"] <= one["ceiling"]
+    assert runs["dynamo-adaptive"]["block_hit_rate"] == one["ceiling"]
+    assert runs["dynamo-adaptive"]["ttft_ms"]["mean"] < runs["round-robin"]["ttft_ms"]["mean"]
+    rows = list(csv.DictReader(csv_file.read_text().splitlines()))
+    assert [row["policy"] for row in rows] == [*runs, *runs]
+    pictures = sorted(folder.iterdir())
+    assert len(pictures) == 5
+    assert all(file.read_bytes().startswith(PNG) for file in pictures)
+
+
+def test_json_alone_goes_to_stdout(trace: Path) -> None:
+    words = ("--until", 5, "--quiet", "--json", "-")
+    [run] = json.loads(kvroute("replay", trace, *words).output)["runs"]
+    assert run["requests"] == 10
+    told = json.loads(kvroute("capacity", trace, "--ttft-ms", 500, *words).output)
+    assert told["workers"] == 1
+
+
+def test_the_same_seed_gives_the_same_numbers_and_several_are_averaged(
+    trace: Path, tmp_path: Path
+) -> None:
+    def numbers(*words: object) -> dict[str, Any]:
+        file = tmp_path / "numbers.json"
+        words = ("replay", trace, "--policy", "random", "--json", file, "--quiet", *words)
+        done = kvroute(*words)
+        assert (done.exit_code, done.output) == (0, "")
+        run: dict[str, Any] = json.loads(file.read_text())["runs"][0]
+        return run
+
+    def told(run: dict[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in run.items() if name != "wall_s"}
+
+    first, second = numbers("--seed", 1), numbers("--seed", 2)
+    assert told(first) == told(numbers("--seed", 1))
+    both = numbers("--seed", 1, "--seed", 2)
+    assert both["ttft_ms"]["mean"] == pytest.approx(
+        (first["ttft_ms"]["mean"] + second["ttft_ms"]["mean"]) / 2
+    )
+
+
+def test_windows_failures_replicas_and_loss_are_options(trace: Path, tmp_path: Path) -> None:
+    file = tmp_path / "a.json"
+    done = kvroute(
+        *("replay", trace, "--workers", 2, "--from", 5, "--until", 20, "--fail", "1@3+4"),
+        *("--replicas", 2, "--event-delay-ms", 20, "--event-loss", 0.1, "--json", file),
+        *(
+            "--blocks",
+            400,
+            "--host-blocks",
+            900,
+            "--block-size",
+            32,
+            "--profile",
+            "llama-70b-4xh100",
+        ),
+    )
+    assert done.exit_code == 0, done.output
+    [run] = json.loads(file.read_text())["runs"]
+    assert run["requests"] == 30
+    assert run["failed"] == 0
+
+
+def test_prompts_and_answers_may_have_workers_of_their_own(trace: Path, tmp_path: Path) -> None:
+    file = tmp_path / "a.json"
+    done = kvroute(
+        *("replay", trace, "--workers", 4, "--prefill-workers", 2, "--engines-per-host", 2),
+        *("--approximate-workers", 1, "--event-jitter-ms", 2, "--past-router", 0.0, "--json", file),
+    )
+    assert done.exit_code == 0, done.output
+    [run] = json.loads(file.read_text())["runs"]
+    assert (run["requests"], run["failed"]) == (60, 0)
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "chitu"])
+def test_every_engine_replays(engine: str, trace: Path) -> None:
+    done = kvroute("replay", trace, "--engine", engine, "--engine-option", "max_num_seqs=32")
+    assert done.exit_code == 0, done.output
+    assert f"8 workers ({engine})" in done.output
+
+
+def test_a_slice_that_ships_is_a_trace(tmp_path: Path) -> None:
+    done = kvroute("replay", "conversation", "--until", 60, "--rate", 10)
+    assert done.exit_code == 0, done.output
+    assert "stamped in ticks of 3 s, which are spread" in " ".join(done.output.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["nowhere.jsonl"], 2, "nowhere.jsonl: No such file or directory"),
+        (["{trace}", "--policy", "best"], 2, "unknown policy 'best'; there are"),
+        (["{trace}", "--compare", "best"], 2, "unknown policy 'best'"),
+        (["{trace}", "--shadow", "best"], 2, "unknown policy 'best'"),
+        (["{trace}", "--rate", "fast"], 2, "'fast': expected numbers such as 1,3,6"),
+        (["{trace}", "--rate", "1,0"], 2, "every rate must be more than 0"),
+        (["{trace}", "--fail", "worker-1"], 2, "expected WORKER@SECONDS"),
+        (["{trace}", "--fail", "8@1"], 2, "--fail: needs a fleet of 9 workers, not 8"),
+        (["{trace}", "--prefill-workers", "8"], 2, "--prefill-workers: needs a fleet of 9"),
+        (["{trace}", "--event-jitter-ms", "9"], 2, "more than --event-delay-ms"),
+        (["{trace}", "--block-size", "48"], 2, "choose a power of 2, such as 64"),
+        (["{trace}", "--profile", "abacus"], 2, "no such profile: abacus; there are"),
+        (["{trace}", "--engine", "abacus"], 2, "'abacus' is not one of"),
+        (["{trace}", "--engine-option", "colour=red"], 2, "vllm has no option 'colour'"),
+        (["{trace}", "--engine-option", "policy"], 2, "expected NAME=VALUE"),
+        (["{trace}", "--engine", "chitu", "--host-blocks", "9"], 2, "chitu has no host cache here"),
+        (["{trace}", "--engine", "chitu-skew"], 2, "a dense cache has room"),
+        (["{trace}", "--from", "1000"], 1, "no request of the trace is left to play"),
+        (["{trace}", "--warm-up", "1000"], 1, "the warm-up takes all requests"),
+        (["{trace}", "--json", "/dev/null/a"], 2, "there is no folder /dev/null"),
+        (["{trace}", "--csv", "nowhere/a"], 2, "there is no folder nowhere"),
+    ],
+)
+def test_replays_mistakes_are_told_in_one_sentence(
+    words: list[str], code: int, message: str, trace: Path
+) -> None:
+    done = kvroute("replay", *(word.format(trace=trace) for word in words))
+    assert done.exit_code == code, done.output
+    assert message in done.output
+    assert "Traceback" not in done.output
+
+
+def test_a_bad_line_of_a_trace_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "bad.csv"
+    path.write_text("arrival_s,input_length,output_length\n0,100,1\n1,-4,1\n")
+    done = kvroute("replay", path)
+    assert done.exit_code == 2
+    assert f"{path}: line 3, column input_length: '-4': expected int >= 1" in done.output
+
+
+@pytest.mark.parametrize("command", [["replay"], ["capacity", "--ttft-ms", 5000]])
+def test_what_each_column_of_a_trace_was_taken_for_is_shown(command: list[object]) -> None:
+    done = kvroute(*command, FORMS / "burstgpt_sessions.csv")
+    assert done.exit_code == 0, done.output
+    lines = done.output.splitlines()
+    assert lines[0].startswith("burstgpt_sessions: 3 requests")
+    clock = "arrival, in seconds or as date and time, counted from the first row"
+    assert lines[1] == f"  Timestamp        {clock}"
+    assert "  Request tokens   prompt tokens" in lines
+    assert "  Elapsed time     not read" in lines
+
+
+def test_a_trace_has_blocks_of_the_size_that_is_given() -> None:
+    path = FORMS / "bailian.jsonl"
+    done = kvroute("replay", path, "--trace-block-size", 16)
+    assert done.exit_code == 0, done.output
+    done = kvroute("replay", path)
+    assert done.exit_code == 2
+    assert "line 1, column hash_ids: " in done.output
+    assert "--trace-block-size 16 would fit" in done.output
+    done = kvroute("replay", path, "--trace-block-size", 16, "--block-size", 24)
+    assert done.exit_code == 2
+    assert "blocks of 24 are neither parts of 16 nor multiples of it" in done.output
+
+
+def test_a_routers_file_gives_its_routing(trace: Path, tmp_path: Path) -> None:
+    file = tmp_path / "router.yaml"
+    file.write_text("routing: {expected_output_tokens: 300}\n")
+    assert kvroute("replay", trace, "-c", file, "--until", 5).exit_code == 0
+    file.write_text("routing: {nonsense: 1}\n")
+    done = kvroute("replay", trace, "-c", file)
+    assert done.exit_code != 0
+    assert "nonsense" in str(done.exception)
+
+
+def test_the_policy_is_that_of_the_command_else_of_the_file_or_the_preset(
+    trace: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "router.yaml"
+    file.write_text("routing: {policy: random}\n")
+    short = (trace, "--until", 2, "--quiet", "--json", "-")
+    for words, policies in (
+        ((), ["dynamo-adaptive"]),
+        (("--preset", "agents"), ["ttft"]),
+        (("--preset", "agents", "-c", file), ["random"]),
+        (("--preset", "agents", "-c", file, "--policy", "round-robin"), ["round-robin"]),
+        (("--preset", "agents", "--compare", "random,ttft"), ["ttft", "random"]),
+    ):
+        runs = json.loads(kvroute("replay", *short, *words).output)["runs"]
+        assert [run["policy"] for run in runs] == policies
+    assert "batsch" in kvroute("replay", trace, "--preset", "batsch").output
+
+
+def test_capacity_finds_the_smallest_fleet(trace: Path, tmp_path: Path) -> None:
+    file = tmp_path / "capacity.json"
+    options = ("--ttft-ms", 120, "--percentile", "p90", "--rate", 40, "--json", file)
+    done = kvroute("capacity", trace, *options)
+    assert done.exit_code == 0, done.output
+    told = json.loads(file.read_text())
+    assert (told["trace"], told["policy"], told["rate"]) == ("small", "dynamo-adaptive", 40.0)
+    kept = {trial["workers"]: trial["kept"] for trial in told["trials"]}
+    smallest = told["workers"]
+    assert kept[smallest]
+    assert kept[smallest + 1]
+    assert not kept[smallest - 1]
+    assert f"{smallest} workers keep it with dynamo-adaptive." in done.output
+    assert kvroute("capacity", trace, *options, "--quiet").output == f"{smallest}\n"
+
+
+def test_a_promise_that_no_fleet_keeps_ends_with_exit_code_1(trace: Path) -> None:
+    done = kvroute("capacity", trace, "--ttft-ms", 1, "--workers-max", 3)
+    assert done.exit_code == 1
+    assert "not even 3 workers keep it" in done.output
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["--from", 1000], 1, "no request of the trace is left to play"),
+        (["--warm-up", 1000], 1, "the warm-up takes all requests"),
+        (["--prefill-workers", 2], 2, "--prefill-workers: needs a fleet of 3 workers, not 1"),
+        (["--fail", "1@5"], 2, "--fail: needs a fleet of 2 workers, not 1"),
+    ],
+)
+def test_a_promise_about_nothing_is_not_kept(
+    words: list[object], code: int, message: str, trace: Path
+) -> None:
+    done = kvroute("capacity", trace, "--ttft-ms", 500, *words)
+    assert (done.exit_code, "keep" in done.output) == (code, False)
+    assert message in done.output
+
+
+@pytest.mark.parametrize(("enabled", "flags"), [(False, ["--hot-prefixes"]), (True, [])])
+def test_hot_prefixes_are_copied_when_asked_for(
+    enabled: bool, flags: list[str], tmp_path: Path
+) -> None:
+    path, file, router = tmp_path / "hot.csv", tmp_path / "a.json", tmp_path / "router.yaml"
+    lines = ["arrival_s,input_length,output_length,prefix_id,prefix_tokens"]
+    lines += [f"{i / 20},9000,50,system,8192" for i in range(200)]
+    path.write_text("\n".join(lines) + "\n")
+    settings = {"enabled": enabled, "queue": 0, "score": 1.0}
+    router.write_text(yaml.safe_dump({"routing": {"hot_prefixes": settings}}))
+    words = ("replay", path, "--policy", "conductor", "-c", router, "--json", file, "--quiet")
+    done = kvroute(*words, *flags)
+    assert done.exit_code == 0, done.output
+    [run] = json.loads(file.read_text())["runs"]
+    assert run["copies"] > 0
+
+
+def test_capacity_needs_a_range(trace: Path) -> None:
+    done = kvroute("capacity", trace, "--ttft-ms", 1, "--workers-min", 9, "--workers-max", 3)
+    assert done.exit_code == 1
+    assert "a fleet of 9 to 3 workers is none" in done.output
+
+
+async def test_simulated_engines_answer_until_they_are_interrupted(tmp_path: Path) -> None:
+    file = tmp_path / "router.yaml"
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "router.cli.main", "simulate", "--engines", "2", "--speed", "100"),
+        *("--model", "toy", "--engine", "sglang", "--write-config", str(file)),
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    try:
+        shown = b""
+        async with asyncio.timeout(60):
+            while b"Ctrl-C" not in shown:
+                shown += await process.stdout.readline()
+        workers = yaml.safe_load(file.read_text())["workers"]
+        assert [worker["id"] for worker in workers] == ["worker-0", "worker-1"]
+        for worker in workers:
+            for key in ("address", "events", "replay"):
+                assert worker[key].encode() in shown
+        assert f"kvroute serve --config {file}".encode() in shown
+        async with aiohttp.ClientSession(workers[1]["address"]) as session:
+            asked = {"model": "toy", "messages": [{"role": "user", "content": "hi"}]}
+            async with session.post("/v1/chat/completions", json=asked) as response:
+                assert (await response.json())["model"] == "toy"
+        process.send_signal(signal.SIGINT)
+        assert await asyncio.wait_for(process.wait(), 20) == 0
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+def test_simulate_without_the_ports_it_wants_says_so() -> None:
+    done = kvroute("simulate", "--engines", 10, "--port", 65530)
+    assert done.exit_code == 2
+    assert "10 engines need 30 ports from 65530 on" in done.output
+
+
+def test_simulate_ends_when_a_port_is_taken() -> None:
+    """Run as a process: what it must not do is hang at its end."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        words = ("simulate", "--engines", "1", "--port", str(port - 1))
+        done = subprocess.run(
+            [sys.executable, "-m", "router.cli.main", *words],
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+    assert done.returncode == 1, done.stderr
+    assert f"Address already in use (addr='tcp://127.0.0.1:{port}')" in done.stderr

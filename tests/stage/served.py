@@ -1,0 +1,169 @@
+"""A router's gRPC face on loopback, with a real core behind it and a fleet that the test plays."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
+from google.rpc.status_pb2 import Status
+from grpc_status import rpc_status
+from prometheus_client import CollectorRegistry
+
+from events.facts import Control
+from events.settings import EngineSettings
+from indexer.hashing import pack_tokens
+from kvroute.v1 import fleet_pb2_grpc, router_pb2, router_pb2_grpc
+from router.audit.sampling import Watch
+from router.config.settings import GrpcSettings
+from router.desk.counters import Metrics
+from router.replicas.fleet_commands import ControlDesk
+from router.service.calls import Guard
+from router.service.server import FleetService, GrpcServer, RouterService
+from router.service.worker_feed import WorkerFeed
+from tests.stage.fleet import Fleet
+
+
+@dataclass
+class Served:
+    """What a test talks to."""
+
+    fleet: Fleet
+    server: GrpcServer
+    desk: ControlDesk
+    metrics: Metrics
+    stopping: asyncio.Event
+    channel: grpc.aio.Channel
+    service: RouterService
+    watched: WorkerFeed
+    sent: list[Control] = field(default_factory=list)
+    """Commands that went to the other replicas."""
+    registered: list[EngineSettings] = field(default_factory=list)
+    broker_is_there: bool = True
+    on_register: Callable[[], object] = lambda: None
+    """Called before an engine is taken."""
+    on_sent: Callable[[], object] = lambda: None
+    """Called while a command is on its way to the others."""
+
+    @property
+    def router(self) -> Any:
+        return router_pb2_grpc.RouterStub(self.channel)
+
+    @property
+    def workers(self) -> Any:
+        return fleet_pb2_grpc.FleetStub(self.channel)
+
+    def requests(self, outcome: str, reason: str = "") -> float:
+        """kvroute_requests_total"""
+        labels = {"outcome": outcome, "reason": reason}
+        value = self.metrics.registry.get_sample_value("kvroute_requests_total", labels)
+        assert value is not None
+        return value
+
+    def state(self) -> object:
+        """All that a refused request must leave as it was."""
+        core = self.fleet.core
+        return self.fleet.loads(), repr(core.reservations), core.endings.total()
+
+
+@asynccontextmanager
+async def served(
+    grpc_settings: GrpcSettings | None = None, watch: Watch | None = None, **about: Any
+) -> AsyncIterator[Served]:
+    """Serves a fleet, and takes the server down without grace."""
+    fleet = Fleet(**about)
+    metrics = Metrics(CollectorRegistry())
+    stopping = asyncio.Event()
+    desk = ControlDesk(fleet.core, fleet.clock)
+
+    async def send_control(control: Control) -> bool:
+        stage.sent.append(control)
+        stage.on_sent()
+        return stage.broker_is_there
+
+    async def register(settings: EngineSettings) -> None:
+        stage.on_register()
+        stage.registered.append(settings)
+
+    settings = grpc_settings or GrpcSettings(listen="127.0.0.1:0")
+    service = RouterService(
+        fleet.core,
+        metrics,
+        fleet.clock,
+        stopping,
+        stream_age_s=settings.stream_age_s,
+        watch=watch,
+        guard=Guard.of(settings, fleet.core.routing.prompt_tokens_max, metrics),
+    )
+    workers = FleetService(
+        fleet.core,
+        fleet.clock,
+        stopping,
+        stream_age_s=settings.stream_age_s,
+        desk=desk,
+        send_control=send_control,
+        register=register,
+        watches_max=settings.watches_max,
+    )
+    server = GrpcServer(settings, service, workers)
+    await server.start()
+    try:
+        async with grpc.aio.insecure_channel(
+            f"127.0.0.1:{server.port}",
+            options=[("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)],
+        ) as channel:
+            stage = Served(fleet, server, desk, metrics, stopping, channel, service, workers.feed)
+            yield stage
+    finally:
+        stopping.set()
+        await server.drain(0)
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A status with its details, taken apart."""
+
+    code: grpc.StatusCode
+    reason: str
+    domain: str
+    message: str
+    retry_s: float | None
+    metadata: dict[str, str] = field(default_factory=dict)
+    """Of ErrorInfo."""
+
+
+def taken_apart(status: Status) -> Refused:
+    info, retry = ErrorInfo(), RetryInfo()
+    retry_s = None
+    for detail in status.details:
+        if detail.Is(RetryInfo.DESCRIPTOR):
+            detail.Unpack(retry)
+            retry_s = retry.retry_delay.ToTimedelta().total_seconds()
+        else:
+            assert detail.Unpack(info)
+    (code,) = (one for one in grpc.StatusCode if one.value[0] == status.code)
+    return Refused(code, info.reason, info.domain, status.message, retry_s, dict(info.metadata))
+
+
+async def refusal(call: Awaitable[object]) -> Refused:
+    """The status that a call ends with."""
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    error: Any = caught.value
+    status = rpc_status.from_call(error)
+    if status is None:
+        return Refused(error.code(), "", "", error.details(), None)
+    assert status.message == error.details()
+    return taken_apart(status)
+
+
+def asked(tokens: int = 100, first: int = 0, **about: Any) -> router_pb2.RouteRequest:
+    """A request for tokens that follow one another; a prompt of another form takes their place."""
+    prompt = {"token_bytes": pack_tokens(range(first, first + tokens))}
+    if {"token_ids", "token_bytes", "block_hashes"} & about.keys():
+        prompt = {}
+    return router_pb2.RouteRequest(**prompt | about)
