@@ -21,7 +21,7 @@ def native(name: str, folders: list[str]) -> Extension:
 setup(
     ext_modules=[
         native("indexer.kernel", ["indexer"]),
-        native("events.skipping", ["events"]),
+        native("events.engines.skipping", ["events/engines"]),
         native("router.core.fast_path", ["indexer", "router/core", "router/wire"]),
         native("router.wire.received", ["router/wire"]),
     ]

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from events.stream import StreamState
+from events.feed.stream import StreamState
 from indexer.identity import Tier, WorkerKey
 from router.reservations.load import WorkerLoad
 from router.reservations.reservations import Ending

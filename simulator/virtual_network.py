@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from events.view import Pull
+from events.feed.fleet_view import Pull
 from indexer.identity import WorkerKey
 from simulator.options import RunOptions
 from simulator.timeline import Timeline

@@ -1,8 +1,8 @@
 """What a relay would tell of one engine rank, in virtual time. Pure.
 
-The scheduler's events become facts: physical copies are counted as events/ledger.py counts them,
-messages get their numbers and bytes from the relay's real outbox. Blocks keep the names that the
-scheduler has for them, which in a virtual fleet are the router's own PrefixHashes.
+The scheduler's events become facts: physical copies are counted as events/relay/ledger.py counts
+them, messages get their numbers and bytes from the relay's real outbox. Blocks keep the names that
+the scheduler has for them, which in a virtual fleet are the router's own PrefixHashes.
 
 Law: what was told, applied in order, is what the relay holds; and while it is complete, that is
 what the engine's events add up to.
@@ -16,11 +16,11 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 from typing_extensions import override
 
-from events.facts import TIER_NAMES, Epoch, Heartbeat, Stored, encode, pack_hashes
-from events.ledger import Change, Gone, Placed, Wiped
-from events.outbox import Outbox
-from events.rank import EngineState, Publish, Rank, RankEffect
-from events.snapshot import CHUNK_BYTES
+from events.plane.facts import TIER_NAMES, Epoch, Heartbeat, Stored, encode, pack_hashes
+from events.relay.ledger import Change, Gone, Placed, Wiped
+from events.relay.outbox import Outbox
+from events.relay.rank import EngineState, Publish, Rank, RankEffect
+from events.relay.snapshot import CHUNK_BYTES
 from indexer.identity import PrefixHash, Tier, WorkerKey
 from indexer.index import mix_digest
 from simulator.block_pool import Cleared, PoolEvent

@@ -13,9 +13,9 @@ from enum import IntEnum
 import msgspec
 from typing_extensions import override
 
-from events.facts import Epoch
-from events.inflight import Teller
-from events.view import FleetView, Pull
+from events.feed.fleet_view import FleetView, Pull
+from events.feed.peers import Teller
+from events.plane.facts import Epoch
 from indexer.identity import WorkerKey
 from indexer.kernel import NativeIndex
 from router.config.settings import FleetSettings, IndexSettings

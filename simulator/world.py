@@ -20,7 +20,7 @@ from dataclasses import replace
 from functools import partial
 from math import ceil
 
-from events.stream import StreamState
+from events.feed.stream import StreamState
 from router.copies.copies import Cancel, Copy, CopyFate
 from router.copies.hot_prefixes import HotPrefixes
 from simulator.clients import Clients

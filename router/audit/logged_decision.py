@@ -17,9 +17,9 @@ import numpy as np
 import numpy.typing as npt
 from typing_extensions import override
 
-from events.facts import Epoch, Heartbeat
-from events.stream import Stream
-from events.view import Source
+from events.feed.fleet_view import Source
+from events.feed.stream import Stream
+from events.plane.facts import Epoch, Heartbeat
 from indexer.identity import WorkerKey
 from router.config.settings import GuardSettings
 from router.decision.decision import Decision, Overlap

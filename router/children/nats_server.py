@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from events.settings import NatsSettings
+from events.plane.settings import NatsSettings
 from router.children.process import Child, end, start
 
 START_TIMEOUT_S = 10.0

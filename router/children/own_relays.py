@@ -17,10 +17,10 @@ from dataclasses import dataclass
 
 from typing_extensions import override
 
-from events.broker import Broker
-from events.relay import Relay
-from events.settings import EngineSettings
-from events.supervisor import Supervisor
+from events.plane.broker import Broker
+from events.plane.settings import EngineSettings
+from events.plane.supervisor import Supervisor
+from events.relay.relay import Relay
 from router.request.refusal import Reason, Refusal
 
 RELAYS_MAX = 256

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from events.endpoints import masked
+from events.engines.endpoints import masked
 from kvroute.client import KvRouteClient, KvRouteError
 from kvroute.v1 import (
     CandidateRow,

@@ -11,7 +11,7 @@ from typing import IO, Any, Literal, TypeVar, get_args, get_origin
 import click
 import msgspec
 
-from events.settings import DynamoSettings, EngineSettings, Settings
+from events.plane.settings import DynamoSettings, EngineSettings, Settings
 from router.cli.run import run
 from router.config.settings import (
     Config,

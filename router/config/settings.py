@@ -20,7 +20,14 @@ import yaml
 from msgspec import Meta
 from typing_extensions import override
 
-from events.settings import BlockSize, EngineSettings, NatsSettings, Seconds, Settings, unusable
+from events.plane.settings import (
+    BlockSize,
+    EngineSettings,
+    NatsSettings,
+    Seconds,
+    Settings,
+    unusable,
+)
 from indexer.index import BLOCK_BYTES
 from router.config.presets import PRESETS, PresetName
 from router.config.sources import KeyPath, Sources

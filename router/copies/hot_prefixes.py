@@ -37,7 +37,7 @@ import numpy as np
 import numpy.typing as npt
 from typing_extensions import override
 
-from events.facts import WARM_TOKENS_MAX
+from events.plane.facts import WARM_TOKENS_MAX
 from indexer.hashing import HashArray
 from router.config.settings import HotPrefixSettings
 from router.copies.copies import Cancel, Copies, Copy, Prefix

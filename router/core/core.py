@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Collection
 from functools import partial
 
-from events.view import FleetView, Source
+from events.feed.fleet_view import FleetView, Source
 from indexer.hashing import HashArray
 from indexer.identity import WorkerKey
 from indexer.kernel import NativeIndex

@@ -27,8 +27,8 @@ from collections import Counter
 
 import numpy as np
 
-from events.stream import StreamState
-from events.view import PREDICTED_BLOCKS_MAX
+from events.feed.stream import StreamState
+from events.feed.fleet_view import PREDICTED_BLOCKS_MAX
 from indexer.hashing import HASH_SEED
 from indexer.kernel cimport (
     NO_MEMORY, BlockUsers, NativeIndex, table_holder, table_overlap, table_store, users_close, users_open, xxh3_64, xxh3_blocks,

@@ -9,7 +9,7 @@ from time import perf_counter
 
 import numpy as np
 
-from events.facts import TIER_NAMES
+from events.plane.facts import TIER_NAMES
 from router.core.progress import Pick
 from router.decision.decision import Decision
 from router.fleet.pools import heartbeat_of

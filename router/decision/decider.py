@@ -20,7 +20,7 @@ from math import isfinite
 import numpy as np
 import numpy.typing as npt
 
-from events.view import Source
+from events.feed.fleet_view import Source
 from indexer.index import BlockIndex
 from indexer.kernel import cheapest
 from router.config.settings import GuardSettings, ModelSettings, RoutingSettings

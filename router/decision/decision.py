@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from events.view import Source
+from events.feed.fleet_view import Source
 from router.config.settings import GuardSettings
 from router.decision.guard import Guarded
 from router.fleet.pools import Pool

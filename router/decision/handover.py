@@ -12,8 +12,8 @@ NixlConnector and MooncakeConnector.
 import json
 from typing import NamedTuple
 
-from events.bootstrap import BOOTSTRAP_PORT, MOONCAKE, bootstrap_url, host_of
-from events.facts import Heartbeat
+from events.engines.bootstrap import BOOTSTRAP_PORT, MOONCAKE, bootstrap_url, host_of
+from events.plane.facts import Heartbeat
 
 
 class HandOver(NamedTuple):

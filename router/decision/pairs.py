@@ -25,8 +25,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from events.facts import Heartbeat
-from events.view import Source
+from events.feed.fleet_view import Source
+from events.plane.facts import Heartbeat
 from router.decision.decision import Decision, Prefill
 from router.decision.handover import can_be_found
 from router.fleet.on_demand import Further

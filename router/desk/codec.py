@@ -14,8 +14,8 @@ from google.protobuf.message import DecodeError
 from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
 from google.rpc.status_pb2 import Status
 
-from events.settings import EngineSettings, unusable
-from events.view import Source
+from events.feed.fleet_view import Source
+from events.plane.settings import EngineSettings, unusable
 from indexer.hashing import MultimodalItem, multimodal_hash
 from indexer.identity import Tier
 from kvroute.v1 import fleet_pb2, router_pb2

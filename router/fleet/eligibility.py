@@ -2,8 +2,8 @@
 
 from collections.abc import Container, Sequence
 
-from events.facts import Heartbeat
-from events.view import Source
+from events.feed.fleet_view import Source
+from events.plane.facts import Heartbeat
 from router.fleet.pools import Pool, heartbeat_of
 from router.request.request import Request, Role
 

@@ -1,6 +1,6 @@
 """The names of models: configured ones with their aliases, and those that workers serve."""
 
-from events.facts import Heartbeat
+from events.plane.facts import Heartbeat
 from router.config.settings import ModelSettings
 
 MODELS_MAX = 10_000

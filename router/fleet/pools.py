@@ -25,9 +25,9 @@ import numpy as np
 import numpy.typing as npt
 from xxhash import xxh3_64_intdigest
 
-from events.facts import Heartbeat
-from events.stream import StreamState
-from events.view import FleetView, Source, schedulable
+from events.feed.fleet_view import FleetView, Source, schedulable
+from events.feed.stream import StreamState
+from events.plane.facts import Heartbeat
 from indexer.identity import WorkerKey
 from router.fleet.models import Models
 from router.fleet.table import COLUMNS, is_full, shares

@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from events.inflight import Peers
-from events.view import FleetView, Source
+from events.feed.fleet_view import FleetView, Source
+from events.feed.peers import Peers
 from indexer.identity import WorkerKey
 from router.config.settings import ModelSettings, RoutingSettings
 from router.fleet.eligibility import DRAINED

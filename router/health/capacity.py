@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from math import nan
 from typing import NamedTuple
 
-from events.facts import Epoch, Heartbeat
+from events.plane.facts import Epoch, Heartbeat
 from indexer.identity import WorkerKey
 from router.config.settings import CapacitySettings
 

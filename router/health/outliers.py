@@ -31,7 +31,7 @@ from math import inf
 
 from typing_extensions import override
 
-from events.inflight import Verdict
+from events.feed.peers import Verdict
 from indexer.identity import WorkerKey
 from router.config.settings import OutlierSettings
 

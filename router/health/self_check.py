@@ -24,8 +24,8 @@ from enum import StrEnum
 
 from typing_extensions import override
 
-from events.stream import StreamState
-from events.view import FleetView, Pull, Source
+from events.feed.fleet_view import FleetView, Pull, Source
+from events.feed.stream import StreamState
 from indexer.hashing import HashArray
 from indexer.identity import WorkerKey
 from router.reservations.reservations import Reservation

@@ -13,11 +13,11 @@ from typing import NamedTuple
 
 from typing_extensions import override
 
-from events.endpoints import masked
-from events.facts import Heartbeat
-from events.left_out import REASONS
-from events.stream import PAUSE_MAX_S, StreamState
-from events.view import FleetView, Source
+from events.engines.endpoints import masked
+from events.feed.fleet_view import FleetView, Source
+from events.feed.stream import PAUSE_MAX_S, StreamState
+from events.plane.facts import Heartbeat
+from events.plane.left_out import REASONS
 from indexer.identity import WorkerKey
 from router.health.self_check import Record, SelfCheck
 from router.request.request import Role

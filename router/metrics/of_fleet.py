@@ -13,7 +13,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
-from events.stream import StreamState
+from events.feed.stream import StreamState
 from router.core.core import RouterCore
 from router.decision.decision import Prefill
 from router.health.outliers import PROBES, WITHHELD, Cause

@@ -10,8 +10,8 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
-from events.broker import Broker
-from events.relay import Relay
+from events.plane.broker import Broker
+from events.relay.relay import Relay
 from router.children.nats_server import NatsChild
 from router.children.own_relays import OwnRelays
 from router.metrics.families import counter, gauge

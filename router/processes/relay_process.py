@@ -13,13 +13,13 @@ from typing import cast
 
 from prometheus_client import CollectorRegistry, Gauge, ProcessCollector
 
-from events.broker import Broker
-from events.clock import unix_now
-from events.dynamo_relay import DynamoRelay
-from events.endpoints import masked
-from events.relay import Relay
-from events.settings import DynamoSettings, NatsSettings
-from events.tasks import Tasks, named
+from events.engines.endpoints import masked
+from events.plane.broker import Broker
+from events.plane.clock import unix_now
+from events.plane.settings import DynamoSettings, NatsSettings
+from events.plane.tasks import Tasks, named
+from events.relay.dynamo_relay import DynamoRelay
+from events.relay.relay import Relay
 from router.config.settings import ConfigError, RelayConfig, render
 from router.desk.counters import kvroute_version
 from router.metrics.http import MetricsServer

@@ -19,14 +19,14 @@ from pathlib import Path
 import msgspec
 from prometheus_client import CollectorRegistry
 
-from events.broker import Broker
-from events.clock import unix_now
-from events.facts import Control
-from events.feed import Feed
-from events.settings import EngineSettings, NatsSettings, unusable
-from events.stream import StreamState
-from events.tasks import Tasks, named
-from events.view import FleetView
+from events.feed.feed import Feed
+from events.feed.fleet_view import FleetView
+from events.feed.stream import StreamState
+from events.plane.broker import Broker
+from events.plane.clock import unix_now
+from events.plane.facts import Control
+from events.plane.settings import EngineSettings, NatsSettings, unusable
+from events.plane.tasks import Tasks, named
 from indexer.identity import WorkerKey
 from indexer.kernel import NativeIndex
 from router.audit.observers import Watchers

@@ -9,11 +9,11 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
-from events import subjects
-from events.broker import Broker
-from events.facts import Unreadable, Warm, decode_warmed, encode
-from events.tasks import OnFailure, Tasks
-from events.warmer import WARM_S
+from events.plane import subjects
+from events.plane.broker import Broker
+from events.plane.facts import Unreadable, Warm, decode_warmed, encode
+from events.plane.tasks import OnFailure, Tasks
+from events.relay.warmer import WARM_S
 from router.copies.copies import Copy
 from router.copies.hot_prefixes import Effect, HotPrefixes
 

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from events.facts import VERSION, Control
+from events.plane.facts import VERSION, Control
 from router.config.settings import TOMBSTONE_MAX_S
 from router.core.core import DRAINED_MAX, RouterCore
 

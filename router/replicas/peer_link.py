@@ -20,11 +20,11 @@ from functools import partial
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
-from events import subjects
-from events.broker import Broker, OnMessage
-from events.facts import Control, Epoch, Unreadable, decode_hello, encode
-from events.inflight import FULL_S, Teller
-from events.tasks import OnFailure, Tasks
+from events.feed.peers import FULL_S, Teller
+from events.plane import subjects
+from events.plane.broker import Broker, OnMessage
+from events.plane.facts import Control, Epoch, Unreadable, decode_hello, encode
+from events.plane.tasks import OnFailure, Tasks
 from router.core.core import RouterCore
 from router.replicas.fleet_commands import ControlDesk
 

@@ -19,8 +19,8 @@ from pathlib import Path
 
 import msgspec
 
-from events.facts import Control
-from events.map_keeper import read_file, write_file
+from events.plane.facts import Control
+from events.relay.ledger_file import read_file, write_file
 from router.replicas.fleet_commands import ControlDesk
 
 VERSION = 1

@@ -4,7 +4,7 @@
     load     = external + ours now + theirs now
 
 so that nothing is counted twice, work that others send shows, and our own shows at once. *Theirs*
-is what other router replicas say that they have reserved (events/inflight.py).
+is what other router replicas say that they have reserved (events/feed/peers.py).
 
 Laws:
 - `ours` is the sum over the reservations that are open, a block that several use counted once;
@@ -15,7 +15,7 @@ from bisect import bisect_right
 from dataclasses import dataclass, field
 from math import inf, isfinite
 
-from events.inflight import Step, Totals
+from events.feed.peers import Step, Totals
 from indexer.hashing import HashArray
 from indexer.kernel import BlockUsers
 

@@ -3,7 +3,7 @@
 What lies there still is the index's to say: a session remembers the prompt's hashes, and whoever
 holds the longest run of them holds the session. Where the index can't say (a stream that is not
 trusted, a prompt that fills no block) it is where it was sent. Hashes stay in the replica that
-picked. The others hear which worker it was (events/inflight.py), for affinity: 12 bytes when a
+picked. The others hear which worker it was (events/feed/peers.py), for affinity: 12 bytes when a
 session comes to a worker, and in every minute of its use, since messages can be lost.
 
 Pure: no clock, no I/O.
@@ -22,7 +22,7 @@ from math import inf
 from typing_extensions import override
 from xxhash import xxh3_64_intdigest
 
-from events.inflight import SESSIONS_MAX, Moved
+from events.feed.peers import SESSIONS_MAX, Moved
 from indexer.identity import WorkerKey
 from router.request.request import Session
 from router.reservations.reservations import FORGOTTEN_SLICE, Reservation

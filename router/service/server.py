@@ -18,8 +18,8 @@ from grpc_reflection.v1alpha.reflection_pb2_grpc import (
 )
 from typing_extensions import override
 
-from events.facts import Control
-from events.settings import EngineSettings
+from events.plane.facts import Control
+from events.plane.settings import EngineSettings
 from kvroute.v1 import fleet_pb2, fleet_pb2_grpc, router_pb2, router_pb2_grpc
 from router.audit.sampling import Due, Watch
 from router.config.settings import TOMBSTONE_MAX_S, ConfigError, GrpcSettings

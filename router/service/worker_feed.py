@@ -11,8 +11,8 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from events.facts import Heartbeat
-from events.view import Source
+from events.feed.fleet_view import Source
+from events.plane.facts import Heartbeat
 from indexer.identity import WorkerKey
 from kvroute.v1 import fleet_pb2
 from router.core.core import RouterCore

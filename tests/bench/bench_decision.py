@@ -18,8 +18,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from events.facts import Beat, Epoch, FactsMessage, Heartbeat, Stored, encode, pack_hashes
-from events.view import FleetView
+from events.feed.fleet_view import FleetView
+from events.plane.facts import Beat, Epoch, FactsMessage, Heartbeat, Stored, encode, pack_hashes
 from indexer.hashing import block_hashes, prefix_hashes
 from indexer.identity import WorkerKey
 from indexer.kernel import NativeIndex

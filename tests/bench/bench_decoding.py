@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 
-from events.decoding import DECODERS
-from events.engine_events import BlocksCleared
-from events.engine_load import sglang_metrics, vllm_loads
+from events.engines.decoding import DECODERS
+from events.engines.events import BlocksCleared
+from events.engines.load import sglang_metrics, vllm_loads
 from tests.bench.timing import row
 
 GOLDEN = Path(__file__).parent.parent / "golden"

@@ -16,9 +16,9 @@ from typing import Any
 
 import msgspec
 
-from events.engine_wire import EVENTS_MAX, PAYLOAD_BYTES_MAX, TOKENS_MAX
-from events.facts import Epoch
-from events.rank import EngineState, Rank
+from events.engines.wire import EVENTS_MAX, PAYLOAD_BYTES_MAX, TOKENS_MAX
+from events.plane.facts import Epoch
+from events.relay.rank import EngineState, Rank
 from router.cli.run import COLLECTED_AFTER
 from tests.bench.timing import row
 

@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from events.facts import Epoch
-from events.ledger import Gone, Placed
-from events.outbox import Outbox
-from events.view import FleetView
+from events.feed.fleet_view import FleetView
+from events.plane.facts import Epoch
+from events.relay.ledger import Gone, Placed
+from events.relay.outbox import Outbox
 from indexer.identity import PrefixHash, Tier, WorkerKey
 from indexer.index import BlockIndex
 from indexer.kernel import NativeIndex

@@ -20,10 +20,10 @@ from typing import Any
 import msgspec
 import yaml
 
-from events.broker import Broker
-from events.clock import unix_now
-from events.relay import Relay
-from events.settings import NatsSettings
+from events.plane.broker import Broker
+from events.plane.clock import unix_now
+from events.plane.settings import NatsSettings
+from events.relay.relay import Relay
 from kvroute.client import KvRouteClient
 from router.children.nats_server import NatsChild
 from router.children.process import end, start

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from events.engine_events import BlocksRemoved, BlocksStored
-from events.facts import Epoch
-from events.ledger import Ledger
-from events.outbox import Outbox
+from events.engines.events import BlocksRemoved, BlocksStored
+from events.plane.facts import Epoch
+from events.relay.ledger import Ledger
+from events.relay.outbox import Outbox
 from tests.bench.timing import rate
 
 CHAINS = 40

@@ -20,12 +20,12 @@ from typing import Any
 import numpy as np
 import uvloop
 
-from events.broker import Broker
-from events.clock import unix_now
-from events.feed import Feed
-from events.settings import NatsSettings
-from events.stream import StreamState
-from events.view import FleetView, Pull
+from events.feed.feed import Feed
+from events.feed.fleet_view import FleetView, Pull
+from events.feed.stream import StreamState
+from events.plane.broker import Broker
+from events.plane.clock import unix_now
+from events.plane.settings import NatsSettings
 from indexer.identity import WorkerKey
 from indexer.kernel import NativeIndex
 from router.children.nats_server import NatsChild

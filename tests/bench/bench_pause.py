@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 import uvloop
 
-from events.facts import Beat, Epoch, FactsMessage, Stored, encode, pack_hashes
-from events.stream import StreamState
-from events.view import FleetView
+from events.feed.fleet_view import FleetView
+from events.feed.stream import StreamState
+from events.plane.facts import Beat, Epoch, FactsMessage, Stored, encode, pack_hashes
 from indexer.hashing import HashArray
 from indexer.identity import WorkerKey
 from indexer.kernel import NativeIndex

@@ -22,8 +22,8 @@ from typing import Any
 
 import msgspec
 
-from events.facts import Epoch, encode
-from events.inflight import Teller
+from events.feed.peers import Teller
+from events.plane.facts import Epoch, encode
 from indexer.identity import WorkerKey
 from indexer.kernel import NativeIndex
 from kvroute.client import KvRouteClient

@@ -17,12 +17,12 @@ from dataclasses import dataclass
 import numpy as np
 import zmq
 
-from events import subjects
-from events.clock import unix_now
-from events.facts import Epoch
-from events.ledger import Placed
-from events.outbox import Outbox
-from events.relay import COALESCE_S
+from events.plane import subjects
+from events.plane.clock import unix_now
+from events.plane.facts import Epoch
+from events.relay.ledger import Placed
+from events.relay.outbox import Outbox
+from events.relay.relay import COALESCE_S
 from indexer.identity import PrefixHash, Tier, WorkerKey
 from simulator.block_pool import Stored
 from simulator.vllm_wire import encode_batch, encode_sequence

@@ -20,7 +20,7 @@ import uvloop
 def put_forward(seconds: float) -> None:
     """The router's clock shows a later time. gRPC's native part reads the host's clock by itself,
     so grpcio must, too: with two clocks in one library every deadline would seem to have passed."""
-    from events import clock
+    from events.plane import clock
 
     clock._STARTED_S += seconds
 

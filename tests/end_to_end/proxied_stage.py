@@ -13,12 +13,12 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 
 import zmq.asyncio
 
-from events.broker import Broker
-from events.clock import unix_now
-from events.relay import Relay
-from events.settings import NatsSettings
-from events.stream import StreamState
-from events.view import Source
+from events.feed.fleet_view import Source
+from events.feed.stream import StreamState
+from events.plane.broker import Broker
+from events.plane.clock import unix_now
+from events.plane.settings import NatsSettings
+from events.relay.relay import Relay
 from indexer.hashing import block_hashes, pack_tokens, prefix_hashes
 from router.children.nats_server import NatsChild
 from router.children.process import Child, end, start

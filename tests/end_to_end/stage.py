@@ -8,10 +8,10 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Literal
 
-from events.broker import Broker
-from events.clock import unix_now
-from events.relay import Relay
-from events.settings import EngineSettings, NatsSettings
+from events.plane.broker import Broker
+from events.plane.clock import unix_now
+from events.plane.settings import EngineSettings, NatsSettings
+from events.relay.relay import Relay
 from indexer.hashing import block_hashes, pack_tokens, prefix_hashes
 from kvroute.client import KvRouteClient, Pick
 from kvroute.v1 import Progress, ProgressState

@@ -14,13 +14,13 @@ import pytest
 from nats.aio.client import Client
 from prometheus_client import CollectorRegistry
 
-from events import subjects
-from events.broker import Broker
-from events.dynamo_relay import DynamoRelay
-from events.facts import Control, encode
-from events.relay import Relay
-from events.settings import DynamoSettings, NatsSettings
-from events.stream import StreamState
+from events.feed.stream import StreamState
+from events.plane import subjects
+from events.plane.broker import Broker
+from events.plane.facts import Control, encode
+from events.plane.settings import DynamoSettings, NatsSettings
+from events.relay.dynamo_relay import DynamoRelay
+from events.relay.relay import Relay
 from indexer.hashing import block_hashes, pack_tokens
 from indexer.identity import WorkerKey
 from kvroute.client import KvRouteClient

@@ -6,7 +6,7 @@ import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from events.stream import StreamState
+from events.feed.stream import StreamState
 from kvroute.client import NoWorker
 from kvroute.v1 import FailureReason, Progress, ProgressState
 from tests.end_to_end.stage import (

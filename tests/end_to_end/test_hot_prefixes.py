@@ -9,13 +9,13 @@ from dataclasses import dataclass
 import msgspec
 import pytest
 
-from events import subjects
-from events.broker import Broker
-from events.clock import unix_now
-from events.facts import Warm, Warmed, decode_warmed, encode
-from events.relay import Relay
-from events.settings import EngineSettings, NatsSettings
-from events.warmer import JOBS_MAX, completion_of
+from events.plane import subjects
+from events.plane.broker import Broker
+from events.plane.clock import unix_now
+from events.plane.facts import Warm, Warmed, decode_warmed, encode
+from events.plane.settings import EngineSettings, NatsSettings
+from events.relay.relay import Relay
+from events.relay.warmer import JOBS_MAX, completion_of
 from indexer.hashing import block_hashes, pack_tokens, prefix_hashes
 from indexer.identity import WorkerKey
 from kvroute.client import KvRouteClient

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import zmq
 
-from events.relay import Relay
-from events.settings import EngineSettings
+from events.plane.settings import EngineSettings
+from events.relay.relay import Relay
 from router.children import own_relays
 from router.children.own_relays import UNHEARD_S
 from router.config.settings import FleetSettings

@@ -10,10 +10,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from events import subjects
-from events.broker import Broker
-from events.clock import unix_now
-from events.facts import (
+from events.feed.stream import StreamState
+from events.plane import subjects
+from events.plane.broker import Broker
+from events.plane.clock import unix_now
+from events.plane.facts import (
     VERSION,
     Beat,
     Control,
@@ -25,9 +26,8 @@ from events.facts import (
     decode_warmed,
     encode,
 )
-from events.relay import Relay
-from events.settings import NatsSettings
-from events.stream import StreamState
+from events.plane.settings import NatsSettings
+from events.relay.relay import Relay
 from indexer.hashing import pack_tokens
 from indexer.identity import WorkerKey
 from kvroute.client import KvRouteClient

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import msgspec
 
-from events.broker import Broker
-from events.clock import unix_now
-from events.kept_map import Source, unpack
-from events.map_keeper import map_path
-from events.relay import Relay
-from events.settings import EngineSettings, NatsSettings
-from events.stream import StreamState
+from events.feed.stream import StreamState
+from events.plane.broker import Broker
+from events.plane.clock import unix_now
+from events.plane.settings import EngineSettings, NatsSettings
+from events.relay.ledger_file import map_path
+from events.relay.relay import Relay
+from events.relay.saved_ledger import Source, unpack
 from indexer.hashing import block_hashes, pack_tokens, prefix_hashes
 from indexer.identity import WorkerKey
 from router.children.nats_server import NatsChild

@@ -11,10 +11,10 @@ from operator import sub
 import msgspec
 from nats.aio.msg import Msg
 
-from events import subjects
-from events.broker import Broker
-from events.inflight import FULL_S, Inflight, decode_inflight
-from events.settings import NatsSettings
+from events.feed.peers import FULL_S, Inflight, decode_inflight
+from events.plane import subjects
+from events.plane.broker import Broker
+from events.plane.settings import NatsSettings
 from kvroute.client import KvRouteClient, KvRouteError, Pick
 from kvroute.v1 import Progress, ProgressResult, ProgressState
 from router.children.process import end, start

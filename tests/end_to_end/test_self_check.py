@@ -6,7 +6,7 @@ from math import inf
 
 import pytest
 
-from events.stream import StreamState
+from events.feed.stream import StreamState
 from kvroute.client import NoWorker, UnknownModel
 from router.processes import router_process as app
 from tests.end_to_end.stage import (

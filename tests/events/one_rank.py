@@ -5,9 +5,9 @@ from typing import Any
 
 import msgspec
 
-from events.batch_reader import SLICE_UNITS
-from events.facts import Beat, Epoch, FactsMessage, decode_stream
-from events.rank import EngineState, Publish, Rank, RankEffect, Replay
+from events.engines.batch_reader import SLICE_UNITS
+from events.plane.facts import Beat, Epoch, FactsMessage, decode_stream
+from events.relay.rank import EngineState, Publish, Rank, RankEffect, Replay
 
 EPOCH = Epoch(5_000_000_000, 9)
 NOW_S = 100.0

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from typing_extensions import override
 from xxhash import xxh3_64_intdigest
 
-from events import batch_reader as module
-from events.batch_reader import (
+from events.engines import batch_reader as module
+from events.engines.batch_reader import (
     EVENT_BYTES,
     FIELDS_BYTES_MAX,
     PART_BLOCKS,
@@ -23,10 +23,10 @@ from events.batch_reader import (
     BatchReader,
     batch_time_s,
 )
-from events.decoding import DECODERS, SCHEMAS
-from events.engine_events import BlocksCleared, BlocksRemoved, BlocksStored, EngineEvent
-from events.engine_wire import EVENTS_MAX, PAYLOAD_BYTES_MAX, TOKENS_MAX
-from events.ledger import Ledger
+from events.engines.decoding import DECODERS, SCHEMAS
+from events.engines.events import BlocksCleared, BlocksRemoved, BlocksStored, EngineEvent
+from events.engines.wire import EVENTS_MAX, PAYLOAD_BYTES_MAX, TOKENS_MAX
+from events.relay.ledger import Ledger
 from tests.events.test_decoding import CAPTURES, encode, engine_of, frames, payload_of
 
 laws = settings(max_examples=60, deadline=None)

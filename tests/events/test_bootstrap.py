@@ -2,7 +2,7 @@
 
 import pytest
 
-from events.bootstrap import bootstrap_url, host_of
+from events.engines.bootstrap import bootstrap_url, host_of
 
 
 @pytest.mark.parametrize(

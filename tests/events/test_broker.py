@@ -11,11 +11,11 @@ import uvloop
 from nats.aio.msg import Msg
 from nats.errors import SlowConsumerError
 
-from events import broker as module
-from events import nats_client
-from events.broker import Broker
-from events.nats_wire import Frames
-from events.settings import NatsSettings
+from events.plane import broker as module
+from events.plane import nats_client
+from events.plane.broker import Broker
+from events.plane.nats_wire import Frames
+from events.plane.settings import NatsSettings
 from router.children.nats_server import NatsChild
 from tests.end_to_end.nats_server import nats_server
 from tests.end_to_end.proxy import Proxy, proxy_to

@@ -2,7 +2,7 @@
 
 from math import inf
 
-from events.clock_offset import WINDOW_S, ClockOffset
+from events.feed.clock_offset import WINDOW_S, ClockOffset
 
 
 def test_messages_that_are_late_leave_the_offset_as_it_is() -> None:

@@ -14,15 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from xxhash import xxh3_64_hexdigest
 
-from events.decoding import DECODERS
-from events.engine_events import (
+from events.engines.decoding import DECODERS
+from events.engines.events import (
     BlocksCleared,
     BlocksRemoved,
     BlocksStored,
     EngineBatch,
     EngineEvent,
 )
-from events.engine_wire import (
+from events.engines.wire import (
     BLOCK_SIZE_MAX,
     EVENTS_MAX,
     PAYLOAD_BYTES_MAX,

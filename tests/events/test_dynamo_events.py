@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from events.dynamo_events import (
+from events.engines.dynamo import (
     DynamoMessage,
     HashesRemoved,
     HashesStored,

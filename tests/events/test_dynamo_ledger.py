@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from events.dynamo_ledger import DynamoLedger
-from events.ledger import Change, Gone, Placed, Wiped
+from events.relay.dynamo_ledger import DynamoLedger
+from events.relay.ledger import Change, Gone, Placed, Wiped
 from indexer.hashing import extend_prefix
 from indexer.identity import BlockHash, PrefixHash, Tier
 from indexer.index import mix_digest

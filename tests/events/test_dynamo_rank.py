@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from events.dynamo_events import (
+from events.engines.dynamo import (
     HashesRemoved,
     HashesStored,
     LeftOut,
@@ -14,10 +14,10 @@ from events.dynamo_events import (
     What,
     WorkerEvent,
 )
-from events.dynamo_rank import DynamoRank
-from events.facts import Beat, Epoch, SnapshotChunk, SnapshotRequest, decode_stream
-from events.stream import StreamState
-from events.view import FleetView
+from events.feed.fleet_view import FleetView
+from events.feed.stream import StreamState
+from events.plane.facts import Beat, Epoch, SnapshotChunk, SnapshotRequest, decode_stream
+from events.relay.dynamo_rank import DynamoRank
 from indexer.hashing import extend_prefix
 from indexer.identity import BlockHash, PrefixHash, Tier, WorkerKey
 from indexer.reference import ReferenceIndex

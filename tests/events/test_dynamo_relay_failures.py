@@ -7,11 +7,11 @@ from collections.abc import AsyncIterator
 import msgspec
 import pytest
 
-from events import dynamo_relay as module
-from events import supervisor
-from events.dynamo_relay import DynamoRelay
-from events.facts import Heartbeat
-from events.settings import DynamoSettings
+from events.plane import supervisor
+from events.plane.facts import Heartbeat
+from events.plane.settings import DynamoSettings
+from events.relay.dynamo_relay import DynamoRelay
+from events.relay import dynamo_relay as module
 from tests.end_to_end.stage import until
 from tests.events.test_relay_failures import breaking, errors
 from tests.events.wire import Wire

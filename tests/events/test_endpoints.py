@@ -6,8 +6,8 @@ import zmq
 from hypothesis import given
 from hypothesis import strategies as st
 
-from events.endpoints import http_error, is_ipv6, masked, rank_endpoint, zmq_error
-from events.settings import EngineSettings, unusable
+from events.engines.endpoints import http_error, is_ipv6, masked, rank_endpoint, zmq_error
+from events.plane.settings import EngineSettings, unusable
 
 LONG_LABEL = "a" * 64
 LONG_NAME = ".".join(["a" * 60] * 5)

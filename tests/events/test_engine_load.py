@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from events.engine_events import LoadSample
-from events.engine_load import (
+from events.engines.events import LoadSample
+from events.engines.load import (
     DOCUMENT_BYTES_MAX,
     EngineIdentity,
     LoadUnreadable,

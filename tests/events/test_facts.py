@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from events import facts as module
-from events import subjects
-from events.facts import (
+from events.plane import facts as module
+from events.plane import subjects
+from events.plane.facts import (
     FACTS_BYTES_MAX,
     FACTS_IN_MESSAGE_MAX,
     FACTS_MAX,
@@ -42,9 +42,9 @@ from events.facts import (
     pack_hashes,
     unpack_hashes,
 )
-from events.ledger import Ledger
-from events.outbox import Outbox
-from events.snapshot import SnapshotDesk
+from events.relay.ledger import Ledger
+from events.relay.outbox import Outbox
+from events.relay.snapshot import SnapshotDesk
 from indexer.identity import WorkerKey
 
 EPOCH = Epoch(1_700_000_000_000_000_000, 42)

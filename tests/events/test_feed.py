@@ -15,12 +15,15 @@ import pytest
 from nats.aio.msg import Msg
 from typing_extensions import override
 
-from events import feed as module
-from events import intake as intake_module
-from events import subjects
-from events.broker import Broker
-from events.clock import unix_now
-from events.facts import (
+from events.feed.feed import HELLO_S, Feed
+from events.feed import feed as module
+from events.feed import intake as intake_module
+from events.feed.fleet_view import SLICE_BYTES, SLICE_FACTS, FleetView
+from events.feed.stream import StreamState
+from events.plane import subjects
+from events.plane.broker import Broker
+from events.plane.clock import unix_now
+from events.plane.facts import (
     VERSION,
     Beat,
     Cleared,
@@ -33,12 +36,9 @@ from events.facts import (
     encode,
     pack_hashes,
 )
-from events.feed import HELLO_S, Feed
-from events.ledger import Placed
-from events.outbox import Outbox
-from events.settings import NatsSettings
-from events.stream import StreamState
-from events.view import SLICE_BYTES, SLICE_FACTS, FleetView
+from events.plane.settings import NatsSettings
+from events.relay.ledger import Placed
+from events.relay.outbox import Outbox
 from indexer.hashing import HashArray
 from indexer.identity import PrefixHash, Tier, WorkerKey
 from indexer.kernel import NativeIndex

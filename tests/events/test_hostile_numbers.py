@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client.samples import Sample
 
-from events import engine_load as module
-from events.engine_events import LoadSample
-from events.engine_load import (
+from events.engines import load as module
+from events.engines.events import LoadSample
+from events.engines.load import (
     BLOCK_SIZE_MAX,
     COUNT_MAX,
     LINES_MAX,
@@ -30,9 +30,9 @@ from events.engine_load import (
     vllm_identity,
     vllm_loads,
 )
-from events.facts import encode_heartbeat
-from events.relay import Relay
-from events.settings import EngineSettings
+from events.plane.facts import encode_heartbeat
+from events.plane.settings import EngineSettings
+from events.relay.relay import Relay
 from tests.events.test_engine_load import SGLANG_LOADS, SGLANG_PAGE, VLLM_PAGE
 from tests.events.wire import Wire
 

@@ -18,15 +18,24 @@ import pytest
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from events import intake, subjects
-from events.broker import Broker
-from events.clock import unix_now
-from events.facts import VERSION, Beat, Control, Epoch, FactsMessage, Stored, encode, pack_hashes
-from events.feed import Feed
-from events.nats_client import NatsClient
-from events.settings import NatsSettings
-from events.stream import StreamState
-from events.view import FleetView
+from events.feed.feed import Feed, intake
+from events.feed.fleet_view import FleetView
+from events.feed.stream import StreamState
+from events.plane import subjects
+from events.plane.broker import Broker
+from events.plane.clock import unix_now
+from events.plane.facts import (
+    VERSION,
+    Beat,
+    Control,
+    Epoch,
+    FactsMessage,
+    Stored,
+    encode,
+    pack_hashes,
+)
+from events.plane.nats_client import NatsClient
+from events.plane.settings import NatsSettings
 from indexer.identity import WorkerKey
 from indexer.kernel import NativeIndex
 from tests.end_to_end.nats_server import NatsServer, nats_server

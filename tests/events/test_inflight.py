@@ -6,9 +6,8 @@ from dataclasses import dataclass, field
 import msgspec
 import pytest
 
-from events import inflight as module
-from events.facts import Epoch, Hello, Unreadable, encode
-from events.inflight import (
+from events.feed import peers as module
+from events.feed.peers import (
     BYTES_MAX,
     EJECTED_MAX,
     FULL_S,
@@ -28,6 +27,7 @@ from events.inflight import (
     Verdict,
     decode_inflight,
 )
+from events.plane.facts import Epoch, Hello, Unreadable, encode
 from indexer.identity import WorkerKey
 
 A, B = WorkerKey("a", 0), WorkerKey("b", 1)

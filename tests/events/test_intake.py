@@ -6,8 +6,8 @@ from itertools import pairwise
 
 import pytest
 
-from events import intake as module
-from events.intake import (
+from events.feed import intake as module
+from events.feed.intake import (
     BUDGET_COST,
     MESSAGE_COST,
     QUEUE_COST_MAX,

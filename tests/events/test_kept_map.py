@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from xxhash import xxh3_128_digest
 
-from events.engine_events import BlocksStored
-from events.facts import Epoch, SnapshotRequest
-from events.kept_map import MAGIC, Checkpoint, Source, UnusableMap, pack, unpack
-from events.ledger import Ledger
-from events.rank import EngineState, Rank
+from events.engines.events import BlocksStored
+from events.plane.facts import Epoch, SnapshotRequest
+from events.relay.ledger import Ledger
+from events.relay.rank import EngineState, Rank
+from events.relay.saved_ledger import MAGIC, Checkpoint, Source, UnusableMap, pack, unpack
 from indexer.identity import WorkerKey
 
 SOURCE = Source(WorkerKey("a worker", 3), "vllm", None)

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from events import ledger_copy
-from events.engine_blocks import Chunk, Page
-from events.engine_events import BlocksCleared, BlocksRemoved, BlocksStored
-from events.facts import Epoch
-from events.ledger import (
+from events.engines.events import BlocksCleared, BlocksRemoved, BlocksStored
+from events.feed.fleet_view import FleetView
+from events.plane.facts import Epoch
+from events.relay.blocks import Chunk, Page
+from events.relay.ledger import (
     COPIES_MAX,
     SHELVES,
     Change,
@@ -26,9 +26,9 @@ from events.ledger import (
     Wiped,
     canonical_block_size,
 )
-from events.ledger_copy import BlockRows
-from events.outbox import Outbox
-from events.view import FleetView
+from events.relay.ledger_copy import BlockRows
+from events.relay.outbox import Outbox
+from events.relay import ledger_copy
 from indexer.hashing import (
     MultimodalItem,
     block_hashes,

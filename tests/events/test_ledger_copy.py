@@ -5,9 +5,9 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from events.engine_events import BlocksRemoved, BlocksStored
-from events.ledger import COPIES_MAX, Ledger
-from events.ledger_copy import BlockRows, LedgerCopy
+from events.engines.events import BlocksRemoved, BlocksStored
+from events.relay.ledger import COPIES_MAX, Ledger
+from events.relay.ledger_copy import BlockRows, LedgerCopy
 from indexer.identity import Tier
 
 

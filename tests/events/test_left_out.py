@@ -6,15 +6,15 @@ import msgspec
 import numpy as np
 import pytest
 
-from events import left_out as module
-from events.engine_events import BlocksCleared, BlocksRemoved, BlocksStored
-from events.facts import Beat, Epoch, decode_stream, encode
-from events.kept_map import Source, pack, unpack
-from events.ledger import Ledger
-from events.left_out import REASONS, LeftOut
-from events.rank import Publish, Rank, RankEffect
-from events.salts import tells_salts
-from events.view import FleetView
+from events.engines.events import BlocksCleared, BlocksRemoved, BlocksStored
+from events.engines.salts import tells_salts
+from events.feed.fleet_view import FleetView
+from events.plane import left_out as module
+from events.plane.facts import Beat, Epoch, decode_stream, encode
+from events.plane.left_out import REASONS, LeftOut
+from events.relay.ledger import Ledger
+from events.relay.rank import Publish, Rank, RankEffect
+from events.relay.saved_ledger import Source, pack, unpack
 from indexer.hashing import MultimodalItem, block_hashes, hash_seed, pack_tokens, prefix_hashes
 from indexer.identity import WorkerKey
 from indexer.reference import ReferenceIndex

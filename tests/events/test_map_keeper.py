@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from events import map_keeper as module
-from events.kept_map import Source, unpack
-from events.map_keeper import MapKeeper, map_path, pause_s, read_file, write_file
-from events.rank import Rank
-from events.supervisor import Supervisor
+from events.plane.supervisor import Supervisor
+from events.relay.ledger_file import MapKeeper, map_path, pause_s, read_file, write_file
+from events.relay.rank import Rank
+from events.relay import ledger_file as module
+from events.relay.saved_ledger import Source, unpack
 from indexer.identity import WorkerKey
 from tests.end_to_end.stage import until
 from tests.events.one_rank import NOW_S, Engine, following

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from events.nats_wire import LINE_BYTES_MAX, PAYLOAD_BYTES_MAX, Frames, Message, WireError
+from events.plane.nats_wire import LINE_BYTES_MAX, PAYLOAD_BYTES_MAX, Frames, Message, WireError
 
 PLAIN: Message = (1, b"a.b", b"", b"", b"hello")
 FRAMES: list[tuple[bytes, Message | bytes]] = [

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from events.facts import (
+from events.plane.facts import (
     TIERS,
     Beat,
     Cleared,
@@ -15,8 +15,8 @@ from events.facts import (
     decode_stream,
     unpack_hashes,
 )
-from events.ledger import Change, Gone, Placed, Wiped
-from events.outbox import Outbox
+from events.relay.ledger import Change, Gone, Placed, Wiped
+from events.relay.outbox import Outbox
 from indexer.identity import PrefixHash, Tier
 
 DEVICE, HOST, DISK = Tier

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from events.predictions import TICK_BLOCKS, Predictions
+from events.feed.predictions import TICK_BLOCKS, Predictions
 from indexer.identity import HashArray, Tier
 from indexer.reference import ReferenceIndex
 

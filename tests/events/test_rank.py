@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from events import rank as rank_module
-from events.batch_reader import SLICE_UNITS
-from events.facts import (
+from events.engines.batch_reader import SLICE_UNITS
+from events.plane.facts import (
     Beat,
     Cleared,
     Epoch,
@@ -18,13 +17,14 @@ from events.facts import (
     SnapshotRequest,
     decode_stream,
 )
-from events.ledger import COPIES_MAX
-from events.rank import (
+from events.relay.ledger import COPIES_MAX
+from events.relay.rank import (
     HELD_BYTES_MAX,
     HELD_MESSAGES_MAX,
     EngineState,
     Rank,
 )
+from events.relay import rank as rank_module
 from indexer.identity import Tier
 from tests.events.one_rank import (
     CLEARED,

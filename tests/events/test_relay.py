@@ -12,12 +12,12 @@ import zmq
 import zmq.asyncio
 from nats.aio.msg import Msg
 
-from events import engine_sockets
-from events.batch_reader import SLICE_UNITS
-from events.broker import Broker
-from events.rank import EngineState, Publish
-from events.relay import OUT_MESSAGES_MAX, Relay
-from events.settings import EngineSettings, NatsSettings
+from events.engines import sockets as engine_sockets
+from events.engines.batch_reader import SLICE_UNITS
+from events.plane.broker import Broker
+from events.plane.settings import EngineSettings, NatsSettings
+from events.relay.rank import EngineState, Publish
+from events.relay.relay import OUT_MESSAGES_MAX, Relay
 from tests.events.one_rank import chain, long, removed, stored
 
 

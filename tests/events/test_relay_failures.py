@@ -11,12 +11,12 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from events import relay as module
-from events import supervisor
-from events.facts import Heartbeat, SnapshotRequest, encode
-from events.probe import Probe
-from events.relay import Relay
-from events.settings import EngineSettings
+from events.engines.probe import Probe
+from events.plane import supervisor
+from events.plane.facts import Heartbeat, SnapshotRequest, encode
+from events.plane.settings import EngineSettings
+from events.relay.relay import Relay
+from events.relay import relay as module
 from tests.end_to_end.stage import until
 from tests.events.wire import Wire
 

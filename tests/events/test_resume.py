@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from events import rank as rank_module
-from events.facts import Beat, FactsMessage, SnapshotRequest
-from events.kept_map import Source, pack, unpack
-from events.rank import EngineState, Rank
+from events.plane.facts import Beat, FactsMessage, SnapshotRequest
+from events.relay.rank import EngineState, Rank
+from events.relay import rank as rank_module
+from events.relay.saved_ledger import Source, pack, unpack
 from indexer.identity import EngineHash, WorkerKey
 from tests.events.one_rank import (
     CLEARED,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from events import skipping, skipping_reference
+from events.engines import skipping, skipping_reference
 
 Skip = Callable[[bytes, int, int, int], tuple[int, int]]
 BOTH = pytest.mark.parametrize("skip", [skipping_reference.skip, skipping.skip])

@@ -4,9 +4,8 @@ import random
 
 import pytest
 
-from events import snapshot
-from events.engine_events import BlocksCleared, BlocksRemoved, BlocksStored
-from events.facts import (
+from events.engines.events import BlocksCleared, BlocksRemoved, BlocksStored
+from events.plane.facts import (
     TIERS,
     Epoch,
     SnapshotChunk,
@@ -16,9 +15,10 @@ from events.facts import (
     pack_hashes,
     unpack_hashes,
 )
-from events.ledger import Ledger
-from events.outbox import Outbox
-from events.snapshot import SnapshotDesk
+from events.relay.ledger import Ledger
+from events.relay.outbox import Outbox
+from events.relay import snapshot
+from events.relay.snapshot import SnapshotDesk
 from indexer.identity import PrefixHash, Tier
 
 EPOCH = Epoch(1, 2)

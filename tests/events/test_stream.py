@@ -10,22 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from events.facts import (
-    VERSION,
-    Beat,
-    Cleared,
-    Epoch,
-    FactsMessage,
-    Removed,
-    SnapshotChunk,
-    SnapshotRequest,
-    Stored,
-    decode_stream,
-    pack_hashes,
-    unpack_hashes,
-)
-from events.rank import Publish, Rank
-from events.stream import (
+from events.feed.fleet_view import FleetView, Pull
+from events.feed.stream import (
     BUFFER_BYTES_MAX,
     BUFFER_MESSAGES_MAX,
     PAUSE_MAX_S,
@@ -39,7 +25,21 @@ from events.stream import (
     Stream,
     StreamState,
 )
-from events.view import FleetView, Pull
+from events.plane.facts import (
+    VERSION,
+    Beat,
+    Cleared,
+    Epoch,
+    FactsMessage,
+    Removed,
+    SnapshotChunk,
+    SnapshotRequest,
+    Stored,
+    decode_stream,
+    pack_hashes,
+    unpack_hashes,
+)
+from events.relay.rank import Publish, Rank
 from indexer.identity import Tier, WorkerKey
 from indexer.reference import ReferenceIndex
 

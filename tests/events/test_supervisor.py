@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from events.supervisor import BACKOFF_MAX_S, BACKOFF_S, Supervisor
+from events.plane.supervisor import BACKOFF_MAX_S, BACKOFF_S, Supervisor
 
 ERRORS = [
     ValueError("bad value"),

@@ -5,7 +5,7 @@ import logging
 
 import pytest
 
-from events.tasks import NAMED_MAX, Tasks, named
+from events.plane.tasks import NAMED_MAX, Tasks, named
 
 
 async def failing() -> None:

@@ -7,8 +7,10 @@ import msgspec
 import numpy as np
 import pytest
 
-from events import view as module
-from events.facts import (
+from events.feed import fleet_view as module
+from events.feed.fleet_view import FACT_BYTES, SLICE_BYTES, FleetView, Pull, Source, schedulable
+from events.feed.stream import StreamState
+from events.plane.facts import (
     FACTS_IN_MESSAGE_MAX,
     VERSION,
     Beat,
@@ -23,8 +25,6 @@ from events.facts import (
     pack_hashes,
     unpack_hashes,
 )
-from events.stream import StreamState
-from events.view import FACT_BYTES, SLICE_BYTES, FleetView, Pull, Source, schedulable
 from indexer.identity import Tier, WorkerKey
 from indexer.index import mix_digest
 from indexer.kernel import NativeIndex

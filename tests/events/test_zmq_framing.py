@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from events.decoding import DECODERS
-from events.zmq_framing import (
+from events.engines.decoding import DECODERS
+from events.engines.zmq_framing import (
     LiveMessage,
     Malformed,
     ReplayEnd,

@@ -10,9 +10,9 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from typing_extensions import override
 
-from events.broker import Broker, OnMessage
-from events.facts import Beat, Heartbeat, decode_heartbeat, decode_stream
-from events.settings import NatsSettings
+from events.plane.broker import Broker, OnMessage
+from events.plane.facts import Beat, Heartbeat, decode_heartbeat, decode_stream
+from events.plane.settings import NatsSettings
 
 
 class Wire(Broker):

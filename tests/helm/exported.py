@@ -8,9 +8,9 @@ from typing import NamedTuple
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 
-from events.broker import Broker
-from events.relay import Relay
-from events.settings import EngineSettings, NatsSettings
+from events.plane.broker import Broker
+from events.plane.settings import EngineSettings, NatsSettings
+from events.relay.relay import Relay
 from router.audit.observers import Watchers
 from router.config.settings import (
     DecisionLogSettings,

@@ -16,7 +16,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from events.map_keeper import FILE_BYTES_MAX
+from events.relay.ledger_file import FILE_BYTES_MAX
 from router.config.presets import PRESETS
 from router.config.settings import Config, RelayConfig, ServeConfig, keys, load
 from tests.helm.config_schema import SCHEMA_FILE, as_text, config_definitions

@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 from typing_extensions import override
 
-from events.endpoints import rank_endpoint
+from events.engines.endpoints import rank_endpoint
 from tests.real_engines.processes import Child
 
 MODEL = "tiny"

@@ -8,7 +8,7 @@ import zmq
 import zmq.asyncio
 from google.protobuf.json_format import MessageToDict
 
-from events.zmq_framing import ReplayEnd, ReplayPart, parse_replay, replay_request
+from events.engines.zmq_framing import ReplayEnd, ReplayPart, parse_replay, replay_request
 from kvroute.client import Pick
 from tests.real_engines.engines import Engine
 from tests.real_engines.stage import Stage

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 from xxhash import xxh3_64_intdigest
 
-from events.ledger import canonical_block_size
+from events.relay.ledger import canonical_block_size
 from indexer.hashing import hash_seed
 from indexer.identity import Tier, WorkerKey
 from indexer.reference import block_hashes, prefix_hashes

@@ -3,7 +3,7 @@
 import random
 from dataclasses import dataclass
 
-from events.batch_reader import SLICE_UNITS
+from events.engines.batch_reader import SLICE_UNITS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

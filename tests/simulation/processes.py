@@ -1,5 +1,5 @@
-"""Relays and routers of the simulation: the timers and sockets of events/relay.py and
-events/feed.py in virtual time, around the real Rank and the real FleetView."""
+"""Relays and routers of the simulation: the timers and sockets of events/relay/relay.py and
+events/feed/feed.py in virtual time, around the real Rank and the real FleetView."""
 
 import random
 from collections import Counter, deque
@@ -10,8 +10,10 @@ from typing import Protocol
 
 import msgspec
 
-from events.engine_sockets import REPLAY_QUIET_S, SUBSCRIBED_S
-from events.facts import (
+from events.engines.sockets import REPLAY_QUIET_S, SUBSCRIBED_S
+from events.feed.feed import _ANSWER_TIMEOUT_S, _JITTER_S, _TICK_S, CHUNKS_MAX, HELLO_S
+from events.feed.fleet_view import FleetView, Pull
+from events.plane.facts import (
     Beat,
     Epoch,
     FactsMessage,
@@ -26,16 +28,14 @@ from events.facts import (
     encode,
     unpack_hashes,
 )
-from events.feed import _ANSWER_TIMEOUT_S, _JITTER_S, _TICK_S, CHUNKS_MAX, HELLO_S
-from events.kept_map import Source, UnusableMap, pack, unpack
-from events.rank import EngineState, Publish, Rank, RankEffect, Replay
-from events.relay import (
+from events.relay.rank import EngineState, Publish, Rank, RankEffect, Replay
+from events.relay.relay import (
     _HELLO_JITTER_S,
     BEAT_S,
     COALESCE_S,
     PROBE_S,
 )
-from events.view import FleetView, Pull
+from events.relay.saved_ledger import Source, UnusableMap, pack, unpack
 from indexer.identity import Tier, WorkerKey
 from indexer.index import mix_digest
 from tests.simulation.engine import Engine
@@ -532,7 +532,7 @@ class Router(Process):
         self._recover(again)
 
     def _next(self, one: _Recovery, chunk: SnapshotChunk | None) -> list[Pull] | None:
-        """What the view makes of it; None: there is more to ask for. As in events/feed.py."""
+        """What the view makes of it; None: there is more to ask for. As in events/feed/feed.py."""
         view, pull, now_s = self.view, one.pull, self.clock_s()
         if chunk is None or chunk.expired or chunk.chunks > CHUNKS_MAX:
             return view.on_pull_failed(pull, "no answer" if chunk is None else "expired", now_s)

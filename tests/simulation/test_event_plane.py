@@ -9,12 +9,12 @@ import pytest
 from typing_extensions import override
 from xxhash import xxh3_64_intdigest
 
-from events.engine_events import BlocksRemoved, EngineEvent
-from events.facts import Beat, Epoch, FactsMessage, Stored
-from events.ledger import Change, Ledger
-from events.rank import Rank, RankEffect
-from events.stream import Effect, Stream
-from events.view import FleetView, Pull
+from events.engines.events import BlocksRemoved, EngineEvent
+from events.feed.fleet_view import FleetView, Pull
+from events.feed.stream import Effect, Stream
+from events.plane.facts import Beat, Epoch, FactsMessage, Stored
+from events.relay.ledger import Change, Ledger
+from events.relay.rank import Rank, RankEffect
 from indexer.identity import WorkerKey
 from tests.simulation.__main__ import main
 from tests.simulation.faults import Options

@@ -5,7 +5,15 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from events.facts import TIERS, Cleared, FactsMessage, Removed, Stored, decode_stream, unpack_hashes
+from events.plane.facts import (
+    TIERS,
+    Cleared,
+    FactsMessage,
+    Removed,
+    Stored,
+    decode_stream,
+    unpack_hashes,
+)
 from indexer.identity import Tier, WorkerKey
 from indexer.reference import ReferenceIndex
 from simulator import block_pool

@@ -5,8 +5,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from events.engine_events import BlocksRemoved, BlocksStored
-from events.vllm_events import decode
+from events.engines.events import BlocksRemoved, BlocksStored
+from events.engines.vllm import decode
 from indexer.identity import Tier
 from simulator.block_pool import Cleared, PoolEvent, Removed, Stored
 from simulator.vllm_wire import END_OF_REPLAY, encode_batch, encode_sequence

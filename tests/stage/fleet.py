@@ -12,7 +12,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from events.facts import (
+from events.feed.fleet_view import FleetView, Pull
+from events.plane.facts import (
     TIER_NAMES,
     Beat,
     Cleared,
@@ -25,7 +26,6 @@ from events.facts import (
     encode,
     pack_hashes,
 )
-from events.view import FleetView, Pull
 from indexer.hashing import HashArray, pack_tokens
 from indexer.identity import Tier, WorkerKey
 from indexer.index import BlockIndex, mix_digest

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from events.facts import Epoch, Heartbeat
-from events.stream import Stream
-from events.view import Source
+from events.feed.fleet_view import Source
+from events.feed.stream import Stream
+from events.plane.facts import Epoch, Heartbeat
 from indexer.hashing import pack_tokens
 from indexer.identity import WorkerKey
 from router.decision.decision import Overlap

@@ -14,8 +14,8 @@ from google.rpc.status_pb2 import Status
 from grpc_status import rpc_status
 from prometheus_client import CollectorRegistry
 
-from events.facts import Control
-from events.settings import EngineSettings
+from events.plane.facts import Control
+from events.plane.settings import EngineSettings
 from indexer.hashing import pack_tokens
 from kvroute.v1 import fleet_pb2_grpc, router_pb2, router_pb2_grpc
 from router.audit.sampling import Watch

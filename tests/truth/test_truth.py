@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from events.decoding import DECODERS
-from events.engine_events import BlocksStored
-from events.facts import Epoch
-from events.rank import EngineState, Publish, Rank
-from events.stream import StreamState
-from events.view import FleetView
+from events.engines.decoding import DECODERS
+from events.engines.events import BlocksStored
+from events.feed.fleet_view import FleetView
+from events.feed.stream import StreamState
+from events.plane.facts import Epoch
+from events.relay.rank import EngineState, Publish, Rank
 from indexer.hashing import block_hashes, hash_seed, pack_tokens, prefix_hashes
 from indexer.identity import WorkerKey
 from indexer.reference import ReferenceIndex

@@ -18,7 +18,8 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor, FileDescript
 from google.protobuf.descriptor_pb2 import FileDescriptorSet
 from google.protobuf.message import Message
 
-from events.facts import (
+from events.feed.peers import Teller, Totals
+from events.plane.facts import (
     VERSION,
     Beat,
     Cleared,
@@ -36,7 +37,6 @@ from events.facts import (
     encode,
     pack_hashes,
 )
-from events.inflight import Teller, Totals
 from indexer.identity import WorkerKey
 from indexer.index import mix_digest
 from kvroute.v1 import fleet_pb2, router_pb2

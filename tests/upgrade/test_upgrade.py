@@ -13,7 +13,10 @@ from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescript
 from google.protobuf.descriptor_pb2 import FileDescriptorSet
 from google.protobuf.message import Message
 
-from events.facts import (
+from events.feed.fleet_view import FleetView, schedulable
+from events.feed.peers import Moved, Peers, Teller, Totals, Verdict, decode_inflight
+from events.feed.stream import StreamState
+from events.plane.facts import (
     Beat,
     Control,
     Heartbeat,
@@ -30,9 +33,6 @@ from events.facts import (
     encode,
     encode_heartbeat,
 )
-from events.inflight import Moved, Peers, Teller, Totals, Verdict, decode_inflight
-from events.stream import StreamState
-from events.view import FleetView, schedulable
 from indexer.identity import WorkerKey
 from indexer.kernel import NativeIndex
 from indexer.reference import ReferenceIndex

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from events.settings import NatsSettings
+from events.plane.settings import NatsSettings
 from router.audit.shadow_policy import Agreement, Shadow, difference, would_pick
 from router.config.settings import (
     AffinitySettings,

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from events.broker import Broker
-from events.settings import NatsSettings
+from events.plane.broker import Broker
+from events.plane.settings import NatsSettings
 from router.children import nats_server as module
 from router.children.nats_server import NatsChild
 from tests.end_to_end.stage import router_app, serve_config, until

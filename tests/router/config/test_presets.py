@@ -8,11 +8,11 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from events.settings import NatsSettings
+from events.plane.settings import NatsSettings
 from router.cli.main import cli
+from router.config import presets
 from router.config.presets import PRESETS, Preset
 from router.config.reload import RELOADED
-from router.config import presets
 from router.config.settings import (
     ConfigError,
     GuardSettings,

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from events.settings import NatsSettings
+from events.plane.settings import NatsSettings
 from router.config.reload import RELOADED, reloaded
 from router.config.settings import (
     ConfigError,

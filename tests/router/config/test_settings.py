@@ -9,7 +9,7 @@ import msgspec
 import pytest
 import yaml
 
-from events.settings import Settings
+from events.plane.settings import Settings
 from router.config.settings import (
     FILE_BYTES_MAX,
     ConfigError,

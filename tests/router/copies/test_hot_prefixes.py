@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
-from events.facts import WARM_TOKENS_MAX, Unreadable, Warm, decode_warm, encode
+from events.plane.facts import WARM_TOKENS_MAX, Unreadable, Warm, decode_warm, encode
 from indexer.hashing import MultimodalItem
 from indexer.identity import WorkerKey
 from indexer.kernel import NativeIndex

@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from events.facts import Epoch, Heartbeat
+from events.plane.facts import Epoch, Heartbeat
 from indexer.identity import WorkerKey
 from router.core.progress import Pick, Progress, ProgressResult, ProgressState, Repeated
 from router.decision.decision import Prefill

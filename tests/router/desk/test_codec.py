@@ -5,7 +5,7 @@ from typing import Any
 import grpc
 import pytest
 
-from events.facts import Beat, encode
+from events.plane.facts import Beat, encode
 from indexer.hashing import MultimodalItem, multimodal_hash
 from indexer.identity import WorkerKey
 from kvroute.v1 import router_pb2

@@ -5,9 +5,9 @@ import random
 import numpy as np
 import pytest
 
-from events.facts import Stored, pack_hashes
-from events.stream import StreamState
-from events.view import Source
+from events.feed.fleet_view import Source
+from events.feed.stream import StreamState
+from events.plane.facts import Stored, pack_hashes
 from indexer.identity import WorkerKey
 from indexer.kernel import NativeIndex
 from kvroute.v1 import router_pb2

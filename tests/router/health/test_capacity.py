@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from events.facts import Epoch, Heartbeat
+from events.plane.facts import Epoch, Heartbeat
 from indexer.identity import WorkerKey
 from indexer.kernel import NativeIndex
 from router.config.settings import CapacitySettings

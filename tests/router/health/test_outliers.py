@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from events.facts import Stored, pack_hashes
-from events.inflight import Verdict
+from events.feed.peers import Verdict
+from events.plane.facts import Stored, pack_hashes
 from indexer.identity import WorkerKey
 from indexer.kernel import NativeIndex
 from router.config.settings import OutlierSettings

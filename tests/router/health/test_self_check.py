@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from events.facts import Stored, pack_hashes
-from events.stream import StreamState
-from events.view import Pull
+from events.feed.fleet_view import Pull
+from events.feed.stream import StreamState
+from events.plane.facts import Stored, pack_hashes
 from indexer.identity import WorkerKey
 from router.core.progress import Progress, ProgressState
 from router.health.self_check import (

@@ -2,9 +2,9 @@
 
 import pytest
 
-from events.facts import VERSION, Beat, Epoch
-from events.stream import BEAT_OVERDUE_S, RECOVERIES_FREE, Stream
-from events.view import Source
+from events.feed.fleet_view import Source
+from events.feed.stream import BEAT_OVERDUE_S, RECOVERIES_FREE, Stream
+from events.plane.facts import VERSION, Beat, Epoch
 from indexer.hashing import MultimodalItem
 from indexer.identity import WorkerKey
 from router.health.self_check import Record

@@ -6,7 +6,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
-from events.stream import StreamState
+from events.feed.stream import StreamState
 from indexer.identity import Tier, WorkerKey
 from kvroute.v1 import router_pb2
 from router.config.settings import ModelSettings

@@ -4,7 +4,7 @@ from math import isnan
 
 import numpy as np
 
-from events.stream import StreamState
+from events.feed.stream import StreamState
 from indexer.identity import Tier, WorkerKey
 from router.fleet.table import COLUMNS
 from router.policies.candidates import Candidates

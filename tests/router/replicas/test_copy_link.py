@@ -5,7 +5,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from events.facts import Warmed, encode
+from events.plane.facts import Warmed, encode
 from indexer.identity import WorkerKey
 from router.copies.copies import Cancel, Copy, Prefix
 from router.copies.hot_prefixes import HotPrefixes

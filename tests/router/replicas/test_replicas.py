@@ -11,8 +11,8 @@ from statistics import median
 
 import pytest
 
-from events.facts import Epoch
-from events.inflight import TTL_S, Teller
+from events.feed.peers import TTL_S, Teller
+from events.plane.facts import Epoch
 from indexer.identity import WorkerKey
 from router.config.settings import AffinitySettings, RoutingSettings
 from router.core.progress import Progress, ProgressState

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from events.facts import VERSION, Control
+from events.plane.facts import VERSION, Control
 from router.config.settings import ConfigError, FleetSettings
 from router.processes.router_process import RouterApp
 from router.replicas.fleet_commands import ControlDesk

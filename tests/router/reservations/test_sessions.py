@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from events.inflight import SESSIONS_MAX, Moved
+from events.feed.peers import SESSIONS_MAX, Moved
 from indexer.identity import WorkerKey
 from kvroute.v1 import router_pb2
 from router.core.progress import Pick, Progress, ProgressState, Repeated

@@ -1,0 +1,400 @@
+"""Reads what the workers of an NVIDIA Dynamo fleet publish on NATS: KV events and load. Pure.
+
+    envelope  {publisher_id, sequence, published_at, topic, payload}     MessagePack, named
+    payload   one RouterEvent, or a list of them (1.6); on `kv_metrics` an ActiveLoad
+    JSON      a RouterEvent without an envelope, as older releases send it
+
+    RouterEvent {worker_id, storage_tier, event: {event_id, dp_rank, data}}
+    data        {stored: {parent_hash, start_position, blocks: [{block_hash, tokens_hash}]}}
+                | {removed: {block_hashes}} | "cleared"
+
+`block_hash` is the engine's own name for a block; `tokens_hash` is our BlockHash.
+
+Law: whatever the bytes are, the answer is a DynamoMessage. An event that can't be used keeps its
+number, as long as that can be read, and leaves its reason; so that whoever follows the numbers
+knows what it costs.
+
+Source: ai-dynamo/dynamo lib/kv-router/src/protocols.rs and lib/runtime (event plane), release
+1.6.1; its publishers' bytes are in tests/events/test_dynamo_events.py.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
+from xxhash import xxh3_64_intdigest
+
+from events.engines.wire import RANK_MAX, READ_ERRORS, REASON_CHARS, U64_MASK
+from indexer.identity import BlockHash, Tier
+
+MESSAGE_BYTES_MAX = 8 << 20
+"""Dynamo keeps to NATS's default of 1 MiB."""
+
+HASHES_MAX = 1 << 16
+"""Hashes in one message, eight times what Dynamo puts into one."""
+
+EVENTS_MAX = 1 << 13
+"""Events in one message; Dynamo puts 128 into one at most."""
+
+STORAGE_TIERS = {"device": Tier.DEVICE, "host_pinned": Tier.HOST, "disk": Tier.DISK}
+SHARED_TIERS = frozenset({"external"})
+EVENT_TOPICS = frozenset({"kv-events", "kv_events"})
+LOAD_TOPICS = frozenset({"kv_metrics", "kv-metrics"})
+
+_I64_MIN = -(1 << 63)
+
+
+@dataclass(frozen=True, slots=True)
+class HashesStored:
+    """A chain of blocks that a tier now holds, after `parent` if there is one."""
+
+    tier: Tier
+    parent: int | None
+    names: Sequence[int]
+    """The engine's own hashes."""
+    blocks: Sequence[BlockHash]
+    begins: bool = True
+    """False: no first block of a prompt, whether or not there is a parent."""
+
+
+@dataclass(frozen=True, slots=True)
+class HashesRemoved:
+    """Blocks that a tier holds no more."""
+
+    tier: Tier
+    names: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class RankCleared:
+    """A rank holds nothing any more, on any tier."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """An event that can't be used, or is none of ours; reason is fit for a metric label."""
+
+    reason: str
+    stores_lost: bool = False
+    removals_lost: bool = False
+
+
+What = HashesStored | HashesRemoved | RankCleared | LeftOut
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerEvent:
+    """One event of one (worker, rank)."""
+
+    worker_id: int
+    dp_rank: int
+    event_id: int
+    """Counts the events of a (worker, rank)."""
+    what: What
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLoad:
+    """What a worker's load is. None: not told."""
+
+    worker_id: int
+    dp_rank: int
+    used_blocks: int | None
+    """All KV blocks in use, as the engine says."""
+    decode_blocks: int | None
+    """Blocks of requests that decode, as whoever sent it counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Which message an event came with. publisher_id and sequence: None without an envelope."""
+
+    publisher_id: int | None
+    sequence: int | None
+    digest: int
+
+
+@dataclass(frozen=True, slots=True)
+class DynamoMessage:
+    """All that could be read of one NATS message."""
+
+    origin: Origin
+    events: tuple[WorkerEvent, ...] = ()
+    load: WorkerLoad | None = None
+    dropped: tuple[str, ...] = ()
+    """Reasons, one for each event (or message) of which not even the worker is known."""
+    detail: str = ""
+    """What was wrong with the last thing that could not be read, as a sentence."""
+
+
+Unsigned = Annotated[int, Meta(ge=0)]
+
+
+class _Envelope(Struct):
+    publisher_id: Unsigned
+    sequence: Unsigned
+    topic: str
+    payload: bytes
+
+
+class _Block(Struct):
+    block_hash: int
+    tokens_hash: int
+
+
+class _Stored(Struct):
+    blocks: list[_Block]
+    parent_hash: int | None = None
+    start_position: int | None = None
+
+
+class _Removed(Struct):
+    block_hashes: list[int]
+
+
+class _Data(Struct):
+    """One of them is there; of a kind that is newer than this, none."""
+
+    stored: _Stored | UnsetType = UNSET
+    removed: _Removed | UnsetType = UNSET
+    cleared: UnsetType | None = UNSET
+
+
+class _Event(Struct):
+    event_id: Unsigned
+    data: _Data | Literal["cleared"]
+    dp_rank: Annotated[int, Meta(ge=0, le=RANK_MAX)] = 0
+
+
+class _RouterEvent(Struct):
+    worker_id: Unsigned
+    event: _Event
+    storage_tier: str = "device"
+    residency_domain: str = "worker"
+
+
+class _BareEvent(Struct):
+    """An event whose data can't be read, or are not known."""
+
+    event_id: Unsigned
+    data: Raw
+    dp_rank: Annotated[int, Meta(ge=0, le=RANK_MAX)] = 0
+
+
+class _BareRouterEvent(Struct):
+    worker_id: Unsigned
+    event: _BareEvent
+
+
+class _ActiveLoad(Struct):
+    worker_id: Unsigned
+    dp_rank: Annotated[int, Meta(ge=0, le=RANK_MAX)] = 0
+    active_decode_blocks: Annotated[int, Meta(ge=0)] | None = None
+    kv_used_blocks: Annotated[int, Meta(ge=0)] | None = None
+
+
+class _Wire:
+    """The decoders of one encoding."""
+
+    def __init__(self, decoder: Any) -> None:
+        self.events = decoder(
+            _RouterEvent | Annotated[list[_RouterEvent], Meta(max_length=EVENTS_MAX)]
+        )
+        self.event = decoder(_RouterEvent)
+        self.bare_event = decoder(_BareRouterEvent)
+        self.parts = decoder(Annotated[list[Raw], Meta(max_length=EVENTS_MAX)])
+        self.kinds = decoder(dict[str, Raw] | str)
+        self.load = decoder(_ActiveLoad)
+
+
+_ENVELOPE = msgspec.msgpack.Decoder(_Envelope)
+_MSGPACK = _Wire(msgspec.msgpack.Decoder)
+_JSON = _Wire(msgspec.json.Decoder)
+
+
+def decode_dynamo(
+    data: bytes, *, bytes_max: int = MESSAGE_BYTES_MAX, hashes_max: int = HASHES_MAX
+) -> DynamoMessage:
+    """One message of a `kv-events` or `kv_metrics` subject; never raises."""
+    if len(data) > bytes_max:
+        # Not even looked at; the numbers of the events after it will tell.
+        return DynamoMessage(
+            Origin(None, None, 0),
+            dropped=("too_large",),
+            detail=f"{len(data)} bytes are more than the {bytes_max} allowed",
+        )
+    digest = xxh3_64_intdigest(data)
+    if _is_json(data):
+        return _read_events(data, Origin(None, None, digest), hashes_max)
+    try:
+        envelope = _ENVELOPE.decode(data)
+    except READ_ERRORS as error:
+        return DynamoMessage(
+            Origin(None, None, digest), dropped=("malformed",), detail=_because(error)
+        )
+    origin = Origin(envelope.publisher_id, envelope.sequence, digest)
+    if envelope.topic in LOAD_TOPICS:
+        return _read_load(envelope.payload, origin)
+    if envelope.topic in EVENT_TOPICS:
+        return _read_events(envelope.payload, origin, hashes_max)
+    return DynamoMessage(origin, dropped=("other_topic",))
+
+
+def _read_load(payload: bytes, origin: Origin) -> DynamoMessage:
+    wire = _JSON if _is_json(payload) else _MSGPACK
+    try:
+        load: _ActiveLoad = wire.load.decode(payload)
+    except READ_ERRORS as error:
+        return DynamoMessage(origin, dropped=("malformed_load",), detail=_because(error))
+    if load.worker_id > U64_MASK:
+        return DynamoMessage(origin, dropped=("malformed_load",), detail="worker_id is no u64")
+    return DynamoMessage(
+        origin,
+        load=WorkerLoad(
+            load.worker_id, load.dp_rank, load.kv_used_blocks, load.active_decode_blocks
+        ),
+    )
+
+
+def _read_events(payload: bytes, origin: Origin, hashes_max: int) -> DynamoMessage:
+    wire = _JSON if _is_json(payload) else _MSGPACK
+    read: Sequence[_RouterEvent | Raw]
+    try:
+        told = wire.events.decode(payload)
+        read = told if isinstance(told, list) else (told,)
+    except READ_ERRORS as error:
+        try:
+            read = wire.parts.decode(payload)
+        except READ_ERRORS:
+            if _is_list(payload):
+                return DynamoMessage(origin, dropped=("malformed",), detail=_because(error))
+            read = (Raw(payload),)
+    events: list[WorkerEvent] = []
+    dropped: list[str] = []
+    detail = ""
+    room = hashes_max
+    for one in read:
+        event, why = _read_one(one, wire)
+        detail = why or detail
+        if event is None:
+            dropped.append("malformed")
+            continue
+        if isinstance(event.what, HashesStored | HashesRemoved):
+            room -= len(event.what.names)
+            if room < 0:
+                detail = f"more than {hashes_max} hashes in one message"
+                event = _without(event, "too_many_hashes")
+        events.append(event)
+    return DynamoMessage(origin, tuple(events), dropped=tuple(dropped), detail=detail)
+
+
+def _read_one(one: _RouterEvent | Raw, wire: _Wire) -> tuple[WorkerEvent | None, str]:
+    """An event, as far as it can be read; and what was wrong with it."""
+    if isinstance(one, Raw):
+        try:
+            decoded: _RouterEvent = wire.event.decode(one)
+        except READ_ERRORS as error:
+            return _salvage(one, wire), _because(error)
+        one = decoded
+    event = one.event
+    if max(one.worker_id, event.event_id) > U64_MASK:
+        return None, "a number is no u64"
+    try:
+        what = _meaning(one)
+    except ValueError as error:
+        what = LeftOut("malformed", stores_lost=True, removals_lost=not _is_store(event.data))
+        return WorkerEvent(one.worker_id, event.dp_rank, event.event_id, what), _because(error)
+    return WorkerEvent(one.worker_id, event.dp_rank, event.event_id, what), ""
+
+
+def _meaning(router_event: _RouterEvent) -> What:
+    """What an event says; raises ValueError when it makes no sense."""
+    if router_event.residency_domain != "worker":
+        return LeftOut("shared")
+    data = router_event.event.data
+    if data == "cleared":
+        return RankCleared()
+    if sum(one is not UNSET for one in (data.stored, data.removed, data.cleared)) > 1:
+        raise ValueError("several kinds in one event")
+    if data.cleared is None:
+        return RankCleared()
+    if isinstance(data.stored, UnsetType) and isinstance(data.removed, UnsetType):
+        return LeftOut("unknown_kind")
+    if router_event.storage_tier in SHARED_TIERS:
+        return LeftOut("shared")
+    tier = STORAGE_TIERS.get(router_event.storage_tier)
+    if tier is None:
+        return LeftOut("unknown_medium")
+    if isinstance(data.removed, _Removed):
+        return HashesRemoved(tier, _unsigned(data.removed.block_hashes))
+    if not isinstance(data.stored, _Stored):
+        raise AssertionError("neither stored nor removed")
+    stored = data.stored
+    parent = stored.parent_hash
+    return HashesStored(
+        tier,
+        None if parent is None else _unsigned([parent])[0],
+        _unsigned([block.block_hash for block in stored.blocks]),
+        [BlockHash(one) for one in _unsigned([block.tokens_hash for block in stored.blocks])],
+        begins=not stored.start_position,
+    )
+
+
+def _salvage(raw: Raw, wire: _Wire) -> WorkerEvent | None:
+    """Whose event it is and which, when the rest can't be read."""
+    try:
+        bare: _BareRouterEvent = wire.bare_event.decode(raw)
+    except READ_ERRORS:
+        return None
+    if max(bare.worker_id, bare.event.event_id) > U64_MASK:
+        return None
+    try:
+        told = wire.kinds.decode(bare.event.data)
+    except READ_ERRORS:
+        told = {}
+    kinds = frozenset([told] if isinstance(told, str) else told)
+    what = LeftOut("malformed", stores_lost=True, removals_lost=kinds != {"stored"})
+    if kinds and not kinds & {"stored", "removed", "cleared"}:
+        what = LeftOut("unknown_kind")
+    return WorkerEvent(bare.worker_id, bare.event.dp_rank, bare.event.event_id, what)
+
+
+def _without(event: WorkerEvent, reason: str) -> WorkerEvent:
+    """The event with only its number left."""
+    removals = not isinstance(event.what, HashesStored)
+    what = LeftOut(reason, stores_lost=True, removals_lost=removals)
+    return WorkerEvent(event.worker_id, event.dp_rank, event.event_id, what)
+
+
+def _is_store(data: _Data | Literal["cleared"]) -> bool:
+    return data != "cleared" and data.removed is UNSET and data.cleared is UNSET
+
+
+def _unsigned(hashes: list[int]) -> list[int]:
+    """Hashes as u64: engines' own may be signed, and -1 and 2^64-1 are the same 8 bytes."""
+    if not hashes:
+        return hashes
+    least = min(hashes)
+    if least < _I64_MIN or max(hashes) > U64_MASK:
+        raise ValueError("a hash is not of 64 bits")
+    return hashes if least >= 0 else [one & U64_MASK for one in hashes]
+
+
+def _is_list(payload: bytes) -> bool:
+    """Whether it opens an array, in either encoding."""
+    first = payload.lstrip()[:1] if _is_json(payload) else payload[:1]
+    return first in (b"[", b"\xdc", b"\xdd") or b"\x90" <= first <= b"\x9f"
+
+
+def _is_json(data: bytes) -> bool:
+    """Whether the first byte that is no blank opens a JSON object or array.
+
+    In MessagePack `{` and `[` are the numbers 123 and 91, and blanks are numbers too: no message.
+    """
+    return data[:64].lstrip()[:1] in (b"{", b"[")
+
+
+def _because(error: Exception) -> str:
+    return (str(error) or type(error).__name__)[:REASON_CHARS]

@@ -1,0 +1,182 @@
+"""The ZMQ sockets between a relay and its engine: a subscription that comes back, and replays.
+
+Memory: no frame is larger than FRAME_BYTES_MAX, and ZMQ counts what waits in messages, not bytes.
+Of a subscription RECEIVE_QUEUE_MESSAGES wait here, 100 MiB of batches of 100 KiB (what a busy step
+publishes); more stays with the engine, whose own queue has a bound. Of a replay nothing may stay
+there, since an engine's replay socket drops what a slow reader doesn't take: so its bounds are
+messages, bytes and time together.
+
+Law: a connection that libzmq gives up (an engine that breaks the protocol, a frame over the bound)
+raises ConnectionBroken, because libzmq itself never connects it again and says nothing.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import zmq
+import zmq.asyncio
+from zmq.utils.monitor import parse_monitor_message
+
+from events.engines.endpoints import is_ipv6, masked
+from events.engines.wire import PAYLOAD_BYTES_MAX
+from events.engines.zmq_framing import ReplayEnd, ReplayPart, parse_replay, replay_request
+
+FRAME_BYTES_MAX = PAYLOAD_BYTES_MAX + 1024
+"""Of one frame. A payload over PAYLOAD_BYTES_MAX would be dropped anyway."""
+RECEIVE_QUEUE_MESSAGES = 1_000
+REPLAY_MESSAGES_MAX = 100_000
+REPLAY_BYTES_MAX = 512 * 1024 * 1024
+REPLAY_QUIET_S = 2.0
+"""Silence that ends a replay."""
+REPLAY_S = 20.0
+"""From the question to the end of the answer. Live messages wait as long, so beyond it the relay
+goes on with what has come, as partial. Engines send the 10,000 batches that they keep in 1 s."""
+SUBSCRIBED_S = 0.1
+"""Until a subscription stands at the engine; what slips through shows as a gap, and heals."""
+_PING_MS = 1000
+_PONG_MS = 3000
+"""Between us and the engine's publisher, which has nothing to say while it is idle."""
+_RETRY_S = 1.0
+"""libzmq announces that it connects again right after it has lost a connection."""
+_EVENTS = (
+    zmq.EVENT_HANDSHAKE_SUCCEEDED
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+    | zmq.EVENT_DISCONNECTED
+    | zmq.EVENT_CONNECT_RETRIED
+)
+
+
+class EndpointUnusable(Exception):
+    """ZMQ can't connect or bind to the endpoint; the message has no password."""
+
+
+class ConnectionBroken(Exception):
+    """libzmq has given up a connection to an engine for good."""
+
+
+class Subscription:
+    """One rank's publisher. Open it, run `watch` beside `receive`, close it."""
+
+    def __init__(
+        self, context: zmq.asyncio.Context, endpoint: str, *, topic: str = "", bind: bool = False
+    ) -> None:
+        """Raises EndpointUnusable."""
+        self._bound = bind
+        self._socket = _socket(context, zmq.SUB, endpoint, RECEIVE_QUEUE_MESSAGES)
+        self._socket.setsockopt_string(zmq.SUBSCRIBE, topic)
+        self._socket.setsockopt(zmq.HEARTBEAT_IVL, _PING_MS)
+        self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, _PONG_MS)
+        self._monitor = self._socket.get_monitor_socket(_EVENTS)
+        try:
+            _attach(self._socket, endpoint, bind=bind)
+        except EndpointUnusable:
+            self.close()
+            raise
+
+    async def receive(self) -> list[bytes]:
+        """The next message; gives others a turn of the loop even while messages wait."""
+        await asyncio.sleep(0)
+        return await self._socket.recv_multipart()
+
+    async def watch(self, on_connected: Callable[[], None]) -> None:
+        """Calls on_connected after each handshake, for ever. Raises ConnectionBroken."""
+        lost = False
+        while True:
+            try:
+                async with asyncio.timeout(_RETRY_S if lost else None):
+                    frames = await self._monitor.recv_multipart()
+            except TimeoutError:
+                raise ConnectionBroken(
+                    "the engine's publisher broke the ZMQ protocol, or sent a frame of more than"
+                    f" {FRAME_BYTES_MAX} bytes"
+                ) from None
+            event = parse_monitor_message(frames)["event"]
+            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                await asyncio.sleep(SUBSCRIBED_S)
+                on_connected()
+            # A bound socket waits for the engine to connect again.
+            lost = not self._bound and event not in (
+                zmq.EVENT_HANDSHAKE_SUCCEEDED,
+                zmq.EVENT_CONNECT_RETRIED,
+            )
+
+    def close(self) -> None:
+        """Closes both sockets; what waits in them is let go."""
+        self._socket.disable_monitor()
+        self._monitor.close(linger=0)
+        self._socket.close(linger=0)
+
+
+@dataclass(slots=True)
+class ReplayAnswer:
+    """Messages of an engine's replay socket."""
+
+    parts: list[tuple[int, bytes]] = field(default_factory=list)
+    ended: bool = False
+    """The end marker came: nothing is cut off."""
+    malformed: int = 0
+    trouble: str = ""
+    """Why the answer was cut off: replay_timeout, replay_too_slow or replay_too_large."""
+
+
+async def ask_replay(
+    context: zmq.asyncio.Context, endpoint: str, from_seq: int, answer: ReplayAnswer
+) -> None:
+    """Asks for all messages from a number on; fills the answer. Raises EndpointUnusable."""
+    socket = _socket(context, zmq.DEALER, endpoint, REPLAY_MESSAGES_MAX)
+    whole = asyncio.timeout(REPLAY_S)
+    try:
+        _attach(socket, endpoint, bind=False)
+        async with whole:
+            await socket.send_multipart(replay_request(from_seq))
+            await _collect(socket, answer)
+    except TimeoutError:
+        answer.trouble = "replay_too_slow" if whole.expired() else "replay_timeout"
+    finally:
+        socket.close(linger=0)
+
+
+async def _collect(socket: zmq.asyncio.Socket, answer: ReplayAnswer) -> None:
+    size = 0
+    for _ in range(REPLAY_MESSAGES_MAX):
+        await asyncio.sleep(0)  # a message that waits is received without a turn of the loop
+        async with asyncio.timeout(REPLAY_QUIET_S):
+            part = parse_replay(await socket.recv_multipart())
+        match part:
+            case ReplayPart(sequence, payload):
+                answer.parts.append((sequence, payload))
+                size += len(payload)
+                if size > REPLAY_BYTES_MAX:
+                    answer.trouble = "replay_too_large"
+                    return
+            case ReplayEnd():
+                answer.ended = True
+                return
+            case _:
+                answer.malformed += 1
+
+
+def _socket(
+    context: zmq.asyncio.Context, kind: int, endpoint: str, queue_messages: int
+) -> zmq.asyncio.Socket:
+    socket = context.socket(kind)
+    socket.setsockopt(zmq.MAXMSGSIZE, FRAME_BYTES_MAX)
+    socket.setsockopt(zmq.RCVHWM, queue_messages)
+    socket.setsockopt(zmq.LINGER, 0)
+    socket.setsockopt(zmq.IPV6, int(is_ipv6(endpoint)))
+    return socket
+
+
+def _attach(socket: zmq.asyncio.Socket, endpoint: str, *, bind: bool) -> None:
+    try:
+        if bind:
+            socket.bind(endpoint)
+        else:
+            socket.connect(endpoint)
+    except (zmq.ZMQError, UnicodeError) as error:
+        # The error's own text has the endpoint in it, with a password if there is one.
+        reason = zmq.strerror(error.errno or 0) if isinstance(error, zmq.ZMQError) else "no host"
+        raise EndpointUnusable(f"{masked(endpoint)[:200]!r}: {reason}") from None

@@ -1,0 +1,283 @@
+"""Reads the MessagePack batches that engines publish: what vLLM's and SGLang's have in common.
+
+    batch  [time, [event, ...], rank?]       or a map with these under their names
+    event  ["BlockStored", field, ...]       vLLM up to 0.23, SGLang up to 0.5.19
+           {"type": "BlockStored", ...}      since then
+
+Law: whatever the bytes are, the answer is an EngineBatch. One bad event costs that event, an
+unreadable batch costs that batch, and both leave a sentence behind.
+
+Pure. Batches are cut into events, and events into fields, without making objects of what nobody
+asked for: a newer engine's extra fields cost a skip, and a bomb of nested arrays costs no memory.
+"""
+
+import math
+from array import array
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Generic, TypeVar
+
+import msgspec
+from msgspec import Meta, Raw, Struct
+
+from events.engines.events import EngineBatch, EngineEvent
+from indexer.identity import EngineHash
+
+PAYLOAD_BYTES_MAX = 64 << 20
+"""A million tokens with hashes and image ids are about 10 MiB; engines send far less a step."""
+
+EVENTS_MAX = 1 << 20
+"""Events in one batch. vLLM sends one for each block it evicts, so thousands are ordinary."""
+
+TOKENS_MAX = 1 << 22
+"""Tokens, and so blocks, in one event: four times the longest prompt kvroute is made for."""
+
+BLOCK_SIZE_MAX = 1 << 20
+"""Tokens a block. Mamba groups have the largest: a whole context."""
+
+UNKNOWN_KIND_CHARS = 64
+REASON_CHARS = 200
+
+HASH_BYTES_MIN, HASH_BYTES_MAX = 8, 32
+RANK_MAX = 1 << 16
+U32_LIMIT = 1 << 32
+U64_MASK = (1 << 64) - 1
+
+Hashes = Annotated[list[int | bytes], Meta(max_length=TOKENS_MAX)]
+"""On the wire: unsigned (vLLM) or signed (SGLang) 64-bit numbers, or digests of 8 to 32 bytes."""
+
+NO_TOKENS = array("I")
+
+READ_ERRORS = (ValueError, OverflowError, RecursionError, MemoryError)
+"""All that msgspec raises for bytes it can't read; its own errors and UnicodeDecodeError are
+ValueErrors, a nesting deeper than the interpreter's stack is a RecursionError."""
+
+
+class Unreadable(ValueError):
+    """Why one event can't be used, as a sentence. Never leaves a decoder."""
+
+
+WireEvent = TypeVar("WireEvent", bound=Struct)
+
+
+@dataclass(frozen=True, slots=True)
+class Schema(Generic[WireEvent]):
+    """One engine's events: how to read them in both encodings, and what they mean."""
+
+    arrays: msgspec.msgpack.Decoder[WireEvent]
+    maps: msgspec.msgpack.Decoder[WireEvent]
+    fields: Mapping[str, tuple[str, ...]]
+    """Kind of event -> its fields, in the order of the array encoding."""
+    meaning: Callable[[WireEvent], EngineEvent]
+    """Raises Unreadable."""
+
+
+class _ArrayBatch(Struct, array_like=True):
+    ts: Raw
+    events: Annotated[list[Raw], Meta(max_length=EVENTS_MAX)]
+    rank: Raw = Raw()
+
+
+class _MapBatch(Struct):
+    """One vLLM main-branch snapshot between 0.22 and 0.26; no release."""
+
+    ts: Raw
+    events: Annotated[list[Raw], Meta(max_length=EVENTS_MAX)]
+    data_parallel_rank: Raw = Raw()
+    attn_dp_rank: Raw = Raw()
+
+
+class _ArrayKind(Struct, array_like=True):
+    kind: str
+
+
+class _MapKind(Struct):
+    kind: str = msgspec.field(name="type")
+
+
+_ARRAY_BATCH = msgspec.msgpack.Decoder(_ArrayBatch)
+_MAP_BATCH = msgspec.msgpack.Decoder(_MapBatch)
+_ARRAY_KIND = msgspec.msgpack.Decoder(_ArrayKind)
+_MAP_KIND = msgspec.msgpack.Decoder(_MapKind)
+_TIME = msgspec.msgpack.Decoder(float)
+_RANK: msgspec.msgpack.Decoder[int | None] = msgspec.msgpack.Decoder(int | None)
+_TOKENS: msgspec.msgpack.Decoder[list[int] | None] = msgspec.msgpack.Decoder(
+    Annotated[list[int], Meta(max_length=TOKENS_MAX)] | None
+)
+_TOKEN_PAIRS: msgspec.msgpack.Decoder[list[tuple[int, int]]] = msgspec.msgpack.Decoder(
+    Annotated[list[tuple[int, int]], Meta(max_length=TOKENS_MAX)]
+)
+
+
+def decode_batch(payload: bytes, schema: Schema[Any]) -> EngineBatch:
+    """The events of one payload, in their order, and why the others are not among them.
+
+    Never raises. A time or rank that can't be read is left out, with a sentence, and the events
+    stay: the relay knows both from elsewhere.
+    """
+    if len(payload) > PAYLOAD_BYTES_MAX:
+        return _unreadable(f"{len(payload)} bytes are more than the {PAYLOAD_BYTES_MAX} allowed")
+    try:
+        batch: _ArrayBatch | _MapBatch
+        batch = (_ARRAY_BATCH if _is_array(payload) else _MAP_BATCH).decode(payload)
+    except READ_ERRORS as error:
+        return _unreadable(_because(error))
+
+    events: list[EngineEvent] = []
+    unknown_kinds: list[str] = []
+    malformed: list[str] = []
+    removals_lost = False
+    time_s = read_time_s(batch.ts, malformed)
+    dp_rank = read_dp_rank(_rank_of(batch), malformed)
+    for i, raw in enumerate(batch.events):
+        event, kind, reason = decode_event(raw, schema)
+        if event is not None:
+            events.append(event)
+        elif reason:
+            malformed.append(f"event {i} ({kind or 'no kind'}): {reason}")
+            removals_lost |= kind != "BlockStored"
+        else:
+            unknown_kinds.append((kind or "")[:UNKNOWN_KIND_CHARS])
+    return EngineBatch(
+        time_s,
+        dp_rank,
+        tuple(events),
+        tuple(unknown_kinds),
+        removals_lost=removals_lost,
+        malformed=tuple(malformed),
+    )
+
+
+def decode_event(
+    raw: bytes | Raw, schema: Schema[Any]
+) -> tuple[EngineEvent | None, str | None, str]:
+    """One event; or None, its kind if it has one, and why it can't be read.
+
+    The reason is empty for a kind that kvroute doesn't know. Never raises.
+    """
+    is_array = _is_array(raw)
+    try:
+        return schema.meaning((schema.arrays if is_array else schema.maps).decode(raw)), None, ""
+    except READ_ERRORS as error:
+        kind = _kind(raw, is_array)
+        unknown = kind is not None and kind not in schema.fields
+        return None, kind, "" if unknown else _because(error)
+
+
+def read_hash(value: int | bytes) -> EngineHash:
+    """One hash: a number as unsigned 64-bit, since -1 and 2^64-1 are the same 8 bytes; or bytes."""
+    if isinstance(value, int):
+        return value & U64_MASK
+    if HASH_BYTES_MIN <= len(value) <= HASH_BYTES_MAX:
+        return value
+    raise Unreadable(
+        f"a hash of {len(value)} bytes, where {HASH_BYTES_MIN} to {HASH_BYTES_MAX} are usual"
+    )
+
+
+def read_hashes(values: list[int | bytes]) -> tuple[EngineHash, ...]:
+    """All hashes of an event, each as by read_hash."""
+    return tuple([read_hash(value) for value in values])
+
+
+def read_token_ids(raw: Raw) -> "array[int]":
+    """Token ids as an array of u32; empty for none.
+
+    Models with an EAGLE draft cache under SGLang send bigrams: (token, the token after it) at each
+    position. The first of each pair is the token of that position, so those alone give the tokens
+    of the blocks, and the same hashes as a plain model's. What is lost: such a block also depends
+    on the one token after it, so overlap may be told one block too long, where prompts part
+    exactly at a block's end.
+    """
+    try:
+        token_ids = _TOKENS.decode(raw)
+    except READ_ERRORS as error:
+        token_ids = _read_pairs(raw, error)
+    if not token_ids:
+        return NO_TOKENS
+    try:
+        return array("I", token_ids)
+    except OverflowError:
+        pass
+    i, token_id = next((i, t) for i, t in enumerate(token_ids) if not 0 <= t < U32_LIMIT)
+    raise Unreadable(f"token_ids[{i}] is {token_id}, which no u32 can hold")
+
+
+def _read_pairs(raw: Raw, not_plain: Exception) -> list[int]:
+    try:
+        return [first for first, _ in _TOKEN_PAIRS.decode(raw)]
+    except READ_ERRORS:
+        raise Unreadable(f"token_ids: {_because(not_plain)}") from None
+
+
+def read_block_size(value: int | None) -> int:
+    """Tokens a block; 0 when not told."""
+    if value is None:
+        return 0
+    if 0 <= value <= BLOCK_SIZE_MAX:
+        return value
+    raise Unreadable(f"a block_size of {value} is not plausible")
+
+
+def check_lengths(token_count: int, block_count: int, block_size: int) -> None:
+    """Raises Unreadable unless the tokens fill the blocks exactly, or there are none at all."""
+    if token_count and token_count != block_count * block_size:
+        raise Unreadable(
+            f"{token_count} tokens do not fill {block_count} blocks of {block_size} exactly"
+        )
+
+
+def _is_array(encoded: bytes | Raw) -> bool:
+    """Whether MessagePack's first byte begins an array."""
+    view = memoryview(encoded)
+    return len(view) > 0 and (0x90 <= view[0] <= 0x9F or view[0] in (0xDC, 0xDD))
+
+
+def _kind(raw: bytes | Raw, is_array: bool) -> str | None:
+    """An event's kind as it came, when there is one."""
+    try:
+        return _ARRAY_KIND.decode(raw).kind if is_array else _MAP_KIND.decode(raw).kind
+    except READ_ERRORS:
+        return None
+
+
+def read_time_s(raw: Raw, malformed: list[str]) -> float:
+    """A batch's time (Unix); 0.0, and a sentence more in `malformed`, where it is none."""
+    try:
+        time_s = _TIME.decode(raw)
+    except READ_ERRORS as error:
+        malformed.append(f"the batch's time: {_because(error)}")
+        return 0.0
+    if math.isfinite(time_s) and time_s >= 0:
+        return time_s
+    malformed.append(f"the batch's time: {time_s} is none")
+    return 0.0
+
+
+def _rank_of(batch: _ArrayBatch | _MapBatch) -> Raw:
+    if isinstance(batch, _ArrayBatch):
+        return batch.rank
+    return batch.data_parallel_rank if len(batch.data_parallel_rank) else batch.attn_dp_rank
+
+
+def read_dp_rank(raw: Raw, malformed: list[str]) -> int | None:
+    """A batch's rank; None where it is absent, and with a sentence in `malformed` where none."""
+    if not len(raw):
+        return None
+    try:
+        dp_rank = _RANK.decode(raw)
+    except READ_ERRORS as error:
+        malformed.append(f"the batch's rank: {_because(error)}")
+        return None
+    if dp_rank is None or 0 <= dp_rank <= RANK_MAX:
+        return dp_rank
+    malformed.append(f"the batch's rank: {dp_rank} is none")
+    return None
+
+
+def _unreadable(reason: str) -> EngineBatch:
+    return EngineBatch(0.0, None, (), removals_lost=True, malformed=(f"the batch: {reason}",))
+
+
+def _because(error: Exception) -> str:
+    return (str(error) or type(error).__name__)[:REASON_CHARS]

@@ -1,0 +1,1 @@
+"""In the router: ordered facts become the fleet view and the index."""

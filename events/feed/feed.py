@@ -1,0 +1,375 @@
+"""The router's ear: NATS subscriptions into the fleet view, and recoveries out of it.
+
+    facts, load ──> Intake, in turns ──> FleetView ──> Pull ──> ring or snapshot, chunk by chunk
+    control     ──> its listener                                              └──> FleetView
+
+The shell around events/feed/fleet_view.py: it awaits, then calls. All state changes happen on the
+event loop. A message of which handling fails is dropped and counted, whatever it raised; so is a
+recovery.
+"""
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from nats.aio.msg import Msg
+
+from events.feed.fleet_view import FACT_BYTES, SLICE_BYTES, FleetView, Pull
+from events.feed.intake import Intake
+from events.plane import subjects
+from events.plane.broker import Broker
+from events.plane.facts import (
+    VERSION,
+    Control,
+    Epoch,
+    FactsMessage,
+    Hello,
+    SnapshotChunk,
+    SnapshotRequest,
+    Stored,
+    Unreadable,
+    decode_chunk,
+    decode_control,
+    decode_stream,
+    encode,
+)
+from events.plane.tasks import OnFailure, Tasks
+from indexer.identity import WorkerKey
+
+RECOVERIES_AT_ONCE = 16
+RECOVERY_S = 30.0
+"""As long as a relay keeps a snapshot."""
+RECOVERY_BYTES_MAX = 64 * 1024 * 1024
+"""8 million blocks of one worker. A worker that holds more can't be recovered, or trusted."""
+RECOVERIES_BYTES_MAX = 256 * 1024 * 1024
+"""Of all recoveries at this moment. One that finds no room tries again with its worker's next beat,
+and what it held is room for others."""
+CHUNKS_MAX = 1024
+HEARTBEAT_COST = 8 * 1024
+"""Of a heartbeat in the intake, besides its bytes: a pool may have to look at its workers again."""
+_DECODED_AT_ONCE = 64
+"""Messages of a ring."""
+_KEYS_MAX = 16_384
+"""Workers whose subjects are remembered."""
+_JITTER_S = 0.2
+_ANSWER_TIMEOUT_S = 2.0
+_TICK_S = 0.25
+HELLO_S = 1.0
+"""Between two hellos, at least: relays beat as often anyway. A router that is too slow for what it
+hears is told so with each message it loses, and must not ask the whole fleet for more each time."""
+
+log = logging.getLogger("kvroute.feed")
+
+OnPayload = Callable[[WorkerKey, bytes], None]
+
+
+class _PullFailed(Exception):
+    """A recovery got no usable answer; the message says why."""
+
+
+@dataclass(slots=True)
+class _Recovery:
+    """A pull under way."""
+
+    pull: Pull
+    bytes: int = 0
+    """Of its answers so far."""
+
+
+class Feed:
+    """Keeps a fleet view up to date."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        view: FleetView,
+        *,
+        fleet: str,
+        replica: str,
+        clock: Callable[[], float],
+        on_heartbeat: Callable[[WorkerKey], None],
+        on_forgotten: Callable[[list[WorkerKey]], None],
+        on_control: Callable[[Control], object],
+        on_failure: OnFailure,
+        rng: random.Random,
+    ) -> None:
+        self._broker = broker
+        self._view = view
+        self._fleet = fleet
+        self._replica = replica
+        self._clock = clock
+        self._on_heartbeat = on_heartbeat
+        self._on_forgotten = on_forgotten
+        self._on_control = on_control
+        self._rng = rng
+        self._hello_at_s = -HELLO_S
+        self._intake: Intake[tuple[OnPayload, WorkerKey, bytes]] = Intake(self._is_known)
+        self._keys: dict[bytes, tuple[bytes, WorkerKey]] = {}
+        """Subject -> publisher and worker, of subjects that name one."""
+        self._arrived = asyncio.Event()
+        """Something waits in the intake."""
+        self._worked = False
+        """The last slice was one of a backlog."""
+        self._recoveries: dict[WorkerKey, asyncio.Task[None]] = {}
+        self._recovering_bytes = 0
+        self._at_once = asyncio.Semaphore(RECOVERIES_AT_ONCE)
+        self._tasks = Tasks(on_failure)
+
+    async def start(self) -> None:
+        """Subscribes, and asks who is there. The broker must be connected."""
+        self._broker.on_connection(self._connection_changed)
+        plane = subjects.all_of
+        raw = self._broker.subscribe_raw
+        await raw(plane(self._fleet, "facts"), partial(self._came, self._on_facts, 0))
+        await raw(plane(self._fleet, "load"), partial(self._came, self._on_load, HEARTBEAT_COST))
+        await self._broker.subscribe(subjects.control(self._fleet), self._control_came)
+        self._tasks.spawn(self._serve(), "facts and heartbeats")
+        self._tasks.spawn(self._tick(), "feed clock")
+        await self._say_hello()
+
+    async def stop(self) -> None:
+        await self._tasks.close()
+
+    async def send_control(self, control: Control) -> bool:
+        """Tells every replica; False when there is no connection."""
+        return await self._broker.publish(subjects.control(self._fleet), encode(control))
+
+    def recover(self, pulls: list[Pull]) -> None:
+        """Starts what the view asks for; one recovery a worker at a time."""
+        for pull in pulls:
+            running = self._recoveries.get(pull.worker)
+            if running is not None and not running.done():
+                running.cancel()
+            task = self._tasks.spawn_task(self._recover(pull), f"recovery of {pull.worker}")
+            self._recoveries[pull.worker] = task
+            task.add_done_callback(partial(self._recovered, pull))
+
+    def _recovered(self, pull: Pull, task: asyncio.Task[None]) -> None:
+        if self._recoveries.get(pull.worker) is task:
+            del self._recoveries[pull.worker]
+
+    def _came(self, handler: OnPayload, extra_cost: int, subject: bytes, payload: bytes) -> None:
+        """Queues a message that is being read, or drops it."""
+        known = self._keys.get(subject)
+        publisher = known[0] if known is not None else subjects.worker_token(subject)
+        size = len(payload) + extra_cost
+        if not self._intake.admits(publisher, size, asyncio.get_running_loop().time()):
+            return
+        if known is None:
+            key = subjects.worker_of(subject.decode(errors="replace"))
+            if key is None:
+                self._view.dropped["bad_subject"] += 1
+                return
+            if len(self._keys) >= _KEYS_MAX:
+                self._keys.clear()
+            known = self._keys[subject] = publisher, key
+        self._intake.put(publisher, (handler, known[1], payload), size)
+        self._arrived.set()
+
+    async def _serve(self) -> None:
+        """Handles what waits, slice by slice: others have their turn between two slices."""
+        while True:
+            await self._arrived.wait()
+            self._arrived.clear()
+            while self._intake or self._view.backlogged:
+                self.serve_slice()
+                await asyncio.sleep(0)
+
+    def serve_slice(self) -> None:
+        """Works on a backlog, or, in turns with that, handles the next messages at the cost of one
+        slice of the intake; a worker with a backlog has to wait."""
+        view, intake = self._view, self._intake
+        backlogged = view.backlogged
+        self._worked = bool(backlogged) and not self._worked
+        if self._worked:
+            view.work(self._clock())
+            return
+        intake.held = {subjects.escape(key.worker_id).encode() for key in backlogged}
+        applied = view.applied
+        for handler, key, payload in intake.take():
+            try:
+                handler(key, payload)
+            except Exception as error:  # it was said by others: that message is the loss
+                view.dropped["handling_failed"] += 1
+                self._broker.listener_failed(f"the facts or load of {key}", error)
+            if view.applied > applied + 1:  # a message's cost has room for a fact
+                intake.charge((view.applied - applied - 1) * FACT_BYTES)
+            applied = view.applied
+        if intake.lossy:
+            self._count_losses()
+
+    def _count_losses(self) -> None:
+        now_s = self._clock()
+        for publisher, messages in self._intake.take_losses().items():
+            if (worker_id := subjects.worker_id_of(publisher)) is not None:
+                self._view.on_lost(worker_id, messages, now_s)
+        self._view.dropped += self._intake.dropped
+        self._intake.dropped.clear()
+
+    def _is_known(self, publisher: bytes) -> bool:
+        worker_id = subjects.worker_id_of(publisher)
+        return worker_id is not None and self._view.knows(worker_id)
+
+    def _on_facts(self, key: WorkerKey, payload: bytes) -> None:
+        if pulls := self._view.on_stream(key, payload, self._clock()):
+            self.recover(pulls)
+
+    def _on_load(self, key: WorkerKey, payload: bytes) -> None:
+        if self._view.on_heartbeat(key, payload, self._clock()) is not None:
+            self._on_heartbeat(key)
+
+    async def _control_came(self, message: Msg) -> None:
+        control = decode_control(message.data)
+        if isinstance(control, Unreadable):
+            self._view.dropped[control.reason] += 1
+            return
+        self._on_control(control)
+
+    def _connection_changed(self, connected: bool) -> None:
+        now_s = self._clock()
+        self._view.on_connection(connected, now_s)
+        if connected and now_s - self._hello_at_s >= HELLO_S:
+            self._hello_at_s = now_s
+            self._tasks.spawn(self._say_hello(), "hello")
+
+    async def _say_hello(self) -> None:
+        hello = encode(Hello(VERSION, self._replica))
+        await self._broker.publish(subjects.hello(self._fleet), hello)
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(_TICK_S)
+            if self._intake.lossy:
+                self._count_losses()
+            forgotten = self._view.tick(self._clock())
+            for worker in forgotten:
+                log.warning("worker %s forgotten: no beat for too long", worker)
+                if (task := self._recoveries.get(worker)) is not None:
+                    task.cancel()
+            if forgotten:
+                self._on_forgotten(forgotten)
+
+    async def _recover(self, pull: Pull) -> None:
+        """Performs one pull, a little later than others that were asked for at the same time."""
+        await asyncio.sleep(self._rng.uniform(0, _JITTER_S))
+        async with self._at_once:
+            log.info("%s: %s, asking its relay", pull.worker, pull.reason)
+            recovery = _Recovery(pull)
+            try:
+                async with asyncio.timeout(RECOVERY_S):
+                    again = await self._perform(recovery)
+            except (_PullFailed, TimeoutError) as error:
+                reason = str(error) or f"no end after {RECOVERY_S:g} s"
+                again = self._view.on_pull_failed(pull, reason, self._clock())
+            except Exception as error:  # what the relay answered: that recovery is the loss
+                self._view.dropped["handling_failed"] += 1
+                self._broker.listener_failed(f"the recovery of {pull.worker}", error)
+                again = self._view.on_pull_failed(pull, "answer unusable", self._clock())
+            finally:
+                self._recovering_bytes -= recovery.bytes
+                self._view.unstage(pull.worker)
+        if again:
+            # Not from inside this task: recover() would cancel it as the worker's running one.
+            asyncio.get_running_loop().call_soon(self.recover, again)
+
+    async def _perform(self, recovery: _Recovery) -> list[Pull]:
+        """Asks chunk after chunk; the pulls that are needed next. Raises _PullFailed."""
+        worker, _, from_seq = recovery.pull
+        if from_seq is not None:
+            epoch, messages = await self._pull_ring(recovery, from_seq)
+            await self._backlog_done(worker)
+            again = self._view.on_ring(worker, epoch, messages, self._clock())
+            await self._backlog_done(worker)
+            return again
+        last = await self._pull_snapshot(recovery)
+        again = self._view.on_snapshot(
+            worker, last.epoch, last.as_of, [], last.complete, self._clock()
+        )
+        await self._backlog_done(worker)
+        return again
+
+    async def _backlog_done(self, worker: WorkerKey) -> None:
+        """Returns when all that the stream let through is in the index; what a recovery brought
+        counts as its bytes until then."""
+        while worker in self._view.backlogged:
+            self._arrived.set()
+            await asyncio.sleep(0)
+
+    async def _pull_ring(
+        self, recovery: _Recovery, from_seq: int
+    ) -> tuple[Epoch, list[FactsMessage]]:
+        messages: list[FactsMessage] = []
+        for _ in range(CHUNKS_MAX):
+            request = SnapshotRequest(from_seq=from_seq + len(messages))
+            chunk = await self._ask(recovery, request)
+            if chunk.expired:
+                raise _PullFailed("ring too short")
+            messages += await self._decoded(chunk.messages)
+            if chunk.chunks < 2 or not chunk.messages:
+                return chunk.epoch, messages
+        raise _PullFailed("ring without an end")
+
+    async def _decoded(self, payloads: list[bytes]) -> list[FactsMessage]:
+        """Messages of a ring, read in slices; raises _PullFailed for one that can't be read."""
+        messages: list[FactsMessage] = []
+        for payload in payloads:
+            message, dropped = decode_stream(payload)
+            self._view.dropped.update(one.reason for one in dropped)
+            if not isinstance(message, FactsMessage):
+                raise _PullFailed("ring unreadable")
+            messages.append(message)
+            if len(messages) % _DECODED_AT_ONCE == 0:
+                await asyncio.sleep(0)
+        return messages
+
+    async def _pull_snapshot(self, recovery: _Recovery) -> SnapshotChunk:
+        """Stages all chunks; returns the last one."""
+        epoch: Epoch | None = None
+        as_of: int | None = None
+        for i in range(CHUNKS_MAX):
+            request = SnapshotRequest(chunk=i, epoch=epoch, as_of=as_of)
+            chunk = await self._ask(recovery, request)
+            if chunk.expired:
+                raise _PullFailed("snapshot expired")
+            if i and (chunk.epoch, chunk.as_of, chunk.chunk) != (epoch, as_of, i):
+                raise _PullFailed("chunks of different snapshots")
+            epoch, as_of = chunk.epoch, chunk.as_of
+            if i + 1 >= chunk.chunks:
+                await self._stage(recovery.pull.worker, chunk)
+                return chunk
+            await self._stage(recovery.pull.worker, chunk)
+        raise _PullFailed("snapshot without an end")
+
+    async def _stage(self, worker: WorkerKey, chunk: SnapshotChunk) -> None:
+        """Stages a chunk in slices, between which others have their turn."""
+        size = 0
+        for fact in chunk.facts:
+            for at in range(0, max(1, len(fact.hashes)), SLICE_BYTES):
+                part = Stored(fact.hashes[at : at + SLICE_BYTES], fact.tier)
+                size += len(part.hashes) + FACT_BYTES
+                if size > SLICE_BYTES:
+                    size = 0
+                    await asyncio.sleep(0)
+                self._view.stage(worker, (part,))
+
+    async def _ask(self, recovery: _Recovery, request: SnapshotRequest) -> SnapshotChunk:
+        subject = subjects.snapshot(self._fleet, recovery.pull.worker)
+        answer = await self._broker.request(subject, encode(request), _ANSWER_TIMEOUT_S)
+        if answer is None:
+            raise _PullFailed("no answer")
+        chunk = decode_chunk(answer)
+        if isinstance(chunk, Unreadable):
+            self._view.dropped[chunk.reason] += 1
+            raise _PullFailed("answer unreadable")
+        recovery.bytes += len(answer)
+        self._recovering_bytes += len(answer)
+        if recovery.bytes > RECOVERY_BYTES_MAX:
+            self._view.dropped["recovery_too_large"] += 1
+            raise _PullFailed(f"more than {RECOVERY_BYTES_MAX >> 20} MiB to recover")
+        if self._recovering_bytes > RECOVERIES_BYTES_MAX:
+            self._view.dropped["no_room_to_recover"] += 1
+            raise _PullFailed("no room beside other recoveries")
+        return chunk

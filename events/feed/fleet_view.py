@@ -1,0 +1,644 @@
+"""The router's picture of its fleet: every worker's stream, heartbeat and place in the index.
+
+Pure: bytes and `now_s` in, pulls to perform out. The feed (events/feed/feed.py) awaits and calls.
+
+Laws:
+- a worker's blocks are in the index only while the worker is known; what is forgotten leaves no
+  trace, and what is removed by command stays away until its tombstone ends;
+- predictions never count as what a worker's events told.
+"""
+
+from collections import Counter, deque
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from math import inf
+from typing import NamedTuple
+
+from typing_extensions import override
+
+from events.feed.clock_offset import ClockOffset
+from events.feed.predictions import Predictions
+from events.feed.stream import Adopt, Apply, Effect, Forget, Recover, Stream, StreamState
+from events.plane.facts import (
+    TIERS,
+    Beat,
+    Cleared,
+    Epoch,
+    Fact,
+    FactsMessage,
+    Heartbeat,
+    Removed,
+    Stored,
+    Unreadable,
+    decode_heartbeat,
+    decode_stream,
+    unpack_hashes,
+)
+from events.plane.left_out import ITEMS_UNTOLD, SALTS_UNTOLD
+from indexer.identity import HashArray, WorkerKey
+from indexer.index import BlockIndex
+
+MASS_SILENCE_WORKERS = 4
+"""With fewer workers than this, silence is theirs and not the broker's."""
+WAITING_BYTES_MAX = 256 * 1024 * 1024
+"""Of all streams' messages that wait for a recovery; each stream has a bound of its own, too."""
+RANKS_MAX = 1024
+"""Ranks of one worker id, so that a relay that speaks for that id can't take every place of
+fleet.workers_max. A relay's `ranks` has the same bound."""
+PREDICTED_BLOCKS_MAX = 1 << 16
+"""Of a worker that doesn't tell how many blocks it has."""
+HEARTBEAT_UNREADABLE = "no readable heartbeat"
+NOT_PROBED = "engine not probed yet"
+"""Its relay has just started: the first probe takes a moment, or its whole time limit."""
+"""Though it beats: its relay sends heartbeats that were dropped, or none."""
+SLICE_BYTES = 64 * 1024
+"""Of hashes that are applied at once, about 1 ms of work: what else a recovery or a long message
+brings waits in the backlog of its worker. A fact counts as FACT_BYTES more."""
+FACT_BYTES = 128
+"""2 us of work, as 128 bytes of hashes are: a slice has 512 facts at most."""
+SLICE_FACTS = SLICE_BYTES // FACT_BYTES
+_MASS_SILENCE_PATIENCE = 10
+"""Even when nearly all went silent at once, nobody is kept longer than this many times forget_s."""
+
+
+class Pull(NamedTuple):
+    """A recovery to perform: ask this worker's relay."""
+
+    worker: WorkerKey
+    reason: str
+    from_seq: int | None
+
+
+@dataclass(slots=True)
+class Source:
+    """One worker, as its relay tells."""
+
+    key: WorkerKey
+    slot: int
+    stream: Stream
+    heartbeat: Heartbeat | None = None
+    heartbeat_at_s: float = 0.0
+    """When the last one came that could be read."""
+    heartbeat_overdue: bool = False
+    """It beat on for beat_timeout_s after the last heartbeat that could be read: what we know of
+    its address and load may have changed. A relay that is away neither beats nor tells, and is
+    silent, not this."""
+    clock_skew_s: float = 0.0
+    """Our clock less the relay's when its last heartbeat came; delays make it larger."""
+    clock: ClockOffset = field(default_factory=ClockOffset)
+    """The same without the delays of single heartbeats."""
+    gone_at_s: float = 0.0
+    """When we last heard of blocks that are gone."""
+    waiting_bytes: int = 0
+    """Of the stream, as the fleet's sum has it."""
+    pauses: int = 0
+    """Of the stream, as the fleet's sum has it."""
+    backlog: deque[Fact] = field(default_factory=deque)
+    """Facts that the stream has let through, and the index has not: `FleetView.work` applies
+    them. They are bounded by what a recovery may bring and what may wait for it."""
+    state: StreamState | None = None
+    """Of the stream, when it was last marked as changed."""
+
+    @property
+    def approximate(self) -> bool:
+        """Whether nothing is known of its blocks but what we predicted."""
+        if self.heartbeat is not None and not self.heartbeat.events:
+            return True
+        return self.stream.seq == 0 and self.stream.state is StreamState.LIVE
+
+
+class FleetView:
+    """All workers that tell us anything."""
+
+    def __init__(
+        self,
+        index: BlockIndex,
+        *,
+        beat_timeout_s: float,
+        forget_s: float,
+        workers_max: int,
+        predicted_ttl_s: float = 5.0,
+        approximate_ttl_s: float = 120.0,
+    ) -> None:
+        """predicted_ttl_s, approximate_ttl_s: see `predict`; 0: nothing is predicted."""
+        self.index = index
+        self.sources: dict[WorkerKey, Source] = {}
+        self.facts: Counter[str] = Counter()
+        """Kind -> facts applied"""
+        self.applied = 0
+        """Facts of all kinds that were applied, but those of snapshots"""
+        self.dropped: Counter[str] = Counter()
+        """Reason -> messages or facts dropped"""
+        self.forgotten: Counter[str] = Counter()
+        """Reason -> placements forgotten"""
+        self.recoveries: Counter[tuple[str, str]] = Counter()
+        """(how, result) -> recoveries"""
+        self.lost: Counter[str] = Counter()
+        """Worker id -> messages that were dropped since they came too fast; of known workers"""
+        self.gaps = 0
+        self.drifts = 0
+        self.recovery_pauses = 0
+        """Of all streams: recoveries after which the next one has to wait"""
+        self.mass_silence = False
+        """Most workers fell silent together, so that it may be the broker's doing."""
+        self.silent_models: frozenset[str] = frozenset()
+        """Models of which that is true of the workers."""
+        self.waiting_bytes = 0
+        """Of all streams"""
+        self.predictions = Predictions(index)
+        self.salted = False
+        """Whether a prompt with a cache salt was asked for."""
+        self.itemized = False
+        """Whether a prompt with images or other items was asked for."""
+        self._predicted_ttl_s = predicted_ttl_s
+        self._approximate_ttl_s = approximate_ttl_s
+        self.backlogged: dict[WorkerKey, None] = {}
+        """Workers with a backlog, in the order of their turns"""
+        self._ranks: dict[str, dict[int, Source]] = {}
+        """The sources by worker id and rank."""
+        self._changed: dict[WorkerKey, None] = {}
+        self._staged: dict[WorkerKey, int] = {}
+        """Slots of snapshots that are on their way."""
+        self._beat_timeout_s = beat_timeout_s
+        self._forget_s = forget_s
+        self._workers_max = workers_max
+        self._connection_at_s = -inf
+        """When our own connection to the broker came or went last."""
+        self._tombstones: dict[str, float] = {}
+        """Worker id -> when its messages count again"""
+
+    @override
+    def __repr__(self) -> str:
+        return f"<FleetView {self.summary()}>"
+
+    def summary(self) -> str:
+        """How many workers are known, by the state of their streams; for a log line."""
+        states = Counter(source.stream.state.value for source in self.sources.values())
+        told = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
+        return f"{len(self.sources)} workers: {told or 'none'}"
+
+    def on_stream(self, key: WorkerKey, payload: bytes, now_s: float) -> list[Pull]:
+        """A message of the facts subject."""
+        message, dropped = decode_stream(payload)
+        if dropped:
+            self._count_dropped(dropped)
+        if message is None:
+            return []
+        source = self._source(key, now_s)
+        if source is None:
+            return []
+        if source.backlog:
+            self._catch_up(source, now_s)
+        stream = source.stream
+        before = (stream.gaps, stream.drifts)
+        if isinstance(message, Beat):
+            slot = source.slot
+            effects = stream.on_beat(message, self.index.told(slot), self.index.digest(slot), now_s)
+        else:
+            duplicates = stream.duplicates
+            effects = stream.on_facts(message, len(payload), now_s)
+            if stream.duplicates != duplicates:
+                self.dropped["duplicate"] += stream.duplicates - duplicates
+        self.gaps += stream.gaps - before[0]
+        self.drifts += stream.drifts - before[1]
+        if len(payload) <= SLICE_BYTES and len(effects) == 1 and not source.backlog:
+            only = effects[0]
+            if isinstance(only, Apply) and len(only.facts) <= SLICE_FACTS:
+                self._apply_next(source, only.facts, now_s)
+                return []
+        return self._perform(source, effects, now_s)
+
+    def on_heartbeat(self, key: WorkerKey, payload: bytes, now_s: float) -> Source | None:
+        """A message of the load subject; the source it changed, or None when it was dropped."""
+        message = decode_heartbeat(payload)
+        if isinstance(message, Unreadable):
+            self._count_dropped((message,))
+            return None
+        source = self._source(key, now_s)
+        if source is None:
+            return None
+        known = [source.stream.epoch]
+        if source.heartbeat and now_s - source.heartbeat_at_s < self._beat_timeout_s:
+            known.append(source.heartbeat.epoch)
+        if any(epoch is not None and message.epoch < epoch for epoch in known):
+            self.dropped["lower_epoch"] += 1
+            return None
+        source.heartbeat = message
+        source.heartbeat_at_s = now_s
+        source.heartbeat_overdue = False
+        source.clock_skew_s = now_s - message.sent_at_s
+        source.clock.heard(message.sent_at_s, now_s)
+        self._changed[key] = None
+        return source
+
+    def on_ring(
+        self, key: WorkerKey, epoch: Epoch, messages: Iterable[bytes | FactsMessage], now_s: float
+    ) -> list[Pull]:
+        """What a relay's ring still had, decoded or not."""
+        source = self.sources.get(key)
+        if source is None:
+            return []
+        self._catch_up(source, now_s)
+        decoded: list[FactsMessage] = []
+        for payload in messages:
+            if isinstance(payload, FactsMessage):
+                decoded.append(payload)
+                continue
+            message, dropped = decode_stream(payload)
+            self._count_dropped(dropped)
+            if not isinstance(message, FactsMessage):
+                self.recoveries["ring", "failed"] += 1
+                effects = source.stream.on_recovery_failed("ring unreadable", True, now_s)
+                return self._perform(source, effects, now_s)
+            decoded.append(message)
+        self.recoveries["ring", "ok"] += 1
+        effects = source.stream.on_ring(epoch, decoded, now_s)
+        return self._perform(source, effects, now_s)
+
+    def on_snapshot(
+        self,
+        key: WorkerKey,
+        epoch: Epoch,
+        as_of: int,
+        facts: list[Stored],
+        complete: bool,
+        now_s: float,
+    ) -> list[Pull]:
+        """The last facts of a snapshot; those before them are staged."""
+        source = self.sources.get(key)
+        if source is None:
+            return []
+        self.stage(key, facts)
+        self.recoveries["snapshot", "ok"] += 1
+        effects = source.stream.on_snapshot(epoch, as_of, complete, now_s)
+        pulls = self._perform(source, effects, now_s)
+        self.unstage(key)
+        return pulls
+
+    def work(self, now_s: float) -> None:
+        """Applies a slice of the backlog of the worker whose turn it is.
+
+        Until a worker's backlog is empty, whatever else comes for it applies all of it at once; so
+        hand in nothing more for a worker that is `backlogged`, where that would take too long.
+        """
+        for key in self.backlogged:
+            source = self.sources[key]
+            self._apply_slice(source, now_s)
+            del self.backlogged[key]
+            if source.backlog:
+                self.backlogged[key] = None  # behind the others
+            return
+
+    def stage(self, key: WorkerKey, facts: Iterable[Stored]) -> None:
+        """Some facts of a snapshot, beside what the worker holds, which counts until all are there.
+
+        So a snapshot of any size is applied as it comes, without a pause and without a buffer.
+        """
+        if key not in self.sources:
+            return
+        if key not in self._staged:
+            self._staged[key] = self.index.open_slot()
+        for fact in facts:
+            self._store(self._staged[key], fact)
+
+    def unstage(self, key: WorkerKey) -> None:
+        """Drops what is staged of a snapshot that comes to nothing; none is fine."""
+        if (slot := self._staged.pop(key, None)) is not None:
+            self.index.forget(slot)
+
+    def on_pull_failed(self, pull: Pull, reason: str, now_s: float) -> list[Pull]:
+        """A recovery got no usable answer."""
+        from_ring = pull.from_seq is not None
+        self.recoveries["ring" if from_ring else "snapshot", "failed"] += 1
+        source = self.sources.get(pull.worker)
+        if source is None:
+            return []
+        effects = source.stream.on_recovery_failed(reason, from_ring, now_s)
+        return self._perform(source, effects, now_s)
+
+    def on_connection(self, connected: bool, now_s: float) -> None:
+        """Our own connection to the broker came or went."""
+        for source in self.sources.values():
+            source.stream.on_connection(connected, now_s)
+            self._mark(source)
+        self._connection_at_s = now_s
+
+    def knows(self, worker_id: str) -> bool:
+        """Whether a worker has a place already."""
+        return worker_id in self._ranks
+
+    def on_lost(self, worker_id: str, messages: int, now_s: float) -> None:
+        """Messages of a worker were dropped unread: its streams are suspect until they beat."""
+        ranks = self.ranks(worker_id)
+        if ranks:
+            self.lost[worker_id] += messages
+        for source in ranks:
+            source.stream.on_lost(now_s)
+            self._mark(source)
+
+    def resync(self, worker_id: str, now_s: float, dp_rank: int | None = None) -> list[Pull]:
+        """Reads a worker's streams anew, or one rank's; nothing for a worker that is not known."""
+        return [
+            pull
+            for source in self.ranks(worker_id)
+            if dp_rank in (None, source.key.dp_rank)
+            for pull in self._perform(source, source.stream.resync(now_s), now_s)
+        ]
+
+    def remove(self, worker_id: str, until_s: float) -> list[WorkerKey]:
+        """Forgets a worker and ignores what it says until then."""
+        self._tombstones[worker_id] = until_s
+        if len(self._tombstones) > self._workers_max:
+            self.dropped["too_many_tombstones"] += 1
+            del self._tombstones[min(self._tombstones, key=self._tombstones.__getitem__)]
+        return [self._forget(source, "removed").key for source in self.ranks(worker_id)]
+
+    def pardon(self, worker_id: str) -> None:
+        """Takes a removal back: what the worker says counts from now on."""
+        self._tombstones.pop(worker_id, None)
+
+    def tick(self, now_s: float) -> list[WorkerKey]:
+        """Time went by. Returns the workers forgotten."""
+        self.index.sweep()
+        self.predictions.tick(now_s)
+        self._tombstones = {
+            worker: until for worker, until in self._tombstones.items() if until > now_s
+        }
+        self._look_for_silence(now_s)
+        forgotten = []
+        for source in list(self.sources.values()):
+            silent_s = source.stream.silent_for_s(now_s)
+            patience = _MASS_SILENCE_PATIENCE if self.mass_silence else 1
+            if silent_s >= self._forget_s * patience:
+                forgotten.append(self._forget(source, "silent").key)
+            else:
+                source.stream.on_tick(now_s)
+                self._mark(source)
+                self._look_for_heartbeat(source)
+        return forgotten
+
+    def mark_changed(self, key: WorkerKey) -> None:
+        """Has `take_changed` name a worker of which others know something new."""
+        self._changed[key] = None
+
+    def last_resort(self, source: Source) -> bool:
+        """Whether a worker that is not schedulable may get what no schedulable one may take.
+
+        So it is with those that fell silent together with most of the fleet or of their model's
+        workers: the broker may have failed, and not they. And with those whose heartbeats can't be
+        read.
+        """
+        heartbeat = source.heartbeat
+        if heartbeat is None or not heartbeat.healthy:
+            return False
+        if source.stream.state is StreamState.SILENT:
+            return self.mass_silence or heartbeat.model in self.silent_models
+        return source.heartbeat_overdue
+
+    def take_changed(self) -> list[WorkerKey]:
+        """Workers whose heartbeat, or stream's state, has changed since the last call, or that were
+        forgotten."""
+        changed = list(self._changed)
+        self._changed.clear()
+        return changed
+
+    def predict(self, source: Source, prefixes: HashArray, now_s: float) -> None:
+        """A worker will probably hold these blocks, or holds them though its events never said so.
+
+        For the short while until its events tell, where they tell everything; for longer where the
+        stream is partial or leaves blocks out, or there are no events at all.
+        """
+        whole = source.stream.complete and not self.lacks(source) and not source.approximate
+        ttl_s = self._predicted_ttl_s if whole else self._approximate_ttl_s
+        if ttl_s <= 0:
+            return
+        total = source.heartbeat.total_blocks if source.heartbeat is not None else None
+        self.predictions.add(
+            source.slot,
+            prefixes,
+            ttl_s=ttl_s,
+            blocks_max=total or PREDICTED_BLOCKS_MAX,
+            now_s=now_s,
+        )
+
+    def complete(self, source: Source) -> bool:
+        """Whether the index has every block that the engine holds."""
+        told = self.index.told(source.slot)
+        whole = source.stream.complete and not self.lacks(source)
+        return whole and told == self.index.count(source.slot)
+
+    def lacks(self, source: Source) -> tuple[str, ...]:
+        """Why the stream of a worker leaves out blocks that requests can ask for: words of
+        events/plane/left_out.py, and of later relays."""
+        lacks, heartbeat = source.stream.lacks, source.heartbeat
+        if heartbeat is None:
+            return lacks
+        if self.salted and not heartbeat.tells_salts:
+            lacks = (*lacks, SALTS_UNTOLD)
+        if self.itemized and heartbeat.engine == "sglang":
+            lacks = (*lacks, ITEMS_UNTOLD)
+        return lacks
+
+    def ranks(self, worker_id: str) -> list[Source]:
+        """The sources of one engine."""
+        return list(self._ranks.get(worker_id, {}).values())
+
+    def _source(self, key: WorkerKey, now_s: float) -> Source | None:
+        """The source of a message; None when it must not become one."""
+        source = self.sources.get(key)
+        if source is not None:
+            return source
+        if self._tombstones.get(key.worker_id, 0.0) > now_s:
+            self.dropped["tombstone"] += 1
+            return None
+        if len(self.sources) >= self._workers_max:
+            self.dropped["too_many_workers"] += 1
+            return None
+        ranks = self._ranks.get(key.worker_id, {})
+        if len(ranks) >= RANKS_MAX:
+            self.dropped["too_many_ranks"] += 1
+            return None
+        stream = Stream(self._beat_timeout_s, now_s)
+        source = self.sources[key] = Source(key, self.index.open_slot(), stream)
+        self._ranks.setdefault(key.worker_id, ranks)[key.dp_rank] = source
+        return source
+
+    def _forget(self, source: Source, reason: str) -> Source:
+        del self.sources[source.key]
+        worker_id, rank = source.key
+        del self._ranks[worker_id][rank]
+        if not self._ranks[worker_id]:
+            del self._ranks[worker_id]
+            self.lost.pop(worker_id, None)
+        self.unstage(source.key)
+        self.backlogged.pop(source.key, None)
+        self.waiting_bytes -= source.waiting_bytes
+        self._changed[source.key] = None
+        self.predictions.forget(source.slot)
+        self.forgotten[reason] += self.index.forget(source.slot)
+        return source
+
+    def _apply_next(self, source: Source, facts: Sequence[Fact], now_s: float) -> None:
+        """Applies the facts of one message that is in order and no more work than one slice: what
+        most messages are, without the backlog's bookkeeping."""
+        self._mark(source)
+        for fact in facts:
+            self._apply(source, fact, now_s)
+        self.applied += len(facts)
+        self._account(source)
+
+    def _perform(self, source: Source, effects: Sequence[Effect], now_s: float) -> list[Pull]:
+        """Brings the index up to date; returns what has to be asked for."""
+        self._mark(source)
+        pulls = []
+        for effect in effects:
+            match effect:
+                case Apply(facts):
+                    source.backlog.extend(facts)
+                case Forget():
+                    source.backlog.clear()
+                    self.index.clear(source.slot)
+                    self.predictions.forget(source.slot)
+                case Adopt():
+                    source.backlog.clear()
+                    self.predictions.forget(source.slot)
+                    self.index.forget(source.slot)
+                    source.slot = self._staged.pop(source.key)
+                    self._changed[source.key] = None
+                case Recover(reason, from_seq):
+                    pulls.append(Pull(source.key, reason, from_seq))
+        if source.backlog:
+            self._apply_slice(source, now_s)
+            if source.backlog:
+                self.backlogged[source.key] = None
+        self._account(source)
+        return pulls
+
+    def _account(self, source: Source) -> None:
+        """Keeps the fleet's sums, and what waits within its bound: a stream for which there is no
+        room lets go of what waits, and recovers once more."""
+        stream = source.stream
+        if stream.pauses != source.pauses:
+            self.recovery_pauses += stream.pauses - source.pauses
+            source.pauses = stream.pauses
+        if not stream.waiting_bytes and not source.waiting_bytes:
+            return
+        self.waiting_bytes += stream.waiting_bytes - source.waiting_bytes
+        if self.waiting_bytes > WAITING_BYTES_MAX and stream.waiting_bytes:
+            self.dropped["no_room_to_wait"] += 1
+            self.waiting_bytes -= stream.waiting_bytes
+            stream.let_go()
+        source.waiting_bytes = stream.waiting_bytes
+
+    def _apply_slice(self, source: Source, now_s: float) -> None:
+        """Applies what is next in the backlog, SLICE_BYTES of it."""
+        backlog = source.backlog
+        left = SLICE_BYTES
+        while backlog and left > 0:
+            fact = backlog.popleft()
+            if not isinstance(fact, Cleared):
+                size = len(fact.hashes)
+                if size > left and size > SLICE_BYTES // 2:
+                    fact, rest = _parted(fact, max(left & ~7, 8))
+                    backlog.appendleft(rest)
+                left -= len(fact.hashes)
+            left -= FACT_BYTES
+            self._apply(source, fact, now_s)
+            self.applied += 1
+
+    def _catch_up(self, source: Source, now_s: float) -> None:
+        """Applies the whole backlog, since what comes next speaks of the state after it."""
+        while source.backlog:
+            self._apply_slice(source, now_s)
+        self.backlogged.pop(source.key, None)
+
+    def _apply(self, source: Source, fact: Stored | Removed | Cleared, now_s: float) -> None:
+        slot = source.slot
+        match fact:
+            case Stored():
+                self._store(slot, fact)
+            case Removed():
+                self.index.remove(slot, TIERS[fact.tier], unpack_hashes(fact.hashes))
+                self.facts["removed"] += 1
+                source.gone_at_s = now_s
+            case Cleared():
+                self.index.clear(slot, TIERS[fact.tier] if fact.tier is not None else None)
+                self.facts["cleared"] += 1
+                source.gone_at_s = now_s
+
+    def _store(self, slot: int, fact: Stored) -> None:
+        self.index.store(slot, TIERS[fact.tier], unpack_hashes(fact.hashes))
+        self.facts["stored"] += 1
+
+    def _look_for_silence(self, now_s: float) -> None:
+        """Sets mass_silence and silent_models."""
+        models: dict[str, list[Source]] = {}
+        for source in self.sources.values():
+            if source.heartbeat is not None:
+                models.setdefault(source.heartbeat.model, []).append(source)
+        self.mass_silence = self._silent_at_once(self.sources.values(), now_s)
+        self.silent_models = frozenset(
+            model for model, sources in models.items() if self._silent_at_once(sources, now_s)
+        )
+
+    def _silent_at_once(self, sources: Collection[Source], now_s: float) -> bool:
+        """Whether most workers stopped beating together, which is the broker's doing or our own.
+
+        Together: within one timeout. One that died before, or clung on for longer, changes nothing.
+        """
+        silent = sorted(
+            source.stream.last_beat_s
+            for source in sources
+            if source.stream.silent_for_s(now_s) >= self._beat_timeout_s
+        )
+        most = len(sources) // 2 + 1
+        return len(sources) >= MASS_SILENCE_WORKERS and any(
+            last - first <= self._beat_timeout_s
+            for first, last in zip(silent, silent[most - 1 :], strict=False)
+        )
+
+    def _look_for_heartbeat(self, source: Source) -> None:
+        """Sets heartbeat_overdue, by the beats that came since the last heartbeat: a relay's
+        heartbeats go ahead of its beats, and both are missing while it starts again, or while our
+        own connection is down."""
+        stream = source.stream
+        told_at_s = max(source.heartbeat_at_s, self._connection_at_s, stream.beats_since_s)
+        beaten_s = stream.last_beat_s - told_at_s
+        overdue = (
+            source.heartbeat is not None and stream.connected and beaten_s >= self._beat_timeout_s
+        )
+        if overdue and not source.heartbeat_overdue:
+            self._changed[source.key] = None
+        source.heartbeat_overdue = overdue or (source.heartbeat_overdue and not stream.connected)
+
+    def _mark(self, source: Source) -> None:
+        if source.state is not source.stream.state:
+            source.state = source.stream.state
+            self._changed[source.key] = None
+
+    def _count_dropped(self, dropped: Iterable[Unreadable]) -> None:
+        for one in dropped:
+            self.dropped[one.reason] += 1
+
+
+def _parted(fact: Stored | Removed, size: int) -> tuple[Stored | Removed, Stored | Removed]:
+    """A fact of the first so many bytes of hashes, and one of the rest; the index asks for no
+    parent."""
+    head, tail = fact.hashes[:size], fact.hashes[size:]
+    if isinstance(fact, Stored):
+        return Stored(head, fact.tier), Stored(tail, fact.tier)
+    return Removed(head, fact.tier), Removed(tail, fact.tier)
+
+
+def schedulable(source: Source) -> str:
+    """Why a worker gets no requests while others answer, as far as its relay can tell; empty when
+    it may."""
+    if source.heartbeat is None:
+        return "no heartbeat yet"
+    if not source.heartbeat.healthy:
+        return "engine not answering" if source.heartbeat.probed else NOT_PROBED
+    if source.stream.state is StreamState.SILENT:
+        return "silent"
+    if source.heartbeat_overdue:
+        return HEARTBEAT_UNREADABLE
+    return ""

@@ -1,0 +1,2 @@
+"""What relays and routers say to one another: facts, subjects, the NATS connection, supervised
+tasks."""

@@ -1,0 +1,462 @@
+"""The messages of the event plane, as they travel over NATS.
+
+MessagePack maps with a version field (contract: events/README.md). Unknown fields are ignored; an
+unknown kind of message or fact is an outcome with a counter. Hashes travel as one byte string of
+little-endian u64s, so that neither side makes an object a block.
+
+Law: a facts message is sets only. Applying it twice changes nothing more than applying it once.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, NamedTuple
+
+import msgspec
+import numpy as np
+from msgspec import Meta
+
+from indexer.hashing import HashArray
+from indexer.identity import Tier
+
+VERSION = 1
+
+MESSAGE_BYTES_MAX = 1 << 20
+"""Of any message but heartbeats and facts, hashes included: what a NATS server takes by default. A
+relay's answers are a little above 512 KiB."""
+FACTS_BYTES_MAX = 1 << 18
+"""Of a message of the facts subject. A relay's stay below 64 KiB."""
+HEARTBEAT_BYTES_MAX = 1 << 17
+"""One is kept of each worker."""
+REQUEST_BYTES_MAX = 4096
+"""Of a SnapshotRequest: five numbers, and room for fields of later releases."""
+FACTS_MAX = 4096
+"""In one answer. A relay's have about 1,000 at most, as its messages do."""
+FACTS_IN_MESSAGE_MAX = 1536
+LACKS_MAX = 16
+"""Reasons in a beat; a relay has nine."""
+RING_MESSAGES_MAX = 1 << 14
+"""In one answer."""
+
+WARM_TOKENS_MAX = 250_000
+"""In one message, of which a NATS server takes 1 MiB by default."""
+
+Count = Annotated[int, Meta(ge=0, le=(1 << 31) - 1)]
+"""What is counted of an engine; fits every field of kvroute.v1."""
+SequenceNumber = Annotated[int, Meta(ge=0, le=1 << 62)]
+"""Its successors can be asked for, too."""
+Name = Annotated[str, Meta(max_length=1024)]
+Text = Annotated[str, Meta(max_length=4096)]
+UnixSeconds = Annotated[float, Meta(ge=0, le=1e11)]
+"""Finite, and a time that a calendar can show."""
+
+TIER_NAMES = {Tier.DEVICE: "device", Tier.HOST: "host", Tier.DISK: "disk"}
+TIERS = {name: tier for tier, name in TIER_NAMES.items()}
+
+
+class Epoch(NamedTuple):
+    """One life of a relay and its engine; later lives compare higher."""
+
+    start_ns: int
+    nonce: int
+
+
+class Stored(msgspec.Struct, frozen=True, tag="stored", tag_field="kind", omit_defaults=True):
+    """Blocks that arrived on a tier; a chain after `parent`, or after nothing."""
+
+    hashes: bytes
+    tier: str
+    parent: int | None = None
+
+
+class Removed(msgspec.Struct, frozen=True, tag="removed", tag_field="kind"):
+    """Blocks that are gone from a tier."""
+
+    hashes: bytes
+    tier: str
+
+
+class Cleared(msgspec.Struct, frozen=True, tag="cleared", tag_field="kind", omit_defaults=True):
+    """Everything is gone from a tier, or from all."""
+
+    tier: str | None = None
+
+
+Fact = Stored | Removed | Cleared
+
+
+class FactsMessage(msgspec.Struct, frozen=True, tag="facts", tag_field="kind"):
+    """Facts in order. seq counts these messages from 1 in each epoch."""
+
+    v: int
+    epoch: Epoch
+    seq: SequenceNumber
+    facts: Annotated[list[Fact], Meta(max_length=FACTS_IN_MESSAGE_MAX)]
+    time_s: UnixSeconds
+    """Unix time at which the relay read the first of them."""
+
+
+class Beat(msgspec.Struct, frozen=True, tag="beat", tag_field="kind", omit_defaults=True):
+    """What a stream's state is after message `seq`: shows a lost tail and a silent drift."""
+
+    v: int
+    epoch: Epoch
+    seq: SequenceNumber
+    blocks: Count
+    """placements: (tier, PrefixHash) pairs"""
+    digest: int
+    """see indexer.index.mix_digest"""
+    complete: bool
+    """False: the relay itself may have missed blocks, so its stream is a subset."""
+    time_s: UnixSeconds
+    lacks: Annotated[tuple[Name, ...], Meta(max_length=LACKS_MAX)] = ()
+    """Why blocks that the engine holds are left out of the stream: words of
+    events/plane/left_out.py, and others from later relays. Empty: none is."""
+
+
+class Heartbeat(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """One worker's identity and load. None or 0: the engine doesn't tell."""
+
+    v: int = VERSION
+    epoch: Epoch
+    address: Text
+    engine: Name
+    engine_version: Name = ""
+    model: Name = ""
+    model_aliases: Annotated[tuple[Name, ...], Meta(max_length=256)] = ()
+    lora_names: Annotated[tuple[Name, ...], Meta(max_length=4096)] = ()
+    max_model_len: Count = 0
+    block_size: Count = 0
+    """Canonical: what the facts are in."""
+    engine_block_size: Count = 0
+    role: Name = "both"
+    labels: Annotated[dict[Name, Name], Meta(max_length=256)] = {}
+    multi_rank: bool = False
+    """The engine has several ranks, so a request must name one."""
+    priority_scheduling: Name = ""
+    """"lower" or "higher" is sooner; empty: the engine doesn't schedule by priority."""
+    healthy: bool = True
+    """False: the engine's health or metrics stopped answering."""
+    probed: bool = True
+    """False: the relay has just started, and no probe of the engine has ended; healthy is False
+    until then."""
+    events: bool = True
+    """False: the engine publishes no KV events, so its stream is empty and says nothing."""
+    tells_salts: bool = True
+    """False: this release of the engine leaves cache salts out of its KV events, so that salted
+    blocks are told as everybody's."""
+    loads_loras: bool = False
+    """The engine loads a LoRA that is not among lora_names when a request names it."""
+    warms: bool = False
+    """The relay lets routers have the engine compute a prefix ahead of its requests."""
+    running: Count = 0
+    waiting: Count = 0
+    used_blocks: Annotated[float, Meta(ge=0, le=1e9)] | None = None
+    """Canonical blocks held by requests."""
+    total_blocks: Count | None = None
+    """Canonical blocks."""
+    total_slots: Count | None = None
+    token_budget: Count | None = None
+    preemptions: Count = 0
+    sampled_at_s: UnixSeconds | None = None
+    """Unix time of the load sample; None: no sample yet."""
+    sent_at_s: UnixSeconds
+    warnings: Annotated[tuple[Text, ...], Meta(max_length=64)] = ()
+    warning_codes: Annotated[tuple[Name, ...], Meta(max_length=64)] = ()
+    """Codes (router/health/warnings.py) of the first warnings; the others have the code `relay`."""
+    kv_connector: Name = ""
+    """How it hands KV caches over: a name of vLLM's --kv-transfer-config."""
+    kv_engine_id: Name = ""
+    """Its engine_id there; empty: the engine made one up."""
+    bootstrap_host: Name = ""
+    """Where others find it for that; empty: the address says it."""
+    bootstrap_port: Annotated[int, Meta(ge=0, le=65535)] = 0
+
+
+class SnapshotRequest(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Asks for one chunk of a stream's whole state, or (from_seq) for messages of its ring.
+
+    A first request has no epoch; the next ones repeat what the first answer was stamped with.
+    """
+
+    v: int = VERSION
+    chunk: Count = 0
+    epoch: Epoch | None = None
+    as_of: SequenceNumber | None = None
+    from_seq: SequenceNumber | None = None
+
+
+class SnapshotChunk(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One chunk: placements as they were after message `as_of`, or messages of the ring."""
+
+    v: int
+    epoch: Epoch
+    as_of: SequenceNumber
+    chunk: Count
+    chunks: Count
+    facts: Annotated[list[Stored], Meta(max_length=FACTS_MAX)] = []
+    messages: Annotated[list[bytes], Meta(max_length=RING_MESSAGES_MAX)] = []
+    """Ring replay: FactsMessages as they were sent."""
+    complete: bool = True
+    expired: bool = False
+    """The snapshot or the ring part that was asked for is gone: start again."""
+
+
+class Warm(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """A router asks a relay to have its engine compute a prefix; answered with Warmed."""
+
+    v: int = VERSION
+    id: Name
+    """Of this copy, in the whole fleet."""
+    tokens: Annotated[bytes, Meta(max_length=4 * WARM_TOKENS_MAX)] = b""
+    """Little-endian u32 ids: full blocks from the prompt's beginning."""
+    lora_name: Name = ""
+    cache_salt: Name = ""
+    cancel: bool = False
+    """The copy of this id is not wanted any more; tokens are left out, and nothing is answered."""
+
+
+class Warmed(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """What became of it."""
+
+    v: int = VERSION
+    id: Name
+    done: bool
+    detail: Text = ""
+    """Why not."""
+
+
+class Hello(msgspec.Struct, frozen=True):
+    """A router asks who is there."""
+
+    v: int
+    replica: Name
+
+
+class Control(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A fleet command, to every replica. id makes it idempotent."""
+
+    v: int
+    id: Name
+    action: Name
+    """drain, undrain, remove or resync"""
+    worker_id: Name
+    tombstone_s: float = 0.0
+    at_s: UnixSeconds = 0.0
+    """When it was given: of two commands for a worker, the newer one holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """A message that was dropped, and why; reason is a short word fit for a metric label."""
+
+    reason: str
+    detail: str
+
+
+_stream_decoder = msgspec.msgpack.Decoder(FactsMessage | Beat)
+_heartbeat_decoder = msgspec.msgpack.Decoder(Heartbeat)
+_request_decoder = msgspec.msgpack.Decoder(SnapshotRequest)
+_chunk_decoder = msgspec.msgpack.Decoder(SnapshotChunk)
+_hello_decoder = msgspec.msgpack.Decoder(Hello)
+_warm_decoder = msgspec.msgpack.Decoder(Warm)
+_warmed_decoder = msgspec.msgpack.Decoder(Warmed)
+_control_decoder = msgspec.msgpack.Decoder(Control)
+_encoder = msgspec.msgpack.Encoder()
+
+
+class _LooseFacts(msgspec.Struct, frozen=True):
+    """A stream message whose facts are not looked into yet."""
+
+    kind: str
+    v: int = VERSION
+    epoch: Epoch | None = None
+    seq: SequenceNumber | None = None
+    facts: Annotated[list[msgspec.Raw], Meta(max_length=FACTS_IN_MESSAGE_MAX)] = []
+    time_s: UnixSeconds = 0.0
+
+
+class _FactKind(msgspec.Struct, frozen=True):
+    kind: str
+
+
+class _LooseKinds(msgspec.Struct, frozen=True):
+    """The same, of which only the kinds of the facts are looked at."""
+
+    facts: list[_FactKind]
+
+
+_loose_decoder = msgspec.msgpack.Decoder(_LooseFacts)
+_kinds_decoder = msgspec.msgpack.Decoder(_LooseKinds)
+_fact_decoder = msgspec.msgpack.Decoder(Fact)
+
+Message = (
+    FactsMessage
+    | Beat
+    | Heartbeat
+    | SnapshotRequest
+    | SnapshotChunk
+    | Hello
+    | Control
+    | Warm
+    | Warmed
+)
+
+
+def encode(message: Message) -> bytes:
+    """A message's bytes."""
+    return _encoder.encode(message)
+
+
+def encode_heartbeat(heartbeat: Heartbeat) -> bytes:
+    """A heartbeat's bytes. Raises ValueError or OverflowError when routers couldn't read them."""
+    payload = _encoder.encode(heartbeat)
+    if isinstance(read := decode_heartbeat(payload), Unreadable):
+        raise ValueError(f"routers can't read this heartbeat ({read.reason}): {read.detail}")
+    return payload
+
+
+def decode_stream(payload: bytes) -> tuple[FactsMessage | Beat | None, tuple[Unreadable, ...]]:
+    """A message of the facts subject, and what of it was dropped. Never raises.
+
+    Facts of an unknown kind are left out of the message, so that older routers can read what newer
+    relays send; what is left is still in order. A broken fact takes its message with it: the hole
+    in the sequence then makes the stream recover.
+    """
+    if len(payload) > FACTS_BYTES_MAX:
+        return None, (_too_large(payload),)
+    try:
+        message = _stream_decoder.decode(payload)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        return _decode_loosely(payload, error)
+    if isinstance(message, FactsMessage) and (bad := _implausible(message.facts)):
+        return None, (Unreadable("malformed", bad),)
+    return message, ()
+
+
+def decode_heartbeat(payload: bytes) -> Heartbeat | Unreadable:
+    """A message of the load subject. Never raises."""
+    if len(payload) > HEARTBEAT_BYTES_MAX:
+        return _too_large(payload)
+    try:
+        return _heartbeat_decoder.decode(payload)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        return Unreadable("malformed", str(error))
+
+
+def decode_snapshot_request(payload: bytes) -> SnapshotRequest | Unreadable:
+    """A router's message on the snapshot subject. Never raises."""
+    if len(payload) > REQUEST_BYTES_MAX:
+        return _too_large(payload)
+    try:
+        return _request_decoder.decode(payload)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        return Unreadable("malformed", str(error))
+
+
+def decode_chunk(payload: bytes) -> SnapshotChunk | Unreadable:
+    """A relay's answer to a SnapshotRequest. Never raises."""
+    if len(payload) > MESSAGE_BYTES_MAX:
+        return _too_large(payload)
+    try:
+        chunk = _chunk_decoder.decode(payload)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        return Unreadable("malformed", str(error))
+    bad = _implausible(chunk.facts)
+    return Unreadable("malformed", bad) if bad else chunk
+
+
+def decode_hello(payload: bytes) -> Hello | Unreadable:
+    """A message of the hello subject. Never raises."""
+    if len(payload) > MESSAGE_BYTES_MAX:
+        return _too_large(payload)
+    try:
+        return _hello_decoder.decode(payload)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        return Unreadable("malformed", str(error))
+
+
+def decode_control(payload: bytes) -> Control | Unreadable:
+    """A message of the control subject. Never raises."""
+    if len(payload) > MESSAGE_BYTES_MAX:
+        return _too_large(payload)
+    try:
+        return _control_decoder.decode(payload)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        return Unreadable("malformed", str(error))
+
+
+def decode_warm(payload: bytes) -> Warm | Unreadable:
+    """A message of the warm subject. Never raises."""
+    if len(payload) > MESSAGE_BYTES_MAX:
+        return _too_large(payload)
+    try:
+        warm = _warm_decoder.decode(payload)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        return Unreadable("malformed", str(error))
+    if not warm.cancel and (not warm.tokens or len(warm.tokens) % 4):
+        return Unreadable("malformed", f"{len(warm.tokens)} bytes hold no token ids")
+    return warm
+
+
+def decode_warmed(payload: bytes) -> Warmed | Unreadable:
+    """A relay's answer to a Warm. Never raises."""
+    if len(payload) > MESSAGE_BYTES_MAX:
+        return _too_large(payload)
+    try:
+        return _warmed_decoder.decode(payload)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        return Unreadable("malformed", str(error))
+
+
+def pack_hashes(hashes: Sequence[int] | HashArray) -> bytes:
+    """Hashes as they travel; raises OverflowError outside [0, 2^64)."""
+    return np.asarray(hashes, dtype="<u8").tobytes()
+
+
+def unpack_hashes(packed: bytes) -> HashArray:
+    """The hashes of a fact, without a copy; raises ValueError when bytes are left over."""
+    return np.frombuffer(packed, dtype="<u8")
+
+
+def _decode_loosely(
+    payload: bytes, error: Exception
+) -> tuple[FactsMessage | None, tuple[Unreadable, ...]]:
+    try:
+        loose = _loose_decoder.decode(payload)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None, (Unreadable("malformed", str(error)),)
+    if loose.kind not in ("facts", "beat"):
+        return None, (Unreadable("unknown_kind", loose.kind[:64]),)
+    if loose.kind == "beat" or loose.epoch is None or loose.seq is None:
+        return None, (Unreadable("malformed", str(error)),)
+    facts: list[Fact] = []
+    unknown: list[Unreadable] = []
+    try:  # an exception a fact would be 6 us each
+        for raw, one in zip(loose.facts, _kinds_decoder.decode(payload).facts, strict=True):
+            if one.kind in ("stored", "removed", "cleared"):
+                facts.append(_fact_decoder.decode(raw))
+            else:
+                unknown.append(Unreadable("unknown_kind", one.kind[:64]))
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as broken:
+        return None, (Unreadable("malformed", str(broken)),)
+    if not unknown:  # the facts are fine, so something else is not
+        return None, (Unreadable("malformed", str(error)),)
+    if bad := _implausible(facts):
+        return None, (Unreadable("malformed", bad),)
+    return FactsMessage(loose.v, loose.epoch, loose.seq, facts, loose.time_s), tuple(unknown)
+
+
+def _implausible(facts: Sequence[Fact]) -> str:
+    """Why these facts can't be applied; empty when they can."""
+    for fact in facts:
+        if fact.tier is not None and fact.tier not in TIERS:
+            return f"unknown tier {fact.tier[:64]!r}"
+        if isinstance(fact, Cleared):
+            continue
+        if len(fact.hashes) % 8:
+            return f"{len(fact.hashes)} bytes of hashes are no multiple of 8"
+    return ""
+
+
+def _too_large(payload: bytes) -> Unreadable:
+    return Unreadable("too_large", f"{len(payload)} bytes")

@@ -1,0 +1,199 @@
+"""nats-py's client, mended where a bad network, a busy server or a publisher could keep it away.
+
+What is overridden has no public name in nats-py; tests/events/test_broker.py shows, against a real
+server, what each override is for.
+"""
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable
+
+from nats.aio.client import Client, Srv
+from nats.aio.msg import Msg
+from nats.aio.transport import TcpTransport
+from nats.errors import Error, StaleConnectionError, UnexpectedEOF
+from typing_extensions import override
+
+from events.plane.nats_wire import Frames, WireError
+
+PING_S = 0.7
+PINGS_MAX = 2
+"""A connection on which nothing came since this many pings is dead. Found out within 2.1 s, before
+workers count as silent (beat_timeout_s); a server that is a second late is only busy."""
+TURN_COST = 64 * 1024
+"""Of what is read before others have their turn on the event loop; as much as an intake hands out
+in its own (events/feed/intake.py), so that what is read does not pile up there."""
+_MESSAGE_COST = 512
+_READ_BYTES = 32 * 1024
+_BROKEN_S = 1.0
+"""Before another attempt to connect to a server that answered nonsense."""
+_LASTING_ERRORS = ("permissions violation",)
+"""After these the server keeps the connection."""
+
+
+OnRaw = Callable[[bytes, bytes], None]
+"""Takes a message's subject and payload while it is read: must be quick, and not await."""
+
+
+class _Tcp(TcpTransport):
+    """Raises OSError for each write to a connection that is gone.
+
+    uvloop raises RuntimeError once the socket is closed. nats-py takes that for the end of the
+    event loop: its flusher ends without a word, the client counts as connected, and each publish
+    after that raises RuntimeError, too.
+    """
+
+    @override
+    def __bool__(self) -> bool:
+        return True  # nats-py would put its own in the place of one that is not connected yet
+
+    @override
+    def write(self, payload: bytes) -> None:
+        try:
+            super().write(payload)  # type: ignore[no-untyped-call]
+        except RuntimeError as error:
+            raise ConnectionResetError(str(error)) from error
+
+    @override
+    def writelines(self, payload: Iterable[bytes]) -> None:
+        try:
+            super().writelines(payload)  # type: ignore[no-untyped-call]
+        except RuntimeError as error:
+            raise ConnectionResetError(str(error)) from error
+
+
+class NatsClient(Client):
+    """A connection that always comes back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unreadable: Counter[str] = Counter()
+        """Messages that were dropped since nobody could read them, by the error's class."""
+        self._raw: dict[int, OnRaw] = {}
+        """By subscription: those that nats-py's own queues are left out for."""
+
+    async def subscribe_raw(self, subject: str, listener: OnRaw) -> None:
+        """Hands the messages of a subject to the listener as they are read."""
+
+        async def unused(_message: Msg) -> None: ...
+
+        self._raw[self._sid + 1] = listener  # before the first message can come
+        await self.subscribe(subject, cb=unused)
+
+    def abort(self) -> None:
+        """Ends the TCP connection at once, unsent bytes included."""
+        writer = getattr(self._transport, "_io_writer", None)
+        if writer is not None:
+            writer.transport.abort()
+
+    @override
+    async def _attempt_reconnect(self) -> None:
+        # nats-py waits until all is written to a peer that may have stopped reading.
+        self.abort()
+        while True:
+            try:
+                await super()._attempt_reconnect()
+                return
+            except Exception as error:  # nats-py would stay away for good
+                await self._error_cb(error)
+                await asyncio.sleep(_BROKEN_S)
+                self._status = Client.RECONNECTING
+
+    @override
+    async def _connect_to_server(self, s: Srv) -> None:
+        self.abort()  # of an attempt before that got no answer, and would stay open
+        if not self._transport and s.uri.scheme not in ("ws", "wss"):
+            self._transport = _Tcp()  # type: ignore[no-untyped-call]
+        await super()._connect_to_server(s)
+
+    @override
+    async def _process_err(self, err_msg: str) -> None:
+        # nats-py closes for good when a server that is there says no, as one that is reloaded with
+        # other users may do for a moment.
+        if any(lasting in err_msg for lasting in _LASTING_ERRORS):
+            await super()._process_err(err_msg)
+            return
+        error = Error(f"nats: {err_msg}")
+        await self._error_cb(error)
+        await self._process_op_err(error)
+
+    @override
+    async def _ping_interval(self) -> None:
+        # nats-py takes only pongs for an answer, which may be far behind in what a server has to
+        # send to a busy router.
+        heard = self.stats["in_msgs"]
+        while True:
+            await asyncio.sleep(PING_S)
+            if self.stats["in_msgs"] != heard:
+                heard = self.stats["in_msgs"]
+                self._pings_outstanding = 0
+            if self._pings_outstanding >= PINGS_MAX:
+                error = StaleConnectionError()
+                await self._error_cb(error)
+                await self._process_op_err(error)
+                return
+            self._pings_outstanding += 1
+            try:
+                await self._send_ping()
+            except OSError as error:  # the reader may be far behind what tells it so
+                await self._error_cb(error)
+                await self._process_op_err(error)
+                return
+
+    @override
+    async def _read_loop(self) -> None:
+        # nats-py's ends, and its connection with it, at a subject that isn't UTF-8 or a header that
+        # is none; and it reads on without a pause for as long as there is something to read.
+        frames = Frames()
+        try:
+            while self._transport is not None and not (self.is_closed or self.is_reconnecting):
+                if self._transport.at_eof():
+                    raise UnexpectedEOF
+                await self._take(frames, await self._transport.read(_READ_BYTES))
+        except Exception as error:
+            await self._error_cb(error)
+            await self._process_op_err(error)
+
+    async def _take(self, frames: Frames, data: bytes) -> None:
+        cost = messages = 0
+        for frame in frames.feed(data):
+            if isinstance(frame, bytes):
+                await self._process_line(frame)
+                if self.is_closed or self.is_reconnecting:
+                    return
+                continue
+            sid, subject, reply, headers, payload = frame
+            cost += len(payload) + _MESSAGE_COST
+            try:
+                if (listener := self._raw.get(sid)) is not None:
+                    messages += 1
+                    listener(subject, payload)
+                else:
+                    await self._process_msg(sid, subject, reply, payload, headers)
+            except Exception as error:  # in what its publisher chose: that message is the loss
+                self.unreadable[type(error).__name__] += 1
+            if cost >= TURN_COST:
+                cost = 0
+                self.stats["in_msgs"] += messages  # a sign of life, for the pings
+                messages = 0
+                await asyncio.sleep(0)
+        self.stats["in_msgs"] += messages
+        if cost:
+            await asyncio.sleep(0)
+
+    async def _process_line(self, line: bytes) -> None:
+        word, _, rest = line.partition(b" ")
+        match word:
+            case b"PING":
+                await self._process_ping()
+            case b"PONG":
+                await self._process_pong()
+            case b"INFO":
+                await self._process_info(json.loads(rest))
+            case b"-ERR":
+                await self._process_err(rest.decode(errors="replace").lower())
+            case b"+OK" | b"":
+                pass
+            case _:
+                raise WireError(f"unknown line: {line[:80]!r}")

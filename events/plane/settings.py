@@ -1,0 +1,221 @@
+"""What an operator says about the broker and about engines: the parts of the configuration that the
+relay and the router share. router/config/settings.py reads them from file, environment and
+flags."""
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from events.engines.bootstrap import MOONCAKE, bootstrap_url, host_of
+from events.engines.endpoints import http_error, zmq_error
+
+Seconds = Annotated[float, Meta(gt=0)]
+BlockSize = Annotated[int, Meta(ge=1, le=65536)]
+Count = Annotated[int, Meta(ge=1, le=(1 << 31) - 1)]
+"""As heartbeats carry it (events/plane/facts.py)."""
+Port = Annotated[int, Meta(ge=1, le=65535)]
+Subject = Annotated[str, Meta(pattern=r"^\S+$")]
+Endpoint = Annotated[str, Meta(min_length=1)]
+LabelText = Annotated[str, Meta(max_length=1024)]
+"""As heartbeats carry it (events/plane/facts.py)."""
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A section of the configuration: frozen, and strict about its keys."""
+
+
+class NatsSettings(Settings, frozen=True):
+    """How to reach the broker."""
+
+    url: Annotated[
+        str | None,
+        Meta(description="NATS server; without one, serve runs its own on loopback"),
+    ] = None
+    credentials_file: Annotated[str | None, Meta(description="NATS .creds file (JWT and key)")] = (
+        None
+    )
+    nkey_seed_file: Annotated[str | None, Meta(description="file with an NKey seed")] = None
+    user: Annotated[str | None, Meta(description="user name")] = None
+    password: Annotated[
+        str | None, Meta(description="password", extra_json_schema={"secret": True})
+    ] = None
+    tls_ca_file: Annotated[str | None, Meta(description="CA bundle; setting it turns TLS on")] = (
+        None
+    )
+    tls_certificate_file: Annotated[str | None, Meta(description="client certificate")] = None
+    tls_key_file: Annotated[str | None, Meta(description="key of the client certificate")] = None
+
+
+class EngineSettings(Settings, frozen=True):
+    """One engine to run a relay for."""
+
+    id: Annotated[
+        str, Meta(min_length=1, max_length=256, description="worker id, unique in the fleet")
+    ]
+    engine: Annotated[Literal["vllm", "sglang"], Meta(description="which engine it is")]
+    address: Annotated[
+        str,
+        Meta(min_length=1, max_length=4096, description="where clients send their requests"),
+    ]
+    events: Annotated[
+        Endpoint | None,
+        Meta(
+            description="the event publisher's ZMQ endpoint; rank r is at port + r; default: the"
+            " engine publishes no KV events, and routers guess from their own picks"
+        ),
+    ] = None
+    events_bind: Annotated[
+        bool, Meta(description="bind the endpoint, for engines whose publisher connects")
+    ] = False
+    replay: Annotated[
+        str | None, Meta(description="the replay socket's ZMQ endpoint; rank r is at port + r")
+    ] = None
+    topic: Annotated[str, Meta(description="ZMQ topic prefix")] = ""
+    metrics: Annotated[
+        str | None, Meta(description="the engine's HTTP base; default: the address")
+    ] = None
+    load: Annotated[
+        str | None, Meta(description="SGLang's LoadStat feed (ZMQ); default: poll HTTP")
+    ] = None
+    ranks: Annotated[int, Meta(ge=1, le=1024, description="data-parallel ranks")] = 1
+    model: Annotated[str | None, Meta(description="model name; default: what /v1/models says")] = (
+        None
+    )
+    model_aliases: Annotated[tuple[str, ...], Meta(description="other names of the model")] = ()
+    block_size: Annotated[
+        BlockSize | None,
+        Meta(description="canonical block size; default: the engine's own, at least 16"),
+    ] = None
+    role: Annotated[
+        Literal["both", "prefill", "decode"] | None,
+        Meta(description="which half of a request it serves; default: what SGLang says, or both"),
+    ] = None
+    kv_connector: Annotated[
+        str,
+        Meta(description="vLLM's --kv-transfer-config: the connector it hands KV caches over by"),
+    ] = ""
+    kv_engine_id: Annotated[
+        str, Meta(description="its engine_id; default: what Mooncake's bootstrap server says")
+    ] = ""
+    bootstrap_host: Annotated[
+        str, Meta(description="where decode engines find it for that; default: the address's host")
+    ] = ""
+    bootstrap_port: Annotated[
+        Port | None,
+        Meta(description="default: what SGLang says, or the engine's own default"),
+    ] = None
+    labels: Annotated[
+        dict[LabelText, LabelText],
+        Meta(max_length=256, description="free labels, for required_labels"),
+    ] = {}
+    priority_scheduling: Annotated[
+        bool, Meta(description="the engine schedules by priority, so answers carry one")
+    ] = False
+    warm: Annotated[
+        bool,
+        Meta(description="let routers have it compute hot prefixes (routing.hot_prefixes)"),
+    ] = False
+    slots: Annotated[
+        Count | None,
+        Meta(description="requests that run at once, if the engine doesn't tell"),
+    ] = None
+    loads_loras: Annotated[
+        bool,
+        Meta(
+            description="the engine loads a LoRA that it doesn't list when a request names it: vLLM"
+            " with a LoRA resolver plugin, SGLang for LoRAs that it has evicted"
+        ),
+    ] = False
+
+    @property
+    def http(self) -> str | None:
+        """The engine's HTTP base; None: it has none."""
+        base = self.metrics or self.address
+        return base if base.startswith(("http://", "https://")) else None
+
+    @property
+    def mooncake(self) -> str | None:
+        """Its Mooncake bootstrap server, which tells the engine_id; None: it has none."""
+        if self.engine != "vllm" or self.kv_connector != MOONCAKE:
+            return None
+        host = self.bootstrap_host or host_of(self.http or self.address)
+        return bootstrap_url(host, self.bootstrap_port or 0)
+
+    def __post_init__(self) -> None:
+        if self.warm and self.http is None:
+            raise ValueError("warm is given, but no HTTP face to compute by: say `metrics`")
+        if self.events is None:
+            for name in ("replay", "topic", "events_bind"):
+                if getattr(self, name):
+                    raise ValueError(f"{name} is given, but no `events` endpoint to go with it")
+
+
+def unusable(settings: EngineSettings) -> str:
+    """Why an engine can never be followed as it is configured: "key: sentence"; empty when it can.
+
+    Looks at the form of endpoints only. Passwords are masked.
+    """
+    ranks = settings.ranks
+    errors = {
+        "events": settings.events is not None
+        and zmq_error(settings.events, ranks=ranks, bind=settings.events_bind),
+        "replay": settings.replay is not None and zmq_error(settings.replay, ranks=ranks),
+        "load": settings.load is not None and zmq_error(settings.load, ranks=ranks),
+        "metrics": settings.metrics is not None and http_error(settings.metrics),
+        "address": settings.metrics is None and settings.http and http_error(settings.http),
+        "bootstrap_host": settings.mooncake is not None and http_error(settings.mooncake),
+    }
+    return next((f"{key}: {error}" for key, error in errors.items() if error), "")
+
+
+class DynamoSettings(Settings, frozen=True):
+    """A fleet under NVIDIA Dynamo, whose workers' KV events on NATS a relay follows.
+
+    Dynamo's events tell neither address nor model nor block size, so these are said here.
+    """
+
+    subject: Annotated[
+        Subject, Meta(description="where its workers publish; NATS wildcards allowed")
+    ]
+    address: Annotated[
+        str,
+        Meta(min_length=1, description="where clients send requests; may hold {worker_id}"),
+    ]
+    model: Annotated[str, Meta(min_length=1, description="model name")]
+    block_size: Annotated[BlockSize, Meta(description="tokens a block, as Dynamo has it")]
+    id: Annotated[
+        str, Meta(min_length=1, max_length=256, description="name in metrics and logs")
+    ] = "dynamo"
+    worker_id: Annotated[
+        str, Meta(max_length=200, description="worker ids; {worker_id} is Dynamo's number")
+    ] = "{worker_id}"
+    load_subject: Annotated[
+        Subject | None, Meta(description="their kv_metrics; default: beside the events")
+    ] = None
+    nats_url: Annotated[
+        str | None, Meta(description="the NATS server they publish on; default: the routers'")
+    ] = None
+    nats_credentials_file: Annotated[
+        str | None, Meta(description="NATS .creds file for nats_url")
+    ] = None
+    model_aliases: Annotated[tuple[str, ...], Meta(description="other names of the model")] = ()
+    lora_names: Annotated[tuple[str, ...], Meta(description="LoRAs that the workers serve")] = ()
+    max_model_len: Annotated[
+        Count | None, Meta(description="prompt and output together, tokens")
+    ] = None
+    total_blocks: Annotated[Count | None, Meta(description="KV blocks of a rank")] = None
+    slots: Annotated[Count | None, Meta(description="requests that a rank runs at once")] = None
+    role: Literal["both", "prefill", "decode"] = "both"
+    labels: Annotated[dict[str, str], Meta(description="free labels, for required_labels")] = {}
+    worker_timeout_s: Annotated[
+        Seconds, Meta(description="silence after which a worker counts as gone")
+    ] = 300.0
+    workers_max: Annotated[Count, Meta(description="workers (and ranks) known at once")] = 1024
+    blocks_max: Annotated[Count, Meta(description="blocks known of each")] = 1 << 22
+    message_bytes_max: Annotated[Count, Meta(description="largest message read")] = 8 << 20
+    hashes_max: Annotated[Count, Meta(description="hashes read of one message")] = 1 << 16
+
+    def __post_init__(self) -> None:
+        if "{worker_id}" not in self.worker_id:
+            raise ValueError(f"worker_id {self.worker_id!r}: without {{worker_id}} all are one")

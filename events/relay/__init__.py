@@ -1,0 +1,1 @@
+"""Beside the engine: its bytes become ordered facts on NATS."""

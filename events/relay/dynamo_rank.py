@@ -1,0 +1,224 @@
+"""One rank of a Dynamo worker, as the relay follows it: order, gaps, restarts, facts to publish.
+
+Dynamo has no replay that an outsider can ask for, so that what events/relay/rank.py heals is lost
+here. Pure: no clock, no sockets.
+
+Laws:
+- an event is applied at most once and in order of its number;
+- a number that goes back, or another publisher, is another life of the worker: a new epoch, and an
+  empty ledger;
+- a hole empties the ledger, since removals may be in it: what is then told is true but partial,
+  until the worker clears its cache;
+- after a loss of our own connection nothing is told as held until the worker's next event proves
+  that nothing was missed; no call announces the whole ledger.
+"""
+
+from collections import Counter
+
+from typing_extensions import override
+
+from events.engines.dynamo import (
+    HashesRemoved,
+    HashesStored,
+    LeftOut,
+    Origin,
+    RankCleared,
+    What,
+    WorkerEvent,
+)
+from events.plane.facts import Epoch, SnapshotChunk, SnapshotRequest
+from events.relay.dynamo_ledger import DynamoLedger
+from events.relay.ledger import Change, Wiped
+from events.relay.outbox import Outbox
+from events.relay.snapshot import SnapshotDesk
+
+SWEPT_AT_ONCE = 2048
+"""Entries of a ledger that was wiped: 0.3 ms."""
+
+
+class DynamoRank:
+    """One (worker, rank)."""
+
+    def __init__(self, epoch: Epoch, *, blocks_max: int = 1 << 22) -> None:
+        self.complete = False
+        """Whether the ledger missed nothing of this life."""
+        self.counts: Counter[str] = Counter()
+        """Kind of event, and what went wrong, of the whole life of this object."""
+        self.engine_gaps = 0
+        self.engine_restarts = 0
+        self.last_event_s: float | None = None
+        self.outbox = Outbox(epoch)
+        self._blocks_max = blocks_max
+        self.ledger = DynamoLedger(blocks_max, self.counts)
+        self._desk = SnapshotDesk(self.ledger, self.outbox)
+        self._next_id: int | None = None
+        """The worker's next number; None as long as nothing was heard."""
+        self._origin: Origin | None = None
+        """Of the last event applied."""
+        self._earlier_publisher: int | None = None
+        """The one before the last one's."""
+        self._aside: tuple[DynamoLedger, bool] | None = None
+        """The ledger, and whether it was complete, until we know that nothing was missed."""
+
+    @override
+    def __repr__(self) -> str:
+        kind = "complete" if self.complete else "partial"
+        doubt = " in doubt" if self._aside else ""
+        return f"<DynamoRank {kind}{doubt} at {self._next_id}, {self.ledger!r}>"
+
+    def on_event(self, event: WorkerEvent, origin: Origin, now_s: float) -> list[bytes]:
+        """The worker's next event; returns messages for the facts subject, in order."""
+        messages: list[bytes] = []
+        number, expected = event.event_id, self._next_id
+        if expected is None:
+            self.complete = _is_first(number, origin)
+        elif number < expected and origin == self._origin:
+            self.counts["duplicate"] += 1  # the broker brought the last message twice
+            return []
+        elif number < expected or self._is_another_life(origin):
+            messages += self._new_life(now_s)
+            self.complete = _is_first(number, origin)
+        elif number > expected:
+            self.engine_gaps += 1
+            messages += self._lose(now_s)
+        elif self._aside is not None:
+            messages += self._take_back(now_s)
+        self._follow(origin)
+        self._next_id = number + 1
+        self.last_event_s = now_s
+        return messages + self._changed(self._apply(event.what), now_s)
+
+    def doubt(self, now_s: float) -> list[bytes]:
+        """Messages may have been lost on their way to us: all that is held is put aside."""
+        if self._next_id is None or self._aside is not None:
+            return []
+        self._aside = (self.ledger, self.complete)
+        self.complete = False
+        had_any = self.ledger.count() > 0
+        self._use(DynamoLedger(self._blocks_max, self.counts))
+        return self.outbox.add([Wiped()], now_s) if had_any else []
+
+    def on_failure(self, now_s: float) -> list[bytes]:
+        """A call raised, so that an event may be applied by half: nothing held is certain."""
+        return self._lose(now_s)
+
+    def flush(self) -> list[bytes]:
+        """What is gathered; the relay calls it a moment after events came."""
+        return self.outbox.flush()
+
+    def beat(self, now_s: float) -> list[bytes]:
+        """What every second brings: what is gathered, then the state after it."""
+        self._desk.expire(now_s)
+        messages = self.outbox.flush()
+        ledger = self.ledger
+        count, digest, lacks = ledger.count(), ledger.digest(), ledger.left_out.reasons()
+        messages.append(self.outbox.beat(count, digest, self.complete, now_s, lacks))
+        return messages
+
+    def sweep(self) -> bool:
+        """Lets go of a slice of what was held before a wipe; False when nothing is left of it."""
+        return self.ledger.sweep(SWEPT_AT_ONCE)
+
+    def answer(
+        self, request: SnapshotRequest, now_s: float
+    ) -> tuple[list[bytes], SnapshotChunk | SnapshotRequest]:
+        """A router's question; what is gathered goes out before the answer. A request instead of
+        an answer: part of it is made, and it is to be asked again in a later turn."""
+        messages = self.flush()
+        return messages, self._desk.answer(request, self.complete, now_s)
+
+    def _take_back(self, now_s: float) -> list[bytes]:
+        """Nothing was missed: an epoch begins with the ledger that was put aside."""
+        if self._aside is None:
+            raise AssertionError("nothing was put aside")
+        ledger, self.complete = self._aside
+        self._aside = None
+        if ledger.count() == 0:
+            ledger.inherit(self.ledger)
+            self._use(ledger)
+            return []
+        return self._start_epoch(ledger, 1, now_s)
+
+    def _lose(self, now_s: float) -> list[bytes]:
+        """Removals may be lost, so nothing held is certain any more."""
+        self._drop_aside()
+        self.complete = False
+        self._desk.note((Wiped(),))  # the ledger says nothing if an event that raised emptied it
+        return self._changed(self.ledger.wipe(), now_s)
+
+    def _new_life(self, now_s: float) -> list[bytes]:
+        self.engine_restarts += 1
+        self._drop_aside()
+        self.complete = False
+        return self._start_epoch(DynamoLedger(self._blocks_max, self.counts), 0, now_s)
+
+    def _start_epoch(self, ledger: DynamoLedger, seq: int, now_s: float) -> list[bytes]:
+        """A new epoch, of the blocks that this ledger holds: routers forget those before. With seq
+        1 they read the ledger as a snapshot, which is made in slices."""
+        before = self.outbox.epoch
+        self.outbox.start_over(Epoch(max(int(now_s * 1e9), before.start_ns + 1), before.nonce), seq)
+        ledger.inherit(self.ledger)
+        self._use(ledger)
+        return self.beat(now_s)
+
+    def end(self) -> None:
+        """Nobody follows it from now on: what it holds is left for `sweep`."""
+        self._drop_aside()
+        self.ledger.wipe()
+
+    def _drop_aside(self) -> None:
+        if self._aside is not None:
+            self.ledger.inherit(self._aside[0])
+        self._aside = None
+
+    def _changed(self, changes: list[Change], now_s: float) -> list[bytes]:
+        """The ledger has changed: messages that are full by that."""
+        self._desk.note(changes)
+        return self.outbox.add(changes, now_s)
+
+    def _use(self, ledger: DynamoLedger) -> None:
+        self.ledger = ledger
+        self._desk.start_over(ledger)
+
+    def _is_another_life(self, origin: Origin) -> bool:
+        """Whether another publisher speaks: each numbers its rank's events itself, from the start,
+        so that a number which happens to be the next one proves nothing."""
+        last = self._origin
+        if last is None or None in (last.publisher_id, origin.publisher_id):
+            return False
+        return origin.publisher_id != last.publisher_id
+
+    def _follow(self, origin: Origin) -> None:
+        """Remembers who spoke; one that another took over from speaks no more."""
+        last = self._origin.publisher_id if self._origin is not None else None
+        if last is not None and origin.publisher_id != last:
+            if origin.publisher_id == self._earlier_publisher:
+                self.counts["two_publishers"] += 1
+            self._earlier_publisher = last
+        self._origin = origin
+
+    def _apply(self, what: What) -> list[Change]:
+        match what:
+            case HashesStored(tier, parent, names, blocks, begins):
+                self.counts["BlocksStored"] += 1
+                return self.ledger.store(tier, parent, names, blocks, begins=begins)
+            case HashesRemoved(tier, names):
+                self.counts["BlocksRemoved"] += 1
+                return self.ledger.remove(tier, names)
+            case RankCleared():
+                self.counts["BlocksCleared"] += 1
+                self.complete = True  # whatever was missed is gone now
+                return self.ledger.wipe()
+            case LeftOut(reason, stores_lost, removals_lost):
+                self.counts[reason] += 1
+                if stores_lost or removals_lost:
+                    self.complete = False
+                if reason == "unknown_medium":
+                    self.ledger.left_out.add_all((reason,))
+                # A removal that can't be read would leave a block too many: start from nothing.
+                return self.ledger.wipe() if removals_lost else []
+
+
+def _is_first(number: int, origin: Origin) -> bool:
+    """Whether a life begins with this number: publishers count from 1, older ones from 0."""
+    return number == 0 or (number == 1 and origin.sequence == 0)

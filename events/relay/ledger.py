@@ -1,0 +1,560 @@
+"""What one engine rank holds: counts physical copies, says when a block comes or goes for good.
+
+An engine announces every copy of a block under its own hash. The ledger recomputes PrefixHashes
+from the token ids, in the pool's canonical block size, and reports only the first copy's arrival
+and the last one's departure of each (PrefixHash, tier). Pure: no clock, no sockets.
+
+Laws:
+- what was reported placed and not yet gone is exactly `placements()`;
+- an engine hash is known as long as any tier holds a copy of it (or of a page that goes on where it
+  ends, inside one canonical block), and no longer;
+- nothing is guessed: a block whose content or place in a chain can't be known is left out, counted.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, Self
+
+from typing_extensions import override
+from xxhash import xxh3_64_intdigest
+
+from events.engines.events import BlocksCleared, BlocksRemoved, BlocksStored, EngineEvent
+from events.plane.left_out import LeftOut
+from events.relay.blocks import (
+    CAPPED,
+    COUNT_MASK,
+    GROUPS_MAX,
+    TIER_MASKS,
+    Block,
+    Chunk,
+    Page,
+    shift,
+)
+from events.relay.ledger_copy import BlockRows, LedgerCopy, LedgerHead, blocks_of
+from indexer.hashing import extend_prefix, hash_seed, multimodal_hash, pack_tokens
+from indexer.identity import BlockHash, EngineHash, PrefixHash, Tier
+from indexer.index import mix_digest
+
+COPIES_MAX = 16
+"""Copies of a block counted on one tier and group. vLLM's report mode announces blocks without a
+new copy, so counts can run ahead of the truth; the cap bounds how far. An engine that really has
+more copies may hold a block on when it is told gone: see `Ledger.may_miss`."""
+
+MEDIUM_TIERS = {
+    "GPU": Tier.DEVICE,
+    "CPU": Tier.HOST,
+    "CPU_PINNED": Tier.HOST,
+    "STORAGE": Tier.DISK,
+    "DISK": Tier.DISK,
+}
+SHELVES = 256
+"""Dictionaries that a map is dealt out to by the low bits of its keys' hashes: one of a million
+entries that grows stops the loop for 100 ms, and of 16,000, when four million are held, for 0.5."""
+SHARED_MEDIUMS = frozenset({"EXTERNAL"})
+_SMALLEST_CANONICAL = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """Blocks that a tier holds from now on: a chain after `parent`."""
+
+    tier: Tier
+    parent: PrefixHash | None
+    hashes: list[PrefixHash]
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """Blocks that a tier holds no more."""
+
+    tier: Tier
+    hashes: list[PrefixHash]
+
+
+@dataclass(frozen=True, slots=True)
+class Wiped:
+    """Nothing is held any more, on any tier."""
+
+
+Change = Placed | Gone | Wiped
+
+
+def canonical_block_size(engine_block_size: int, wanted: int | None) -> int | None:
+    """Tokens a canonical block; None when the engine's can be neither split nor merged to it.
+
+    Without a wish: the engine's own size, or where that is under 16 tokens its smallest multiple
+    that is not.
+    """
+    if wanted is None:
+        if engine_block_size >= _SMALLEST_CANONICAL:
+            return engine_block_size
+        return -(-_SMALLEST_CANONICAL // engine_block_size) * engine_block_size
+    if wanted % engine_block_size and engine_block_size % wanted:
+        return None
+    return wanted
+
+
+class Ledger:
+    """The copies that one engine rank holds."""
+
+    def __init__(
+        self,
+        wanted_block_size: int | None = None,
+        blocks_max: int = 1 << 22,
+        dropped: Counter[str] | None = None,
+    ) -> None:
+        """wanted_block_size: canonical tokens a block; None: see `canonical_block_size`.
+
+        blocks_max bounds the map; stores beyond it are counted as `map_full`.
+        """
+        self._wanted = wanted_block_size
+        self._blocks_max = blocks_max
+        self.engine_block_size: int | None = None
+        self.block_size: int | None = None
+        """Canonical; known from the first store on."""
+        self.dropped: Counter[str] = Counter() if dropped is None else dropped
+        """Reason -> events (or blocks) left out."""
+        self.may_miss = False
+        """A block was told gone of which there were more copies than we count: the engine may hold
+        it still. Until all is wiped."""
+        self.left_out = LeftOut()
+        """Blocks that the engine holds and this ledger doesn't."""
+        self._blocks: list[dict[EngineHash, Block]] = new_shelves()
+        """On the shelf of its name: name -> block"""
+        self._block_count = 0
+        self._held: list[list[dict[PrefixHash, int]]] = [new_shelves() for _ in Tier]
+        """tier -> on the shelf of its hash: PrefixHash -> engine blocks or chunks that give it"""
+        self._held_count = [0 for _ in Tier]
+        self._xor = [0 for _ in Tier]
+        self._groups: dict[int | None, int] = {None: 0}
+        """KV cache group -> its place in `Block.copies`"""
+        self._other_groups: set[int | None] = set()
+        """Groups that are no full attention, learned from stores: removals don't say."""
+        self._doomed: list[dict[Any, Any]] = []
+        """What was held before it was wiped, and is let go in slices: see `sweep`."""
+        self._placed: list[tuple[Tier, PrefixHash | None, PrefixHash]] = []
+        self._gone: list[tuple[Tier, PrefixHash]] = []
+
+    @override
+    def __repr__(self) -> str:
+        held = "+".join(map(str, self._held_count))
+        return f"<Ledger {len(self)} engine blocks, {held} placements>"
+
+    def __len__(self) -> int:
+        """Engine blocks in the map."""
+        return self._block_count
+
+    def blocks(self) -> Iterator[tuple[EngineHash, Block]]:
+        """All engine blocks in the map, by their names."""
+        for shelf in self._blocks:
+            yield from shelf.items()
+
+    def apply(self, event: EngineEvent) -> list[Change]:
+        """What changes with an event, in order. Never raises for what an engine says."""
+        match event:
+            case BlocksStored():
+                self._store(event)
+            case BlocksRemoved():
+                self._remove(event)
+            case BlocksCleared():
+                return self.wipe()
+        return self._take_changes()
+
+    def wipe(self) -> list[Change]:
+        """Forgets all copies. Their memory is let go by `sweep`."""
+        had_any = any(self._held_count)
+        self._doomed += filter(None, chain(self._blocks, *self._held, [self.left_out.clear()]))
+        self._blocks, self._block_count = new_shelves(), 0
+        self._held, self._held_count = [new_shelves() for _ in Tier], [0 for _ in Tier]
+        self._xor = [0 for _ in Tier]
+        self._placed.clear()  # of an event whose application raised
+        self._gone.clear()
+        self.may_miss = False
+        return [Wiped()] if had_any else []
+
+    def inherit(self, other: "Ledger") -> None:
+        """Takes over what another ledger holds and nobody asks for any more, for `sweep`."""
+        other.wipe()
+        self._doomed += other._doomed
+        other._doomed = []
+
+    def sweep(self, units: int) -> bool:
+        """Lets go of so many units of what was wiped; False when nothing is left of it. A unit is
+        an entry of a map, or a page's place in a chunk, which may be what kept the page."""
+        while self._doomed and units > 0:
+            doomed = self._doomed[-1]
+            while doomed and units > 0:
+                _, block = doomed.popitem()
+                units -= 1
+                if isinstance(block, Page):
+                    units -= block.let_go()
+            if not doomed:
+                self._doomed.pop()
+        return bool(self._doomed)
+
+    def count(self) -> int:
+        """Placements: (tier, PrefixHash) pairs."""
+        return sum(self._held_count)
+
+    def digest(self) -> int:
+        """Same as the digest of an index that holds the same placements."""
+        return mix_digest(*self._xor)
+
+    def placements(self) -> Iterator[tuple[Tier, list[PrefixHash]]]:
+        """All that is held, a copy by tier."""
+        for tier in Tier:
+            yield tier, [prefix for shelf in self._held[tier] for prefix in shelf]
+
+    def shelves(self) -> Iterator[tuple[Tier, int, dict[PrefixHash, int]]]:
+        """All that is held, in the ledger's own dictionaries, with their numbers by tier."""
+        for tier in Tier:
+            for number, shelf in enumerate(self._held[tier]):
+                yield tier, number, shelf
+
+    def copy(self) -> LedgerCopy:
+        """All that it knows, as it is now. About 50 ms for a million blocks."""
+        head = LedgerHead(
+            engine_block_size=self.engine_block_size,
+            groups=list(self._groups),
+            other_groups=list(self._other_groups),
+            may_miss=self.may_miss,
+            lacks=list(self.left_out.reasons()),
+            count=self.count(),
+            digest=self.digest(),
+        )
+        names = list(chain.from_iterable(self._blocks))
+        blocks = list(chain.from_iterable(map(dict.values, self._blocks)))
+        return LedgerCopy(head, names, blocks, [block.copies for block in blocks])
+
+    @classmethod
+    def restored(
+        cls, head: LedgerHead, parts: Iterable[BlockRows], wanted_block_size: int | None
+    ) -> Self:
+        """The ledger that a copy was taken of. Raises ValueError for rows that are of none."""
+        ledger = cls(wanted_block_size)
+        size = head.engine_block_size
+        if size is not None and ledger._refused_block_size(size):
+            raise ValueError(f"blocks of {size} tokens can't be brought to {wanted_block_size}")
+        ledger._groups = {group: place for place, group in enumerate(head.groups)}
+        ledger._other_groups = set(head.other_groups)
+        ledger.may_miss = head.may_miss
+        ledger.left_out.add_all(head.lacks)
+        in_chunk = (ledger.block_size or 0) // (size or 1)
+        for name, block, copies in blocks_of(parts, in_chunk):
+            shelf = ledger._blocks[hash(name) % SHELVES]
+            if name in shelf or len(ledger) >= ledger._blocks_max:
+                raise ValueError(f"block {len(ledger)} is there twice, or one too many")
+            if isinstance(block, Page) and len(block.pending) >= 4 * (ledger.block_size or 0):
+                raise ValueError(f"page {len(ledger)} holds tokens of a whole block")
+            shelf[name] = block
+            ledger._block_count += 1
+            if isinstance(block, Page) and block.parent is not None:
+                block.parent.children += 1
+                if block.end is not None and not block.pending:
+                    ledger._close(block, block.parent, block.end)
+            block.copies = copies
+            for tier in Tier:
+                if copies & TIER_MASKS[tier]:
+                    ledger._arrive(block, tier, None)
+            ledger._placed.clear()
+        if ledger.count() != head.count:
+            raise ValueError(f"{ledger.count()} placements, where there were {head.count}")
+        if ledger.digest() != head.digest:
+            raise ValueError(f"{head.count} placements, but they differ from what they were")
+        return ledger
+
+    def _store(self, event: BlocksStored) -> None:
+        tier = self._tier(event)
+        if tier is None:
+            return
+        if not event.full_attention:
+            self._other_groups.add(event.group)
+            self.dropped["other_group"] += 1
+            return
+        field = self._field(event.group, tier)
+        if field is None:
+            self._leave_out("too_many_groups", event.hashes, count=1)
+            return
+        if not event.token_ids:
+            self._store_known(event, tier, field)
+            return
+        if reason := self._refused_block_size(event.block_size):
+            self._leave_out(reason, event.hashes, count=1)
+            return
+        if reason := _unhashable(event, self.block_size):
+            self._leave_out(reason, event.hashes)
+            return
+        parent: Block | None = None
+        if event.parent is not None:
+            parent = self._block(event.parent)
+            if parent is None:
+                self._leave_out("unknown_parent", event.hashes)
+                return
+            seed = parent.seed
+        else:
+            seed = hash_seed(event.lora_name or "", event.cache_salt or "")
+        self._store_chain(event, tier, field, parent, seed)
+
+    def _store_chain(
+        self, event: BlocksStored, tier: Tier, field: int, parent: Block | None, seed: int
+    ) -> None:
+        tokens = memoryview(pack_tokens(event.token_ids))
+        size = 4 * event.block_size
+        canonical = 4 * (self.block_size or event.block_size)
+        for i, engine_hash in enumerate(event.hashes):
+            shelf = self._blocks[hash(engine_hash) % SHELVES]
+            block = shelf.get(engine_hash)
+            if block is None:
+                if self._block_count >= self._blocks_max:
+                    self._leave_out("map_full", event.hashes[i:])
+                    return
+                items = event.item_ids[i] if event.item_ids else ()
+                content = bytes(tokens[i * size : (i + 1) * size])
+                block = self._make(engine_hash, content, items, parent, seed, canonical)
+                shelf[engine_hash] = block
+                self._block_count += 1
+            self._add_copy(block, tier, field, parent.end if parent else None)
+            parent = block
+
+    def _store_known(self, event: BlocksStored, tier: Tier, field: int) -> None:
+        """A store without tokens, as offload connectors send: another copy of blocks we know."""
+        for engine_hash in event.hashes:
+            block = self._block(engine_hash)
+            if block is None:
+                self._leave_out("unresolved", (engine_hash,))
+            else:
+                self._add_copy(block, tier, field, None)
+
+    def _remove(self, event: BlocksRemoved) -> None:
+        tier = self._tier(event)
+        if tier is None:
+            return
+        if event.group in self._other_groups:
+            self.dropped["other_group"] += 1
+            return
+        if event.group not in self._groups:  # nothing of it is counted; no place for it either
+            self.dropped["unknown_removal"] += len(event.hashes)
+            for engine_hash in event.hashes:
+                self.left_out.remove(engine_hash)
+            return
+        field = shift(self._groups[event.group], tier)
+        for engine_hash in event.hashes:
+            block = self._block(engine_hash)
+            if block is None or not block.copies >> field & COUNT_MASK:
+                self.dropped["unknown_removal"] += 1
+                self.left_out.remove(engine_hash)
+                continue
+            block.copies -= 1 << field
+            if not block.copies & TIER_MASKS[tier]:
+                self._leave(block, tier)
+                if block.copies & CAPPED:
+                    self.may_miss = True
+                    if block.copies == CAPPED:
+                        block.copies = 0
+                if not block.copies:
+                    self._drop(engine_hash, block)
+
+    def _make(
+        self,
+        engine_hash: EngineHash,
+        content: bytes,
+        items: tuple[str, ...],
+        parent: Block | None,
+        seed: int,
+        canonical: int,
+    ) -> Block:
+        """A new block after `parent`; canonical: bytes a canonical block."""
+        if len(content) < canonical:
+            return self._make_page(engine_hash, content, parent, seed, canonical)
+        suffix = b"".join(
+            value.to_bytes(8, "little") for value in sorted(map(multimodal_hash, items))
+        )
+        end = parent.end if parent else None
+        prefixes = []
+        for at in range(0, len(content), canonical):
+            end = extend_prefix(end, _hash(content[at : at + canonical] + suffix, seed))
+            prefixes.append(end)
+        return Block(seed, end, tuple(prefixes))
+
+    def _make_page(
+        self,
+        engine_hash: EngineHash,
+        content: bytes,
+        parent: Block | None,
+        seed: int,
+        canonical: int,
+    ) -> Page:
+        before = parent if isinstance(parent, Page) else None
+        end = before.end if before else None
+        inside = before if before and before.pending else None
+        pending = (inside.pending if inside else b"") + content
+        if inside:
+            inside.children += 1
+        if inside is None or len(pending) < canonical:
+            return Page(seed, end, engine_hash, pending, inside)
+        prefix = extend_prefix(end, _hash(pending, seed))
+        page = Page(seed, prefix, engine_hash, b"", inside)
+        self._close(page, inside, prefix)
+        return page
+
+    def _close(self, page: Page, parent: Page, prefix: PrefixHash) -> None:
+        """`page` ends a canonical block."""
+        pages = [page]
+        while pages[-1].parent is not None:
+            pages.append(pages[-1].parent)
+        page.own_chunk = chunk = Chunk(prefix, parent.end, tuple(pages))
+        for one in pages:
+            one.chunks.append(chunk)
+            for tier in Tier:
+                if one.copies & TIER_MASKS[tier]:
+                    chunk.missing[tier] -= 1
+
+    def _add_copy(self, block: Block, tier: Tier, field: int, parent: PrefixHash | None) -> None:
+        first = not block.copies & TIER_MASKS[tier]
+        if block.copies >> field & COUNT_MASK < COPIES_MAX:
+            block.copies += 1 << field
+        else:
+            block.copies |= CAPPED
+            self.dropped["copies_capped"] += 1
+        if first:
+            self._arrive(block, tier, parent)
+
+    def _arrive(self, block: Block, tier: Tier, parent: PrefixHash | None) -> None:
+        for prefix in block.prefixes:
+            self._hold(tier, parent, prefix)
+            parent = prefix
+        if isinstance(block, Page):
+            for chunk in block.chunks:
+                chunk.missing[tier] -= 1
+                if not chunk.missing[tier]:
+                    self._hold(tier, chunk.before, chunk.prefix)
+
+    def _leave(self, block: Block, tier: Tier) -> None:
+        for prefix in reversed(block.prefixes):
+            self._release(tier, prefix)
+        if isinstance(block, Page):
+            for chunk in block.chunks:
+                if not chunk.missing[tier]:
+                    self._release(tier, chunk.prefix)
+                chunk.missing[tier] += 1
+
+    def _hold(self, tier: Tier, parent: PrefixHash | None, prefix: PrefixHash) -> None:
+        held = self._held[tier][prefix % SHELVES]
+        givers = held.get(prefix, 0)
+        held[prefix] = givers + 1
+        if not givers:
+            self._held_count[tier] += 1
+            self._xor[tier] ^= prefix
+            self._placed.append((tier, parent, prefix))
+
+    def _release(self, tier: Tier, prefix: PrefixHash) -> None:
+        held = self._held[tier][prefix % SHELVES]
+        givers = held[prefix] - 1
+        if givers:
+            held[prefix] = givers
+            return
+        del held[prefix]
+        self._held_count[tier] -= 1
+        self._xor[tier] ^= prefix
+        self._gone.append((tier, prefix))
+
+    def _drop(self, engine_hash: EngineHash, block: Block) -> None:
+        """Forgets a block without copies, unless pages after it still count on its coming back."""
+        if not isinstance(block, Page):
+            del self._blocks[hash(engine_hash) % SHELVES][engine_hash]
+            self._block_count -= 1
+            return
+        page: Page | None = block
+        while page is not None and not page.copies and not page.children:
+            if page.own_chunk is not None:
+                for one in page.own_chunk.pages:
+                    one.chunks.remove(page.own_chunk)
+                page.own_chunk = None  # which holds it: nobody has to look for the cycle
+            del self._blocks[hash(page.engine_hash) % SHELVES][page.engine_hash]
+            self._block_count -= 1
+            page = page.parent
+            if page is not None:
+                page.children -= 1
+
+    def _block(self, name: EngineHash) -> Block | None:
+        return self._blocks[hash(name) % SHELVES].get(name)
+
+    def _leave_out(
+        self, reason: str, blocks: tuple[EngineHash, ...], count: int | None = None
+    ) -> None:
+        """count: what is counted as dropped; None: the blocks."""
+        self.dropped[reason] += len(blocks) if count is None else count
+        if reason != "unhashable":  # what nobody outside can name, no request asks for
+            self.left_out.add(reason, blocks)
+
+    def _refused_block_size(self, engine_block_size: int) -> str:
+        """Why blocks of this size can't be kept; empty when they can."""
+        if self.engine_block_size is None:
+            self.engine_block_size = engine_block_size
+            self.block_size = canonical_block_size(engine_block_size, self._wanted)
+        if self.block_size is None:
+            return "block_size_unsuitable"
+        return "" if engine_block_size == self.engine_block_size else "block_size_changed"
+
+    def _tier(self, event: BlocksStored | BlocksRemoved) -> Tier | None:
+        """Where an event's blocks are; None, counted, for a place that is nobody's or not known."""
+        if event.remote or event.medium in SHARED_MEDIUMS:
+            self.dropped["shared"] += 1
+            return None
+        tier = MEDIUM_TIERS.get(event.medium or "GPU")
+        if tier is None and isinstance(event, BlocksStored) and event.full_attention:
+            self._leave_out("unknown_medium", event.hashes, count=1)
+        elif tier is None:
+            self.dropped["unknown_medium"] += 1
+            for engine_hash in event.hashes:
+                self.left_out.remove(engine_hash)
+        return tier
+
+    def _field(self, group: int | None, tier: Tier) -> int | None:
+        """Where the count of a group and tier stands; gives the group a place, if one is left."""
+        place = self._groups.get(group)
+        if place is None:
+            if len(self._groups) >= GROUPS_MAX:
+                return None
+            place = self._groups[group] = len(self._groups)
+        return shift(place, tier)
+
+    def _take_changes(self) -> list[Change]:
+        changes: list[Change] = []
+        for tier, parent, prefix in self._placed:
+            last = changes[-1] if changes else None
+            if isinstance(last, Placed) and last.tier == tier and last.hashes[-1] == parent:
+                last.hashes.append(prefix)
+            else:
+                changes.append(Placed(tier, parent, [prefix]))
+        for tier, prefix in self._gone:
+            last = changes[-1] if changes else None
+            if isinstance(last, Gone) and last.tier == tier:
+                last.hashes.append(prefix)
+            else:
+                changes.append(Gone(tier, [prefix]))
+        self._placed.clear()
+        self._gone.clear()
+        return changes
+
+
+def new_shelves() -> list[dict[Any, Any]]:
+    """SHELVES empty ones."""
+    return [{} for _ in range(SHELVES)]
+
+
+def _hash(content: bytes, seed: int) -> BlockHash:
+    return BlockHash(xxh3_64_intdigest(content, seed))
+
+
+def _unhashable(event: BlocksStored, block_size: int | None) -> str:
+    """Why the blocks of an event can't be named by their content; empty when they can."""
+    if event.unnamed_lora:
+        return "unnamed_lora"
+    if event.unhashable:
+        return "unhashable"
+    if event.item_ids and block_size != event.block_size and any(event.item_ids):
+        return "item_place_unknown"  # which part of a block an item covers isn't told
+    return ""

@@ -1,0 +1,105 @@
+"""What a relay keeps of one engine rank for its own next life, as bytes. Pure.
+
+    "kvroute map 1\\n", XXH3-128 of the rest (16 bytes), MessagePack of a _Kept
+
+Law: bytes that were torn, or written for another engine or by another kvroute, are UnusableMap,
+never a ledger; and nothing that bytes say, with a right checksum or not, raises anything else, then
+or later.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+from xxhash import xxh3_128_digest
+
+from events.engines.zmq_framing import SEQUENCE_LIMIT
+from events.plane.facts import UnixSeconds
+from events.relay.ledger import Ledger
+from events.relay.ledger_copy import BlockRows, LedgerCopy, LedgerHead
+from indexer.identity import WorkerKey
+
+MAGIC = b"kvroute map 1\n"
+"""Another number for every change of what comes after it."""
+_CHECKSUM_BYTES = 16
+
+
+class UnusableMap(ValueError):
+    """What was kept can't be used; the message says why."""
+
+
+class Checkpoint(msgspec.Struct, frozen=True):
+    """Which message of which life of the engine a ledger is the state after."""
+
+    seq: Annotated[int, Meta(ge=0, le=SEQUENCE_LIMIT - 2)]
+    digest: Annotated[int, Meta(ge=0)]
+    """XXH3-64 of the message."""
+    complete: bool
+    process_start_s: UnixSeconds | None
+    """When the engine's process started, as it told (Unix time)."""
+    taken_at_s: UnixSeconds
+    """Unix time."""
+
+    def is_before(self, started_s: float) -> bool:
+        """Whether a process that started then is another one than this map is of."""
+        if self.process_start_s is not None:
+            return started_s != self.process_start_s
+        return started_s > self.taken_at_s
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Whom a map is of."""
+
+    worker: WorkerKey
+    engine: str
+    wanted_block_size: int | None
+
+
+class _Kept(msgspec.Struct, frozen=True):
+    worker_id: str
+    dp_rank: int
+    engine: str
+    wanted_block_size: int | None
+    checkpoint: Checkpoint
+    ledger: LedgerHead
+    rows: list[msgspec.Raw]
+
+
+_decoder = msgspec.msgpack.Decoder(_Kept)
+_rows_decoder = msgspec.msgpack.Decoder(BlockRows)
+_encoder = msgspec.msgpack.Encoder()
+
+
+def pack(source: Source, checkpoint: Checkpoint, copy: LedgerCopy) -> bytes:
+    """A map as it is kept: about 27 bytes a block."""
+    kept = _Kept(
+        *source.worker,
+        source.engine,
+        source.wanted_block_size,
+        checkpoint,
+        copy.head,
+        [msgspec.Raw(_encoder.encode(rows)) for rows in copy.rows()],
+    )
+    body = _encoder.encode(kept)
+    return MAGIC + xxh3_128_digest(body) + body
+
+
+def unpack(source: Source, data: bytes) -> tuple[Checkpoint, Ledger]:
+    """What was kept of this source; raises UnusableMap."""
+    start = len(MAGIC) + _CHECKSUM_BYTES
+    if data[: len(MAGIC)] != MAGIC:
+        raise UnusableMap(f"it begins with {data[: len(MAGIC)]!r}, where {MAGIC!r} is expected")
+    body = memoryview(data)[start:]
+    if data[len(MAGIC) : start] != xxh3_128_digest(body):
+        raise UnusableMap(f"the checksum of its {len(body)} bytes differs")
+    try:
+        kept = _decoder.decode(body)
+        of = Source(WorkerKey(kept.worker_id, kept.dp_rank), kept.engine, kept.wanted_block_size)
+        if of != source:
+            raise ValueError(f"it is of {of}, not of {source}")
+        parts = (_rows_decoder.decode(rows) for rows in kept.rows)
+        return kept.checkpoint, Ledger.restored(kept.ledger, parts, source.wanted_block_size)
+    except Exception as error:  # a file must not end what reads it, whatever it says
+        raise UnusableMap(str(error) or type(error).__name__) from error
