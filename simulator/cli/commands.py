@@ -16,9 +16,9 @@ from router.config.settings import LogSettings
 from router.processes.logs import set_up
 
 if TYPE_CHECKING:
-    from simulator.capacity import Percentile
-    from simulator.comparison import Traffic
-    from simulator.options import RunOptions
+    from simulator.study.capacity import Percentile
+    from simulator.study.comparison import Traffic
+    from simulator.world.options import RunOptions
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 _File = click.Path(path_type=Path, dir_okay=False)
@@ -272,12 +272,12 @@ def replay(
     """
     from rich.console import Console
 
-    from simulator import world
-    from simulator.comparison import compare as compare_runs
-    from simulator.plots import PlotsMissing, check_plots, write_plots
-    from simulator.report import shadow_table, tables, to_json, write_csv
-    from simulator.results import Slo
-    from simulator.watching import Unwatched, watch
+    from simulator.study.comparison import compare as compare_runs
+    from simulator.study.plots import PlotsMissing, check_plots, write_plots
+    from simulator.study.progress import Unwatched, watch
+    from simulator.study.report import shadow_table, tables, to_json, write_csv
+    from simulator.traffic.results import Slo
+    from simulator.world import world
 
     traffic = _traffic(trace, given)
     first = _fleet(policy, workers, given, shadows=shadows)
@@ -380,8 +380,8 @@ def capacity(
     import msgspec
     from rich.console import Console
 
-    from simulator import world
-    from simulator.capacity import capacity_table, promised_ttft_s, smallest_fleet
+    from simulator.study.capacity import capacity_table, promised_ttft_s, smallest_fleet
+    from simulator.world import world
 
     traffic = _traffic(trace, given)
     fleet = replace(_fleet(policy, workers_min, given), seed=seed)
@@ -474,9 +474,9 @@ def simulate(
     import zmq
     from rich.console import Console
 
-    from simulator.engine import EngineConfig
-    from simulator.fleet import PORTS
-    from simulator.live import run_live
+    from simulator.live.engine import EngineConfig
+    from simulator.live.run import run_live
+    from simulator.live.stand_ins import PORTS
 
     if port + PORTS * count > 1 << 16:
         raise click.UsageError(f"{count} engines need {PORTS * count} ports from {port} on")
@@ -497,9 +497,9 @@ def simulate(
 
 
 def _traffic(name: str, given: dict[str, Any]) -> "Traffic":
-    from simulator.comparison import Traffic
-    from simulator.trace_columns import TraceError
-    from simulator.trace_file import load_trace
+    from simulator.study.comparison import Traffic
+    from simulator.traffic.trace_columns import TraceError
+    from simulator.traffic.trace_file import load_trace
 
     try:
         trace = load_trace(name, given["trace_block_size"])
@@ -526,8 +526,8 @@ def _fleet(
     Raises UsageError for what can't be run.
     """
     from router.config.settings import ServeConfig, load
-    from simulator.options import Disaggregation, Failure, RunOptions
-    from simulator.trace import check_block_size
+    from simulator.traffic.trace import check_block_size
+    from simulator.world.options import Disaggregation, Failure, RunOptions
 
     _check_fits(workers, given)
     flags: dict[tuple[str, ...], object] = {}
@@ -579,9 +579,9 @@ def _check_fits(workers: int, given: dict[str, Any]) -> None:
 
 def _scheduler(given: dict[str, Any], *, ranks: int = 1, joined_steps_max: int = 1) -> Any:
     """One engine's limits and prices. Raises ValueError."""
-    from simulator.engine_options import scheduler_config
-    from simulator.profile import load_profile
+    from simulator.engines.profile import load_profile
     from simulator.schedulers import SCHEDULERS
+    from simulator.schedulers.options import scheduler_config
 
     options = dict(given["engine_options"])
     if given["host_blocks"] is not None:

@@ -23,10 +23,10 @@ from router.children.nats_server import NatsChild
 from router.children.process import end, start
 from router.cli.text import line
 from router.policies import POLICIES
-from simulator import demo
-from simulator.clock import ScaledClock
-from simulator.fleet import StandIn, stand_ins
-from simulator.trace import TraceRequest
+from simulator.live import demo
+from simulator.live.clock import ScaledClock
+from simulator.live.stand_ins import StandIn, stand_ins
+from simulator.traffic.trace import TraceRequest
 
 READY_TIMEOUT_S = 30.0
 

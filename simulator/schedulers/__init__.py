@@ -5,12 +5,12 @@ Adding one is one file, one entry here, one test.
 
 from collections.abc import Callable
 
-from simulator.scheduler import Scheduler, SchedulerConfig
-from simulator.schedulers.chitu import ChituScheduler
-from simulator.schedulers.chitu_dp import DpFifoScheduler
-from simulator.schedulers.chitu_skew import SkewScheduler
-from simulator.schedulers.sglang import SglangScheduler
-from simulator.schedulers.vllm import VllmScheduler
+from simulator.engines.scheduler import Scheduler, SchedulerConfig
+from simulator.schedulers.chitu.dp import DpFifoScheduler
+from simulator.schedulers.chitu.scheduler import ChituScheduler
+from simulator.schedulers.chitu.skew import SkewScheduler
+from simulator.schedulers.sglang.scheduler import SglangScheduler
+from simulator.schedulers.vllm.scheduler import VllmScheduler
 
 SCHEDULERS: dict[str, Callable[[SchedulerConfig], Scheduler]] = {
     "vllm": VllmScheduler,

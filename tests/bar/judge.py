@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from statistics import median
 
-from simulator.reuse import reuse_ceiling
+from simulator.traffic.reuse import reuse_ceiling
 from tests.bar.cases import CASES
 from tests.bar.runs import Numbers, Run
 from tests.stage.story import Player

@@ -9,9 +9,9 @@ import numpy as np
 from xxhash import xxh3_64_hexdigest
 
 from router.config.settings import GuardSettings
-from simulator.results import share
-from simulator.trace import Trace
-from simulator.world import World
+from simulator.traffic.results import share
+from simulator.traffic.trace import Trace
+from simulator.world.world import World
 from tests.bar.cases import CASES
 from tests.stage.story import Player, run_options
 

@@ -27,10 +27,10 @@ from events.relay.relay import Relay
 from kvroute.client import KvRouteClient
 from router.children.nats_server import NatsChild
 from router.children.process import end, start
-from simulator.clock import ScaledClock
-from simulator.engine import EngineConfig
-from simulator.fleet import stand_ins
-from simulator.scheduler import SchedulerConfig
+from simulator.engines.scheduler import SchedulerConfig
+from simulator.live.clock import ScaledClock
+from simulator.live.engine import EngineConfig
+from simulator.live.stand_ins import stand_ins
 from tests.bench.lane_client import BLOCK_SIZE, long_prompts, prompts
 from tests.bench.timing import row
 from tests.end_to_end.stage import engine_settings

@@ -1,16 +1,16 @@
 """What a replay in virtual time costs: the conversation trace on eight engines, 64-token blocks.
 
 The whole trace doesn't ship: KVROUTE_TRACES is the folder of those that were downloaded
-(simulator/data/README.md names them). Without it the slice that ships is played instead.
+(simulator/traffic/data/README.md names them). Without it the slice that ships is played instead.
 """
 
 import os
 from pathlib import Path
 from typing import Any
 
-from simulator.options import RunOptions
-from simulator.trace_file import load_trace
-from simulator.world import run
+from simulator.traffic.trace_file import load_trace
+from simulator.world.options import RunOptions
+from simulator.world.world import run
 from tests.bench.timing import row
 
 NAMES = ("conversation_trace.jsonl", "mooncake_conversation_trace.jsonl")

@@ -21,13 +21,13 @@ from rich.console import Console
 from rich.table import Table
 
 from router.config.settings import RoutingSettings
-from simulator.engine_options import scheduler_config
-from simulator.options import RunOptions
-from simulator.profile import load_profile
-from simulator.results import RunResult
-from simulator.trace import Trace
-from simulator.trace_file import load_trace
-from simulator.world import run
+from simulator.engines.profile import load_profile
+from simulator.schedulers.options import scheduler_config
+from simulator.traffic.results import RunResult
+from simulator.traffic.trace import Trace
+from simulator.traffic.trace_file import load_trace
+from simulator.world.options import RunOptions
+from simulator.world.world import run
 from tests.bench.peer_mocker import RECORD
 
 TOLERANCE = 0.05

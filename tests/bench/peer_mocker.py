@@ -1,16 +1,18 @@
-"""Records what the peer's offline simulator makes of a trace, for simulator/profiles/mocker.yaml.
+"""Records what the peer's offline simulator makes of a trace, for
+simulator/engines/profiles/mocker.yaml.
 
     python -m tests.bench.peer_mocker CONVERSATION_TRACE
 
-The trace is Mooncake's conversation trace (simulator/data/README.md tells where it is); the slice
-of it that ships is replayed too, on one worker. Writes tests/simulator/data/peer_mocker.json, which
-tests hold our simulator against. Takes two or three minutes.
+The trace is Mooncake's conversation trace (simulator/traffic/data/README.md tells where it is);
+the slice of it that ships is replayed too, on one worker. Writes
+tests/simulator/data/peer_mocker.json, which tests hold our simulator against. Takes two or three
+minutes.
 """
 
 import json
 import sys
 
-from simulator.trace_file import SLICES
+from simulator.traffic.trace_file import SLICES
 from tests.bench.environments import BUILD, PEER, python_of, run
 
 RECORD = BUILD.parent / "tests" / "simulator" / "data" / "peer_mocker.json"

@@ -22,12 +22,12 @@ from aiohttp import web
 from typing_extensions import override
 
 from indexer.hashing import block_hashes, pack_tokens, prefix_hashes
-from simulator.clock import ScaledClock
-from simulator.completion_wire import Reply, sse
-from simulator.engine import Engine, EngineConfig
-from simulator.http_face import HttpFace
-from simulator.publisher import Publisher
-from simulator.scheduler import SchedulerConfig
+from simulator.engines.scheduler import SchedulerConfig
+from simulator.live.clock import ScaledClock
+from simulator.live.completion_wire import Reply, sse
+from simulator.live.engine import Engine, EngineConfig
+from simulator.live.http_face import HttpFace
+from simulator.live.publisher import Publisher
 from tests.chaos.channel import lines, say
 
 BLOCK_SIZE = 16

@@ -23,10 +23,10 @@ from indexer.hashing import block_hashes, pack_tokens, prefix_hashes
 from router.children.nats_server import NatsChild
 from router.children.process import Child, end, start
 from router.processes.router_process import RouterApp
-from simulator.clock import ScaledClock
-from simulator.engine import EngineConfig
-from simulator.fleet import StandIn, stand_in
-from simulator.scheduler import SchedulerConfig
+from simulator.engines.scheduler import SchedulerConfig
+from simulator.live.clock import ScaledClock
+from simulator.live.engine import EngineConfig
+from simulator.live.stand_ins import StandIn, stand_in
 from tests.end_to_end.proxy import Proxy, proxy_to
 from tests.end_to_end.stage import BLOCK_SIZE, engine_settings, router_app, serve_config, until
 

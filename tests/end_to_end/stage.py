@@ -18,10 +18,10 @@ from kvroute.v1 import Progress, ProgressState
 from router.children.nats_server import NatsChild
 from router.config.settings import GrpcSettings, MetricsSettings, RoutingSettings, ServeConfig
 from router.processes.router_process import RouterApp
-from simulator.clock import ScaledClock
-from simulator.engine import EngineConfig
-from simulator.fleet import StandIn, stand_ins
-from simulator.scheduler import SchedulerConfig
+from simulator.engines.scheduler import SchedulerConfig
+from simulator.live.clock import ScaledClock
+from simulator.live.engine import EngineConfig
+from simulator.live.stand_ins import StandIn, stand_ins
 
 BLOCK_SIZE = 16
 DEADLINE_S = 60.0

@@ -12,7 +12,7 @@ from aiohttp import web
 
 from kvroute.client import KvRouteClient, cached_tokens
 from router.children.process import Child, end, start
-from simulator.http_face import HttpFace
+from simulator.live.http_face import HttpFace
 from tests.end_to_end.stage import BLOCK_SIZE, Stage, a_stage, free_port, until
 
 FIRST_BYTE_S = 3.0

@@ -25,10 +25,10 @@ from router.copies.copies import CopyFate
 from router.copies.hot_prefixes import HotPrefixes
 from router.processes.router_process import RouterApp
 from router.service.server import RouterService
-from simulator.clock import ScaledClock
-from simulator.engine import Engine, EngineConfig
-from simulator.fleet import StandIn, stand_ins
-from simulator.scheduler import SchedulerConfig
+from simulator.engines.scheduler import SchedulerConfig
+from simulator.live.clock import ScaledClock
+from simulator.live.engine import Engine, EngineConfig
+from simulator.live.stand_ins import StandIn, stand_ins
 from tests.end_to_end.stage import BLOCK_SIZE, engine_settings, router_app, serve_config, until
 
 TEXT = list(range(1000, 2024))

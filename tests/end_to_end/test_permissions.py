@@ -32,10 +32,10 @@ from indexer.hashing import pack_tokens
 from indexer.identity import WorkerKey
 from kvroute.client import KvRouteClient
 from router.processes.router_process import RouterApp
-from simulator.clock import ScaledClock
-from simulator.engine import EngineConfig
-from simulator.fleet import StandIn, stand_ins
-from simulator.scheduler import SchedulerConfig
+from simulator.engines.scheduler import SchedulerConfig
+from simulator.live.clock import ScaledClock
+from simulator.live.engine import EngineConfig
+from simulator.live.stand_ins import StandIn, stand_ins
 from tests.end_to_end.nats_server import nats_server
 from tests.end_to_end.stage import (
     BLOCK_SIZE,

@@ -25,10 +25,10 @@ from router.core.progress import Pick
 from router.processes.router_process import RouterApp
 from router.request.prompt import Prompt
 from router.request.request import Request
-from simulator.clock import ScaledClock
-from simulator.engine import EngineConfig
-from simulator.fleet import StandIn, stand_ins
-from simulator.scheduler import SchedulerConfig
+from simulator.engines.scheduler import SchedulerConfig
+from simulator.live.clock import ScaledClock
+from simulator.live.engine import EngineConfig
+from simulator.live.stand_ins import StandIn, stand_ins
 from tests.end_to_end.stage import BLOCK_SIZE, engine_settings, router_app, serve_config, until
 
 

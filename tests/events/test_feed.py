@@ -15,9 +15,9 @@ import pytest
 from nats.aio.msg import Msg
 from typing_extensions import override
 
-from events.feed.feed import HELLO_S, Feed
 from events.feed import feed as module
 from events.feed import intake as intake_module
+from events.feed.feed import HELLO_S, Feed
 from events.feed.fleet_view import SLICE_BYTES, SLICE_FACTS, FleetView
 from events.feed.stream import StreamState
 from events.plane import subjects

@@ -18,7 +18,8 @@ import pytest
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from events.feed.feed import Feed, intake
+from events.feed import intake
+from events.feed.feed import Feed
 from events.feed.fleet_view import FleetView
 from events.feed.stream import StreamState
 from events.plane import subjects

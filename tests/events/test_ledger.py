@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from events.engines.events import BlocksCleared, BlocksRemoved, BlocksStored
 from events.feed.fleet_view import FleetView
 from events.plane.facts import Epoch
+from events.relay import ledger_copy
 from events.relay.blocks import Chunk, Page
 from events.relay.ledger import (
     COPIES_MAX,
@@ -28,7 +29,6 @@ from events.relay.ledger import (
 )
 from events.relay.ledger_copy import BlockRows
 from events.relay.outbox import Outbox
-from events.relay import ledger_copy
 from indexer.hashing import (
     MultimodalItem,
     block_hashes,

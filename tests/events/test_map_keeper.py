@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from events.plane.supervisor import Supervisor
+from events.relay import ledger_file as module
 from events.relay.ledger_file import MapKeeper, map_path, pause_s, read_file, write_file
 from events.relay.rank import Rank
-from events.relay import ledger_file as module
 from events.relay.saved_ledger import Source, unpack
 from indexer.identity import WorkerKey
 from tests.end_to_end.stage import until

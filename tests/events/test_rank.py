@@ -17,6 +17,7 @@ from events.plane.facts import (
     SnapshotRequest,
     decode_stream,
 )
+from events.relay import rank as rank_module
 from events.relay.ledger import COPIES_MAX
 from events.relay.rank import (
     HELD_BYTES_MAX,
@@ -24,7 +25,6 @@ from events.relay.rank import (
     EngineState,
     Rank,
 )
-from events.relay import rank as rank_module
 from indexer.identity import Tier
 from tests.events.one_rank import (
     CLEARED,

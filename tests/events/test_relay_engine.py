@@ -15,9 +15,9 @@ from events.engines import sockets as engine_sockets
 from events.plane import supervisor
 from events.plane.facts import Heartbeat, Warm, Warmed, decode_warmed, encode
 from events.plane.settings import EngineSettings
+from events.relay import relay as module
 from events.relay.rank import EngineState
 from events.relay.relay import HEALTH_S, Relay
-from events.relay import relay as module
 from tests.end_to_end.stage import until
 from tests.events.wire import Wire
 

@@ -15,8 +15,8 @@ from events.engines.probe import Probe
 from events.plane import supervisor
 from events.plane.facts import Heartbeat, SnapshotRequest, encode
 from events.plane.settings import EngineSettings
-from events.relay.relay import Relay
 from events.relay import relay as module
+from events.relay.relay import Relay
 from tests.end_to_end.stage import until
 from tests.events.wire import Wire
 

@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from events.plane.facts import Beat, FactsMessage, SnapshotRequest
-from events.relay.rank import EngineState, Rank
 from events.relay import rank as rank_module
+from events.relay.rank import EngineState, Rank
 from events.relay.saved_ledger import Source, pack, unpack
 from indexer.identity import EngineHash, WorkerKey
 from tests.events.one_rank import (

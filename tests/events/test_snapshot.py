@@ -15,9 +15,9 @@ from events.plane.facts import (
     pack_hashes,
     unpack_hashes,
 )
+from events.relay import snapshot
 from events.relay.ledger import Ledger
 from events.relay.outbox import Outbox
-from events.relay import snapshot
 from events.relay.snapshot import SnapshotDesk
 from indexer.identity import PrefixHash, Tier
 

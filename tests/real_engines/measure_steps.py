@@ -1,4 +1,4 @@
-"""Measures the steps of a real vLLM on CPU, for simulator/calibration.py.
+"""Measures the steps of a real vLLM on CPU, for simulator/engines/calibration.py.
 
     cd tests/real_engines
     ../../build/real-engines/vllm-venv/bin/python measure_steps.py SECONDS > steps.jsonl

@@ -8,12 +8,12 @@ from multiprocessing import get_context
 import numpy as np
 from rich.console import Console
 
-from simulator import world
-from simulator.comparison import Traffic, reusable_by_request
-from simulator.options import RunOptions
-from simulator.report import Comparison, Run
-from simulator.results import Aggregates, Integers, Outcome, RunResult, Slo, aggregate
-from simulator.reuse import Ceiling, ceiling_of
+from simulator.study.comparison import Traffic, reusable_by_request
+from simulator.study.report import Comparison, Run
+from simulator.traffic.results import Aggregates, Integers, Outcome, RunResult, Slo, aggregate
+from simulator.traffic.reuse import Ceiling, ceiling_of
+from simulator.world import world
+from simulator.world.options import RunOptions
 from tests.results.kept import Finished, Kept
 
 

@@ -8,7 +8,7 @@ knew before its own restart. (What workers tell of their load it knows either wa
 from collections.abc import Mapping
 from typing import Any
 
-from simulator.options import RouterRestart
+from simulator.world.options import RouterRestart
 from tests.results.cases import Case, Results
 from tests.results.fleets import Traces, fleet
 from tests.results.page import less, markdown_table, ms, percent

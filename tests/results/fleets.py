@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 
 from router.config.settings import RoutingSettings
-from simulator.comparison import Traffic
-from simulator.engine_options import scheduler_config
-from simulator.options import RunOptions
-from simulator.profile import load_profile
-from simulator.trace import Trace
-from simulator.trace_file import load_trace
+from simulator.engines.profile import load_profile
+from simulator.schedulers.options import scheduler_config
+from simulator.study.comparison import Traffic
+from simulator.traffic.trace import Trace
+from simulator.traffic.trace_file import load_trace
+from simulator.world.options import RunOptions
 
 FILES = {
     "conversation": "mooncake_conversation_trace.jsonl",

@@ -4,7 +4,7 @@ from pathlib import Path
 from shutil import copyfile
 from tempfile import TemporaryDirectory
 
-from simulator.plots import write_plots
+from simulator.study.plots import write_plots
 from tests.results.cases import Case, Done, Results, comparison
 from tests.results.fleets import FILES, RATES, Traces, fleet
 from tests.results.page import less, markdown_table, ms, percent

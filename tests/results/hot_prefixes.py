@@ -11,8 +11,8 @@ from itertools import count, islice
 
 import numpy as np
 
-from simulator.comparison import Traffic
-from simulator.trace import ID_TOKENS, Trace, TraceRequest
+from simulator.study.comparison import Traffic
+from simulator.traffic.trace import ID_TOKENS, Trace, TraceRequest
 from tests.results.cases import Case, Results
 from tests.results.fleets import Traces, fleet, nothing_shared
 from tests.results.page import markdown_table, ms, percent

@@ -16,10 +16,10 @@ from typing import NamedTuple
 
 from xxhash import xxh3_128
 
-from simulator.comparison import Traffic
-from simulator.options import RunOptions
-from simulator.results import Integers, RunResult
-from simulator.trace import Trace, TraceRequest
+from simulator.study.comparison import Traffic
+from simulator.traffic.results import Integers, RunResult
+from simulator.traffic.trace import Trace, TraceRequest
+from simulator.world.options import RunOptions
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "build" / "results"

@@ -11,7 +11,7 @@ from statistics import median
 from typing import Any
 
 from router.config.settings import RoutingSettings
-from simulator.comparison import Traffic
+from simulator.study.comparison import Traffic
 from tests.bench.peer_mocker import RECORD
 from tests.results.cases import Case, Results
 from tests.results.fleets import RATES, Traces, fleet

@@ -4,10 +4,10 @@ from collections import OrderedDict
 
 import numpy as np
 
-from simulator.cost_model import PrefillChunk
-from simulator.options import RunOptions
-from simulator.scheduler import SchedulerConfig
-from simulator.trace import ID_TOKENS, Trace
+from simulator.engines.cost_model import PrefillChunk
+from simulator.engines.scheduler import SchedulerConfig
+from simulator.traffic.trace import ID_TOKENS, Trace
+from simulator.world.options import RunOptions
 
 
 def pooled_ttft_ms(trace: Trace, fleet: RunOptions) -> float:

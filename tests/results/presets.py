@@ -14,7 +14,7 @@ import msgspec
 
 from router.config.presets import PRESETS, PresetName
 from router.config.settings import RoutingSettings, ServeConfig, load
-from simulator.options import RunOptions
+from simulator.world.options import RunOptions
 from tests.results.cases import Case, Done, Results
 from tests.results.fleets import FILES, RATES, Traces, fleet
 from tests.results.page import less, markdown_table, ms, percent

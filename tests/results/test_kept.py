@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 
-from simulator.comparison import Traffic
-from simulator.trace import Trace, TraceRequest
+from simulator.study.comparison import Traffic
+from simulator.traffic.trace import Trace, TraceRequest
 from tests.results.cases import Case, Results, run_all
 from tests.results.fleets import fleet
 from tests.results.kept import CODES_MAX, PACKAGES, Kept, code_digest

@@ -17,11 +17,11 @@ from events.relay.ledger import canonical_block_size
 from indexer.hashing import hash_seed
 from indexer.identity import Tier, WorkerKey
 from indexer.reference import block_hashes, prefix_hashes
-from simulator.block_pool import PoolEvent, Stored
-from simulator.content import add_tokens
-from simulator.scheduler import SchedulerConfig, TokenArray
-from simulator.schedulers.vllm import VllmScheduler
-from simulator.vllm_wire import encode_batch
+from simulator.engines.block_pool import PoolEvent, Stored
+from simulator.engines.content import add_tokens
+from simulator.engines.scheduler import SchedulerConfig, TokenArray
+from simulator.live.vllm_wire import encode_batch
+from simulator.schedulers.vllm.scheduler import VllmScheduler
 from tests.simulation.faults import Options
 
 Held = frozenset[tuple[Tier, int]]

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from typing_extensions import override
 
-from simulator.options import Failure, RunOptions
-from simulator.results import Outcome
-from simulator.run_record import Happened, RunRecord
-from simulator.scheduler import SchedulerConfig
-from simulator.trace import Trace, TraceRequest
-from simulator.world import World
+from simulator.engines.scheduler import SchedulerConfig
+from simulator.traffic.results import Outcome
+from simulator.traffic.trace import Trace, TraceRequest
+from simulator.world.options import Failure, RunOptions
+from simulator.world.run_record import Happened, RunRecord
+from simulator.world.world import World
 
 LATE_S = 0.5
 """From the first request that a dead worker refuses until none is sent there."""

@@ -31,17 +31,17 @@ from unittest import mock
 import numpy as np
 from xxhash import xxh3_64_intdigest
 
-from events.feed.feed import _TICK_S
 from events.feed import fleet_view as view_module
 from events.feed import stream as stream_module
+from events.feed.feed import _TICK_S
 from events.feed.fleet_view import FleetView, Source
 from events.feed.stream import Stream, StreamState
 from events.plane.facts import Epoch
+from events.relay import rank as rank_module
+from events.relay import snapshot as snapshot_module
 from events.relay.ledger import Ledger
 from events.relay.rank import EngineState, Rank
 from events.relay.relay import BEAT_S
-from events.relay import rank as rank_module
-from events.relay import snapshot as snapshot_module
 from indexer.identity import Tier, WorkerKey
 from indexer.kernel import NativeIndex
 from indexer.reference import ReferenceIndex

@@ -37,9 +37,9 @@ from typing import Any
 
 from xxhash import xxh3_64_intdigest
 
-from simulator.block_pool import PoolEvent, Removed, Stored
-from simulator.content import ChainContent
-from simulator.scheduler import (
+from simulator.engines.block_pool import PoolEvent, Removed, Stored
+from simulator.engines.content import ChainContent
+from simulator.engines.scheduler import (
     RequestRefused,
     Scheduler,
     SchedulerConfig,

@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 from xxhash import xxh3_64_intdigest
 
-from simulator.content import ChainContent
-from simulator.engine_options import scheduler_config
-from simulator.profile import load_profile
-from simulator.scheduler import SchedulerConfig, Submission
-from simulator.schedulers.vllm import VllmScheduler
-from simulator.trace import TraceRequest
-from simulator.trace_file import load_trace
+from simulator.engines.content import ChainContent
+from simulator.engines.profile import load_profile
+from simulator.engines.scheduler import SchedulerConfig, Submission
+from simulator.schedulers.options import scheduler_config
+from simulator.schedulers.vllm.scheduler import VllmScheduler
+from simulator.traffic.trace import TraceRequest
+from simulator.traffic.trace_file import load_trace
 from tests.bench.peer_fleet import rows
 
 RECORD: dict[str, Any] = json.loads(

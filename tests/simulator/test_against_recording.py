@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from simulator.block_pool import Cleared, PoolEvent, Removed, Stored
-from simulator.content import add_tokens
-from simulator.scheduler import SchedulerConfig, TokenArray
-from simulator.schedulers.vllm import VllmScheduler
+from simulator.engines.block_pool import Cleared, PoolEvent, Removed, Stored
+from simulator.engines.content import add_tokens
+from simulator.engines.scheduler import SchedulerConfig, TokenArray
+from simulator.schedulers.vllm.scheduler import VllmScheduler
 
 RECORDING = Path(__file__).parent / "data" / "vllm_0_32_sequential.jsonl"
 

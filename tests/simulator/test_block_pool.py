@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from simulator.block_pool import BlockId, BlockPool, Cleared, PoolEvent, Removed, Stored
+from simulator.engines.block_pool import BlockId, BlockPool, Cleared, PoolEvent, Removed, Stored
 
 SIZE = 4
 

@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.calibration import (
+from simulator.engines.calibration import (
     PRICES,
     CalibrationError,
     Measurement,
     calibrate,
     read_measurements,
 )
-from simulator.cost_model import CostModel, LinearCost, PrefillChunk
-from simulator.profile import load_profile
+from simulator.engines.cost_model import CostModel, LinearCost, PrefillChunk
+from simulator.engines.profile import load_profile
 
 DATA = Path(__file__).parent / "data"
 

@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from simulator.capacity import (
+from simulator.study.capacity import (
     Capacity,
     Trial,
     capacity_table,
     promised_ttft_s,
     smallest_fleet,
 )
-from simulator.results import Outcome, RunResult, WarmUp
+from simulator.traffic.results import Outcome, RunResult, WarmUp
 
 
 @given(st.integers(1, 64), st.integers(1, 64))

@@ -7,13 +7,13 @@ import pytest
 
 from router.core.core import RouterCore
 from router.request.request import Request
-from simulator.engine_options import scheduler_config
-from simulator.options import EventForm, RunOptions
-from simulator.profile import load_profile
-from simulator.results import Outcome
-from simulator.trace import Trace, TraceRequest
-from simulator.trace_file import read_trace
-from simulator.world import run
+from simulator.engines.profile import load_profile
+from simulator.schedulers.options import scheduler_config
+from simulator.traffic.results import Outcome
+from simulator.traffic.trace import Trace, TraceRequest
+from simulator.traffic.trace_file import read_trace
+from simulator.world.options import EventForm, RunOptions
+from simulator.world.world import run
 
 
 def carrying(**carried: object) -> TraceRequest:

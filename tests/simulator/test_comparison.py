@@ -5,13 +5,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from simulator import world
-from simulator.comparison import Traffic, compare, reusable_by_request
-from simulator.options import RunOptions
-from simulator.results import OnProgress, Outcome, RunProgress, RunResult, Slo
-from simulator.trace import Trace, TraceRequest
-from simulator.trace_file import load_trace
-from simulator.watching import Unwatched
+from simulator.study.comparison import Traffic, compare, reusable_by_request
+from simulator.study.progress import Unwatched
+from simulator.traffic.results import OnProgress, Outcome, RunProgress, RunResult, Slo
+from simulator.traffic.trace import Trace, TraceRequest
+from simulator.traffic.trace_file import load_trace
+from simulator.world import world
+from simulator.world.options import RunOptions
 
 
 def trace_of(*arrivals_s: float) -> Trace:

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from indexer.identity import Tier
-from simulator.cost_model import (
+from simulator.engines.cost_model import (
     CostModel,
     Distance,
     KvTransfer,

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.decode_run import DecodeRun
-from simulator.profile import load_profile
+from simulator.engines.decode_run import DecodeRun
+from simulator.engines.profile import load_profile
 
 COST = load_profile("llama-8b-h100").cost_model(1 << 20)
 

@@ -9,8 +9,9 @@ import pytest
 from rich.console import Console
 from typing_extensions import override
 
-from simulator.clock import VirtualClock
-from simulator.demo import (
+from simulator.engines.scheduler import SchedulerConfig
+from simulator.live.clock import VirtualClock
+from simulator.live.demo import (
     Pick,
     RunResult,
     demo_engines,
@@ -21,10 +22,9 @@ from simulator.demo import (
     to_json,
     verdict,
 )
-from simulator.engine import Engine, EngineConfig
-from simulator.results import OnProgress
-from simulator.scheduler import SchedulerConfig
-from simulator.trace import TraceRequest
+from simulator.live.engine import Engine, EngineConfig
+from simulator.traffic.results import OnProgress
+from simulator.traffic.trace import TraceRequest
 
 
 class RoundRobin:

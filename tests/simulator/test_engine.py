@@ -8,12 +8,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from simulator.clock import VirtualClock, sleep_until
-from simulator.cost_model import PrefillChunk
-from simulator.engine import Chunk, Engine, EngineConfig, EngineStopped, RequestRefused
-from simulator.profile import load_profile
-from simulator.scheduler import SchedulerConfig
-from simulator.schedulers.vllm_config import VllmConfig
+from simulator.engines.cost_model import PrefillChunk
+from simulator.engines.profile import load_profile
+from simulator.engines.scheduler import SchedulerConfig
+from simulator.live.clock import VirtualClock, sleep_until
+from simulator.live.engine import Chunk, Engine, EngineConfig, EngineStopped, RequestRefused
+from simulator.schedulers.vllm.config import VllmConfig
 
 CONFIG = EngineConfig("w0", SchedulerConfig(block_count=64, block_size=4))
 JOINED = EngineConfig("w0", SchedulerConfig(block_count=64, block_size=4, joined_steps_max=32))

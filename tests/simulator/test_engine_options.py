@@ -2,12 +2,12 @@
 
 import pytest
 
-from simulator.engine_options import scheduler_config
-from simulator.profile import load_profile, profile_names
+from simulator.engines.profile import load_profile, profile_names
 from simulator.schedulers import SCHEDULERS
-from simulator.schedulers.chitu_task import ChituConfig
-from simulator.schedulers.sglang_config import SglangConfig
-from simulator.schedulers.vllm_config import VllmConfig
+from simulator.schedulers.chitu.task import ChituConfig
+from simulator.schedulers.options import scheduler_config
+from simulator.schedulers.sglang.config import SglangConfig
+from simulator.schedulers.vllm.config import VllmConfig
 
 PROFILE = load_profile("llama-8b-h100")
 

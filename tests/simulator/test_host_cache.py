@@ -1,7 +1,7 @@
 """The host cache: what goes when room is needed, and what never does."""
 
-from simulator.block_pool import PoolEvent, Removed, Stored
-from simulator.host_cache import HostCache
+from simulator.engines.block_pool import PoolEvent, Removed, Stored
+from simulator.engines.host_cache import HostCache
 
 
 class Host:

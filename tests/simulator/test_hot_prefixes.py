@@ -5,14 +5,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from simulator.cost_model import KvTransfer, LinearCost
-from simulator.engine_options import scheduler_config
-from simulator.options import Failure, RunOptions
-from simulator.profile import load_profile
-from simulator.results import RunResult, aggregate
-from simulator.scheduler import SchedulerConfig
-from simulator.trace import Trace, TraceRequest
-from simulator.world import run
+from simulator.engines.cost_model import KvTransfer, LinearCost
+from simulator.engines.profile import load_profile
+from simulator.engines.scheduler import SchedulerConfig
+from simulator.schedulers.options import scheduler_config
+from simulator.traffic.results import RunResult, aggregate
+from simulator.traffic.trace import Trace, TraceRequest
+from simulator.world.options import Failure, RunOptions
+from simulator.world.world import run
 
 WORKERS = 4
 TEXTS = 3

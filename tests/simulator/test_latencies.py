@@ -2,7 +2,7 @@
 
 import pytest
 
-from simulator.latencies import Histogram, Latencies
+from simulator.live.latencies import Histogram, Latencies
 
 
 def test_a_bucket_counts_what_is_at_most_its_bound() -> None:

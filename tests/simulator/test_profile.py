@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from indexer.identity import Tier
-from simulator.cost_model import Distance, LinearCost, PolynomialCost, PrefillChunk
-from simulator.profile import (
+from simulator.engines.cost_model import Distance, LinearCost, PolynomialCost, PrefillChunk
+from simulator.engines.profile import (
     PROFILES,
     ProfileError,
     Roofline,

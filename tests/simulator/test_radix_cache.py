@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from xxhash import xxh3_64_intdigest
 
-from simulator.block_pool import Cleared, PoolEvent, Removed, Stored
-from simulator.content import ChainContent
-from simulator.radix_cache import RadixCache, RadixNode
+from simulator.engines.block_pool import Cleared, PoolEvent, Removed, Stored
+from simulator.engines.content import ChainContent
+from simulator.engines.radix_cache import RadixCache, RadixNode
 
 
 def page(beginning: str) -> int:

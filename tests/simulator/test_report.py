@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from simulator.plots import PlotsMissing, hit_rates_over_time, write_plots
-from simulator.report import (
+from simulator.study.plots import PlotsMissing, hit_rates_over_time, write_plots
+from simulator.study.report import (
     Comparison,
     Run,
     mean_of,
@@ -22,7 +22,7 @@ from simulator.report import (
     to_json,
     write_csv,
 )
-from simulator.results import (
+from simulator.traffic.results import (
     NO_WORKER,
     Outcome,
     RunResult,
@@ -30,7 +30,7 @@ from simulator.results import (
     Slo,
     aggregate,
 )
-from simulator.reuse import Ceiling
+from simulator.traffic.reuse import Ceiling
 
 SLO = Slo(ttft_s=0.5, itl_s=0.05)
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from simulator.results import (
+from simulator.traffic.results import (
     NO_WORKER,
     Outcome,
     RunResult,

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.request.prompt import Prompt
-from simulator.reuse import Ceiling, reusable_blocks, reuse_ceiling
-from simulator.trace import TraceRequest
-from simulator.trace_file import load_trace
+from simulator.traffic.reuse import Ceiling, reusable_blocks, reuse_ceiling
+from simulator.traffic.trace import TraceRequest
+from simulator.traffic.trace_file import load_trace
 
 
 def request(ids: list[int], last_tokens: int = 512, id_tokens: int = 512) -> TraceRequest:

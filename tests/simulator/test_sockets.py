@@ -11,10 +11,10 @@ import zmq
 import zmq.asyncio
 from prometheus_client.parser import text_string_to_metric_families
 
-from simulator.clock import ScaledClock
-from simulator.engine import EngineConfig
-from simulator.fleet import StandIn, stand_ins
-from simulator.scheduler import SchedulerConfig
+from simulator.engines.scheduler import SchedulerConfig
+from simulator.live.clock import ScaledClock
+from simulator.live.engine import EngineConfig
+from simulator.live.stand_ins import StandIn, stand_ins
 
 CONFIG = EngineConfig("w0", SchedulerConfig(block_count=256, block_size=4, lora_names=("ad",)))
 

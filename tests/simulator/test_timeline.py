@@ -1,6 +1,6 @@
 """Virtual time: order, clocks, and the quiet that is skipped."""
 
-from simulator.timeline import QUIET_S, Timeline
+from simulator.world.timeline import QUIET_S, Timeline
 
 
 def test_calls_are_made_in_order_of_time_and_then_of_asking() -> None:

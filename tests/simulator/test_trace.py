@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.request.prompt import Prompt
-from simulator.trace import Trace, TraceRequest, detect_tick, expand
-from simulator.trace_file import SLICES, load_trace
+from simulator.traffic.trace import Trace, TraceRequest, detect_tick, expand
+from simulator.traffic.trace_file import SLICES, load_trace
 
 KNOWN_TOKENS = [55451, 47716, 50610, 11019]
 """The first tokens of id 0."""

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.trace import Trace, TraceRequest
-from simulator.trace_columns import UNREAD_MAX, TraceError
-from simulator.trace_file import NAMES_MAX, SLICES, load_trace, read_trace
+from simulator.traffic.trace import Trace, TraceRequest
+from simulator.traffic.trace_columns import UNREAD_MAX, TraceError
+from simulator.traffic.trace_file import NAMES_MAX, SLICES, load_trace, read_trace
 
 FORMS = Path(__file__).parent / "data" / "traces"
 

@@ -16,10 +16,10 @@ from events.plane.facts import (
 )
 from indexer.identity import Tier, WorkerKey
 from indexer.reference import ReferenceIndex
-from simulator import block_pool
-from simulator.block_pool import PoolEvent
-from simulator.scheduler import SchedulerConfig
-from simulator.virtual_relay import VirtualRelay
+from simulator.engines import block_pool
+from simulator.engines.block_pool import PoolEvent
+from simulator.engines.scheduler import SchedulerConfig
+from simulator.world.virtual_relay import VirtualRelay
 
 CONFIG = SchedulerConfig(block_count=64, block_size=16)
 

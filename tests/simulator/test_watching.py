@@ -5,8 +5,8 @@ import io
 import pytest
 from rich.console import Console
 
-from simulator.results import Aggregates, Distribution, RunProgress
-from simulator.watching import Unwatched, watch
+from simulator.study.progress import Unwatched, watch
+from simulator.traffic.results import Aggregates, Distribution, RunProgress
 
 _SOME = Distribution(300.0, 200.0, 500.0, 900.0)
 NUMBERS = Aggregates(

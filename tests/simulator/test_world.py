@@ -15,19 +15,19 @@ from hypothesis import strategies as st
 from indexer.identity import Tier
 from router.config.settings import RoutingSettings
 from router.request.prompt import Prompt
-from simulator.clients import Clients
-from simulator.cost_model import Distance
-from simulator.laws import LawBroken
-from simulator.options import Disaggregation, Failure, RelayRestart, RouterRestart, RunOptions
-from simulator.results import Outcome, RunResult, load_cv
-from simulator.scheduler import SchedulerConfig, StepResult
-from simulator.schedulers.chitu_task import ChituConfig
-from simulator.schedulers.vllm_config import VllmConfig
-from simulator.trace import Trace, TraceRequest
-from simulator.trace_file import load_trace
-from simulator.virtual_engine import VirtualEngine
-from simulator.virtual_relay import Held
-from simulator.world import World, run
+from simulator.engines.cost_model import Distance
+from simulator.engines.scheduler import SchedulerConfig, StepResult
+from simulator.schedulers.chitu.task import ChituConfig
+from simulator.schedulers.vllm.config import VllmConfig
+from simulator.traffic.results import Outcome, RunResult, load_cv
+from simulator.traffic.trace import Trace, TraceRequest
+from simulator.traffic.trace_file import load_trace
+from simulator.world.clients import Clients
+from simulator.world.laws import LawBroken
+from simulator.world.options import Disaggregation, Failure, RelayRestart, RouterRestart, RunOptions
+from simulator.world.virtual_engine import VirtualEngine
+from simulator.world.virtual_relay import Held
+from simulator.world.world import World, run
 
 SMALL = SchedulerConfig(block_count=96, block_size=64, joined_steps_max=10_000, max_num_seqs=8)
 
@@ -178,9 +178,9 @@ def test_the_same_seed_has_the_same_log_and_another_seed_another() -> None:
 
 ONE_RUN = """
 from dataclasses import replace
-from simulator.options import Failure, RelayRestart, RunOptions
-from simulator.trace_file import load_trace
-from simulator.world import run
+from simulator.world.options import Failure, RelayRestart, RunOptions
+from simulator.traffic.trace_file import load_trace
+from simulator.world.world import run
 failures = (Failure(2.0, 1, 3.0), Failure(2.0, 3, 3.0))
 restarts = (RelayRestart(1.0, 0),)
 options = RunOptions(workers=6, replicas=3, failures=failures, relay_restarts=restarts)

@@ -11,8 +11,8 @@
 
     bound uneven < 1.4 held by ttft broken by random
 
-A story is played in virtual time, with the router's real core (simulator/world.py), once for each
-policy, and with the laws of conservation checked if it says so. `#` begins a comment. Commands
+A story is played in virtual time, with the router's real core (simulator/world/world.py), once for
+each policy, and with the laws of conservation checked if it says so. `#` begins a comment. Commands
 print what stands after `----`, up to an empty line. A number may be off by a tenth, or by 0.05, so
 that only changes that mean something show. Written anew with
 KVROUTE_REWRITE=1 python -m pytest tests/router/test_scenarios.py : read the diff, and commit only
@@ -62,13 +62,13 @@ from xxhash import xxh3_64_intdigest
 
 from router.config.settings import RoutingSettings
 from router.request.prompt import Prompt
-from simulator.content import ChainContent
-from simulator.options import Failure, RunOptions
-from simulator.results import NO_WORKER, Outcome, RunResult, share
-from simulator.scheduler import SchedulerConfig, Submission
-from simulator.trace import ID_TOKENS, Trace, TraceRequest
-from simulator.virtual_fleet import Worker
-from simulator.world import World
+from simulator.engines.content import ChainContent
+from simulator.engines.scheduler import SchedulerConfig, Submission
+from simulator.traffic.results import NO_WORKER, Outcome, RunResult, share
+from simulator.traffic.trace import ID_TOKENS, Trace, TraceRequest
+from simulator.world.options import Failure, RunOptions
+from simulator.world.virtual_fleet import Worker
+from simulator.world.world import World
 
 REWRITE = "KVROUTE_REWRITE"
 LONGEST = "tests.router.policies.own_policies:longest_overlap"

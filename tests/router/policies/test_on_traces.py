@@ -6,13 +6,13 @@ from functools import cache
 import numpy as np
 import pytest
 
-from simulator import world
-from simulator.engine_options import scheduler_config
-from simulator.options import RunOptions
-from simulator.profile import load_profile
-from simulator.results import RunResult
-from simulator.trace import Trace, TraceRequest
-from simulator.trace_file import load_trace
+from simulator.engines.profile import load_profile
+from simulator.schedulers.options import scheduler_config
+from simulator.traffic.results import RunResult
+from simulator.traffic.trace import Trace, TraceRequest
+from simulator.traffic.trace_file import load_trace
+from simulator.world import world
+from simulator.world.options import RunOptions
 
 WORKERS = 4
 BLOCKS = 4096

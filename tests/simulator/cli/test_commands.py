@@ -16,7 +16,7 @@ import yaml
 from click.testing import CliRunner, Result
 
 from router.cli.main import cli
-from simulator.profile import profile_names
+from simulator.engines.profile import profile_names
 
 FORMS = Path(__file__).parents[1] / "data" / "traces"
 PNG = b"\x89PNG\r\n\x1a\n"

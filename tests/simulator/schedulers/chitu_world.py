@@ -7,13 +7,13 @@ import numpy as np
 
 from indexer.identity import Tier
 from indexer.reference import ReferenceIndex
-from simulator.block_pool import Cleared, PoolEvent, Removed, Stored
-from simulator.content import ChainContent
-from simulator.scheduler import RequestRefused, Sequence, StepResult, Submission
-from simulator.schedulers.chitu import ChituScheduler
-from simulator.schedulers.chitu_dp import DpFifoScheduler
-from simulator.schedulers.chitu_skew import SkewScheduler
-from simulator.schedulers.chitu_task import ChituConfig, Task, TaskType
+from simulator.engines.block_pool import Cleared, PoolEvent, Removed, Stored
+from simulator.engines.content import ChainContent
+from simulator.engines.scheduler import RequestRefused, Sequence, StepResult, Submission
+from simulator.schedulers.chitu.dp import DpFifoScheduler
+from simulator.schedulers.chitu.scheduler import ChituScheduler
+from simulator.schedulers.chitu.skew import SkewScheduler
+from simulator.schedulers.chitu.task import ChituConfig, Task, TaskType
 
 KINDS = (ChituScheduler, SkewScheduler, DpFifoScheduler)
 

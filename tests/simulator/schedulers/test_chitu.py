@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
-from simulator.block_pool import Stored
-from simulator.content import ChainContent
-from simulator.cost_model import Distance, KvTransfer, Link, PrefillChunk
-from simulator.scheduler import RequestRefused, SchedulerConfig, Sequence, Step, Submission
+from simulator.engines.block_pool import Stored
+from simulator.engines.content import ChainContent
+from simulator.engines.cost_model import Distance, KvTransfer, Link, PrefillChunk
+from simulator.engines.scheduler import RequestRefused, SchedulerConfig, Sequence, Step, Submission
 from simulator.schedulers import SCHEDULERS
-from simulator.schedulers.chitu import ChituScheduler
-from simulator.schedulers.chitu_dp import DpFifoScheduler
-from simulator.schedulers.chitu_scores import Order
-from simulator.schedulers.chitu_skew import SkewScheduler
-from simulator.schedulers.chitu_task import ChituConfig, Task, TaskType
+from simulator.schedulers.chitu.dp import DpFifoScheduler
+from simulator.schedulers.chitu.scheduler import ChituScheduler
+from simulator.schedulers.chitu.scores import Order
+from simulator.schedulers.chitu.skew import SkewScheduler
+from simulator.schedulers.chitu.task import ChituConfig, Task, TaskType
 from tests.simulator.schedulers.chitu_world import submission
 
 

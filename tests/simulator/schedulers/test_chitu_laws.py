@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.schedulers.chitu import ChituScheduler
-from simulator.schedulers.chitu_dp import DpFifoScheduler
-from simulator.schedulers.chitu_skew import SkewScheduler
-from simulator.schedulers.chitu_task import ChituConfig
+from simulator.schedulers.chitu.dp import DpFifoScheduler
+from simulator.schedulers.chitu.scheduler import ChituScheduler
+from simulator.schedulers.chitu.skew import SkewScheduler
+from simulator.schedulers.chitu.task import ChituConfig
 from tests.simulator.schedulers.chitu_world import KINDS, World, submission
 
 SIZE = 4

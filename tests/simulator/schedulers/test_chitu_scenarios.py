@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from simulator.schedulers.chitu import ChituScheduler
-from simulator.schedulers.chitu_dp import DpFifoScheduler
-from simulator.schedulers.chitu_skew import SkewScheduler
-from simulator.schedulers.chitu_task import ChituConfig, Task
+from simulator.schedulers.chitu.dp import DpFifoScheduler
+from simulator.schedulers.chitu.scheduler import ChituScheduler
+from simulator.schedulers.chitu.skew import SkewScheduler
+from simulator.schedulers.chitu.task import ChituConfig, Task
 from tests.simulator.scenario import EngineUnderTest, play, scenarios
 
 KINDS = {

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from indexer.identity import Tier
 from indexer.reference import ReferenceIndex
-from simulator.block_pool import PoolEvent, Removed, Stored
-from simulator.content import ChainContent
-from simulator.scheduler import Output, RequestRefused, Sequence, Submission
-from simulator.schedulers.sglang import SglangScheduler
-from simulator.schedulers.sglang_config import SglangConfig, SglangSequence
+from simulator.engines.block_pool import PoolEvent, Removed, Stored
+from simulator.engines.content import ChainContent
+from simulator.engines.scheduler import Output, RequestRefused, Sequence, Submission
+from simulator.schedulers.sglang.config import SglangConfig, SglangSequence
+from simulator.schedulers.sglang.scheduler import SglangScheduler
 
 CONFIG = SglangConfig(
     block_count=40,

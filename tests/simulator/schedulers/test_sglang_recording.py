@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from simulator.block_pool import PoolEvent, Removed, Stored
-from simulator.content import add_tokens
-from simulator.scheduler import Sequence
-from simulator.schedulers.sglang import SglangScheduler
-from simulator.schedulers.sglang_config import SglangConfig
+from simulator.engines.block_pool import PoolEvent, Removed, Stored
+from simulator.engines.content import add_tokens
+from simulator.engines.scheduler import Sequence
+from simulator.schedulers.sglang.config import SglangConfig
+from simulator.schedulers.sglang.scheduler import SglangScheduler
 
 RECORDING = Path(__file__).parents[2] / "golden" / "sglang-0.5.23" / "server-single"
 WARM_UP = (29, 8)

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from simulator.content import ChainContent
-from simulator.scheduler import Submission
-from simulator.schedulers.sglang import SglangScheduler
-from simulator.schedulers.sglang_config import SglangConfig
+from simulator.engines.content import ChainContent
+from simulator.engines.scheduler import Submission
+from simulator.schedulers.sglang.config import SglangConfig
+from simulator.schedulers.sglang.scheduler import SglangScheduler
 from tests.simulator.scenario import EngineUnderTest, Options, play, scenarios
 
 

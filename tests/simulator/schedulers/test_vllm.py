@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.block_pool import Cleared, Removed, Stored
-from simulator.content import TokenContent, add_tokens
-from simulator.scheduler import RequestRefused, SchedulerConfig, Sequence, TokenArray
-from simulator.schedulers.vllm import VllmScheduler
+from simulator.engines.block_pool import Cleared, Removed, Stored
+from simulator.engines.content import TokenContent, add_tokens
+from simulator.engines.scheduler import RequestRefused, SchedulerConfig, Sequence, TokenArray
+from simulator.schedulers.vllm.scheduler import VllmScheduler
 
 
 def prompt(token_count: int, first: int = 0) -> TokenArray:

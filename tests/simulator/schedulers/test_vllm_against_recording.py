@@ -16,12 +16,12 @@ import numpy as np
 import pytest
 
 from indexer.identity import Tier
-from simulator.block_pool import Cleared, PoolEvent, Removed, Stored
-from simulator.content import TokenContent
-from simulator.cost_model import KvTransfer, LinearCost, Link
-from simulator.scheduler import Sequence, Submission
-from simulator.schedulers.vllm import VllmScheduler
-from simulator.schedulers.vllm_config import VllmConfig, VllmSequence
+from simulator.engines.block_pool import Cleared, PoolEvent, Removed, Stored
+from simulator.engines.content import TokenContent
+from simulator.engines.cost_model import KvTransfer, LinearCost, Link
+from simulator.engines.scheduler import Sequence, Submission
+from simulator.schedulers.vllm.config import VllmConfig, VllmSequence
+from simulator.schedulers.vllm.scheduler import VllmScheduler
 
 RECORDING = Path(__file__).parents[1] / "data" / "vllm_0_32_schedules.jsonl.gz"
 BLOCK = 16

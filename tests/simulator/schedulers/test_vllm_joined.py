@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from indexer.identity import Tier
-from simulator.block_pool import PoolEvent, Removed, Stored
-from simulator.content import ChainContent
-from simulator.scheduler import RequestRefused, SchedulerConfig, Sequence, Submission
-from simulator.schedulers.vllm import VllmScheduler
-from simulator.schedulers.vllm_config import VllmConfig
+from simulator.engines.block_pool import PoolEvent, Removed, Stored
+from simulator.engines.content import ChainContent
+from simulator.engines.scheduler import RequestRefused, SchedulerConfig, Sequence, Submission
+from simulator.schedulers.vllm.config import VllmConfig
+from simulator.schedulers.vllm.scheduler import VllmScheduler
 from tests.simulator.schedulers.test_vllm_laws import configs, requests, submission
 
 CONFIG = SchedulerConfig(block_count=40, block_size=4, max_num_seqs=4, step_tokens_max=24)

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from indexer.identity import Tier
 from indexer.reference import ReferenceIndex
-from simulator.block_pool import Cleared, PoolEvent, Removed, Stored
-from simulator.content import ChainContent
-from simulator.cost_model import Distance, KvTransfer, LinearCost, Link
-from simulator.scheduler import RequestRefused, Sequence, Submission
-from simulator.schedulers.vllm import VllmScheduler
-from simulator.schedulers.vllm_config import VllmConfig
+from simulator.engines.block_pool import Cleared, PoolEvent, Removed, Stored
+from simulator.engines.content import ChainContent
+from simulator.engines.cost_model import Distance, KvTransfer, LinearCost, Link
+from simulator.engines.scheduler import RequestRefused, Sequence, Submission
+from simulator.schedulers.vllm.config import VllmConfig
+from simulator.schedulers.vllm.scheduler import VllmScheduler
 
 SIZE = 4
 COST = LinearCost(

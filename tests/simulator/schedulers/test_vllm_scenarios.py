@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from simulator.scheduler import Sequence, Submission
-from simulator.schedulers.vllm import VllmScheduler
-from simulator.schedulers.vllm_config import VllmConfig, VllmSequence
+from simulator.engines.scheduler import Sequence, Submission
+from simulator.schedulers.vllm.config import VllmConfig, VllmSequence
+from simulator.schedulers.vllm.scheduler import VllmScheduler
 from tests.simulator.scenario import EngineUnderTest, Options, play, scenarios
 
 

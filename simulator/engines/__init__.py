@@ -1,0 +1,1 @@
+"""Parts of an engine: caches, block pools, cost models, profiles. Pure."""

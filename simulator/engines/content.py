@@ -1,0 +1,167 @@
+"""What sequences are made of, as caches see it. Pure.
+
+A chain is named block by block: equal names mean equal text from the beginning on. Tokens for the
+engines that talk to clients and relays; bare names for virtual runs, where nobody reads the text.
+"""
+
+from collections.abc import Callable
+from itertools import count
+
+import numpy as np
+from xxhash import xxh3_64_intdigest
+
+from simulator.engines.block_pool import Stored
+from simulator.engines.scheduler import Scheduler, SchedulerConfig, Sequence, Submission, TokenArray
+
+Answer = Callable[[TokenArray, int, SchedulerConfig, str], TokenArray]
+"""(prompt, max_tokens, config, LoRA name) -> token ids of the answer, max_tokens of them."""
+
+_names = count()
+
+
+def greedy_answer(
+    prompt: TokenArray, max_tokens: int, config: SchedulerConfig, lora_name: str
+) -> TokenArray:
+    """An answer that depends on the prompt only, as greedy sampling would on any engine."""
+    key = xxh3_64_intdigest(prompt.tobytes() + lora_name.encode())
+    words = np.random.Philox(key=key).random_raw(max_tokens)
+    return (words % np.uint64(config.vocabulary)).astype(np.uint32)
+
+
+class TokenContent:
+    """Token ids, and an engine's own hashes of them: a chain over parent, tokens, LoRA and salt."""
+
+    def __init__(
+        self,
+        token_ids: TokenArray,
+        config: SchedulerConfig,
+        *,
+        cache_salt: str = "",
+        lora_name: str = "",
+        session_id: str | None = None,
+    ) -> None:
+        self.token_ids = token_ids
+        """Prompt, and the answer that it will get: a model is a function of its prompt."""
+        self._block_size = config.block_size
+        self._seed = config.hash_seed
+        self._cache_salt = cache_salt
+        self._lora_name = lora_name
+        self._lora_id = config.lora_names.index(lora_name) + 1 if lora_name else None
+        self._session_id = session_id
+        self._hashes: list[int] = []
+
+    def hashes(self, block_count: int) -> list[int]:
+        hashes = self._hashes
+        size, first = self._block_size, len(hashes)
+        last = min(block_count, len(self.token_ids) // size)
+        if last <= first:
+            return hashes
+        parent = hashes[-1] if first else xxh3_64_intdigest(b"root", self._seed)
+        tokens = memoryview(self.token_ids[first * size : last * size].tobytes())
+        suffix = b"\0lora\0" + self._lora_name.encode() if self._lora_name else b""
+        salt = b"\0salt\0" + self._cache_salt.encode() if self._cache_salt else b""
+        for i in range(last - first):
+            block = tokens[4 * size * i : 4 * size * (i + 1)]
+            own = suffix + salt if first + i == 0 else suffix
+            told = b"".join((parent.to_bytes(8, "big"), block, own))
+            parent = xxh3_64_intdigest(told, self._seed)
+            hashes.append(parent)
+        return hashes
+
+    def stored(self, first: int, last: int) -> Stored:
+        hashes, size = self.hashes(last), self._block_size
+        return Stored(
+            hashes=tuple(hashes[first:last]),
+            parent=hashes[first - 1] if first else None,
+            token_ids=tuple(self.token_ids[first * size : last * size].tolist()),
+            extra_keys=tuple(self._extra_keys(i) for i in range(first, last)),
+            lora_name=self._lora_name or None,
+            lora_id=self._lora_id,
+            session_id=self._session_id,
+        )
+
+    def _extra_keys(self, block_index: int) -> tuple[str, ...] | None:
+        """As vLLM tells them: LoRA name with every block, salt with the first one only."""
+        salt = self._cache_salt if block_index == 0 else ""
+        return tuple(key for key in (self._lora_name, salt) if key) or None
+
+
+class ChainContent:
+    """Names of a prompt's blocks that somebody else computed; the answer's are made here.
+
+    An answer is nobody else's: its blocks, and a last block that prompt and answer share, get
+    names that depend on the request alone.
+    """
+
+    def __init__(self, prompt_hashes: list[int], request_id: str) -> None:
+        """prompt_hashes: chained, one for each full block of the prompt."""
+        self._hashes = list(prompt_hashes)
+        self._own = xxh3_64_intdigest(request_id.encode())
+
+    def hashes(self, block_count: int) -> list[int]:
+        hashes = self._hashes
+        while len(hashes) < block_count:
+            place = len(hashes).to_bytes(8, "little")
+            hashes.append(xxh3_64_intdigest(place, self._own))
+        return hashes
+
+    def stored(self, first: int, last: int) -> Stored:
+        hashes = self.hashes(last)
+        parent = hashes[first - 1] if first else None
+        return Stored(tuple(hashes[first:last]), parent, (), ())
+
+
+def token_submission(
+    prompt: TokenArray,
+    max_tokens: int,
+    config: SchedulerConfig,
+    *,
+    answer: Answer = greedy_answer,
+    cache_salt: str = "",
+    lora_name: str = "",
+    session_id: str | None = None,
+    priority: int | None = None,
+) -> tuple[Submission, TokenContent]:
+    """A request of token ids, and its content: an engine's client needs the tokens back."""
+    known_lora = lora_name if lora_name in config.lora_names else ""
+    content = TokenContent(
+        np.concatenate([prompt, answer(prompt, max(max_tokens, 0), config, lora_name)]),
+        config,
+        cache_salt=cache_salt,
+        lora_name=known_lora,
+        session_id=session_id,
+    )
+    submission = Submission(
+        request_id=f"r{next(_names)}",
+        content=content,
+        prompt_tokens=len(prompt),
+        output_tokens=max_tokens,
+        priority=priority,
+        lora_name=lora_name,
+        session_id=session_id,
+    )
+    return submission, content
+
+
+def add_tokens(
+    scheduler: Scheduler,
+    prompt: TokenArray,
+    max_tokens: int,
+    now_s: float,
+    *,
+    answer: Answer = greedy_answer,
+    cache_salt: str = "",
+    lora_name: str = "",
+    session_id: str | None = None,
+) -> Sequence:
+    """Puts a prompt into a scheduler's queue. Raises RequestRefused."""
+    submission, _ = token_submission(
+        prompt,
+        max_tokens,
+        scheduler.config,
+        answer=answer,
+        cache_salt=cache_salt,
+        lora_name=lora_name,
+        session_id=session_id,
+    )
+    return scheduler.add(submission, now_s)

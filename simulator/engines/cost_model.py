@@ -1,0 +1,252 @@
+"""How long an engine's step takes, and how long its KV cache takes to move. Pure.
+
+Two models of a step, with one face:
+
+- `LinearCost`, ours: linear in the work of a step; attention makes a prompt quadratic through the
+  number of its pairs, which is the same whole or in chunks. Its prices come from a roofline
+  (simulator/engines/profile.py) or from measurements (simulator/engines/calibration.py).
+- `PolynomialCost`: quadratic in a step's prompt tokens, and in the share of the cache that decoding
+  requests attend to; NVIDIA Dynamo's mock engine is priced so.
+
+Laws:
+- a run of k decode steps costs what its k steps cost one by one;
+- more work never takes less time.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from math import ceil
+from types import MappingProxyType
+
+from typing_extensions import override
+
+from indexer.identity import Tier
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillChunk:
+    """A run of prompt tokens that one step computes."""
+
+    token_count: int
+    context_tokens: int
+    """Tokens of the same request that are computed already, or were found in the cache."""
+
+    def attention_pairs(self) -> float:
+        """Pairs of a query in the chunk and a key at or before it."""
+        return self.token_count * (self.context_tokens + (self.token_count + 1) / 2)
+
+
+class Distance(IntEnum):
+    """How far apart two engines are: the nearest place that they share."""
+
+    HOST = 0
+    RACK = 1
+    CLUSTER = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A way for KV cache to travel: a transfer of n bytes takes latency_s + n / bytes_per_s."""
+
+    bytes_per_s: float
+    latency_s: float = 0.0
+
+    def seconds(self, byte_count: float) -> float:
+        """Nothing to carry takes no time."""
+        return self.latency_s + byte_count / self.bytes_per_s if byte_count else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class KvTransfer:
+    """What a token's KV cache weighs, and the links that it can take."""
+
+    bytes_per_token: int
+    """Keys and values of all layers, over all GPUs of the engine."""
+    tiers: Mapping[Tier, Link] = field(default_factory=lambda: MappingProxyType({}))
+    """From a lower tier to the device."""
+    distances: Mapping[Distance, Link] = field(default_factory=lambda: MappingProxyType({}))
+    """From one engine's device to another's."""
+
+
+class NoLink(LookupError):
+    """The model knows no way for this transfer: a mistake in the profile or in the options."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostModel(ABC):
+    """What time an engine needs, in seconds."""
+
+    kv: KvTransfer | None = None
+    """None: this model doesn't move KV cache."""
+
+    @abstractmethod
+    def step_s(
+        self,
+        prefill: Sequence[PrefillChunk],
+        decode_sequences: int = 0,
+        decode_context_tokens: float = 0,
+    ) -> float:
+        """Duration of one step.
+
+        decode_context_tokens: tokens that the decoding requests attend to, summed over them.
+        """
+
+    @abstractmethod
+    def run_s(self, steps: int, decode_sequences: int, decode_context_tokens: float) -> float:
+        """Duration of decode steps on end: `decode_context_tokens` are those of the first one, and
+        each step leaves every sequence one token longer. No step: 0. (Its inverse:
+        simulator/engines/decode_run.py.)"""
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Raises NoLink when the model doesn't move KV cache."""
+        return self._kv().bytes_per_token
+
+    def load_s(self, tokens: int, tier: Tier) -> float:
+        """Time to bring the KV cache of `tokens` from a tier to the device, the device's own: 0.
+
+        Raises NoLink.
+        """
+        if tier is Tier.DEVICE:
+            return 0.0
+        kv = self._kv()
+        link = kv.tiers.get(tier)
+        if link is None:
+            raise NoLink(f"no link from tier {tier.name.lower()} to the device")
+        return link.seconds(tokens * kv.bytes_per_token)
+
+    def transfer_s(self, tokens: int, distance: Distance) -> float:
+        """Time to copy the KV cache of `tokens` from one engine to another. Raises NoLink."""
+        kv = self._kv()
+        link = kv.distances.get(distance)
+        if link is None:
+            raise NoLink(f"no link between engines of the same {distance.name.lower()}")
+        return link.seconds(tokens * kv.bytes_per_token)
+
+    def _kv(self) -> KvTransfer:
+        if self.kv is None:
+            raise NoLink("the cost model has no size of a token's KV cache, and no links")
+        return self.kv
+
+
+@dataclass(frozen=True, slots=True)
+class LinearCost(CostModel):
+    """Five prices, each of a unit of a step's work:
+
+        step_s = base_s
+               + (decode_sequences + prefill chunks) * sequence_s
+               + decode_context_tokens * context_token_s
+               + prefill_tokens * prefill_token_s
+               + attention_pairs * pair_s
+
+    - base_s: reading the weights, and whatever else a step costs however small it is;
+    - sequence_s: sampling and bookkeeping;
+    - context_token_s: reading one token's keys and values;
+    - prefill_token_s: a prompt token's way through the weights;
+    - pair_s: attention of one query to one key.
+    """
+
+    base_s: float
+    sequence_s: float
+    context_token_s: float
+    prefill_token_s: float
+    pair_s: float
+
+    @override
+    def step_s(
+        self,
+        prefill: Sequence[PrefillChunk],
+        decode_sequences: int = 0,
+        decode_context_tokens: float = 0,
+    ) -> float:
+        took_s = (
+            self.base_s
+            + (decode_sequences + len(prefill)) * self.sequence_s
+            + decode_context_tokens * self.context_token_s
+        )
+        for chunk in prefill:
+            pairs = chunk.attention_pairs()
+            took_s += chunk.token_count * self.prefill_token_s + pairs * self.pair_s
+        return took_s
+
+    @override
+    def run_s(self, steps: int, decode_sequences: int, decode_context_tokens: float) -> float:
+        mean_context = decode_context_tokens + decode_sequences * (steps - 1) / 2
+        return steps * (
+            self.base_s + decode_sequences * self.sequence_s + mean_context * self.context_token_s
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PolynomialCost(CostModel):
+    """A prefill part when the step has prompt tokens, and a decode part when it has decodes:
+
+        prefill_s = p0 + p1 * prefill_tokens + p2 * prefill_tokens ** 2
+        decode_s  = d0 + d1 * share + d2 * share ** 2
+        share     = min(1, decode_context_tokens / capacity_tokens)
+
+    What a chunk's request has computed before costs nothing: chunks make a long prompt cheaper.
+    """
+
+    prefill_s: tuple[float, float, float]
+    """p0 to p2, in seconds."""
+    decode_s: tuple[float, float, float]
+    """d0 to d2, in seconds. Must not fall between 0 and 1, or a longer context took less time."""
+    capacity_tokens: int
+    """Tokens that the KV cache holds."""
+
+    @override
+    def step_s(
+        self,
+        prefill: Sequence[PrefillChunk],
+        decode_sequences: int = 0,
+        decode_context_tokens: float = 0,
+    ) -> float:
+        took_s = 0.0
+        if prefill:
+            tokens = sum(chunk.token_count for chunk in prefill)
+            constant, linear, square = self.prefill_s
+            took_s = constant + (linear + square * tokens) * tokens
+        if decode_sequences:
+            constant, linear, square = self.decode_s
+            share = min(1.0, decode_context_tokens / self.capacity_tokens)
+            took_s += constant + (linear + square * share) * share
+        return took_s
+
+    @override
+    def run_s(self, steps: int, decode_sequences: int, decode_context_tokens: float) -> float:
+        room = self.capacity_tokens - decode_context_tokens
+        # Steps below full capacity are summed in closed form, those at it all cost the same.
+        n = min(steps, max(0, ceil(room / decode_sequences)))
+        first = decode_context_tokens / self.capacity_tokens
+        growth = decode_sequences / self.capacity_tokens
+        triangle = n * (n - 1) / 2
+        pyramid = triangle * (2 * n - 1) / 3
+        shares = n * first + growth * triangle
+        squares = n * first**2 + 2 * first * growth * triangle + growth**2 * pyramid
+        constant, linear, square = self.decode_s
+        full = steps - n
+        return steps * constant + linear * (shares + full) + square * (squares + full)
+
+
+@dataclass(frozen=True, slots=True)
+class SlowedCost(CostModel):
+    """Another model's times, each `factor` times as long; KV cache moves as fast as in it."""
+
+    cost: CostModel
+    factor: float
+
+    @override
+    def step_s(
+        self,
+        prefill: Sequence[PrefillChunk],
+        decode_sequences: int = 0,
+        decode_context_tokens: float = 0,
+    ) -> float:
+        return self.factor * self.cost.step_s(prefill, decode_sequences, decode_context_tokens)
+
+    @override
+    def run_s(self, steps: int, decode_sequences: int, decode_context_tokens: float) -> float:
+        return self.factor * self.cost.run_s(steps, decode_sequences, decode_context_tokens)

@@ -1,0 +1,300 @@
+"""A KV cache kept as a tree of page runs, as SGLang keeps it. Pure: no clock, no sockets.
+
+A page holds `page_size` tokens. The tree has the pages that can be found again; a node is a run of
+them, named by their chained hashes, and a path from the root is a prefix. Requests lock the path
+that they read and compute into pages of their own, which join the tree when they are *inserted*.
+Pages have no numbers here, since nothing depends on which one it is, so the whole account is
+
+    free + evictable + protected + private = total
+
+*free*: nobody's. *evictable*: of the tree, in nodes that nobody locks. *protected*: of the tree, in
+nodes that somebody locks. *private*: a request's, taken with `take` and not yet inserted.
+
+What a naive model of this cache gets wrong, and this one does like the engine:
+- whole nodes are evicted, the leaf first whose last use is longest ago, so more may go than asked;
+- a lookup counts as a use, and splits the node in which it ends; splitting is not told;
+- a page that two requests compute at once is stored once: the second one's copy is freed.
+
+Since names are chained, two runs that agree in one place agree in all places before it: a node is
+compared by its last page alone, and the place where two runs part is found by halving.
+
+Source: sgl-project/sglang python/sglang/srt/mem_cache/radix_cache.py, releases 0.5.7 and 0.5.23.
+Held against a recording of 0.5.23 in tests/simulator/schedulers/test_sglang_recording.py.
+"""
+
+from collections.abc import Iterator, Sequence
+from heapq import heappop, heappush
+from itertools import count
+
+from typing_extensions import override
+
+from simulator.engines.block_pool import Cleared, PoolEvent, Removed, Stored
+from simulator.engines.scheduler import Content
+
+
+class RadixNode:
+    """A run of pages after its parent's.
+
+    lock_count of a node >= that of each of its children: who locks a node locks its path.
+    """
+
+    __slots__ = ("children", "hashes", "last_use", "lock_count", "offered", "parent")
+
+    def __init__(self, hashes: list[int], parent: "RadixNode | None", last_use: int) -> None:
+        self.hashes = hashes
+        self.parent = parent
+        self.children: dict[int, RadixNode] = {}
+        """first page -> node"""
+        self.lock_count = 0
+        self.last_use = last_use
+        self.offered = False
+        """Whether the eviction queue has an entry for it."""
+
+    @override
+    def __repr__(self) -> str:
+        return f"<RadixNode {len(self.hashes)} pages, {self.lock_count} locks>"
+
+
+class RadixCache:
+    """A fixed number of pages, found by prefix, evicted leaf by leaf, longest unused first."""
+
+    def __init__(self, page_count: int) -> None:
+        self.page_count = page_count
+        self.free = page_count
+        self.evictable = 0
+        self.protected = 0
+        self.root = RadixNode([], None, 0)
+        """Has no pages, is never locked, split or evicted."""
+        self._uses = 0
+        """Lookups, insertions and new nodes so far: the clock of last uses."""
+        self._queue: list[tuple[int, int, RadixNode]] = []
+        """(last use when offered, serial number, node): a heap with at most one entry a node.
+
+        An entry may be late: its node was used, locked or extended meanwhile. What is due is
+        checked when it comes up.
+        """
+        self._serial = count()
+        self._events: list[PoolEvent] = []
+
+    @override
+    def __repr__(self) -> str:
+        return (
+            f"<RadixCache {self.free} free, {self.evictable} evictable, {self.protected} protected "
+            f"of {self.page_count} pages>"
+        )
+
+    @property
+    def available(self) -> int:
+        """Pages that can be taken: free ones, and those that eviction would free."""
+        return self.free + self.evictable
+
+    @property
+    def private(self) -> int:
+        return self.page_count - self.free - self.evictable - self.protected
+
+    def nodes(self) -> Iterator[RadixNode]:
+        """All but the root, parents before children. For checks."""
+        stack = [self.root]
+        while stack:
+            node = stack.pop()
+            stack.extend(node.children.values())
+            if node.parent is not None:
+                yield node
+
+    def contents(self) -> Iterator[int]:
+        """The names of all pages in the tree. For checks."""
+        for node in self.nodes():
+            yield from node.hashes
+
+    def find(self, hashes: Sequence[int], page_count: int) -> int:
+        """How many of the first `page_count` pages are here. Changes nothing, uses nothing."""
+        node, found = self.root, 0
+        while found < page_count:
+            child = node.children.get(hashes[found])
+            if child is None:
+                break
+            shared = _shared(child.hashes, hashes, found, page_count)
+            found += shared
+            if shared < len(child.hashes):
+                break
+            node = child
+        return found
+
+    def match(self, hashes: Sequence[int], page_count: int) -> tuple[RadixNode, int]:
+        """The node in which the longest cached prefix ends, and how many pages that has.
+
+        At most the first `page_count` pages. Counts as a use; splits the last node if need be.
+        """
+        self._uses += 1
+        return self._walk(hashes, page_count)
+
+    def insert(self, content: Content, page_count: int) -> tuple[RadixNode, int]:
+        """Puts the first `page_count` pages of a sequence into the tree, unlocked, and tells it.
+
+        Returns the node in which they end, and how many pages were in the tree before; for all
+        after those, the tree takes over private pages.
+        """
+        hashes = content.hashes(page_count)
+        self._uses += 1
+        node, found = self._walk(hashes, page_count)
+        if found < page_count:
+            self._uses += 1  # new nodes are younger than what the same call only passed
+            leaf = RadixNode(hashes[found:page_count], node, self._uses)
+            node.children[hashes[found]] = leaf
+            node = leaf
+            self.evictable += page_count - found
+            self._offer(leaf)
+            self._tell_stored(content.stored(found, page_count))
+        return node, found
+
+    def lock(self, node: RadixNode) -> None:
+        """Keeps a node and its path from being evicted."""
+        while node.parent is not None:
+            if not node.lock_count:
+                self.evictable -= len(node.hashes)
+                self.protected += len(node.hashes)
+            node.lock_count += 1
+            node = node.parent
+
+    def unlock(self, node: RadixNode) -> None:
+        """Takes one lock back."""
+        if node.parent is not None and not node.lock_count:
+            raise ValueError(f"{node!r} is not locked")
+        leaf = node
+        while node.parent is not None:
+            node.lock_count -= 1
+            if not node.lock_count:
+                self.evictable += len(node.hashes)
+                self.protected -= len(node.hashes)
+            node = node.parent
+        if leaf.parent is not None and not leaf.lock_count and not leaf.children:
+            self._offer(leaf)
+
+    def make_room(self, page_count: int) -> bool:
+        """Evicts until that many pages are free; False when all that could go has gone."""
+        queue = self._queue
+        removed: list[int] = []
+        while self.free < page_count and queue:
+            due, _, node = heappop(queue)
+            node.offered = False
+            if node.children or node.lock_count:
+                continue
+            if node.last_use != due:
+                self._offer(node)
+                continue
+            parent = node.parent
+            if parent is None:
+                raise RuntimeError("the root came up for eviction")
+            del parent.children[node.hashes[0]]
+            self.free += len(node.hashes)
+            self.evictable -= len(node.hashes)
+            removed += node.hashes
+            if parent.parent is not None and not parent.children and not parent.lock_count:
+                self._offer(parent)
+        if removed:
+            self._tell_removed(tuple(removed))
+        return self.free >= page_count
+
+    def take(self, page_count: int) -> None:
+        """Makes free pages private. Raises ValueError when there are not enough: `make_room`."""
+        if page_count > self.free:
+            raise ValueError(f"{page_count} pages wanted of {self!r}")
+        self.free -= page_count
+
+    def give_back(self, page_count: int) -> None:
+        """Makes private pages free."""
+        if not 0 <= page_count <= self.private:
+            raise ValueError(f"{page_count} pages given back to {self!r}")
+        self.free += page_count
+
+    def reset(self) -> bool:
+        """Forgets all content; False, and nothing changed, while requests hold pages."""
+        if self.protected or self.private:
+            return False
+        self.root.children.clear()
+        self._queue.clear()
+        self.free, self.evictable = self.page_count, 0
+        self._events.append(Cleared())
+        return True
+
+    def take_events(self) -> list[PoolEvent]:
+        """What happened since the last call, in order."""
+        events, self._events = self._events, []
+        return events
+
+    def _walk(self, hashes: Sequence[int], page_count: int) -> tuple[RadixNode, int]:
+        node, found = self.root, 0
+        while found < page_count:
+            child = node.children.get(hashes[found])
+            if child is None:
+                break
+            child.last_use = self._uses
+            shared = _shared(child.hashes, hashes, found, page_count)
+            found += shared
+            if shared < len(child.hashes):
+                return self._split(child, shared), found
+            node = child
+        return node, found
+
+    def _split(self, node: RadixNode, head_count: int) -> RadixNode:
+        """Makes a node of a node's first pages; returns it. The rest stays the node that it was."""
+        parent = node.parent
+        if parent is None:
+            raise RuntimeError("the root can't be split")
+        self._uses += 1
+        head = RadixNode(node.hashes[:head_count], parent, self._uses)
+        head.lock_count = node.lock_count
+        head.children[node.hashes[head_count]] = node
+        parent.children[head.hashes[0]] = head
+        node.parent = head
+        node.hashes = node.hashes[head_count:]
+        return head
+
+    def _offer(self, node: RadixNode) -> None:
+        """Puts a leaf that nobody locks up for eviction."""
+        if not node.offered:
+            node.offered = True
+            heappush(self._queue, (node.last_use, next(self._serial), node))
+
+    def _tell_removed(self, hashes: tuple[int, ...]) -> None:
+        """Removals with nothing between them are one event."""
+        before = self._events[-1] if self._events else None
+        if isinstance(before, Removed):
+            self._events[-1] = Removed(before.hashes + hashes)
+        else:
+            self._events.append(Removed(hashes))
+
+    def _tell_stored(self, told: Stored) -> None:
+        """A chain that goes on where the event before it ended is the same event."""
+        before = self._events[-1] if self._events else None
+        if (
+            isinstance(before, Stored)
+            and told.parent == before.hashes[-1]
+            and told.session_id == before.session_id
+        ):
+            self._events[-1] = Stored(
+                before.hashes + told.hashes,
+                before.parent,
+                before.token_ids + told.token_ids,
+                before.extra_keys + told.extra_keys,
+                before.lora_name,
+                before.lora_id,
+                before.session_id,
+            )
+        else:
+            self._events.append(told)
+
+
+def _shared(run: list[int], hashes: Sequence[int], first: int, last: int) -> int:
+    """How many leading pages of `run` are hashes[first:last]; the first one is known to be."""
+    most = min(len(run), last - first)
+    if run[most - 1] == hashes[first + most - 1]:
+        return most
+    low, high = 1, most - 1  # run[low - 1] is shared, run[high] is not
+    while low < high:
+        middle = (low + high) // 2
+        if run[middle] == hashes[first + middle]:
+            low = middle + 1
+        else:
+            high = middle
+    return low

@@ -1,0 +1,1 @@
+"""Engines that speak real ZMQ and HTTP, on a clock."""

@@ -1,0 +1,211 @@
+"""Requests and answers in vLLM's OpenAI-style form, as far as routers' clients use it. Pure.
+
+The tokenizer is a toy: one token a UTF-8 byte. Fields that are not named here, such as temperature,
+are ignored.
+"""
+
+import time
+from collections.abc import Sequence
+from typing import Annotated, Any
+from uuid import uuid4
+
+import msgspec
+from msgspec import Meta
+
+from simulator.live.engine import Completion
+
+COMPLETION_TOKENS = 16
+"""What a completion brings that doesn't say, as in vLLM."""
+CHAT_TOKENS = 256
+"""What an answer in a chat brings that nobody limits: a real model stops by itself."""
+
+TokenIds = list[Annotated[int, Meta(ge=0, lt=1 << 32)]]
+
+
+class StreamOptions(msgspec.Struct):
+    include_usage: bool = False
+
+
+class Asked(msgspec.Struct, kw_only=True):
+    """What both kinds of requests have."""
+
+    model: str | None = None
+    max_tokens: int | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    cache_salt: str | None = None
+    session_id: str | None = None
+    return_token_ids: bool = False
+
+    @property
+    def include_usage(self) -> bool:
+        return self.stream_options is not None and self.stream_options.include_usage
+
+
+class CompletionRequest(Asked, kw_only=True):
+    """POST /v1/completions."""
+
+    prompt: str | TokenIds
+
+    def token_ids(self) -> list[int]:
+        return tokenize(self.prompt) if isinstance(self.prompt, str) else self.prompt
+
+    def limit(self) -> tuple[int, str]:
+        """Tokens of the answer, and why it ends there."""
+        return COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens, "length"
+
+
+class ContentPart(msgspec.Struct):
+    type: str
+    text: str = ""
+
+
+class Message(msgspec.Struct):
+    role: str
+    content: str | list[ContentPart] | None = None
+
+    def text(self) -> str:
+        """Parts that are no text, such as images, are nothing here."""
+        if isinstance(self.content, list):
+            return "".join(part.text for part in self.content)
+        return self.content or ""
+
+
+class ChatRequest(Asked, kw_only=True):
+    """POST /v1/chat/completions."""
+
+    messages: Annotated[list[Message], Meta(min_length=1)]
+    max_completion_tokens: int | None = None
+
+    def token_ids(self) -> list[int]:
+        return tokenize(chat_text(self.messages))
+
+    def limit(self) -> tuple[int, str]:
+        """As above; max_completion_tokens wins, as in vLLM."""
+        for most in (self.max_completion_tokens, self.max_tokens):
+            if most is not None:
+                return most, "length"
+        return CHAT_TOKENS, "stop"
+
+
+class TokenizeRequest(msgspec.Struct):
+    """POST /tokenize: of a prompt, or of a chat."""
+
+    prompt: str | None = None
+    messages: list[Message] | None = None
+
+    def token_ids(self) -> list[int]:
+        return tokenize(chat_text(self.messages) if self.prompt is None else self.prompt)
+
+
+class DetokenizeRequest(msgspec.Struct):
+    """POST /detokenize."""
+
+    tokens: TokenIds
+
+
+def chat_text(messages: Sequence[Message] | None) -> str:
+    """A chat as one prompt, at whose end the assistant is to speak."""
+    turns = [f"<|{message.role}|>\n{message.text()}\n" for message in messages or ()]
+    return "".join(turns) + "<|assistant|>\n"
+
+
+def tokenize(text: str) -> list[int]:
+    """One token a UTF-8 byte."""
+    return list(text.encode())
+
+
+def detokenize(token_ids: Sequence[int]) -> str:
+    """Printable ASCII as what it is, other tokens by number: whole wherever a stream is cut."""
+    return "".join(chr(token) if 32 <= token < 127 else f"<{token}>" for token in token_ids)
+
+
+def untokenize(token_ids: Sequence[int]) -> str:
+    """The text that `tokenize` made into these; tokens that are no byte by number."""
+    if all(token < 256 for token in token_ids):
+        return bytes(token_ids).decode(errors="replace")
+    return detokenize(token_ids)
+
+
+class Reply:
+    """All parts of one answer: whole, or chunk by chunk."""
+
+    def __init__(
+        self, asked: CompletionRequest | ChatRequest, model: str, request_id: str | None
+    ) -> None:
+        self._is_chat = isinstance(asked, ChatRequest)
+        kind = "chatcmpl" if self._is_chat else "cmpl"
+        self._id = f"{kind}-{request_id or uuid4().hex}"
+        self._created = int(time.time())
+        self._model = model
+        self._prompt = asked.token_ids() if asked.return_token_ids else None
+        self._finish_reason = asked.limit()[1]
+
+    def whole(self, completion: Completion) -> dict[str, Any]:
+        """The body of an answer that is not streamed."""
+        text = detokenize(completion.token_ids)
+        said = {"message": {"role": "assistant", "content": text}} if self._is_chat else None
+        kind = "chat.completion" if self._is_chat else "text_completion"
+        choice = self._choice(said or {"text": text}, completion.token_ids, True, True)
+        return self._body(kind, [choice]) | {"usage": usage(completion)}
+
+    def chunk(self, token_ids: Sequence[int], *, first: bool, last: bool) -> dict[str, Any]:
+        """Some tokens of a stream."""
+        text = detokenize(token_ids)
+        said: dict[str, Any] = {"text": text}
+        if self._is_chat:
+            said = {"delta": {"role": "assistant", "content": text} if first else {"content": text}}
+        return self._body(self._chunk_kind, [self._choice(said, token_ids, first, last)])
+
+    def usage_chunk(self, completion: Completion) -> dict[str, Any]:
+        """The last chunk, for clients that asked for it."""
+        return self._body(self._chunk_kind, []) | {"usage": usage(completion)}
+
+    @property
+    def _chunk_kind(self) -> str:
+        return "chat.completion.chunk" if self._is_chat else "text_completion"
+
+    def _body(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return {
+            "id": self._id,
+            "object": kind,
+            "created": self._created,
+            "model": self._model,
+            "choices": choices,
+        }
+
+    def _choice(
+        self, said: dict[str, Any], token_ids: Sequence[int], first: bool, last: bool
+    ) -> dict[str, Any]:
+        choice = {
+            "index": 0,
+            **said,
+            "logprobs": None,
+            "finish_reason": self._finish_reason if last else None,
+            "stop_reason": None,
+        }
+        if self._prompt is not None:
+            choice["token_ids"] = list(token_ids)
+            choice["prompt_token_ids"] = self._prompt if first else None
+        return choice
+
+
+def usage(completion: Completion) -> dict[str, Any]:
+    """How many tokens went in and came out, and how many of them were cached."""
+    answered = len(completion.token_ids)
+    return {
+        "prompt_tokens": completion.prompt_tokens,
+        "total_tokens": completion.prompt_tokens + answered,
+        "completion_tokens": answered,
+        "prompt_tokens_details": {"cached_tokens": completion.cached_tokens},
+    }
+
+
+def refusal(status: int, kind: str, message: str) -> dict[str, Any]:
+    """The body of an error."""
+    return {"error": {"message": message, "type": kind, "param": None, "code": status}}
+
+
+def sse(body: dict[str, Any]) -> bytes:
+    """One server-sent event."""
+    return b"data: " + msgspec.json.encode(body) + b"\n\n"

@@ -1,0 +1,321 @@
+"""The heart of `kvroute demo`: replays a trace on stand-in engines and measures what came of it.
+
+Requests arrive when the trace says so, whether or not earlier ones are done (open loop). Who picks
+the worker is behind the `Routing` protocol. Times are engine time, so the speed at which the clock
+runs cancels out; only decisions are measured on the wall, since the router that makes them is real.
+"""
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from simulator.engines.profile import load_profile
+from simulator.engines.scheduler import SchedulerConfig
+from simulator.live.clock import Clock, sleep_until
+from simulator.live.engine import Completion, Engine, EngineConfig
+from simulator.traffic.results import OnProgress, RunProgress
+from simulator.traffic.reuse import reuse_ceiling
+from simulator.traffic.trace import TraceRequest
+from simulator.traffic.trace_file import load_trace
+
+ENGINE_COUNT = 8
+BLOCK_SIZE = 64
+BLOCK_COUNT = 2048
+SPEED = 2.5
+"""Engine seconds to a wall second."""
+COMPRESSION = 10.0
+"""Brings the thinned slice to the token rate of the whole trace, 41 thousand a second."""
+
+
+class Pick(NamedTuple):
+    """The router's answer for one request."""
+
+    worker_id: str
+    reservation_id: str
+    decision_s: float
+    """Wall time from question to answer."""
+
+
+class Routing(Protocol):
+    """The router, as the demo's client sees it. Whatever it raises counts as a failed request."""
+
+    async def pick(self, request: TraceRequest) -> Pick: ...
+
+    async def prefill_done(self, reservation_id: str) -> None: ...
+
+    async def finished(
+        self, reservation_id: str, output_tokens: int, cached_tokens: int
+    ) -> None: ...
+
+    async def failed(self, reservation_id: str) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """What one policy made of the trace."""
+
+    policy: str
+    requests: int
+    """All that were sent, failed ones too."""
+    failed: int
+    block_hit_rate: float
+    """Cached blocks by the engines' own account / full prompt blocks, over requests served."""
+    ceiling: float
+    """What one infinite cache shared by all would have reached, in the same unit."""
+    ttft_ms_mean: float
+    ttft_ms_p50: float
+    ttft_ms_p99: float
+    load_cv: float
+    """Std / mean over workers of the requests in flight, averaged over the run; 0 is even."""
+    decision_us_p50: float
+    decision_us_p99: float
+    failures: dict[str, int]
+    """Reason -> requests."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The run in the form of `kvroute demo --json`."""
+        return {
+            "policy": self.policy,
+            "requests": self.requests,
+            "failed": self.failed,
+            "block_hit_rate": self.block_hit_rate,
+            "ceiling": self.ceiling,
+            "ttft_ms": {
+                "mean": self.ttft_ms_mean,
+                "p50": self.ttft_ms_p50,
+                "p99": self.ttft_ms_p99,
+            },
+            "load_cv": self.load_cv,
+            "decision_us": {"p50": self.decision_us_p50, "p99": self.decision_us_p99},
+        }
+
+
+def demo_trace() -> Sequence[TraceRequest]:
+    """The slice that ships with the project, at the arrival rate of the whole trace."""
+    return load_trace("conversation").spread().at_rate(COMPRESSION).requests
+
+
+def demo_engines() -> list[EngineConfig]:
+    """Eight engines, a 70B model on four H100 each, with a cache far too small for the traffic."""
+    scheduler = SchedulerConfig(
+        block_count=BLOCK_COUNT,
+        block_size=BLOCK_SIZE,
+        joined_steps_max=32,
+        cost=load_profile("llama-70b-4xh100").cost_model(),
+    )
+    # Each with a seed of its own: no two engines of a fleet agree on a block's hash.
+    return [
+        EngineConfig(f"worker-{i}", replace(scheduler, hash_seed=i + 1))
+        for i in range(ENGINE_COUNT)
+    ]
+
+
+class _Tally:
+    """What is counted while a run goes on."""
+
+    def __init__(self, workers: Sequence[str], block_size: int) -> None:
+        self._block_size = block_size
+        self.sent = self.served = self.hit_blocks = self.prompt_blocks = 0
+        self.ttft_s: list[float] = []
+        self.decision_s: list[float] = []
+        self.in_flight_s = dict.fromkeys(workers, 0.0)
+        """Worker -> seconds that requests spent there, which over the run's length is their mean
+        number in flight (Little's law)."""
+        self.failures: Counter[str] = Counter()
+
+    def serve(self, worker_id: str, completion: Completion) -> None:
+        self.served += 1
+        self.hit_blocks += completion.cached_tokens // self._block_size
+        self.prompt_blocks += completion.prompt_tokens // self._block_size
+        self.ttft_s.append(completion.ttft_s)
+        self.in_flight_s[worker_id] += completion.e2e_s
+
+    @property
+    def failed(self) -> int:
+        return self.failures.total()
+
+    @property
+    def block_hit_rate(self) -> float:
+        return self.hit_blocks / self.prompt_blocks if self.prompt_blocks else 0.0
+
+    def progress(self, total: int) -> RunProgress:
+        done = self.served + self.failed
+        return RunProgress(total, done, self.failed, self.sent - done, self.block_hit_rate)
+
+
+async def replay(
+    policy: str,
+    trace: Sequence[TraceRequest],
+    engines: Mapping[str, Engine],
+    routing: Routing,
+    *,
+    clock: Clock,
+    on_progress: OnProgress | None = None,
+) -> RunResult:
+    """Sends a trace's requests through `routing` to the engines, from now on, until all have ended.
+
+    clock: the engines' own; arrivals follow it. engines: by worker id, all of one block size.
+    A request that router or engine refuses counts as failed, and the run goes on.
+    Raises ValueError when there are no engines or their block sizes differ.
+    """
+    sizes = {engine.config.scheduler.block_size for engine in engines.values()}
+    if len(sizes) != 1:
+        raise ValueError(f"engines of one block size are needed, got {sorted(sizes)}")
+    block_size = sizes.pop()
+    tally = _Tally(list(engines), block_size)
+
+    async def serve(request: TraceRequest) -> None:
+        try:
+            await _serve(request, engines, routing, tally)
+        except Exception as error:  # whatever the router's client raises
+            tally.failures[f"{type(error).__name__}: {error}"] += 1
+        if on_progress is not None:
+            on_progress(tally.progress(len(trace)))
+
+    start_s = clock.now_s()
+    async with asyncio.TaskGroup() as tasks:
+        for request in trace:
+            await sleep_until(clock, start_s + request.arrival_s)
+            tally.sent += 1
+            tasks.create_task(serve(request))
+    loads = np.array(list(tally.in_flight_s.values()))
+    ttft_ms = np.array(tally.ttft_s or [0.0]) * 1e3
+    decision_us = np.array(tally.decision_s or [0.0]) * 1e6
+    return RunResult(
+        policy=policy,
+        requests=len(trace),
+        failed=tally.failed,
+        block_hit_rate=tally.block_hit_rate,
+        ceiling=reuse_ceiling(trace, block_size).blocks,
+        ttft_ms_mean=float(ttft_ms.mean()),
+        ttft_ms_p50=float(np.percentile(ttft_ms, 50)),
+        ttft_ms_p99=float(np.percentile(ttft_ms, 99)),
+        load_cv=float(loads.std() / loads.mean()) if loads.any() else 0.0,
+        decision_us_p50=float(np.percentile(decision_us, 50)),
+        decision_us_p99=float(np.percentile(decision_us, 99)),
+        failures=dict(tally.failures),
+    )
+
+
+async def _serve(
+    request: TraceRequest, engines: Mapping[str, Engine], routing: Routing, tally: _Tally
+) -> None:
+    """One request's life, as a client of router and engine lives it."""
+    pick = await routing.pick(request)
+    tally.decision_s.append(pick.decision_s)
+    first_token = asyncio.Event()
+
+    async def tell_first_token() -> None:
+        await first_token.wait()
+        await routing.prefill_done(pick.reservation_id)
+
+    telling = asyncio.create_task(tell_first_token())
+    try:
+        completion = await engines[pick.worker_id].complete(
+            request.token_ids(), request.output_tokens, on_first_token=first_token.set
+        )
+        await telling
+    except Exception:
+        await routing.failed(pick.reservation_id)
+        raise
+    finally:
+        telling.cancel()
+    tally.serve(pick.worker_id, completion)
+    await routing.finished(pick.reservation_id, len(completion.token_ids), completion.cached_tokens)
+
+
+@contextmanager
+def progress_view(console: Console, policy: str, total: int) -> Iterator[OnProgress]:
+    """Shows how a run goes: a live bar on a terminal, else a line every tenth of the way."""
+    if not console.is_terminal:
+        yield _progress_lines(console, policy)
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[in_flight]} in flight, hit rate {task.fields[hit_rate]:.1%}"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task(policy, total=total, in_flight=0, hit_rate=0.0)
+
+        def show(now: RunProgress) -> None:
+            progress.update(
+                task, completed=now.done, in_flight=now.in_flight, hit_rate=now.block_hit_rate
+            )
+
+        yield show
+
+
+def _progress_lines(console: Console, policy: str) -> OnProgress:
+    tenths = 0
+
+    def show(now: RunProgress) -> None:
+        nonlocal tenths
+        if now.done * 10 // now.total > tenths:
+            tenths = now.done * 10 // now.total
+            console.print(
+                f"{policy}: {now.done} of {now.total} requests, {now.failed} failed, "
+                f"{now.in_flight} in flight, hit rate {now.block_hit_rate:.1%}",
+                highlight=False,
+            )
+
+    return show
+
+
+def table(runs: Sequence[RunResult]) -> Table:
+    """The runs side by side, beside the ceiling, with the verdict below. Fits 80 columns."""
+    result = Table(title="The same traffic, each policy from a cold start", caption=verdict(runs))
+    result.add_column("")
+    for run in runs:
+        result.add_column(run.policy, justify="right")
+    result.add_column("best possible", justify="right")
+    ceiling = runs[0].ceiling if runs else 0.0
+    rows: list[tuple[str, Callable[[RunResult], str], str]] = [
+        ("prefix hit rate", lambda run: f"{run.block_hit_rate:.1%}", f"{ceiling:.1%}"),
+        ("  of the best possible", lambda run: f"{_of_ceiling(run):.0%}", "100%"),
+        ("time to first token, mean", lambda run: f"{run.ttft_ms_mean:,.0f} ms", ""),
+        ("  p50", lambda run: f"{run.ttft_ms_p50:,.0f} ms", ""),
+        ("  p99", lambda run: f"{run.ttft_ms_p99:,.0f} ms", ""),
+        ("spread of load (std / mean)", lambda run: f"{run.load_cv:.2f}", "0.00"),
+        ("decision, p50", lambda run: f"{run.decision_us_p50:,.0f} us", ""),
+        ("  p99", lambda run: f"{run.decision_us_p99:,.0f} us", ""),
+        ("requests", lambda run: f"{run.requests}", ""),
+        ("  failed", lambda run: f"{run.failed}", "0"),
+    ]
+    for name, cell, best in rows:
+        result.add_row(name, *map(cell, runs), best)
+    return result
+
+
+def verdict(runs: Sequence[RunResult]) -> str:
+    """One sentence: what the last run gained over the first."""
+    if len(runs) < 2:
+        return ""
+    first, last = runs[0], runs[-1]
+    sooner = 1 - last.ttft_ms_mean / first.ttft_ms_mean if first.ttft_ms_mean else 0.0
+    when = f"{abs(sooner):.0%} {'sooner' if sooner >= 0 else 'later'}"
+    return (
+        f"{last.policy} found {last.block_hit_rate:.1%} of all prompt blocks in a cache where "
+        f"{first.policy} found {first.block_hit_rate:.1%}, out of {last.ceiling:.1%} that anyone "
+        f"could; the first token came {when} on average."
+    )
+
+
+def to_json(runs: Sequence[RunResult]) -> str:
+    """What the table shows, for programs."""
+    return json.dumps({"runs": [run.to_dict() for run in runs]}, indent=2)
+
+
+def _of_ceiling(run: RunResult) -> float:
+    return run.block_hit_rate / run.ceiling if run.ceiling else 1.0

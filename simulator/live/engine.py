@@ -1,0 +1,349 @@
+"""A stand-in engine in asyncio: takes requests, takes time, hands out tokens and KV events.
+
+What is computed when is the scheduler's business, how fast time passes is the clock's.
+Here are one timer an engine, for the end of the step that is going on, and the futures of those who
+wait. Everything runs on one event loop.
+
+    engine = Engine(EngineConfig("w0", SchedulerConfig(block_count=2048, block_size=64)), clock)
+    completion = await engine.complete(token_ids, max_tokens=100)
+
+Law: step follows step without a gap while there is work, in engine time, however late the event
+loop calls; so durations are those of the cost model, not of this machine.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from typing_extensions import override
+
+from indexer.identity import Tier
+from simulator.engines.content import Answer, TokenContent, greedy_answer, token_submission
+from simulator.engines.scheduler import (
+    Load,
+    RequestRefused,
+    Scheduler,
+    SchedulerConfig,
+    Sequence,
+    TokenArray,
+)
+from simulator.live.clock import Clock, Timer
+from simulator.live.latencies import Latencies
+from simulator.live.vllm_wire import encode_batch
+from simulator.schedulers import SCHEDULERS
+
+__all__ = ["Chunk", "Completion", "Engine", "EngineConfig", "EngineStopped", "RequestRefused"]
+
+Prompt = list[int] | npt.NDArray[np.uint32]
+Publish = Callable[[bytes], object]
+"""Where the encoded event batches go."""
+
+
+class EngineStopped(RuntimeError):
+    """The engine ended before the request did, or is not there any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Who an engine is; the scheduler's part says what it can do."""
+
+    engine_id: str
+    scheduler: SchedulerConfig
+    model: str = "stand-in"
+    kind: str = "vllm"
+    """Whose scheduler it follows: a name of simulator.schedulers.SCHEDULERS."""
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """What became of a request. Durations are in engine seconds."""
+
+    token_ids: tuple[int, ...]
+    """The answer."""
+    prompt_tokens: int
+    cached_tokens: int
+    """Prompt tokens found in the prefix cache when the request was first admitted."""
+    queue_s: float
+    """From arrival to the first step that computed some of it."""
+    ttft_s: float
+    """From arrival to the first token."""
+    e2e_s: float
+    preemptions: int
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Tokens of a stream; `completion` comes with the last ones."""
+
+    token_ids: tuple[int, ...]
+    completion: Completion | None
+
+
+@dataclass(slots=True, eq=False)
+class _Client:
+    """Somebody who waits for a sequence: for its end, or for each chunk."""
+
+    sequence: Sequence
+    content: TokenContent
+    done: asyncio.Future[Completion]
+    on_first_token: Callable[[], None] | None = None
+    chunks: asyncio.Queue[Chunk | EngineStopped] | None = None
+
+
+@dataclass(slots=True)
+class Counters:
+    """What the shell itself counts."""
+
+    batches: int = 0
+    published_bytes: int = 0
+    steps: int = 0
+    resets_refused: int = 0
+
+
+class Engine:
+    """One engine with one rank. Needs a running loop, and a clock that is running."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        clock: Clock,
+        publish: Publish | None = None,
+        answer: Answer = greedy_answer,
+    ) -> None:
+        self.config = config
+        self.clock = clock
+        self.counters = Counters()
+        self.latencies = Latencies()
+        self.started_unix_s = clock.unix_s()
+        self.stopped = False
+        self._publish = publish
+        self._answer = answer
+        self._scheduler: Scheduler = SCHEDULERS[config.kind](config.scheduler)
+        self._clients: dict[str, _Client] = {}
+        self._timer: Timer | None = None
+        self._due_s = 0.0
+        """Engine time up to which all is decided: the end of the last step, or the last arrival."""
+
+    @override
+    def __repr__(self) -> str:
+        return f"<Engine {self.config.engine_id} {self._scheduler!r}>"
+
+    def load(self) -> Load:
+        return self._scheduler.load()
+
+    def cached_tokens(self, token_ids: Prompt, *, cache_salt: str = "", lora_name: str = "") -> int:
+        """What a request would find in the cache now: the truth that an index is measured by."""
+        asked, _ = token_submission(
+            _as_tokens(token_ids),
+            0,
+            self.config.scheduler,
+            cache_salt=cache_salt,
+            lora_name=lora_name,
+        )
+        return self._scheduler.cached_tokens(asked)
+
+    def contents(self) -> list[tuple[Tier, int]]:
+        """Tier and engine hash of every block that can be reused: the truth about the whole cache.
+
+        Blocks of a step that is going on are among them before their events are published.
+        """
+        return list(self._scheduler.contents())
+
+    def reset_prefix_cache(self) -> bool:
+        """Forgets all cached content; False while requests hold blocks.
+
+        Subscribers hear of it with the next step's events, as with vLLM.
+        """
+        done = self._scheduler.reset_prefix_cache()
+        self.counters.resets_refused += not done
+        return done
+
+    async def complete(
+        self,
+        token_ids: Prompt,
+        max_tokens: int,
+        *,
+        cache_salt: str = "",
+        lora_name: str = "",
+        session_id: str | None = None,
+        on_first_token: Callable[[], None] | None = None,
+    ) -> Completion:
+        """Serves a request to its end. Cancelling the caller aborts it.
+
+        Raises RequestRefused, or EngineStopped when the engine ends first.
+        """
+        client = self._submit(token_ids, max_tokens, cache_salt, lora_name, session_id)
+        client.on_first_token = on_first_token
+        try:
+            return await client.done
+        finally:
+            self._leave(client)
+
+    async def stream(
+        self,
+        token_ids: Prompt,
+        max_tokens: int,
+        *,
+        cache_salt: str = "",
+        lora_name: str = "",
+        session_id: str | None = None,
+    ) -> AsyncGenerator[Chunk, None]:
+        """Serves a request, yields tokens as they come; closing the iterator aborts it.
+
+        Raises as `complete` does, with the first chunk asked for.
+        """
+        client = self._submit(token_ids, max_tokens, cache_salt, lora_name, session_id)
+        client.chunks = asyncio.Queue()
+        try:
+            while True:
+                chunk = await client.chunks.get()
+                if isinstance(chunk, EngineStopped):
+                    raise chunk
+                yield chunk
+                if chunk.completion is not None:
+                    return
+        finally:
+            self._leave(client)
+
+    def stop(self) -> None:
+        """Ends the engine at once, as a crash would: everybody who waits gets EngineStopped."""
+        self.stopped = True
+        if self._timer is not None:
+            self._timer.cancel()
+        for client in self._clients.values():
+            error = EngineStopped(f"engine {self.config.engine_id} stopped")
+            if client.chunks is not None:
+                client.chunks.put_nowait(error)
+            elif not client.done.done():
+                client.done.set_exception(error)
+        self._clients.clear()
+
+    def _submit(
+        self,
+        token_ids: Prompt,
+        max_tokens: int,
+        cache_salt: str,
+        lora_name: str,
+        session_id: str | None,
+    ) -> _Client:
+        if self.stopped:
+            raise EngineStopped(f"engine {self.config.engine_id} stopped")
+        now_s = max(self.clock.now_s(), 0.0)
+        submission, content = token_submission(
+            _as_tokens(token_ids),
+            max_tokens,
+            self.config.scheduler,
+            answer=self._answer,
+            cache_salt=cache_salt,
+            lora_name=lora_name,
+            session_id=session_id,
+        )
+        sequence = self._scheduler.add(submission, now_s)
+        client = _Client(sequence, content, asyncio.get_running_loop().create_future())
+        self._clients[sequence.request_id] = client
+        if self._scheduler.step is None:
+            self._due_s = max(self._due_s, now_s)
+            self._begin_step()
+        else:
+            self._cut_step(now_s)
+        return client
+
+    def _leave(self, client: _Client) -> None:
+        if self._clients.pop(client.sequence.request_id, None) is not None:
+            now_s = max(self.clock.now_s(), 0.0)
+            self._cut_step(now_s)
+            self._scheduler.abort(client.sequence)
+            if self._scheduler.step is None:
+                self._due_s = max(self._due_s, now_s)
+                self._begin_step()
+
+    def _cut_step(self, now_s: float) -> None:
+        step = self._scheduler.step
+        if step is not None and step.count > 1:
+            step = self._scheduler.cut_step(now_s)
+            if step is not None:
+                self._due_s = step.end_s
+                self._call_at(step.end_s, self._end_step)
+
+    def _begin_step(self) -> None:
+        step = self._scheduler.begin_step(self._due_s)
+        if step is not None:
+            self._due_s = step.end_s
+            self._call_at(step.end_s, self._end_step)
+        elif (ready_s := self._scheduler.next_ready_s) is not None:
+            self._call_at(ready_s, self._wake)
+
+    def _wake(self) -> None:
+        self._due_s = max(self._due_s, self.clock.now_s())
+        self._begin_step()
+
+    def _call_at(self, when_s: float, then: Callable[[], None]) -> None:
+        """The engine has one timer: what it waited for before is no more."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self.clock.call_at(when_s, then)
+
+    def _end_step(self) -> None:
+        result = self._scheduler.end_step(self._due_s)
+        self.counters.steps += 1
+        if result.events and self._publish is not None:
+            size = self.config.scheduler.block_size
+            payload = encode_batch(self.clock.unix_s(), result.events, size)
+            self.counters.batches += 1
+            self.counters.published_bytes += len(payload)
+            self._publish(payload)
+        for output in result.outputs:
+            client = self._clients.get(output.sequence.request_id)
+            if client is None:
+                continue
+            if output.finished:
+                del self._clients[output.sequence.request_id]
+            completion = _completion(client, self._due_s) if output.finished else None
+            if completion is not None:
+                self.latencies.observe(
+                    queue_s=completion.queue_s,
+                    ttft_s=completion.ttft_s,
+                    e2e_s=completion.e2e_s,
+                    output_tokens=len(completion.token_ids),
+                )
+            _deliver(client, output.first, output.last, completion)
+        # A newcomer may have come after the step's end but before this call; it is not served
+        # before it came.
+        self._due_s = max(self._due_s, self._scheduler.newest_arrival_s)
+        self._begin_step()
+
+
+def _deliver(client: _Client, first: int, last: int, completion: Completion | None) -> None:
+    sequence = client.sequence
+    if first == sequence.prompt_tokens and client.on_first_token is not None:
+        client.on_first_token()
+    if client.chunks is not None:
+        client.chunks.put_nowait(
+            Chunk(tuple(client.content.token_ids[first:last].tolist()), completion)
+        )
+    elif completion is not None and not client.done.done():
+        client.done.set_result(completion)
+
+
+def _completion(client: _Client, now_s: float) -> Completion:
+    sequence = client.sequence
+    scheduled_s = sequence.arrival_s if sequence.scheduled_s is None else sequence.scheduled_s
+    first_token_s = now_s if sequence.first_token_s is None else sequence.first_token_s
+    return Completion(
+        token_ids=tuple(client.content.token_ids[sequence.prompt_tokens :].tolist()),
+        prompt_tokens=sequence.prompt_tokens,
+        cached_tokens=sequence.cached_tokens or 0,
+        queue_s=scheduled_s - sequence.arrival_s,
+        ttft_s=first_token_s - sequence.arrival_s,
+        e2e_s=now_s - sequence.arrival_s,
+        preemptions=sequence.preemptions,
+    )
+
+
+def _as_tokens(token_ids: Prompt) -> TokenArray:
+    try:
+        return np.asarray(token_ids, dtype=np.uint32)
+    except (OverflowError, ValueError, TypeError) as error:
+        raise RequestRefused(f"token ids must be integers from 0 to 2^32 - 1: {error}") from error

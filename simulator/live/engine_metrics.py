@@ -1,0 +1,99 @@
+"""An engine's counters as Prometheus text in vLLM's names. Pure."""
+
+from collections.abc import Sequence
+
+from simulator.live.engine import Engine
+from simulator.live.latencies import Histogram
+
+
+def metrics_text(engine: Engine) -> str:
+    """Prometheus text in vLLM's names; total_blocks and block_size are labels of an info gauge."""
+    load = engine.load()
+    config = engine.config
+    scheduler = config.scheduler
+    own = {"engine": "0", "model_name": config.model}
+    cache = {
+        "block_size": str(scheduler.block_size),
+        "enable_prefix_caching": "True",
+        "engine": "0",
+        # vLLM counts its null block, which holds nothing, too.
+        "num_gpu_blocks": str(scheduler.block_count + 1),
+    }
+    # It is counted by steps: somebody may have left since. Reasons add up to all who wait.
+    deferred = min(load.deferred, load.waiting)
+    hit, queried = load.prefix_hit_tokens, load.prefix_queried_tokens
+    return "".join(
+        [
+            _metric("process_start_time_seconds", "gauge", {}, engine.started_unix_s),
+            _metric("vllm:num_requests_running", "gauge", own, load.running),
+            _metric("vllm:num_requests_waiting", "gauge", own, load.waiting),
+            _family(
+                "vllm:num_requests_waiting_by_reason",
+                "gauge",
+                [
+                    (own | {"reason": "capacity"}, load.waiting - deferred),
+                    (own | {"reason": "deferred"}, deferred),
+                ],
+            ),
+            _metric("vllm:kv_cache_usage_perc", "gauge", own, load.usage),
+            _metric("vllm:cache_config_info", "gauge", cache, 1),
+            _metric("vllm:prefix_cache_queries_total", "counter", own, queried),
+            _metric("vllm:prefix_cache_hits_total", "counter", own, hit),
+            _metric(
+                "vllm:external_prefix_cache_queries_total",
+                "counter",
+                own,
+                load.external_queried_tokens,
+            ),
+            _metric(
+                "vllm:external_prefix_cache_hits_total", "counter", own, load.external_hit_tokens
+            ),
+            _metric("vllm:num_preemptions_total", "counter", own, load.preemptions),
+            _metric("vllm:prompt_tokens_total", "counter", own, load.prompt_tokens),
+            _metric("vllm:generation_tokens_total", "counter", own, load.generated_tokens),
+            _metric("vllm:spec_decode_num_draft_tokens_total", "counter", own, load.drafted_tokens),
+            _metric(
+                "vllm:spec_decode_num_accepted_tokens_total", "counter", own, load.accepted_tokens
+            ),
+            _family(
+                "vllm:request_success_total",
+                "counter",
+                [
+                    (own | {"finished_reason": "length"}, load.finished),
+                    (own | {"finished_reason": "abort"}, load.aborted),
+                ],
+            ),
+            *(
+                _histogram(name, own, histogram)
+                for name, histogram in engine.latencies.histograms.items()
+            ),
+        ]
+    )
+
+
+def _metric(name: str, kind: str, labels: dict[str, str], value: float) -> str:
+    return _family(name, kind, [(labels, value)])
+
+
+def _family(name: str, kind: str, samples: Sequence[tuple[dict[str, str], float]]) -> str:
+    told = "".join(_sample(name, labels, value) for labels, value in samples)
+    return f"# TYPE {name} {kind}\n{told}"
+
+
+def _histogram(name: str, labels: dict[str, str], histogram: Histogram) -> str:
+    samples = [
+        _sample(f"{name}_bucket", labels | {"le": bound}, count)
+        for bound, count in histogram.buckets()
+    ]
+    samples.append(_sample(f"{name}_count", labels, histogram.count))
+    samples.append(_sample(f"{name}_sum", labels, histogram.sum_s))
+    return f"# TYPE {name} histogram\n{''.join(samples)}"
+
+
+def _sample(name: str, labels: dict[str, str], value: float) -> str:
+    inside = ",".join(f'{label}="{_escape(text)}"' for label, text in sorted(labels.items()))
+    return f"{name}{{{inside}}} {float(value)!r}\n" if inside else f"{name} {float(value)!r}\n"
+
+
+def _escape(label_value: str) -> str:
+    return label_value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

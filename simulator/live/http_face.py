@@ -1,0 +1,217 @@
+"""The engine's HTTP side, as far as a router and its clients use it, in vLLM's form.
+
+GET  /health /version /v1/models /metrics /kv_event_sources
+POST /v1/completions /v1/chat/completions /tokenize /detokenize /reset_prefix_cache
+
+A client that disconnects aborts its request. Loopback only.
+"""
+
+from contextlib import aclosing
+from typing import Any, TypeVar
+
+import msgspec
+from aiohttp import web
+
+from simulator.live.completion_wire import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    Reply,
+    TokenizeRequest,
+    refusal,
+    sse,
+    untokenize,
+)
+from simulator.live.engine import Engine, EngineStopped, RequestRefused
+from simulator.live.engine_metrics import metrics_text
+from simulator.live.publisher import Publisher
+
+SPEAKS_VLLM = "0.32.0"
+"""The release whose wire and endpoints this reproduces."""
+
+_BODY_BYTES_MAX = 64 << 20
+_METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_SHUTDOWN_S = 0.1
+"""For handlers to end: the engine has already answered all of them by then."""
+
+Body = TypeVar("Body")
+
+
+class HttpFace:
+    """Serves one engine on a loopback port."""
+
+    def __init__(self, engine: Engine, publisher: Publisher | None = None) -> None:
+        self._engine = engine
+        self._publisher = publisher
+        self._runner: web.AppRunner | None = None
+        self._address: str | None = None
+
+    @property
+    def address(self) -> str:
+        """http://127.0.0.1:port. Raises RuntimeError before `start`."""
+        if self._address is None:
+            raise RuntimeError("the HTTP face has not been started")
+        return self._address
+
+    async def start(self, port: int = 0) -> None:
+        """Listens; port 0 picks a free one. Raises OSError when the port is taken."""
+        app = web.Application(client_max_size=_BODY_BYTES_MAX)
+        app.add_routes(
+            [
+                web.get("/health", self._health),
+                web.get("/version", self._version),
+                web.get("/v1/models", self._models),
+                web.get("/metrics", self._metrics),
+                web.get("/kv_event_sources", self._event_sources),
+                web.post("/tokenize", self._tokenize),
+                web.post("/detokenize", self._detokenize),
+                web.post("/v1/completions", self._completions),
+                web.post("/v1/chat/completions", self._chat),
+                web.post("/reset_prefix_cache", self._reset_prefix_cache),
+            ]
+        )
+        self._runner = web.AppRunner(
+            app, access_log=None, handler_cancellation=True, shutdown_timeout=_SHUTDOWN_S
+        )
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", port)
+        await site.start()
+        host, bound_port = self._runner.addresses[0][:2]
+        self._address = f"http://{host}:{bound_port}"
+
+    async def stop(self) -> None:
+        if self._runner is not None:
+            await self._runner.cleanup()
+            self._runner = None
+
+    async def _health(self, request: web.Request) -> web.Response:
+        return web.Response(status=503 if self._engine.stopped else 200)
+
+    async def _version(self, request: web.Request) -> web.Response:
+        return web.json_response({"version": SPEAKS_VLLM})
+
+    async def _models(self, request: web.Request) -> web.Response:
+        config = self._engine.config
+        created = int(self._engine.started_unix_s)
+        names: list[tuple[str, str | None, int | None]]
+        names = [(config.model, None, config.scheduler.model_len)]
+        names += [(lora, config.model, None) for lora in config.scheduler.lora_names]
+        cards = [
+            {
+                "id": name,
+                "object": "model",
+                "created": created,
+                "owned_by": "vllm",
+                "root": name,
+                "parent": parent,
+                "max_model_len": length,
+            }
+            for name, parent, length in names
+        ]
+        return web.json_response({"object": "list", "data": cards})
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        text = metrics_text(self._engine)
+        return web.Response(body=text.encode(), headers={"Content-Type": _METRICS_TYPE})
+
+    async def _event_sources(self, request: web.Request) -> web.Response:
+        if self._publisher is None:
+            return web.json_response({})
+        source = {
+            "enable_kv_cache_events": True,
+            "publisher": "zmq",
+            "endpoint": self._publisher.endpoint,
+            "replay_endpoint": self._publisher.replay_endpoint,
+            "buffer_steps": self._publisher.ring_batches,
+            "topic": self._publisher.topic,
+        }
+        return web.json_response({"0": source})
+
+    async def _tokenize(self, request: web.Request) -> web.Response:
+        asked = await _read(request, TokenizeRequest)
+        if asked.prompt is None and asked.messages is None:
+            raise _error(400, "BadRequestError", "give a prompt or messages")
+        tokens = asked.token_ids()
+        return web.json_response(
+            {
+                "count": len(tokens),
+                "max_model_len": self._engine.config.scheduler.model_len,
+                "tokens": tokens,
+                "token_strs": None,
+            }
+        )
+
+    async def _detokenize(self, request: web.Request) -> web.Response:
+        asked = await _read(request, DetokenizeRequest)
+        return web.json_response({"prompt": untokenize(asked.tokens)})
+
+    async def _reset_prefix_cache(self, request: web.Request) -> web.Response:
+        self._engine.reset_prefix_cache()
+        return web.Response()
+
+    async def _completions(self, request: web.Request) -> web.StreamResponse:
+        return await self._answer(request, await _read(request, CompletionRequest))
+
+    async def _chat(self, request: web.Request) -> web.StreamResponse:
+        return await self._answer(request, await _read(request, ChatRequest))
+
+    async def _answer(
+        self, request: web.Request, asked: CompletionRequest | ChatRequest
+    ) -> web.StreamResponse:
+        config = self._engine.config
+        model = asked.model or config.model
+        is_lora = model in config.scheduler.lora_names
+        if not is_lora and model != config.model:
+            raise _error(404, "NotFoundError", f"The model `{model}` does not exist.")
+        arguments: dict[str, Any] = {
+            "token_ids": asked.token_ids(),
+            "max_tokens": asked.limit()[0],
+            "cache_salt": asked.cache_salt or "",
+            "lora_name": model if is_lora else "",
+            "session_id": asked.session_id or request.headers.get("X-Session-ID"),
+        }
+        reply = Reply(asked, model, request.headers.get("X-Request-Id"))
+        try:
+            if asked.stream:
+                return await self._stream(request, arguments, reply, asked.include_usage)
+            return web.json_response(reply.whole(await self._engine.complete(**arguments)))
+        except RequestRefused as error:
+            raise _error(400, "BadRequestError", str(error)) from error
+        except EngineStopped as error:
+            raise _error(503, "ServiceUnavailableError", str(error)) from error
+
+    async def _stream(
+        self, request: web.Request, arguments: dict[str, Any], reply: Reply, include_usage: bool
+    ) -> web.StreamResponse:
+        """Server-sent events, a chunk a step; a refusal comes before the headers."""
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        async with aclosing(self._engine.stream(**arguments)) as chunks:
+            async for chunk in chunks:
+                first = not response.prepared
+                if first:
+                    await response.prepare(request)
+                last = chunk.completion is not None
+                await response.write(sse(reply.chunk(chunk.token_ids, first=first, last=last)))
+                if chunk.completion is not None and include_usage:
+                    await response.write(sse(reply.usage_chunk(chunk.completion)))
+        await response.write(b"data: [DONE]\n\n")
+        await response.write_eof()
+        return response
+
+
+async def _read(request: web.Request, form: type[Body]) -> Body:
+    """A request's body. Raises HTTPException, which is the answer, when it has another form."""
+    try:
+        return msgspec.json.decode(await request.read(), type=form)
+    except msgspec.DecodeError as error:
+        raise _error(400, "BadRequestError", str(error)) from error
+
+
+def _error(status: int, kind: str, message: str) -> web.HTTPException:
+    classes = {
+        400: web.HTTPBadRequest,
+        404: web.HTTPNotFound,
+        503: web.HTTPServiceUnavailable,
+    }
+    text = msgspec.json.encode(refusal(status, kind, message)).decode()
+    return classes[status](text=text, content_type="application/json")

@@ -1,0 +1,111 @@
+"""The engine's ZMQ side: publishes event batches, and replays the last ones to whoever asks.
+
+A message is (topic, sequence number in 8 bytes big-endian, payload); numbers count from 0, one a
+batch. A replay is asked for with ("", first number) and answered with one message a batch,
+("", topic, number, payload), and ("", "", -1, "") at the end: vLLM's framing since 0.26.
+As with the engine, batches older than the ring are left out silently, and so is what a slow
+reader's queue can't take.
+"""
+
+import asyncio
+from collections import deque
+from itertools import islice
+
+import zmq
+import zmq.asyncio
+
+from simulator.live.vllm_wire import END_OF_REPLAY, encode_sequence
+
+_SEND_QUEUE = 100_000
+"""Messages a subscriber; vLLM's default."""
+
+ANY_PORT = "tcp://127.0.0.1:*"
+
+
+class Publisher:
+    """A PUB socket and a ROUTER socket over one ring of batches. Needs a running loop.
+
+    Raises zmq.ZMQError for an endpoint that is taken.
+    """
+
+    def __init__(
+        self,
+        context: zmq.asyncio.Context,
+        *,
+        topic: str = "kv-events",
+        ring_batches: int = 10_000,
+        endpoint: str = ANY_PORT,
+        replay_endpoint: str = ANY_PORT,
+    ) -> None:
+        self.topic = topic
+        self.malformed_requests = 0
+        """Replay requests that could not be read."""
+        self._next = 0
+        self._ring: deque[tuple[int, bytes]] = deque(maxlen=ring_batches)
+        self._events: zmq.Socket[bytes] = zmq.Context.shadow(context.underlying).socket(zmq.PUB)
+        self._replay = context.socket(zmq.ROUTER)
+        self._events.setsockopt(zmq.SNDHWM, _SEND_QUEUE)
+        self._events.setsockopt(zmq.LINGER, 0)
+        self._replay.setsockopt(zmq.LINGER, 0)
+        try:
+            self._events.bind(endpoint)
+            self._replay.bind(replay_endpoint)
+        except zmq.ZMQError:
+            self._close_sockets()  # a context waits for all of its sockets when it ends
+            raise
+        self._answering = asyncio.create_task(self._answer())
+
+    @property
+    def endpoint(self) -> str:
+        """Where to subscribe."""
+        return _bound_to(self._events)
+
+    @property
+    def replay_endpoint(self) -> str:
+        return _bound_to(self._replay)
+
+    @property
+    def ring_batches(self) -> int:
+        return self._ring.maxlen or 0
+
+    @property
+    def next_sequence(self) -> int:
+        return self._next
+
+    def publish(self, payload: bytes) -> int:
+        """Sends a batch to all who listen and keeps it for replays; returns its number."""
+        sequence = self._next
+        self._next += 1
+        self._ring.append((sequence, payload))
+        # A PUB socket drops for a full or absent subscriber; it never blocks.
+        self._events.send_multipart(
+            (self.topic.encode(), encode_sequence(sequence), payload), zmq.NOBLOCK
+        )
+        return sequence
+
+    async def close(self) -> None:
+        self._answering.cancel()
+        await asyncio.gather(self._answering, return_exceptions=True)
+        self._close_sockets()
+
+    def _close_sockets(self) -> None:
+        self._events.close()
+        self._replay.close()
+
+    async def _answer(self) -> None:
+        while True:
+            frames = await self._replay.recv_multipart()
+            if len(frames) != 3 or frames[1] or len(frames[2]) != 8:
+                self.malformed_requests += 1
+                continue
+            client, first = frames[0], int.from_bytes(frames[2], "big")
+            skip = max(0, first - self._ring[0][0]) if self._ring else 0
+            for sequence, payload in list(islice(self._ring, skip, None)):
+                await self._replay.send_multipart(
+                    (client, b"", self.topic.encode(), encode_sequence(sequence), payload)
+                )
+            await self._replay.send_multipart((client, b"", b"", END_OF_REPLAY, b""))
+
+
+def _bound_to(socket: "zmq.Socket[bytes] | zmq.asyncio.Socket") -> str:
+    return socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")

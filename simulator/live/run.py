@@ -1,0 +1,88 @@
+"""`kvroute simulate`: engines on loopback until somebody ends them, and how to put kvroute before
+them."""
+
+import asyncio
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+
+import yaml
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from simulator.live.clock import ScaledClock
+from simulator.live.engine import EngineConfig
+from simulator.live.stand_ins import StandIn, stand_ins
+
+_PROMPT = (
+    "A router that knows what the cache of every engine holds sends a prompt to where most of it"
+    " has been computed already, and says why."
+)
+"""Two blocks of 64 one-byte tokens, and a few more."""
+
+
+async def run_live(
+    configs: Sequence[EngineConfig],
+    console: Console,
+    *,
+    speed: float = 1.0,
+    port: int = 0,
+    router_file: Path | None = None,
+) -> int:
+    """Runs engines until SIGINT or SIGTERM; returns the exit code.
+
+    speed: engine seconds to a wall second. port: of the first engine, 0: free ones. router_file:
+    where a configuration for `kvroute serve` is written. Raises OSError or zmq.ZMQError for a port
+    that is taken, OSError for a file that can't be written.
+    """
+    ended = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, ended.set)
+    async with stand_ins(configs, ScaledClock(speed), port=port) as engines:
+        if router_file is not None:
+            router_file.write_text(router_yaml(engines), encoding="utf-8")  # noqa: ASYNC240  # once
+        _tell(console, engines, router_file)
+        await ended.wait()
+    return 0
+
+
+def router_yaml(engines: Sequence[StandIn]) -> str:
+    """A configuration for `kvroute serve` with the engines' relays in its process."""
+    return yaml.safe_dump(
+        {"workers": [engine.relay_settings() for engine in engines]}, sort_keys=False
+    )
+
+
+def _tell(console: Console, engines: Sequence[StandIn], router_file: Path | None) -> None:
+    shown = Table(box=None, header_style="bold", pad_edge=False)
+    for name in ("engine", "http", "events", "replay"):
+        shown.add_column(name, no_wrap=True)
+    for engine in engines:
+        shown.add_row(
+            engine.engine_id, engine.address, engine.events_endpoint, engine.replay_endpoint
+        )
+    console.print(shown, crop=False)
+    one = engines[0]
+    model = one.engine.config.model
+    if router_file is not None:
+        lines = [f"kvroute serve --config {router_file}"]
+    else:
+        lines = ["kvroute serve"]
+        lines += [
+            f"kvroute relay --worker-id {engine.engine_id} --address {engine.address}"
+            f" --events {engine.events_endpoint} --replay {engine.replay_endpoint}"
+            f" --topic {engine.topic} --metrics-listen ''"
+            for engine in engines
+        ]
+    lines += [
+        "kvroute workers",
+        f"curl {one.address}/v1/completions -H 'Content-Type: application/json'"
+        f''' -d '{{"model": "{model}", "prompt": "{_PROMPT}", "max_tokens": 8}}' ''',
+        f'kvroute explain --tokenize {one.address} --text "{_PROMPT}"',
+    ]
+    console.print("\nto try, each in a shell of its own:")
+    for line in lines:
+        console.print(f"  {escape(line.rstrip())}", highlight=False, soft_wrap=True)
+    console.print("\nCtrl-C ends the engines.")

@@ -1,0 +1,94 @@
+"""Stand-in engines with their sockets: what a relay and a client find on loopback."""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+
+import zmq.asyncio
+
+from simulator.live.clock import Clock
+from simulator.live.engine import Engine, EngineConfig
+from simulator.live.http_face import HttpFace
+from simulator.live.publisher import ANY_PORT, Publisher
+
+
+@dataclass(frozen=True, slots=True)
+class StandIn:
+    """An engine with its faces. The fields are what a relay has to be told."""
+
+    engine: Engine
+    publisher: Publisher
+    address: str
+    """http://127.0.0.1:port: requests, health, metrics"""
+
+    @property
+    def engine_id(self) -> str:
+        return self.engine.config.engine_id
+
+    @property
+    def events_endpoint(self) -> str:
+        return self.publisher.endpoint
+
+    @property
+    def replay_endpoint(self) -> str:
+        return self.publisher.replay_endpoint
+
+    @property
+    def topic(self) -> str:
+        return self.publisher.topic
+
+    def relay_settings(self) -> dict[str, object]:
+        """The engine as an entry of `workers:` in the configuration of a relay."""
+        return {
+            "id": self.engine_id,
+            "engine": "vllm",
+            "address": self.address,
+            "events": self.events_endpoint,
+            "replay": self.replay_endpoint,
+            "topic": self.topic,
+            "slots": self.engine.config.scheduler.max_num_seqs,
+        }
+
+
+PORTS = 3
+"""Of one engine: HTTP, events, replay."""
+
+
+@asynccontextmanager
+async def stand_in(
+    config: EngineConfig, clock: Clock, context: zmq.asyncio.Context, *, port: int = 0
+) -> AsyncIterator[StandIn]:
+    """Runs one engine on loopback; it and its sockets end with the block.
+
+    port: of HTTP, followed by those of events and replay; 0: any free ones. Raises OSError or
+    zmq.ZMQError when one of them is taken.
+    """
+    endpoints = (
+        [f"tcp://127.0.0.1:{one}" for one in (port + 1, port + 2)] if port else [ANY_PORT] * 2
+    )
+    publisher = Publisher(context, endpoint=endpoints[0], replay_endpoint=endpoints[1])
+    engine = Engine(config, clock, publisher.publish)
+    face = HttpFace(engine, publisher)
+    try:
+        await face.start(port)
+        yield StandIn(engine, publisher, face.address)
+    finally:
+        engine.stop()
+        await face.stop()
+        await publisher.close()
+
+
+@asynccontextmanager
+async def stand_ins(
+    configs: Sequence[EngineConfig], clock: Clock, *, port: int = 0
+) -> AsyncIterator[list[StandIn]]:
+    """Runs several engines on one event loop and one ZMQ thread; each has PORTS ports from `port`
+    on, or any free ones."""
+    with zmq.asyncio.Context() as context:
+        async with AsyncExitStack() as stack:
+            yield [
+                await stack.enter_async_context(
+                    stand_in(config, clock, context, port=port and port + PORTS * place)
+                )
+                for place, config in enumerate(configs)
+            ]

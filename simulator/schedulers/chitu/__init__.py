@@ -1,0 +1,1 @@
+"""Chitu's schedulers, after their published description. Pure."""

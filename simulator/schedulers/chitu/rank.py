@@ -1,0 +1,306 @@
+"""One rank of Chitu: who gets blocks, who gives them up, how much is let in. Pure.
+
+A prefill is let in if what it needs fits under the *block threshold*. That is the whole pool until
+a decode finds no block: each task that is evicted then halves it, and any task that ends restores
+it. So after an eviction prompts wait while the tasks that made it necessary go on.
+
+Laws:
+- a new prefill leaves room for all that is missing to the prefills on their way, so these can't
+  block one another for ever;
+- of the tasks of one round, no task gives way to one behind it.
+
+Source: thu-pacman/chitu chitu/scheduler.py (read 2026-11-21), where this is the scheduler of a
+rank: `_schedule_prefill_tasks`, `_schedule_decode_tasks`, `evict_task`.
+"""
+
+from collections.abc import Set
+
+from typing_extensions import override
+
+from simulator.engines.block_pool import BlockId
+from simulator.engines.scheduler import Load, Sequence
+from simulator.schedulers.chitu.cache import RankCache
+from simulator.schedulers.chitu.task import ChituConfig, Task, TaskType, Work
+
+
+class Rank:
+    """The cache of a rank, the tasks that hold its blocks, and what it counts."""
+
+    def __init__(self, config: ChituConfig, dp_rank: int, allowed: Set[TaskType]) -> None:
+        """allowed: types of task that are scheduled at all."""
+        self.config = config
+        self.allowed = allowed
+        self.dp_rank = dp_rank
+        self.cache = RankCache(config, dp_rank)
+        self.pool = self.cache.pool
+        self.block_threshold = config.block_count
+        self.holders: dict[Task, None] = {}
+        """Tasks that hold blocks."""
+        self.evictions = 0
+        self.blocked_hashes: list[int] = []
+        """What those new tasks of this round that found no room would need in the cache to find
+        more of their prompts there."""
+        self._arrivals: dict[Task, float] = {}
+        """Tasks that hold blocks, and when their KV will be in them."""
+        self._queried_tokens = self._hit_tokens = 0
+        self._external_queried_tokens = self._external_hit_tokens = 0
+        self._prompt_tokens = self._generated_tokens = self._finished = self._aborted = 0
+
+    @override
+    def __repr__(self) -> str:
+        return f"<Rank {self.dp_rank}: threshold {self.block_threshold}, {self.pool!r}>"
+
+    def load(self, waiting: int) -> Load:
+        """waiting: tasks of this rank that hold no blocks."""
+        arriving = len(self._arrivals)
+        return Load(
+            running=len(self.holders) - arriving,
+            waiting=waiting + arriving,
+            deferred=arriving,
+            used_blocks=self.pool.in_use_count,
+            total_blocks=self.pool.block_count,
+            prefix_queried_tokens=self._queried_tokens,
+            prefix_hit_tokens=self._hit_tokens,
+            external_queried_tokens=self._external_queried_tokens,
+            external_hit_tokens=self._external_hit_tokens,
+            preemptions=self.evictions,
+            prompt_tokens=self._prompt_tokens,
+            generated_tokens=self._generated_tokens,
+            finished=self._finished,
+            aborted=self._aborted,
+        )
+
+    def arriving(self, task: Task) -> bool:
+        return task in self._arrivals
+
+    def prefill(self, ordered: list[Task], limit: int, budget: int, now_s: float) -> list[Work]:
+        """At most `limit` prefills of at most `budget` tokens, the best first, with their blocks.
+
+        When a new task finds no room, no new one behind it is let in, but those on their way go on.
+        When one on its way finds none, it evicts the last one on its way behind it. That doesn't
+        lower the threshold, since it makes room for this very task.
+        """
+        tasks = [task for task in ordered if task.type is TaskType.PREFILL]
+        work: list[Work] = []
+        full = False
+        i = 0
+        while i < len(tasks) and len(work) < limit and budget:
+            task = tasks[i]
+            on_its_way = task.holds_blocks
+            if on_its_way:
+                tokens = self._extend(task, budget)
+            else:
+                tokens = 0 if full else self._admit(task, budget, now_s)
+                full = not tokens
+            if tokens:
+                work.append((task, tokens))
+                budget -= tokens
+            elif on_its_way:
+                behind = next((one for one in reversed(tasks[i + 1 :]) if one.holds_blocks), None)
+                if behind is None:
+                    break
+                self._evict(behind)
+                continue
+            i += 1
+        return work
+
+    def decode(self, ordered: list[Task], limit: int) -> list[Work]:
+        """At most `limit` decodes, the best first, with a block for those that need one.
+
+        Who finds none evicts the last prefill on its way, or else the last decode. When nobody is
+        left to evict, it waits for the batches in flight.
+        """
+        decodes = [task for task in ordered if task.type is TaskType.DECODE]
+        prefills = [task for task in ordered if task.type is TaskType.PREFILL and task.holds_blocks]
+        work: list[Work] = []
+        i = 0
+        while i < len(decodes) and len(work) < limit:
+            task = decodes[i]
+            if self.cache.grow(task.sequence, task.sequence.known_tokens):
+                self.cache.store(task.sequence, task.sequence.known_tokens)
+                work.append((task, 1))
+                i += 1
+                continue
+            if prefills:
+                victim = prefills.pop()
+            elif len(decodes) > i + 1:
+                victim = decodes.pop()
+            else:
+                break
+            self._evict(victim)
+            self.block_threshold = max(1, self.block_threshold // 2)
+        return work
+
+    def begin_round(self, now_s: float) -> None:
+        """Before anybody is scheduled: what has arrived by now can be used."""
+        self.blocked_hashes.clear()
+        for task, arrives_s in list(self._arrivals.items()):
+            if arrives_s <= now_s:
+                self._land(task)
+
+    def receive(self, ordered: list[Task], now_s: float) -> None:
+        """Finds blocks for new tasks that get KV from another engine, and for the token after it;
+        the KV is on its way then. Ends with the first that finds no room.
+
+        In decode_only all tasks do, of all tokens but the last; at once when nobody says from
+        where.
+        """
+        prefills = TaskType.PREFILL in self.allowed
+        for task in ordered:
+            sequence, submission = task.sequence, task.sequence.submission
+            if not self.asks(task):
+                continue
+            last = sequence.known_tokens - 1
+            reused = self.cache.find(sequence)
+            found = min(len(reused) * self.config.block_size, last)
+            have = max(found, min(submission.remote_tokens, last) if prefills else last)
+            missing = self.cache.blocks_for(have + 1) - len(reused)
+            if not self._take(task, reused, missing):
+                return
+            task.fetched = task.in_flight = True
+            sequence.computed_tokens = have
+            coming = have - found
+            self._count_hits(sequence, found, coming, now_s)
+            took_s = 0.0
+            if submission.remote_tokens:
+                took_s = self.config.cost.transfer_s(coming, submission.remote_distance)
+            self._arrivals[task] = now_s + took_s
+            if not took_s:
+                self._land(task)
+
+    def asks(self, task: Task) -> bool:
+        """Whether a task waits for room for KV from another engine. An evicted one computes it
+        itself, if it may."""
+        if task.holds_blocks:
+            return False
+        if TaskType.PREFILL not in self.allowed:
+            return True
+        return bool(task.sequence.submission.remote_tokens and not task.fetched)
+
+    def schedulable(self, tasks: list[Task]) -> list[Task]:
+        """Without those whose KV comes from elsewhere, until it is here."""
+        return [task for task in tasks if not task.in_flight and not self.asks(task)]
+
+    def next_arrival_s(self) -> float | None:
+        """When the next KV on its way will have come."""
+        return min(self._arrivals.values(), default=None)
+
+    def compute(self, task: Task, tokens: int, steps: int, now_s: float) -> int:
+        """Applies `steps` rounds that each computed `tokens`; returns how many new tokens came out.
+
+        A task that is at its end gives its blocks back.
+        """
+        sequence = task.sequence
+        sequence.computed_tokens += tokens * steps
+        known = sequence.known_tokens
+        if task.type is TaskType.PREFILL and sequence.computed_tokens < known:
+            return 0
+        task.type = TaskType.DECODE
+        sequence.known_tokens = sequence.computed_tokens + 1
+        self.cache.store(sequence, sequence.computed_tokens)
+        if sequence.first_token_s is None:
+            sequence.first_token_s = now_s
+            self._prompt_tokens += sequence.prompt_tokens
+        new = sequence.known_tokens - known
+        self._generated_tokens += new
+        if sequence.finished:
+            self._finished += 1
+            self._end(task)
+        return new
+
+    def abort(self, task: Task) -> None:
+        self._aborted += 1
+        self._end(task)
+
+    def _admit(self, task: Task, budget: int, now_s: float) -> int:
+        """Begins a prefill; returns the tokens of its first chunk, 0 when there is no room.
+
+        A prompt that is cached to its last token needs no block: its last token is computed again,
+        in place.
+        """
+        sequence, size = task.sequence, self.config.block_size
+        reused = self.cache.find(sequence)
+        cached = min(len(reused) * size, sequence.known_tokens - 1)
+        tokens = min(sequence.known_tokens - cached, budget)
+        missing = self.cache.blocks_for(cached + tokens) - len(reused)
+        if not self._take(task, reused, missing):
+            return 0
+        self._count_hits(sequence, cached, 0, now_s)
+        sequence.computed_tokens = cached
+        self.cache.store(sequence, cached + tokens)
+        return tokens
+
+    def _take(self, task: Task, reused: list[BlockId], missing: int) -> bool:
+        """Gives a new task its blocks, if they fit under the threshold and leave enough for the
+        prefills on their way."""
+        kept = self.config.block_count - self.block_threshold + self._reserved()
+        if missing and not self.pool.fits(reused, missing + kept):
+            lacking = self.cache.next_hash(task.sequence, len(reused))
+            if lacking is not None:
+                self.blocked_hashes.append(lacking)
+            return False
+        self.cache.begin(task.sequence, reused, missing)
+        self.holders[task] = None
+        return True
+
+    def _extend(self, task: Task, budget: int) -> int:
+        """The next chunk of a prefill on its way; returns its tokens, 0 when there is no room."""
+        sequence = task.sequence
+        tokens = min(sequence.known_tokens - sequence.computed_tokens, budget)
+        wanted = sequence.computed_tokens + tokens
+        missing = self.cache.missing(sequence, wanted)
+        kept = self.config.block_count - self.block_threshold
+        if missing and not self.pool.fits((), missing + kept):
+            return 0
+        if not self.cache.grow(sequence, wanted):
+            raise RuntimeError(f"room under the threshold, but not in the pool: {self!r}")
+        self.cache.store(sequence, wanted)
+        return tokens
+
+    def _reserved(self) -> int:
+        """Blocks that are missing to the whole prompts of the prefills on their way."""
+        return sum(
+            self.cache.missing(task.sequence, task.sequence.known_tokens)
+            for task in self.holders
+            if task.type is TaskType.PREFILL
+        )
+
+    def _land(self, task: Task) -> None:
+        """The KV of all computed tokens is here."""
+        self._arrivals.pop(task)
+        task.in_flight = False
+        sequence = task.sequence
+        self.cache.store(sequence, sequence.computed_tokens)
+        whole = sequence.computed_tokens == sequence.known_tokens - 1
+        if whole and TaskType.DECODE in self.allowed:
+            task.type = TaskType.DECODE
+
+    def _count_hits(self, sequence: Sequence, found: int, coming: int, now_s: float) -> None:
+        """Tokens found here, and tokens that come from elsewhere."""
+        if sequence.cached_tokens is not None:
+            return  # coming back after an eviction is no query
+        sequence.cached_tokens = found + coming
+        sequence.scheduled_s = now_s
+        self._queried_tokens += sequence.prompt_tokens
+        self._hit_tokens += found
+        if sequence.submission.remote_tokens:
+            self._external_queried_tokens += sequence.prompt_tokens - found
+            self._external_hit_tokens += coming
+
+    def _evict(self, task: Task) -> None:
+        """Back to before the prefill, which will compute the answer so far, too."""
+        self._release(task)
+        task.type = TaskType.PREFILL
+        task.sequence.computed_tokens = 0
+        task.sequence.preemptions += 1
+        self.evictions += 1
+
+    def _end(self, task: Task) -> None:
+        if task.holds_blocks:
+            self._release(task)
+        self.block_threshold = self.config.block_count
+
+    def _release(self, task: Task) -> None:
+        self.cache.release(task.sequence)
+        del self.holders[task]
+        self._arrivals.pop(task, None)

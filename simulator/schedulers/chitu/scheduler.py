@@ -1,0 +1,369 @@
+"""Chitu: a pool of tasks, and one type of them a round. Pure.
+
+A round takes the tasks that are not in flight, orders them by score, and lets the type of the best
+one decide: either prefills are computed, or decodes. When no prefill can be let in, decodes
+go on instead. Who finds no block, and who gives his up, is the rank's matter (chitu_rank.py).
+
+*Scheduling groups.* A batch goes through `num_scheduler_groups` stages, one in each step of the
+engine. Its group is taken until it comes out, and so are its tasks. A stage takes its share of the
+batch's time, and a step as long as the slowest stage in it. One group: no pipeline.
+
+*prefill_only* takes requests for one token, *decode_only* such whose KV was computed elsewhere. A
+request whose KV another engine has (`remote_tokens`) holds its blocks until the KV has come, and is
+scheduled then.
+
+Laws:
+- a round has tasks of one type only;
+- no request waits for ever: an evicted task keeps its place in the pool;
+- KV of a token exists once it has been computed, so never for the last token of an answer.
+
+Source: the description of Chitu's scheduling (part 10 of its series), and where it is silent
+thu-pacman/chitu chitu/scheduler.py, read 2026-11-21. What differs from the code:
+- a hit is looked for when a prefill begins, not again with every chunk of it;
+- a new prefill that finds no room keeps those behind it waiting, as described; in the code they
+  may overtake it;
+- an evicted task that has the same score as another keeps its place before it.
+"""
+
+from collections import deque
+from collections.abc import Iterable
+from itertools import chain
+
+from typing_extensions import override
+
+from indexer.identity import Tier
+from simulator.engines.block_pool import PoolEvent
+from simulator.engines.cost_model import PrefillChunk
+from simulator.engines.decode_run import DecodeRun
+from simulator.engines.scheduler import (
+    BlockCounts,
+    Load,
+    Output,
+    RequestRefused,
+    SchedulerConfig,
+    Sequence,
+    Step,
+    StepResult,
+    Submission,
+    check,
+)
+from simulator.schedulers.chitu.rank import Rank
+from simulator.schedulers.chitu.scores import Order
+from simulator.schedulers.chitu.task import (
+    ORDINARY_PRIORITY,
+    Batch,
+    ChituConfig,
+    Task,
+    TaskType,
+)
+
+
+class ChituScheduler:
+    """The task pool, the batches in flight and the cache of one engine.
+
+    Chitu's other schedulers are this one with another `select` (chitu_skew.py, chitu_dp.py).
+    """
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self.config = config
+        self.options = ChituConfig.of(config)
+        self.order = Order(self.options.scheduler_type)
+        allowed = self.order.allowed
+        self.ranks = [Rank(self.options, rank, allowed) for rank in range(self.options.dp_size)]
+        self.newest_arrival_s = 0.0
+        self.pool: dict[Sequence, Task] = {}
+        """In order of arrival."""
+        self.free_groups = deque(range(self.options.num_scheduler_groups))
+        """The one that was freed first stands first."""
+        self.in_flight: deque[Batch] = deque()
+        """The one that will come out first stands first."""
+        self._added = 0
+        self._step: Step | None = None
+        self._run: DecodeRun | None = None
+        """The step that is going on, if it is one of several."""
+        self._begun = self._ended = 0
+        """Its steps whose blocks are taken, and those whose tokens are out."""
+        self._check_options()
+
+    @override
+    def __repr__(self) -> str:
+        running, waiting = len(self.running()), len(self.waiting())
+        name = type(self).__name__
+        return f"<{name} {running} running, {waiting} waiting, {self.ranks!r}>"
+
+    @property
+    def step(self) -> Step | None:
+        """The step that is going on."""
+        return self._step
+
+    @property
+    def next_ready_s(self) -> float | None:
+        """When the next KV that is on its way will have come."""
+        times = (rank.next_arrival_s() for rank in self.ranks)
+        return min((one for one in times if one is not None), default=None)
+
+    def running(self) -> list[Sequence]:
+        """Those that hold blocks with KV in them, in order of arrival."""
+        return [task.sequence for task in self.pool.values() if self._runs(task)]
+
+    def waiting(self) -> list[Sequence]:
+        """The others, in order of arrival."""
+        return [task.sequence for task in self.pool.values() if not self._runs(task)]
+
+    def scheduled(self) -> list[tuple[Sequence, int]]:
+        """Of all batches in flight, each in a stage of its own."""
+        work = chain.from_iterable(batch.work for batch in self.in_flight)
+        return [(task.sequence, tokens) for task, tokens in work]
+
+    def load(self, dp_rank: int = 0) -> Load:
+        rank = self.ranks[dp_rank]
+        return rank.load(self.waiting_count(rank))
+
+    def waiting_count(self, rank: Rank) -> int:
+        """Tasks that hold no blocks, as far as they are this rank's."""
+        return len(self.pool) - len(rank.holders)
+
+    def blocks(self, dp_rank: int = 0) -> BlockCounts:
+        pool = self.ranks[dp_rank].pool
+        return BlockCounts(pool.free_count, pool.cached_count, pool.in_use_count, pool.block_count)
+
+    def contents(self, dp_rank: int = 0) -> Iterable[tuple[Tier, int]]:
+        return [(Tier.DEVICE, block_hash) for block_hash in self.ranks[dp_rank].pool.contents()]
+
+    def add(self, submission: Submission, now_s: float) -> Sequence:
+        """Puts a request into the pool. Raises RequestRefused."""
+        check(submission, self.config)
+        self.check(submission)
+        sequence = Sequence(submission, submission.prompt_tokens, now_s)
+        priority = submission.priority
+        self.pool[sequence] = Task(
+            sequence, self._added, ORDINARY_PRIORITY if priority is None else priority
+        )
+        self._added += 1
+        self.newest_arrival_s = max(self.newest_arrival_s, now_s)
+        return sequence
+
+    def check(self, submission: Submission) -> None:
+        """Raises RequestRefused for what this scheduler in its mode can't serve."""
+        if submission.dp_rank is not None and not 0 <= submission.dp_rank < len(self.ranks):
+            raise RequestRefused(f"no rank {submission.dp_rank}: there are {len(self.ranks)}")
+        most = submission.output_tokens if submission.max_tokens is None else submission.max_tokens
+        if TaskType.DECODE not in self.order.allowed and most > 1:
+            raise RequestRefused(f"prefill_only computes 1 token of an answer, not up to {most}")
+
+    def abort(self, sequence: Sequence) -> bool:
+        """Forgets a request, gives its blocks back; False when it has already ended."""
+        task = self.pool.get(sequence)
+        if task is None:
+            return False
+        for batch in self.in_flight:
+            batch.work = [one for one in batch.work if one[0] is not task]
+        self.rank_of(task).abort(task)
+        self.forget(task)
+        return True
+
+    def cached_tokens(self, submission: Submission) -> int:
+        """What a request would find in the cache if it were let in now. Changes nothing."""
+        return self.ranks[submission.dp_rank or 0].cache.cached_tokens(submission)
+
+    def reset_prefix_cache(self) -> bool:
+        """Forgets all cached content; False, and nothing changed, while requests hold blocks."""
+        if any(rank.holders for rank in self.ranks):
+            return False
+        for rank in self.ranks:
+            rank.pool.reset()
+        return True
+
+    def begin_step(self, now_s: float) -> Step | None:
+        """Sends the next round's batch into the pipeline; None when nothing is in it then."""
+        if self._step is not None:
+            raise RuntimeError("a step is going on")
+        batch = self.select(now_s) if self.free_groups else None
+        if batch is not None:
+            self.free_groups.remove(batch.group)
+            batch.stages_left = self.options.num_scheduler_groups
+            batch.stage_s = self._batch_s(batch) / batch.stages_left
+            for task, _ in batch.work:
+                task.in_flight = True
+            self.in_flight.append(batch)
+        if not self.in_flight:
+            return None
+        self._begun, self._ended = 1, 0
+        end_s = now_s + max(one.stage_s for one in self.in_flight)
+        self._step = Step(now_s, end_s)
+        if batch is not None and batch.may_join and self.options.num_scheduler_groups == 1:
+            self._step = self._join(batch, now_s) or self._step
+        return self._step
+
+    def cut_step(self, now_s: float) -> Step | None:
+        """Shortens joined steps to the end of the one going on; returns the step as it is now."""
+        step, run = self._step, self._run
+        if step is not None and run is not None:
+            steps = max(run.begun(now_s, step.count), self._begun)
+            self._step = Step(step.start_s, run.end_s(steps), steps)
+        return self._step
+
+    def advance(self, now_s: float) -> StepResult:
+        """Applies those of the joined steps that have ended by now, but not the last."""
+        step, run = self._step, self._run
+        if step is None or run is None:
+            return StepResult([], [])
+        ended = run.ended(now_s, step.count - 1)
+        if ended <= self._ended:
+            return StepResult([], [])
+        self._begin_joined(ended)
+        outputs = self._apply(self.in_flight[0], ended, now_s)
+        events = self._take_events()
+        self._begin_joined(ended + 1)
+        return StepResult(outputs, events)
+
+    def end_step(self, now_s: float) -> StepResult:
+        """Moves every batch a stage on, and applies the one that comes out."""
+        if self._step is None:
+            raise RuntimeError("no step is going on")
+        outputs: list[Output] = []
+        for batch in self.in_flight:
+            batch.stages_left -= 1
+        if not self.in_flight[0].stages_left:
+            batch = self.in_flight[0]
+            self._begin_joined(self._step.count)
+            outputs = self._apply(batch, self._step.count, now_s)
+            for task, _ in batch.work:
+                task.in_flight = False
+            self.in_flight.popleft()
+            self.free_groups.append(batch.group)
+        self._step = self._run = None
+        return StepResult(outputs, self._take_events())
+
+    def select(self, now_s: float) -> Batch | None:
+        """The next round's tasks, with their blocks. Called when a group is free."""
+        rank, options, group = self.ranks[0], self.options, self.free_groups[0]
+        evictions = rank.evictions
+        ordered = self._ordered(rank, now_s)
+        if ordered and ordered[0].type is TaskType.PREFILL:
+            work = rank.prefill(ordered, options.prefill_limit, options.chunk_tokens, now_s)
+            if work:
+                return Batch(group, TaskType.PREFILL, work)
+        decode_count = sum(task.type is TaskType.DECODE for task in ordered)
+        work = rank.decode(ordered, options.decode_limit)
+        if not work:
+            return None
+        alike = self.order.steady and len(work) == decode_count and rank.evictions == evictions
+        return Batch(group, TaskType.DECODE, work, alike)
+
+    def rank_of(self, task: Task) -> Rank:
+        return self.ranks[task.owner or 0]
+
+    def forget(self, task: Task) -> None:
+        """A task has ended."""
+        del self.pool[task.sequence]
+
+    def _check_options(self) -> None:
+        """Raises ValueError for what this scheduler can't be."""
+        if self.options.dp_size != 1:
+            raise ValueError("dp_size is for the data-parallel FIFO")
+
+    def _runs(self, task: Task) -> bool:
+        return task.holds_blocks and not self.rank_of(task).arriving(task)
+
+    def _ordered(self, rank: Rank, now_s: float) -> list[Task]:
+        """Tasks that can be scheduled, best first."""
+        rank.begin_round(now_s)
+        ready = self._ready(rank)
+        if any(rank.asks(task) for task in ready):
+            rank.receive(self.order.sort(ready, now_s), now_s)
+            ready = rank.schedulable(ready)
+        return self.order.sort(ready, now_s)
+
+    def _ready(self, rank: Rank) -> list[Task]:
+        """Tasks that are not in flight; of those without blocks, as many as have a place, the
+        earliest."""
+        holders = len(rank.holders)
+        places = self.options.max_num_seqs - holders
+        ready = []
+        for task in self.pool.values():
+            if task.holds_blocks:
+                holders -= 1
+                if not task.in_flight and task.type in self.order.allowed:
+                    ready.append(task)
+            elif places:
+                places -= 1
+                ready.append(task)
+            if not holders and not places:
+                break
+        return ready
+
+    def _batch_s(self, batch: Batch) -> float:
+        """Of all stages. Ranks wait for one another at every layer, so the slowest counts."""
+        cost = self.config.cost
+        if batch.type is TaskType.DECODE:
+            return max(cost.step_s((), *load) for load in self._decode_loads(batch))
+        chunks: list[list[PrefillChunk]] = [[] for _ in self.ranks]
+        for task, tokens in batch.work:
+            chunks[task.owner or 0].append(PrefillChunk(tokens, task.sequence.computed_tokens))
+        return max(cost.step_s(one) for one in chunks if one)
+
+    def _decode_loads(self, batch: Batch) -> list[tuple[int, int]]:
+        """(sequences, tokens they attend to) of each rank that has some."""
+        loads = []
+        for rank in self.ranks:
+            own = self._sequences(batch, rank)
+            if own:
+                loads.append((len(own), sum(sequence.computed_tokens for sequence in own)))
+        return loads
+
+    def _sequences(self, batch: Batch, rank: Rank) -> list[Sequence]:
+        return [task.sequence for task, _ in batch.work if self.rank_of(task) is rank]
+
+    def _join(self, batch: Batch, now_s: float) -> Step | None:
+        """This step and those after it that differ only in their number; None if there are none."""
+        sequences = [task.sequence for task, _ in batch.work]
+        steps = min(
+            self.config.joined_steps_max, *(sequence.remaining_tokens for sequence in sequences)
+        )
+        if any(sequence.first_token_s is None for sequence in sequences):
+            return None  # its time would be that of the run
+        for rank in self.ranks:
+            own = self._sequences(batch, rank)
+            steps = rank.cache.steps_alike(own, steps, rank.blocked_hashes)
+        loads, cost = self._decode_loads(batch), self.config.cost
+
+        def slowest(step: int) -> tuple[int, int]:
+            return max(loads, key=lambda one: cost.step_s((), one[0], one[1] + one[0] * step))
+
+        while steps > 1 and slowest(0) != slowest(steps - 1):
+            steps //= 2
+        if steps < 2:
+            return None
+        self._run = DecodeRun(cost, now_s, *slowest(0))
+        arrival_s = self.next_ready_s
+        if arrival_s is not None:
+            steps = self._run.begun(arrival_s, steps)
+        return Step(now_s, self._run.end_s(steps), steps)
+
+    def _begin_joined(self, target: int) -> None:
+        """Takes and announces the blocks of the run's steps up to the `target`-th."""
+        steps = target - self._begun
+        if steps > 0:
+            for rank in self.ranks:
+                own = self._sequences(self.in_flight[0], rank)
+                rank.cache.decode_ahead(own, self._begun - self._ended, steps)
+            self._begun = target
+
+    def _apply(self, batch: Batch, ended: int, now_s: float) -> list[Output]:
+        """Brings out the tokens of all steps up to the `ended`-th."""
+        steps = ended - self._ended
+        self._ended = ended
+        outputs = []
+        for task, tokens in batch.work:
+            sequence = task.sequence
+            first = sequence.known_tokens
+            if self.rank_of(task).compute(task, tokens, steps, now_s):
+                finished = sequence.finished
+                outputs.append(Output(sequence, first, sequence.known_tokens, finished))
+                if finished:
+                    self.forget(task)
+        return outputs
+
+    def _take_events(self) -> list[PoolEvent]:
+        return [event for rank in self.ranks for event in rank.cache.take_events()]

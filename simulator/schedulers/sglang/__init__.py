@@ -1,0 +1,1 @@
+"""SGLang's scheduler, step by step. Pure."""

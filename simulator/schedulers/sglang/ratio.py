@@ -1,0 +1,50 @@
+"""The share of running requests' answers that SGLang sets memory aside for. Pure.
+
+It bets on answers that end early: the share falls from decode step to decode step, to a floor, and
+is set anew when the bet was lost and requests had to be retracted.
+
+Source: sgl-project/sglang python/sglang/srt/managers/scheduler.py, `init_schedule_policy` and
+`update_running_batch`, schedule_batch.py, `retract_decode`, and environ.py, release 0.5.7.
+"""
+
+from collections.abc import Sequence
+
+from simulator.schedulers.sglang.config import SglangSequence
+
+INITIAL_RATIO = 0.7
+FLOOR_FACTOR = 0.14
+DECAY_STEPS = 600
+RETRACT_DECODE_STEPS = 20
+"""Tokens for each running request that a retraction makes room for."""
+
+
+class NewTokenRatio:
+    """The share of running requests' answers that is set aside.
+
+    value = max(start - steps * decay, floor): counted, so that steps done as one give the same.
+    """
+
+    def __init__(self, conservativeness: float) -> None:
+        self._initial = min(INITIAL_RATIO * conservativeness, 1.0)
+        self._floor = self._initial * FLOOR_FACTOR
+        self._decay = (self._initial - self._floor) / DECAY_STEPS
+        self._start = self._initial
+        self._steps = 0
+
+    @property
+    def value(self) -> float:
+        return max(self._start - self._steps * self._decay, self._floor)
+
+    def decay(self, steps: int) -> None:
+        """So many decode steps began without a retraction."""
+        self._steps += steps
+
+    def set_after_retraction(self, kept: Sequence[SglangSequence]) -> None:
+        """The share that those who stayed would use if they ended in RETRACT_DECODE_STEPS."""
+        brought = sum(one.output_tokens + RETRACT_DECODE_STEPS for one in kept)
+        self._start = min(1.0, brought / (sum(one.max_tokens for one in kept) + 1))
+        self._steps = 0
+
+    def restart(self) -> None:
+        """The engine is idle."""
+        self._start, self._steps = self._initial, 0

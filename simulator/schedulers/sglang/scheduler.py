@@ -1,0 +1,437 @@
+"""SGLang: which requests a step computes, and what comes of it. Pure.
+
+A step is a prefill batch if anybody can be admitted (or is half computed), else one token for each
+running request. Who is let in: sglang_budget.py; in which order: sglang_policy.py; what can be
+found again: radix_cache.py. A prompt joins the radix tree when it has been computed, an answer when
+it ends. Memory is not set aside for whole answers, so running requests can outgrow it: then those
+with the fewest tokens out are *retracted*, back to the queue, until the others have room for their
+next token, and the share that is set aside rises.
+
+Once somebody found no memory, or all places are taken, nobody is looked at until a request has left
+the batch (`_full`), except under priority scheduling, where whom the new one may stop is tried
+before each step.
+
+Laws, besides those of every scheduler (simulator/engines/scheduler.py):
+- pages add up: free + evictable + protected + private = total, private those of admitted requests;
+- at most one request is half computed, and while one is, nobody decodes (unless mixed_chunk).
+
+Source: sgl-project/sglang python/sglang/srt/managers/scheduler.py and schedule_batch.py, release
+0.5.7 without overlap; where that loses requests or pages, or where a recording differs, as 0.5.23:
+- preempted requests go back to the queue even when nobody was admitted for them;
+- an empty batch is never full;
+- eviction frees what is missing, not once more all that is wanted;
+- an ended answer joins the tree (0.5.7 keeps the prompt only);
+- events are told with each step, not every 40 decode steps.
+What differs here: an aborted request leaves at once instead of after one more step, a request that
+can never fit is refused instead of its answer shortened, a lookup precedes preemption, and where
+mixed chunks run out of memory somebody waits instead of the engine failing.
+"""
+
+from collections.abc import Iterable
+from itertools import count
+
+from typing_extensions import override
+
+from indexer.identity import Tier
+from simulator.engines.cost_model import PrefillChunk
+from simulator.engines.decode_run import DecodeRun
+from simulator.engines.radix_cache import RadixCache
+from simulator.engines.scheduler import (
+    BlockCounts,
+    Load,
+    Output,
+    RequestRefused,
+    SchedulerConfig,
+    Sequence,
+    Step,
+    StepResult,
+    Submission,
+    check,
+)
+from simulator.schedulers.sglang.arrivals import Arrivals
+from simulator.schedulers.sglang.batch import DecodeBatch
+from simulator.schedulers.sglang.budget import PrefillBudget, Verdict
+from simulator.schedulers.sglang.config import LOWEST_PRIORITY, SglangSequence, sglang_config
+from simulator.schedulers.sglang.pages import SequencePages
+from simulator.schedulers.sglang.policy import WaitingOrder
+from simulator.schedulers.sglang.ratio import NewTokenRatio
+
+LENGTH_MARGIN_TOKENS = 2
+"""Of the pool, that prompt and answer of one request leave free."""
+
+
+class SglangScheduler:
+    """The queue, the running batch and the radix cache of one engine."""
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self.config = config
+        self._config = sglang_config(config)
+        self.cache = RadixCache(config.block_count)
+        self.ratio = NewTokenRatio(self._config.conservativeness)
+        self._pages = SequencePages(self._config, self.cache)
+        self._order = WaitingOrder(self._config, self.cache)
+        self._waiting: list[SglangSequence] = []
+        self._arrivals = Arrivals(self._config, self.cache, self._pages)
+        """Those who wait, but not for their turn."""
+        self._batch = DecodeBatch(self._config, self.cache, self._pages, self.ratio)
+        self._chunked: SglangSequence | None = None
+        """The request that is half computed."""
+        self._prefill: list[SglangSequence] = []
+        """Those whose prompt, or a part of it, the step that is going on computes."""
+        self._full = False
+        """Nobody is admitted until somebody has left the batch."""
+        self._step: Step | None = None
+        self._run: DecodeRun | None = None
+        """The step that is going on, if it only decodes."""
+        self.newest_arrival_s = 0.0
+        self._serial = count()
+        self._queried_tokens = self._hit_tokens = self._preemptions = 0
+        self._external_queried_tokens = self._external_hit_tokens = 0
+        self._prompt_tokens = self._generated_tokens = self._finished = self._aborted = 0
+
+    @override
+    def __repr__(self) -> str:
+        running, waiting = len(self.running()), len(self.waiting())
+        return f"<SglangScheduler {running} running, {waiting} waiting, {self.cache!r}>"
+
+    @property
+    def step(self) -> Step | None:
+        """The step that is going on."""
+        return self._step
+
+    @property
+    def next_ready_s(self) -> float | None:
+        return self._arrivals.next_ready_s
+
+    def running(self) -> list[Sequence]:
+        """The decode batch, then those whose prompt is being computed."""
+        joining = [
+            one for one in self._prefill if one.node is not None and one is not self._chunked
+        ]
+        half = [] if self._chunked is None else [self._chunked]
+        return [*self._batch.members, *joining, *half]
+
+    def waiting(self) -> list[Sequence]:
+        return [*self._waiting, *self._arrivals.sequences()]
+
+    def scheduled(self) -> list[tuple[Sequence, int]]:
+        return [
+            *((one, one.extend_tokens) for one in self._prefill),
+            *((one, 1) for one in self._batch.decoding),
+        ]
+
+    def load(self, dp_rank: int = 0) -> Load:
+        """Running ones include those in prefill, whom SGLang's own gauge leaves out."""
+        joining = sum(one.node is not None and one is not self._chunked for one in self._prefill)
+        return Load(
+            running=len(self._batch.members) + joining + (self._chunked is not None),
+            waiting=len(self._waiting) + len(self._arrivals),
+            used_blocks=self.cache.page_count - self.cache.available,
+            total_blocks=self.cache.page_count,
+            prefix_queried_tokens=self._queried_tokens,
+            prefix_hit_tokens=self._hit_tokens,
+            preemptions=self._preemptions,
+            prompt_tokens=self._prompt_tokens,
+            generated_tokens=self._generated_tokens,
+            finished=self._finished,
+            aborted=self._aborted,
+            deferred=len(self._arrivals),
+            external_queried_tokens=self._external_queried_tokens,
+            external_hit_tokens=self._external_hit_tokens,
+        )
+
+    def blocks(self, dp_rank: int = 0) -> BlockCounts:
+        cache = self.cache
+        in_use = cache.protected + cache.private
+        return BlockCounts(cache.free, cache.evictable, in_use, cache.page_count)
+
+    def contents(self, dp_rank: int = 0) -> Iterable[tuple[Tier, int]]:
+        return [(Tier.DEVICE, page) for page in self.cache.contents()]
+
+    def add(self, submission: Submission, now_s: float) -> Sequence:
+        """Puts a request at the end of the queue. Raises RequestRefused."""
+        check(submission, self.config)
+        sequence = SglangSequence(submission, submission.prompt_tokens, now_s)
+        self._refuse_hopeless(sequence)
+        priority = submission.priority
+        if priority is None or not self._config.priority_scheduling:
+            priority = LOWEST_PRIORITY[self._config.low_priority_values_first]
+        sequence.priority = priority
+        if not self._arrivals.add(sequence, now_s):
+            self._enqueue(sequence)
+        self.newest_arrival_s = max(self.newest_arrival_s, now_s)
+        return sequence
+
+    def abort(self, sequence: Sequence) -> bool:
+        """Forgets a request; what it has computed stays in the cache. False when it has ended."""
+        if not isinstance(sequence, SglangSequence):
+            raise TypeError(f"{sequence!r} is another engine's")
+        if sequence.node is not None:
+            if sequence is self._chunked:
+                self._chunked = None
+            elif sequence in self._batch.members:
+                self._batch.members.remove(sequence)
+            else:
+                self._arrivals.drop(sequence)
+            self._pages.store(sequence)
+            self._pages.release(sequence)
+            self._full = False
+        elif sequence in self._waiting:
+            self._waiting.remove(sequence)
+        elif not self._arrivals.drop(sequence):
+            return False
+        self._aborted += 1
+        return True
+
+    def cached_tokens(self, submission: Submission) -> int:
+        """What a request would find in the cache if it were admitted now. Changes nothing."""
+        if not self._config.radix_cache:
+            return 0
+        pages = (submission.prompt_tokens - 1) // self._config.block_size
+        return self.cache.find(submission.content.hashes(pages), pages) * self._config.block_size
+
+    def reset_prefix_cache(self) -> bool:
+        """Forgets all cached content; False, and nothing changed, while requests hold pages."""
+        return self.cache.reset()
+
+    def begin_step(self, now_s: float) -> Step | None:
+        """Decides what to compute next and takes the pages for it; None when there is nothing."""
+        if self._step is not None:
+            raise RuntimeError("a step is going on")
+        if self._chunked is not None:
+            self._pages.store(self._chunked)
+        if self._arrivals:
+            self._welcome(now_s)
+        self._admit(now_s)
+        if not self._prefill:
+            self._decode()
+            if not self._batch.decoding:
+                self._admit(now_s)  # all were stopped, to no avail till now
+        if not self._prefill and not self._batch.decoding:
+            self.ratio.restart()
+            return None
+        self._step = self._price(now_s)
+        return self._step
+
+    def cut_step(self, now_s: float) -> Step | None:
+        """Shortens joined steps to the end of the one going on; returns the step as it is now."""
+        step, run = self._step, self._run
+        if step is not None and run is not None:
+            steps = max(run.begun(now_s, step.count), self._batch.begun)
+            self._batch.take_pages(steps)
+            self._step = Step(step.start_s, run.end_s(steps), steps)
+        return self._step
+
+    def advance(self, now_s: float) -> StepResult:
+        """Applies those of the joined steps that have ended by now, but not the last. What a reset
+        has to tell is told at once: SGLang does so even when idle."""
+        step, run = self._step, self._run
+        if step is None:
+            return StepResult([], self.cache.take_events())
+        ended = 0 if run is None else run.ended(now_s, step.count - 1)
+        if ended <= self._batch.ended:
+            return StepResult([], [])
+        self._batch.take_pages(ended)
+        outputs = self._apply_decode(ended, now_s)
+        events = self.cache.take_events()
+        self._batch.take_pages(ended + 1)
+        return StepResult(outputs, events)
+
+    def end_step(self, now_s: float) -> StepResult:
+        """Applies the step: tokens come out, requests finish, events are told."""
+        if self._step is None:
+            raise RuntimeError("no step is going on")
+        outputs = self._apply_prefill(now_s)
+        self._batch.take_pages(self._step.count)
+        outputs += self._apply_decode(self._step.count, now_s)
+        self._prefill = []
+        self._batch.end()
+        self._step = self._run = None
+        return StepResult(outputs, self.cache.take_events())
+
+    def _refuse_hopeless(self, sequence: SglangSequence) -> None:
+        """Raises RequestRefused for what not even an empty engine would ever admit."""
+        config = self._config
+        room = config.block_count * config.block_size - LENGTH_MARGIN_TOKENS
+        if config.ignore_eos and not config.radix_cache:
+            room -= config.block_size  # prompts are counted in whole pages then
+        if sequence.prompt_tokens + sequence.max_tokens > room:
+            raise RequestRefused(
+                f"the cache has room for {room} tokens, but the prompt has "
+                f"{sequence.prompt_tokens} and up to {sequence.max_tokens} are asked for"
+            )
+
+    def _enqueue(self, sequence: SglangSequence) -> None:
+        sequence.queued = next(self._serial)
+        self._waiting.append(sequence)
+
+    def _welcome(self, now_s: float) -> None:
+        """Lets those in whose grammar or KV cache has come, and KV cache be fetched."""
+        arrivals = self._arrivals
+        for one in arrivals.grammars_ready(now_s):
+            if not arrivals.add(one, now_s):
+                self._enqueue(one)
+        fetches: list[tuple[SglangSequence, int]] = []
+        if self._chunked is None:  # whose next parts have been promised their pages
+            fetches = arrivals.begin_fetches(len(self._batch.members), now_s)
+        for one, tokens in fetches:
+            found = one.computed_tokens
+            one.cached_tokens = min(found + tokens, one.known_tokens - 1)
+            self._queried_tokens += one.prompt_tokens
+            self._hit_tokens += found
+            self._external_queried_tokens += one.prompt_tokens - found
+            self._external_hit_tokens += tokens
+        for one in arrivals.arrived(self._config.max_num_seqs - len(self._batch.members), now_s):
+            self._pages.store(one)
+            if one.computed_tokens + 1 == one.known_tokens:
+                one.scheduled_s = now_s
+                self._batch.join([one])
+            else:  # the rest of its prompt is computed here, and finds what came in the cache
+                self._pages.release(one)
+                one.computed_tokens = 0
+                self._enqueue(one)
+
+    def _admit(self, now_s: float) -> None:
+        """Makes a prefill batch of the half computed request and of waiting ones."""
+        config, batch = self._config, self._batch
+        if config.priority_scheduling or not batch.members:
+            self._full = False
+        if self._chunked is None:
+            if self._full or not self._waiting:
+                return
+            if len(batch.members) >= config.max_num_seqs and not config.priority_scheduling:
+                self._full = True
+                return
+        self._order.sort(self._waiting)
+        mixed = len(batch.members) if config.mixes else 0
+        budget = PrefillBudget(
+            config, self.cache, self._pages, batch.members, self.ratio.value, mixed
+        )
+        if self._chunked is not None and not budget.add_next_chunk(self._chunked):
+            return
+        preempted: list[SglangSequence] = []
+        for sequence in self._waiting:
+            if sequence.submission.lora_name and not self._loras_fit(sequence, budget):
+                continue
+            if len(budget.admitted) >= config.max_num_seqs - len(self._batch.members):
+                self._full = True
+            if self._full:
+                stopped = self._preempt_for(sequence, budget)
+                if not stopped:
+                    break
+                preempted += stopped
+            verdict = budget.add(sequence)
+            if verdict is Verdict.NO_MEMORY:
+                self._full = bool(budget.admitted or self._batch.members)
+            if verdict is not Verdict.GO_ON:
+                break
+        if budget.admitted:
+            admitted = set(budget.admitted)
+            self._waiting = [one for one in self._waiting if one not in admitted]
+        for one in preempted:
+            self._enqueue(one)
+        self._chunked = budget.chunked
+        self._prefill = budget.admitted
+        if self._prefill:
+            self._begin_prefill(now_s)
+
+    def _loras_fit(self, sequence: SglangSequence, budget: PrefillBudget) -> bool:
+        """Whether the batch has room for its adapter."""
+        names = {one.submission.lora_name for one in (*self._batch.members, *budget.admitted)}
+        return len(names | {sequence.submission.lora_name}) <= self._config.loras_max
+
+    def _preempt_for(self, sequence: SglangSequence, budget: PrefillBudget) -> list[SglangSequence]:
+        """Stops less important running requests, if that makes room; returns them."""
+        if not self._config.priority_scheduling:
+            return []
+        victims = budget.victims(sequence, self._batch.members)
+        for one in victims:
+            budget.forgo(one)
+        self._batch.preempt(victims)
+        self._preemptions += len(victims)
+        return victims
+
+    def _begin_prefill(self, now_s: float) -> None:
+        """Takes the pages of the prefill batch, and of the decodes that join it."""
+        for one in self._prefill:
+            if one.scheduled_s is None:
+                one.scheduled_s = now_s
+            if one.cached_tokens is None:  # computing it again is no query
+                one.cached_tokens = one.computed_tokens
+                self._queried_tokens += one.prompt_tokens
+                self._hit_tokens += one.computed_tokens
+        size, extend = self._config.block_size, sum(one.extend_tokens for one in self._prefill)
+        self.cache.make_room(extend if size == 1 else -(-extend // size) + len(self._prefill))
+        ends = (one.computed_tokens + one.extend_tokens for one in self._prefill)
+        self._pages.take(self._prefill, ends)
+        if self._config.mixes:
+            self._batch.begin_beside_prefill()
+
+    def _decode(self) -> None:
+        """Begins a step that only decodes, retracts whom that has no room for."""
+        others_hold = self._arrivals.fetching or self._chunked is not None
+        for one in self._batch.make_room(may_empty=others_hold):
+            self._preemptions += 1
+            self._enqueue(one)
+            self._full = False
+        self._batch.begin()
+
+    def _price(self, now_s: float) -> Step:
+        """The step's duration; joins steps where that changes nothing but their number."""
+        batch, cost = self._batch, self._config.cost
+        decoding = len(batch.decoding)
+        context = sum(one.computed_tokens for one in batch.decoding)
+        if self._prefill:
+            chunks = [PrefillChunk(one.extend_tokens, one.computed_tokens) for one in self._prefill]
+            return Step(now_s, now_s + cost.step_s(chunks, decoding, context))
+        self._run = DecodeRun(cost, now_s, decoding, context)
+        steps = 1
+        nobody_joins = not self._waiting or (self._full and not self._config.priority_scheduling)
+        if nobody_joins and self._chunked is None:
+            steps = batch.steps_max(self._config.joined_steps_max)
+            ready_s = self._arrivals.ready_after(now_s)
+            if ready_s is not None:
+                steps = self._run.begun(ready_s, steps)
+        batch.take_pages(1)
+        return Step(now_s, self._run.end_s(steps), steps)
+
+    def _apply_prefill(self, now_s: float) -> list[Output]:
+        outputs: list[Output] = []
+        joining: list[SglangSequence] = []
+        for one in self._prefill:
+            if one.node is None:
+                continue  # aborted
+            one.computed_tokens += one.extend_tokens
+            if one is self._chunked:
+                self._full = False
+                continue
+            one.known_tokens += 1
+            if one.first_token_s is None:
+                one.first_token_s = now_s
+                self._prompt_tokens += one.prompt_tokens
+            self._generated_tokens += 1
+            outputs.append(Output(one, one.known_tokens - 1, one.known_tokens, one.finished))
+            self._pages.store(one)
+            if one.finished:
+                self._pages.release(one)
+                self._finished += 1
+                self._full = False
+            else:
+                joining.append(one)
+        self._batch.join(joining)
+        return outputs
+
+    def _apply_decode(self, ended: int, now_s: float) -> list[Output]:
+        """Brings out the tokens of all decode steps up to the `ended`-th."""
+        steps = ended - self._batch.ended
+        outputs = self._batch.apply(ended)
+        for output in outputs:
+            one = output.sequence
+            if one.first_token_s is None:  # another engine computed its prompt
+                one.first_token_s = now_s
+                self._prompt_tokens += one.prompt_tokens
+            if output.finished:
+                self._finished += 1
+                self._full = False
+        self._generated_tokens += steps * len(outputs)
+        return outputs

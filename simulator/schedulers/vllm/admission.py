@@ -1,0 +1,316 @@
+"""Who waits at vLLM, and who of them gets in. Pure.
+
+In order of arrival or priority, while tokens, slots and blocks last. A request waits until its
+whole prompt fits, since two half-admitted prompts could block one another. Who waits for a grammar,
+for more input, for KV on its way or for a LoRA's turn is passed over and holds up nobody.
+
+KV that the host cache or another engine has is loaded: the request holds its blocks meanwhile, and
+has computed what came when it is its turn again.
+
+Law: the first in line always gets in: no request waits for ever, and none is lost.
+
+Source: vllm-project/vllm vllm/v1/core/sched/scheduler.py, release 0.32.0.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import chain
+
+from indexer.identity import Tier
+from simulator.engines.block_pool import BlockId
+from simulator.schedulers.vllm.cache import VllmCache
+from simulator.schedulers.vllm.config import VllmConfig, VllmSequence
+from simulator.schedulers.vllm.queue import QUEUES, WaitingQueue
+
+
+@dataclass(slots=True)
+class Room:
+    """What a step has left for those who wait, and who is in it already."""
+
+    budget: int
+    """Tokens."""
+    chunk_max: int
+    """The most tokens of one request."""
+    running: list[VllmSequence]
+    scheduled: list[tuple[VllmSequence, int]]
+    """Of the step, with tokens. Who gets in joins both lists."""
+    padding: int = 0
+    """Tokens that a single one is padded with."""
+    loras: set[str] = field(default_factory=set)
+    came_first: int = 0
+    """How many of the scheduled ran before."""
+
+
+class Admission:
+    """Those who wait."""
+
+    def __init__(self, config: VllmConfig, cache: VllmCache) -> None:
+        self.unready: dict[VllmSequence, float] = {}
+        """Who waits for something else than its turn, and when that is there."""
+        self.blocked_hash: int | None = None
+        """What the first in line would need in the cache to find more of its prompt there; None
+        when that is not what it waits for."""
+        self.deferred = 0
+        """How many the last step passed over."""
+        self.queried_tokens = self.hit_tokens = 0
+        self.external_queried_tokens = self.external_hit_tokens = 0
+        self._config = config
+        self._cache = cache
+        self._waiting: WaitingQueue = QUEUES[config.policy]()
+        self._holding: WaitingQueue = QUEUES[config.policy]()
+        """Who waits with blocks: KV for them is on its way, or has come. They come first."""
+        self._watermark_blocks = int(config.watermark * config.block_count)
+        self._looked_s = 0.0
+        """When it was last decided who gets in."""
+
+    def __len__(self) -> int:
+        return len(self._waiting) + len(self._holding)
+
+    def __iter__(self) -> Iterator[VllmSequence]:
+        """Next one first."""
+        return chain(self._holding, self._waiting)
+
+    @property
+    def next_ready_s(self) -> float | None:
+        """When the next of those who are passed over will be ready."""
+        later = [ready_s for ready_s in self.unready.values() if ready_s > self._looked_s]
+        return min(later, default=None)
+
+    def add(self, sequence: VllmSequence, now_s: float) -> None:
+        """Somebody comes."""
+        self._waiting.add(sequence)
+        submission = sequence.submission
+        ready_s = max(submission.ready_s, submission.input_ready_s)
+        if ready_s > now_s:
+            sequence.ready_s = self.unready[sequence] = ready_s
+
+    def put_back(self, sequence: VllmSequence) -> None:
+        """Somebody was preempted."""
+        self._waiting.put_back([sequence])
+
+    def remove(self, sequence: VllmSequence) -> bool:
+        """Somebody leaves; False when it doesn't wait."""
+        self.unready.pop(sequence, None)
+        return self._holding.remove(sequence) or self._waiting.remove(sequence)
+
+    def look(self, now_s: float) -> None:
+        """A step is being decided: what has been loaded by now may leave the host."""
+        self._looked_s = now_s
+        for sequence, ready_s in self.unready.items():
+            if ready_s <= now_s:
+                self._cache.unpin(sequence)
+
+    def admit(self, room: Room, now_s: float) -> None:
+        """Lets in whom the step has room for."""
+        config = self._config
+        self.blocked_hash = None
+        passed: list[VllmSequence] = []
+        passed_holding: list[VllmSequence] = []
+        slots = config.max_num_seqs - sum(
+            one.submission.input_ready_s > now_s for one in self.unready
+        )
+        room.came_first = len(room.scheduled)
+        # An admitted decode is padded to a whole draft when only decodes run: steps of equal rows
+        # are faster.
+        if all(one.draft_tokens for one, _ in room.scheduled):
+            room.padding = config.num_speculative_tokens
+        if config.lora_names:
+            room.loras = {one.submission.lora_name for one, _ in room.scheduled} - {""}
+        while room.budget and len(room.running) < slots:
+            queue = self._holding if len(self._holding) else self._waiting
+            if not len(queue):
+                break
+            sequence = queue.peek()
+            if self._is_passed(sequence, room, now_s):
+                (passed if queue is self._waiting else passed_holding).append(queue.pop())
+                continue
+            tokens = self._find_room(sequence, room, passed_holding, now_s)
+            if tokens is None:
+                break
+            queue.pop()
+            if sequence.loading:
+                passed_holding.append(sequence)
+            else:
+                self._let_in(sequence, tokens, room, now_s)
+        self._waiting.put_back(passed)
+        self._holding.put_back(passed_holding)
+        self.deferred = len(passed) + len(passed_holding)
+
+    def _is_passed(self, sequence: VllmSequence, room: Room, now_s: float) -> bool:
+        """Whether it waits for something else than its turn."""
+        if not self._is_ready(sequence, now_s):
+            return True
+        lora = sequence.submission.lora_name
+        if lora and lora not in room.loras and len(room.loras) >= self._config.max_loras:
+            return True
+        if sequence.blocks or self._cache.host is None or self._asks_another(sequence):
+            return False
+        # What somebody else is loading will be on the device when that load has ended.
+        hashes, reused = self._find(sequence)
+        last = len(reused) + self._cache.host_run(hashes, len(reused))
+        return self._cache.any_loading(hashes[len(reused) : last])
+
+    def _is_ready(self, sequence: VllmSequence, now_s: float) -> bool:
+        """KV that has come by now counts as computed."""
+        if sequence.ready_s is None:
+            return True
+        if now_s < sequence.ready_s:
+            return False
+        sequence.ready_s = None
+        del self.unready[sequence]
+        if sequence.loading:
+            sequence.loading = False
+            self._cache.announce(sequence, sequence.computed_tokens)
+            sequence.computed_tokens = min(sequence.computed_tokens, sequence.known_tokens - 1)
+        return True
+
+    def _find_room(
+        self, sequence: VllmSequence, room: Room, passed_holding: list[VllmSequence], now_s: float
+    ) -> int | None:
+        """Finds blocks for somebody; returns the tokens to compute, none when it begins to load
+        them. None when there is no room."""
+        if sequence.blocks:
+            return self._place(sequence, [], sequence.computed_tokens, room)
+        size = self._config.block_size
+        hashes, reused = self._find(sequence)
+        found = len(reused) * size
+        if self._asks_another(sequence):
+            external = max(sequence.submission.remote_tokens - found, 0)
+        else:
+            external = self._cache.host_run(hashes, len(reused)) * size
+        if external:
+            left = self._reserved_blocks(room, passed_holding)
+            tokens = self._load(sequence, reused, external, left, self._watermark(room), now_s)
+        else:
+            tokens = self._place(sequence, reused, found, room)
+        if tokens is not None:
+            self._count_query(sequence, found, external)
+        elif len(reused) < (sequence.known_tokens - 1) // size:
+            self.blocked_hash = hashes[len(reused)]
+        return tokens
+
+    def _find(self, sequence: VllmSequence) -> tuple[list[int], list[BlockId]]:
+        """The names of its full blocks, and the leading ones that are on the device."""
+        count = sequence.known_tokens // self._config.block_size
+        hashes = sequence.content.hashes(count)[:count]
+        return hashes, self._cache.pool.find_prefix(hashes, sequence.known_tokens)
+
+    def _place(
+        self, sequence: VllmSequence, reused: list[BlockId], computed: int, room: Room
+    ) -> int | None:
+        """Finds blocks for somebody's first chunk; returns its tokens, None when there is no room.
+
+        computed: tokens of it that are in the cache, or were loaded. A single token is padded with
+        some that the step verifies like drafted ones, and rejects.
+        """
+        config, cache = self._config, self._cache
+        tokens = sequence.known_tokens - computed
+        padding = room.padding if computed or room.came_first else 0
+        if tokens == 1 and padding and computed + 1 + padding < config.model_len:
+            tokens += padding
+            if tokens > room.budget:
+                return None
+        tokens = min(tokens, room.chunk_max)
+        if tokens > room.budget and not config.enable_chunked_prefill:
+            return None
+        tokens = min(tokens, room.budget)
+        held = len(sequence.blocks) + len(reused)
+        end = min(computed + tokens + config.lookahead_tokens, config.model_len)
+        needed = max(cache.blocks_for(end) - held, 0)
+        wanted = needed
+        if config.scheduler_reserve_full_isl:
+            wanted = max(needed, cache.blocks_for(sequence.known_tokens) - held)
+        if not cache.pool.fits(reused, wanted + self._watermark(room)):
+            return None
+        cache.take(sequence, reused, needed)
+        sequence.computed_tokens = computed
+        return tokens
+
+    def _load(
+        self,
+        sequence: VllmSequence,
+        reused: list[BlockId],
+        external: int,
+        left: int,
+        watermark: int,
+        now_s: float,
+    ) -> int | None:
+        """Finds blocks for KV that has to come, and lets it come; None when there is no room.
+
+        Such blocks are held without progress, so `left` ones must be left to others.
+        """
+        config, cost, cache = self._config, self._config.cost, self._cache
+        found = len(reused) * config.block_size
+        needed = cache.blocks_for(found + external) - len(reused)
+        wanted = needed + left
+        if config.scheduler_reserve_full_isl:
+            wanted = max(wanted, cache.blocks_for(sequence.known_tokens) - len(reused))
+        if not cache.pool.fits(reused, wanted + watermark):
+            return None
+        cache.take(sequence, reused, needed)
+        sequence.computed_tokens = found + external
+        sequence.offered_count = sequence.computed_tokens // config.block_size
+        sequence.loading = True
+        if self._asks_another(sequence):
+            took_s = cost.transfer_s(external, sequence.submission.remote_distance)
+            sequence.remote_asked = True
+        else:
+            took_s = cost.load_s(external, Tier.HOST)
+            cache.pin(sequence)
+        sequence.ready_s = self.unready[sequence] = now_s + took_s
+        return 0
+
+    def _let_in(self, sequence: VllmSequence, tokens: int, room: Room, now_s: float) -> None:
+        if sequence.scheduled_s is None:
+            sequence.scheduled_s = now_s
+        if sequence.submission.lora_name:
+            room.loras.add(sequence.submission.lora_name)
+        room.running.append(sequence)
+        room.scheduled.append((sequence, tokens))
+        room.budget -= tokens
+        certain = min(sequence.computed_tokens + tokens, sequence.known_tokens)
+        self._cache.fill(sequence, certain)
+
+    def _asks_another(self, sequence: VllmSequence) -> bool:
+        return bool(sequence.submission.remote_tokens) and not sequence.remote_asked
+
+    def _reserved_blocks(self, room: Room, passed_holding: list[VllmSequence]) -> int:
+        """What those who hold blocks, and whose prompts are not through yet, still need; with
+        drafted tokens, also what each of them and the newcomer need for a step of these.
+
+        Nothing when nobody holds blocks: who is alone always gets in.
+        """
+        drafts = self._config.num_speculative_tokens
+        ahead = 1 + drafts + self._config.lookahead_tokens if drafts else 0
+        holders = [*self._holding, *passed_holding]
+        if not room.running and not holders:
+            return 0
+        through = {
+            one
+            for one, tokens in room.scheduled[room.came_first :]
+            if one.computed_tokens + tokens >= one.known_tokens
+        }
+        for one in room.running:
+            prefilling = (
+                not one.draft_tokens if drafts else one.computed_tokens + 1 < one.known_tokens
+            )
+            if prefilling and one not in through:
+                holders.append(one)
+        blocks_for = self._cache.blocks_for
+        needed = sum(
+            max(blocks_for(one.known_tokens + ahead) - len(one.blocks), 0) for one in holders
+        )
+        return needed + blocks_for(ahead)
+
+    def _watermark(self, room: Room) -> int:
+        return self._watermark_blocks if room.running else 0
+
+    def _count_query(self, sequence: VllmSequence, found: int, external: int) -> None:
+        if sequence.cached_tokens is not None:
+            return  # recomputing after a preemption is no query
+        sequence.cached_tokens = min(found + external, sequence.known_tokens - 1)
+        self.queried_tokens += sequence.prompt_tokens
+        self.hit_tokens += found
+        if self._cache.host is not None or sequence.submission.remote_tokens:
+            self.external_queried_tokens += sequence.prompt_tokens - found
+            self.external_hit_tokens += external

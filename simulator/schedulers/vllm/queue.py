@@ -1,0 +1,103 @@
+"""vLLM's queues: first come, first served, or by priority. Pure.
+
+Source: vllm-project/vllm vllm/v1/core/sched/request_queue.py, release 0.32.0.
+"""
+
+import heapq
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import Protocol
+
+from simulator.schedulers.vllm.config import VllmSequence
+
+
+class WaitingQueue(Protocol):
+    """Who comes next."""
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[VllmSequence]:
+        """In the order in which they come."""
+
+    def add(self, sequence: VllmSequence) -> None:
+        """Somebody comes."""
+
+    def put_back(self, sequences: Iterable[VllmSequence]) -> None:
+        """Who was taken out, and is still waiting, in the order in which they were."""
+
+    def peek(self) -> VllmSequence:
+        """The next one. Raises IndexError."""
+
+    def pop(self) -> VllmSequence:
+        """Takes the next one out. Raises IndexError."""
+
+    def remove(self, sequence: VllmSequence) -> bool:
+        """Takes one out wherever it stands; False when it isn't there. O(length)."""
+
+
+class FcfsQueue:
+    """In order of arrival; who comes back goes to the head."""
+
+    def __init__(self) -> None:
+        self._queue: deque[VllmSequence] = deque()
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def __iter__(self) -> Iterator[VllmSequence]:
+        return iter(self._queue)
+
+    def add(self, sequence: VllmSequence) -> None:
+        self._queue.append(sequence)
+
+    def put_back(self, sequences: Iterable[VllmSequence]) -> None:
+        self._queue.extendleft(reversed(list(sequences)))
+
+    def peek(self) -> VllmSequence:
+        return self._queue[0]
+
+    def pop(self) -> VllmSequence:
+        return self._queue.popleft()
+
+    def remove(self, sequence: VllmSequence) -> bool:
+        if sequence not in self._queue:
+            return False
+        self._queue.remove(sequence)
+        return True
+
+
+class PriorityQueue:
+    """By (priority, arrival), lowest first; who comes back takes the place that this gives."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[tuple[int, float, int], VllmSequence]] = []
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def __iter__(self) -> Iterator[VllmSequence]:
+        return (sequence for _, sequence in sorted(self._heap))
+
+    def add(self, sequence: VllmSequence) -> None:
+        heapq.heappush(self._heap, (sequence.rank, sequence))
+
+    def put_back(self, sequences: Iterable[VllmSequence]) -> None:
+        for sequence in sequences:
+            self.add(sequence)
+
+    def peek(self) -> VllmSequence:
+        return self._heap[0][1]
+
+    def pop(self) -> VllmSequence:
+        return heapq.heappop(self._heap)[1]
+
+    def remove(self, sequence: VllmSequence) -> bool:
+        entry = (sequence.rank, sequence)
+        if entry not in self._heap:
+            return False
+        self._heap.remove(entry)
+        heapq.heapify(self._heap)
+        return True
+
+
+QUEUES: dict[str, Callable[[], WaitingQueue]] = {"fcfs": FcfsQueue, "priority": PriorityQueue}

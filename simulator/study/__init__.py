@@ -1,0 +1,1 @@
+"""Comparisons, capacities, reports and pictures of runs."""

@@ -1,0 +1,158 @@
+"""Runs of one trace at several rates, with several policies and seeds, each from a cold start."""
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from itertools import islice, repeat
+from multiprocessing import get_context
+
+import numpy as np
+
+from simulator.study.progress import Watcher
+from simulator.study.report import Comparison, Run, run_label
+from simulator.traffic.results import (
+    NOTHING_COUNTS,
+    Integers,
+    OnProgress,
+    RunResult,
+    Slo,
+    WarmUp,
+    aggregate,
+)
+from simulator.traffic.reuse import ceiling_of, reusable_blocks
+from simulator.traffic.trace import Trace
+from simulator.world.options import RunOptions
+
+Play = Callable[[RunOptions, Trace, OnProgress | None], RunResult]
+"""simulator.world.world.run, or whatever stands for it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traffic:
+    """A trace, and what of it is played how. Times are those of the trace's own clock."""
+
+    trace: Trace
+    """As recorded."""
+    tick_s: float | None = None
+    """Stamps are spread over so many seconds; None: as `Trace.spread` finds."""
+    from_s: float = 0.0
+    until_s: float = np.inf
+    warm_up_s: float = 0.0
+    """After `from_s`: played, but not counted."""
+    warm_up_requests: int = 0
+
+    def at(self, rate: float, seed: int) -> Trace:
+        """What is played: its clock goes `rate` times faster.
+
+        Raises ValueError for a bad rate, and when nothing is left to play.
+        """
+        spread = self.trace.spread(self.tick_s, seed)
+        played = spread.window(self.from_s, self.until_s).at_rate(rate)
+        if not played.requests:
+            raise ValueError("no request of the trace is left to play")
+        return played
+
+    def warm_up(self, rate: float) -> WarmUp:
+        """The same requests at every rate."""
+        return WarmUp(self.warm_up_s / rate, self.warm_up_requests)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Task:
+    """One run."""
+
+    label: str
+    options: RunOptions
+    trace: Trace
+
+
+def compare(
+    traffic: Traffic,
+    fleets: Sequence[RunOptions],
+    play: Play,
+    watcher: Watcher,
+    *,
+    rates: Sequence[float],
+    seeds: Sequence[int],
+    slo: Slo,
+    jobs: int = 1,
+) -> list[Comparison]:
+    """Plays the traffic for every rate, fleet (a policy each) and seed; one Comparison a rate.
+
+    jobs: processes that share the work; with more than one, `play` must be importable there, and
+    runs are seen when they end. Raises ValueError for what `Traffic.at` refuses, and when the
+    warm-up leaves nothing to count.
+    """
+    traces = {(rate, seed): traffic.at(rate, seed) for rate in rates for seed in seeds}
+    labels = {
+        (rate, place): run_label(fleet.policy, fleet.order)
+        + (f" at {rate:g}x" if len(rates) > 1 else "")
+        for rate in rates
+        for place, fleet in enumerate(fleets)
+    }
+    results = _play_all(
+        [
+            _Task(label, replace(fleets[place], seed=seed), traces[rate, seed])
+            for (rate, place), label in labels.items()
+            for seed in seeds
+        ],
+        play,
+        watcher,
+        jobs,
+    )
+    runs: dict[float, list[Run]] = {rate: [] for rate in rates}
+    for (rate, _), label in labels.items():
+        warm_up = traffic.warm_up(rate)
+        of_seeds = list(islice(results, len(seeds)))
+        if not all(warm_up.counted(result).any() for result in of_seeds):
+            raise ValueError(NOTHING_COUNTS)
+        by_seed = [aggregate(result, warm_up=warm_up, slo=slo) for result in of_seeds]
+        runs[rate].append(Run(of_seeds[0], by_seed))
+        watcher.end(label, runs[rate][-1].numbers)
+    comparisons = []
+    for rate, played in runs.items():
+        first = played[0].first
+        reusable = reusable_by_request(traces[rate, seeds[0]], first)
+        counted = traffic.warm_up(rate).counted(first)
+        comparisons.append(
+            Comparison(
+                trace=traffic.trace.name,
+                workers=fleets[0].workers,
+                engine=fleets[0].engine,
+                rate=rate,
+                ceiling=ceiling_of(
+                    first.prompt_tokens[counted], reusable[counted], first.block_size
+                ),
+                reusable=reusable,
+                slo=slo,
+                seeds=seeds,
+                runs=played,
+            )
+        )
+    return comparisons
+
+
+def _play_all(
+    tasks: Sequence[_Task], play: Play, watcher: Watcher, jobs: int
+) -> Iterator[RunResult]:
+    """The tasks' results, in their order."""
+    if jobs == 1:
+        for task in tasks:
+            yield play(task.options, task.trace, watcher.begin(task.label))
+        return
+    # Not forked: a forked child would have the parent's threads' locks, but not its threads.
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        yield from pool.map(
+            play,
+            [task.options for task in tasks],
+            [task.trace for task in tasks],
+            repeat(None),
+        )
+
+
+def reusable_by_request(trace: Trace, run: RunResult) -> Integers:
+    """Blocks that one infinite cache would have had of each prompt, as they came in this run."""
+    order = np.argsort(run.arrival_s, kind="stable")
+    reusable = np.empty(len(order), np.int64)
+    reusable[order] = reusable_blocks([trace.requests[i] for i in order], run.block_size)
+    return reusable

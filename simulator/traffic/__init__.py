@@ -1,0 +1,1 @@
+"""Traces: read, made, and what came of them. Pure but for files."""

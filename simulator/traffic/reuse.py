@@ -1,0 +1,83 @@
+"""How much of a trace's prompts could be reused at best: the ceiling of every hit rate. Pure.
+
+One cache for all, infinite, that knows a prompt as soon as it has arrived. Of a prompt it serves
+the leading blocks seen before, at most (prompt_tokens - 1) // block_size of them, since an engine
+computes at least one token. Hits are measured in the same unit.
+
+Law: no fleet that serves a trace's requests in this order has a higher hit rate.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from indexer.hashing import prefix_hashes
+from simulator.traffic.results import Integers
+from simulator.traffic.trace import HashIds, TraceRequest, check_block_size
+
+
+@dataclass(frozen=True, slots=True)
+class Ceiling:
+    """The best possible hit rates, 0 to 1."""
+
+    blocks: float
+    """Reusable / full prompt blocks."""
+    tokens: float
+    """Tokens of the reusable blocks / all prompt tokens."""
+
+
+def reuse_ceiling(requests: Sequence[TraceRequest], block_size: int) -> Ceiling:
+    """The ceiling of requests that come in this order; 0 of nothing. Raises ValueError for a block
+    size that the trace's ids can't be expanded to."""
+    tokens = np.array([request.prompt_tokens for request in requests], np.int64)
+    return ceiling_of(tokens, reusable_blocks(requests, block_size), block_size)
+
+
+def ceiling_of(prompt_tokens: Integers, reusable: Integers, block_size: int) -> Ceiling:
+    """The ceiling of prompts of which so many blocks can be reused."""
+    hits, blocks = int(reusable.sum()), int((prompt_tokens // block_size).sum())
+    return Ceiling(
+        blocks=hits / blocks if blocks else 0.0,
+        tokens=hits * block_size / int(prompt_tokens.sum()) if blocks else 0.0,
+    )
+
+
+def reusable_blocks(requests: Sequence[TraceRequest], block_size: int) -> Integers:
+    """Leading blocks of each prompt that were seen before, as far as usable; shape (requests,).
+
+    Works on the ids of the trace, which is exact: of a piece of text with one id, as many blocks
+    were seen as the longest earlier prompt with the same chain of ids reaches into it. Where a
+    block has several ids, its own name stands for them.
+    """
+    for id_tokens in {request.id_tokens for request in requests}:
+        check_block_size(block_size, id_tokens)
+    if not requests:
+        return np.empty(0, np.int64)
+    tokens = np.array([request.prompt_tokens for request in requests], np.int64)
+    named = [_pieces(request, block_size) for request in requests]
+    pieces = np.array([len(names) for names in named])
+    chains = np.concatenate([prefix_hashes(names) for names in named])
+    request = np.repeat(np.arange(len(requests)), pieces)
+    piece_tokens = np.array([max(one.id_tokens, block_size) for one in requests], np.int64)[request]
+    place = np.arange(len(chains)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+    reach = np.minimum(piece_tokens, tokens[request] - place * piece_tokens) // block_size
+    """Full blocks of each piece that its prompt has."""
+    # By chain, and in it by request: what was reached before is the running maximum within a chain.
+    order = np.argsort(chains, kind="stable")
+    same = np.flatnonzero(np.diff(chains[order], prepend=chains[order][:1]))
+    group = np.zeros(len(chains), np.int64)
+    group[same] = 1
+    offset = np.cumsum(group) * (int(piece_tokens.max(initial=0)) + 1)
+    running = np.maximum.accumulate(reach[order] + offset)
+    before = np.zeros(len(chains), np.int64)
+    before[1:] = running[:-1]
+    seen = np.empty(len(chains), np.int64)
+    seen[order] = np.minimum(np.maximum(before - offset, 0), reach[order])
+    found = np.bincount(request, weights=seen, minlength=len(requests)).astype(np.int64)
+    return np.minimum(found, (tokens - 1) // block_size)
+
+
+def _pieces(request: TraceRequest, block_size: int) -> HashIds:
+    """Names of the parts of a prompt: its ids, or its full blocks where these are longer."""
+    return request.hash_ids if block_size <= request.id_tokens else request.block_hashes(block_size)

@@ -1,0 +1,268 @@
+"""Columns of trace files: the names that public traces use, their units, and the checks of a cell.
+
+A file's first name for a field is its column for it; every other column is left unread, and
+`TraceColumns.uses` says so for each.
+
+Sources of the names, read 2026-11-22: kvcache-ai/Mooncake, FAST25-release; Azure's
+AzurePublicDataset, LLM inference 2023 and 2024, LMM inference 2025; microsoft/vidur, processed
+Azure traces (arrived_at); HPMLL/BurstGPT, releases 1.1 and 2.0; AIPerf's guide to the traces of
+alibaba-edu/qwen-bailian-usagetraces-anon.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from math import isfinite, nan
+from typing import Annotated, Any, NamedTuple
+
+import msgspec
+from msgspec import Meta
+
+from simulator.traffic.trace import ColumnUse
+
+CLOCK_S_MAX = 1e12
+UNREAD_MAX = 100
+"""Names of unread columns that are kept; a file of JSON may have new ones on every line."""
+
+
+class TraceError(ValueError):
+    """A line that is no request, with its number and column; or a file that is no trace."""
+
+
+Text = Annotated[str, Meta(min_length=1, max_length=1024)]
+"""As long as a router takes it."""
+_Time = Annotated[float, Meta(ge=0, le=1e15)]
+# No prompt is that long: a mistake shall be told before the memory is full of its ids.
+_PromptTokens = Annotated[int, Meta(ge=1, le=100_000_000)]
+_Count = Annotated[int, Meta(ge=0, le=100_000_000)]
+_Priority = Annotated[int, Meta(ge=-(1 << 31), lt=1 << 31)]
+_Ids = list[Annotated[int, Meta(ge=0)]]
+
+
+class Column(NamedTuple):
+    """What a name stands for."""
+
+    field: str
+    """Of a Row."""
+    type: Any
+    meaning: str
+    per_second: float = 1.0
+    """Of a time: the column's units in a second."""
+    is_clock: bool = False
+    """Seconds, or a date and time, from any beginning on: the first row's is 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One request, as its cells tell it."""
+
+    arrival_s: float
+    prompt_tokens: int
+    output_tokens: int
+    hash_ids: list[int] | None = None
+    session_id: str | None = None
+    turn: int = 0
+    think_s: float | None = None
+    prefix_id: str | None = None
+    prefix_tokens: int = 0
+    priority: int | None = None
+    tenant: str | None = None
+    model: str | None = None
+    lora_name: str | None = None
+    deadline_s: float | None = None
+    chat: str | None = None
+    parent_chat: str | None = None
+
+
+_NO_IDS = "none: prompts share no text, but for that of a session or prefix"
+_REQUIRED = ("arrival_s", "prompt_tokens", "output_tokens")
+
+_SECONDS = Column("arrival_s", _Time, "arrival, in seconds")
+_MILLISECONDS = Column("arrival_s", _Time, "arrival, in milliseconds", 1e3)
+_CLOCK = Column(
+    "arrival_s", Any, "arrival, in seconds or as date and time, counted from the first row",
+    is_clock=True,
+)  # fmt: skip
+_PROMPT = Column("prompt_tokens", _PromptTokens, "prompt tokens")
+_OUTPUT = Column("output_tokens", _Count, "output tokens; 0 counts as 1")
+_SESSION = Column("session_id", Text, "session; without hash_ids its prompts begin alike")
+_TENANT = Column("tenant", Text, "tenant, for the router, which weighs it nowhere yet")
+_MODEL = Column("model", Text, "model; every engine serves all models, which share no KV cache")
+_LORA = Column("lora_name", Text, "LoRA; every engine has all LoRAs, which share no KV cache")
+_DEADLINE = "deadline after the arrival, carried along, which nothing reads yet"
+
+COLUMNS: dict[str, Column] = {
+    "arrival_s": _SECONDS,
+    "arrived_at": _SECONDS,  # Azure's, as processed for Vidur
+    "timestamp_ms": _MILLISECONDS,
+    "timestamp": _MILLISECONDS,  # Mooncake's
+    "Timestamp": _CLOCK,  # BurstGPT's: seconds, of which the first is up to 19,440,110
+    "TIMESTAMP": _CLOCK,  # Azure's: 2023-11-16 18:17:03.9799600
+    "input_length": _PROMPT,
+    "input_tokens": _PROMPT,
+    "num_prefill_tokens": _PROMPT,
+    "ContextTokens": _PROMPT,
+    "Request tokens": _PROMPT,
+    "output_length": _OUTPUT,
+    "output_tokens": _OUTPUT,
+    "num_decode_tokens": _OUTPUT,
+    "GeneratedTokens": _OUTPUT,
+    "Response tokens": _OUTPUT,
+    "hash_ids": Column("hash_ids", _Ids, "text of the prompt, an id for each block of the trace"),
+    "session_id": _SESSION,
+    "Session ID": _SESSION,
+    "turn": Column("turn", _Count, "turn of the session"),
+    "think_ms": Column(
+        "think_s", _Time, "pause after the session's turn before, in milliseconds", 1e3
+    ),
+    "prefix_id": Column("prefix_id", Text, "common text that the prompt begins with"),
+    "prefix_tokens": Column("prefix_tokens", _Count, "tokens of that common text"),
+    "priority": Column(
+        "priority", _Priority, "priority, higher is sooner, for engines that schedule by it"
+    ),
+    "tenant": _TENANT,
+    "model": _MODEL,
+    "Model": _MODEL,
+    "lora_name": _LORA,
+    "lora": _LORA,
+    "deadline_ms": Column("deadline_s", _Time, f"{_DEADLINE}; in milliseconds", 1e3),
+    "deadline_s": Column("deadline_s", _Time, f"{_DEADLINE}; in seconds"),
+}
+"""Name in a file -> what it stands for. Names are compared as they are written, since BurstGPT's
+`Timestamp` and Mooncake's `timestamp` have different units."""
+
+_BAILIAN: dict[str, Column | None] = {
+    "timestamp": _SECONDS,
+    "turn": None,  # a chat may branch, and the branches come in any order
+    "chat_id": Column("chat", Text, "chat, whose first one names the session"),
+    "parent_chat_id": Column("parent_chat", Text, "chat that this one goes on; -1: none"),
+}
+"""What differs in a file that has a `chat_id`."""
+
+
+class TraceColumns:
+    """The columns of one file, as its names are seen. `first`: those of its first row or header."""
+
+    def __init__(self, first: Collection[str], *, cells_are_text: bool) -> None:
+        self._table: Mapping[str, Column | None] = COLUMNS
+        if "chat_id" in first:
+            self._table = COLUMNS | _BAILIAN
+        if cells_are_text:  # no list of ids
+            self._table = {**self._table, "hash_ids": None}
+        self._cells_are_text = cells_are_text
+        self._read: dict[str, Column] = {}
+        self._names: dict[str, str] = {}
+        """Field -> the file's column for it."""
+        self._unread: dict[str, str] = {}
+        """Name -> why it isn't read."""
+        self._more_unread = False
+        self._clock_began_s: float | None = None
+        for name in first:
+            self._see(name)
+        self.has_ids = "hash_ids" in self._names
+        """Whether prompts are given as ids of their text, all or none of them."""
+
+    @property
+    def missing(self) -> list[str]:
+        """For each field that a request must have and no column seen so far gives: its names."""
+        return [_names_of(field) for field in _REQUIRED if field not in self._names]
+
+    def uses(self) -> tuple[ColumnUse, ...]:
+        """What each column was taken for; the unread ones last."""
+        uses = [ColumnUse(name, column.meaning) for name, column in self._read.items()]
+        uses += [ColumnUse(name, why, is_read=False) for name, why in self._unread.items()]
+        if not self.has_ids and "hash_ids" not in self._unread:
+            uses.append(ColumnUse("hash_ids", _NO_IDS, is_read=False))
+        if self._more_unread:
+            uses.append(ColumnUse("...", f"more than {UNREAD_MAX} are not read", is_read=False))
+        return tuple(uses)
+
+    def name_of(self, field: str) -> str:
+        """The file's column for a field."""
+        return self._names.get(field, field)
+
+    def row(self, cells: Iterable[tuple[str, Any]], number: int) -> Row:
+        """One request of name and cell, where None or an empty text is no cell.
+
+        Raises TraceError, with the line's number and the column.
+        """
+        fields: dict[str, Any] = {}
+        for name, cell in cells:
+            column = self._read.get(name) or self._see(name)
+            if column is None or cell is None or cell == "":
+                continue
+            try:
+                fields[column.field] = self._value(column, cell)
+            except (msgspec.ValidationError, ValueError) as error:
+                raise TraceError(_bad_cell(number, name, cell, error)) from error
+        for field in _REQUIRED:
+            if field not in fields:
+                raise TraceError(
+                    f"line {number}, column {self._wanted(field)}: is empty or missing"
+                )
+        if self.has_ids != ("hash_ids" in fields):
+            told = "is empty or missing" if self.has_ids else "the first row has none"
+            raise TraceError(f"line {number}, column hash_ids: {told}")
+        return Row(**fields)
+
+    def _see(self, name: str) -> Column | None:
+        """Decides about a name of the file, where that isn't done yet."""
+        if name in self._unread:
+            return None
+        column = self._table.get(name)
+        if column is not None and column.field not in self._names:
+            self._names[column.field] = name
+            self._read[name] = column
+            return column
+        if len(self._unread) == UNREAD_MAX:
+            self._more_unread = True
+        elif column is None:
+            self._unread[name] = "not read"
+        else:
+            self._unread[name] = f"not read: {self._names[column.field]!r} has the same"
+        return None
+
+    def _value(self, column: Column, cell: Any) -> Any:
+        if column.is_clock:
+            clock_s = _clock_s(cell)
+            if self._clock_began_s is None:
+                self._clock_began_s = clock_s
+            return clock_s - self._clock_began_s
+        if column.type is Text and type(cell) is int:
+            cell = str(cell)
+        value = msgspec.convert(cell, column.type, strict=not self._cells_are_text)
+        return value / column.per_second if column.type is _Time else value
+
+    def _wanted(self, field: str) -> str:
+        return self._names.get(field) or _names_of(field)
+
+
+def _names_of(field: str) -> str:
+    first, *others = [name for name, column in COLUMNS.items() if column.field == field]
+    return f"{first} (or {', '.join(others)})"
+
+
+def _clock_s(cell: Any) -> float:
+    """Seconds of a number, or of a date and time, which is UTC unless it says otherwise."""
+    try:
+        clock_s = float(cell)
+    except (OverflowError, TypeError, ValueError):
+        clock_s = _date_s(str(cell))
+    if not isfinite(clock_s) or abs(clock_s) > CLOCK_S_MAX:
+        raise ValueError("expected seconds, or a date and time such as 2023-11-16 18:17:03.97")
+    return clock_s
+
+
+def _date_s(text: str) -> float:
+    try:
+        when = datetime.fromisoformat(text)
+        return (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()
+    except (OverflowError, ValueError):
+        return nan
+
+
+def _bad_cell(number: int, name: str, cell: Any, error: Exception) -> str:
+    """As in `line 3, column input_length: '-4': expected int >= 1`."""
+    mistake, _, place = str(error).replace("`", "").partition(" - at $")
+    told = f" at {place}" if place else f": {str(cell)[:60]!r}"
+    return f"line {number}, column {name}{told}: {mistake[0].lower()}{mistake[1:]}"

@@ -1,0 +1,386 @@
+"""The clients of a run: they ask a router, send the request on, report, and try again.
+
+    arrive -> route -> engine -> PREFILL_DONE at the first token -> FINISHED at the last one
+                                 prefill and decode apart: PREFILL_DONE when the first engine ends,
+                                 then the second one, which was picked with it, or is picked now
+
+Law: every request that arrived is in an engine, waits for another try, or has ended.
+"""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+
+from router.core.progress import Pick, Progress, ProgressState
+from router.request.prompt import Prompt
+from router.request.refusal import Reason, Refusal
+from router.request.request import Request, Role
+from router.reservations.reservations import Ending
+from simulator.engines.content import ChainContent, TokenContent
+from simulator.engines.cost_model import Distance
+from simulator.engines.scheduler import Content, Output, RequestRefused, Sequence, Submission
+from simulator.traffic.trace import Trace, TraceRequest
+from simulator.world.options import RunOptions
+from simulator.world.run_record import Happened, RunRecord
+from simulator.world.shadows import Shadows
+from simulator.world.timeline import Timeline
+from simulator.world.virtual_engine import VirtualEngine
+from simulator.world.virtual_fleet import VirtualFleet, Worker
+from simulator.world.virtual_router import VirtualRouter
+
+BACKOFF_S = 0.1
+BACKOFF_S_MAX = 2.0
+"""As in kvroute's client: RetryInfo + uniform(0, min(max, backoff * 2^(failures - 1)))."""
+CALLERS = 16
+"""Hosts that requests come from, as far as routers tell them apart."""
+_UNAVAILABLE = (Reason.NO_WORKER, Reason.NO_ELIGIBLE_WORKER)
+
+
+@dataclass(slots=True, eq=False)
+class Life:
+    """One request, as its client sees it."""
+
+    index: int
+    request: TraceRequest
+    arrived_s: float
+    prompt: Prompt
+    content: Callable[[], Content]
+    role: Role
+    """What it wants a worker for now."""
+    losses: int = 0
+    """That were lost with their worker."""
+    refusals: int = 0
+    router: VirtualRouter | None = None
+    """Who picked; None: nobody was asked."""
+    reservation_id: str = ""
+    worker: Worker | None = None
+    decodes_at: Worker | None = None
+    """Who was picked with the worker that computes its prompt."""
+    prefilled_at: Worker | None = None
+    """Where its KV cache is to be fetched from."""
+    sequence: Sequence | None = None
+    """While it is in an engine."""
+    failed_workers: set[str] = field(default_factory=set)
+
+    @property
+    def request_id(self) -> str:
+        """For router and engine: one for each try of each role."""
+        return f"r{self.index}-{self.role}-{self.losses}"
+
+
+class Clients:
+    """All requests of a trace. `start` first."""
+
+    def __init__(
+        self, timeline: Timeline, options: RunOptions, trace: Trace, record: RunRecord
+    ) -> None:
+        self.lives: dict[int, Life] = {}
+        """Index in the trace -> those that have arrived and not ended."""
+        self.shadows = Shadows(options.shadows, options.routing)
+        self._timeline = timeline
+        self._options = options
+        self._requests = trace.requests
+        self._record = record
+        self._rng = random.Random(f"{options.seed}/clients")
+        self._next_turn = _next_turns(trace)
+        self._turn = 0
+        self._computing: dict[str, Life] = {}
+        """By request id, those that are in an engine."""
+
+    def start(self, fleet: VirtualFleet) -> None:
+        """Plans all arrivals that wait for nobody."""
+        self._fleet = fleet
+        for index, request in enumerate(self._requests):
+            if request.think_s is None:
+                self._timeline.at(request.arrival_s, partial(self._arrive, index))
+
+    def on_output(self, output: Output) -> None:
+        """A first or a last token came."""
+        life = self._computing.get(output.sequence.request_id)
+        if life is None or life.sequence is not output.sequence:
+            return
+        if output.first == output.sequence.prompt_tokens:
+            self._first_token(life)
+        if output.finished:
+            self._finish(life, output.sequence)
+
+    def on_engine_died(self, engine: VirtualEngine) -> None:
+        """Its requests are lost."""
+        for life in list(self._computing.values()):
+            if life.worker is not None and life.worker.engine is engine:
+                self._lose(life)
+
+    # --- there ---
+
+    def _first_role(self) -> Role:
+        """What a request wants a worker for, when it has none of its KV cache."""
+        return Role.BOTH if self._options.disaggregation is None else Role.PREFILL
+
+    def _arrive(self, index: int) -> None:
+        request, now_s, record = self._requests[index], self._timeline.now_s, self._record
+        role = self._first_role()
+        prompt, content = self._content(index, request)
+        self.lives[index] = life = Life(index, request, now_s, prompt, content, role)
+        record.arrived += 1
+        record.arrival_s[index] = now_s
+        record.prompt_tokens[index] = request.prompt_tokens
+        record.note(Happened.ARRIVED, now_s, index)
+        self._timeline.quiet_since_s = None
+        self._place(life)
+
+    def _content(self, index: int, request: TraceRequest) -> tuple[Prompt, Callable[[], Content]]:
+        """The prompt for the router, and what the engines' caches see of it."""
+        config, lora_name = self._options.scheduler, request.lora_name or ""
+        if self._options.events == "engine":
+            tokens = request.token_ids()
+            words = np.random.Philox(key=index).random_raw(request.output_tokens)
+            answer = (words % np.uint64(config.vocabulary)).astype(np.uint32)
+            whole = np.concatenate([tokens, answer])
+            content = partial(TokenContent, whole, config, lora_name=lora_name)
+            return Prompt.from_tokens(tokens.tobytes(), lora_name=lora_name), content
+        size = config.block_size
+        hashes = request.block_hashes(size)
+        prompt = Prompt.from_hashes(hashes, size, request.prompt_tokens, lora_name=lora_name)
+        names = prompt.prefixes(size).tolist()
+        return prompt, partial(ChainContent, names, f"r{index}")
+
+    def _place(self, life: Life) -> None:
+        """Asks a router for a worker, and sends the request there."""
+        options, now_s = self._options, self._timeline.now_s
+        if options.past_router_share and self._rng.random() < options.past_router_share:
+            self._record.counters["past_router"] += 1
+            life.router = None
+            able = [one for one in self._fleet.workers if self._serves(one, life.role)]
+            self._submit(life, self._rng.choice(able))
+            return
+        router = self._router()
+        self._fleet.bring_up_to_date(router)
+        apart = options.disaggregation
+        as_pair = apart is not None and apart.picks == "pair" and life.role is Role.PREFILL
+        request = Request(
+            life.request_id,
+            life.prompt,
+            life.request.model or "",
+            role=Role.PAIR if as_pair else life.role,
+            policy=options.policy if as_pair else "",
+            expected_output_tokens=life.request.output_tokens if options.output_hint else None,
+            excluded_workers=frozenset(life.failed_workers),
+            tenant=life.request.tenant or "",
+            session_id=life.request.session_id or "",
+        )
+        watch = self.shadows.watch if options.shadows else None
+        try:
+            pick = router.core.route(request, now_s, watch=watch)
+        except Refusal as refusal:
+            self._on_refusal(life, refusal)
+            return
+        if not isinstance(pick, Pick):
+            raise AssertionError(f"{life.request_id} is in flight already")
+        self._record.counters["moved_by_guard"] += pick.decision.computing.guarded is not None
+        self._fleet.network.reserved(router)
+        reservation, computed = pick.reservation, pick.reservation.where_computed()
+        life.router, life.reservation_id = router, reservation.id
+        if life.role is not Role.DECODE:
+            self._record.predicted_tokens[life.index] = computed.predicted_tokens
+        worker = self._fleet.worker(computed.worker)
+        self._record.note(Happened.PICKED, now_s, life.index, worker.index)
+        if as_pair:
+            life.role, life.decodes_at = Role.BOTH, None
+            self._record.counters[f"pairs_{pick.decision.how}"] += 1
+            if computed is not reservation:
+                life.role, life.decodes_at = Role.PREFILL, self._fleet.worker(reservation.worker)
+                self._record.note(Happened.PICKED, now_s, life.index, life.decodes_at.index)
+        self._renew_later(life)
+        self._submit(life, worker)
+
+    def _router(self) -> VirtualRouter:
+        routers = self._fleet.routers
+        if self._options.spread == "random":
+            return self._rng.choice(routers)
+        self._turn += 1
+        return routers[self._turn % len(routers)]
+
+    def _serves(self, worker: Worker, role: Role) -> bool:
+        return self._options.role_of(worker.engine.number) in (role, Role.BOTH)
+
+    def _on_refusal(self, life: Life, refusal: Refusal) -> None:
+        counters, now_s = self._record.counters, self._timeline.now_s
+        counters["refusals"] += 1
+        self._record.note(Happened.REFUSED, now_s, life.index)
+        asked_s = refusal.retry_after_s
+        life.refusals += 1
+        retry_s = (asked_s or 0.0) + self._backoff_s(life.refusals)
+        can_wait = asked_s is not None or refusal.reason in _UNAVAILABLE
+        if can_wait and now_s + retry_s - life.arrived_s <= self._options.patience_s:
+            counters["retries"] += 1
+            self._timeline.at(now_s + retry_s, partial(self._place, life))
+        elif asked_s is None:
+            self._fail(life, f"router: {refusal.reason}")
+        else:
+            self._record.turn_away(life.index)
+            self._end(life)
+
+    def _backoff_s(self, failures: int) -> float:
+        ceiling_s = min(BACKOFF_S_MAX, BACKOFF_S * 2.0 ** min(failures - 1, 10))
+        return self._rng.uniform(0.0, ceiling_s)
+
+    def _submit(self, life: Life, worker: Worker) -> None:
+        life.worker = worker
+        worker.in_flight += 1
+        if not worker.engine.up:
+            self._lose(life, Ending.FAILED_REFUSED)
+            return
+        request, source = life.request, life.prefilled_at
+        fetches = life.role is Role.DECODE and source is not None
+        submission = Submission(
+            request_id=life.request_id,
+            content=life.content(),
+            prompt_tokens=request.prompt_tokens,
+            output_tokens=1 if life.role is Role.PREFILL else request.output_tokens,
+            priority=self._engine_priority(request),
+            lora_name=request.lora_name or "",
+            session_id=request.session_id,
+            dp_rank=worker.rank if worker.engine.ranks > 1 else None,
+            remote_tokens=request.prompt_tokens if fetches else 0,
+            remote_distance=self._fleet.distance(source, worker) if source else Distance.RACK,
+        )
+        try:
+            life.sequence = self._fleet.submit(worker, submission)
+        except RequestRefused as refusal:
+            self._report(life, ProgressState.FAILED, failure=Ending.FAILED_CLIENT)
+            self._leave(life)
+            self._fail(life, f"engine: {refusal}")
+            return
+        self._computing[life.request_id] = life
+
+    def _engine_priority(self, request: TraceRequest) -> int | None:
+        """In the engine's direction; a trace's, and a router's, is higher for sooner."""
+        priority = request.priority
+        return None if priority is None else -priority * self._options.scheduler.priority_sign
+
+    # --- and back ---
+
+    def _first_token(self, life: Life) -> None:
+        now_s = self._timeline.now_s
+        if life.role is not Role.PREFILL:  # clients get none from a worker that hands over
+            self._record.ttft_s[life.index] = now_s - life.arrived_s
+            self._record.note(Happened.FIRST_TOKEN, now_s, life.index)
+        self._report(life, ProgressState.PREFILL_DONE)
+
+    def _finish(self, life: Life, sequence: Sequence) -> None:
+        record, index, worker = self._record, life.index, life.worker
+        now_s, cached, output = self._timeline.now_s, sequence.cached_tokens, sequence.output_tokens
+        if worker is None or cached is None or sequence.scheduled_s is None:
+            raise AssertionError(f"{life.request_id} ends, but never began")
+        if self._fleet.witness is not None:
+            self._fleet.witness.on_finished(sequence)
+        record.preemptions[index] += sequence.preemptions
+        if life.role is not Role.DECODE:
+            record.queue_s[index] = sequence.scheduled_s - life.arrived_s
+            record.cached_tokens[index] = cached
+            record.worker[index] = worker.index
+        decodes_at = life.decodes_at
+        life.decodes_at = None
+        if decodes_at is not None:
+            self._report(life, ProgressState.PREFILL_DONE, cached_tokens=cached)
+        else:
+            self._report(life, ProgressState.FINISHED, output, cached)
+        self._leave(life)
+        if life.role is Role.PREFILL:
+            record.note(Happened.HANDED_OVER, now_s, index)
+            life.role, life.prefilled_at = Role.DECODE, worker
+            if decodes_at is not None:
+                self._submit(life, decodes_at)
+            else:
+                self._place(life)
+            return
+        record.output_tokens[index] = output
+        record.e2e_s[index] = now_s - life.arrived_s
+        if output > 1:
+            record.itl_s[index] = (record.e2e_s[index] - record.ttft_s[index]) / (output - 1)
+        record.serve(index)
+        self._end(life)
+
+    def _lose(self, life: Life, failure: Ending = Ending.FAILED_WORKER) -> None:
+        """Its worker is gone: the client hears it, and sends it again."""
+        worker = life.worker
+        if worker is None:
+            raise AssertionError(f"{life.request_id} is lost, but was nowhere")
+        self._report(life, ProgressState.FAILED, failure=failure)
+        self._leave(life)
+        life.losses += 1
+        if life.losses > self._options.resends_max:
+            self._fail(life, "worker lost")
+            return
+        life.failed_workers = {worker.engine.engine_id}
+        life.role, life.decodes_at, life.prefilled_at = self._first_role(), None, None
+        self._record.counters["resent"] += 1
+        retry_s = self._backoff_s(life.losses)
+        self._timeline.at(self._timeline.now_s + retry_s, partial(self._place, life))
+
+    def _leave(self, life: Life) -> None:
+        """It is at no worker any more."""
+        self._computing.pop(life.request_id, None)
+        if life.worker is not None:
+            life.worker.in_flight -= 1
+        life.worker = life.sequence = None
+
+    def _fail(self, life: Life, reason: str) -> None:
+        self._record.e2e_s[life.index] = self._timeline.now_s - life.arrived_s
+        self._record.fail(life.index, reason)
+        self._end(life)
+
+    def _end(self, life: Life) -> None:
+        """However it ended: its client goes on."""
+        record, now_s = self._record, self._timeline.now_s
+        record.losses[life.index] = life.losses
+        record.note(Happened.ENDED, now_s, life.index, int(record.outcome[life.index]))
+        del self.lives[life.index]
+        if not self.lives:
+            self._timeline.quiet_since_s = now_s
+        following = self._next_turn.get(life.index)
+        if following is not None:
+            think_s = self._requests[following].think_s or 0.0
+            self._timeline.at(now_s + think_s, partial(self._arrive, following))
+
+    def _report(
+        self,
+        life: Life,
+        state: ProgressState,
+        output_tokens: int = 0,
+        cached_tokens: int | None = None,
+        failure: Ending = Ending.FAILED_UNKNOWN,
+    ) -> None:
+        if life.router is None:
+            return
+        now_s = self._timeline.now_s
+        life.router.hear(now_s)
+        progress = Progress(life.reservation_id, state, output_tokens, cached_tokens, failure)
+        life.router.core.report(progress, now_s, f"client-{life.index % CALLERS}")
+        self._fleet.network.reserved(life.router)
+
+    def _renew_later(self, life: Life) -> None:
+        when_s = self._timeline.now_s + self._options.routing.lease_s / 3
+        self._timeline.at(when_s, partial(self._renew, life, life.reservation_id))
+
+    def _renew(self, life: Life, reservation_id: str) -> None:
+        """A client whose request takes long says so, before the lease ends."""
+        if life.sequence is not None and life.reservation_id == reservation_id:
+            self._report(life, ProgressState.RUNNING, life.sequence.output_tokens)
+            self._renew_later(life)
+
+
+def _next_turns(trace: Trace) -> dict[int, int]:
+    """Request -> the one of its session that is sent when it has ended."""
+    following: dict[int, int] = {}
+    last: dict[str, int] = {}
+    for index, request in enumerate(trace.requests):
+        if request.session_id is None:
+            continue
+        if request.think_s is not None:
+            following[last[request.session_id]] = index
+        last[request.session_id] = index
+    return following

@@ -1,0 +1,137 @@
+"""What a run writes down while it goes on, request by request, and its RunResult. Pure."""
+
+import struct
+from collections import Counter
+from collections.abc import Sequence
+from enum import IntEnum
+
+import numpy as np
+from xxhash import xxh3_64
+
+from simulator.traffic.results import NO_WORKER, Outcome, RunProgress, RunResult, ShadowResult
+from simulator.world.options import RunOptions
+
+_LOG = struct.Struct("<Bdqq")
+
+
+class Happened(IntEnum):
+    """Kinds of entries in the log."""
+
+    ARRIVED = 0
+    PICKED = 1
+    REFUSED = 2
+    FIRST_TOKEN = 3
+    ENDED = 4
+    TROUBLE = 5
+    HANDED_OVER = 6
+    COPIED = 7
+
+
+class RunRecord:
+    """Columns with one entry a request, samples with one row a second, and a digest of the log."""
+
+    def __init__(self, request_count: int, worker_count: int, block_size: int) -> None:
+        def floats() -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+            return np.full(request_count, np.nan)
+
+        def integers() -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+            return np.zeros(request_count, np.int64)
+
+        self.arrival_s, self.queue_s, self.ttft_s = floats(), floats(), floats()
+        self.itl_s, self.e2e_s = floats(), floats()
+        self.prompt_tokens, self.cached_tokens = integers(), integers()
+        self.output_tokens, self.predicted_tokens = integers(), integers()
+        self.preemptions, self.losses = integers(), integers()
+        self.worker = np.full(request_count, NO_WORKER, np.int64)
+        self.outcome = np.full(request_count, Outcome.FAILED, np.int64)
+        self.counters: Counter[str] = Counter()
+        self.failures: Counter[str] = Counter()
+        self.arrived = self.served = self.failed = self.shed = 0
+        self._hit_blocks = self._asked_blocks = 0
+        self._worker_count = worker_count
+        self._block_size = block_size
+        self._samples: list[tuple[int, list[int], list[int], list[int]]] = []
+        self._log = xxh3_64()
+
+    @property
+    def ended(self) -> int:
+        return self.served + self.failed + self.shed
+
+    def note(self, what: Happened, now_s: float, first: int = 0, second: int = 0) -> None:
+        """One more line of the log, which is kept as a digest only."""
+        self._log.update(_LOG.pack(what, now_s, first, second))
+
+    def serve(self, index: int) -> None:
+        """A request has come to its good end."""
+        self.outcome[index] = Outcome.SERVED
+        self.served += 1
+        self._hit_blocks += int(self.cached_tokens[index]) // self._block_size
+        self._asked_blocks += int(self.prompt_tokens[index]) // self._block_size
+
+    def fail(self, index: int, reason: str) -> None:
+        """A request got an error."""
+        self.outcome[index] = Outcome.FAILED
+        self.failures[reason] += 1
+        self.failed += 1
+
+    def turn_away(self, index: int) -> None:
+        """A request was refused for want of room, until its client gave up."""
+        self.outcome[index] = Outcome.SHED
+        self.shed += 1
+
+    def sample(
+        self, second: int, in_flight: list[int], waiting: list[int], used_blocks: list[int]
+    ) -> None:
+        """Each worker's load at a full second; seconds left out had none."""
+        self._samples.append((second, in_flight, waiting, used_blocks))
+
+    def progress(self) -> RunProgress:
+        """How far the run is."""
+        hit_rate = self._hit_blocks / self._asked_blocks if self._asked_blocks else 0.0
+        in_flight = self.arrived - self.ended
+        total = len(self.arrival_s)
+        return RunProgress(total, self.ended, self.failed, in_flight, hit_rate)
+
+    def result(
+        self,
+        options: RunOptions,
+        workers: Sequence[str],
+        shadows: dict[str, ShadowResult],
+        wall_s: float,
+    ) -> RunResult:
+        """All of it."""
+        size = self._block_size
+        seconds = 1 + max((sample[0] for sample in self._samples), default=-1)
+        matrices = np.zeros((3, seconds, self._worker_count), np.int64)
+        for second, *rows in self._samples:
+            matrices[:, second] = rows
+        return RunResult(
+            policy=options.policy,
+            order=options.order,
+            workers=workers,
+            block_size=size,
+            arrival_s=self.arrival_s,
+            queue_s=self.queue_s,
+            ttft_s=self.ttft_s,
+            itl_s=self.itl_s,
+            e2e_s=self.e2e_s,
+            prompt_tokens=self.prompt_tokens,
+            cached_tokens=self.cached_tokens,
+            output_tokens=self.output_tokens,
+            prompt_blocks=self.prompt_tokens // size,
+            cached_blocks=self.cached_tokens // size,
+            worker=self.worker,
+            preemptions=self.preemptions,
+            outcome=self.outcome,
+            sample_s=np.arange(seconds, dtype=np.float64),
+            in_flight=matrices[0],
+            wall_s=wall_s,
+            counters=dict(self.counters),
+            failures=dict(self.failures),
+            predicted_tokens=self.predicted_tokens,
+            losses=self.losses,
+            waiting=matrices[1],
+            used_blocks=matrices[2],
+            shadows=shadows,
+            digest=self._log.intdigest(),
+        )

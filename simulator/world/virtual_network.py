@@ -1,0 +1,119 @@
+"""Between relays and routers: messages come late or not at all, and what was missed is asked for.
+
+relay -> facts, beats, heartbeats -> routers
+router -> Pull -> relay's ring or snapshot -> router
+"""
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterable
+from functools import partial
+
+from events.feed.fleet_view import Pull
+from indexer.identity import WorkerKey
+from simulator.world.options import RunOptions
+from simulator.world.timeline import Timeline
+from simulator.world.virtual_relay import VirtualRelay
+from simulator.world.virtual_router import Plane, VirtualRouter
+
+TELL_S = 0.02
+"""A replica tells its peers what changed in so much time, as router/replicas/peer_link.py does."""
+_PULL_JITTER_S = 0.2
+"""As the feed's own, so that not all routers ask at once."""
+_PULL_TIMEOUT_S = 2.0
+
+
+class VirtualNetwork:
+    """Carries messages to every router; `relay_of` finds who answers, None while nobody does."""
+
+    def __init__(
+        self,
+        timeline: Timeline,
+        options: RunOptions,
+        counters: Counter[str],
+        relay_of: Callable[[WorkerKey], VirtualRelay | None],
+    ) -> None:
+        self.loss = options.event_loss
+        self.routers = [
+            VirtualRouter(number, options, self.ask) for number in range(options.replicas)
+        ]
+        self._timeline = timeline
+        self._delay_s = options.event_delay_s
+        self._jitter_s = options.event_jitter_s
+        self._counters = counters
+        self._relay_of = relay_of
+        self._rng = random.Random(f"{options.seed}/network")
+        self._tells = options.inflight and options.replicas > 1
+        self._telling: set[int] = set()
+        """Routers that will tell their peers at the end of this TELL_S."""
+        self._pulls: dict[tuple[int, WorkerKey], Pull] = {}
+        """Router and worker -> the recovery that is going on."""
+
+    def delay_s(self) -> float:
+        """How long the next message is under way."""
+        if not self._jitter_s:
+            return self._delay_s
+        return self._delay_s + self._rng.uniform(-self._jitter_s, self._jitter_s)
+
+    def send(self, key: WorkerKey, plane: Plane, messages: Iterable[bytes], delay_s: float) -> None:
+        """A relay publishes."""
+        sent = list(messages)
+        for router in self.routers:
+            arrived = sent
+            if self.loss:
+                arrived = [one for one in sent if self._rng.random() >= self.loss]
+                self._counters["messages_lost"] += len(sent) - len(arrived)
+            if arrived:
+                router.send(plane, key, arrived, self._timeline.now_s + delay_s)
+
+    def reserved(self, router: VirtualRouter) -> None:
+        """What a router has reserved may have changed: its peers will hear of it."""
+        if self._tells and router.number not in self._telling:
+            self._telling.add(router.number)
+            when_s = (self._timeline.now_s // TELL_S + 1) * TELL_S
+            self._timeline.at(when_s, partial(self._tell, router))
+
+    def restart(self, number: int) -> None:
+        """A router begins anew; what it had asked for is nobody's."""
+        self.routers[number].restart()
+        for pull in [pull for pull in self._pulls if pull[0] == number]:
+            del self._pulls[pull]
+
+    def ask(self, router: VirtualRouter, pulls: Iterable[Pull]) -> None:
+        """A router missed something: its questions go out, one a worker at a time."""
+        for pull in pulls:
+            self._pulls[router.number, pull.worker] = pull
+            self._counters["recoveries_asked"] += 1
+            wait_s = self._rng.random() * _PULL_JITTER_S
+            self._timeline.at(self._timeline.now_s + wait_s, partial(self._answer, router, pull))
+
+    def _tell(self, router: VirtualRouter) -> None:
+        now_s = self._timeline.now_s
+        self._telling.discard(router.number)
+        message = router.teller.message(router.core.fleet.loads, now_s)
+        if message is None:
+            return
+        for peer in self.routers:
+            if peer is not router and (not self.loss or self._rng.random() >= self.loss):
+                key = WorkerKey(router.core.replica, 0)
+                peer.send(Plane.INFLIGHT, key, [message], now_s + self.delay_s())
+
+    def _answer(self, router: VirtualRouter, pull: Pull) -> None:
+        relay, now_s = self._relay_of(pull.worker), self._timeline.now_s
+        if relay is None or self._rng.random() < self.loss:
+            then = partial(router.view.on_pull_failed, pull, "no answer")
+            self._timeline.at(now_s + _PULL_TIMEOUT_S, partial(self._end, router, pull, then))
+            return
+        then = partial(router.view.on_pull_failed, pull, "ring too short")
+        if pull.from_seq is None:
+            then = partial(router.view.on_snapshot, pull.worker, *relay.snapshot())
+        elif (messages := relay.ring(pull.from_seq)) is not None:
+            then = partial(router.view.on_ring, pull.worker, relay.outbox.epoch, messages)
+        self._timeline.at(now_s + self.delay_s(), partial(self._end, router, pull, then))
+
+    def _end(self, router: VirtualRouter, pull: Pull, then: Callable[[float], list[Pull]]) -> None:
+        now_s = self._timeline.now_s
+        router.hear(now_s)
+        if self._pulls.get((router.number, pull.worker)) is pull:  # nothing newer was asked
+            del self._pulls[router.number, pull.worker]
+            self.ask(router, then(now_s))

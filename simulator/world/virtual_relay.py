@@ -1,0 +1,310 @@
+"""What a relay would tell of one engine rank, in virtual time. Pure.
+
+The scheduler's events become facts: physical copies are counted as events/relay/ledger.py counts
+them, messages get their numbers and bytes from the relay's real outbox. Blocks keep the names that
+the scheduler has for them, which in a virtual fleet are the router's own PrefixHashes.
+
+Law: what was told, applied in order, is what the relay holds; and while it is complete, that is
+what the engine's events add up to.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from itertools import chain, groupby
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+from typing_extensions import override
+
+from events.plane.facts import TIER_NAMES, Epoch, Heartbeat, Stored, encode, pack_hashes
+from events.relay.ledger import Change, Gone, Placed, Wiped
+from events.relay.outbox import Outbox
+from events.relay.rank import EngineState, Publish, Rank, RankEffect
+from events.relay.snapshot import CHUNK_BYTES
+from indexer.identity import PrefixHash, Tier, WorkerKey
+from indexer.index import mix_digest
+from simulator.engines.block_pool import Cleared, PoolEvent
+from simulator.engines.block_pool import Removed as BlockRemoved
+from simulator.engines.block_pool import Stored as BlocksStored
+from simulator.engines.scheduler import Load, SchedulerConfig
+from simulator.live.vllm_wire import encode_batch
+
+HEALTH_S = 3.0
+"""An engine that doesn't answer for so long is told unhealthy."""
+
+
+class Snapshot(NamedTuple):
+    """All that a relay holds after message `as_of`."""
+
+    epoch: Epoch
+    as_of: int
+    facts: list[Stored]
+    complete: bool
+
+
+class Held:
+    """The blocks of one rank, as a set by tier, and the copies of each beyond the first."""
+
+    def __init__(self) -> None:
+        self.blocks: tuple[set[int], ...] = tuple(set() for _ in Tier)
+        self._more: tuple[Counter[int], ...] = tuple(Counter() for _ in Tier)
+        self._xor = [0 for _ in Tier]
+
+    def store(self, tier: Tier, hashes: Sequence[int], parent: int | None) -> list[Change]:
+        """One more copy of each block of a chain."""
+        held = self.blocks[tier]
+        if held.isdisjoint(hashes):
+            return [self._place(tier, hashes, parent)]
+        changes: list[Change] = []
+        for known, group in groupby(range(len(hashes)), lambda i: hashes[i] in held):
+            places = list(group)
+            run = [hashes[i] for i in places]
+            if known:
+                self._more[tier].update(run)
+            else:
+                before = hashes[places[0] - 1] if places[0] else parent
+                changes.append(self._place(tier, run, before))
+        return changes
+
+    def remove(self, tier: Tier, hashes: Sequence[int]) -> list[Change]:
+        """One copy less of each block. Those that were never told, as on a partial stream, count
+        for nothing."""
+        held, more = self.blocks[tier], self._more[tier]
+        if more or not held.issuperset(hashes):
+            hashes = [one for one in hashes if one in held and not self._take_copy(more, one)]
+        if not hashes:
+            return []
+        held.difference_update(hashes)
+        self._turn(tier, hashes)
+        return [Gone(tier, cast("list[PrefixHash]", hashes))]
+
+    def wipe(self) -> list[Change]:
+        """No copies any more."""
+        had_any = any(self.blocks)
+        for held, more in zip(self.blocks, self._more, strict=True):
+            held.clear()
+            more.clear()
+        self._xor = [0 for _ in Tier]
+        return [Wiped()] if had_any else []
+
+    def count(self) -> int:
+        """Placements: (tier, block) pairs."""
+        return sum(map(len, self.blocks))
+
+    def digest(self) -> int:
+        """Same as the digest of an index that holds the same."""
+        return mix_digest(*self._xor)
+
+    def _place(self, tier: Tier, hashes: Sequence[int], parent: int | None) -> Placed:
+        self.blocks[tier].update(hashes)
+        self._turn(tier, hashes)
+        return Placed(tier, cast("PrefixHash | None", parent), cast("list[PrefixHash]", hashes))
+
+    def _turn(self, tier: Tier, hashes: Sequence[int]) -> None:
+        self._xor[tier] ^= int(np.bitwise_xor.reduce(np.array(hashes, np.uint64)))
+
+    @staticmethod
+    def _take_copy(more: Counter[int], block_hash: int) -> bool:
+        """Whether there was a copy beyond the first, which is gone now."""
+        left = more.get(block_hash)
+        if left is None:
+            return False
+        if left > 1:
+            more[block_hash] = left - 1
+        else:
+            del more[block_hash]
+        return True
+
+
+class VirtualRelay:
+    """One rank's stream and heartbeats."""
+
+    def __init__(
+        self,
+        key: WorkerKey,
+        config: SchedulerConfig,
+        now_s: float,
+        *,
+        engine: str,
+        multi_rank: bool = False,
+        role: str = "both",
+        labels: dict[str, str] | None = None,
+        models: tuple[str, ...] = (),
+        tells_events: bool = True,
+        tells_capacity: bool = True,
+        tells_slots: bool = True,
+    ) -> None:
+        self.key = key
+        self.held = Held()
+        self.complete = True
+        self.tells_events = tells_events
+        self.tells_capacity = tells_capacity
+        self.tells_slots = tells_capacity and tells_slots
+        self.outbox = Outbox(Epoch(round(now_s * 1e9), 0))
+        self._config = config
+        self._engine = engine
+        self._multi_rank = multi_rank
+        self._role = role
+        self._labels = labels or {}
+        self._models = models
+
+    @override
+    def __repr__(self) -> str:
+        return f"<VirtualRelay {self.key} {self.count()} placements, {self.outbox!r}>"
+
+    def tell(self, events: Iterable[PoolEvent], now_s: float) -> list[bytes]:
+        """The messages that some events of the engine make."""
+        if not self.tells_events:
+            return []
+        messages: list[bytes] = []
+        for removed_from, group in groupby(events, _removed_from):
+            messages += self.outbox.add(self._changes(removed_from, group), now_s)
+        return messages + self.outbox.flush()
+
+    def beat(self, now_s: float) -> list[bytes]:
+        """The state of the stream."""
+        return [self.outbox.beat(self.count(), self.digest(), self.complete, now_s)]
+
+    def count(self) -> int:
+        """Placements that were told and are still there."""
+        return self.held.count()
+
+    def digest(self) -> int:
+        """Of these placements."""
+        return self.held.digest()
+
+    def heartbeat(self, load: Load, now_s: float, *, sampled_at_s: float) -> bytes:
+        """Identity and load. sampled_at_s: when the engine last answered."""
+        config = self._config
+        return encode(
+            Heartbeat(
+                epoch=self.outbox.epoch,
+                address=f"http://{self.key.worker_id}",
+                engine=self._engine,
+                model="virtual",
+                model_aliases=self._models,
+                lora_names=config.lora_names,
+                max_model_len=config.model_len,
+                block_size=config.block_size,
+                engine_block_size=config.block_size,
+                role=self._role,
+                labels=self._labels,
+                multi_rank=self._multi_rank,
+                healthy=now_s - sampled_at_s < HEALTH_S,
+                events=self.tells_events,
+                running=load.running,
+                waiting=load.waiting,
+                used_blocks=load.used_blocks,
+                total_blocks=load.total_blocks if self.tells_capacity else None,
+                total_slots=config.max_num_seqs if self.tells_slots else None,
+                token_budget=config.step_tokens_max,
+                preemptions=load.preemptions,
+                sampled_at_s=sampled_at_s,
+                sent_at_s=now_s,
+            )
+        )
+
+    def ring(self, from_seq: int) -> list[bytes] | None:
+        """Messages from there on; None when the ring has lost some."""
+        return self.outbox.replay(from_seq)
+
+    def snapshot(self) -> Snapshot:
+        """All that it holds."""
+        facts = []
+        for tier in Tier:
+            packed = pack_hashes(list(self.held.blocks[tier]))
+            facts += [
+                Stored(packed[at : at + CHUNK_BYTES], TIER_NAMES[tier])
+                for at in range(0, len(packed), CHUNK_BYTES)
+            ]
+        return Snapshot(self.outbox.epoch, self.outbox.seq, facts, self.complete)
+
+    def on_engine_restart(self, now_s: float) -> None:
+        """Another life of the engine: a new epoch, complete from its first word on."""
+        self.held.wipe()
+        self.complete = True
+        self.outbox.start_over(self._next_epoch(now_s))
+
+    def on_restart(self, now_s: float, *, keeps_map: bool) -> None:
+        """Another life of the relay: with what it holds by now, or with nothing."""
+        if not keeps_map:
+            self.held.wipe()
+            self.complete = False
+        self.outbox.start_over(self._next_epoch(now_s), 1 if keeps_map else 0)
+
+    def _next_epoch(self, now_s: float) -> Epoch:
+        return Epoch(round(now_s * 1e9), self.outbox.epoch.nonce + 1)
+
+    def _changes(self, removed_from: Tier | None, events: Iterable[PoolEvent]) -> list[Change]:
+        """What equal events in a row change."""
+        if removed_from is not None:
+            removed = (event.hashes for event in events if isinstance(event, BlockRemoved))
+            return self.held.remove(removed_from, list(chain.from_iterable(removed)))
+        changes: list[Change] = []
+        for event in events:
+            match event:
+                case BlocksStored():
+                    changes += self.held.store(event.tier, event.hashes, event.parent)
+                case Cleared():
+                    changes += self.held.wipe()
+                case BlockRemoved():
+                    raise AssertionError("removals come in groups of their own")
+        return changes
+
+
+def _removed_from(event: PoolEvent) -> Tier | None:
+    """Removals from one tier in a row make one fact."""
+    return event.tier if isinstance(event, BlockRemoved) else None
+
+
+class EngineBytesRelay(VirtualRelay):
+    """The same with nothing left out: the scheduler's events in vLLM's bytes, through the relay's
+    own code. Needs sequences with token ids; blocks get their names from those. Slow, and knows of
+    no restarts: for tests."""
+
+    def __init__(self, key: WorkerKey, config: SchedulerConfig, now_s: float, **about: Any) -> None:
+        """about: as for VirtualRelay."""
+        super().__init__(key, config, now_s, **about)
+        self._rank = Rank("vllm", self.outbox.epoch, has_replay=False)
+        self.outbox = self._rank.outbox
+        self._next_seq = 0
+        """Of the engine's publisher."""
+
+    @override
+    def tell(self, events: Iterable[PoolEvent], now_s: float) -> list[bytes]:
+        payload = encode_batch(now_s, list(events), self._config.block_size)
+        effects = self._rank.on_message(self._next_seq, payload, now_s)
+        while self._rank.state is EngineState.CATCHING_UP:
+            effects += self._rank.catch_up(now_s)
+        self._next_seq += 1
+        return self._published([*effects, *self._rank.flush()])
+
+    @override
+    def beat(self, now_s: float) -> list[bytes]:
+        return self._published(self._rank.beat(now_s))
+
+    @override
+    def count(self) -> int:
+        return self._rank.ledger.count()
+
+    @override
+    def digest(self) -> int:
+        return self._rank.ledger.digest()
+
+    @override
+    def snapshot(self) -> Snapshot:
+        facts = [
+            Stored(pack_hashes(hashes), TIER_NAMES[tier])
+            for tier, hashes in self._rank.ledger.placements()
+            if hashes
+        ]
+        return Snapshot(self.outbox.epoch, self.outbox.seq, facts, self.complete)
+
+    def _published(self, effects: Iterable[RankEffect]) -> list[bytes]:
+        self.complete = self._rank.complete
+        return [
+            message
+            for effect in effects
+            if isinstance(effect, Publish)
+            for message in effect.messages
+        ]

@@ -1,0 +1,130 @@
+"""One router replica in virtual time: the real decision core, view and index, and a network to it.
+
+Messages arrive in the order of their times, those of one worker in the order in which they were
+sent. They are looked at when the replica next decides or ticks, which nobody can tell from looking
+at once.
+"""
+
+import heapq
+import random
+from collections.abc import Callable, Sequence
+from enum import IntEnum
+
+import msgspec
+from typing_extensions import override
+
+from events.feed.fleet_view import FleetView, Pull
+from events.feed.peers import Teller
+from events.plane.facts import Epoch
+from indexer.identity import WorkerKey
+from indexer.kernel import NativeIndex
+from router.config.settings import FleetSettings, IndexSettings
+from router.copies.hot_prefixes import HotPrefixes, Means, carried
+from router.core.core import RouterCore
+from simulator.engines.cost_model import Distance, PrefillChunk
+from simulator.world.options import RunOptions
+
+OnPulls = Callable[["VirtualRouter", list[Pull]], None]
+
+
+def copy_means(options: RunOptions) -> Means:
+    """What the engines' cost model says of copies between them."""
+    cost = options.scheduler.cost
+    return carried(
+        lambda tokens: cost.step_s([PrefillChunk(tokens, 0)]),
+        lambda tokens, distance: cost.transfer_s(tokens, Distance(distance)),
+    )
+
+
+class Plane(IntEnum):
+    """Which subject a message comes on."""
+
+    FACTS = 0
+    LOAD = 1
+    INFLIGHT = 2
+
+
+class VirtualRouter:
+    """A replica. `on_pulls` is told which relays it wants to ask."""
+
+    def __init__(self, number: int, options: RunOptions, on_pulls: OnPulls) -> None:
+        self.number = number
+        self.rng = random.Random(f"{options.seed}/ties of {number}")
+        self._options = options
+        self._on_pulls = on_pulls
+        self._life = 0
+        self._sent = 0
+        self._begin()
+
+    def restart(self) -> None:
+        """Another process, which knows nothing of its workers and of what was reserved."""
+        self._life += 1
+        self._begin()
+
+    def _begin(self) -> None:
+        fleet, index, routing = FleetSettings(), IndexSettings(), self._options.routing
+        self.view = FleetView(
+            NativeIndex(index.bytes_max(), index.blocks_max()),
+            beat_timeout_s=fleet.beat_timeout_s,
+            forget_s=fleet.forget_s,
+            workers_max=fleet.workers_max,
+            predicted_ttl_s=routing.predicted_ttl_s,
+            approximate_ttl_s=routing.approximate_ttl_s,
+        )
+        replica = f"replica-{self.number}.{self._life}"
+        self.core = RouterCore(
+            self.view,
+            msgspec.structs.replace(routing, policy=self._options.policy, policy_per_request=True),
+            replica=replica,
+            rng=self.rng,
+            random_bytes=random.Random(replica).randbytes,
+        )
+        if self._options.hot_prefixes:
+            means = copy_means(self._options)
+            self.core.hot = HotPrefixes(self.core.fleet, routing.hot_prefixes, means)
+        self.teller = Teller(self.core.replica, Epoch(self._life, self.number))
+        """Of what we have reserved, to the other replicas."""
+        self._inbox: list[tuple[float, int, Plane, WorkerKey, bytes]] = []
+        self._last_s: dict[WorkerKey, float] = {}
+        """When the last message of a worker, or of a replica, arrives."""
+
+    @override
+    def __repr__(self) -> str:
+        return f"<VirtualRouter {self.number} {self.view!r}, {len(self._inbox)} messages under way>"
+
+    def send(self, plane: Plane, key: WorkerKey, messages: Sequence[bytes], when_s: float) -> None:
+        """Messages are under way, and arrive then, or after those sent before them. key: whose they
+        are; of a replica, any name of it."""
+        when_s = self._last_s[key] = max(when_s, self._last_s.get(key, 0.0))
+        for message in messages:
+            self._sent += 1
+            heapq.heappush(self._inbox, (when_s, self._sent, plane, key, message))
+
+    def hear(self, now_s: float) -> None:
+        """All that has arrived by now."""
+        inbox = self._inbox
+        while inbox and inbox[0][0] <= now_s:
+            when_s, _, plane, key, message = heapq.heappop(inbox)
+            match plane:
+                case Plane.FACTS:
+                    pulls = self.view.on_stream(key, message, when_s)
+                    if pulls:
+                        self._on_pulls(self, pulls)
+                case Plane.LOAD:
+                    if self.view.on_heartbeat(key, message, when_s) is not None:
+                        self.core.on_heartbeat(key, when_s)
+                case Plane.INFLIGHT:
+                    self.core.on_inflight(message, when_s)
+
+    def tick(self, now_s: float) -> None:
+        """Time went by: what the feed's and the service's clocks do."""
+        self.hear(now_s)
+        forgotten = self.view.tick(now_s)
+        if forgotten:
+            self.core.on_forgotten(forgotten, now_s)
+        self.core.tick(now_s)
+        while self.core.behind(now_s):
+            self.core.catch_up(now_s)
+        pulls = self.core.fleet.self_check.begin_resyncs(now_s)
+        if pulls:
+            self._on_pulls(self, pulls)
