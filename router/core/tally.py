@@ -5,7 +5,6 @@ as a tenth of a decision. The event loop counts alone here, and scrapes read wha
 """
 
 from bisect import bisect_left
-from time import perf_counter
 
 import numpy as np
 
@@ -100,22 +99,3 @@ class PickTally:
         self.ttfts += 1
         self.ttft_s += seconds.item(decision.order[0])
         self.ttft_best_s += float(seconds[can].min())
-
-
-class StageClock:
-    """Measures the stages of one decision: `core.route` calls it at the end of each."""
-
-    def __init__(self, stages: dict[str, Durations]) -> None:
-        self._stages = stages
-        self._started = self._last = perf_counter()
-
-    def __call__(self, stage: str) -> None:
-        now = perf_counter()
-        self._stages[stage].add(now - self._last)
-        self._last = now
-
-    def total(self) -> float:
-        """Ends the measurement; seconds since it began."""
-        seconds = perf_counter() - self._started
-        self._stages["total"].add(seconds)
-        return seconds

@@ -27,9 +27,8 @@ from router.copies.hot_prefixes import HotPrefixes
 from router.core.core import RouterCore
 from router.core.fast_path import Batch, Results
 from router.core.progress import Progress, ProgressState, Repeated
-from router.core.tally import StageClock
 from router.desk import codec
-from router.desk.counters import Metrics
+from router.desk.counters import Metrics, StageClock
 from router.desk.reports import Reports
 from router.desk.stream_items import Answered, RouteItems, Steps, StreamLife, read_batch
 from router.replicas.fleet_commands import ControlDesk

@@ -29,9 +29,9 @@ from simulator.engines.scheduler import (
     Sequence,
     TokenArray,
 )
+from simulator.engines.vllm_wire import encode_batch
 from simulator.live.clock import Clock, Timer
 from simulator.live.latencies import Latencies
-from simulator.live.vllm_wire import encode_batch
 from simulator.schedulers import SCHEDULERS
 
 __all__ = ["Chunk", "Completion", "Engine", "EngineConfig", "EngineStopped", "RequestRefused"]

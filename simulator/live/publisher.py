@@ -14,7 +14,7 @@ from itertools import islice
 import zmq
 import zmq.asyncio
 
-from simulator.live.vllm_wire import END_OF_REPLAY, encode_sequence
+from simulator.engines.vllm_wire import END_OF_REPLAY, encode_sequence
 
 _SEND_QUEUE = 100_000
 """Messages a subscriber; vLLM's default."""

@@ -27,7 +27,7 @@ from simulator.engines.block_pool import Cleared, PoolEvent
 from simulator.engines.block_pool import Removed as BlockRemoved
 from simulator.engines.block_pool import Stored as BlocksStored
 from simulator.engines.scheduler import Load, SchedulerConfig
-from simulator.live.vllm_wire import encode_batch
+from simulator.engines.vllm_wire import encode_batch
 
 HEALTH_S = 3.0
 """An engine that doesn't answer for so long is told unhealthy."""

@@ -25,7 +25,7 @@ from events.relay.outbox import Outbox
 from events.relay.relay import COALESCE_S
 from indexer.identity import PrefixHash, Tier, WorkerKey
 from simulator.engines.block_pool import Stored
-from simulator.live.vllm_wire import encode_batch, encode_sequence
+from simulator.engines.vllm_wire import encode_batch, encode_sequence
 
 EVENT_BLOCKS = 16
 FLEET = "bench"

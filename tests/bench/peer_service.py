@@ -28,7 +28,7 @@ import zmq
 
 from indexer.hashing import block_hashes, prefix_hashes
 from simulator.engines.block_pool import Stored
-from simulator.live.vllm_wire import encode_batch, encode_sequence
+from simulator.engines.vllm_wire import encode_batch, encode_sequence
 from tests.bench.bench_lane import ENGINES
 from tests.bench.environments import PEER, Missing, python_of
 from tests.bench.lane_client import BLOCK_SIZE, long_prompts, prompts

@@ -20,7 +20,7 @@ from indexer.reference import block_hashes, prefix_hashes
 from simulator.engines.block_pool import PoolEvent, Stored
 from simulator.engines.content import add_tokens
 from simulator.engines.scheduler import SchedulerConfig, TokenArray
-from simulator.live.vllm_wire import encode_batch
+from simulator.engines.vllm_wire import encode_batch
 from simulator.schedulers.vllm.scheduler import VllmScheduler
 from tests.simulation.faults import Options
 

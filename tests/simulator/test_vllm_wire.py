@@ -9,7 +9,7 @@ from events.engines.events import BlocksRemoved, BlocksStored
 from events.engines.vllm import decode
 from indexer.identity import Tier
 from simulator.engines.block_pool import Cleared, PoolEvent, Removed, Stored
-from simulator.live.vllm_wire import END_OF_REPLAY, encode_batch, encode_sequence
+from simulator.engines.vllm_wire import END_OF_REPLAY, encode_batch, encode_sequence
 
 RECORDED = {
     "one_block_after_its_parent": """
