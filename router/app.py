@@ -187,7 +187,9 @@ class RouterApp:
             try:
                 await self._nats.start()
             except NatsChildError as error:
-                raise ConfigError(str(error)) from error
+                raise ConfigError(
+                    f"nats.url is empty, and the embedded NATS server can't be started: {error}"
+                ) from error
             nats = self._nats.settings()
             url = self._nats.url
             self._tasks.spawn(self._nats.keep(), "embedded NATS")

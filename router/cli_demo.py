@@ -21,7 +21,7 @@ from kvroute.client import KvRouteClient
 from kvroute.v1 import FailureReason, Progress, ProgressResult, ProgressState
 from router.children import end, start
 from router.cli_text import line
-from router.nats_child import NatsChild
+from router.nats_child import NatsChild, NatsChildError
 from router.policies import POLICIES
 from simulator import demo
 from simulator.clock import ScaledClock
@@ -124,7 +124,10 @@ async def _stage(
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvroute-demo-")))
         nats = NatsChild()
         stack.push_async_callback(nats.stop)
-        await nats.start()
+        try:
+            await nats.start()
+        except NatsChildError as error:
+            raise click.ClickException(str(error)) from error
         clock = ScaledClock(speed)
         engines = await stack.enter_async_context(stand_ins(demo.demo_engines(), clock))
         socket = folder / "router.sock"
