@@ -76,4 +76,4 @@ format: $(STAMP) ## ruff format and safe fixes
 	@$(BIN)/ruff format .
 
 clean: ## remove what the verbs made
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist proto/build *.egg-info proto/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
