@@ -33,7 +33,7 @@ demo: $(STAMP) ## eight stand-in engines, real NATS, real relays, the router: wa
 	@$(BIN)/kvroute demo $(ARGS)
 
 test: $(STAMP) ## the test suite, a process for each core: JOBS=1 ARGS="tests/router -k guard"
-	@$(BIN)/python -m pytest -q -n $(or $(JOBS),auto) --dist worksteal $(ARGS)
+	@$(BIN)/python -m pytest -q -n $(or $(JOBS),auto) --dist worksteal --durations=20 $(ARGS)
 
 soak: $(STAMP) ## simulate the event plane under faults: SECONDS=60, or SEED=... RUNS=1 again
 	@$(BIN)/python -W error -m tests.simulation --seconds $(or $(SECONDS),60) $(if $(SEED),--seed $(SEED)) $(if $(RUNS),--runs $(RUNS)) $(ARGS)
