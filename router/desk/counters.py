@@ -21,10 +21,29 @@ from prometheus_client.registry import Collector
 from typing_extensions import override
 
 from router.core.progress import Pick
-from router.core.tally import BUCKETS_S, MODELS_MAX, RATIO_DECISIONS, TIERS, PickTally
+from router.core.tally import BUCKETS_S, MODELS_MAX, RATIO_DECISIONS, TIERS, Durations, PickTally
 from router.request.refusal import Reason
 
 OUTCOMES = ("picked", "repeated", "refused", "explained")
+
+
+class StageClock:
+    """Measures the stages of one decision: `core.route` calls it at the end of each."""
+
+    def __init__(self, stages: dict[str, Durations]) -> None:
+        self._stages = stages
+        self._started = self._last = perf_counter()
+
+    def __call__(self, stage: str) -> None:
+        now = perf_counter()
+        self._stages[stage].add(now - self._last)
+        self._last = now
+
+    def total(self) -> float:
+        """Ends the measurement; seconds since it began."""
+        seconds = perf_counter() - self._started
+        self._stages["total"].add(seconds)
+        return seconds
 
 
 class Metrics:
@@ -228,22 +247,3 @@ class TallyCollector(Collector):
             for family, count in zip((picks, prompts, overlaps), counts, strict=True):
                 family.add_metric([model], count)
         yield from (picks, prompts, overlaps)
-
-
-class StageClock:
-    """Measures the stages of one decision: `core.route` calls it at the end of each."""
-
-    def __init__(self, stages: dict[str, Durations]) -> None:
-        self._stages = stages
-        self._started = self._last = perf_counter()
-
-    def __call__(self, stage: str) -> None:
-        now = perf_counter()
-        self._stages[stage].add(now - self._last)
-        self._last = now
-
-    def total(self) -> float:
-        """Ends the measurement; seconds since it began."""
-        seconds = perf_counter() - self._started
-        self._stages["total"].add(seconds)
-        return seconds

@@ -3,7 +3,8 @@
 Laws:
 - steps are counted before any is read, and SLICE_STEPS of them are read without a turn for others;
 - a step that can't be read is invalid, and no other step of its call is;
-- steps of another replica's reservations go to that replica, which answers for them.
+- steps of another replica's reservations go to that replica, which answers for them; after a
+  question without an answer it gets no other one of the same call.
 """
 
 import asyncio
@@ -117,11 +118,17 @@ class Reports:
     ) -> None:
         """Hands steps to the replica that owns them; without an answer they stay unknown."""
         about = router_pb2.ReportRequest(caller=caller).SerializeToString()
+        answers = True
         for some in _by_size(mine):
-            asked = b"".join(codec.framed(_STEP, piece) for _, _, piece in some) + about
-            answer = await peers.forward(owner, asked)
+            answer = None
+            if answers:
+                asked = b"".join(codec.framed(_STEP, piece) for _, _, piece in some) + about
+                answer = await peers.forward(owner, asked)
+                answers = answer is not None
             told = _outcomes(answer, len(some))
-            for (outcomes, place, piece), outcome in zip(some, told, strict=True):
+            for i, ((outcomes, place, piece), outcome) in enumerate(zip(some, told, strict=True)):
+                if i % SLICE_STEPS == 0:
+                    await asyncio.sleep(0)  # other calls have a turn
                 if outcome is None:
                     outcome = router_pb2.ProgressOutcome(
                         reservation_id=router_pb2.Progress.FromString(piece).reservation_id,

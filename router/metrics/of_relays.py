@@ -38,22 +38,20 @@ _SOCKET_ERRORS = (
 
 
 class BrokerCollector(Collector):
-    """Reads what a connection to NATS counts."""
+    """Reads what a process's connections to NATS count."""
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
+    def __init__(self, *brokers: Broker) -> None:
+        self._brokers = brokers
 
     @override
     def collect(self) -> Iterator[Metric]:
-        connected = self._broker.connected
-        yield gauge("kvroute_broker_connected", "1 while connected to NATS.", connected)
-        yield counter(
-            "kvroute_broker_errors",
-            "What went wrong with NATS.",
-            "kind",
-            {**self._broker.counts, "unreadable": self._broker.unreadable},
-            ("not_connected", "slow_consumer", "error", "listener_failed", "unreadable"),
-        )
+        connected = all(broker.connected for broker in self._brokers)
+        text = "1 while connected to NATS: a router by both of its connections."
+        yield gauge("kvroute_broker_connected", text, connected)
+        kinds = ("not_connected", "slow_consumer", "error", "listener_failed")
+        counts = {kind: sum(broker.counts[kind] for broker in self._brokers) for kind in kinds}
+        counts["unreadable"] = sum(broker.unreadable for broker in self._brokers)
+        yield counter("kvroute_broker_errors", "What went wrong with NATS.", "kind", counts, ())
 
 
 class NatsChildCollector(Collector):

@@ -2,6 +2,7 @@
 
 NATS (ours or theirs) -> broker -> feed -> view -> core <- gRPC
                             relays in this process, for configured workers
+NATS -> peers, a second connection -> link -> core: other replicas
 """
 
 import asyncio
@@ -65,6 +66,9 @@ JUDGED_A_TICK = 5
 WARN_S = 5.0
 HELLO_GRACE_S = 1.0
 """After the first connection, how long relays have to say that they are there."""
+
+LINK_S = 5.0
+"""For the connection to other replicas, before the router begins without it."""
 
 log = logging.getLogger("kvroute")
 
@@ -140,6 +144,9 @@ class RouterApp:
         self._tasks = Tasks(self._broke)
         self._nats: NatsChild | None = None
         self.broker: Broker | None = None
+        self.peers: Broker | None = None
+        """A second connection, for what replicas say to one another: a connection is read in order,
+        and on the first one a verdict would wait behind all that a relay sends."""
         self.feed: Feed | None = None
         self.link: PeerLink | None = None
         self.copy_link: CopyLink | None = None
@@ -179,12 +186,15 @@ class RouterApp:
             try:
                 await self._nats.start()
             except NatsChildError as error:
-                raise ConfigError(str(error)) from error
+                raise ConfigError(
+                    f"nats.url is empty, and the embedded NATS server can't be started: {error}"
+                ) from error
             nats = self._nats.settings()
             url = self._nats.url
             self._tasks.spawn(self._nats.keep(), "embedded NATS")
             self.registry.register(NatsChildCollector(self._nats))
         self.broker = broker = Broker(nats, url, f"kvroute router {self.replica}")
+        self.peers = peers = Broker(nats, url, f"kvroute router {self.replica}, to replicas")
         desk, state = self.desk, self._state
         if state is not None:
             state.restore()
@@ -205,7 +215,7 @@ class RouterApp:
         )
         desk.on_resync = lambda worker: feed.recover(self.view.resync(worker, self.clock()))
         self.registry.register(RouterCollector(self.core, self.clock))
-        self.registry.register(BrokerCollector(broker))
+        self.registry.register(BrokerCollector(broker, peers))
         self.registry.register(RelayCollector(self.relays.running))
         service = self._service = RouterService(
             self.core,
@@ -217,7 +227,7 @@ class RouterApp:
             guard=Guard.of(config.grpc, config.routing.prompt_tokens_max, self.metrics),
         )
         self.link = service.peers = PeerLink(
-            broker,
+            peers,
             self.core,
             desk,
             fleet=config.fleet.name,
@@ -258,7 +268,8 @@ class RouterApp:
             self._http = MetricsServer(self.registry, config.metrics.listen)
             await self._http.start()
             log.info("metrics on %s (port %d)", config.metrics.listen, self._http.port)
-        self._tasks.spawn(self._connect(broker, feed, self.link), "connection to NATS")
+        linked = self._tasks.spawn_task(self._link(peers, self.link), "connection to replicas")
+        self._tasks.spawn(self._connect(broker, feed, linked), "connection to NATS")
         self._tasks.spawn(self._tick(), "router clock")
 
     async def run(self) -> int:
@@ -297,8 +308,7 @@ class RouterApp:
         if self._http is not None:
             await self._http.stop()
         await asyncio.to_thread(self.watchers.log.close)
-        if self.broker is not None:
-            await self.broker.close()
+        await asyncio.gather(*(one.close() for one in (self.broker, self.peers) if one is not None))
         if self._nats is not None:
             await self._nats.stop()
         log.info("stopped")
@@ -361,9 +371,16 @@ class RouterApp:
             raise Refusal(Reason.NO_BROKER, "NATS is away", retry_after_s=1.0)
         self.relays.start(settings, self.broker, registered=True)
 
-    async def _connect(self, broker: Broker, feed: Feed, link: PeerLink) -> None:
+    async def _link(self, peers: Broker, link: PeerLink) -> None:
+        await peers.connect()
+        await link.start()
+
+    async def _connect(self, broker: Broker, feed: Feed, linked: asyncio.Task[None]) -> None:
         await broker.connect()
-        await link.start()  # first, since the feed's hello asks for fleet commands, too
+        # The link first: of two replicas that start together each has to hear the other's hello,
+        # which asks for fleet commands. But a server that refuses the second connection (its limit
+        # of connections is reached) keeps no router from its workers.
+        await asyncio.wait([linked], timeout=LINK_S)
         await feed.start()
         self._connected_at_s = self.clock()
         for settings in self.config.workers:

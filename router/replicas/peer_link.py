@@ -59,7 +59,10 @@ class PeerLink:
         on_report: Callable[[bytes], bytes],
         on_failure: OnFailure,
     ) -> None:
-        """tells: whether reserved load goes out and in.
+        """broker: a connection of its own. A connection is read in order, and a verdict on a worker
+        is late behind the facts that a relay sends.
+
+        tells: whether reserved load goes out and in.
 
         on_report: takes another replica's ReportRequest, returns the ReportResponse."""
         self._broker = broker

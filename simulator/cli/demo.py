@@ -19,7 +19,7 @@ from rich.console import Console
 
 from kvroute.client import KvRouteClient
 from kvroute.v1 import FailureReason, Progress, ProgressResult, ProgressState
-from router.children.nats_server import NatsChild
+from router.children.nats_server import NatsChild, NatsChildError
 from router.children.process import end, start
 from router.cli.text import line
 from router.policies import POLICIES
@@ -124,7 +124,10 @@ async def _stage(
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvroute-demo-")))
         nats = NatsChild()
         stack.push_async_callback(nats.stop)
-        await nats.start()
+        try:
+            await nats.start()
+        except NatsChildError as error:
+            raise click.ClickException(str(error)) from error
         clock = ScaledClock(speed)
         engines = await stack.enter_async_context(stand_ins(demo.demo_engines(), clock))
         socket = folder / "router.sock"

@@ -9,7 +9,7 @@ only what neither could bring:
 - a failure of the other router's pick while NATS was away: each router then learns by its own;
 - a pick over a line in trouble: when it was made can't be known;
 - a router that was stopped since: it has the reports before it when it goes on, and counts from
-  then.
+  then; and so when a core of the machine was away, since any process may have run there.
 """
 
 from collections import defaultdict
@@ -63,6 +63,7 @@ class Paths:
         self._lines = [one for one in run.troubles if one.cause in LINE]
         self._stops = [one for one in run.troubles if one.cause is Cause.ROUTER_STOP]
         self._nats = [one for one in run.troubles if one.cause is Cause.NATS]
+        self._stalls = [one for one in run.troubles if one.cause is Cause.MACHINE]
 
     def known_s(self, client: int, attempt: Attempt, failed: list[Sent]) -> float:
         """When the picker of an attempt could know of a failure before it; inf: it could not.
@@ -73,7 +74,8 @@ class Paths:
         if not attempt.replica:
             ends_s = (one.ended_s for by, one in before if by == client)
             since_s = attempt.sent_s - AVOID_S
-            return min((end_s for end_s in ends_s if end_s > since_s), default=inf)
+            first_s = min((end_s for end_s in ends_s if end_s > since_s), default=inf)
+            return self._ran_s(first_s, attempt.sent_s)
         first_s = next(
             (one.ended_s for by, one in before if self._heard(by, one, attempt.replica)), inf
         )
@@ -82,7 +84,11 @@ class Paths:
         ):
             return inf
         stops = self._stopped(attempt.replica, first_s, attempt.sent_s)
-        return max([first_s, *(stop.to_s for stop in stops)])
+        return max([self._ran_s(first_s, attempt.sent_s), *(stop.to_s for stop in stops)])
+
+    def _ran_s(self, from_s: float, to_s: float) -> float:
+        """Since when every core of the machine was there; from_s, if all that time."""
+        return max([from_s, *(one.to_s for one in self._stalls if one.overlaps(from_s, to_s))])
 
     def _heard(self, client: int, failed: Attempt, replica: str) -> bool:
         """Whether word of a failure could be with a router in time."""

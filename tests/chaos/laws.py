@@ -9,7 +9,8 @@
 - a router's memory after the quiet is at most 10 % above that after the warm-up;
 - with attempts, no request fails before its first byte while a worker that is well and a router
   could take it;
-- what fails after its first byte was sent to a worker that was in trouble.
+- what fails after its first byte was sent to a worker that was in trouble;
+- the machine had its cores: on a run in which it had not, the laws about times say little.
 """
 
 from collections import Counter
@@ -25,6 +26,11 @@ RSS_GROWTH_MAX = 0.10
 WELL_S = 5.0
 """A worker counts as well when it has had no trouble for so long: beats have told the routers."""
 ROUTER_WELL_S = 1.0
+AWAY_S = 1.0
+"""Without a core, in a request's time and WELL_S before it, from which on a failure is no one's:
+half of a client's patience with an engine."""
+AWAY_SHARE = 0.02
+"""Of the run, without a core, from which on it says little."""
 
 DEAD = frozenset({Cause.KILL, Cause.RESTART})
 """Nothing listens there: the first request that comes is refused."""
@@ -77,6 +83,7 @@ def judge(run: Observed) -> list[Verdict]:
         _index(run),
         _in_use(run),
         _memory(run),
+        _machine(run),
     ]
 
 
@@ -112,23 +119,51 @@ class Well:
         return len(bad) < routers
 
 
+class Machine:
+    """When a core was away."""
+
+    def __init__(self, troubles: Iterable[Trouble]) -> None:
+        self.away: list[tuple[float, float]] = []
+        """In order, without overlaps."""
+        for one in sorted(
+            (one for one in troubles if one.cause is Cause.MACHINE), key=lambda one: one.from_s
+        ):
+            if self.away and one.from_s <= self.away[-1][1]:
+                from_s, to_s = self.away.pop()
+                self.away.append((from_s, max(to_s, one.to_s)))
+            else:
+                self.away.append((one.from_s, one.to_s))
+
+    def away_s(self, from_s: float, to_s: float) -> float:
+        """For how long, between two times."""
+        return sum(max(0.0, min(to_s, end) - max(from_s, began)) for began, end in self.away)
+
+    def serves(self, request: Served) -> bool:
+        """Whether a failure of this request says something."""
+        return self.away_s(request.began_s - WELL_S, request.ended_s) < AWAY_S
+
+
 def failures_by_cause(run: Observed, *, begun: bool) -> Counter[str]:
     """What failed before or after its first byte, by the trouble that the last worker had."""
     found: Counter[str] = Counter()
+    machine = Machine(run.troubles)
     for request in run.served:
         if request.failure and request.begun == begun:
-            found[_blame(run.troubles, request)] += 1
+            found[_blame(run.troubles, machine, request)] += 1
     return found
 
 
-def _blame(troubles: Sequence[Trouble], request: Served) -> str:
-    """The trouble of the worker that the last attempt went to, else that of the client's lines."""
+def _blame(troubles: Sequence[Trouble], machine: Machine, request: Served) -> str:
+    """The trouble of the worker that the last attempt went to, else the machine's, else that of the
+    client's lines."""
     if request.attempts:
         last = request.attempts[-1]
         for one in troubles:
             at_worker = one.cause in ENGINE and one.worker == last.worker
             if at_worker and one.overlaps(last.sent_s - 1.0, last.ended_s):
                 return one.cause.value
+    if not machine.serves(request):
+        return Cause.MACHINE.value
     for one in troubles:
         if (one.client == request.client or one.cause in AWAY) and one.overlaps(
             request.began_s - 1.0, request.ended_s
@@ -159,12 +194,14 @@ def _dead_picks(run: Observed, well: Well) -> Verdict:
 
 
 def _first_bytes(run: Observed, well: Well) -> Verdict:
+    machine = Machine(run.troubles)
     details = [
         f"client {one.client}, {one.ended_s - one.began_s:.2f} s: {one.failure}; tried "
         + (", ".join(f"{at.worker} {at.failure}" for at in one.attempts) or "nowhere")
         for one in run.served
         if one.failure
         and not one.begun
+        and machine.serves(one)
         and well.worker(one.began_s, one.ended_s)
         and well.router(one.client, run.router_count, one.began_s, one.ended_s)
     ]
@@ -175,10 +212,11 @@ def _first_bytes(run: Observed, well: Well) -> Verdict:
 
 
 def _later_failures(run: Observed) -> Verdict:
+    machine = Machine(run.troubles)
     details = [
         f"client {one.client}: {one.failure} at {one.attempts[-1].worker}"
         for one in run.served
-        if one.failure and one.begun and _blame(run.troubles, one) == "none"
+        if one.failure and one.begun and _blame(run.troubles, machine, one) == "none"
     ]
     begun = sum(any(at.begun for at in one.attempts) for one in run.served)
     # Which fault caused a failure is judged by when both were, so a busy machine blurs it.
@@ -235,6 +273,21 @@ def _memory(run: Observed) -> Verdict:
     ]
     law = f"memory at the end at most {RSS_GROWTH_MAX:.0%} above that after the warm-up"
     return _verdict(law, len(run.routers), details, timed=True)
+
+
+def _machine(run: Observed) -> Verdict:
+    away = Machine(run.troubles)
+    seconds = run.to_s - run.from_s
+    away_s = away.away_s(run.from_s, run.to_s)
+    details = []
+    if away_s > AWAY_SHARE * seconds:
+        longest_s = max(to_s - from_s for from_s, to_s in away.away)
+        details.append(
+            f"a core was away for {away_s:.1f} s of {seconds:.0f} s, in {len(away.away)} pieces of"
+            f" {longest_s:.1f} s at most"
+        )
+    law = f"no core was away for more than {AWAY_SHARE:.0%} of the time: else run it again"
+    return _verdict(law, round(seconds), details, timed=True)
 
 
 def _pairs(run: Observed) -> int:

@@ -66,6 +66,8 @@ class Cause(StrEnum):
     ROUTER_STOP = "router SIGSTOP"
     ROUTER = "router killed"
     ROLLING = "router restarted"
+    MACHINE = "no core"
+    """None of ours: a core of the machine ran nothing (machine.py)."""
 
 
 class Trouble(Record, frozen=True):

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.chaos.laws import AWAY, LINE, settled
+from tests.chaos.machine import watched
 from tests.chaos.records import Cause, Ended, Observed, Served, Trouble, read
 from tests.chaos.schedule import Fault, plan
 from tests.chaos.stage import (
@@ -89,10 +90,11 @@ async def run(
         if faults is None:
             rng = random.Random(f"{options.seed}/faults")
             faults = plan(rng, times.faults, times.every, options.sizes, times.longest)
-        await player.play(faults)
-        await asyncio.sleep(times.mended)
-        to_s = time.monotonic()
-        counted = await stop_clients(stage)
+        async with watched(player.troubles):
+            await player.play(faults)
+            await asyncio.sleep(times.mended)
+            to_s = time.monotonic()
+            counted = await stop_clients(stage)
         note(f"quiet for {'' if times.waits else 'at most '}{times.quiet:g} s")
 
         async def observed() -> Observed:

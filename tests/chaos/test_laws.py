@@ -100,6 +100,10 @@ def at(attempt: Attempt, sent_s: float, **fields: object) -> Attempt:
     return msgspec.structs.replace(attempt, sent_s=sent_s, ended_s=sent_s + 0.1, **fields)
 
 
+def no_core(from_s: float, to_s: float) -> Trouble:
+    return Trouble(cause=Cause.MACHINE, from_s=from_s, to_s=to_s)
+
+
 def broken(run: Observed) -> list[str]:
     return [one.law for one in judge(run) if not one.holds]
 
@@ -172,6 +176,16 @@ PLANTED: dict[str, tuple[Callable[[Observed], Observed], str]] = {
         lambda run: with_served(run, served(failure="RouterUnreachable")),
         "with attempts, no failure before",
     ),
+    "a machine without a core": (
+        lambda run: with_trouble(run, no_core(150.0, 152.3)),
+        "no core was away",
+    ),
+    "a failure before the first byte, though a core was away for a moment": (
+        lambda run: with_trouble(
+            with_served(run, served(failure="RouterUnreachable")), no_core(100.2, 101.1)
+        ),
+        "with attempts, no failure before",
+    ),
     "a failure after the first byte, of a worker that is well": (
         lambda run: with_served(
             run, served(at(GOOD, WELL, failure="broken"), failure="broken", begun=True)
@@ -220,6 +234,19 @@ EXCUSED: dict[str, Callable[[Observed], Observed]] = {
             run, troubles=(msgspec.structs.replace(KILLED, to_s=KILLED.to_s + AVOID_S),)
         ),
         served(at(REFUSED, 100.3 + AVOID_S, replica=""), at(GOOD, 100.4 + AVOID_S)),
+    ),
+    "a pick less than half a second after a core was back": late_after(no_core(100.2, LATE - 0.4)),
+    "a fallback's pick less than half a second after a core was back": late_after(
+        no_core(100.2, LATE - 0.4), replica=""
+    ),
+    "a failure before the first byte while cores were away for a second": lambda run: with_trouble(
+        with_served(run, served(failure="RouterUnreachable")),
+        no_core(97.0, 97.7),
+        no_core(97.6, 98.1),
+    ),
+    "a failure after the first byte while a core was away for a second": lambda run: with_trouble(
+        with_served(run, served(at(GOOD, WELL, failure="slow"), failure="slow", begun=True)),
+        no_core(WELL - 2.0, WELL - 0.9),
     ),
     "one to a dead worker while no other is well": lambda run: msgspec.structs.replace(
         with_served(run, served(at(REFUSED, LATE), at(GOOD, LATE + 0.1))),

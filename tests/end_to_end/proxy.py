@@ -10,6 +10,8 @@ _SLOW_PIECES_PER_S = 10
 """A slow connection passes a tenth of a second's bytes at once."""
 _TURNS_TO_SERVE = 10
 """Turns of asyncio's event loop after which a connection that was accepted has its task."""
+_GONE = (OSError, RuntimeError)
+"""What a write to a connection that was aborted raises; uvloop raises RuntimeError."""
 
 
 class Proxy:
@@ -116,7 +118,7 @@ class Proxy:
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, open_: asyncio.Event
     ) -> None:
         """Passes bytes on until either side ends; open_: set while this direction works."""
-        with suppress(OSError):
+        with suppress(*_GONE):
             while data := await reader.read(self._piece_bytes()):
                 await self._flowing.wait()
                 await open_.wait()

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
+import uvloop
 
 from tests.end_to_end.proxy import Proxy, proxy_to
 
@@ -68,3 +69,18 @@ async def test_dropped_connections_are_reset_and_new_ones_are_taken() -> None:
             await reader.readexactly(1)
         writer.close()
         assert await through(proxy, b"y") == b"y"
+
+
+def test_bytes_for_a_connection_that_was_reset_end_the_pump_under_uvloop() -> None:
+    async def passed_on_after_the_reset() -> None:
+        source, flowing = asyncio.StreamReader(), asyncio.Event()
+        source.feed_data(b"x")
+        flowing.set()
+        async with an_echo() as proxy:
+            _, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
+            writer.transport.abort()
+            await writer.wait_closed()
+            await proxy._pump(source, writer, flowing)
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(passed_on_after_the_reset())

@@ -9,10 +9,11 @@ from contextlib import asynccontextmanager
 from operator import sub
 
 import msgspec
+import pytest
 from nats.aio.msg import Msg
 
 from events.feed.peers import FULL_S, Inflight, decode_inflight
-from events.plane import subjects
+from events.plane import nats_client, subjects
 from events.plane.broker import Broker
 from events.plane.settings import NatsSettings
 from kvroute.client import KvRouteClient, KvRouteError, Pick
@@ -104,6 +105,24 @@ async def test_a_pick_here_is_load_there_until_it_ends() -> None:
             await stage.finish(pick)
         await until(lambda: of_peers(there) == 0, "nothing of the other replica")
         assert of_peers(stage.router) == 0
+
+
+async def test_facts_that_wait_to_be_read_hold_up_no_word_of_another_replica(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(nats_client, "PING_S", 600.0)  # nothing gives the silent connection up
+    rng = random.Random(8)
+    async with a_stage(engine_count=2) as stage, another(stage) as (there, _):
+        facts = there.broker._client._transport._io_writer.transport  # type: ignore[union-attr]
+        facts.pause_reading()
+        try:
+            pick = await stage.client.route(token_ids=prompt(rng))
+            await until(lambda: of_peers(there) == 1, "a request of the other replica")
+            await stage.finish(pick)
+            await until(lambda: of_peers(there) == 0, "its end")
+            assert not facts.is_reading()
+        finally:
+            facts.resume_reading()
 
 
 async def test_alone_a_router_tells_seldom_and_two_that_meet_tell_all_news_at_once() -> None:

@@ -8,8 +8,9 @@ import pytest
 
 from indexer.hashing import block_hashes, pack_tokens, prefix_hashes
 from kvroute.client import InvalidRequest, KvRouteClient
+from kvroute.client.hashes import block_hashes_of
 from kvroute.client.options import RouteOptions
-from kvroute.client.prompt_hashing import MODELS_MAX, PromptHashing
+from kvroute.client.prompt_hashing import MODELS_MAX, PromptHashing, xxhash_hashing
 from kvroute.v1 import BlockHashes, Phase
 from router.config.settings import GuardSettings
 from router.copies.hot_prefixes import HotPrefixes
@@ -102,6 +103,17 @@ def test_models_are_bounded() -> None:
     assert hashing.hashed(last) == f"m{MODELS_MAX}"
     assert "token_ids" in first
     assert "token_ids" not in last
+
+
+@pytest.mark.parametrize("count", [0, 15, 16, 17, 640])
+@pytest.mark.parametrize("block_size", [1, 16, 64])
+def test_xxhash_makes_the_hashes_of_the_router_s_kernel(count: int, block_size: int) -> None:
+    tokens = pack_tokens([1_000_003 * number % (1 << 32) for number in range(count)])
+    hashes = xxhash_hashing()(tokens, block_size)
+    assert list(hashes) == block_hashes(tokens, block_size).tolist()
+    assert block_hashes_of(hashes, block_size, count) == block_hashes_of(
+        block_hashes(tokens, block_size), block_size, count
+    )
 
 
 @pytest.mark.parametrize("fast_lane", [True, False])

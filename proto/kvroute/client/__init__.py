@@ -7,8 +7,8 @@
             request.output_tokens = 512
             request.cached_tokens = cached_tokens(usage, details_enabled=True)
 
-Needs grpcio, protobuf and the googleapis protos; none of the router's own packages, unless it is to
-hash prompts.
+The distribution kvroute-client installs this package, `kvroute`, alone: it needs grpcio, protobuf,
+their health and googleapis protos, and none of the router's own packages.
 
     calls.py           KvRouteClient: every call of the contract, deadlines, retries
     lines.py           the routers: which there are, where a call goes, whose a reservation is

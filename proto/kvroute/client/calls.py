@@ -118,7 +118,8 @@ class KvRouteClient:
         fast_lane: routes of many tasks go in batches over a stream, reports of many as one call;
         if not, each is a call of its own.
         hash_prompts: token ids are hashed here, once a router has said in blocks of which size, and
-        go as an eighth of the bytes or less. Takes the router's own package `indexer`, and numpy.
+        go as an eighth of the bytes or less. Needs the extra kvroute-client[hash-prompts], or the
+        router in the same environment, whose kernel hashes faster.
         routes_max, route_bytes_max: unanswered ones on a router's stream; past it ClientOverloaded.
         retry_budget: what attempts() may try again, over all of the client's calls.
         fallback: when no router can be reached, requests go to the workers listed last, see

@@ -566,6 +566,41 @@ class TestSteps:
             ]
             assert longest == reports.SLICE_STEPS
 
+    async def test_a_replica_that_does_not_answer_is_asked_once_and_others_have_their_turns(
+        self,
+    ) -> None:
+        turns = 0
+        turns_when_asked: list[int] = []
+
+        class Away:
+            """Another replica, which owns every reservation."""
+
+            def owner(self, _reservation_id: str) -> str:
+                return "b"
+
+            async def forward(self, _owner: str, _report: bytes) -> None:
+                turns_when_asked.append(turns)
+
+        async def tick() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        async with served() as stage:
+            link: Any = Away()
+            count = 2 * reports.PEER_PROGRESS_MAX
+            steps = [router_pb2.Progress(reservation_id=f"b-{i}", state=1) for i in range(count)]
+            report = router_pb2.ReportRequest(progress=steps).SerializeToString()
+            ticker = asyncio.create_task(tick())
+            content = await stage.service._reports.report(report, "a caller", link)
+            ticker.cancel()
+        (when_asked,) = turns_when_asked
+        assert turns - when_asked >= count // reports.SLICE_STEPS
+        answer = router_pb2.ReportResponse.FromString(content)
+        assert [one.reservation_id for one in answer.outcomes] == [f"b-{i}" for i in range(count)]
+        assert {one.message for one in answer.outcomes} == {"its replica, b, does not answer"}
+
     async def test_cancels_without_answers_give_others_a_turn(self) -> None:
         async with served() as stage:
             stage.fleet.add("w0")

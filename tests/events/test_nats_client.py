@@ -1,0 +1,97 @@
+"""The private names of nats-py that NatsClient stands on: each is there, and used as it was.
+
+A release of nats-py that changes one fails here, before a reconnect does. pyproject.toml bounds
+nats-py by the release that this was last run on.
+"""
+
+import ast
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from nats.aio.client import Client
+from nats.aio.transport import TcpTransport
+
+from events.plane import nats_client
+from events.plane.nats_client import NatsClient
+
+SOURCE = Path(nats_client.__file__)
+OVERRIDDEN = {
+    "_attempt_reconnect": ["self"],
+    "_connect_to_server": ["self", "s"],
+    "_ping_interval": ["self"],
+    "_process_err": ["self", "err_msg"],
+    "_read_loop": ["self"],
+}
+"""Methods that nats-py calls and NatsClient replaces or goes around, with their parameters."""
+CALLED = {
+    "_process_info": ["self", "info", "initial_connection"],
+    "_process_msg": ["self", "sid", "subject", "reply", "data", "headers"],
+    "_process_op_err": ["self", "e"],
+    "_process_ping": ["self"],
+    "_process_pong": ["self"],
+    "_send_ping": ["self", "future"],
+}
+"""Methods of nats-py that NatsClient calls."""
+ATTRIBUTES: dict[str, object] = {
+    "_pings_outstanding": 0,
+    "_sid": 0,
+    "_status": Client.DISCONNECTED,
+    "_transport": None,
+}
+"""What NatsClient reads or sets, and the value in a client that never connected."""
+OTHERS = {"_error_cb", "_io_writer"}
+"""Names with a test of their own below."""
+
+
+def parameters(method: Callable[..., Any]) -> list[str]:
+    return list(inspect.signature(method).parameters)
+
+
+def test_every_private_name_of_nats_py_is_listed_here() -> None:
+    tree = ast.parse(SOURCE.read_text())
+    used = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    used |= {node.name for node in ast.walk(tree) if isinstance(node, ast.AsyncFunctionDef)}
+    used |= {str(node.value) for node in ast.walk(tree) if isinstance(node, ast.Constant)}
+    ours = {"_raw", "_take", "_process_line"}
+    private = {
+        name for name in used if name.startswith("_") and name.isidentifier() and name[1] != "_"
+    }
+    assert private - ours == {*OVERRIDDEN, *CALLED, *ATTRIBUTES} | OTHERS
+
+
+@pytest.mark.parametrize("name", OVERRIDDEN)
+def test_an_overridden_method_is_called_by_nats_py_with_the_same_parameters(name: str) -> None:
+    theirs, ours = getattr(Client, name), getattr(NatsClient, name)
+    assert ours is not theirs
+    assert parameters(theirs) == parameters(ours) == OVERRIDDEN[name]
+    assert inspect.iscoroutinefunction(theirs)
+    assert f"self.{name}(" in inspect.getsource(Client)
+
+
+@pytest.mark.parametrize("name", CALLED)
+def test_a_method_that_is_called_has_the_same_parameters(name: str) -> None:
+    method = getattr(Client, name)
+    assert parameters(method) == CALLED[name]
+    assert inspect.iscoroutinefunction(method)
+
+
+def test_a_client_has_the_attributes_that_are_read_and_set() -> None:
+    client = Client()
+    held = vars(client)
+    assert {name: held[name] for name in ATTRIBUTES} == ATTRIBUTES
+    assert parameters(held["_error_cb"]) == ["ex"]
+    assert inspect.iscoroutinefunction(held["_error_cb"])
+    assert client.stats["in_msgs"] == 0
+    assert not client.is_closed
+    assert not client.is_reconnecting
+
+
+def test_a_transport_that_is_set_is_kept_and_holds_its_writer() -> None:
+    assert vars(TcpTransport())["_io_writer"] is None
+    for name in ("write", "writelines"):
+        assert parameters(getattr(TcpTransport, name)) == ["self", "payload"]
+        assert not inspect.iscoroutinefunction(getattr(TcpTransport, name))
+    assert "if not self._transport:" in inspect.getsource(Client._connect_to_server)
