@@ -6,7 +6,8 @@
 - every reservation ended, and after the quiet nothing is believed to run anywhere;
 - after the quiet every router's index holds what the engines' caches hold, to the digest, and every
   worker gets requests again;
-- a router's memory after the quiet is at most 10 % above that after the warm-up;
+- a router's memory after the quiet is at most 10 % above that after the warm-up, both without what
+  malloc keeps free;
 - with attempts, no request fails before its first byte while a worker that is well and a router
   could take it;
 - what fails after its first byte was sent to a worker that was in trouble;

@@ -125,9 +125,9 @@ class RouterSeen(Record, frozen=True):
     replica: str
     """What it calls itself in the ids of its reservations."""
     rss_warm: int
-    """Bytes, when the warm-up was over."""
+    """Bytes, when the warm-up was over, without what malloc kept free."""
     rss_quiet: int
-    """Bytes, after the quiet."""
+    """Bytes, after the quiet, in the same way."""
 
 
 class Observed(Record, frozen=True):
