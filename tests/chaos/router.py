@@ -34,6 +34,34 @@ def trim_memory() -> None:
         trim(0)
 
 
+class _Malloc(ctypes.Structure):
+    """What glibc's mallinfo2 returns, over all arenas, in bytes."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in (
+            *("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks"),
+            *("fsmblks", "uordblks", "fordblks", "keepcost"),
+        )
+    ]
+
+
+def memory() -> dict[str, int]:
+    """Fields of records.Memory."""
+    mallinfo = getattr(ctypes.CDLL(None), "mallinfo2", None)
+    malloc = 0
+    if mallinfo is not None:
+        mallinfo.restype = _Malloc
+        told = mallinfo()
+        malloc = told.uordblks + told.hblkhd
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return {
+        "resident": pages * os.sysconf("SC_PAGE_SIZE"),
+        "malloc": malloc,
+        "objects": sys.getallocatedblocks(),
+    }
+
+
 async def run(config_file: Path, seen_file: Path) -> int:
     from router.app import RouterApp
     from router.config import ServeConfig, load
@@ -57,8 +85,8 @@ async def run(config_file: Path, seen_file: Path) -> int:
 
 
 def seen(app: "RouterApp") -> dict[str, object]:  # noqa: F821  # imported once the clock is set
-    """What a router believes: fields of records.WorkerSeen by worker, its open reservations, and
-    its name."""
+    """What a router believes: fields of records.WorkerSeen by worker, its open reservations, its
+    name, and its memory."""
     core, view = app.core, app.view
     workers = {}
     for key, source in view.sources.items():
@@ -78,6 +106,7 @@ def seen(app: "RouterApp") -> dict[str, object]:  # noqa: F821  # imported once 
         "workers": workers,
         "reservations": len(core.reservations),
         "replica": core.replica,
+        "memory": memory(),
     }
 
 

@@ -82,7 +82,7 @@ async def run(
         await asyncio.sleep(times.warm_up)
         from_s = time.monotonic()
         used = cores(cpu_before, cpu_s(stage), from_s - began_s)
-        rss_warm = [one.rss_quiet for one in await stage.seen()]
+        warm = [one.quiet for one in await stage.seen()]
         player = Player(stage, note)
         if faults is None:
             rng = random.Random(f"{options.seed}/faults")
@@ -95,7 +95,7 @@ async def run(
         note(f"quiet for {'' if times.waits else 'at most '}{times.quiet:g} s")
 
         async def observed() -> Observed:
-            seen = [] if _router_is_gone(stage) else await stage.seen(rss_warm)
+            seen = [] if _router_is_gone(stage) else await stage.seen(warm)
             return Observed(
                 served=served,
                 troubles=tuple(player.troubles),
