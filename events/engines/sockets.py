@@ -28,7 +28,10 @@ RECEIVE_QUEUE_MESSAGES = 1_000
 REPLAY_MESSAGES_MAX = 100_000
 REPLAY_BYTES_MAX = 512 * 1024 * 1024
 REPLAY_QUIET_S = 2.0
-"""Silence that ends a replay."""
+"""Silence that ends a replay, or after which a question without any answer is asked again."""
+REPLAY_QUESTIONS = 3
+"""For one replay. A question is lost with its connection, and an engine may be busy for longer than
+REPLAY_QUIET_S; without an answer the blocks of a healthy engine stay unknown."""
 REPLAY_S = 20.0
 """From the question to the end of the answer. Live messages wait as long, so beyond it the relay
 goes on with what has come, as partial. Engines send the 10,000 batches that they keep in 1 s."""
@@ -131,12 +134,21 @@ async def ask_replay(
     try:
         _attach(socket, endpoint, bind=False)
         async with whole:
-            await socket.send_multipart(replay_request(from_seq))
+            await _question(socket, from_seq)
             await _collect(socket, answer)
     except TimeoutError:
         answer.trouble = "replay_too_slow" if whole.expired() else "replay_timeout"
     finally:
         socket.close(linger=0)
+
+
+async def _question(socket: zmq.asyncio.Socket, from_seq: int) -> None:
+    """Returns when the answer begins; raises TimeoutError."""
+    for _ in range(REPLAY_QUESTIONS):
+        await socket.send_multipart(replay_request(from_seq))
+        if await socket.poll(round(REPLAY_QUIET_S * 1000)):
+            return
+    raise TimeoutError
 
 
 async def _collect(socket: zmq.asyncio.Socket, answer: ReplayAnswer) -> None:

@@ -129,12 +129,13 @@ class Decider:
         matched = self._matched(request, pool, down, now_s, mark)
         decision = self._with_room(matched)
         if not decision.order and not _waits(decision):
-            last = self._pools.last_resort(request.model, ready)
-            if last is not None:
+            for last in self._pools.last_resorts(request.model, ready):
                 matched = self._matched(request, last.pool, last.down, now_s, mark)
                 otherwise = self._with_room(matched._replace(last=last.reasons))
-                otherwise.last_resort = True
-                decision = otherwise if otherwise.order else decision
+                if otherwise.order:
+                    otherwise.last_resort = True
+                    decision = otherwise
+                    break
         mark("cost")
         return decision
 

@@ -7,11 +7,12 @@ object a worker.
 Workers have two ranks of availability. First come those that beat, answer and are not ejected; a
 pool of them is all that most decisions see. The last resort is for a request that none of them may
 take, whether or not they have room: those that fell silent together, whose heartbeats can't be
-read, or that are ejected.
+read, or that are ejected. Ejected ones come last: of them more is known than that nothing is heard.
 
 Laws:
 - after `refresh`, the columns say what view and loads say;
-- a worker of the last resort is in no pool of `live`.
+- a worker of the last resort is in no pool of `live`;
+- an ejected worker is in no pool before the last one that is not empty.
 """
 
 from collections import Counter
@@ -141,6 +142,16 @@ class LastResort(NamedTuple):
     """The workers that are not in it, each with the reason."""
 
 
+def _last_resort(
+    up: Pool, down: list[tuple[Source, str]], kept: list[tuple[Source, str]]
+) -> LastResort:
+    return LastResort(
+        Pool.of([*up.sources, *(source for source, _ in kept)]),
+        [*("" for _ in up.sources), *(reason for _, reason in kept)],
+        [one for one in down if one not in kept],
+    )
+
+
 class Pools:
     """Every model's pool, and the columns of the fleet."""
 
@@ -169,7 +180,7 @@ class Pools:
         self._identities: dict[WorkerKey, _Identity] = {}
         self._pools: dict[str, tuple[Pool, list[tuple[Source, str]]]] = {}
         """Name of a model -> its workers that are up; and the others, each with the reason."""
-        self._last_resorts: dict[str, LastResort | None] = {}
+        self._last_resorts: dict[str, tuple[LastResort, ...]] = {}
         """The same names; None: there is none."""
         self._answering: dict[_Group, dict[WorkerKey, None]] = {}
         """Workers that beat and answer, ejected or not."""
@@ -311,19 +322,17 @@ class Pools:
             self._keep(model, found)
         return found
 
-    def last_resort(self, model: str, ready: bool) -> LastResort | None:
-        """What is left for a request that no worker of `live` may take; None: nothing is."""
-        up, down = self.live(model, ready)
+    def last_resorts(self, model: str, ready: bool) -> tuple[LastResort, ...]:
+        """What is left for a request that no worker of `live` may take, in the order of trying: the
+        workers of which nothing is heard, then these and the ejected ones. Empty: nothing is."""
         if model not in self._last_resorts:
+            up, down = self.live(model, ready)
             kept = [(source, reason) for source, reason in down if self.may_be_last(source)]
-            if kept:
-                self._last_resorts[model] = LastResort(
-                    Pool.of([*up.sources, *(source for source, _ in kept)]),
-                    [*("" for _ in up.sources), *(reason for _, reason in kept)],
-                    [one for one in down if one not in kept],
-                )
-            else:
-                self._last_resorts[model] = None
+            unheard = [one for one in kept if not self._ejected(one[0].key)]
+            tiers = [unheard, kept] if unheard and len(unheard) < len(kept) else [kept]
+            self._last_resorts[model] = tuple(
+                _last_resort(up, down, tier) for tier in tiers if tier
+            )
         return self._last_resorts[model]
 
     def kept_out(self, source: Source) -> str:
@@ -356,6 +365,7 @@ class Pools:
         source = self._view.sources.get(key)
         if source is not None and key in self._identities:
             self._note_down(source)
+            self._last_resorts.clear()  # of one that is silent, too, the reason stays
 
     def on_capacity(self, key: WorkerKey) -> None:
         """What was learned of how much a worker can take has changed."""

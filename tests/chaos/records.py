@@ -115,6 +115,17 @@ class WorkerSeen(Record, frozen=True):
     """Blocks in use, in the same way."""
 
 
+class Memory(Record, frozen=True):
+    """A router's, after its malloc gave back what it could."""
+
+    resident: int
+    """Bytes."""
+    malloc: int
+    """Bytes in use, of gRPC, the index and large Python objects; 0: the C library doesn't say."""
+    objects: int
+    """Blocks in use by Python's own allocator, of 512 bytes at most each."""
+
+
 class RouterSeen(Record, frozen=True):
     """A router after the quiet."""
 
@@ -124,10 +135,10 @@ class RouterSeen(Record, frozen=True):
     """Open ones."""
     replica: str
     """What it calls itself in the ids of its reservations."""
-    rss_warm: int
-    """Bytes, when the warm-up was over."""
-    rss_quiet: int
-    """Bytes, after the quiet."""
+    warm: Memory
+    """When the warm-up was over."""
+    quiet: Memory
+    """After the quiet."""
 
 
 class Observed(Record, frozen=True):

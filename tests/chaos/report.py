@@ -4,6 +4,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
 from tests.chaos.late import late_picks
 from tests.chaos.laws import LATE_S, MUTE, Verdict, failures_by_cause
 from tests.chaos.records import Cause, Observed
@@ -28,7 +30,11 @@ def numbers(run: Observed, verdicts: Sequence[Verdict], command: str) -> dict[st
         "failed_after_first_byte": dict(failures_by_cause(run, begun=True)),
         "late_requests_to_mute_workers": dict(_late_at_mute(run)),
         "routers": {
-            one.name: {"rss_warm": one.rss_warm, "rss_quiet": one.rss_quiet} for one in run.routers
+            one.name: {
+                "warm": msgspec.to_builtins(one.warm),
+                "quiet": msgspec.to_builtins(one.quiet),
+            }
+            for one in run.routers
         },
         "notes": run.notes,
     }
@@ -52,11 +58,12 @@ def table(run: Observed, verdicts: Sequence[Verdict], command: str) -> str:
         told = ", ".join(f"{name} {count}" for name, count in late.items())
         lines.append(f"requests 0.5 s after the first failure at a mute worker: {told}")
     for one in run.routers:
-        change = one.rss_quiet / one.rss_warm - 1
-        lines.append(
-            f"{one.name}: {one.rss_warm / 2**20:.0f} MiB after the warm-up,"
-            f" {one.rss_quiet / 2**20:.0f} MiB after the quiet ({change:+.1%})"
-        )
+        for when, memory in (("warm-up", one.warm), ("quiet", one.quiet)):
+            lines.append(
+                f"{one.name} after the {when}: {memory.resident / 2**20:.0f} MiB resident,"
+                f" {memory.malloc / 2**20:.1f} MiB of malloc and {memory.objects} Python objects"
+                " in use"
+            )
     lines += ["", *(f"{name}: {number:g}" for name, number in run.notes.items())]
     lines += ["", f"again: {command}", ""]
     return "\n".join(lines)

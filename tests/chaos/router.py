@@ -1,11 +1,13 @@
 """`kvroute serve` with another clock, and with its insides on demand: python -m tests.chaos.router
 
-SIGUSR1 writes what the router believes about every worker to a file, as JSON. The router's clock is
-the host's, put forward, as after a wrong time server.
+SIGUSR1 writes what the router believes about every worker to a file, as JSON; before that it gives
+the memory that malloc keeps free back to the system, so that what is resident is in use. The
+router's clock is the host's, put forward, as after a wrong time server.
 """
 
 import argparse
 import asyncio
+import ctypes
 import gc
 import os
 import signal
@@ -25,6 +27,41 @@ def put_forward(seconds: float) -> None:
     clock._STARTED_S += seconds
 
 
+def trim_memory() -> None:
+    """Gives free memory back to the system, where the C library can: glibc's."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
+class _Malloc(ctypes.Structure):
+    """What glibc's mallinfo2 returns, over all arenas, in bytes."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in (
+            *("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks"),
+            *("fsmblks", "uordblks", "fordblks", "keepcost"),
+        )
+    ]
+
+
+def memory() -> dict[str, int]:
+    """Fields of records.Memory."""
+    mallinfo = getattr(ctypes.CDLL(None), "mallinfo2", None)
+    malloc = 0
+    if mallinfo is not None:
+        mallinfo.restype = _Malloc
+        told = mallinfo()
+        malloc = told.uordblks + told.hblkhd
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return {
+        "resident": pages * os.sysconf("SC_PAGE_SIZE"),
+        "malloc": malloc,
+        "objects": sys.getallocatedblocks(),
+    }
+
+
 async def run(config_file: Path, seen_file: Path) -> int:
     from router.config.settings import ServeConfig, load
     from router.processes.logs import set_up
@@ -38,6 +75,7 @@ async def run(config_file: Path, seen_file: Path) -> int:
     trace(app.core, seen_file.with_suffix(".verdicts"))
 
     def tell() -> None:
+        trim_memory()
         part = seen_file.with_suffix(".part")
         part.write_bytes(msgspec.json.encode(seen(app)))
         part.rename(seen_file)
@@ -47,8 +85,8 @@ async def run(config_file: Path, seen_file: Path) -> int:
 
 
 def seen(app: "RouterApp") -> dict[str, object]:  # noqa: F821  # imported once the clock is set
-    """What a router believes: fields of records.WorkerSeen by worker, its open reservations, and
-    its name."""
+    """What a router believes: fields of records.WorkerSeen by worker, its open reservations, its
+    name, and its memory."""
     core, view = app.core, app.view
     workers = {}
     for key, source in view.sources.items():
@@ -68,6 +106,7 @@ def seen(app: "RouterApp") -> dict[str, object]:  # noqa: F821  # imported once 
         "workers": workers,
         "reservations": len(core.reservations),
         "replica": core.replica,
+        "memory": memory(),
     }
 
 

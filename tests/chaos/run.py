@@ -13,7 +13,7 @@ import textwrap
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,7 +29,6 @@ from tests.chaos.stage import (
     accepts,
     all_in_use,
     cpu_s_of,
-    rss_of,
     start_clients,
     stop_clients,
     until,
@@ -79,13 +78,11 @@ async def run(
     async with a_stage(options, folder) as stage:
         await start_clients(stage)
         note(f"{len(stage.children)} processes are up; warm-up for {times.warm_up:g} s")
-        began_s, cpu_before = time.monotonic(), _cpu_s(stage)
+        began_s, cpu_before = time.monotonic(), cpu_s(stage)
         await asyncio.sleep(times.warm_up)
         from_s = time.monotonic()
-        cpu = _cpu_s(stage)
-        cpu.subtract(cpu_before)
-        cores = {f"cores of {kind}": used / (from_s - began_s) for kind, used in cpu.items()}
-        rss_warm = [rss_of(router.pid) for router in stage.routers]
+        used = cores(cpu_before, cpu_s(stage), from_s - began_s)
+        warm = [one.quiet for one in await stage.seen()]
         player = Player(stage, note)
         if faults is None:
             rng = random.Random(f"{options.seed}/faults")
@@ -98,7 +95,7 @@ async def run(
         note(f"quiet for {'' if times.waits else 'at most '}{times.quiet:g} s")
 
         async def observed() -> Observed:
-            seen = [] if _router_is_gone(stage) else await stage.seen(rss_warm)
+            seen = [] if _router_is_gone(stage) else await stage.seen(warm)
             return Observed(
                 served=served,
                 troubles=tuple(player.troubles),
@@ -110,7 +107,7 @@ async def run(
                 from_s=from_s,
                 to_s=to_s,
                 attempts=options.attempts,
-                notes=_notes(served, counted, to_s - began_s) | cores,
+                notes=_notes(served, counted, to_s - began_s) | used,
             )
 
         files = [folder / f"{client.name}.jsonl" for client in stage.clients]
@@ -129,12 +126,24 @@ async def _after_quiet(observed: Callable[[], Awaitable[Observed]], times: Times
         await asyncio.sleep(0.25)
 
 
-def _cpu_s(stage: Stage) -> "Counter[str]":
-    """CPU time of all processes, and of this one with its proxies, by their kind."""
-    total: Counter[str] = Counter({"proxies": cpu_s_of(os.getpid())})
-    for child in stage.children:
-        total[child.kind] += cpu_s_of(child.pid)
-    return total
+def cpu_s(stage: Stage) -> dict[tuple[str, int], float]:
+    """(kind, pid) -> CPU time, of each process that is there, and of this one with its proxies."""
+    kinds = {child.pid: child.kind for child in stage.children}
+    found = {("proxies", os.getpid()): cpu_s_of(os.getpid())}
+    for pid, kind in kinds.items():
+        with suppress(FileNotFoundError):  # it has ended, which the player notes
+            found[kind, pid] = cpu_s_of(pid)
+    return found
+
+
+def cores(
+    before: dict[tuple[str, int], float], after: dict[tuple[str, int], float], seconds: float
+) -> dict[str, float]:
+    """Of each kind, what those took that were there all the time."""
+    found: Counter[str] = Counter()
+    for kind, pid in before.keys() & after.keys():
+        found[kind] += (after[kind, pid] - before[kind, pid]) / seconds
+    return {f"cores of {kind}": used for kind, used in sorted(found.items())}
 
 
 def _router_is_gone(stage: Stage) -> bool:
@@ -292,7 +301,8 @@ class Player:
             await engine.end()
         else:
             await engine.kill()
-        dead_s = time.monotonic()
+        # A restart ends in order first. What is killed fails its requests before its end is seen.
+        dead_s = time.monotonic() if fault.cause is Cause.RESTART else from_s
         await asyncio.sleep(fault.for_s)
         try:
             listens = asyncio.create_task(self._when_it_listens(i))

@@ -23,7 +23,7 @@ import yaml
 
 from router.children.nats_server import server_binary
 from router.children.process import launched
-from tests.chaos.records import Ended, Held, RouterSeen, WorkerSeen
+from tests.chaos.records import Ended, Held, Memory, RouterSeen, WorkerSeen
 from tests.chaos.schedule import Sizes
 from tests.end_to_end.proxy import Proxy, proxy_to
 
@@ -207,8 +207,8 @@ class Stage:
             found[engine.name] = Held(blocks=told["blocks"], digest=told["digest"])
         return found
 
-    async def seen(self, rss_warm: Sequence[int] = ()) -> list[RouterSeen]:
-        """What each router believes."""
+    async def seen(self, warm: Sequence[Memory] = ()) -> list[RouterSeen]:
+        """What each router believes. warm: the memory of each when the warm-up was over."""
         found = []
         for i, router in enumerate(self.routers):
             file = self.folder / f"{router.name}.seen"
@@ -216,15 +216,15 @@ class Stage:
             await until(file.exists, f"{router.name} to tell", every=partial(_wake, router))
             told = msgspec.json.decode(file.read_bytes())
             workers = msgspec.convert(told["workers"], dict[str, WorkerSeen])
-            rss = rss_of(router.pid)
+            memory = msgspec.convert(told["memory"], Memory)
             found.append(
                 RouterSeen(
                     name=router.name,
                     workers=workers,
                     reservations=told["reservations"],
                     replica=told["replica"],
-                    rss_warm=rss_warm[i] if rss_warm else rss,
-                    rss_quiet=rss,
+                    warm=warm[i] if warm else memory,
+                    quiet=memory,
                 )
             )
         return found
@@ -479,9 +479,3 @@ def cpu_s_of(pid: int) -> float:
     """The CPU time that a process has taken, in seconds."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def rss_of(pid: int) -> int:
-    """A process's resident memory, in bytes."""
-    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE")

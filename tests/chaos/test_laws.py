@@ -12,6 +12,7 @@ from tests.chaos.records import (
     Cause,
     Ended,
     Held,
+    Memory,
     Observed,
     RouterSeen,
     Served,
@@ -49,8 +50,8 @@ def router(name: str, replica: str) -> RouterSeen:
         replica=replica,
         workers={worker: seen(worker) for worker in HELD},
         reservations=0,
-        rss_warm=100 << 20,
-        rss_quiet=109 << 20,
+        warm=Memory(resident=100 << 20, malloc=100, objects=1000),
+        quiet=Memory(resident=120 << 20, malloc=109, objects=1099),
     )
 
 
@@ -167,13 +168,27 @@ PLANTED: dict[str, tuple[Callable[[Observed], Observed], str]] = {
         lambda run: with_worker(run, excluded="drained"),
         "every worker gets requests",
     ),
-    "memory that grew": (lambda run: with_router(run, rss_quiet=111 << 20), "memory"),
+    "memory that grew": (
+        lambda run: with_router(run, quiet=Memory(resident=1, malloc=111, objects=1)),
+        "memory in use",
+    ),
+    "objects that grew": (
+        lambda run: with_router(run, quiet=Memory(resident=1, malloc=1, objects=1101)),
+        "memory in use",
+    ),
     "a failure before the first byte": (
         lambda run: with_served(run, served(at(REFUSED, 100.15), failure="refused")),
         "with attempts, no failure before",
     ),
     "a request that no router took": (
         lambda run: with_served(run, served(failure="RouterUnreachable")),
+        "with attempts, no failure before",
+    ),
+    "a request that was refused as wrong over a line that is well": (
+        lambda run: with_trouble(
+            with_served(run, served(failure="InvalidRequest: INVALID_FIELD")),
+            Trouble(cause=Cause.LINE_CORRUPT, from_s=99.0, to_s=101.0, client=1, router=0),
+        ),
         "with attempts, no failure before",
     ),
     "a machine without a core": (
@@ -271,6 +286,10 @@ EXCUSED: dict[str, Callable[[Observed], Observed]] = {
                 for i in range(2)
             ),
         ),
+    ),
+    "a request that a corrupt line made another one": lambda run: with_trouble(
+        with_served(run, served(failure="InvalidRequest: INVALID_FIELD")),
+        Trouble(cause=Cause.LINE_CORRUPT, from_s=99.0, to_s=101.0, client=0, router=0),
     ),
     "a stream that broke off at a worker that was killed": lambda run: with_served(
         run, served(at(GOOD, 100.0, worker="worker-0", failure="broken"), failure="b", begun=True)

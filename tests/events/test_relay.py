@@ -121,6 +121,22 @@ async def test_a_replay_socket_that_falls_silent_ends_the_healing_too(
     assert wired.relay.counts["replay_timeout"] == 1
 
 
+async def test_a_question_that_is_lost_is_asked_again(
+    wired: Wired, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_sockets, "REPLAY_QUESTIONS", 1_000)
+    monkeypatch.setattr(engine_sockets, "REPLAY_QUIET_S", 0.01)
+    wired.relay._perform(wired.shell, wired.shell.rank.start())
+    await wired.replay.recv_multipart()  # not answered
+    asker, *question = await wired.replay.recv_multipart()
+    assert question == [b"", bytes(8)]
+    monkeypatch.setattr(engine_sockets, "REPLAY_QUIET_S", 10.0)
+    await wired.replay.send_multipart([asker, b"", b"", b"\xff" * 8, b""])
+    await until_done(wired.shell.replaying)
+    assert wired.shell.rank.complete
+    assert wired.relay.counts["replay_timeout"] == 0
+
+
 async def test_a_replay_that_is_too_large_is_cut_off_and_leaves_the_stream_partial(
     wired: Wired, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,8 +16,9 @@ class Options:
     routers: int = 2
     active_s: float = 10.0
     """While requests and faults come."""
-    quiet_s: float = 15.0
-    """After that: nothing new goes wrong, and the last fault heals within its own time."""
+    quiet_s: float = 19.0
+    """After that: nothing new goes wrong, and the last fault heals within its own time: a replay
+    that is asked for three times, and what waited for it, among them."""
     forget_s: float = 30.0
     native_index: bool = False
 
@@ -129,7 +130,7 @@ def drawn(rng: random.Random) -> Options:
         ranks=rng.choice([1, 1, 2]),
         active_s=rng.uniform(3.0, 10.0),
         # One that speaks with a lower epoch is heard only when the higher one is forgotten.
-        quiet_s=80.0 if clock_back_s_max else 15.0,
+        quiet_s=80.0 if clock_back_s_max else 19.0,
         forget_s=5.0 if clock_back_s_max else rng.choice([5.0, 30.0]),
         block_count=rng.choice([12, 24, 48, 96]),
         block_tokens=block_tokens,

@@ -10,7 +10,7 @@ from typing import Protocol
 
 import msgspec
 
-from events.engines.sockets import REPLAY_QUIET_S, SUBSCRIBED_S
+from events.engines.sockets import REPLAY_QUESTIONS, REPLAY_QUIET_S, SUBSCRIBED_S
 from events.feed.feed import _ANSWER_TIMEOUT_S, _JITTER_S, _TICK_S, CHUNKS_MAX, HELLO_S
 from events.feed.fleet_view import FleetView, Pull
 from events.plane.facts import (
@@ -384,12 +384,18 @@ class Relay(Process):
         """Asks the replay socket; a question after this one makes its answer void."""
         shell.replays += 1
         delay_s = self.world.rng.uniform(0, self.world.options.replay_delay_s_max / 2)
-        self.later(delay_s, partial(self._replay_asked, shell, shell.replays, from_seq))
+        asked = partial(self._replay_asked, shell, shell.replays, from_seq, REPLAY_QUESTIONS)
+        self.later(delay_s, asked)
 
-    def _replay_asked(self, shell: RankShell, number: int, from_seq: int) -> None:
+    def _replay_asked(self, shell: RankShell, number: int, from_seq: int, questions: int) -> None:
+        """questions: how many there still are, this one included."""
         options, rng = self.world.options, self.world.rng
         parts: list[tuple[int, bytes]] = []
         ended = shell.engine.up and rng.random() >= options.replay_unanswered
+        if not ended and questions > 1:
+            again = partial(self._replay_asked, shell, number, from_seq, questions - 1)
+            self.later(REPLAY_QUIET_S, again)
+            return
         if ended:
             parts = shell.engine.replay(from_seq)
             if parts and rng.random() < options.replay_hole:

@@ -726,6 +726,18 @@ class TestCore:
         receipt = fleet.core.decide(fleet.request(prompt(1)), fleet.now_s)
         assert receipt.exclusions() == {"ejected: connections refused": 1, "full": 1}
 
+    def test_of_those_that_fell_silent_together_an_ejected_one_comes_last(self) -> None:
+        fleet = Fleet()
+        keys = [fleet.add(f"w{i}", labels={"zone": "ab"[i > 0]}) for i in range(5)]
+        fleet.turn(5, silent=keys)
+        assert {fleet.picked(prompt(100)) for _ in range(20)} == {key.worker_id for key in keys}
+        fail(fleet, fleet.route(prompt(1), required_labels={"zone": "a"}).reservation.id)
+        assert {fleet.picked(prompt(100)) for _ in range(20)} == {"w1", "w2", "w3", "w4"}
+        assert fleet.picked(prompt(1), required_labels={"zone": "a"}) == "w0"
+        for key in keys[1:]:
+            fleet.core.drain(key.worker_id)
+        assert fleet.picked(prompt(1)) == "w0"
+
     @pytest.mark.parametrize("named", [True, False])
     @pytest.mark.parametrize("prefilled", [True, False])
     def test_of_a_pair_the_half_that_failed_is_blamed(self, named: bool, prefilled: bool) -> None:
