@@ -1,4 +1,4 @@
-"""The native twin of events.skipping_reference: see skipping.pyx."""
+"""The native twin of events.engines.skipping_reference: see skipping.pyx."""
 
 def skip(data: bytes, at: int, left: int, steps: int) -> tuple[int, int]:
-    """See events.skipping_reference.skip."""
+    """See events.engines.skipping_reference.skip."""

@@ -1,4 +1,5 @@
-"""Goes over MessagePack values without making anything of them: the definition of events.skipping.
+"""Goes over MessagePack values without making anything of them: the definition of
+events.engines.skipping.
 
 Values still to come are counted by one number, however deep they stand in one another: a walk can
 stop after any header and go on later, and a bomb of nested arrays costs neither stack nor memory.

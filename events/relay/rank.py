@@ -86,7 +86,7 @@ class Rank:
         has_replay: bool,
         wanted_block_size: int | None = None,
     ) -> None:
-        """engine: a name of events.decoding.SCHEMAS. Raises KeyError for another."""
+        """engine: a name of events.engines.decoding.SCHEMAS. Raises KeyError for another."""
         self.state = EngineState.STARTING
         self.complete = False
         """Whether the ledger missed nothing of this life."""

@@ -3,7 +3,7 @@
     core.fleet.loads ──at once when they change──> inflight.<us>
                  inflight.<others> ──> core.fleet.peers
     Report of another's reservation ──> report.<its owner> ──> there, and its outcome back
-    hello of a replica that starts ──> the fleet commands in force
+    hello of a replica that starts, or our own connection back ──> the fleet commands in force
 
 It awaits, then calls. All state changes happen on the event loop.
 """
@@ -90,6 +90,7 @@ class PeerLink:
         replica = self._core.replica
         await self._listen(subjects.report(self._fleet, replica), self._report_came)
         await self._listen(subjects.hello(self._fleet), self._hello_came)
+        self._broker.on_connection(self._connection_changed)
         if self._tells:
             await self._listen(subjects.every_inflight(self._fleet), self._inflight_came)
             self._tasks.spawn(self._tell(), "telling peers")
@@ -186,14 +187,23 @@ class PeerLink:
         now_s = self._clock()
         if hello.replica == self._core.replica or now_s - self._hello_at_s < HELLO_S:
             return
+        self._say_commands(now_s, f"commands for {hello.replica}")
+
+    def _connection_changed(self, connected: bool) -> None:
+        """After an outage others may have said hello before we were back to hear it, and a command
+        that was given here meanwhile has reached nobody."""
+        if connected:
+            self._say_commands(self._clock(), "commands after an outage")
+
+    def _say_commands(self, now_s: float, why: str) -> None:
         self._hello_at_s = now_s
         if in_force := self._desk.in_force():
-            self._tasks.spawn(self._answer(in_force), f"commands for {hello.replica}")
+            self._tasks.spawn(self._answer(in_force), why)
 
     async def _answer(self, in_force: list[Control]) -> None:
         """A little later than others who heard the same hello: they say the same."""
         await asyncio.sleep(self._rng.uniform(0, HELLO_JITTER_S))
-        log.info("telling a replica that has started of %d fleet commands", len(in_force))
+        log.info("telling other replicas of %d fleet commands in force", len(in_force))
         publish = partial(self._broker.publish, subjects.control(self._fleet))
         for control in in_force:
             await publish(encode(control))

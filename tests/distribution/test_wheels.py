@@ -234,6 +234,6 @@ def test_a_router_without_a_nats_server_names_the_command_that_installs_it(
 
 def test_a_nats_server_on_path_is_taken(router: Environment, tmp_path: Path) -> None:
     (tmp_path / "nats-server").symlink_to(server_binary())
-    script = "from router.nats_child import server_binary; print(server_binary())"
+    script = "from router.children.nats_server import server_binary; print(server_binary())"
     command: list[Any] = [router.bin / "python", "-I", "-c", script]
     assert run(*command, PATH=str(tmp_path)).stdout.strip() == str(tmp_path / "nats-server")

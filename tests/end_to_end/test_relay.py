@@ -174,7 +174,8 @@ async def test_relays_of_engines_that_are_none_harm_no_router_and_no_other_worke
 # --- a relay that is killed ---
 
 A_RELAY_THAT_KEEPS_OFTEN = (
-    "from events import map_keeper; map_keeper.KEEP_S = 0.05; from router.cli import main; main()"
+    "from events.relay import ledger_file; ledger_file.KEEP_S = 0.05;"
+    " from router.cli.main import main; main()"
 )
 
 

@@ -15,6 +15,7 @@ from nats.aio.msg import Msg
 from events.feed.peers import FULL_S, Inflight, decode_inflight
 from events.plane import nats_client, subjects
 from events.plane.broker import Broker
+from events.plane.facts import VERSION, Control
 from events.plane.settings import NatsSettings
 from kvroute.client import KvRouteClient, KvRouteError, Pick
 from kvroute.v1 import Progress, ProgressResult, ProgressState
@@ -123,6 +124,16 @@ async def test_facts_that_wait_to_be_read_hold_up_no_word_of_another_replica(
             assert not facts.is_reading()
         finally:
             facts.resume_reading()
+
+
+async def test_a_command_that_reached_nobody_is_said_again_after_an_outage() -> None:
+    async with a_stage(engine_count=2) as stage, another(stage) as (there, _):
+        given = Control(VERSION, "1", "drain", "worker-0", at_s=there.clock())
+        there.desk.apply(given)
+        assert "worker-0" in there.core.fleet.drained
+        assert there.peers is not None
+        there.peers._client.abort()
+        await until(lambda: "worker-0" in stage.router.core.fleet.drained, "the command here, too")
 
 
 async def test_alone_a_router_tells_seldom_and_two_that_meet_tell_all_news_at_once() -> None:

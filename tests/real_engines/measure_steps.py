@@ -64,7 +64,7 @@ def watch_scheduler():  # type: ignore[no-untyped-def]
 
 
 def work(batch):  # type: ignore[no-untyped-def]
-    """Amounts by the names of simulator.calibration.Measurement."""
+    """Amounts by the names of simulator.engines.calibration.Measurement."""
     prompts = [(tokens, before) for tokens, before, prompt in batch if before < prompt]
     return {
         "prefill_tokens": sum(tokens for tokens, _ in prompts),

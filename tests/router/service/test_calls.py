@@ -307,7 +307,9 @@ async def test_whatever_a_handler_raises_ends_its_call_and_no_other(
     async with served() as stage, asyncio.timeout(60):
         stage.fleet.add("w0")
         for n, error in enumerate(ERRORS, 1):
-            monkeypatch.setattr(stage.fleet.core, attribute, breaks(error))
+            core = stage.fleet.core
+            owner = core if hasattr(core, attribute) else core.fleet
+            monkeypatch.setattr(owner, attribute, breaks(error))
             refused = await refusal(call(stage))
             assert (refused.code, refused.reason) == (Code.INTERNAL, "INTERNAL"), error
             assert "odd" not in refused.message
