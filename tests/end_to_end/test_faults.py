@@ -2,7 +2,7 @@
 
 How soon depends on what else the machine does, so nothing here is about times: the simulation
 asserts them in virtual time (tests/simulation). They are measured all the same, and printed as the
-rows of a table in events/README.md: pytest -s -q tests/end_to_end/test_faults.py
+rows of a table in docs/operate.md: pytest -s -q tests/end_to_end/test_faults.py
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Nobody speaks for another worker where NATS permissions are as events/README.md has them."""
+"""Nobody speaks for another worker where NATS permissions are as docs/nats.md has them."""
 
 import random
 import re
@@ -45,15 +45,15 @@ from tests.end_to_end.stage import (
     until,
 )
 
-README = Path(__file__).parents[2] / "events" / "README.md"
+PAGE = Path(__file__).parents[2] / "docs" / "nats.md"
 A, B = WorkerKey("a", 0), WorkerKey("b", 0)
 LATER = Epoch(1 << 62, 0)
 """A life after every other."""
 
 
 def documented() -> str:
-    """The README's configuration, with a second worker like its first."""
-    (config,) = re.findall(r"```\n(RELAY_A.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+    """The page's configuration, with a second worker like its first."""
+    (config,) = re.findall(r"```\n(RELAY_A.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     relay = re.search(r"RELAY_A = \{.*?\n\}\n", config, re.DOTALL)
     user = re.search(r"    \{ user: relay-a.*\n", config)
     assert relay is not None

@@ -1,4 +1,4 @@
-"""What the README shows, run as it stands there."""
+"""The programs of README.md and docs/call-it.md, run as they stand there."""
 
 import asyncio
 import re
@@ -8,16 +8,13 @@ from pathlib import Path
 import pytest
 
 from tests.end_to_end.stage import Stage, a_stage, until
+from tests.stage.pages import python_blocks
 
-README = Path(__file__).parents[2] / "README.md"
-
-
-def python_blocks() -> list[str]:
-    return re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+PAGES = (Path("README.md"), Path("docs/call-it.md"))
 
 
 async def run(program: str, stage: Stage, *arguments: str) -> tuple[str, str]:
-    """Runs a program of the README against a stage; returns what it printed."""
+    """Runs a page's program against a stage; returns its output and its errors."""
     program = program.replace("127.0.0.1:50051", f"127.0.0.1:{stage.router.grpc_port}")
     program = program.replace("http://127.0.0.1:8000", stage.engines[0].address)
     program = program.replace("my-model", "stand-in")
@@ -36,7 +33,8 @@ async def run(program: str, stage: Stage, *arguments: str) -> tuple[str, str]:
 
 @pytest.fixture
 def programs() -> list[str]:
-    programs = [block for block in python_blocks() if "asyncio.run" in block]
+    blocks = [block for page in PAGES for block in python_blocks(page)]
+    programs = [block for block in blocks if "asyncio.run" in block]
     assert len(programs) == 3
     return programs
 

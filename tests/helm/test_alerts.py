@@ -23,7 +23,7 @@ from tests.helm.exported import Series, relay_families, router_families, series
 from tests.helm.rendered import CHART, Object, Rendered, values_of
 
 PLAYBOOK = CHART.parent / "ALERTS.md"
-ROUTER_README = CHART.parents[1] / "router" / "README.md"
+OPERATE_PAGE = CHART.parents[1] / "docs" / "operate.md"
 PROMTOOL = shutil.which("promtool")
 SCRAPE_LABELS = {"namespace", "fleet", "pod", "instance"}
 
@@ -205,10 +205,10 @@ def test_each_selector_keeps_to_one_fleet(rules: dict[str, Object]) -> None:
             assert own_namespace != either, (alert, name)
 
 
-def test_expressions_in_the_routers_readme_are_those_of_the_rules(
+def test_expressions_of_the_page_on_operation_are_those_of_the_rules(
     rules: dict[str, Object],
 ) -> None:
-    text = ROUTER_README.read_text(encoding="utf-8")
+    text = OPERATE_PAGE.read_text(encoding="utf-8")
     warning, self_check = re.findall(r"`(max[^`]*kvroute_.*?)`(.*)", text)
     bare = {
         alert: re.sub(r',?\s*namespace="\w+",fleet="[\w-]+"\s*', "", rule["expr"])
