@@ -1,6 +1,6 @@
 """The messages of the event plane, as they travel over NATS.
 
-MessagePack maps with a version field (contract: events/README.md). Unknown fields are ignored; an
+MessagePack maps with a version field (contract: docs/nats.md). Unknown fields are ignored; an
 unknown kind of message or fact is an outcome with a counter. Hashes travel as one byte string of
 little-endian u64s, so that neither side makes an object a block.
 

@@ -11,7 +11,7 @@ from router.policies.policy import Parameters, Policy, Scores
 
 
 class TtftParameters(Parameters, frozen=True):
-    """The defaults are those that did best over traces in the simulator (router/README.md)."""
+    """The defaults did best over traces in the simulator (docs/choose-a-policy.md)."""
 
     keep: Annotated[
         float, Meta(ge=0, description="worth to later requests of a recent token that has to go")

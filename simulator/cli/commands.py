@@ -265,7 +265,7 @@ def replay(
     More columns, of any form: session_id, turn, think_ms (a turn starts so long after the one
     before it has ended), prefix_id, prefix_tokens, model, lora_name, tenant, priority (higher is
     sooner), deadline_ms. The first lines of the output say what each column was taken for, and
-    which ones are left unread; simulator/README.md has them all.
+    which ones are left unread; docs/simulate.md has them all.
 
     The router's own decision core picks, each policy from cold caches. Times are those of the
     profile's cost model, not of this machine.

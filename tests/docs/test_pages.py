@@ -18,6 +18,8 @@ PLAIN = [
     Path("README.md"),
     *(page for page in pages() if page.parent == Path("docs")),
     *(Path(station) / "README.md" for station in STATIONS),
+    Path("helm/README.md"),
+    Path("helm/ALERTS.md"),
 ]
 """Pages that the words below are held to."""
 RIDDLES = re.compile(r"\b(told|asked|anew|whoever|nor|heed|no more)\b", re.IGNORECASE)
