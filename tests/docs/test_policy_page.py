@@ -80,4 +80,4 @@ def test_the_policy_as_a_built_in_picks_alike_and_takes_its_parameter(
     fleet.say(fleet.add("busy"), running=90)
     decision = fleet.core.decide(fleet.request(prompt(320)), fleet.now_s)
     assert decision.scores.costs.tolist() == [320.0]
-    assert policy.described() == {"request_tokens": "tokens that a request counts as; at least 0"}
+    assert policy.described() == {"request_tokens": "tokens a request counts as; at least 0"}
