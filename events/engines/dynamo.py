@@ -15,7 +15,7 @@ number, as long as that can be read, and leaves its reason; so that whoever foll
 knows what it costs.
 
 Source: ai-dynamo/dynamo lib/kv-router/src/protocols.rs and lib/runtime (event plane), release
-1.6.1; its publishers' bytes are in tests/events/test_dynamo_events.py.
+1.6.1; its publishers' bytes are in tests/events/engines/test_dynamo.py.
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,8 @@
 """nats-py's client, mended where a bad network, a busy server or a publisher could keep it away.
 
-The overridden methods have no public name in nats-py: tests/events/test_nats_client.py holds each
-private name to its signature, and tests/events/test_broker.py shows, against a real server, what
-each override is for.
+The overridden methods have no public name in nats-py: tests/events/plane/test_nats_client.py holds
+each private name to its signature, and tests/events/plane/test_broker.py shows, against a real
+server, what each override is for.
 """
 
 import asyncio

@@ -18,7 +18,7 @@ from events.plane.settings import EngineSettings
 from events.relay import relay as module
 from events.relay.relay import Relay
 from tests.end_to_end.stage import until
-from tests.events.wire import Wire
+from tests.events.relay.wire import Wire
 
 CLASSES = [
     ValueError("bad value"),

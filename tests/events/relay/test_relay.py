@@ -18,7 +18,7 @@ from events.plane.broker import Broker
 from events.plane.settings import EngineSettings, NatsSettings
 from events.relay.rank import EngineState, Publish
 from events.relay.relay import OUT_MESSAGES_MAX, Relay
-from tests.events.one_rank import chain, long, removed, stored
+from tests.events.relay.one_rank import chain, long, removed, stored
 
 
 class Wired:

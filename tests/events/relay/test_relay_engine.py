@@ -19,7 +19,7 @@ from events.relay import relay as module
 from events.relay.rank import EngineState
 from events.relay.relay import HEALTH_S, Relay
 from tests.end_to_end.stage import until
-from tests.events.wire import Wire
+from tests.events.relay.wire import Wire
 
 METRICS = "".join(
     f'vllm:num_requests_running{{engine="{rank}",model_name="m"}} {rank + 1}\n'

@@ -26,7 +26,7 @@ from events.relay.rank import (
     Rank,
 )
 from indexer.identity import Tier
-from tests.events.one_rank import (
+from tests.events.relay.one_rank import (
     CLEARED,
     EPOCH,
     NOW_S,

@@ -277,7 +277,7 @@ def test_what_is_overridden_of_nats_py_is_there_and_its_releases_have_a_bound() 
         assert tuple(signature.parameters) == ("self", *parameters), name
     assert vars(Client()).keys() >= READ
     assert "NatsClient" not in inspect.getsource(Client)
-    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
     (bound,) = (one for one in project["dependencies"] if one.startswith("nats-py"))
     assert "<" in bound
 

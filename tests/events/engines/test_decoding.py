@@ -29,7 +29,7 @@ from events.engines.wire import (
     UNKNOWN_KIND_CHARS,
 )
 
-GOLDEN = Path(__file__).parent.parent / "golden"
+GOLDEN = Path(__file__).parents[2] / "golden"
 REWRITE = os.environ.get("KVROUTE_REWRITE_GOLDEN") == "1"
 CAPTURES = sorted(str(path.parent.relative_to(GOLDEN)) for path in GOLDEN.glob("**/frames.jsonl"))
 

@@ -19,7 +19,7 @@ from events.engines.zmq_framing import (
     replay_request,
 )
 
-GOLDEN = Path(__file__).parent.parent / "golden"
+GOLDEN = Path(__file__).parents[2] / "golden"
 REPLAYS = sorted(str(path.parent.relative_to(GOLDEN)) for path in GOLDEN.glob("**/replay.jsonl"))
 WITHOUT_TOPIC = {
     "sglang-old-wire/0.4.6.post5",

@@ -14,7 +14,7 @@ from events.relay.rank import Rank
 from events.relay.saved_ledger import Source, unpack
 from indexer.identity import WorkerKey
 from tests.end_to_end.stage import until
-from tests.events.one_rank import NOW_S, Engine, following
+from tests.events.relay.one_rank import NOW_S, Engine, following
 
 SOURCE = Source(WorkerKey("w", 0), "vllm", 4)
 

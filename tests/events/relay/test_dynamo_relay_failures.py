@@ -13,8 +13,8 @@ from events.plane.settings import DynamoSettings
 from events.relay import dynamo_relay as module
 from events.relay.dynamo_relay import DynamoRelay
 from tests.end_to_end.stage import until
-from tests.events.test_relay_failures import breaking, errors
-from tests.events.wire import Wire
+from tests.events.relay.test_relay_failures import breaking, errors
+from tests.events.relay.wire import Wire
 
 EVENTS = "namespace.n.component.c.endpoint.e.kv-events"
 

@@ -25,8 +25,8 @@ from events.engines.load import (
     vllm_loads,
 )
 
-VLLM = Path(__file__).parent.parent / "golden" / "vllm-0.32.0"
-SGLANG = Path(__file__).parent.parent / "golden" / "sglang-0.5.23" / "server-single"
+VLLM = Path(__file__).parents[2] / "golden" / "vllm-0.32.0"
+SGLANG = Path(__file__).parents[2] / "golden" / "sglang-0.5.23" / "server-single"
 
 VLLM_PAGE = (VLLM / "single-int" / "metrics-under-load.txt").read_text()
 VLLM_DP_PAGE = (VLLM / "dp2-connect" / "metrics-under-load.txt").read_text()

@@ -9,7 +9,7 @@ from events.relay import rank as rank_module
 from events.relay.rank import EngineState, Rank
 from events.relay.saved_ledger import Source, pack, unpack
 from indexer.identity import EngineHash, WorkerKey
-from tests.events.one_rank import (
+from tests.events.relay.one_rank import (
     CLEARED,
     EPOCH,
     NOW_S,
