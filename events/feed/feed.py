@@ -31,8 +31,7 @@ from events.plane.facts import (
     SnapshotRequest,
     Stored,
     Unreadable,
-    decode_chunk,
-    decode_control,
+    decode,
     decode_stream,
     encode,
 )
@@ -222,7 +221,7 @@ class Feed:
             self._on_heartbeat(key)
 
     async def _control_came(self, message: Msg) -> None:
-        control = decode_control(message.data)
+        control = decode(Control, message.data)
         if isinstance(control, Unreadable):
             self._view.dropped[control.reason] += 1
             return
@@ -360,7 +359,7 @@ class Feed:
         answer = await self._broker.request(subject, encode(request), _ANSWER_TIMEOUT_S)
         if answer is None:
             raise _PullFailed("no answer")
-        chunk = decode_chunk(answer)
+        chunk = decode(SnapshotChunk, answer)
         if isinstance(chunk, Unreadable):
             self._view.dropped[chunk.reason] += 1
             raise _PullFailed("answer unreadable")

@@ -30,7 +30,7 @@ from events.plane.facts import (
     Removed,
     Stored,
     Unreadable,
-    decode_heartbeat,
+    decode,
     decode_stream,
     unpack_hashes,
 )
@@ -210,7 +210,7 @@ class FleetView:
 
     def on_heartbeat(self, key: WorkerKey, payload: bytes, now_s: float) -> Source | None:
         """A message of the load subject; the source it changed, or None when it was dropped."""
-        message = decode_heartbeat(payload)
+        message = decode(Heartbeat, payload)
         if isinstance(message, Unreadable):
             self._count_dropped((message,))
             return None

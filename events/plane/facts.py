@@ -7,9 +7,9 @@ little-endian u64s, so that neither side makes an object a block.
 Law: a facts message is sets only. Applying it twice changes nothing more than applying it once.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -254,13 +254,6 @@ class Unreadable:
 
 
 _stream_decoder = msgspec.msgpack.Decoder(FactsMessage | Beat)
-_heartbeat_decoder = msgspec.msgpack.Decoder(Heartbeat)
-_request_decoder = msgspec.msgpack.Decoder(SnapshotRequest)
-_chunk_decoder = msgspec.msgpack.Decoder(SnapshotChunk)
-_hello_decoder = msgspec.msgpack.Decoder(Hello)
-_warm_decoder = msgspec.msgpack.Decoder(Warm)
-_warmed_decoder = msgspec.msgpack.Decoder(Warmed)
-_control_decoder = msgspec.msgpack.Decoder(Control)
 _encoder = msgspec.msgpack.Encoder()
 
 
@@ -289,6 +282,8 @@ _loose_decoder = msgspec.msgpack.Decoder(_LooseFacts)
 _kinds_decoder = msgspec.msgpack.Decoder(_LooseKinds)
 _fact_decoder = msgspec.msgpack.Decoder(Fact)
 
+M = TypeVar("M", bound=msgspec.Struct)
+
 Message = (
     FactsMessage
     | Beat
@@ -310,7 +305,7 @@ def encode(message: Message) -> bytes:
 def encode_heartbeat(heartbeat: Heartbeat) -> bytes:
     """A heartbeat's bytes. Raises ValueError or OverflowError when routers couldn't read them."""
     payload = _encoder.encode(heartbeat)
-    if isinstance(read := decode_heartbeat(payload), Unreadable):
+    if isinstance(read := decode(Heartbeat, payload), Unreadable):
         raise ValueError(f"routers can't read this heartbeat ({read.reason}): {read.detail}")
     return payload
 
@@ -333,79 +328,20 @@ def decode_stream(payload: bytes) -> tuple[FactsMessage | Beat | None, tuple[Unr
     return message, ()
 
 
-def decode_heartbeat(payload: bytes) -> Heartbeat | Unreadable:
-    """A message of the load subject. Never raises."""
-    if len(payload) > HEARTBEAT_BYTES_MAX:
+def decode(kind: type[M], payload: bytes) -> M | Unreadable:
+    """One message, read as a struct of any subject but facts (see `decode_stream`).
+
+    No payload makes it raise; a struct without a row in _FORMS is a KeyError.
+    """
+    form = _FORMS[kind]
+    if len(payload) > form.bytes_max:
         return _too_large(payload)
     try:
-        return _heartbeat_decoder.decode(payload)
+        message: M = form.decoder.decode(payload)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         return Unreadable("malformed", str(error))
-
-
-def decode_snapshot_request(payload: bytes) -> SnapshotRequest | Unreadable:
-    """A router's message on the snapshot subject. Never raises."""
-    if len(payload) > REQUEST_BYTES_MAX:
-        return _too_large(payload)
-    try:
-        return _request_decoder.decode(payload)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        return Unreadable("malformed", str(error))
-
-
-def decode_chunk(payload: bytes) -> SnapshotChunk | Unreadable:
-    """A relay's answer to a SnapshotRequest. Never raises."""
-    if len(payload) > MESSAGE_BYTES_MAX:
-        return _too_large(payload)
-    try:
-        chunk = _chunk_decoder.decode(payload)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        return Unreadable("malformed", str(error))
-    bad = _implausible(chunk.facts)
-    return Unreadable("malformed", bad) if bad else chunk
-
-
-def decode_hello(payload: bytes) -> Hello | Unreadable:
-    """A message of the hello subject. Never raises."""
-    if len(payload) > MESSAGE_BYTES_MAX:
-        return _too_large(payload)
-    try:
-        return _hello_decoder.decode(payload)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        return Unreadable("malformed", str(error))
-
-
-def decode_control(payload: bytes) -> Control | Unreadable:
-    """A message of the control subject. Never raises."""
-    if len(payload) > MESSAGE_BYTES_MAX:
-        return _too_large(payload)
-    try:
-        return _control_decoder.decode(payload)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        return Unreadable("malformed", str(error))
-
-
-def decode_warm(payload: bytes) -> Warm | Unreadable:
-    """A message of the warm subject. Never raises."""
-    if len(payload) > MESSAGE_BYTES_MAX:
-        return _too_large(payload)
-    try:
-        warm = _warm_decoder.decode(payload)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        return Unreadable("malformed", str(error))
-    if not warm.cancel and (not warm.tokens or len(warm.tokens) % 4):
-        return Unreadable("malformed", f"{len(warm.tokens)} bytes hold no token ids")
-    return warm
-
-
-def decode_warmed(payload: bytes) -> Warmed | Unreadable:
-    """A relay's answer to a Warm. Never raises."""
-    if len(payload) > MESSAGE_BYTES_MAX:
-        return _too_large(payload)
-    try:
-        return _warmed_decoder.decode(payload)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        return Unreadable("malformed", str(error))
+    fault = form.fault(message)
+    return Unreadable("malformed", fault) if fault else message
 
 
 def pack_hashes(hashes: Sequence[int] | HashArray) -> bytes:
@@ -460,3 +396,32 @@ def _implausible(facts: Sequence[Fact]) -> str:
 
 def _too_large(payload: bytes) -> Unreadable:
     return Unreadable("too_large", f"{len(payload)} bytes")
+
+
+def _tokens_fault(warm: Warm) -> str:
+    """Why the engine can't compute this prefix; empty when it can."""
+    if not warm.cancel and (not warm.tokens or len(warm.tokens) % 4):
+        return f"{len(warm.tokens)} bytes hold no token ids"
+    return ""
+
+
+class _Form(NamedTuple):
+    """How a message is read."""
+
+    decoder: msgspec.msgpack.Decoder[Any]
+    bytes_max: int = MESSAGE_BYTES_MAX
+    fault: Callable[[Any], str] = lambda _: ""
+    """Why a message that has the form makes no sense; empty when it does."""
+
+
+_FORMS: dict[type[msgspec.Struct], _Form] = {
+    Heartbeat: _Form(msgspec.msgpack.Decoder(Heartbeat), HEARTBEAT_BYTES_MAX),
+    SnapshotRequest: _Form(msgspec.msgpack.Decoder(SnapshotRequest), REQUEST_BYTES_MAX),
+    SnapshotChunk: _Form(
+        msgspec.msgpack.Decoder(SnapshotChunk), fault=lambda chunk: _implausible(chunk.facts)
+    ),
+    Hello: _Form(msgspec.msgpack.Decoder(Hello)),
+    Control: _Form(msgspec.msgpack.Decoder(Control)),
+    Warm: _Form(msgspec.msgpack.Decoder(Warm), fault=_tokens_fault),
+    Warmed: _Form(msgspec.msgpack.Decoder(Warmed)),
+}

@@ -25,12 +25,12 @@ from events.engines.dynamo import WorkerLoad, decode_dynamo
 from events.plane import subjects
 from events.plane.broker import Broker, OnMessage
 from events.plane.facts import (
+    Control,
     Epoch,
     Heartbeat,
     SnapshotRequest,
     Unreadable,
-    decode_control,
-    decode_snapshot_request,
+    decode,
     encode,
     encode_heartbeat,
 )
@@ -338,7 +338,7 @@ class DynamoRelay:
         worker = self._workers.get(key) if key is not None else None
         if worker is None:  # another relay's
             return
-        request = decode_snapshot_request(message.data)
+        request = decode(SnapshotRequest, message.data)
         if isinstance(request, Unreadable):
             self.counts["malformed_request"] += 1
             return
@@ -356,7 +356,7 @@ class DynamoRelay:
 
     async def _control_came(self, message: Msg) -> None:
         """A removed worker is dropped here too: the one who removes it knows more than NATS."""
-        control = decode_control(message.data)
+        control = decode(Control, message.data)
         if isinstance(control, Unreadable):
             self.counts["malformed_request"] += 1
             return

@@ -42,7 +42,7 @@ from events.plane.facts import (
     Heartbeat,
     SnapshotRequest,
     Unreadable,
-    decode_snapshot_request,
+    decode,
     encode,
     encode_heartbeat,
 )
@@ -522,7 +522,7 @@ class Relay:
             shell.beat_now.set()
 
     async def _snapshot_asked(self, shell: _RankShell, message: Msg) -> None:
-        request = decode_snapshot_request(message.data)
+        request = decode(SnapshotRequest, message.data)
         if isinstance(request, Unreadable):
             self.counts["malformed_request"] += 1
             return

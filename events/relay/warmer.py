@@ -23,7 +23,7 @@ from nats.aio.msg import Msg
 
 from events.engines.endpoints import masked
 from events.engines.probe import redirect_of
-from events.plane.facts import Unreadable, Warm, Warmed, decode_warm, encode
+from events.plane.facts import Unreadable, Warm, Warmed, decode, encode
 from events.plane.settings import EngineSettings
 from events.plane.supervisor import Supervisor
 from indexer.identity import WorkerKey
@@ -80,7 +80,7 @@ class Warmer:
 
     async def asked(self, message: Msg) -> None:
         """A router asks, or takes back what it asked."""
-        asked = decode_warm(message.data)
+        asked = decode(Warm, message.data)
         if isinstance(asked, Unreadable):
             self._counts["warm_malformed"] += 1
             return

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from events.plane import subjects
 from events.plane.broker import Broker
-from events.plane.facts import Unreadable, Warm, decode_warmed, encode
+from events.plane.facts import Unreadable, Warm, Warmed, decode, encode
 from events.plane.tasks import OnFailure, Tasks
 from events.relay.warmer import WARM_S
 from router.copies.copies import Copy
@@ -74,7 +74,7 @@ class CopyLink:
             return  # taken back as its answer came, which asyncio.wait_for puts before a cancel
         trouble = "no answer from its relay"
         if answer is not None:
-            told = decode_warmed(answer)
+            told = decode(Warmed, answer)
             if isinstance(told, Unreadable):
                 trouble = f"answer unreadable: {told.detail}"
             else:

@@ -23,7 +23,7 @@ from nats.aio.subscription import Subscription
 from events.feed.peers import FULL_S, Teller
 from events.plane import subjects
 from events.plane.broker import Broker, OnMessage
-from events.plane.facts import Control, Epoch, Unreadable, decode_hello, encode
+from events.plane.facts import Control, Epoch, Hello, Unreadable, decode, encode
 from events.plane.tasks import OnFailure, Tasks
 from router.core.core import RouterCore
 from router.replicas.fleet_commands import ControlDesk
@@ -180,7 +180,7 @@ class PeerLink:
             await self._broker.publish(message.reply, self._on_report(message.data))
 
     async def _hello_came(self, message: Msg) -> None:
-        hello = decode_hello(message.data)
+        hello = decode(Hello, message.data)
         if isinstance(hello, Unreadable):
             self._core.fleet.view.dropped[hello.reason] += 1
             return

@@ -12,7 +12,7 @@ import pytest
 from events.plane import subjects
 from events.plane.broker import Broker
 from events.plane.clock import unix_now
-from events.plane.facts import Warm, Warmed, decode_warmed, encode
+from events.plane.facts import Warm, Warmed, decode, encode
 from events.plane.settings import EngineSettings, NatsSettings
 from events.relay.relay import Relay
 from events.relay.warmer import JOBS_MAX, completion_of
@@ -52,7 +52,7 @@ class Engines:
         subject = subjects.warm("default", worker)
         answer = await self.broker.request(subject, encode(warm), 30.0)
         assert answer is not None
-        told = decode_warmed(answer)
+        told = decode(Warmed, answer)
         assert isinstance(told, Warmed)
         return told
 

@@ -23,7 +23,7 @@ from events.plane.facts import (
     SnapshotChunk,
     Warm,
     Warmed,
-    decode_warmed,
+    decode,
     encode,
 )
 from events.plane.settings import NatsSettings
@@ -148,7 +148,7 @@ async def test_the_documented_permissions_are_enough(guarded: Guarded) -> None:
     warm = encode(Warm(id="1", tokens=pack_tokens(range(20 * BLOCK_SIZE))))
     answer = await guarded.router.broker.request(subjects.warm("default", A), warm, 30.0)
     assert answer is not None
-    assert decode_warmed(answer) == Warmed(id="1", done=True)
+    assert decode(Warmed, answer) == Warmed(id="1", done=True)
     assert await guarded.client.drain_worker("a") == 1
     picks = {(await guarded.client.route(token_ids=[1, 2, 3])).worker_id for _ in range(10)}
     assert picks == {"b"}

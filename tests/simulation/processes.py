@@ -23,7 +23,7 @@ from events.plane.facts import (
     SnapshotRequest,
     Stored,
     Unreadable,
-    decode_chunk,
+    decode,
     decode_stream,
     encode,
     unpack_hashes,
@@ -515,7 +515,7 @@ class Router(Process):
             nonlocal done
             if not done:
                 done = True
-                chunk = decode_chunk(answer) if answer is not None else None
+                chunk = decode(SnapshotChunk, answer) if answer is not None else None
                 then(None if isinstance(chunk, Unreadable) else chunk)
 
         if self.world.from_router(self, key, encode(request), once):

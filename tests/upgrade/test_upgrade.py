@@ -3,6 +3,7 @@
 import json
 from base64 import b64decode
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +21,14 @@ from events.plane.facts import (
     Beat,
     Control,
     Heartbeat,
+    Hello,
     SnapshotChunk,
+    SnapshotRequest,
     Unreadable,
-    decode_chunk,
-    decode_control,
-    decode_heartbeat,
-    decode_hello,
-    decode_snapshot_request,
+    Warm,
+    Warmed,
+    decode,
     decode_stream,
-    decode_warm,
-    decode_warmed,
     encode,
     encode_heartbeat,
 )
@@ -110,13 +109,13 @@ def stream(payload: bytes) -> object:
 
 READERS: dict[str, Callable[[bytes], object]] = {
     "stream": stream,
-    "heartbeat": decode_heartbeat,
-    "request": decode_snapshot_request,
-    "chunk": decode_chunk,
-    "hello": decode_hello,
-    "control": decode_control,
-    "warm": decode_warm,
-    "warmed": decode_warmed,
+    "heartbeat": partial(decode, Heartbeat),
+    "request": partial(decode, SnapshotRequest),
+    "chunk": partial(decode, SnapshotChunk),
+    "hello": partial(decode, Hello),
+    "control": partial(decode, Control),
+    "warm": partial(decode, Warm),
+    "warmed": partial(decode, Warmed),
     "inflight": decode_inflight,
 }
 
@@ -150,7 +149,7 @@ def test_an_older_relays_snapshot_is_a_workers_state() -> None:
     view = FleetView(ReferenceIndex(), beat_timeout_s=3.0, forget_s=30.0, workers_max=4)
     beat = of_kind("stream")[-1]
     assert [pull.worker for pull in view.on_stream(KEY, beat, AT_S)] == [KEY]
-    chunk = decode_chunk(of_kind("chunk")[0])
+    chunk = decode(SnapshotChunk, of_kind("chunk")[0])
     assert isinstance(chunk, SnapshotChunk)
     answer = (chunk.epoch, chunk.as_of, chunk.facts, chunk.complete)
     assert view.on_snapshot(KEY, *answer, AT_S) == []
@@ -174,7 +173,7 @@ def test_an_older_replicas_commands_hold() -> None:
     fleet.add("w0")
     drained = []
     for payload in of_kind("control"):
-        control = decode_control(payload)
+        control = decode(Control, payload)
         assert isinstance(control, Control)
         assert desk.apply(control) == 1
         drained.append("w0" in fleet.core.fleet.drained)

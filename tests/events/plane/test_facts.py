@@ -32,10 +32,7 @@ from events.plane.facts import (
     SnapshotRequest,
     Stored,
     Unreadable,
-    decode_chunk,
-    decode_control,
-    decode_heartbeat,
-    decode_snapshot_request,
+    decode,
     decode_stream,
     encode,
     encode_heartbeat,
@@ -105,8 +102,8 @@ def test_a_stream_message_comes_out_as_it_went_in(message: FactsMessage | Beat) 
 
 
 def test_a_heartbeat_and_a_chunk_come_out_as_they_went_in() -> None:
-    assert decode_heartbeat(encode(HEARTBEAT)) == HEARTBEAT
-    assert decode_chunk(encode(CHUNK)) == CHUNK
+    assert decode(Heartbeat, encode(HEARTBEAT)) == HEARTBEAT
+    assert decode(SnapshotChunk, encode(CHUNK)) == CHUNK
 
 
 @pytest.mark.parametrize(
@@ -158,9 +155,9 @@ def test_unknown_fields_are_ignored_everywhere() -> None:
             fields["facts"][0]["new"] = "field"
         assert decode_stream(msgspec.msgpack.encode(fields)) == (message, ())
     fields = msgspec.msgpack.decode(encode(HEARTBEAT)) | {"new": 1}
-    assert decode_heartbeat(msgspec.msgpack.encode(fields)) == HEARTBEAT
+    assert decode(Heartbeat, msgspec.msgpack.encode(fields)) == HEARTBEAT
     fields = msgspec.msgpack.decode(encode(CHUNK)) | {"new": 1}
-    assert decode_chunk(msgspec.msgpack.encode(fields)) == CHUNK
+    assert decode(SnapshotChunk, msgspec.msgpack.encode(fields)) == CHUNK
 
 
 def test_an_unknown_kind_of_message_is_counted() -> None:
@@ -289,8 +286,8 @@ def test_a_heartbeat_has_bounds_to_each_text_and_list(
     longest: dict[str, Any], too_long: dict[str, Any]
 ) -> None:
     fields = msgspec.msgpack.decode(encode(HEARTBEAT))
-    assert isinstance(decode_heartbeat(msgspec.msgpack.encode(fields | longest)), Heartbeat)
-    found = decode_heartbeat(msgspec.msgpack.encode(fields | too_long))
+    assert isinstance(decode(Heartbeat, msgspec.msgpack.encode(fields | longest)), Heartbeat)
+    found = decode(Heartbeat, msgspec.msgpack.encode(fields | too_long))
     assert isinstance(found, Unreadable)
     assert found.reason == "malformed"
 
@@ -299,8 +296,8 @@ def test_a_heartbeat_has_a_size() -> None:
     fields = msgspec.msgpack.decode(encode(HEARTBEAT))
     fits = msgspec.msgpack.encode(fields | {"lora_names": ["a" * 1000] * 125})
     assert HEARTBEAT_BYTES_MAX - 6000 < len(fits) <= HEARTBEAT_BYTES_MAX
-    assert isinstance(decode_heartbeat(fits), Heartbeat)
-    found = decode_heartbeat(msgspec.msgpack.encode(fields | {"lora_names": ["a" * 1000] * 135}))
+    assert isinstance(decode(Heartbeat, fits), Heartbeat)
+    found = decode(Heartbeat, msgspec.msgpack.encode(fields | {"lora_names": ["a" * 1000] * 135}))
     assert found == Unreadable("too_large", found.detail)
 
 
@@ -308,35 +305,35 @@ def test_an_answer_has_a_size_and_numbers_of_facts_and_messages() -> None:
     fact = Stored(HASHES, "device")
     for facts, messages in (([fact] * FACTS_MAX, []), ([], [b""] * RING_MESSAGES_MAX)):
         fits = SnapshotChunk(VERSION, EPOCH, 7, 0, 2, facts, messages)
-        assert decode_chunk(encode(fits)) == fits
+        assert decode(SnapshotChunk, encode(fits)) == fits
         more = SnapshotChunk(VERSION, EPOCH, 7, 0, 2, facts + facts[:1], messages + messages[:1])
-        found = decode_chunk(encode(more))
+        found = decode(SnapshotChunk, encode(more))
         assert isinstance(found, Unreadable)
         assert found.reason == "malformed"
     large = SnapshotChunk(VERSION, EPOCH, 7, 0, 2, [], [bytes(MESSAGE_BYTES_MAX)])
-    found = decode_chunk(encode(large))
+    found = decode(SnapshotChunk, encode(large))
     assert isinstance(found, Unreadable)
     assert found.reason == "too_large"
 
 
 def test_a_command_has_bounds_too() -> None:
     fits = Control(VERSION, "i" * 1024, "drain", "w" * 1024)
-    assert decode_control(encode(fits)) == fits
+    assert decode(Control, encode(fits)) == fits
     for more in (
         Control(VERSION, "i" * 1025, "drain", "w"),
         Control(VERSION, "i", "drain", "w" * 1025),
         Control(VERSION, "i", "d" * 1025, "w"),
     ):
-        found = decode_control(encode(more))
+        found = decode(Control, encode(more))
         assert isinstance(found, Unreadable)
         assert found.reason == "malformed"
-    found = decode_control(bytes(MESSAGE_BYTES_MAX + 1))
+    found = decode(Control, bytes(MESSAGE_BYTES_MAX + 1))
     assert found == Unreadable("too_large", f"{MESSAGE_BYTES_MAX + 1} bytes")
-    assert isinstance(decode_control(b"\xc1"), Unreadable)
+    assert isinstance(decode(Control, b"\xc1"), Unreadable)
 
 
 def test_a_heartbeat_that_routers_could_not_read_is_not_encoded() -> None:
-    assert decode_heartbeat(encode_heartbeat(HEARTBEAT)) == HEARTBEAT
+    assert decode(Heartbeat, encode_heartbeat(HEARTBEAT)) == HEARTBEAT
     for changes in ({"running": 1 << 31}, {"labels": {"x": "y" * 2000}}, {"running": 1 << 70}):
         with pytest.raises((ValueError, OverflowError)):
             encode_heartbeat(msgspec.structs.replace(HEARTBEAT, **changes))
@@ -362,7 +359,7 @@ def test_a_heartbeat_that_routers_could_not_read_is_not_encoded() -> None:
 )
 def test_an_implausible_heartbeat_is_dropped(changes: dict[str, Any]) -> None:
     fields = msgspec.msgpack.decode(encode(HEARTBEAT)) | changes
-    dropped = decode_heartbeat(msgspec.msgpack.encode(fields))
+    dropped = decode(Heartbeat, msgspec.msgpack.encode(fields))
     assert isinstance(dropped, Unreadable)
     assert dropped.reason == "malformed"
 
@@ -382,7 +379,7 @@ def test_an_implausible_heartbeat_is_dropped(changes: dict[str, Any]) -> None:
 )
 def test_an_implausible_chunk_is_dropped(changes: dict[str, Any]) -> None:
     fields = msgspec.msgpack.decode(encode(CHUNK)) | changes
-    assert isinstance(decode_chunk(msgspec.msgpack.encode(fields)), Unreadable)
+    assert isinstance(decode(SnapshotChunk, msgspec.msgpack.encode(fields)), Unreadable)
 
 
 @pytest.mark.parametrize(
@@ -404,7 +401,7 @@ def test_an_implausible_chunk_is_dropped(changes: dict[str, Any]) -> None:
 )
 def test_an_implausible_snapshot_request_is_dropped(changes: dict[str, Any]) -> None:
     fields = {"v": 1, "chunk": 0} | changes
-    assert isinstance(decode_snapshot_request(msgspec.msgpack.encode(fields)), Unreadable)
+    assert isinstance(decode(SnapshotRequest, msgspec.msgpack.encode(fields)), Unreadable)
 
 
 anything = st.recursive(
@@ -425,7 +422,7 @@ REQUEST_FIELDS = ["v", "chunk", "epoch", "as_of", "from_seq", "more"]
 def test_any_snapshot_request_is_answered_or_dropped(fields: dict[str, Any]) -> None:
     outbox = Outbox(EPOCH)
     desk = SnapshotDesk(Ledger(4), outbox)
-    request = decode_snapshot_request(msgspec.msgpack.encode(fields))
+    request = decode(SnapshotRequest, msgspec.msgpack.encode(fields))
     if not isinstance(request, Unreadable):
         encode(desk.answer(request, True, 1.0))
 
@@ -436,8 +433,8 @@ def test_a_message_cut_anywhere_is_dropped(message: Any) -> None:
     for length in range(len(whole)):
         cut = whole[:length]
         assert dropped_by(cut) == ["malformed"]
-        assert isinstance(decode_heartbeat(cut), Unreadable)
-        assert isinstance(decode_chunk(cut), Unreadable)
+        assert isinstance(decode(Heartbeat, cut), Unreadable)
+        assert isinstance(decode(SnapshotChunk, cut), Unreadable)
 
 
 @pytest.mark.parametrize("message", [FACTS, BEAT, HEARTBEAT, CHUNK])
@@ -470,13 +467,13 @@ def decode_all(payload: bytes) -> None:
     """All decoders; what gets through can be applied without a further look."""
     message, dropped = decode_stream(payload)
     assert message is not None or dropped
-    chunk = decode_chunk(payload)
+    chunk = decode(SnapshotChunk, payload)
     facts = message.facts if isinstance(message, FactsMessage) else []
     stored = [] if isinstance(chunk, Unreadable) else chunk.facts
     for fact in (*facts, *stored):
         if not isinstance(fact, Cleared):
             unpack_hashes(fact.hashes)
-    decode_heartbeat(payload)
+    decode(Heartbeat, payload)
 
 
 # --- subjects ---

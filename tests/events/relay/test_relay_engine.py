@@ -13,7 +13,7 @@ from aiohttp import web
 from events.engines import probe
 from events.engines import sockets as engine_sockets
 from events.plane import supervisor
-from events.plane.facts import Heartbeat, Warm, Warmed, decode_warmed, encode
+from events.plane.facts import Heartbeat, Warm, Warmed, decode, encode
 from events.plane.settings import EngineSettings
 from events.relay import relay as module
 from events.relay.rank import EngineState
@@ -229,7 +229,7 @@ async def test_redirects_are_told_and_not_followed(engine: Engine) -> None:
     assert "hunter2" not in engine.warnings()
     await engine.wire.say("kvroute.v1.f.warm.w.0", encode(Warm(id="1", tokens=bytes(4))), "us")
     await until(lambda: engine.wire.published["us"], "an answer to the router")
-    told = decode_warmed(engine.wire.published["us"][0])
+    told = decode(Warmed, engine.wire.published["us"][0])
     assert isinstance(told, Warmed)
     assert not told.done
     assert "answered with a redirect to http://***@127.0.0.1" in told.detail

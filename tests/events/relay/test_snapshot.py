@@ -10,7 +10,7 @@ from events.plane.facts import (
     Epoch,
     SnapshotChunk,
     SnapshotRequest,
-    decode_chunk,
+    decode,
     encode,
     pack_hashes,
     unpack_hashes,
@@ -55,7 +55,7 @@ class Relay:
             request = made
         answer = encode(made)
         assert len(answer) < NATS_MESSAGE_BYTES
-        chunk = decode_chunk(answer)
+        chunk = decode(SnapshotChunk, answer)
         assert isinstance(chunk, SnapshotChunk)
         return chunk
 

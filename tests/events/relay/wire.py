@@ -11,7 +11,7 @@ from nats.aio.subscription import Subscription
 from typing_extensions import override
 
 from events.plane.broker import Broker, OnMessage
-from events.plane.facts import Beat, Heartbeat, decode_heartbeat, decode_stream
+from events.plane.facts import Beat, Heartbeat, decode, decode_stream
 from events.plane.settings import NatsSettings
 
 
@@ -60,7 +60,7 @@ class Wire(Broker):
                 await listener(cast(Msg, message))
 
     def heartbeats(self, worker: str, rank: int = 0) -> list[Heartbeat]:
-        read = [decode_heartbeat(one) for one in self._of("load", worker, rank)]
+        read = [decode(Heartbeat, one) for one in self._of("load", worker, rank)]
         assert all(isinstance(one, Heartbeat) for one in read)
         return cast(list[Heartbeat], read)
 

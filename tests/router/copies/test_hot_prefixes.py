@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
-from events.plane.facts import WARM_TOKENS_MAX, Unreadable, Warm, decode_warm, encode
+from events.plane.facts import WARM_TOKENS_MAX, Unreadable, Warm, decode, encode
 from indexer.hashing import MultimodalItem
 from indexer.identity import WorkerKey
 from indexer.kernel import NativeIndex
@@ -389,8 +389,8 @@ def test_of_a_text_too_long_for_a_message_the_beginning_is_copied() -> None:
     copy = fleet.copy()
     assert copy.prefix.token_count == 1 << 17
     warm = Warm(id="x" * 100, tokens=copy.prefix.token_bytes or b"")
-    assert decode_warm(encode(warm)) == warm
-    assert isinstance(decode_warm(encode(Warm(id="x", tokens=bytes(1_000_004)))), Unreadable)
+    assert decode(Warm, encode(warm)) == warm
+    assert isinstance(decode(Warm, encode(Warm(id="x", tokens=bytes(1_000_004)))), Unreadable)
 
 
 def test_hot_prefixes_are_bounded_in_number_and_the_hotter_half_stays() -> None:
