@@ -26,31 +26,23 @@ from events.engines.dynamo import (
     What,
     WorkerEvent,
 )
-from events.plane.facts import Epoch, SnapshotChunk, SnapshotRequest
+from events.plane.facts import Epoch
 from events.relay.dynamo_ledger import DynamoLedger
 from events.relay.ledger import Change, Wiped
-from events.relay.outbox import Outbox
-from events.relay.snapshot import SnapshotDesk
+from events.relay.rank_stream import RankStream
 
 SWEPT_AT_ONCE = 2048
 """Entries of a ledger that was wiped: 0.3 ms."""
 
 
-class DynamoRank:
+class DynamoRank(RankStream[DynamoLedger]):
     """One (worker, rank)."""
 
     def __init__(self, epoch: Epoch, *, blocks_max: int = 1 << 22) -> None:
-        self.complete = False
-        """Whether the ledger missed nothing of this life."""
-        self.counts: Counter[str] = Counter()
-        """Kind of event, and what went wrong, of the whole life of this object."""
-        self.engine_gaps = 0
-        self.engine_restarts = 0
-        self.last_event_s: float | None = None
-        self.outbox = Outbox(epoch)
+        counts: Counter[str] = Counter()
+        ledger = DynamoLedger(blocks_max, counts)
+        super().__init__(ledger, epoch, counts=counts, swept_at_once=SWEPT_AT_ONCE)
         self._blocks_max = blocks_max
-        self.ledger = DynamoLedger(blocks_max, self.counts)
-        self._desk = SnapshotDesk(self.ledger, self.outbox)
         self._next_id: int | None = None
         """The worker's next number; None as long as nothing was heard."""
         self._origin: Origin | None = None
@@ -102,31 +94,6 @@ class DynamoRank:
         """A call raised, so that an event may be applied by half: nothing held is certain."""
         return self._lose(now_s)
 
-    def flush(self) -> list[bytes]:
-        """What is gathered; the relay calls it a moment after events came."""
-        return self.outbox.flush()
-
-    def beat(self, now_s: float) -> list[bytes]:
-        """What every second brings: what is gathered, then the state after it."""
-        self._desk.expire(now_s)
-        messages = self.outbox.flush()
-        ledger = self.ledger
-        count, digest, lacks = ledger.count(), ledger.digest(), ledger.left_out.reasons()
-        messages.append(self.outbox.beat(count, digest, self.complete, now_s, lacks))
-        return messages
-
-    def sweep(self) -> bool:
-        """Lets go of a slice of what was held before a wipe; False when nothing is left of it."""
-        return self.ledger.sweep(SWEPT_AT_ONCE)
-
-    def answer(
-        self, request: SnapshotRequest, now_s: float
-    ) -> tuple[list[bytes], SnapshotChunk | SnapshotRequest]:
-        """A router's question; what is gathered goes out before the answer. A request instead of
-        an answer: part of it is made, and it is to be asked again in a later turn."""
-        messages = self.flush()
-        return messages, self._desk.answer(request, self.complete, now_s)
-
     def _take_back(self, now_s: float) -> list[bytes]:
         """Nothing was missed: an epoch begins with the ledger that was put aside."""
         if self._aside is None:
@@ -140,26 +107,15 @@ class DynamoRank:
         return self._start_epoch(ledger, 1, now_s)
 
     def _lose(self, now_s: float) -> list[bytes]:
-        """Removals may be lost, so nothing held is certain any more."""
+        """Removals may be lost, with what was put aside, too."""
         self._drop_aside()
-        self.complete = False
-        self._desk.note((Wiped(),))  # the ledger says nothing if an event that raised emptied it
-        return self._changed(self.ledger.wipe(), now_s)
+        return self._forget_all(now_s)
 
     def _new_life(self, now_s: float) -> list[bytes]:
         self.engine_restarts += 1
         self._drop_aside()
         self.complete = False
         return self._start_epoch(DynamoLedger(self._blocks_max, self.counts), 0, now_s)
-
-    def _start_epoch(self, ledger: DynamoLedger, seq: int, now_s: float) -> list[bytes]:
-        """A new epoch, of the blocks that this ledger holds: routers forget those before. With seq
-        1 they read the ledger as a snapshot, which is made in slices."""
-        before = self.outbox.epoch
-        self.outbox.start_over(Epoch(max(int(now_s * 1e9), before.start_ns + 1), before.nonce), seq)
-        ledger.inherit(self.ledger)
-        self._use(ledger)
-        return self.beat(now_s)
 
     def end(self) -> None:
         """Nobody follows it from now on: what it holds is left for `sweep`."""
@@ -170,15 +126,6 @@ class DynamoRank:
         if self._aside is not None:
             self.ledger.inherit(self._aside[0])
         self._aside = None
-
-    def _changed(self, changes: list[Change], now_s: float) -> list[bytes]:
-        """The ledger has changed: messages that are full by that."""
-        self._desk.note(changes)
-        return self.outbox.add(changes, now_s)
-
-    def _use(self, ledger: DynamoLedger) -> None:
-        self.ledger = ledger
-        self._desk.start_over(ledger)
 
     def _is_another_life(self, origin: Origin) -> bool:
         """Whether another publisher speaks: each numbers its rank's events itself, from the start,

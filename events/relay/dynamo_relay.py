@@ -1,25 +1,25 @@
-"""The relay of a Dynamo fleet: follows the KV events of its workers on NATS, tells them as facts.
+"""The relay of a Dynamo fleet: turns the KV events of its workers on NATS into facts.
 
     workers ──NATS (kv-events, kv_metrics)──> DynamoRank, one a (worker, rank) ──NATS──> routers
 
-The shell around events/relay/dynamo_rank.py: subscriptions, timers, and nothing decided. One
-subject carries many workers: each becomes a stream of its own when it first speaks, and ends when
-it has been silent for too long or a fleet command removes it.
+The shell around events/relay/dynamo_rank.py: subscriptions, timers, and nothing decided; the
+streams leave by events/relay/stream_publisher.py. One subject carries many workers: each becomes a
+stream of its own with its first message, and ends after a silence of `worker_timeout_s` or by a
+fleet command.
 
-Law: what a worker, a router or a message does costs that worker or that message. Each failure is
-counted and shown as a warning of the workers concerned; a loop that fails runs again after a
-back-off.
+Law: a failure costs the worker or the message that caused it. Each is counted and shown as a
+warning of the workers concerned; a loop that fails runs again after a back-off.
 """
 
 import asyncio
 import logging
 import random
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable
+from contextlib import AsyncExitStack
 from functools import partial
 
 from nats.aio.msg import Msg
-from nats.aio.subscription import Subscription
 
 from events.engines.dynamo import WorkerLoad, decode_dynamo
 from events.plane import subjects
@@ -28,30 +28,29 @@ from events.plane.facts import (
     Control,
     Epoch,
     Heartbeat,
-    SnapshotRequest,
     Unreadable,
     decode,
-    encode,
     encode_heartbeat,
 )
+from events.plane.listening import Listening
 from events.plane.settings import DynamoSettings
 from events.plane.supervisor import Supervisor
 from events.relay.dynamo_rank import DynamoRank
-from events.relay.relay import BEAT_S, COALESCE_S, OUT_MESSAGES_MAX, RELAY_FAILING
+from events.relay.heartbeats import RELAY_FAILING
+from events.relay.stream_publisher import BEAT_S, OutgoingStream, StreamPublisher
 from indexer.identity import WorkerKey
 
 QUIET_S = 60.0
-"""Silence that a worker's heartbeat tells of."""
+"""Silence of a worker after which its heartbeat has a warning."""
 _TURN_MESSAGES = 64
 """Messages taken before others get a turn of the event loop."""
-_HELLO_JITTER_S = 0.2
 _COMPLAINT_S = 10.0
 _BLOCKS_PLAUSIBLE = 1_000_000_000
 
 log = logging.getLogger("kvroute.dynamo")
 
 
-class _Worker:
+class _Worker(OutgoingStream[DynamoRank]):
     """One (worker, rank) of the fleet."""
 
     def __init__(
@@ -62,12 +61,9 @@ class _Worker:
         supervisor: Supervisor,
         now_s: float,
     ) -> None:
-        self.key = key
-        self.supervisor = supervisor
+        super().__init__(key, rank, supervisor)
         self.dynamo_id = dynamo_id
-        self.rank = rank
         self.heard_at_s = now_s
-        self.out: deque[bytes] = deque()
         self.used_blocks: int | None = None
         self.decode_blocks: int | None = None
         self.sampled_at_s: float | None = None
@@ -92,27 +88,33 @@ class DynamoRelay:
         """
         self.settings = settings
         self.counts: Counter[str] = Counter()
-        """What was dropped before it got to a worker."""
+        """Messages that were dropped before they reached a worker, and failures, by kind."""
         self._broker = broker
         self._source = source or broker
         self._fleet = fleet
         self._clock = clock
         self._rng = rng
-        self._workers: dict[WorkerKey, _Worker] = {}
+        self._publisher = StreamPublisher[_Worker](
+            broker,
+            fleet=fleet,
+            heartbeat=self._encoded_heartbeat,
+            counts=self.counts,
+            clock=clock,
+            rng=rng,
+        )
+        self._workers = self._publisher.streams
         self._by_number: dict[tuple[int, int], _Worker] = {}
         """Dynamo's worker id and rank -> the worker"""
-        self._talkative: dict[WorkerKey, _Worker] = {}
-        """Those that have something to send."""
-        self._wake = asyncio.Event()
+        self._higher_ranks: Counter[str] = Counter()
+        """Worker id -> its ranks above 0."""
         self._unswept: dict[DynamoRank, None] = {}
-        """Those whose ledgers have something to let go."""
+        """Ranks whose wiped ledgers still hold memory."""
         self._sweep_due = asyncio.Event()
         self._taken = 0
         self._before_loss = 0
-        """Messages still to be read that came before our connection was lost."""
+        """Unread messages that came before the connection was lost."""
         self._complained_at_s = 0.0
-        self._events: Subscription | None = None
-        self._subscriptions: list[tuple[Broker, Subscription]] = []
+        self._listening = Listening()
         self._supervisor = self._supervised(settings.id)
         self._stopped = False
 
@@ -129,29 +131,29 @@ class DynamoRelay:
     async def start(self) -> None:
         """Subscribes, and answers routers. Both brokers must be connected.
 
-        Never raises: what fails is tried again in the background.
+        Never raises: work that fails is retried in the background.
         """
         fleet = self._fleet
         self._source.on_connection(self._connection_changed)
-        _ = self._supervisor.keep(self._send, "facts")
-        _ = self._supervisor.keep(self._beat, "beats")
+        self._publisher.start(self._supervisor)
+        _ = self._supervisor.keep(self._end_silent, "silence")
         _ = self._supervisor.keep(self._sweep, "sweep")
         routers = self._broker
         snapshots = subjects.all_of(fleet, "snapshot")
-        await self._listen(routers, snapshots, self._snapshot_asked, "snapshot")
-        await self._listen(routers, subjects.hello(fleet), self._hello_came, "hello")
+        await self._listen(routers, snapshots, self._snapshot_requested, "snapshot")
+        await self._listen(routers, subjects.hello(fleet), self._publisher.on_hello, "hello")
         await self._listen(routers, subjects.control(fleet), self._control_came, "control")
-        if (load := self._load_subject()) is not None:
+        if (load := _load_subject(self.settings)) is not None:
             await self._listen(self._source, load, self._load_came, "load")
         await self._listen(self._source, self.settings.subject, self._events_came, "events")
         log.info("relay for the Dynamo workers on %s", self.settings.subject)
 
     async def stop(self) -> None:
-        """Ends all it started: another relay may speak for these workers from now on."""
+        """Ends all work: from now on another relay may publish for these workers."""
         self._stopped = True
-        for broker, subscription in self._subscriptions:
-            await broker.unsubscribe(subscription)
-        await self._supervisor.close()
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(self._supervisor.close)
+            stack.push_async_callback(self._listening.close)
 
     def _supervised(self, scope: str) -> Supervisor:
         return Supervisor(scope, self._rng, on_trouble=self._count_failure)
@@ -160,32 +162,7 @@ class DynamoRelay:
         self.counts[f"{work}_failed"] += 1
 
     async def _listen(self, broker: Broker, subject: str, listener: OnMessage, work: str) -> None:
-        """Has messages on a subject call the listener, whose failures cost that message."""
-
-        async def guarded(message: Msg) -> None:
-            try:
-                await listener(message)
-            except Exception as error:  # as the law says
-                self._supervisor.failed(work, error)
-
-        async def subscribe() -> None:
-            subscription = await broker.subscribe(subject, guarded)
-            self._subscriptions.append((broker, subscription))
-            if work == "events":
-                self._events = subscription
-
-        try:
-            await subscribe()
-        except Exception as error:  # as the law says: tried again
-            self._supervisor.failed(work, error)
-            _ = self._supervisor.keep(subscribe, work)
-
-    def _load_subject(self) -> str | None:
-        """Where the workers tell their load; None when the events' subject takes that in too."""
-        if self.settings.load_subject is not None:
-            return self.settings.load_subject
-        base, separator, topic = self.settings.subject.rpartition(".")
-        return f"{base}.kv_metrics" if separator and topic == "kv-events" else None
+        await self._listening.listen(broker, subject, listener, work, self._supervisor)
 
     async def _events_came(self, message: Msg) -> None:
         self._take(message)
@@ -201,40 +178,40 @@ class DynamoRelay:
         self._take(message)
 
     def _take(self, message: Msg) -> None:
-        """Workers spoke: what they hold, or what they do, as the envelope says."""
+        """Applies a message of the workers: KV events, load, or both, as its envelope says."""
         settings = self.settings
         now_s = self._clock()
-        told = decode_dynamo(
+        read = decode_dynamo(
             message.data, bytes_max=settings.message_bytes_max, hashes_max=settings.hashes_max
         )
-        for reason in told.dropped:
+        for reason in read.dropped:
             self.counts[reason] += 1
-        if told.detail and now_s - self._complained_at_s >= _COMPLAINT_S:
+        if read.detail and now_s - self._complained_at_s >= _COMPLAINT_S:
             self._complained_at_s = now_s
-            log.warning("%s: %s", message.subject, told.detail)
-        if told.load is not None:
-            self._apply_load(told.load, now_s)
-        for event in told.events:
+            log.warning("%s: %s", message.subject, read.detail)
+        if read.load is not None:
+            self._apply_load(read.load, now_s)
+        for event in read.events:
             worker = self._worker(event.worker_id, event.dp_rank, now_s)
             if worker is not None:
-                step = partial(worker.rank.on_event, event, told.origin, now_s)
+                step = partial(worker.rank.on_event, event, read.origin, now_s)
                 self._advance(worker, step, now_s)
 
     def _advance(self, worker: _Worker, step: Callable[[], Iterable[bytes]], now_s: float) -> None:
-        """Queues what a step of a worker's rank gives. If the step fails, that rank has lost track,
-        which it tells routers."""
+        """Queues the messages of a step of a worker's rank. If the step fails, its stream starts
+        from an empty ledger."""
         try:
-            self._queue(worker, step())
+            self._publisher.queue(worker, step())
         except Exception as error:  # of that worker alone
             worker.supervisor.failed("events", error)
-            self._queue(worker, worker.rank.on_failure(now_s))
+            self._publisher.queue(worker, worker.rank.on_failure(now_s))
         self._sweep_later(worker.rank)
 
     def _apply_load(self, load: WorkerLoad, now_s: float) -> None:
         worker = self._worker(load.worker_id, load.dp_rank, now_s)
         if worker is None:
             return
-        # Dynamo's routers publish here too, and each sender tells only what it knows.
+        # Dynamo's routers publish here too, and each sender fills in only the values it has.
         if load.used_blocks is not None:
             worker.used_blocks = load.used_blocks
         if load.decode_blocks is not None:
@@ -242,7 +219,7 @@ class DynamoRelay:
         worker.sampled_at_s = now_s
 
     def _worker(self, dynamo_id: int, dp_rank: int, now_s: float) -> _Worker | None:
-        """Who speaks; a new one becomes a stream, if there is room for it."""
+        """The worker of a message; a new one becomes a stream, up to `workers_max` of them."""
         worker = self._by_number.get((dynamo_id, dp_rank))
         if worker is None:
             if len(self._workers) >= self.settings.workers_max:
@@ -253,17 +230,22 @@ class DynamoRelay:
             rank = DynamoRank(epoch, blocks_max=self.settings.blocks_max)
             key = WorkerKey(name, dp_rank)
             worker = _Worker(key, dynamo_id, rank, self._supervised(str(key)), now_s)
-            self._workers[worker.key] = worker
+            self._publisher.add(worker)
+            if dp_rank > 0:
+                self._higher_ranks[name] += 1
             self._by_number[dynamo_id, dp_rank] = worker
             log.info("%s speaks", worker.key)
         worker.heard_at_s = now_s
         return worker
 
     def _end(self, worker: _Worker) -> None:
-        """From now on nobody speaks for it; when it is heard again it is a new stream."""
-        del self._workers[worker.key]
+        """Ends a worker's stream; with its next message the worker is a new stream."""
+        self._publisher.remove(worker)
         del self._by_number[worker.dynamo_id, worker.key.dp_rank]
-        self._talkative.pop(worker.key, None)
+        if worker.key.dp_rank > 0:
+            self._higher_ranks[worker.key.worker_id] -= 1
+            if not self._higher_ranks[worker.key.worker_id]:
+                del self._higher_ranks[worker.key.worker_id]
         worker.rank.end()
         self._sweep_later(worker.rank)
 
@@ -283,28 +265,7 @@ class DynamoRelay:
             if not self._unswept:
                 self._sweep_due.clear()
 
-    def _queue(self, worker: _Worker, messages: Iterable[bytes]) -> None:
-        worker.out.extend(messages)
-        while len(worker.out) > OUT_MESSAGES_MAX:
-            worker.out.popleft()
-            self.counts["unsent"] += 1
-        self._talkative[worker.key] = worker
-        self._wake.set()
-
-    async def _send(self) -> None:
-        """Publishes what there is, a moment after it came, so that small events share a message."""
-        while True:
-            await self._wake.wait()
-            await asyncio.sleep(COALESCE_S)
-            self._wake.clear()
-            talkative, self._talkative = self._talkative, {}
-            for worker in talkative.values():
-                self._advance(worker, worker.rank.flush, self._clock())
-                subject = subjects.facts(self._fleet, worker.key)
-                while worker.out:
-                    await self._broker.publish(subject, worker.out.popleft())
-
-    async def _beat(self) -> None:
+    async def _end_silent(self) -> None:
         while True:
             now_s = self._clock()
             for worker in list(self._workers.values()):
@@ -313,49 +274,16 @@ class DynamoRelay:
                     log.warning("%s has said nothing for %.0f s: gone", worker.key, silent_s)
                     self.counts["worker_timeout"] += 1
                     self._end(worker)
-            await self._tell()
             await asyncio.sleep(BEAT_S)
 
-    async def _tell(self) -> None:
-        """Heartbeats, and beats after all that is gathered."""
-        several = {key.worker_id for key in self._workers if key.dp_rank}
-        for worker in list(self._workers.values()):
-            now_s = self._clock()
-            try:
-                several_ranks = worker.key.worker_id in several
-                heartbeat = encode_heartbeat(self._heartbeat(worker, several_ranks, now_s))
-                await self._broker.publish(subjects.load(self._fleet, worker.key), heartbeat)
-            except Exception as error:  # of that worker alone; its beats go on
-                worker.supervisor.failed("heartbeat", error)
-            self._advance(worker, partial(worker.rank.beat, now_s), now_s)
-
-    async def _hello_came(self, _message: Msg) -> None:
-        await asyncio.sleep(self._rng.uniform(0, _HELLO_JITTER_S))
-        await self._tell()
-
-    async def _snapshot_asked(self, message: Msg) -> None:
+    async def _snapshot_requested(self, message: Msg) -> None:
         key = subjects.worker_of(message.subject)
         worker = self._workers.get(key) if key is not None else None
-        if worker is None:  # another relay's
-            return
-        request = decode(SnapshotRequest, message.data)
-        if isinstance(request, Unreadable):
-            self.counts["malformed_request"] += 1
-            return
-        while True:
-            messages, answer = worker.rank.answer(request, self._clock())
-            self._queue(worker, messages)
-            if not isinstance(answer, SnapshotRequest):
-                break
-            request = answer
-            await asyncio.sleep(0)
-            if self._workers.get(worker.key) is not worker:
-                return  # it has ended meanwhile
-        if message.reply:
-            await self._broker.publish(message.reply, encode(answer))
+        if worker is not None:  # else another relay answers
+            await self._publisher.answer(worker, message)
 
     async def _control_came(self, message: Msg) -> None:
-        """A removed worker is dropped here too: the one who removes it knows more than NATS."""
+        """A fleet command: a removed worker's stream ends here, too."""
         control = decode(Control, message.data)
         if isinstance(control, Unreadable):
             self.counts["malformed_request"] += 1
@@ -368,7 +296,7 @@ class DynamoRelay:
                 self._end(worker)
 
     def _connection_changed(self, connected: bool) -> None:
-        """What is lost with a connection can't be known, and nobody can be asked."""
+        """Messages may be lost with a connection, and Dynamo has no replay for outsiders."""
         if self._stopped:
             return
         if connected:
@@ -376,8 +304,8 @@ class DynamoRelay:
             for worker in self._workers.values():
                 worker.heard_at_s = now_s
             return
-        # What still waits to be read was sent before the loss, and proves nothing about it.
-        self._before_loss = self._events.pending_msgs if self._events is not None else 0
+        # Messages that still wait to be read were sent before the loss, and prove nothing about it.
+        self._before_loss = self._listening.unread("events")
         self._doubt()
 
     def _doubt(self) -> None:
@@ -385,7 +313,10 @@ class DynamoRelay:
         for worker in self._workers.values():
             self._advance(worker, partial(worker.rank.doubt, now_s), now_s)
 
-    def _heartbeat(self, worker: _Worker, multi_rank: bool, now_s: float) -> Heartbeat:
+    def _encoded_heartbeat(self, worker: _Worker, now_s: float) -> bytes:
+        return encode_heartbeat(self._heartbeat(worker, now_s))
+
+    def _heartbeat(self, worker: _Worker, now_s: float) -> Heartbeat:
         settings = self.settings
         troubles = {**self._supervisor.troubles(), **worker.supervisor.troubles()}
         failing = [
@@ -405,28 +336,37 @@ class DynamoRelay:
             engine_block_size=settings.block_size,
             role=settings.role,
             labels=settings.labels,
-            multi_rank=multi_rank,
+            multi_rank=worker.key.worker_id in self._higher_ranks,
             used_blocks=None if used is None else float(min(used, _BLOCKS_PLAUSIBLE)),
             total_blocks=settings.total_blocks,
             total_slots=settings.slots,
             sampled_at_s=worker.sampled_at_s,
             sent_at_s=now_s,
-            warnings=(*failing, *self._warnings(worker, now_s)),
+            warnings=(*failing, *_warnings(worker, now_s, connected=self._source.connected)),
             warning_codes=(RELAY_FAILING,) * len(failing),
         )
 
-    def _warnings(self, worker: _Worker, now_s: float) -> list[str]:
-        """What an operator should mend, a sentence each."""
-        told = []
-        counts = worker.rank.counts
-        if counts["two_publishers"]:
-            told.append("two publishers speak for this worker in turns: its blocks can't be told")
-        if counts["malformed"]:
-            told.append("the worker sends events that kvroute can't read")
-        if counts["unknown_medium"]:
-            told.append("the worker names a storage tier that kvroute doesn't know")
-        if not self._source.connected:
-            told.append("the NATS server of the Dynamo fleet is away")
-        elif now_s - worker.heard_at_s >= QUIET_S:
-            told.append("the worker is quiet: idle, or gone")
-        return told
+
+def _load_subject(settings: DynamoSettings) -> str | None:
+    """The subject of the workers' load; None when the subject of the events takes that in too."""
+    if settings.load_subject is not None:
+        return settings.load_subject
+    base, separator, topic = settings.subject.rpartition(".")
+    return f"{base}.kv_metrics" if separator and topic == "kv-events" else None
+
+
+def _warnings(worker: _Worker, now_s: float, *, connected: bool) -> list[str]:
+    """Faults that an operator can mend, a sentence each. connected: to the fleet's NATS server."""
+    warnings = []
+    counts = worker.rank.counts
+    if counts["two_publishers"]:
+        warnings.append("two publishers speak for this worker in turns: its blocks can't be known")
+    if counts["malformed"]:
+        warnings.append("the worker sends events that kvroute can't read")
+    if counts["unknown_medium"]:
+        warnings.append("the worker names a storage tier that kvroute doesn't know")
+    if not connected:
+        warnings.append("the NATS server of the Dynamo fleet is away")
+    elif now_s - worker.heard_at_s >= QUIET_S:
+        warnings.append("the worker is quiet: idle, or gone")
+    return warnings

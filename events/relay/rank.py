@@ -27,12 +27,11 @@ from xxhash import xxh3_64_intdigest
 from events.engines.batch_reader import SLICE_UNITS, BatchReader, batch_time_s
 from events.engines.decoding import SCHEMAS
 from events.engines.events import BlocksCleared
-from events.plane.facts import Epoch, SnapshotChunk, SnapshotRequest
-from events.relay.ledger import Change, Ledger, Wiped
+from events.plane.facts import Epoch
+from events.relay.ledger import Ledger
 from events.relay.ledger_copy import LedgerCopy
-from events.relay.outbox import Outbox
+from events.relay.rank_stream import RankStream
 from events.relay.saved_ledger import Checkpoint
-from events.relay.snapshot import SnapshotDesk
 
 HELD_MESSAGES_MAX = 20_000
 HELD_BYTES_MAX = 128 * 1024 * 1024
@@ -75,7 +74,7 @@ class Publish:
 RankEffect = Replay | Publish
 
 
-class Rank:
+class Rank(RankStream[Ledger]):
     """One (engine, rank) as its relay follows it."""
 
     def __init__(
@@ -87,22 +86,15 @@ class Rank:
         wanted_block_size: int | None = None,
     ) -> None:
         """engine: a name of events.engines.decoding.SCHEMAS. Raises KeyError for another."""
+        counts: Counter[str] = Counter()
+        ledger = Ledger(wanted_block_size, dropped=counts)
+        super().__init__(ledger, epoch, counts=counts, swept_at_once=SWEPT_AT_ONCE)
         self.state = EngineState.STARTING
-        self.complete = False
-        """Whether the ledger missed nothing of this life."""
-        self.counts: Counter[str] = Counter()
-        """Kind of event, and what went wrong, of the whole life of this object."""
-        self.engine_gaps = 0
-        self.engine_restarts = 0
-        self.last_event_s: float | None = None
         self.engine_rank: int | None = None
         """The data-parallel rank that the engine's messages name; None: none has named one."""
-        self.outbox = Outbox(epoch)
         self._schema = SCHEMAS[engine]
         self._wanted_block_size = wanted_block_size
         self._has_replay = has_replay
-        self.ledger = Ledger(wanted_block_size, dropped=self.counts)
-        self._desk = SnapshotDesk(self.ledger, self.outbox)
         self._next_seq = 0
         """The engine's next number, while following."""
         self._last_digest: int | None = None
@@ -293,31 +285,10 @@ class Rank:
             self._take(seq, payload, now_s)
         return effects
 
-    def sweep(self) -> bool:
-        """Lets go of a slice of what was held before a wipe; False when nothing is left of it."""
-        return self.ledger.sweep(SWEPT_AT_ONCE)
-
-    def flush(self) -> list[RankEffect]:
-        """Sends what is gathered; the relay calls it a moment after events came."""
-        return _publish(self.outbox.flush())
-
-    def beat(self, now_s: float) -> list[RankEffect]:
-        """What every second brings: what is gathered, then the state after it."""
-        self.sweep()
-        self._desk.expire(now_s)
-        messages = self.outbox.flush()
-        ledger = self.ledger
-        count, digest, lacks = ledger.count(), ledger.digest(), ledger.left_out.reasons()
-        messages.append(self.outbox.beat(count, digest, self.complete, now_s, lacks))
-        return [Publish(messages)]
-
-    def answer(
-        self, request: SnapshotRequest, now_s: float
-    ) -> tuple[list[RankEffect], SnapshotChunk | SnapshotRequest]:
-        """A router's question; what is gathered goes out before the answer. A request instead of
-        an answer: part of it is made, and it is to be asked again in a later turn."""
-        effects = self.flush()
-        return effects, self._desk.answer(request, self.complete, now_s)
+    @override
+    def beat(self, now_s: float) -> list[bytes]:
+        self.sweep()  # a restart that the engine's pages show is swept by beats alone
+        return super().beat(now_s)
 
     def on_process_start(self, started_s: float, now_s: float) -> list[RankEffect]:
         """The engine's process started then (Unix time). A start after the first message that we
@@ -368,7 +339,7 @@ class Rank:
         if self._first_heard_s is None:
             self._first_heard_s = now_s
         ledger.dropped = self.counts
-        return self._start_epoch(ledger, 1, now_s)
+        return _publish(self._start_epoch(ledger, 1, now_s))
 
     def _drop_kept(self) -> list[RankEffect]:
         """What was kept is of another life, or too old to go on from: we start from nothing."""
@@ -426,27 +397,12 @@ class Rank:
         self._last_digest = None
         self._overtaken.clear()
         self._first_heard_s = None
-        return self._start_epoch(Ledger(self._wanted_block_size, dropped=self.counts), 0, now_s)
-
-    def _start_epoch(self, ledger: Ledger, seq: int, now_s: float) -> list[RankEffect]:
-        """A new epoch, of what this ledger holds: routers forget what they were told before."""
-        ledger.inherit(self.ledger)
-        self.ledger = ledger
-        before = self.outbox.epoch
-        self.outbox.start_over(Epoch(max(int(now_s * 1e9), before.start_ns + 1), before.nonce), seq)
-        self._desk.start_over(ledger)
-        return self.beat(now_s)
+        ledger = Ledger(self._wanted_block_size, dropped=self.counts)
+        return _publish(self._start_epoch(ledger, 0, now_s))
 
     def _lose(self, now_s: float) -> list[RankEffect]:
-        """A hole stays open: removals may be lost in it, so nothing held is certain any more."""
-        self.complete = False
-        self._desk.note((Wiped(),))  # the ledger says nothing if an event that raised emptied it
-        return _publish(self._changed(self.ledger.wipe(), now_s))
-
-    def _changed(self, changes: list[Change], now_s: float) -> list[bytes]:
-        """The ledger has changed: messages that are full by that."""
-        self._desk.note(changes)
-        return self.outbox.add(changes, now_s)
+        """A hole stays open, and removals may be lost in it."""
+        return _publish(self._forget_all(now_s))
 
     def _apply(self, seq: int, payload: bytes, now_s: float) -> list[RankEffect]:
         """Applies a message, or its first slice; the state is CATCHING_UP until all is applied."""

@@ -1,6 +1,8 @@
 """Metrics of relays, of those in this process, and of their connection to NATS."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Protocol
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -11,7 +13,9 @@ from prometheus_client.registry import Collector
 from typing_extensions import override
 
 from events.plane.broker import Broker
-from events.relay.relay import Relay
+from events.plane.settings import DynamoSettings, EngineSettings
+from events.relay.rank_stream import RankStream
+from indexer.identity import WorkerKey
 from router.children.nats_server import NatsChild
 from router.children.own_relays import OwnRelays
 from router.metrics.families import counter, gauge
@@ -103,10 +107,22 @@ class OwnRelaysCollector(Collector):
         yield commands
 
 
+class CountedRelay(Protocol):
+    """A relay of either kind, as far as its metrics are concerned."""
+
+    counts: Counter[str]
+
+    @property
+    def settings(self) -> EngineSettings | DynamoSettings: ...
+
+    @property
+    def ranks(self) -> Sequence[tuple[WorkerKey, RankStream[Any]]]: ...
+
+
 class RelayCollector(Collector):
     """Reads the relays of this process at scrape time."""
 
-    def __init__(self, relays: Callable[[], Iterable[Relay]]) -> None:
+    def __init__(self, relays: Callable[[], Iterable[CountedRelay]]) -> None:
         self._relays = relays
 
     @override

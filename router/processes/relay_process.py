@@ -9,7 +9,6 @@ import secrets
 import signal
 from collections.abc import Sequence
 from pathlib import Path
-from typing import cast
 
 from prometheus_client import CollectorRegistry, Gauge, ProcessCollector
 
@@ -75,8 +74,7 @@ class RelayApp:
         build = Gauge("kvroute_build_info", "Always 1.", ["version"], registry=registry)
         build.labels(kvroute_version()).set(1)
         ProcessCollector(registry=registry)
-        # The collector reads ranks, counts and settings.id, which both kinds of relay have.
-        registry.register(RelayCollector(lambda: cast(list[Relay], self._all)))
+        registry.register(RelayCollector(lambda: self._all))
         registry.register(BrokerCollector(self._broker))
         self._http = (
             MetricsServer(registry, config.metrics.listen) if config.metrics.listen else None

@@ -277,11 +277,13 @@ class EngineBytesRelay(VirtualRelay):
         while self._rank.state is EngineState.CATCHING_UP:
             effects += self._rank.catch_up(now_s)
         self._next_seq += 1
-        return self._published([*effects, *self._rank.flush()])
+        return self._published(effects) + self._rank.flush()
 
     @override
     def beat(self, now_s: float) -> list[bytes]:
-        return self._published(self._rank.beat(now_s))
+        messages = self._rank.beat(now_s)
+        self.complete = self._rank.complete
+        return messages
 
     @override
     def count(self) -> int:

@@ -22,7 +22,7 @@ from events.plane.clock import unix_now
 from events.plane.facts import Epoch
 from events.relay.ledger import Placed
 from events.relay.outbox import Outbox
-from events.relay.relay import COALESCE_S
+from events.relay.stream_publisher import COALESCE_S
 from indexer.identity import PrefixHash, Tier, WorkerKey
 from simulator.engines.block_pool import Stored
 from simulator.engines.vllm_wire import encode_batch, encode_sequence

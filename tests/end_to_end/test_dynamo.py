@@ -7,7 +7,7 @@ import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 import pytest
@@ -20,7 +20,6 @@ from events.plane.broker import Broker
 from events.plane.facts import Control, encode
 from events.plane.settings import DynamoSettings, NatsSettings
 from events.relay.dynamo_relay import DynamoRelay
-from events.relay.relay import Relay
 from indexer.hashing import block_hashes, pack_tokens
 from indexer.identity import WorkerKey
 from kvroute.client import KvRouteClient
@@ -322,7 +321,7 @@ async def test_the_relays_metrics_tell_of_each_worker() -> None:
         await fleet.wire.publish(EVENTS, b"{}")
         await until(lambda: fleet.relay.counts["malformed"] == 1, "broken bytes")
         registry = CollectorRegistry()
-        registry.register(RelayCollector(lambda: cast(list[Relay], [fleet.relay])))
+        registry.register(RelayCollector(lambda: [fleet.relay]))
         labels = {"worker": "4", "rank": "1"}
 
         def value(name: str, **more: str) -> float | None:

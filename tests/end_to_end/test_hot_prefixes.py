@@ -195,8 +195,7 @@ async def test_a_copy_whose_relay_is_gone_has_failed() -> None:
     async with some_engines("a", "b") as engines, a_router(engines) as (router, client):
         await engines.engines["a"].engine.complete(TEXT + own(99), 1)
         await until(lambda: held(router, "a") == len(TEXT), "the text at a")
-        for subscription in engines.relays["b"]._subscriptions:
-            await engines.broker.unsubscribe(subscription)
+        await engines.relays["b"]._listening.close()
         await ask_for_text(client, "a", ["b"])
         fates = hot_prefixes(router).copies.fates
         await until(lambda: fates[CopyFate.FAILED] == 1, "a failure")

@@ -28,14 +28,10 @@ from events.plane.facts import (
     encode,
     unpack_hashes,
 )
+from events.relay.engine_pages import PROBE_S
 from events.relay.rank import EngineState, Publish, Rank, RankEffect, Replay
-from events.relay.relay import (
-    _HELLO_JITTER_S,
-    BEAT_S,
-    COALESCE_S,
-    PROBE_S,
-)
 from events.relay.saved_ledger import Source, UnusableMap, pack, unpack
+from events.relay.stream_publisher import BEAT_S, COALESCE_S, HELLO_JITTER_S
 from indexer.identity import Tier, WorkerKey
 from indexer.index import mix_digest
 from tests.simulation.engine import Engine
@@ -266,15 +262,15 @@ class Relay(Process):
             epoch=shell.rank.outbox.epoch, address="a", engine="vllm", sent_at_s=now_s
         )
         self.world.from_relay(shell, encode(heartbeat), None, True)
-        self._perform(shell, shell.rank.beat(now_s))
+        self._perform(shell, [Publish(shell.rank.beat(now_s))])
 
     def say_hello_back(self) -> None:
-        self.later(self.world.rng.uniform(0, _HELLO_JITTER_S), self._tell_all)
+        self.later(self.world.rng.uniform(0, HELLO_JITTER_S), self._tell_all)
 
     def asked(self, shell: RankShell, request: bytes) -> bytes:
         """A router's question."""
-        effects, chunk = shell.rank.answer(_request_decoder.decode(request), self.clock_s())
-        self._perform(shell, effects)
+        messages, chunk = shell.rank.answer(_request_decoder.decode(request), self.clock_s())
+        self._perform(shell, [Publish(messages)])
         return encode(chunk)
 
     def stop(self) -> None:
@@ -358,10 +354,8 @@ class Relay(Process):
 
     def _flush(self, shell: RankShell) -> None:
         shell.flushing = False
-        for effect in shell.rank.flush():
-            if isinstance(effect, Publish):
-                for message in effect.messages:
-                    self._publish(shell, message)
+        for message in shell.rank.flush():
+            self._publish(shell, message)
 
     def _publish(self, shell: RankShell, payload: bytes) -> None:
         message, dropped = decode_stream(payload)

@@ -41,7 +41,7 @@ from events.relay import rank as rank_module
 from events.relay import snapshot as snapshot_module
 from events.relay.ledger import Ledger
 from events.relay.rank import EngineState, Rank
-from events.relay.relay import BEAT_S
+from events.relay.stream_publisher import BEAT_S
 from indexer.identity import Tier, WorkerKey
 from indexer.kernel import NativeIndex
 from indexer.reference import ReferenceIndex

@@ -121,7 +121,7 @@ class Fleet:
                 has_replay=False,
                 wanted_block_size=self.block_size,
             )
-            self._publish(number, self.ranks[number].beat(0.0))
+            self._publish(number, [Publish(self.ranks[number].beat(0.0))])
 
     def hear_up_to(self, end: int) -> None:
         """Frames before this one, each followed by a beat, so that a drift would show."""
@@ -130,7 +130,7 @@ class Fleet:
             effects = rank.on_message(frame.seq, frame.payload, 0.0)
             while rank.state is EngineState.CATCHING_UP:
                 effects += rank.catch_up(0.0)
-            self._publish(frame.rank, effects + rank.beat(0.0))
+            self._publish(frame.rank, [*effects, Publish(rank.beat(0.0))])
         self._next_frame = max(self._next_frame, end)
 
     def overlap(self, asked: Asked, rank: int) -> int:

@@ -670,7 +670,7 @@ class World:
         payload = msgspec.msgpack.encode([1.0, list(events), 0])
         effects = self.rank.on_message(self.engine_seq, payload, self.now_s)
         self.engine_seq += 1
-        effects += self.rank.flush()
+        effects.append(Publish(self.rank.flush()))
         self.remember()
         self.publish(effects)
 
@@ -683,7 +683,7 @@ class World:
         self.remember()
 
     def beat(self) -> None:
-        self.publish(self.rank.beat(self.now_s))
+        self.publish([Publish(self.rank.beat(self.now_s))])
 
     # What the network does.
 
@@ -747,8 +747,8 @@ class World:
         )
 
     def question(self, request: SnapshotRequest) -> SnapshotChunk:
-        effects, chunk = self.rank.answer(request, self.now_s)
-        assert effects == []
+        messages, chunk = self.rank.answer(request, self.now_s)
+        assert messages == []
         return chunk
 
     def answer(self, which: int, well: bool) -> None:
@@ -894,14 +894,13 @@ def test_when_the_later_of_two_relays_is_gone_the_other_one_takes_over() -> None
     payload = msgspec.msgpack.encode([1.0, [store(10, 3)], 0])
     older.on_message(0, payload, 0.0)
 
-    def say(effects: list[Any], now_s: float) -> None:
-        for effect in effects:
-            for message in effect.messages:
-                for pull in view.on_stream(WORKER, message, now_s):
-                    _, chunk = older.answer(SnapshotRequest(), now_s)
-                    view.on_snapshot(
-                        pull.worker, chunk.epoch, chunk.as_of, chunk.facts, chunk.complete, now_s
-                    )
+    def say(messages: list[bytes], now_s: float) -> None:
+        for message in messages:
+            for pull in view.on_stream(WORKER, message, now_s):
+                _, chunk = older.answer(SnapshotRequest(), now_s)
+                view.on_snapshot(
+                    pull.worker, chunk.epoch, chunk.as_of, chunk.facts, chunk.complete, now_s
+                )
 
     say(Rank("vllm", NOW, has_replay=False).beat(0.0), 0.0)
     for second in range(1, 40):

@@ -202,7 +202,7 @@ class Router:
                 assert self.view.on_stream(WORKER, message, self.now_s) == []
 
     def beat(self) -> None:
-        self.perform(self.rank.beat(self.now_s))
+        self.perform([Publish(self.rank.beat(self.now_s))])
         self.view.tick(self.now_s)
 
     def wait(self, seconds: int) -> None:

@@ -112,7 +112,7 @@ class Engine:
 
     def told(self) -> list[FactsMessage | Beat]:
         """All that was sent, with a beat after it."""
-        self.perform(self.rank.beat(self.now_s))
+        self.sent += self.rank.beat(self.now_s)
         decoded = [decode_stream(message)[0] for message in self.sent]
         return [message for message in decoded if message is not None]
 

@@ -11,6 +11,7 @@ from events.plane import supervisor
 from events.plane.facts import Heartbeat
 from events.plane.settings import DynamoSettings
 from events.relay import dynamo_relay as module
+from events.relay import stream_publisher
 from events.relay.dynamo_relay import DynamoRelay
 from tests.end_to_end.stage import until
 from tests.events.relay.test_relay_failures import breaking, errors
@@ -63,8 +64,8 @@ class Fleet:
 @pytest.fixture
 async def fleet(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Fleet]:
     monkeypatch.setattr(supervisor, "BACKOFF_S", 0.001)
-    monkeypatch.setattr(module, "BEAT_S", 0.01)
-    monkeypatch.setattr(module, "_HELLO_JITTER_S", 0.0)
+    monkeypatch.setattr(stream_publisher, "BEAT_S", 0.01)
+    monkeypatch.setattr(stream_publisher, "HELLO_JITTER_S", 0.0)
     fleet = Fleet()
     await fleet.relay.start()
     for worker_id in (1, 2):
@@ -118,7 +119,7 @@ async def test_a_beat_or_heartbeat_that_fails_is_that_workers_alone(
     monkeypatch.setattr(rank, "beat", beats)
     monkeypatch.setattr(fleet.relay, "_heartbeat", heartbeats)
     await until(lambda: fleet.relay.failures["heartbeat"] == 3, "all failures")
-    await until(lambda: fleet.relay.failures["events"] == 3, "all failures")
+    await until(lambda: fleet.relay.failures["beats"] == 3, "all failures")
     await fleet.beating(1)
     await fleet.beating(2)
     assert not fleet.last(2).warning_codes

@@ -70,7 +70,7 @@ def a_relay(block_size: int | None) -> Relay:
     )
     relay = Relay(engine, Wire(), fleet="f", clock=lambda: 100.0, rng=random.Random(1))
     relay._context.destroy()
-    relay._coded_warnings = lambda _shell: []  # type: ignore[method-assign]  # they need a loop
+    relay._heartbeats._coded_warnings = lambda _shell: []  # type: ignore[method-assign]  # they need a loop
     return relay
 
 
@@ -84,7 +84,7 @@ def has_heartbeats(
         shell.load = load
         if load.process_start_s is not None:
             shell.rank.on_process_start(load.process_start_s, 100.0)
-        heartbeat = relay._heartbeat(shell, 100.0)
+        heartbeat = relay._heartbeats.heartbeat(shell, 100.0)
         encode_heartbeat(heartbeat)
         for field, told in (
             ("max_model_len", who.max_model_len or 0),

@@ -489,7 +489,7 @@ def test_each_life_has_a_later_epoch_even_within_one_instant() -> None:
 
 def test_numbers_count_from_1_in_each_life() -> None:
     engine = following(2)
-    engine.perform(engine.rank.flush())
+    engine.sent += engine.rank.flush()
     engine.hear(0, stored(50, life=1))
     numbers = [(one.epoch, one.seq) for one in engine.told() if isinstance(one, FactsMessage)]
     assert [seq for _, seq in numbers] == [1, 1]
@@ -709,9 +709,9 @@ def test_an_answer_speaks_of_the_state_after_the_last_message() -> None:
     engine = following(3)
     engine.hear(3)
     sent = len(engine.sent)
-    effects, chunk = engine.rank.answer(SnapshotRequest(), NOW_S)
+    messages, chunk = engine.rank.answer(SnapshotRequest(), NOW_S)
     assert isinstance(chunk, SnapshotChunk)
-    engine.perform(effects)
+    engine.sent += messages
     last, _ = decode_stream(engine.sent[-1])
     assert isinstance(last, FactsMessage)
     assert len(engine.sent) == sent + 1

@@ -17,7 +17,8 @@ from events.engines.batch_reader import SLICE_UNITS
 from events.plane.broker import Broker
 from events.plane.settings import EngineSettings, NatsSettings
 from events.relay.rank import EngineState, Publish
-from events.relay.relay import OUT_MESSAGES_MAX, Relay
+from events.relay.relay import Relay
+from events.relay.stream_publisher import OUT_MESSAGES_MAX
 from tests.events.relay.one_rank import chain, long, removed, stored
 
 
@@ -83,7 +84,7 @@ async def test_a_snapshot_request_for_a_negative_chunk_is_counted_and_not_answer
     wired: Wired,
 ) -> None:
     asked = msgspec.msgpack.encode({"v": 1, "chunk": -5})
-    await wired.relay._snapshot_asked(wired.shell, Msg(None, "asked", "answer", asked))  # type: ignore[arg-type]  # no client: an answer would raise
+    await wired.relay._publisher.answer(wired.shell, Msg(None, "asked", "answer", asked))  # type: ignore[arg-type]  # no client: an answer would raise
     assert wired.relay.counts["malformed_request"] == 1
 
 
@@ -190,7 +191,7 @@ async def test_the_loop_turns_between_the_slices_of_a_long_live_message() -> Non
         while rank._next_seq < 3 or rank.state is not EngineState.FOLLOWING:
             held[rank.ledger.count()] += 1
             if rank.state is not EngineState.STARTING:
-                relay._perform(relay._shells[0], rank.beat(100.0))
+                relay._perform(relay._shells[0], [Publish(rank.beat(100.0))])
             await asyncio.sleep(0)
     assert len([count for count in held if 0 < count < blocks]) >= slices - 2
     assert rank.ledger.count() == blocks  # one more, and one less, after it

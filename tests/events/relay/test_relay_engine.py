@@ -15,9 +15,11 @@ from events.engines import sockets as engine_sockets
 from events.plane import supervisor
 from events.plane.facts import Heartbeat, Warm, Warmed, decode, encode
 from events.plane.settings import EngineSettings
+from events.relay import engine_pages, stream_publisher
 from events.relay import relay as module
+from events.relay.engine_pages import HEALTH_S
 from events.relay.rank import EngineState
-from events.relay.relay import HEALTH_S, Relay
+from events.relay.relay import Relay
 from tests.end_to_end.stage import until
 from tests.events.relay.wire import Wire
 
@@ -109,8 +111,8 @@ class Engine:
 @pytest.fixture
 async def engine(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Engine]:
     monkeypatch.setattr(supervisor, "BACKOFF_S", 0.001)
-    monkeypatch.setattr(module, "PROBE_S", 0.01)
-    monkeypatch.setattr(module, "IDENTITY_S", 0.02)
+    monkeypatch.setattr(engine_pages, "PROBE_S", 0.01)
+    monkeypatch.setattr(engine_pages, "IDENTITY_S", 0.02)
     monkeypatch.setattr(probe, "TIMEOUT_S", 60.0)
     engine = Engine()
     await engine.listen()
@@ -126,7 +128,7 @@ async def test_load_is_read_while_the_identity_hangs(engine: Engine) -> None:
     engine.pages["/v1/models"] = engine.hangs
     await until(lambda: engine.asked[-4:] == ["/metrics"] * 4, "the identity to hang")
     engine.now_s += 10 * HEALTH_S
-    await until(lambda: relay._answered_at_s == engine.now_s, "load to count as an answer")
+    await until(lambda: relay._pages.answered_at_s == engine.now_s, "load to count as an answer")
     await until(engine.is_healthy, "a healthy heartbeat")
 
 
@@ -138,7 +140,7 @@ async def test_an_identity_that_is_told_counts_as_an_answer_while_load_hangs(
     engine.pages["/metrics"] = engine.hangs
     await until(lambda: "/metrics" not in engine.asked[-9:], "the load to hang")
     engine.now_s += 10 * HEALTH_S
-    await until(lambda: relay._answered_at_s == engine.now_s, "the identity to count")
+    await until(lambda: relay._pages.answered_at_s == engine.now_s, "the identity to count")
 
 
 async def test_a_bootstrap_server_that_hangs_costs_nothing(engine: Engine) -> None:
@@ -158,7 +160,7 @@ async def test_a_bootstrap_server_that_hangs_costs_nothing(engine: Engine) -> No
 async def test_a_refused_connection_and_the_next_answer_are_told_at_once(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "BEAT_S", 60.0)  # what comes, comes for its own reason
+    monkeypatch.setattr(stream_publisher, "BEAT_S", 60.0)  # what comes, comes for its own reason
     monkeypatch.setattr(probe, "TIMEOUT_S", 2.0)
     await engine.follow()
     await engine.relay_says(healthy=True)
@@ -172,7 +174,7 @@ async def test_a_refused_connection_and_the_next_answer_are_told_at_once(
 async def test_until_its_first_probe_has_ended_an_engine_counts_as_not_probed(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "BEAT_S", 60.0)  # what comes, comes for its own reason
+    monkeypatch.setattr(stream_publisher, "BEAT_S", 60.0)  # what comes, comes for its own reason
     engine.pages = dict.fromkeys(engine.pages, engine.hangs)
     await engine.follow()
     await until(engine.last, "a heartbeat")

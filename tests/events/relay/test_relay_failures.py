@@ -15,6 +15,7 @@ from events.engines.probe import Probe
 from events.plane import supervisor
 from events.plane.facts import Heartbeat, SnapshotRequest, encode
 from events.plane.settings import EngineSettings
+from events.relay import engine_pages, stream_publisher
 from events.relay import relay as module
 from events.relay.relay import Relay
 from tests.end_to_end.stage import until
@@ -43,9 +44,9 @@ errors = pytest.mark.parametrize("error", CLASSES, ids=lambda error: type(error)
 def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor, "BACKOFF_S", 0.001)
     monkeypatch.setattr(supervisor, "BACKOFF_MAX_S", 0.01)
-    monkeypatch.setattr(module, "BEAT_S", 0.01)
-    monkeypatch.setattr(module, "PROBE_S", 0.01)
-    monkeypatch.setattr(module, "_HELLO_JITTER_S", 0.0)
+    monkeypatch.setattr(stream_publisher, "BEAT_S", 0.01)
+    monkeypatch.setattr(engine_pages, "PROBE_S", 0.01)
+    monkeypatch.setattr(stream_publisher, "HELLO_JITTER_S", 0.0)
 
 
 class Pair:
@@ -115,7 +116,7 @@ async def pair() -> AsyncIterator[Pair]:
         for relay in pair.relays.values():
             await relay.stop()
             assert relay._context.closed
-            assert relay._session is None or relay._session.closed
+            assert relay._pages.session is None or relay._pages.session.closed
     assert not pair.wire.listeners
     pair.context.destroy(linger=0)
     names = [task.get_name() for task in asyncio.all_tasks()]
@@ -242,13 +243,13 @@ async def test_a_heartbeat_that_cannot_be_made_is_a_bare_one_with_a_warning(
     pair: Pair, error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     relay = pair.relay(pair.settings)
-    whole, breaks = relay._heartbeat, breaking(error)
+    whole, breaks = relay._heartbeats.heartbeat, breaking(error)
 
     def heartbeat(*args: object) -> Heartbeat:
         breaks()
         return whole(*args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(relay, "_heartbeat", heartbeat)
+    monkeypatch.setattr(relay._heartbeats, "heartbeat", heartbeat)
     await relay.start()
     last = await pair.warned("heartbeat")
     assert last.address == pair.settings.address

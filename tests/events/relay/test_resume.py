@@ -286,7 +286,7 @@ def test_a_relay_that_has_heard_nothing_keeps_nothing() -> None:
 def test_a_position_changes_with_what_is_worth_keeping() -> None:
     engine = following(3)
     positions = [engine.rank.position]
-    engine.perform(engine.rank.beat(NOW_S))
+    engine.sent += engine.rank.beat(NOW_S)
     assert engine.rank.position == positions[0]
     engine.hear(3)
     positions.append(engine.rank.position)

@@ -1,0 +1,29 @@
+"""One engine rank in its relay: its stream, its map on disk, its load."""
+
+import asyncio
+
+from events.engines.events import LoadSample
+from events.plane.supervisor import Supervisor
+from events.relay.ledger_file import MapKeeper
+from events.relay.rank import Rank
+from events.relay.stream_publisher import OutgoingStream
+from events.relay.warmer import Warmer
+from indexer.identity import WorkerKey
+
+
+class RankShell(OutgoingStream[Rank]):
+    """One rank: its stream, its sockets, its load."""
+
+    def __init__(self, key: WorkerKey, rank: Rank, supervisor: Supervisor) -> None:
+        super().__init__(key, rank, supervisor)
+        self.keeper: MapKeeper | None = None
+        """None: the rank's map is kept nowhere."""
+        self.warmer: Warmer | None = None
+        """None: routers may have nothing computed ahead."""
+        self.load: LoadSample | None = None
+        self.sampled_at_s: float | None = None
+        self.replaying: asyncio.Task[None] | None = None
+        self.resumed = False
+        """A map that was kept has been read."""
+        self.started = False
+        """A subscription has stood at the engine."""
