@@ -108,7 +108,10 @@ class Source:
 
 
 class FleetView:
-    """All workers that tell us anything."""
+    """All workers with a stream or a heartbeat.
+
+    Over 300 lines: the one writer of the streams, heartbeats and slots of all workers.
+    """
 
     def __init__(
         self,

@@ -87,7 +87,9 @@ class _Row:
 
 
 class Stream:
-    """What one (worker, rank) has told us.
+    """The stream of one (worker, rank), as a router receives it.
+
+    Over 300 lines: one state machine, of which every cause moves the same epoch and numbers.
 
     The state is derived from three facts: are we connected, does it beat, is the index in step with
     it. Effects must be performed in order, and before the next call.

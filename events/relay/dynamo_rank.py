@@ -1,16 +1,16 @@
 """One rank of a Dynamo worker, as the relay follows it: order, gaps, restarts, facts to publish.
 
-Dynamo has no replay that an outsider can ask for, so that what events/relay/rank.py heals is lost
-here. Pure: no clock, no sockets.
+Dynamo has no replay for outsiders, so that gaps which events/relay/rank.py heals are losses here.
+Pure: no clock, no sockets.
 
 Laws:
 - an event is applied at most once and in order of its number;
 - a number that goes back, or another publisher, is another life of the worker: a new epoch, and an
   empty ledger;
-- a hole empties the ledger, since removals may be in it: what is then told is true but partial,
+- a hole empties the ledger, since removals may be in it: the stream is then true but partial,
   until the worker clears its cache;
-- after a loss of our own connection nothing is told as held until the worker's next event proves
-  that nothing was missed; no call announces the whole ledger.
+- after a loss of the relay's own connection the stream is empty until the worker's next event
+  proves that nothing was missed; no call announces the whole ledger.
 """
 
 from collections import Counter
@@ -118,7 +118,7 @@ class DynamoRank(RankStream[DynamoLedger]):
         return self._start_epoch(DynamoLedger(self._blocks_max, self.counts), 0, now_s)
 
     def end(self) -> None:
-        """Nobody follows it from now on: what it holds is left for `sweep`."""
+        """The stream has ended: its blocks are left for `sweep`."""
         self._drop_aside()
         self.ledger.wipe()
 
@@ -136,7 +136,7 @@ class DynamoRank(RankStream[DynamoLedger]):
         return origin.publisher_id != last.publisher_id
 
     def _follow(self, origin: Origin) -> None:
-        """Remembers who spoke; one that another took over from speaks no more."""
+        """Remembers the publisher; publishers that take turns are counted."""
         last = self._origin.publisher_id if self._origin is not None else None
         if last is not None and origin.publisher_id != last:
             if origin.publisher_id == self._earlier_publisher:

@@ -97,7 +97,10 @@ def canonical_block_size(engine_block_size: int, wanted: int | None) -> int | No
 
 
 class Ledger:
-    """The copies that one engine rank holds."""
+    """The copies that one engine rank holds.
+
+    Over 300 lines: whole, split and merged blocks change the same shelves and copies.
+    """
 
     def __init__(
         self,

@@ -1,8 +1,9 @@
 """One engine rank, from its published bytes to the messages of its stream.
 
 Puts the engine's own sequence in order (its numbering starts at 0 with each life, and a replay
-socket repeats the last messages), decodes, keeps the ledger, fills the outbox. Pure: bytes and
-`now_s` in, bytes to publish out; the relay (events/relay/relay.py) owns sockets and timers.
+socket repeats the last messages), decodes, and keeps the ledger of the stream
+(events/relay/rank_stream.py). Pure: bytes and `now_s` in, bytes to publish out; the relay
+(events/relay/relay.py) owns sockets and timers.
 
 Laws:
 - an engine message is applied at most once and in order;
@@ -10,10 +11,10 @@ Laws:
   (events/engines/batch_reader.py);
 - a sequence that goes back is another life of the engine: a new epoch, an empty ledger (but a live
   message that a replay overtook is none);
-- a hole that the replay socket can't close empties the ledger, since removals may be in it: what is
-  then told is true but partial, until the engine clears its cache;
-- of a map that an earlier life of the relay kept, nothing is told before the engine has shown that
-  it is still in the life that the map is of, and that nothing was missed.
+- a hole that the replay socket can't close empties the ledger, since removals may be in it: the
+  stream is then true but partial, until the engine clears its cache;
+- a map that an earlier life of the relay kept is published once the engine has shown that its life
+  is the one of the map, and that nothing was missed.
 """
 
 from collections import Counter, deque
@@ -75,7 +76,10 @@ RankEffect = Replay | Publish
 
 
 class Rank(RankStream[Ledger]):
-    """One (engine, rank) as its relay follows it."""
+    """One (engine, rank) as its relay follows it.
+
+    Over 300 lines: live messages, replays and a kept map move one position in the engine's numbers.
+    """
 
     def __init__(
         self,
@@ -115,9 +119,9 @@ class Rank(RankStream[Ledger]):
         self._first_heard_s: float | None = None
         """When we heard the first message of this life."""
         self._process_start_s = 0.0
-        """The latest start that the engine's process told."""
+        """The latest start of the engine's process that its pages had."""
         self._kept: tuple[Checkpoint, Ledger] | None = None
-        """What an earlier life of the relay kept, as long as it isn't known whether it is true."""
+        """The map of an earlier life of the relay, until the engine shows whether it is true."""
 
     @override
     def __repr__(self) -> str:
@@ -296,7 +300,7 @@ class Rank(RankStream[Ledger]):
         than the one before, as long as we have heard nothing."""
         before_s = self._process_start_s
         if started_s <= before_s:
-            return []  # told before: with clocks that differ it may stay ahead of ours
+            return []  # known: where clocks differ, a start may stay ahead of this one
         self._process_start_s = started_s
         effects: list[RankEffect] = []
         if self._kept is not None and self._kept[0].is_before(started_s):
