@@ -1,6 +1,6 @@
 """The stream of one rank, as its relay speaks it: ledger, outbox, snapshots, epochs, counters.
 
-The part that ranks of all engines share; events/relay/rank.py and events/relay/dynamo_rank.py add
+The part that ranks of all engines share; events/relay/rank.py and events/relay/dynamo/rank.py add
 how the engine's events come in order. Pure: no clock, no sockets; bytes for the facts subject out.
 
 Laws:

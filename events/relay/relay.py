@@ -37,6 +37,7 @@ from events.plane.facts import Epoch
 from events.plane.listening import Listening
 from events.plane.settings import EngineSettings
 from events.plane.supervisor import Supervisor
+from events.plane.together import together
 from events.relay.engine_pages import EnginePages
 from events.relay.heartbeats import Heartbeats
 from events.relay.ledger_file import MapKeeper, map_path
@@ -44,7 +45,6 @@ from events.relay.rank import EngineState, Publish, Rank, RankEffect, Replay
 from events.relay.rank_shell import RankShell
 from events.relay.saved_ledger import Source
 from events.relay.stream_publisher import StreamPublisher
-from events.relay.together import together
 from events.relay.warmer import Warmer
 from indexer.identity import WorkerKey
 

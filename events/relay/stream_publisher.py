@@ -1,7 +1,7 @@
 """The streams of a relay on their way to routers: queues, beats, heartbeats, hello, snapshots.
 
 One for both kinds of relay: the ranks of an engine (events/relay/relay.py) and the workers of a
-Dynamo fleet (events/relay/dynamo_relay.py). Owns the queues and the timers; the messages come from
+Dynamo fleet (events/relay/dynamo/relay.py). Owns the queues and the timers; the messages come from
 the ranks (events/relay/rank_stream.py).
 
 Laws:

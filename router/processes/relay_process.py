@@ -17,7 +17,7 @@ from events.plane.broker import Broker
 from events.plane.clock import unix_now
 from events.plane.settings import DynamoSettings, NatsSettings
 from events.plane.tasks import Tasks, named
-from events.relay.dynamo_relay import DynamoRelay
+from events.relay.dynamo.relay import DynamoRelay
 from events.relay.relay import Relay
 from router.config.settings import ConfigError, RelayConfig, render
 from router.desk.counters import kvroute_version

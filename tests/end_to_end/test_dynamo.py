@@ -19,7 +19,7 @@ from events.plane import subjects
 from events.plane.broker import Broker
 from events.plane.facts import Control, encode
 from events.plane.settings import DynamoSettings, NatsSettings
-from events.relay.dynamo_relay import DynamoRelay
+from events.relay.dynamo.relay import DynamoRelay
 from indexer.hashing import block_hashes, pack_tokens
 from indexer.identity import WorkerKey
 from kvroute.client import KvRouteClient

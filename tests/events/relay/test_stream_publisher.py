@@ -20,7 +20,7 @@ from events.plane.facts import (
 )
 from events.plane.supervisor import Supervisor
 from events.relay import snapshot, stream_publisher
-from events.relay.dynamo_rank import DynamoRank
+from events.relay.dynamo.rank import DynamoRank
 from events.relay.stream_publisher import OUT_MESSAGES_MAX, OutgoingStream, StreamPublisher
 from indexer.identity import BlockHash, Tier, WorkerKey
 from tests.end_to_end.stage import until

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from events.relay.dynamo_ledger import DynamoLedger
+from events.relay.dynamo.ledger import DynamoLedger
 from events.relay.ledger import Change, Gone, Placed, Wiped
 from indexer.hashing import extend_prefix
 from indexer.identity import BlockHash, PrefixHash, Tier

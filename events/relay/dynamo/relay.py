@@ -2,7 +2,7 @@
 
     workers ──NATS (kv-events, kv_metrics)──> DynamoRank, one a (worker, rank) ──NATS──> routers
 
-The shell around events/relay/dynamo_rank.py: subscriptions, timers, and nothing decided; the
+The shell around events/relay/dynamo/rank.py: subscriptions, timers, and nothing decided; the
 streams leave by events/relay/stream_publisher.py. One subject carries many workers: each becomes a
 stream of its own with its first message, and ends after a silence of `worker_timeout_s` or by a
 fleet command.
@@ -35,7 +35,7 @@ from events.plane.facts import (
 from events.plane.listening import Listening
 from events.plane.settings import DynamoSettings
 from events.plane.supervisor import Supervisor
-from events.relay.dynamo_rank import DynamoRank
+from events.relay.dynamo.rank import DynamoRank
 from events.relay.heartbeats import RELAY_FAILING
 from events.relay.stream_publisher import BEAT_S, OutgoingStream, StreamPublisher
 from indexer.identity import WorkerKey

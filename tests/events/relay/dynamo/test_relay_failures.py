@@ -10,9 +10,9 @@ import pytest
 from events.plane import supervisor
 from events.plane.facts import Heartbeat
 from events.plane.settings import DynamoSettings
-from events.relay import dynamo_relay as module
 from events.relay import stream_publisher
-from events.relay.dynamo_relay import DynamoRelay
+from events.relay.dynamo import relay as module
+from events.relay.dynamo.relay import DynamoRelay
 from tests.end_to_end.stage import until
 from tests.events.relay.test_relay_failures import breaking, errors
 from tests.events.relay.wire import Wire

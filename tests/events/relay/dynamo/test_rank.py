@@ -17,7 +17,7 @@ from events.engines.dynamo import (
 from events.feed.fleet_view import FleetView
 from events.feed.stream import StreamState
 from events.plane.facts import Beat, Epoch, SnapshotChunk, SnapshotRequest, decode_stream
-from events.relay.dynamo_rank import DynamoRank
+from events.relay.dynamo.rank import DynamoRank
 from indexer.hashing import extend_prefix
 from indexer.identity import BlockHash, PrefixHash, Tier, WorkerKey
 from indexer.reference import ReferenceIndex

@@ -27,7 +27,7 @@ from events.engines.dynamo import (
     WorkerEvent,
 )
 from events.plane.facts import Epoch
-from events.relay.dynamo_ledger import DynamoLedger
+from events.relay.dynamo.ledger import DynamoLedger
 from events.relay.ledger import Change, Wiped
 from events.relay.rank_stream import RankStream
 

@@ -1,0 +1,1 @@
+"""Beside a Dynamo fleet: the KV events of its workers become ordered facts on NATS."""
