@@ -221,7 +221,7 @@ def _freed(
 
     gRPC keeps the exception of an abort in the call's state, the exception its frames, and these
     their context, so the call's state: a cycle with the message, up to 64 MiB, and gRPC's own
-    memory of the call in it. Full looks for cycles are hours apart (router/cli/main.py).
+    memory of the call in it. Full looks for cycles are hours apart (router/cli/run.py).
     """
 
     async def handled(content: Any, context: Context) -> _Answer:

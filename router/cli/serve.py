@@ -1,0 +1,59 @@
+"""`kvroute serve` and `kvroute check-config`."""
+
+import os
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+
+from router.cli.flags import given_flags, read_config, settings_flags
+from router.cli.run import run
+from router.config.settings import ServeConfig, load_with_sources, render
+from router.config.sources import annotated
+from router.processes.logs import set_up
+
+
+@click.command()
+@settings_flags(ServeConfig)
+def serve(config_file: Path | None, **given: Any) -> None:
+    """Serve picks over gRPC.
+
+    Every flag has a key in the YAML file (--grpc-listen is grpc.listen) and an environment variable
+    (KVROUTE_GRPC_LISTEN); flags win over the environment, and that over the file. Models and
+    workers with relays in this process are described in the file alone. SIGHUP reads the file
+    again: policies and their parameters, hot prefixes, the shadow policy and the decision log
+    change at once, other keys with a restart.
+    """
+    config = read_config(ServeConfig, config_file, given)
+    set_up(config.log)
+
+    async def running() -> int:
+        from router.processes.router_process import (
+            RouterApp,  # grpc takes a while to import; --help needn't wait
+        )
+
+        read_again = partial(read_config, ServeConfig, config_file, given)
+        return await RouterApp(config, read_again=read_again).run()
+
+    run(running())
+
+
+@click.command("check-config")
+@settings_flags(ServeConfig)
+def check_config(config_file: Path | None, **given: Any) -> None:
+    """Check a router's configuration and print it whole.
+
+    The comment behind each value says where it came from: a flag, a variable of the environment,
+    the file, the preset of routing.preset, or the defaults; the first of these that sets it wins.
+    """
+    from router.processes.router_process import RouterApp
+
+    config, sources = load_with_sources(ServeConfig, config_file, os.environ, given_flags(given))
+
+    async def check() -> int:
+        RouterApp(config)
+        return 0
+
+    run(check())
+    click.echo(annotated(render(config), sources), nl=False)
