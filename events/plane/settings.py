@@ -17,7 +17,7 @@ Count = Annotated[int, Meta(ge=1, le=(1 << 31) - 1)]
 Port = Annotated[int, Meta(ge=1, le=65535)]
 Subject = Annotated[str, Meta(pattern=r"^\S+$")]
 Endpoint = Annotated[str, Meta(min_length=1)]
-LabelText = Annotated[str, Meta(max_length=1024)]
+Name = Annotated[str, Meta(max_length=1024)]
 """As heartbeats carry it (events/plane/facts.py)."""
 
 
@@ -48,12 +48,13 @@ class NatsSettings(Settings, frozen=True):
 
 
 class EngineSettings(Settings, frozen=True):
-    """One engine to run a relay for."""
+    """One engine to run a relay for: an entry of `workers:`, the flags of `kvroute relay` and
+    `kvroute register`, and a RegisterWorkerRequest carry the same keys."""
 
     id: Annotated[
         str, Meta(min_length=1, max_length=256, description="worker id, unique in the fleet")
     ]
-    engine: Annotated[Literal["vllm", "sglang"], Meta(description="which engine it is")]
+    engine: Annotated[Literal["vllm", "sglang"], Meta(description="software of the engine")]
     address: Annotated[
         str,
         Meta(min_length=1, max_length=4096, description="where clients send their requests"),
@@ -61,52 +62,82 @@ class EngineSettings(Settings, frozen=True):
     events: Annotated[
         Endpoint | None,
         Meta(
-            description="the event publisher's ZMQ endpoint; rank r is at port + r; default: the"
-            " engine publishes no KV events, and routers guess from their own picks"
+            description="ZMQ endpoint of the engine's event publisher, tcp://HOST:PORT; rank r is"
+            " at port + r; default: the engine publishes no KV events, and routers guess from their"
+            " own picks"
         ),
     ] = None
     events_bind: Annotated[
-        bool, Meta(description="bind the endpoint, for engines whose publisher connects")
+        bool, Meta(description="bind the events endpoint, for engines whose publisher connects")
     ] = False
     replay: Annotated[
-        str | None, Meta(description="the replay socket's ZMQ endpoint; rank r is at port + r")
+        str | None,
+        Meta(
+            description="ZMQ endpoint of the engine's replay socket, tcp://HOST:PORT; rank r is at"
+            " port + r; default: the engine has none"
+        ),
     ] = None
-    topic: Annotated[str, Meta(description="ZMQ topic prefix")] = ""
+    topic: Annotated[
+        str, Meta(description="ZMQ topic prefix of the engine's events; default: every topic")
+    ] = ""
     metrics: Annotated[
         str | None, Meta(description="the engine's HTTP base; default: the address")
     ] = None
     load: Annotated[
-        str | None, Meta(description="SGLang's LoadStat feed (ZMQ); default: poll HTTP")
+        str | None,
+        Meta(
+            description="ZMQ endpoint of SGLang's LoadStat feed, tcp://HOST:PORT; default: the load"
+            " is polled over HTTP"
+        ),
     ] = None
-    ranks: Annotated[int, Meta(ge=1, le=1024, description="data-parallel ranks")] = 1
-    model: Annotated[str | None, Meta(description="model name; default: what /v1/models says")] = (
-        None
-    )
-    model_aliases: Annotated[tuple[str, ...], Meta(description="other names of the model")] = ()
+    ranks: Annotated[int, Meta(ge=1, le=1024, description="data-parallel ranks, 1 to 1,024")] = 1
+    model: Annotated[Name | None, Meta(description="model name; default: the engine's own")] = None
+    model_aliases: Annotated[
+        tuple[Name, ...], Meta(max_length=256, description="other names of the model")
+    ] = ()
     block_size: Annotated[
         BlockSize | None,
-        Meta(description="canonical block size; default: the engine's own, at least 16"),
+        Meta(
+            description="canonical block size, 1 to 65,536 tokens; default: the model's in the"
+            " router's `models:`, or the engine's own, at least 16"
+        ),
     ] = None
     role: Annotated[
         Literal["both", "prefill", "decode"] | None,
-        Meta(description="which half of a request it serves; default: what SGLang says, or both"),
+        Meta(
+            description="half of a request that the engine serves; default: SGLang's own, or both"
+        ),
     ] = None
     kv_connector: Annotated[
-        str,
-        Meta(description="vLLM's --kv-transfer-config: the connector it hands KV caches over by"),
+        Name,
+        Meta(
+            description="connector by which vLLM hands KV caches over, as in its"
+            " --kv-transfer-config; default: none"
+        ),
     ] = ""
     kv_engine_id: Annotated[
-        str, Meta(description="its engine_id; default: what Mooncake's bootstrap server says")
+        Name,
+        Meta(
+            description="the engine_id in vLLM's --kv-transfer-config; default: that of Mooncake's"
+            " bootstrap server"
+        ),
     ] = ""
     bootstrap_host: Annotated[
-        str, Meta(description="where decode engines find it for that; default: the address's host")
+        Name,
+        Meta(
+            description="host where decode engines reach the engine's bootstrap server; default:"
+            " the host of the HTTP base"
+        ),
     ] = ""
     bootstrap_port: Annotated[
         Port | None,
-        Meta(description="default: what SGLang says, or the engine's own default"),
+        Meta(
+            description="port of the engine's bootstrap server; default: SGLang's own answer, or"
+            " the connector's usual port"
+        ),
     ] = None
     labels: Annotated[
-        dict[LabelText, LabelText],
+        dict[Name, Name],
         Meta(max_length=256, description="free labels, for required_labels"),
     ] = {}
     priority_scheduling: Annotated[
@@ -114,11 +145,14 @@ class EngineSettings(Settings, frozen=True):
     ] = False
     warm: Annotated[
         bool,
-        Meta(description="let routers have it compute hot prefixes (routing.hot_prefixes)"),
+        Meta(description="let routers have the engine compute hot prefixes (routing.hot_prefixes)"),
     ] = False
     slots: Annotated[
         Count | None,
-        Meta(description="requests that run at once, if the engine doesn't tell"),
+        Meta(
+            description="requests that a rank runs at once; default: the engine's own figure, or an"
+            " estimate"
+        ),
     ] = None
     loads_loras: Annotated[
         bool,
@@ -144,11 +178,40 @@ class EngineSettings(Settings, frozen=True):
 
     def __post_init__(self) -> None:
         if self.warm and self.http is None:
-            raise ValueError("warm is given, but no HTTP face to compute by: say `metrics`")
+            raise ValueError("warm: no HTTP base to compute prefixes by; set `metrics`")
         if self.events is None:
             for name in ("replay", "topic", "events_bind"):
                 if getattr(self, name):
-                    raise ValueError(f"{name} is given, but no `events` endpoint to go with it")
+                    raise ValueError(f"{name}: no `events` endpoint to go with it; set `events`")
+
+
+class UnusableEngine(ValueError):
+    """An engine that can't be followed as it is described.
+
+    key: of EngineSettings, empty where no single one is wrong. sentence: the reason.
+    """
+
+    def __init__(self, key: str, sentence: str) -> None:
+        super().__init__(f"{key}: {sentence}" if key else sentence)
+        self.key = key
+        self.sentence = sentence
+
+
+def read_engine(fields: dict[str, object]) -> EngineSettings:
+    """An engine as a request or flags describe it; raises UnusableEngine."""
+    try:
+        settings = msgspec.convert(fields, EngineSettings)
+    except msgspec.ValidationError as error:
+        sentence, _, where = str(error).partition(" - at `$")
+        key = where.strip(".`").partition("[")[0]
+        named, _, rest = sentence.partition(": ")
+        if not key and named in EngineSettings.__struct_fields__:  # by __post_init__
+            key, sentence = named, rest
+        raise UnusableEngine(key, sentence) from error
+    if reason := unusable(settings):
+        key, _, sentence = reason.partition(": ")
+        raise UnusableEngine(key, sentence)
+    return settings
 
 
 def unusable(settings: EngineSettings) -> str:
@@ -176,7 +239,8 @@ class DynamoSettings(Settings, frozen=True):
     """
 
     subject: Annotated[
-        Subject, Meta(description="where its workers publish; NATS wildcards allowed")
+        Subject,
+        Meta(description="NATS subject of the workers' KV events; wildcards allowed"),
     ]
     address: Annotated[
         str,
@@ -191,25 +255,27 @@ class DynamoSettings(Settings, frozen=True):
         str, Meta(max_length=200, description="worker ids; {worker_id} is Dynamo's number")
     ] = "{worker_id}"
     load_subject: Annotated[
-        Subject | None, Meta(description="their kv_metrics; default: beside the events")
+        Subject | None,
+        Meta(description="NATS subject of the workers' kv_metrics; default: beside the events"),
     ] = None
     nats_url: Annotated[
-        str | None, Meta(description="the NATS server they publish on; default: the routers'")
+        str | None,
+        Meta(description="NATS server that the workers publish on; default: the routers'"),
     ] = None
     nats_credentials_file: Annotated[
-        str | None, Meta(description="NATS .creds file for nats_url")
+        str | None, Meta(description="NATS .creds file for that server")
     ] = None
     model_aliases: Annotated[tuple[str, ...], Meta(description="other names of the model")] = ()
     lora_names: Annotated[tuple[str, ...], Meta(description="LoRAs that the workers serve")] = ()
     max_model_len: Annotated[
-        Count | None, Meta(description="prompt and output together, tokens")
+        Count | None, Meta(description="tokens of prompt and output together")
     ] = None
     total_blocks: Annotated[Count | None, Meta(description="KV blocks of a rank")] = None
     slots: Annotated[Count | None, Meta(description="requests that a rank runs at once")] = None
     role: Literal["both", "prefill", "decode"] = "both"
     labels: Annotated[dict[str, str], Meta(description="free labels, for required_labels")] = {}
     worker_timeout_s: Annotated[
-        Seconds, Meta(description="silence after which a worker counts as gone")
+        Seconds, Meta(description="seconds of silence after which a worker counts as gone")
     ] = 300.0
     workers_max: Annotated[Count, Meta(description="workers (and ranks) known at once")] = 1024
     blocks_max: Annotated[Count, Meta(description="blocks known of each")] = 1 << 22

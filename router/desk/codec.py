@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from functools import cache
 from math import isnan
 
-import msgspec
 import numpy as np
 from google.protobuf.any_pb2 import Any as AnyMessage
 from google.protobuf.duration_pb2 import Duration
@@ -15,7 +14,7 @@ from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
 from google.rpc.status_pb2 import Status
 
 from events.feed.fleet_view import Source
-from events.plane.settings import EngineSettings, unusable
+from events.plane.settings import EngineSettings, UnusableEngine, read_engine
 from indexer.hashing import MultimodalItem, multimodal_hash
 from indexer.identity import Tier
 from kvroute.v1 import fleet_pb2, router_pb2
@@ -489,42 +488,23 @@ def framed(number: int, message: bytes) -> bytes:
     return bytes(head) + message
 
 
-def read_engine(message: fleet_pb2.RegisterWorkerRequest) -> EngineSettings:
-    """An engine to run a relay for; raises Refusal, which names the field."""
-    fields: dict[str, object] = {
-        "id": message.worker_id,
-        "engine": message.engine,
-        "address": message.address,
-        "labels": dict(message.labels),
-        "warm": message.warm,
-    }
-    if message.events:
-        fields["events"] = message.events
-    if message.role:
-        fields["role"] = message.role
-    if message.replay:
-        fields["replay"] = message.replay
-    if message.metrics:
-        fields["metrics"] = message.metrics
+def read_registration(message: fleet_pb2.RegisterWorkerRequest) -> EngineSettings:
+    """An engine to run a relay for; raises Refusal, which names the field.
+
+    A field that is not set, or an empty text, leaves the setting at its default.
+    """
+    given: dict[str, object] = {field.name: value for field, value in message.ListFields()}
+    given |= {"labels": dict(message.labels), "model_aliases": tuple(message.model_aliases)}
+    given["id"] = given.pop("worker_id", "")
     try:
-        settings = msgspec.convert(fields, EngineSettings)
-    except msgspec.ValidationError as error:
-        told, _, where = str(error).partition(" - at `$")
-        raise _bad_engine(where.strip(".`").partition("[")[0], told) from error
-    if why := unusable(settings):
-        name, _, told = why.partition(": ")
-        raise _bad_engine(name, told)
-    return settings
-
-
-def _bad_engine(key: str, told: str) -> Refusal:
-    """key: of EngineSettings; empty where no single one is wrong."""
-    name = "worker_id" if key == "id" else key
-    return Refusal(
-        Reason.INVALID_FIELD,
-        f"{name}: {told}" if name else told,
-        metadata={"field": name} if name else {},
-    )
+        return read_engine({"engine": "", "address": "", **given})
+    except UnusableEngine as error:
+        name = "worker_id" if error.key == "id" else error.key
+        raise Refusal(
+            Reason.INVALID_FIELD,
+            f"{name}: {error.sentence}" if name else error.sentence,
+            metadata={"field": name} if name else {},
+        ) from error
 
 
 def _read_prompt(received: Received, core: RouterCore) -> Prompt:

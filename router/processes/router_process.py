@@ -369,7 +369,7 @@ class RouterApp:
         self.relays.check_room(settings.id)
         if self.broker is None or not self.broker.connected:
             raise Refusal(Reason.NO_BROKER, "NATS is away", retry_after_s=1.0)
-        self.relays.start(settings, self.broker, registered=True)
+        self.relays.start(self._with_block_size(settings), self.broker, registered=True)
 
     async def _link(self, peers: Broker, link: PeerLink) -> None:
         await peers.connect()

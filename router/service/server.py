@@ -378,13 +378,13 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         self, request: fleet_pb2.RegisterWorkerRequest, context: Context
     ) -> fleet_pb2.RegisterWorkerResponse:
         try:
-            settings = codec.read_engine(request)
+            settings = codec.read_registration(request)
             await self._register(settings)
         except Refusal as refusal:
             await abort(context, refusal)
         if self._desk.removed(settings.id):  # or its beats would still be ignored
             await self._command(context, "undrain", settings.id)
-        return fleet_pb2.RegisterWorkerResponse()
+        return fleet_pb2.RegisterWorkerResponse(ranks=settings.ranks)
 
     @override
     async def DrainWorker(

@@ -291,7 +291,7 @@ class Fleet(FleetServicer):
         self, request: RegisterWorkerRequest, context: Context
     ) -> RegisterWorkerResponse:
         await self._note(request, context)
-        return RegisterWorkerResponse()
+        return RegisterWorkerResponse(ranks=2)
 
     @override
     async def DrainWorker(

@@ -485,12 +485,13 @@ async def test_commands_say_what_was_asked_and_return_the_ranks(server: Server) 
         assert await client.resync_worker("w") == 2
         engine = {"engine": "vllm", "address": "http://w:8000"}
         await client.register_worker("w", **engine, events="tcp://w:5557", labels={"a": "b"})
-        await client.register_worker("v", **engine, role="prefill", warm=True)
+        ranks = await client.register_worker("v", **engine, role="prefill", warm=True, ranks=2)
+        assert ranks == 2
     drain, undrain, remove, resync, register, warmed = server.fleet.asked
     assert (drain.worker_id, drain.undrain, undrain.undrain) == ("w", False, True)
     assert (remove.worker_id, remove.tombstone_s, resync.worker_id) == ("w", 1.5, "w")
     assert (register.engine, register.replay, dict(register.labels)) == ("vllm", "", {"a": "b"})
-    assert (register.role, register.warm) == ("", False)
+    assert (register.role, register.warm, register.HasField("ranks")) == ("", False, False)
     assert (warmed.worker_id, warmed.role, warmed.warm) == ("v", "prefill", True)
 
 

@@ -244,6 +244,11 @@ class Contract:
         message: Message = message_factory.GetMessageClass(kind).FromString(payload)
         return message
 
+    def made(self, name: str, **fields: object) -> Message:
+        kind = self.pool.FindMessageTypeByName(name)
+        message: Message = message_factory.GetMessageClass(kind)(**fields)
+        return message
+
 
 CONTRACT = Contract(R0)
 

@@ -385,32 +385,61 @@ class KvRouteClient:
         engine: str,
         address: str,
         events: str | None = None,
+        events_bind: bool = False,
         replay: str | None = None,
+        topic: str | None = None,
         metrics: str | None = None,
-        labels: Mapping[str, str] | None = None,
+        load: str | None = None,
+        ranks: int | None = None,
+        model: str | None = None,
+        model_aliases: Sequence[str] = (),
+        block_size: int | None = None,
         role: str | None = None,
+        kv_connector: str | None = None,
+        kv_engine_id: str | None = None,
+        bootstrap_host: str | None = None,
+        bootstrap_port: int | None = None,
+        labels: Mapping[str, str] | None = None,
+        priority_scheduling: bool = False,
         warm: bool = False,
+        slots: int | None = None,
+        loads_loras: bool = False,
         timeout_s: float | None = None,
-    ) -> None:
-        """Makes this router run a relay for an engine that has none.
+    ) -> int:
+        """Makes this router run a relay for an engine that has none; returns the ranks it follows.
 
-        engine: vllm or sglang. address: where clients send their requests. events, replay: the
-        engine's ZMQ sockets, tcp://...; absent: it publishes no events. metrics: its HTTP base;
-        absent: the address. role: both, prefill or decode; absent: what the engine says, else both.
-        warm: routers may have it compute hot prefixes.
+        engine: vllm or sglang. address: where clients send their requests. Every other argument is
+        a field of RegisterWorkerRequest, which says what its absence means. Raises InvalidRequest
+        with the field's name. 0 ranks: a router of an older release, which ignored all but engine,
+        address, events, replay, metrics, labels, role and warm.
         """
         message = RegisterWorkerRequest(
             worker_id=worker_id,
             engine=engine,
             address=address,
             events=events or "",
+            events_bind=events_bind,
             replay=replay or "",
+            topic=topic or "",
             metrics=metrics or "",
-            labels=labels or {},
+            load=load or "",
+            ranks=ranks,
+            model=model or "",
+            model_aliases=model_aliases,
+            block_size=block_size,
             role=role or "",
+            kv_connector=kv_connector or "",
+            kv_engine_id=kv_engine_id or "",
+            bootstrap_host=bootstrap_host or "",
+            bootstrap_port=bootstrap_port,
+            labels=labels or {},
+            priority_scheduling=priority_scheduling,
             warm=warm,
+            slots=slots,
+            loads_loras=loads_loras,
         )
-        await self._command(lambda line: line.fleet.RegisterWorker, message, timeout_s)
+        call = await self._command(lambda line: line.fleet.RegisterWorker, message, timeout_s)
+        return call.ranks
 
     async def drain_worker(self, worker_id: str, *, timeout_s: float | None = None) -> int:
         """Stops new picks of a worker; what runs there goes on. Returns the ranks reached."""

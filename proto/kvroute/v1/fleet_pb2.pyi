@@ -399,7 +399,9 @@ Global___WorkerRef: typing_extensions.TypeAlias = WorkerRef
 
 @typing.final
 class RegisterWorkerRequest(google.protobuf.message.Message):
-    """RegisterWorkerRequest is what the configuration's `workers:` entries say."""
+    """RegisterWorkerRequest describes one engine, with the same keys as an entry of `workers:` in the configuration. A key that is not set,
+    or an empty text, leaves the setting at its default.
+    """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -428,7 +430,22 @@ class RegisterWorkerRequest(google.protobuf.message.Message):
     LABELS_FIELD_NUMBER: builtins.int
     ROLE_FIELD_NUMBER: builtins.int
     WARM_FIELD_NUMBER: builtins.int
+    EVENTS_BIND_FIELD_NUMBER: builtins.int
+    TOPIC_FIELD_NUMBER: builtins.int
+    LOAD_FIELD_NUMBER: builtins.int
+    RANKS_FIELD_NUMBER: builtins.int
+    MODEL_FIELD_NUMBER: builtins.int
+    MODEL_ALIASES_FIELD_NUMBER: builtins.int
+    BLOCK_SIZE_FIELD_NUMBER: builtins.int
+    KV_CONNECTOR_FIELD_NUMBER: builtins.int
+    KV_ENGINE_ID_FIELD_NUMBER: builtins.int
+    BOOTSTRAP_HOST_FIELD_NUMBER: builtins.int
+    BOOTSTRAP_PORT_FIELD_NUMBER: builtins.int
+    PRIORITY_SCHEDULING_FIELD_NUMBER: builtins.int
+    SLOTS_FIELD_NUMBER: builtins.int
+    LOADS_LORAS_FIELD_NUMBER: builtins.int
     worker_id: builtins.str
+    """unique in the fleet"""
     engine: builtins.str
     """vllm or sglang"""
     address: builtins.str
@@ -443,8 +460,40 @@ class RegisterWorkerRequest(google.protobuf.message.Message):
     """both, prefill or decode; empty: what the engine says, else both"""
     warm: builtins.bool
     """routers may have it compute hot prefixes, over its HTTP base"""
+    events_bind: builtins.bool
+    """Fields from here on are ignored by routers of releases that answer without `ranks`.
+    the relay binds the events endpoint, for engines whose publisher connects
+    """
+    topic: builtins.str
+    """ZMQ topic prefix of the engine's events; empty: every topic"""
+    load: builtins.str
+    """SGLang's LoadStat feed, tcp://...; empty: the load is polled over HTTP"""
+    ranks: builtins.int
+    """data-parallel ranks, 1 to 1,024; absent: 1"""
+    model: builtins.str
+    """model name; empty: the engine's own"""
+    block_size: builtins.int
+    """canonical block size, 1 to 65,536 tokens; absent: the model's in the router's `models:`, or the engine's own, at least 16"""
+    kv_connector: builtins.str
+    """connector by which vLLM hands KV caches over; empty: none"""
+    kv_engine_id: builtins.str
+    """engine_id in vLLM's --kv-transfer-config; empty: that of Mooncake's bootstrap server"""
+    bootstrap_host: builtins.str
+    """host where decode engines reach its bootstrap server; empty: the host of the HTTP base"""
+    bootstrap_port: builtins.int
+    """port of its bootstrap server, 1 to 65,535; absent: SGLang's own answer, or the connector's usual port"""
+    priority_scheduling: builtins.bool
+    """the engine schedules by priority, so answers carry one"""
+    slots: builtins.int
+    """requests that a rank runs at once, 2,147,483,647 at most; absent: the engine's own figure, or an estimate"""
+    loads_loras: builtins.bool
+    """the engine loads a LoRA that it doesn't list when a request names it"""
     @property
     def labels(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]: ...
+    @property
+    def model_aliases(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """other names of the model, 256 at most"""
+
     def __init__(
         self,
         *,
@@ -457,8 +506,31 @@ class RegisterWorkerRequest(google.protobuf.message.Message):
         labels: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
         role: builtins.str = ...,
         warm: builtins.bool = ...,
+        events_bind: builtins.bool = ...,
+        topic: builtins.str = ...,
+        load: builtins.str = ...,
+        ranks: builtins.int | None = ...,
+        model: builtins.str = ...,
+        model_aliases: collections.abc.Iterable[builtins.str] | None = ...,
+        block_size: builtins.int | None = ...,
+        kv_connector: builtins.str = ...,
+        kv_engine_id: builtins.str = ...,
+        bootstrap_host: builtins.str = ...,
+        bootstrap_port: builtins.int | None = ...,
+        priority_scheduling: builtins.bool = ...,
+        slots: builtins.int | None = ...,
+        loads_loras: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["address", b"address", "engine", b"engine", "events", b"events", "labels", b"labels", "metrics", b"metrics", "replay", b"replay", "role", b"role", "warm", b"warm", "worker_id", b"worker_id"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_block_size", b"_block_size", "_bootstrap_port", b"_bootstrap_port", "_ranks", b"_ranks", "_slots", b"_slots", "block_size", b"block_size", "bootstrap_port", b"bootstrap_port", "ranks", b"ranks", "slots", b"slots"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_block_size", b"_block_size", "_bootstrap_port", b"_bootstrap_port", "_ranks", b"_ranks", "_slots", b"_slots", "address", b"address", "block_size", b"block_size", "bootstrap_host", b"bootstrap_host", "bootstrap_port", b"bootstrap_port", "engine", b"engine", "events", b"events", "events_bind", b"events_bind", "kv_connector", b"kv_connector", "kv_engine_id", b"kv_engine_id", "labels", b"labels", "load", b"load", "loads_loras", b"loads_loras", "metrics", b"metrics", "model", b"model", "model_aliases", b"model_aliases", "priority_scheduling", b"priority_scheduling", "ranks", b"ranks", "replay", b"replay", "role", b"role", "slots", b"slots", "topic", b"topic", "warm", b"warm", "worker_id", b"worker_id"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_block_size", b"_block_size"]) -> typing.Literal["block_size"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_bootstrap_port", b"_bootstrap_port"]) -> typing.Literal["bootstrap_port"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_ranks", b"_ranks"]) -> typing.Literal["ranks"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_slots", b"_slots"]) -> typing.Literal["slots"] | None: ...
 
 Global___RegisterWorkerRequest: typing_extensions.TypeAlias = RegisterWorkerRequest
 
@@ -468,9 +540,15 @@ class RegisterWorkerResponse(google.protobuf.message.Message):
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    RANKS_FIELD_NUMBER: builtins.int
+    ranks: builtins.int
+    """data-parallel ranks that the relay follows; 0: the router's release is older and reads fields 1 to 9 only"""
     def __init__(
         self,
+        *,
+        ranks: builtins.int = ...,
     ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["ranks", b"ranks"]) -> None: ...
 
 Global___RegisterWorkerResponse: typing_extensions.TypeAlias = RegisterWorkerResponse
 

@@ -91,8 +91,8 @@ class FleetServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def RegisterWorker(self, request, context):
-        """RegisterWorker makes this router run a relay for an engine that has none. A removal of the worker that is in force is taken back,
-        and so is a drain with it.
+        """RegisterWorker makes this router run a relay for an engine that has none, until the router stops. A removal of the worker that is
+        in force is taken back, and so is a drain with it. INVALID_ARGUMENT names the field that can't be so.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

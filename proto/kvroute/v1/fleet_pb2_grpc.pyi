@@ -211,8 +211,8 @@ class FleetStub(typing.Generic[_FleetListWorkersType, _FleetWatchWorkersType, _F
     """WatchWorkers sends every worker once, then each one again when it changes. It ends now and then, with OK: watch anew."""
 
     RegisterWorker: _FleetRegisterWorkerType
-    """RegisterWorker makes this router run a relay for an engine that has none. A removal of the worker that is in force is taken back,
-    and so is a drain with it.
+    """RegisterWorker makes this router run a relay for an engine that has none, until the router stops. A removal of the worker that is
+    in force is taken back, and so is a drain with it. INVALID_ARGUMENT names the field that can't be so.
     """
 
     DrainWorker: _FleetDrainWorkerType
@@ -285,8 +285,8 @@ class FleetServicer(metaclass=abc.ABCMeta):
         request: kvroute.v1.fleet_pb2.RegisterWorkerRequest,
         context: _ServicerContext,
     ) -> typing.Union[kvroute.v1.fleet_pb2.RegisterWorkerResponse, collections.abc.Awaitable[kvroute.v1.fleet_pb2.RegisterWorkerResponse]]:
-        """RegisterWorker makes this router run a relay for an engine that has none. A removal of the worker that is in force is taken back,
-        and so is a drain with it.
+        """RegisterWorker makes this router run a relay for an engine that has none, until the router stops. A removal of the worker that is
+        in force is taken back, and so is a drain with it. INVALID_ARGUMENT names the field that can't be so.
         """
 
     @abc.abstractmethod

@@ -1332,7 +1332,8 @@ class TestFleet:
             request.address = "w:8000"
             refused = await refusal(stage.workers.RegisterWorker(request))
             assert (refused.code, refused.reason) == (Code.INVALID_ARGUMENT, "INVALID_FIELD")
-            assert "no HTTP face to compute by" in refused.message
+            assert refused.message == "warm: no HTTP base to compute prefixes by; set `metrics`"
+            assert refused.metadata == {"field": "warm"}
 
     async def test_an_engine_that_publishes_no_events_can_be_registered_too(self) -> None:
         async with served() as stage:
@@ -1342,7 +1343,8 @@ class TestFleet:
             request.replay = "tcp://w:2"
             refused = await refusal(stage.workers.RegisterWorker(request))
             assert (refused.code, refused.reason) == (Code.INVALID_ARGUMENT, "INVALID_FIELD")
-            assert "replay is given, but no `events` endpoint" in refused.message
+            assert refused.message.startswith("replay: no `events` endpoint to go with it")
+            assert refused.metadata == {"field": "replay"}
 
     @pytest.mark.parametrize(
         ("wrong", "told"),
@@ -1368,6 +1370,24 @@ class TestFleet:
             ({"role": "judge"}, "role"),
             ({"labels": {f"l{i}": "" for i in range(257)}}, "labels"),
             ({"labels": {"l": "v" * 1025}}, "labels"),
+            ({"events": "", "topic": "t"}, "topic"),
+            ({"events": "", "events_bind": True}, "events_bind"),
+            ({"load": "nonsense"}, "load"),
+            ({"ranks": 0}, "ranks"),
+            ({"ranks": 1025}, "ranks"),
+            ({"ranks": 2, "events": "ipc://x"}, "events"),
+            ({"model": "m" * 1025}, "model"),
+            ({"model_aliases": ["m" * 1025]}, "model_aliases"),
+            ({"model_aliases": ["m"] * 257}, "model_aliases"),
+            ({"block_size": 0}, "block_size"),
+            ({"block_size": 65537}, "block_size"),
+            ({"kv_connector": "c" * 1025}, "kv_connector"),
+            ({"kv_engine_id": "c" * 1025}, "kv_engine_id"),
+            ({"bootstrap_host": "c" * 1025}, "bootstrap_host"),
+            ({"bootstrap_port": 0}, "bootstrap_port"),
+            ({"bootstrap_port": 65536}, "bootstrap_port"),
+            ({"slots": 0}, "slots"),
+            ({"slots": 1 << 31}, "slots"),
         ],
     )
     async def test_an_engine_that_is_none_is_refused(
@@ -1385,7 +1405,6 @@ class TestFleet:
             assert (refused.code, refused.reason) == (Code.INVALID_ARGUMENT, "INVALID_FIELD")
             assert refused.message.startswith(f"{told}: ")
             assert refused.metadata == {"field": told}
-            assert stage.registered == []
             assert stage.registered == []
 
     async def test_index_stats(self) -> None:
