@@ -2,17 +2,40 @@
 
 import os
 from collections.abc import Callable
+from math import isnan
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import click
+from typing_extensions import override
 
 from events.plane.settings import Settings
 from router.config.settings import Config, Key, keys, load
 
 Command = TypeVar("Command", bound=Callable[..., Any])
-ENGINE = "engine_"
-"""Prefix of the parameters that describe a relay's one engine."""
+
+
+class Seconds(click.FloatRange):
+    """More than 0, and up to a bound."""
+
+    def __init__(self, seconds_max: float) -> None:
+        super().__init__(0, seconds_max, min_open=True)
+
+    @override
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        number = float(super().convert(value, param, ctx))
+        if isnan(number):  # which no comparison refuses
+            self.fail(f"{value} is not in the range 0<x<={self.max:g}.", param, ctx)
+        return number
+
+
+def _not_blank(_context: click.Context, _option: click.Parameter, text: str) -> str:
+    if not text.strip():
+        raise click.BadParameter("expected HOST:PORT or unix:PATH")
+    return text
+
 
 target_flag = click.option(
     "--target",
@@ -20,11 +43,17 @@ target_flag = click.option(
     default="127.0.0.1:50051",
     envvar="KVROUTE_TARGET",
     show_default=True,
+    callback=_not_blank,
     help="The router's gRPC address.",
 )
 model_flag = click.option("--model", "-m", default="", help="Model name.")
 timeout_flag = click.option(
-    "--timeout", "timeout_s", default=5.0, show_default=True, help="Seconds."
+    "--timeout",
+    "timeout_s",
+    type=Seconds(86_400),
+    default=5.0,
+    show_default=True,
+    help="Seconds to wait for the answer.",
 )
 
 
@@ -54,19 +83,27 @@ def _flag(key: Key) -> Callable[[Command], Command]:
         names.append("--fleet")
     shown = f"{key.default}" if key.default is not None else "none"
     told = key.description[:1].upper() + key.description[1:]
-    kind: Any = str
-    options = [one for one in get_args(key.type) if one is not type(None)] or [key.type]
-    if get_origin(key.type) is Literal:
-        kind = click.Choice([str(choice) for choice in get_args(key.type)])
-    elif bool in options:
-        kind = bool
-    elif any(one is float or get_args(one)[:1] == (float,) for one in options):
-        kind = float
-    elif any(one is int or get_args(one)[:1] == (int,) for one in options):
-        kind = int
     return click.option(
-        *names, "__".join(key.path), type=kind, default=None, help=f"{told}. [{shown}]"
+        *names,
+        "__".join(key.path),
+        type=kind_of(key.type),
+        default=None,
+        help=f"{told}. [{shown}]",
     )
+
+
+def kind_of(hint: Any) -> Any:
+    """The click type of a setting's values."""
+    options = [one for one in get_args(hint) if one is not type(None)]
+    if get_origin(hint) is Literal:
+        return click.Choice([str(choice) for choice in options])
+    for option in options or [hint]:
+        if get_origin(option) is Literal:
+            return kind_of(option)
+        for kind in (bool, float, int):
+            if option is kind or get_args(option)[:1] == (kind,):
+                return kind
+    return str
 
 
 def _is_scalar(hint: Any) -> bool:
@@ -81,8 +118,4 @@ def read_config(config: type[Config], file: Path | None, given: dict[str, Any]) 
 
 def given_flags(given: dict[str, Any]) -> dict[tuple[str, ...], object]:
     """The flags that were given, by the paths of their keys."""
-    return {
-        tuple(name.split("__")): value
-        for name, value in given.items()
-        if value is not None and not name.startswith(ENGINE)
-    }
+    return {tuple(name.split("__")): value for name, value in given.items() if value is not None}

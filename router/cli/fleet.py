@@ -32,7 +32,7 @@ async def show_workers(target: str, model: str, as_json: bool, timeout_s: float)
         try:
             workers = await client.list_workers(model or None, timeout_s=timeout_s)
         except KvRouteError as error:
-            return _complain(target, error)
+            return complain(target, error)
     if as_json:
         click.echo(MessageToJson(ListWorkersResponse(workers=workers)))
         return 0
@@ -91,7 +91,7 @@ async def show_explanation(
                 session_id=session,
             )
         except KvRouteError as error:
-            return _complain(target, error)
+            return complain(target, error)
     if as_json:
         click.echo(MessageToJson(explanation))
         return 0
@@ -260,6 +260,7 @@ async def _tokenize(base: str, model: str, text: str, timeout_s: float) -> list[
     raise click.ClickException(f"{base} has no /tokenize")
 
 
-def _complain(target: str, error: KvRouteError) -> int:
+def complain(target: str, error: KvRouteError) -> int:
+    """One line on stderr; returns the exit code."""
     click.echo(shown(f"kvroute: {target}: {error}"), err=True)
     return 1

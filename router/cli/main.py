@@ -10,6 +10,7 @@ from router.cli.policies import policies
 from router.cli.questions import explain, replay_log, workers
 from router.cli.relay import relay
 from router.cli.serve import check_config, serve
+from router.cli.verbs import drain, register, remove, resync, undrain
 from router.config.settings import ConfigError
 from router.service.grpc_polling import prepare
 
@@ -35,7 +36,11 @@ def cli() -> None:
     """A KV-cache-aware router for vLLM and SGLang fleets."""
 
 
-for command in (serve, relay, check_config, policies, workers, explain, replay_log):
+for command in (
+    *(serve, relay, check_config),
+    *(workers, register, drain, undrain, remove, resync),
+    *(explain, policies, replay_log),
+):
     cli.add_command(command)
 for entry in entry_points(group="kvroute.commands"):
     cli.add_command(entry.load())

@@ -17,7 +17,7 @@ from google.protobuf import json_format
 
 from kvroute.client import KvRouteClient, KvRouteError, RetryPolicy
 from router.audit.recompute_receipt import check
-from router.config.settings import DecisionLogSettings
+from router.config.settings import DecisionLogSettings, ModelSettings
 from router.policies import POLICIES
 from tests.end_to_end.stage import Stage, a_stage, until
 
@@ -273,6 +273,51 @@ async def test_workers_and_explain_show_a_fleet() -> None:
         listed = json.loads(out)["workers"]
         assert [one["workerId"] for one in listed] == ["worker-0", "worker-1"]
         await _explained(stage, target, tokens, worker)
+
+
+async def test_a_running_router_takes_every_command_of_an_operator() -> None:
+    model = ModelSettings(name="big", block_size=32)
+    async with a_stage(engine_count=1, models=(model,)) as stage:
+        await stage.relays["worker-0"].stop()
+        engine, view = stage.engine("worker-0"), stage.router.view
+        target = ("--target", f"127.0.0.1:{stage.router.grpc_port}")
+        described = (
+            *("--engine", "vllm", "--address", engine.address, "--events", engine.events_endpoint),
+            *("--replay", engine.replay_endpoint, "--topic", engine.topic),
+            *("--model", "big", "--model-alias", "large", "--slots", "7", "--label", "zone=a"),
+        )
+        code, out, err = await kvroute("register", "w", *target, *described)
+        assert (code, err) == (0, "")
+        assert "worker w is registered; this router runs its relay (1 rank)" in out
+        await until(
+            lambda: any(one.heartbeat and one.heartbeat.block_size for one in view.ranks("w")),
+            "its heartbeat after the first answer of its engine",
+        )
+        told = {one.worker_id: one for one in await stage.client.list_workers()}["w"]
+        assert (told.model, list(told.model_aliases), dict(told.labels)) == (
+            "big",
+            ["large"],
+            {"zone": "a"},
+        )
+        assert (told.block_size, told.total_slots) == (32, 7), "the model's block size, as said"
+        (nobody, _, unknown), (drained, out, _) = await asyncio.gather(
+            kvroute("drain", "nobody", *target), kvroute("drain", "w", *target, "--json")
+        )
+        assert (nobody, len(unknown.splitlines())) == (1, 1)
+        assert "UNKNOWN_WORKER: no worker 'nobody' is known here" in unknown
+        assert drained == 0
+        assert json.loads(out) == {"action": "drain", "worker_id": "w", "ranks": 1}
+        assert "w" in stage.router.core.fleet.drained
+        (undrained, back, _), (resynced, again, _) = await asyncio.gather(
+            kvroute("undrain", "w", *target), kvroute("resync", "w", *target)
+        )
+        assert (undrained, "worker w is back" in back) == (0, True)
+        assert (resynced, "worker w is resynced" in again) == (0, True)
+        assert "w" not in stage.router.core.fleet.drained
+        code, out, _ = await kvroute("remove", "w", *target, "--tombstone-s", "60")
+        assert (code, "worker w is removed" in out) == (0, True)
+        assert view.ranks("w") == []
+        assert stage.router.relays.ended == {"removed": 1}
 
 
 async def _explained(stage: Stage, target: str, tokens: list[int], worker: str) -> None:
