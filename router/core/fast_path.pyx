@@ -1,8 +1,8 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """The native lane: plain requests picked, reserved and answered from bytes to bytes.
 
-A request is plain if it asks the default policy, dynamo-adaptive, about a pool of one block size, and
-names nothing that narrows the choice (native/plain_request.h). RouterCore and router/desk/codec.py are the twin:
+A request is plain if it is decided by the fleet's policy, which must be one of native/policy.h, about a
+pool of one block size, and names nothing that narrows the choice (native/plain_request.h). RouterCore and router/desk/codec.py are the twin:
 they take all other requests, and come to the same pick, answer, reservation and load for these. Both
 work on the same loads, reservations and columns, whose insides are known here; nothing is kept but what
 can be made again. tests/router/core/test_fast_path.py tells one story to both.
@@ -18,7 +18,7 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes
 from cpython.unicode cimport PyUnicode_DecodeASCII
 from libc.math cimport isnan
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
-from libc.stdlib cimport free, realloc
+from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcpy
 from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 
@@ -31,8 +31,8 @@ from events.feed.stream import StreamState
 from events.feed.fleet_view import PREDICTED_BLOCKS_MAX
 from indexer.hashing import HASH_SEED
 from indexer.kernel cimport (
-    NO_MEMORY, BlockUsers, NativeIndex, table_holder, table_overlap, table_store, users_close, users_open, xxh3_64, xxh3_blocks,
-    xxh3_chain, xxh3_secret,
+    NO_MEMORY, BlockUsers, NativeIndex, Users, table_holder, table_overlap, table_store, users_close, users_leading,
+    users_open, xxh3_64, xxh3_blocks, xxh3_chain, xxh3_secret,
 )
 from router.fleet.table import COLUMNS
 from router.decision.decision import Overlap, Weighed
@@ -40,7 +40,7 @@ from router.request.request import Role
 from router.fleet.eligibility import DRAINED, OUTPUT_TOKENS_MAX
 from router.reservations.load import HISTORY_MAX, HISTORY_S
 from router.core.tally import BUCKETS_S, RATIO_DECISIONS, PickTally, STAGES as STAGE_NAMES
-from router.policies.dynamo_adaptive import DYNAMO_ADAPTIVE
+from router.policies import dynamo_adaptive, dynamo_blocks
 from router.wire.received import TooMuch
 from router.reservations.reservations import Reservation
 
@@ -82,9 +82,7 @@ cdef extern from "native/plain_request.h" nogil:
     int read_item(Span *, Item *)
     int64_t count_items(Span, size_t, size_t)
 
-cdef extern from "native/adaptive.h" nogil:
-    ctypedef struct Weights:
-        double balance_threshold, alpha_balance, alpha_cache, gamma
+cdef extern from "native/columns.h" nogil:
     ctypedef struct Columns:
         const double *block_size
         const double *total_blocks
@@ -100,20 +98,41 @@ cdef extern from "native/adaptive.h" nogil:
         const double *slot_ratio
         const double *full
         const double *load_unknown
-    ctypedef struct Shared:
-        double mean, std, alpha
+    ctypedef struct Rows:
+        const Columns *columns
+        const Py_ssize_t *slots
+        const uint8_t *drained
+        const int32_t *overlaps
+        const double *in_use
+        size_t rows
+        double prompt_tokens
+
+cdef extern from "native/policy.h" nogil:
+    const int NO_POLICY, ADAPTIVE, BLOCKS
+    const size_t NUMBERS_MAX
+    ctypedef struct Policy:
+        int kind
+        double *numbers
+    ctypedef struct Decided:
+        Rows rows
+        const Policy *policy
+        const double *costs
+    void score(Decided *, double *)
+
+cdef extern from "native/order.h" nogil:
     ctypedef struct Cheapest:
         double lowest
         size_t tied, drained, full, not_finite
+    Cheapest cheapest_of(const double *, const double *, const uint8_t *, const Py_ssize_t *, size_t)
+    size_t order_of(const double *, const double *, const uint8_t *, const Py_ssize_t *, size_t, const Cheapest *, size_t, size_t, uint32_t *)
+
+cdef extern from "native/guard.h" nogil:
     ctypedef struct PickGuard:
         double request_tokens, margin
     ctypedef struct Waits:
         double least_requests, least_tokens, margin_tokens
-    Shared adaptive_costs(const Weights *, const Columns *, const Py_ssize_t *, size_t, const int32_t *, double, double *)
-    Cheapest cheapest_of(const double *, const double *, const uint8_t *, const Py_ssize_t *, size_t)
-    Waits waits_of(const PickGuard *, const Columns *, const double *, const uint8_t *, const Py_ssize_t *, size_t, const int32_t *, double)
-    int passes_over(const PickGuard *, const Waits *, const Columns *, Py_ssize_t, int32_t, double)
-    size_t order_of(const double *, const double *, const uint8_t *, const Py_ssize_t *, size_t, const Cheapest *, size_t, size_t, uint32_t *)
+    Waits waits_of(const PickGuard *, const Rows *, const double *)
+    int passes_over(const PickGuard *, const Waits *, const Rows *, size_t)
 
 cdef extern from "native/answer.h" nogil:
     ctypedef struct Face "Face":
@@ -122,14 +141,6 @@ cdef extern from "native/answer.h" nogil:
         Span stream_state
         int stream_complete
         double sample_age_s
-    ctypedef struct Decided:
-        const Columns *columns
-        const Py_ssize_t *slots
-        const int32_t *overlaps
-        const double *costs
-        size_t rows
-        double prompt_tokens
-        Shared shared
     ctypedef struct Moved:
         uint32_t cheapest
         const PickGuard *guard
@@ -169,6 +180,15 @@ cdef size_t RATIO_DECISIONS_C = RATIO_DECISIONS
 assert COLUMNS == (
     "block_size", "total_blocks", "total_slots", "trust", "running", "waiting", "reserved", "active_blocks",
     "prefill_tokens_active", "last_picked", "active_slots", "load", "slot_ratio", "full", "load_unknown",
+)
+cdef dict _kinds = {dynamo_adaptive.score: ADAPTIVE, dynamo_blocks.score: BLOCKS}
+"""By the function of a policy: its twin in native/policy.h, which gets the policy's parameters in this order:"""
+assert dynamo_adaptive.AdaptiveParameters.__struct_fields__ == (
+    "balance_threshold", "alpha_balance", "alpha_cache", "gamma",
+)
+assert dynamo_blocks.BlocksParameters.__struct_fields__ == (
+    "prefill_load_scale", "overlap_credit", "host_credit", "disk_credit", "credit_decay", "request_weight",
+    "temperature",
 )
 assert len(BUCKETS_S) == BUCKETS and len(STAGE_NAMES) == STAGES
 cdef object _both = Role.BOTH
@@ -277,6 +297,11 @@ cdef class _Plan:
     cdef bytes excluded
     """Receipt.excluded of the workers that make no row, written."""
     cdef size_t not_live
+    cdef const Users **users
+    """Of each row; NULL: nothing is known of its worker's load."""
+    cdef list users_kept
+    cdef uint64_t users_read
+    """As they were after so many workers' loads had come and gone."""
     cdef bytes drained
     """A byte for each row, as it was after so many drains; None: nobody is drained."""
     cdef uint64_t drains
@@ -310,6 +335,29 @@ cdef class _Plan:
             self.excluded = _taken(&b)
         finally:
             free(b.bytes)
+
+    def __dealloc__(self):
+        free(self.users)
+
+    cdef const Users **users_of(self, dict loads, uint64_t changes) except NULL:
+        """loads: of workers, after so many of them came and went; kept until the next one does."""
+        cdef size_t row
+        cdef BlockUsers users
+        if self.users == NULL or changes != self.users_read:
+            if self.users == NULL:
+                self.users = <const Users **>malloc(self.rows * sizeof(Users *))
+                if self.users == NULL:
+                    raise MemoryError
+            self.users_kept = []
+            for row in range(self.rows):
+                load = loads.get(self.sources[row].key)
+                self.users[row] = NULL
+                if load is not None:
+                    users = load._users
+                    self.users_kept.append(users)
+                    self.users[row] = &users._users
+            self.users_read = changes
+        return self.users
 
     cdef const uint8_t *drained_rows(self, dict drained, uint64_t drains) except? NULL:
         """drained: ids of workers, after so many changes of it."""
@@ -534,12 +582,12 @@ cdef class Lane:
     cdef NativeIndex _index
     cdef object _routing
     """What the fields below were read of."""
-    cdef bint _plain_policy, _by_session
+    cdef Policy _policy
+    cdef bint _by_session
     cdef size_t _alternatives, _wanted
     cdef uint64_t _prompt_tokens_max
     cdef int64_t _output_tokens
     cdef double _lease_s
-    cdef Weights _weights
     cdef bint _guards
     cdef PickGuard _guard
     cdef bytes _policy_part, _replica
@@ -552,6 +600,7 @@ cdef class Lane:
     cdef Columns _columns
     cdef int32_t *_overlaps
     cdef double *_costs
+    cdef double *_in_use
     cdef uint8_t *_out
     """A byte for each row: whether it is drained, or passed over; twice."""
     cdef size_t _rows_max
@@ -589,19 +638,6 @@ cdef class Lane:
         self._by_request = core.reservations._by_request
         self._index = fleet.view.index
         self._plans = {}
-        policy = core.policies[DYNAMO_ADAPTIVE.name]
-        parameters = policy.parameters
-        self._weights.balance_threshold = parameters["balance_threshold"]
-        self._weights.alpha_balance = parameters["alpha_balance"]
-        self._weights.alpha_cache = parameters["alpha_cache"]
-        self._weights.gamma = parameters["gamma"]
-        cdef bytes name
-        for text, value in sorted(parameters.items(), reverse=True):
-            name = text.encode()
-            put_term(&self._answer, 3, name, value)
-        _put_text(&self._answer, 2, policy.formula)
-        _put_text(&self._answer, 1, policy.name)
-        self._policy_part = _taken(&self._answer)
         self._replica = core.replica.encode()
         self._ids = core.ids
         self._drawn = core.ids.drawn
@@ -611,6 +647,7 @@ cdef class Lane:
     def __dealloc__(self):
         free(self._overlaps)
         free(self._costs)
+        free(self._in_use)
         free(self._out)
         free(self._answer.bytes)
 
@@ -666,13 +703,15 @@ cdef class Lane:
         """A Request of RouterCore.route: its reservation, the pick's overlap, and what was weighed;
         None: the general way must pick. mark is called with the name of each stage's end."""
         if (
-            request.policy and request.policy != DYNAMO_ADAPTIVE.name
+            request.policy and request.policy != self._core.routing.policy
             or request.role is not _both
             or request.required_labels or request.allowed_workers or request.excluded_workers
         ):
             return None
         prompt = request.prompt
         if prompt.lora_name or not self._prepare(request.request_id):
+            return None
+        if self._policy.kind != ADAPTIVE:  # Decider.told scores again, by columns that this pick changes
             return None
         if self._by_session and request.session_id:
             return None
@@ -744,7 +783,7 @@ cdef class Lane:
         if asked.session_id.size:
             self._fleet.sessions.put(_text(asked.session_id), reservation, plan.block_size, "", now_s)
         self._counts.picked(
-            asked.prompt_tokens, self._best_overlap(), self._overlaps + self._order[0], self._decided.rows,
+            asked.prompt_tokens, self._best_overlap(), self._overlaps + self._order[0], self._decided.rows.rows,
             self._plan.model_row(self._order[0], self._counts.tally),
         )
         return reservation
@@ -753,20 +792,41 @@ cdef class Lane:
         """Whether a new request with this id may be picked here."""
         if request_id in self._by_request or self._reservations.full():
             return False
-        routing = self._core.routing
-        if routing is not self._routing:
-            self._routing = routing
-            self._plain_policy = routing.policy == DYNAMO_ADAPTIVE.name
-            self._by_session = routing.affinity.looks_at(DYNAMO_ADAPTIVE.name)
-            self._alternatives = routing.alternatives
-            self._wanted = 1 + max(1, routing.alternatives)
-            self._prompt_tokens_max = routing.prompt_tokens_max
-            self._output_tokens = routing.expected_output_tokens
-            self._lease_s = routing.lease_s
-            self._guards = routing.guard.looks_at(DYNAMO_ADAPTIVE.name)
-            self._guard.request_tokens = routing.guard.request_tokens
-            self._guard.margin = routing.guard.margin
-        return self._plain_policy and self._wanted <= WANTED_MAX
+        if self._core.routing is not self._routing:
+            self._read_settings(self._core.routing)
+        return self._policy.kind != NO_POLICY and self._wanted <= WANTED_MAX
+
+    cdef int _read_settings(self, routing) except -1:
+        """Takes over what decides requests that name no policy."""
+        cdef size_t i
+        cdef double number
+        cdef bytes name
+        policy = self._core.policies[routing.policy]
+        numbers = policy.parameters
+        self._routing = routing
+        self._policy.kind = _kinds.get(policy.function, NO_POLICY)
+        if self._policy.kind == BLOCKS and numbers["temperature"]:  # its picks are drawn
+            self._policy.kind = NO_POLICY
+        if self._policy.kind == NO_POLICY:
+            return 0
+        for i, number in enumerate(numbers.values()):
+            self._policy.numbers[i] = number
+        for text, value in sorted(numbers.items(), reverse=True):
+            name = text.encode()
+            put_term(&self._answer, 3, name, value)
+        _put_text(&self._answer, 2, policy.formula)
+        _put_text(&self._answer, 1, policy.name)
+        self._policy_part = _taken(&self._answer)
+        self._by_session = routing.affinity.looks_at(policy.name)
+        self._alternatives = routing.alternatives
+        self._wanted = 1 + max(1, routing.alternatives)
+        self._prompt_tokens_max = routing.prompt_tokens_max
+        self._output_tokens = routing.expected_output_tokens
+        self._lease_s = routing.lease_s
+        self._guards = routing.guard.looks_at(policy.name)
+        self._guard.request_tokens = routing.guard.request_tokens
+        self._guard.margin = routing.guard.margin
+        return 0
 
     cdef _Plan _plan_of(self, str model):
         """Raises Refusal if nobody serves the model."""
@@ -810,69 +870,84 @@ cdef class Lane:
             overlaps[i] *= <int32_t>plan.block_size
         self._plan = plan
         self._prefixes = prefixes
-        self._decided.slots = plan.slots
-        self._decided.overlaps = overlaps
-        self._decided.rows = rows
-        self._decided.prompt_tokens = <double>prompt_tokens
+        self._decided.rows.slots = plan.slots
+        self._decided.rows.overlaps = overlaps
+        self._decided.rows.rows = rows
+        self._decided.rows.prompt_tokens = <double>prompt_tokens
         return 0
 
     cdef bint _decide(self) except -1:
         """Whether somebody can be picked: costs and order of what was matched."""
-        cdef Decided *d = &self._decided
+        cdef Rows *r = &self._decided.rows
         cdef size_t first = 0
         self._read_columns()
-        d.columns = &self._columns
-        d.costs = self._costs
-        d.shared = adaptive_costs(&self._weights, d.columns, d.slots, d.rows, d.overlaps + d.rows, d.prompt_tokens, self._costs)
-        cdef const uint8_t *drained = self._plan.drained_rows(self._drained, self._fleet.drains)
-        self._cheapest = cheapest_of(d.costs, self._columns.full, drained, d.slots, d.rows)
+        r.columns = &self._columns
+        r.drained = self._plan.drained_rows(self._drained, self._fleet.drains)
+        if self._policy.kind != ADAPTIVE:
+            self._read_users()
+        self._decided.policy = &self._policy
+        score(&self._decided, self._costs)
+        self._cheapest = cheapest_of(self._costs, self._columns.full, r.drained, r.slots, r.rows)
         if not self._cheapest.tied:
             return False
         if self._cheapest.tied > 1:
             first = self._rng.randrange(self._cheapest.tied)
-        self._ordered = order_of(d.costs, self._columns.full, drained, d.slots, d.rows, &self._cheapest, first, self._wanted, self._order)
+        self._ordered = order_of(self._costs, self._columns.full, r.drained, r.slots, r.rows, &self._cheapest, first, self._wanted, self._order)
         self._moved_from = self._order[0]
         if self._guards:
-            self._move(drained)
+            self._move()
         return True
 
-    cdef int _move(self, const uint8_t *drained) except -1:
+    cdef int _read_users(self) except -1:
+        """Further.blocks_in_use, of what was matched."""
+        cdef size_t i, count = len(self._prefixes), rows = self._plan.rows
+        cdef const Users **users = self._plan.users_of(self._loads, self._fleet.loads_changed)
+        cdef const uint64_t *hashes = NULL
+        if count:
+            hashes = <const uint64_t *>_pointer(self._prefixes)
+        for i in range(rows):
+            self._in_use[i] = 0.0
+            if count and users[i] and users[i].used:
+                self._in_use[i] = <double>users_leading(users[i], hashes, count)
+        self._decided.rows.in_use = self._in_use
+        return 0
+
+    cdef int _move(self) except -1:
         """Decider._guarded: moves the pick on while the guard passes it over."""
-        cdef Decided *d = &self._decided
-        cdef const int32_t *usable = d.overlaps + d.rows
+        cdef const Rows *r = &self._decided.rows
+        cdef const double *costs = self._costs
         cdef uint8_t *stay_out = self._out
-        cdef uint8_t *others_out = self._out + d.rows
+        cdef uint8_t *others_out = self._out + r.rows
         cdef size_t i, first = 0, wanted = self._ordered
-        cdef uint32_t pick = self._order[0]
         cdef bint out
         cdef Cheapest found
-        self._waits = waits_of(&self._guard, d.columns, d.costs, drained, d.slots, d.rows, usable, d.prompt_tokens)
-        if not passes_over(&self._guard, &self._waits, d.columns, d.slots[pick], usable[pick], d.prompt_tokens):
+        self._waits = waits_of(&self._guard, r, costs)
+        if not passes_over(&self._guard, &self._waits, r, self._order[0]):
             return 0
-        for i in range(d.rows):
-            out = drained != NULL and drained[i]
+        for i in range(r.rows):
+            out = r.drained != NULL and r.drained[i]
             stay_out[i] = others_out[i] = out
-            if passes_over(&self._guard, &self._waits, d.columns, d.slots[i], usable[i], d.prompt_tokens):
+            if passes_over(&self._guard, &self._waits, r, i):
                 stay_out[i] = True
             else:
                 others_out[i] = True
-        found = cheapest_of(d.costs, self._columns.full, stay_out, d.slots, d.rows)
+        found = cheapest_of(costs, self._columns.full, stay_out, r.slots, r.rows)
         if found.tied > 1:
             first = self._rng.randrange(found.tied)
-        self._ordered = order_of(d.costs, self._columns.full, stay_out, d.slots, d.rows, &found, first, wanted, self._order)
+        self._ordered = order_of(costs, self._columns.full, stay_out, r.slots, r.rows, &found, first, wanted, self._order)
         if self._ordered < wanted:
-            found = cheapest_of(d.costs, self._columns.full, others_out, d.slots, d.rows)
+            found = cheapest_of(costs, self._columns.full, others_out, r.slots, r.rows)
             self._ordered += order_of(
-                d.costs, self._columns.full, others_out, d.slots, d.rows, &found, 0, wanted - self._ordered,
+                costs, self._columns.full, others_out, r.slots, r.rows, &found, 0, wanted - self._ordered,
                 self._order + self._ordered,
             )
         return 0
 
     cdef object _reserve(self, str request_id, tuple fingerprint, double now_s):
         """Reserves for the decision at hand, as RouterCore.reserve does."""
-        cdef size_t rows = self._decided.rows, row = self._order[0]
+        cdef size_t rows = self._decided.rows.rows, row = self._order[0]
         cdef const int32_t *overlaps = self._overlaps + row
-        cdef uint64_t prompt_tokens = <uint64_t>self._decided.prompt_tokens
+        cdef uint64_t prompt_tokens = <uint64_t>self._decided.rows.prompt_tokens
         cdef uint32_t size = self._plan.block_size
         cdef int32_t told = overlaps[2 * rows] + overlaps[3 * rows] + overlaps[4 * rows]
         cdef bint has_tail = prompt_tokens % size > 0
@@ -1106,10 +1181,10 @@ cdef class Lane:
 
     cdef int32_t _best_overlap(self):
         """The usable overlap of whoever holds most."""
-        cdef const int32_t *usable = self._overlaps + self._decided.rows
+        cdef const int32_t *usable = self._overlaps + self._decided.rows.rows
         cdef int32_t best = 0
         cdef size_t i
-        for i in range(self._decided.rows):
+        for i in range(self._decided.rows.rows):
             best = max(best, usable[i])
         return best
 
@@ -1133,6 +1208,10 @@ cdef class Lane:
         if not costs:
             raise MemoryError
         self._costs = costs
+        cdef double *in_use = <double *>realloc(self._in_use, rows * sizeof(double))
+        if not in_use:
+            raise MemoryError
+        self._in_use = in_use
         cdef uint8_t *out = <uint8_t *>realloc(self._out, 2 * rows)
         if not out:
             raise MemoryError

@@ -53,6 +53,8 @@ class Fleet:
     ) -> None:
         self.view = view
         self.loads: dict[WorkerKey, WorkerLoad] = {}
+        self.loads_changed = 0
+        """Workers whose loads came into `loads` or left it."""
         self.peers = Peers(replica)
         """The load that other replicas have reserved."""
         self.outcomes: dict[WorkerKey, Counter[Ending]] = {}
@@ -94,7 +96,7 @@ class Fleet:
     def forget(self, workers: list[WorkerKey]) -> None:
         """Lets go of all that is known of workers which the view has forgotten."""
         for worker in workers:
-            self.loads.pop(worker, None)
+            self.loads_changed += self.loads.pop(worker, None) is not None
             self.cache_reports.pop(worker, None)
             self.outcomes.pop(worker, None)
             self.outliers.forget(worker)
@@ -176,6 +178,7 @@ class Fleet:
         load = self.loads.get(key)
         if load is None:
             load = self.loads[key] = WorkerLoad()
+            self.loads_changed += 1
         return load
 
     def _answered_at_s(self, key: WorkerKey) -> float | None:

@@ -2,7 +2,9 @@
 #ifndef KVROUTE_ANSWER_H
 #define KVROUTE_ANSWER_H
 
-#include "adaptive.h"
+#include "guard.h"
+#include "order.h"
+#include "policy.h"
 #include "router/wire/native/wire.h"
 
 /* What a worker's heartbeat says that answers repeat, written. */
@@ -19,25 +21,10 @@ typedef struct {
     double sample_age_s;
 } Condition;
 
-/* One decision. Overlaps: in tokens, overlaps[field * rows + row], by field of OverlapTokens. */
-typedef struct {
-    const Columns *columns;
-    const intptr_t *slots;
-    const int32_t *overlaps;
-    const double *costs;
-    size_t rows;
-    double prompt_tokens;
-    Shared shared;
-} Decided;
-
-static inline int32_t overlap_of(const Decided *d, int field, size_t row) {
-    return d->overlaps[(size_t)field * d->rows + row];
-}
-
 static void put_overlap(Backward *b, uint32_t number, const Decided *d, size_t row) {
     size_t before = written(b);
     for (int field = 5; field >= 0; field--)
-        put_uint(b, (uint32_t)field + 1, (uint32_t)overlap_of(d, field, row));
+        put_uint(b, (uint32_t)field + 1, (uint32_t)overlap_of(&d->rows, field, row));
     put_message(b, number, before);
 }
 
@@ -45,15 +32,10 @@ static void put_overlap(Backward *b, uint32_t number, const Decided *d, size_t r
 static void put_row(Backward *b, uint32_t number, const Decided *d, size_t row, const Face *face,
                     const Condition *condition) {
     size_t before = written(b);
-    const Columns *c = d->columns;
-    intptr_t slot = d->slots[row];
-    double new_tokens = new_tokens_of(d->prompt_tokens, c->trust[slot], overlap_of(d, 1, row));
+    const Columns *c = d->rows.columns;
+    intptr_t slot = d->rows.slots[row];
     put_double(b, 18, c->trust[slot]);
-    put_term(b, 16, "total_blocks_unknown", c->load_unknown[slot]);
-    put_term(b, 16, "slot_ratio", c->slot_ratio[slot]);
-    put_term(b, 16, "new_share", new_tokens / d->prompt_tokens);
-    put_term(b, 16, "load_deviation", c->load[slot] - d->shared.mean);
-    put_term(b, 16, "load", c->load[slot]);
+    put_row_terms(b, 16, d, row);
     put_double(b, 15, d->costs[row]);
     put_double(b, 14, condition->sample_age_s);
     put_uint(b, 13, (uint64_t)condition->stream_complete);
@@ -65,7 +47,7 @@ static void put_row(Backward *b, uint32_t number, const Decided *d, size_t row, 
     put_uint(b, 7, (uint64_t)c->running[slot]);
     if (!isnan(c->total_blocks[slot])) put_uint_always(b, 6, (uint64_t)c->total_blocks[slot]);
     put_double(b, 5, c->active_blocks[slot]);
-    put_double(b, 4, new_tokens);
+    put_double(b, 4, new_tokens_of(&d->rows, row));
     put_overlap(b, 3, d, row);
     put_raw(b, face->row.at, face->row.size);
     put_message(b, number, before);
@@ -82,10 +64,8 @@ typedef struct {
 
 static void put_wait(Backward *b, uint32_t number, const Decided *d, const Moved *moved,
                      size_t row) {
-    intptr_t slot = d->slots[row];
-    put_double(b, number + 1, wait_tokens_at(moved->guard, d->columns, slot, overlap_of(d, 1, row),
-                                             d->prompt_tokens));
-    put_double(b, number, requests_at(d->columns, slot));
+    put_double(b, number + 1, wait_tokens_at(moved->guard, &d->rows, row));
+    put_double(b, number, requests_at(&d->rows, row));
 }
 
 /* A Guarded. */
@@ -103,8 +83,7 @@ static void put_moved(Backward *b, uint32_t number, const Decided *d, const Move
 }
 
 static inline int is_passed_over(const Decided *d, const Moved *moved, size_t row) {
-    return moved && passes_over(moved->guard, moved->waits, d->columns, d->slots[row],
-                                overlap_of(d, 1, row), d->prompt_tokens);
+    return moved && passes_over(moved->guard, moved->waits, &d->rows, row);
 }
 
 /* What a receipt says that isn't in its rows. */
@@ -140,15 +119,13 @@ static void put_receipt(Backward *b, uint32_t number, const Decided *d, const Ab
     put_count(b, 10, "full", about->cheapest.full);
     put_count(b, 10, "drained", about->cheapest.drained);
     put_count(b, 10, "cost is not a number", about->cheapest.not_finite);
-    put_uint(b, 9, d->rows + about->not_live);
+    put_uint(b, 9, d->rows.rows + about->not_live);
     if (ordered > 1 && !is_passed_over(d, about->moved, order[1]))
         put_row(b, 8, d, order[1], &faces[1], &conditions[1]);
     put_row(b, 7, d, order[0], &faces[0], &conditions[0]);
-    put_uint(b, 6, (uint64_t)d->columns->block_size[d->slots[order[0]]]);
-    put_uint(b, 5, (uint64_t)d->prompt_tokens);
-    put_term(b, 4, "load_std", d->shared.std);
-    put_term(b, 4, "load_mean", d->shared.mean);
-    put_term(b, 4, "alpha", d->shared.alpha);
+    put_uint(b, 6, (uint64_t)d->rows.columns->block_size[d->rows.slots[order[0]]]);
+    put_uint(b, 5, (uint64_t)d->rows.prompt_tokens);
+    put_shared_terms(b, 4, d);
     put_raw(b, about->policy.at, about->policy.size);
     put_message(b, number, before);
 }
@@ -165,7 +142,7 @@ static void put_answer(Backward *b, const Decided *d, const About *about, const 
     if (about) put_receipt(b, 13, d, about, order, ordered, faces, conditions);
     put_double(b, 12, lease_s);
     if (engine_priority) put_uint_always(b, 11, (uint64_t)(int64_t)*engine_priority);
-    put_uint(b, 9, (uint64_t)d->prompt_tokens - (uint32_t)overlap_of(d, 1, order[0]));
+    put_uint(b, 9, (uint64_t)d->rows.prompt_tokens - (uint32_t)overlap_of(&d->rows, 1, order[0]));
     put_overlap(b, 8, d, order[0]);
     for (size_t i = ordered; i-- > 1;) {
         if (i > alternatives) continue;

@@ -36,6 +36,15 @@ from tests.stage.fleet import Fleet, hashes, prompt
 from tests.stage.served import asked
 
 SIZE = 16
+GUARDED = GuardSettings(policies=("dynamo-adaptive", "dynamo-blocks", "ttft"))
+BLOCKS = {"credit_decay": 0.5, "request_weight": 0.3, "host_credit": 0.7, "overlap_credit": 0.9}
+ROUTINGS: list[dict[str, Any]] = [
+    {"policy": "dynamo-adaptive"},
+    {"policy": "dynamo-unguarded"},
+    {"policy": "dynamo-blocks"},
+    {"policy": "dynamo-blocks", "guard": GUARDED, "parameters": {"dynamo-blocks": BLOCKS}},
+]
+"""Settings by which the fast path picks."""
 
 
 @dataclass
@@ -56,6 +65,15 @@ class Side:
             self.fleet.core, self.metrics, self.fleet.clock, asyncio.Event()
         )
         self.items: RouteItems = self.service.route_items()
+        self.fast = 0
+        """Calls of `route` that the fast path answered."""
+        self._plain = self.service._plain
+        self.service._plain = self._counted  # type: ignore[method-assign]
+
+    def _counted(self, request: bytes, now_s: float) -> Any:
+        answered = self._plain(request, now_s)
+        self.fast += answered is not None
+        return answered
 
     def route(self, request: router_pb2.RouteRequest) -> router_pb2.RouteResponse | Status:
         try:
@@ -256,10 +274,11 @@ def request_of(about: dict[str, Any], number: int) -> router_pb2.RouteRequest:
     return router_pb2.RouteRequest(**fields)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     workers=st.lists(WORKERS, min_size=1, max_size=5),
     steps=st.lists(STEPS, max_size=25),
+    routing=st.sampled_from(ROUTINGS),
     seed=st.integers(0, 5),
     alternatives=st.sampled_from([0, 1, 2, 16]),
     reservations_max=st.sampled_from([2, 5, 20_000]),
@@ -267,11 +286,14 @@ def request_of(about: dict[str, Any], number: int) -> router_pb2.RouteRequest:
 def test_the_lane_is_the_core_to_the_last_bit(
     workers: list[dict[str, Any]],
     steps: list[tuple[str, Any]],
+    routing: dict[str, Any],
     seed: int,
     alternatives: int,
     reservations_max: int,
 ) -> None:
-    twins = Twins(seed=seed, alternatives=alternatives, reservations_max=reservations_max)
+    twins = Twins(
+        seed=seed, alternatives=alternatives, reservations_max=reservations_max, **routing
+    )
     for i, about in enumerate(workers):
         twins.tell("add", f"w{i}", **about)
     keys = [known(f"w{i}") for i in range(len(workers))]
@@ -355,9 +377,10 @@ def test_every_tie_is_drawn_alike() -> None:
         assert len(answer.alternatives) == 3
 
 
-def test_a_thousand_workers_are_weighed_alike() -> None:
+@pytest.mark.parametrize("policy", ["dynamo-adaptive", "dynamo-blocks"])
+def test_a_thousand_workers_are_weighed_alike(policy: str) -> None:
     rng = np.random.default_rng(5)
-    twins = Twins()
+    twins = Twins(policy=policy, guard=GUARDED)
     for i in range(1000):
         twins.tell("add", f"w{i}", total_blocks=int(rng.integers(900, 1100)), total_slots=7)
     for side in twins.sides:
@@ -366,11 +389,51 @@ def test_a_thousand_workers_are_weighed_alike() -> None:
             side.fleet.say(known(f"w{i}"), used_blocks=float(i % 89) / 7, running=i % 8)
         core.fleet.pools.refresh()
     for i in range(20):
-        twins.route(asked(500, first=10 * i, request_id=f"r{i}"))
+        twins.route(asked(500, first=160 * (i % 7), request_id=f"r{i}"))
 
 
-def test_a_plain_request_takes_the_lane() -> None:
-    side = Side(True)
+@pytest.mark.parametrize("routing", ROUTINGS, ids=str)
+def test_policies_of_the_fast_path_are_weighed_alike_under_load(routing: dict[str, Any]) -> None:
+    """Shared beginnings, all tiers, requests that end, workers that come and go."""
+    twins = Twins(alternatives=2, **routing)
+    for i in range(6):
+        twins.tell("add", f"w{i}", total_blocks=[400, None, 300][i % 3], waiting=i % 3, running=i)
+    for i, tier in enumerate(Tier):
+        twins.tell("cache", known(f"w{i}"), prompt(800), 160 * (1 + i), tier)
+    moved = 0
+    held: list[str] = []
+    for i in range(40):
+        answer = twins.route(asked(800 + i, first=400 * (i % 3), request_id=f"r{i}"))
+        assert isinstance(answer, router_pb2.RouteResponse)
+        moved += answer.receipt.HasField("guarded")
+        held.append(answer.reservation_id)
+        twins.tell("turn", 0.25)
+        if i % 4 == 3:
+            twins.report(Progress(held[i // 2], ProgressState.PREFILL_DONE, 1, 16))
+            twins.report(Progress(held.pop(i // 4), ProgressState.FINISHED, 3))
+        if i == 20:
+            twins.tell("turn", 40.0, silent=[known("w5")])  # it is forgotten
+            twins.tell("add", "w6", used_blocks=30.0)
+        if i % 10 == 5:
+            twins.hear(known(f"w{i % 4}"))
+    guard = twins.sides[0].fleet.core.routing.guard
+    assert bool(moved) == guard.looks_at(routing["policy"])
+    assert twins.sides[0].fast == 40
+
+
+def test_picks_that_are_drawn_take_the_general_way() -> None:
+    about = {"policy": "dynamo-blocks", "parameters": {"dynamo-blocks": {"temperature": 0.5}}}
+    twins = Twins(**about)
+    for i in range(3):
+        twins.tell("add", f"w{i}")
+    for i in range(5):
+        twins.route(asked(100 * i + 1, request_id=f"r{i}"))
+    assert twins.sides[0].fast == 0
+
+
+@pytest.mark.parametrize("policy", ["dynamo-adaptive", "dynamo-blocks"])
+def test_a_plain_request_takes_the_lane(policy: str) -> None:
+    side = Side(True, {"policy": policy})
     assert side.lane is not None
     side.fleet.add("w0")
     for request in (asked(40), asked(40, omit_receipt=True, tenant="t"), asked(1)):
@@ -380,7 +443,8 @@ def test_a_plain_request_takes_the_lane() -> None:
         assert side.lane.answer(request.SerializeToString(), side.fleet.now_s) is None
     picked = side.fleet.core.route(side.fleet.request(prompt(40)), side.fleet.now_s)
     assert isinstance(picked, Pick)
-    assert picked.decided is not picked.decision  # made when it was asked for
+    if policy == "dynamo-adaptive":
+        assert picked.decided is not picked.decision  # made when it was asked for
 
 
 def test_a_drained_worker_keeps_nobody_from_the_lane() -> None:

@@ -1,0 +1,61 @@
+/* The workers of one decision, as policies, guard and receipts read them. */
+#ifndef KVROUTE_COLUMNS_H
+#define KVROUTE_COLUMNS_H
+
+#include <math.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* Columns of the fleet, a number for each slot (router/fleet/table.py). */
+typedef struct {
+    const double *block_size, *total_blocks, *total_slots, *trust, *running, *waiting, *reserved,
+        *active_blocks, *prefill_tokens_active, *active_slots, *load, *slot_ratio, *full, *load_unknown;
+} Columns;
+
+/* A request and its rows. Overlaps: in tokens, overlaps[field * rows + row], by field of
+ * OverlapTokens. */
+typedef struct {
+    const Columns *columns;
+    const intptr_t *slots;   /* of each row */
+    const uint8_t *drained;  /* a byte for each row; NULL: no worker is drained */
+    const int32_t *overlaps;
+    const double *in_use;    /* blocks of the prompt that open requests on a row's worker use; only
+                                where the policy reads them */
+    size_t rows;             /* at least 1 */
+    double prompt_tokens;
+} Rows;
+
+static inline int32_t overlap_of(const Rows *r, int field, size_t row) {
+    return r->overlaps[(size_t)field * r->rows + row];
+}
+
+/* Tokens of a field of OverlapTokens that count, by the trust in the worker's stream. */
+static inline double trusted(const Rows *r, size_t row, int32_t tokens) {
+    return r->columns->trust[r->slots[row]] * (double)tokens;
+}
+
+static inline double new_tokens_of(const Rows *r, size_t row) {
+    return r->prompt_tokens - trusted(r, row, overlap_of(r, 1, row));
+}
+
+/* As numpy.maximum: a value that is not a number stays so. */
+static inline double at_least(double value, double least) {
+    return value > least || isnan(value) ? value : least;
+}
+
+/* The block size of a row's worker: a divisor, as Candidates.block_tokens. */
+static inline double block_tokens_of(const Rows *r, size_t row) {
+    return at_least(r->columns->block_size[r->slots[row]], 1.0);
+}
+
+/* Blocks of the prompt that no open request on a row's worker uses, as Candidates.new_blocks. */
+static inline double new_blocks_of(const Rows *r, size_t row) {
+    return ceil(r->prompt_tokens / block_tokens_of(r, row)) - r->in_use[row];
+}
+
+static inline int can_take(const double *full, const uint8_t *drained, const intptr_t *slots,
+                           size_t row) {
+    return full[slots[row]] == 0 && !(drained && drained[row]);
+}
+
+#endif

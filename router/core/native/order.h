@@ -1,0 +1,68 @@
+/* The order of a decision (Decider._order): the cheapest row, and those that come next. */
+#ifndef KVROUTE_ORDER_H
+#define KVROUTE_ORDER_H
+
+#include "columns.h"
+
+/* What a look over the costs finds. */
+typedef struct {
+    double lowest;
+    size_t tied;       /* rows that share the lowest cost; 0: nobody can be picked */
+    size_t drained;
+    size_t full;       /* other rows without room */
+    size_t not_finite; /* other rows whose cost is not a number */
+} Cheapest;
+
+/* drained: a byte for each row; NULL: nobody is. */
+static Cheapest cheapest_of(const double *costs, const double *full, const uint8_t *drained,
+                            const intptr_t *slots, size_t count) {
+    Cheapest found = {INFINITY, 0, 0, 0, 0};
+    for (size_t i = 0; i < count; i++) {
+        if (drained && drained[i]) {
+            found.drained++;
+        } else if (full[slots[i]] != 0) {
+            found.full++;
+        } else if (!isfinite(costs[i])) {
+            found.not_finite++;
+        } else if (costs[i] < found.lowest) {
+            found.lowest = costs[i];
+            found.tied = 1;
+        } else if (costs[i] == found.lowest) {
+            found.tied++;
+        }
+    }
+    return found;
+}
+
+/* The pick and the rows next to it, `wanted` at most: those that tie from the `first` one on and
+ * round, then the others, cheapest first. Returns how many there are. */
+static size_t order_of(const double *costs, const double *full, const uint8_t *drained,
+                       const intptr_t *slots, size_t count, const Cheapest *found, size_t first,
+                       size_t wanted, uint32_t *order) {
+    size_t used = 0, seen = 0, before_first = 0;
+    for (size_t i = 0; i < count && used < wanted; i++)
+        if (costs[i] == found->lowest && can_take(full, drained, slots, i) && seen++ >= first)
+            order[used++] = (uint32_t)i;
+    for (size_t i = 0; i < count && used < wanted && before_first < first; i++) {
+        if (costs[i] != found->lowest || !can_take(full, drained, slots, i)) continue;
+        order[used++] = (uint32_t)i;
+        before_first++;
+    }
+    double after = found->lowest;
+    size_t after_row = count;
+    while (used < wanted) {
+        size_t best = count;
+        for (size_t i = 0; i < count; i++) {
+            if (!can_take(full, drained, slots, i) || !isfinite(costs[i])) continue;
+            if (costs[i] < after || (costs[i] == after && i <= after_row)) continue;
+            if (best == count || costs[i] < costs[best]) best = i;
+        }
+        if (best == count) break;
+        order[used++] = (uint32_t)best;
+        after = costs[best];
+        after_row = best;
+    }
+    return used;
+}
+
+#endif

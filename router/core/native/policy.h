@@ -1,0 +1,56 @@
+/* The policies that the fast path scores by: which there are, and what each does. */
+#ifndef KVROUTE_POLICY_H
+#define KVROUTE_POLICY_H
+
+#include "adaptive.h"
+#include "blocks.h"
+
+enum { NO_POLICY, ADAPTIVE, BLOCKS };
+
+#define NUMBERS_MAX 8
+
+typedef struct {
+    int kind;
+    union {
+        double numbers[NUMBERS_MAX]; /* the policy's parameters, in their order */
+        AdaptiveNumbers adaptive;
+        BlocksNumbers blocks;
+    };
+} Policy;
+
+/* One decision: its rows, and what the policy made of them. */
+typedef struct {
+    Rows rows;
+    const Policy *policy;
+    const double *costs;
+    union {
+        AdaptiveShared adaptive;
+        BlocksShared blocks;
+    };
+} Decided;
+
+/* Scores the rows of a decision. */
+static void score(Decided *d, double *costs) {
+    const Policy *p = d->policy;
+    d->costs = costs;
+    if (p->kind == ADAPTIVE)
+        d->adaptive = adaptive_costs(&p->adaptive, &d->rows, costs);
+    else
+        d->blocks = blocks_costs(&p->blocks, &d->rows, costs);
+}
+
+/* What the cost of a row is made of: entries of CandidateRow.terms. */
+static void put_row_terms(Backward *b, uint32_t number, const Decided *d, size_t row) {
+    const Policy *p = d->policy;
+    if (p->kind == ADAPTIVE)
+        put_adaptive_terms(b, number, &d->adaptive, &d->rows, row);
+    else
+        put_blocks_terms(b, number, &p->blocks, &d->blocks, &d->rows, row);
+}
+
+/* What all rows share: entries of Receipt.terms. */
+static void put_shared_terms(Backward *b, uint32_t number, const Decided *d) {
+    if (d->policy->kind == ADAPTIVE) put_adaptive_shared(b, number, &d->adaptive);
+}
+
+#endif
