@@ -196,7 +196,7 @@ class RouterCore:
             reservation.prompt_tokens,
             now_s,
         )
-        self.fleet.working_sets.on_pick(source.key, reservation.prefixes, now_s)
+        self.fleet.working_sets.on_pick(source.key, source.slot, reservation.prefixes, now_s)
 
     def _remember(self, request: Request, reservation: Reservation, now_s: float) -> None:
         """Where a session's KV cache will be."""

@@ -38,9 +38,11 @@ from router.fleet.table import COLUMNS
 from router.decision.decision import Overlap, Weighed
 from router.request.request import Role
 from router.fleet.eligibility import DRAINED, OUTPUT_TOKENS_MAX
+from router.fleet.rates import ATTENTION_TOKENS, REQUEST_TOKENS
+from router.fleet.working_set import SAMPLE
 from router.reservations.load import HISTORY_MAX, HISTORY_S
 from router.core.tally import BUCKETS_S, RATIO_DECISIONS, PickTally, STAGES as STAGE_NAMES
-from router.policies import dynamo_adaptive, dynamo_blocks
+from router.policies import dynamo_adaptive, dynamo_blocks, ttft
 from router.wire.received import TooMuch
 from router.reservations.reservations import Reservation
 
@@ -98,17 +100,26 @@ cdef extern from "native/columns.h" nogil:
         const double *slot_ratio
         const double *full
         const double *load_unknown
+    ctypedef struct Prefill:
+        const double *ends_s
+        const double *least_s
+        const double *tokens
+        const double *others_waiting
+        const double *recent_blocks
+        const double *rate
+        double mean_work, now_s
     ctypedef struct Rows:
         const Columns *columns
         const Py_ssize_t *slots
         const uint8_t *drained
         const int32_t *overlaps
         const double *in_use
+        const Prefill *prefill
         size_t rows
         double prompt_tokens
 
 cdef extern from "native/policy.h" nogil:
-    const int NO_POLICY, ADAPTIVE, BLOCKS
+    const int NO_POLICY, ADAPTIVE, BLOCKS, TTFT
     const size_t NUMBERS_MAX
     ctypedef struct Policy:
         int kind
@@ -117,7 +128,8 @@ cdef extern from "native/policy.h" nogil:
         Rows rows
         const Policy *policy
         const double *costs
-    void score(Decided *, double *)
+    void score(Decided *, double *, double *)
+    double shortest_ttft(const Rows *, const double *, const double *)
 
 cdef extern from "native/order.h" nogil:
     ctypedef struct Cheapest:
@@ -176,12 +188,13 @@ cdef size_t RUN_BYTES_MAX = 1 << 19
 """and bytes of them."""
 cdef int64_t OUTPUT_TOKENS_MAX_C = OUTPUT_TOKENS_MAX
 cdef uint64_t HASH_SEED_C = HASH_SEED
+cdef uint64_t SAMPLE_C = SAMPLE
 cdef size_t RATIO_DECISIONS_C = RATIO_DECISIONS
 assert COLUMNS == (
     "block_size", "total_blocks", "total_slots", "trust", "running", "waiting", "reserved", "active_blocks",
     "prefill_tokens_active", "last_picked", "active_slots", "load", "slot_ratio", "full", "load_unknown",
 )
-cdef dict _kinds = {dynamo_adaptive.score: ADAPTIVE, dynamo_blocks.score: BLOCKS}
+cdef dict _kinds = {dynamo_adaptive.score: ADAPTIVE, dynamo_blocks.score: BLOCKS, ttft.score: TTFT}
 """By the function of a policy: its twin in native/policy.h, which gets the policy's parameters in this order:"""
 assert dynamo_adaptive.AdaptiveParameters.__struct_fields__ == (
     "balance_threshold", "alpha_balance", "alpha_cache", "gamma",
@@ -190,6 +203,10 @@ assert dynamo_blocks.BlocksParameters.__struct_fields__ == (
     "prefill_load_scale", "overlap_credit", "host_credit", "disk_credit", "credit_decay", "request_weight",
     "temperature",
 )
+assert ttft.TtftParameters.__struct_fields__ == (
+    "keep", "crowding", "stall", "step_tokens", "decode_s", "stay_s", "host_rate", "disk_rate",
+)
+assert (REQUEST_TOKENS, ATTENTION_TOKENS) == (500, 50_000)  # native/ttft.h has them, too
 assert len(BUCKETS_S) == BUCKETS and len(STAGE_NAMES) == STAGES
 cdef object _both = Role.BOTH
 cdef object _live = StreamState.LIVE
@@ -297,6 +314,10 @@ cdef class _Plan:
     cdef bytes excluded
     """Receipt.excluded of the workers that make no row, written."""
     cdef size_t not_live
+    cdef tuple models
+    cdef str model
+    """That all workers of the pool serve; None: they serve several."""
+    cdef Py_ssize_t last_slot
     cdef const Users **users
     """Of each row; NULL: nothing is known of its worker's load."""
     cdef list users_kept
@@ -320,6 +341,9 @@ cdef class _Plan:
         if self.rows and len(pool.block_sizes) == 1 and pool.roles <= {_both} and plain:
             self.block_size = next(iter(pool.block_sizes))
         self.slots = <const Py_ssize_t *>_pointer(pool.slots)
+        self.models = pool.models
+        self.model = pool.models[0] if len(set(pool.models)) == 1 else None
+        self.last_slot = max(pool.slots.tolist(), default=0)
         self.shortest_len = pool.shortest_len
         self.faces = [None] * self.rows
         self.model_rows = [None] * self.rows
@@ -583,7 +607,7 @@ cdef class Lane:
     cdef object _routing
     """What the fields below were read of."""
     cdef Policy _policy
-    cdef bint _by_session
+    cdef bint _by_session, _timed
     cdef size_t _alternatives, _wanted
     cdef uint64_t _prompt_tokens_max
     cdef int64_t _output_tokens
@@ -596,11 +620,13 @@ cdef class Lane:
     cdef object _table
     """The array that `_columns` points into."""
     cdef double *_columns_at
+    cdef double *_others_at
     cdef size_t _columns_width
     cdef Columns _columns
     cdef int32_t *_overlaps
     cdef double *_costs
     cdef double *_in_use
+    """A number for each row; and then, as many of each: rates, and seconds to the first token."""
     cdef uint8_t *_out
     """A byte for each row: whether it is drained, or passed over; twice."""
     cdef size_t _rows_max
@@ -615,12 +641,20 @@ cdef class Lane:
     cdef uint32_t _moved_from
     """The row that is cheapest; another one than the first in order where the guard moved the pick."""
     cdef Waits _waits
+    cdef Prefill _prefill
+    cdef object _rates, _working_sets, _rate_table, _recent_table
+    """The arrays that the next two point into, and their widths."""
+    cdef const double *_rates_at
+    cdef const double *_recent_at
+    cdef Py_ssize_t _rate_width, _recent_width
     cdef object _prefixes
 
     def __init__(self, core, rng):
         """core: with a NativeIndex. rng: the core's own."""
         self._core = core
         self._fleet = fleet = core.fleet
+        self._rates = fleet.rates
+        self._working_sets = fleet.working_sets
         self._rng = rng
         self._pools = fleet.pools
         self._view = fleet.view
@@ -726,7 +760,7 @@ cdef class Lane:
         mark("hash")
         self._match(plan, prefixes, token_count)
         mark("match")
-        if not self._decide():
+        if not self._decide(now_s):
             return None
         mark("cost")
         tokens = _empty((FIELDS, plan.rows), np.int32)
@@ -765,7 +799,7 @@ cdef class Lane:
         self._counts.mark(0)
         self._match(plan, prefixes, asked.prompt_tokens)
         self._counts.mark(1)
-        if not self._decide():
+        if not self._decide(now_s):
             return None
         self._counts.mark(2)
         cdef uint64_t form = asked.prompt_tokens | <uint64_t>asked.hashes_block_size << 32
@@ -782,6 +816,10 @@ cdef class Lane:
         reservation.answer = _taken(&self._answer)
         if asked.session_id.size:
             self._fleet.sessions.put(_text(asked.session_id), reservation, plan.block_size, "", now_s)
+        if self._timed or self._core.times_all:
+            self._time(reservation, now_s)
+        if self._policy.kind == TTFT:
+            self._note_ttft(reservation)
         self._counts.picked(
             asked.prompt_tokens, self._best_overlap(), self._overlaps + self._order[0], self._decided.rows.rows,
             self._plan.model_row(self._order[0], self._counts.tally),
@@ -817,6 +855,7 @@ cdef class Lane:
         _put_text(&self._answer, 2, policy.formula)
         _put_text(&self._answer, 1, policy.name)
         self._policy_part = _taken(&self._answer)
+        self._timed = policy.timed
         self._by_session = routing.affinity.looks_at(policy.name)
         self._alternatives = routing.alternatives
         self._wanted = 1 + max(1, routing.alternatives)
@@ -876,7 +915,7 @@ cdef class Lane:
         self._decided.rows.prompt_tokens = <double>prompt_tokens
         return 0
 
-    cdef bint _decide(self) except -1:
+    cdef bint _decide(self, double now_s) except -1:
         """Whether somebody can be picked: costs and order of what was matched."""
         cdef Rows *r = &self._decided.rows
         cdef size_t first = 0
@@ -885,8 +924,10 @@ cdef class Lane:
         r.drained = self._plan.drained_rows(self._drained, self._fleet.drains)
         if self._policy.kind != ADAPTIVE:
             self._read_users()
+        if self._policy.kind == TTFT:
+            self._read_prefill(now_s)
         self._decided.policy = &self._policy
-        score(&self._decided, self._costs)
+        score(&self._decided, self._costs, self._in_use + 2 * r.rows)
         self._cheapest = cheapest_of(self._costs, self._columns.full, r.drained, r.slots, r.rows)
         if not self._cheapest.tied:
             return False
@@ -910,6 +951,65 @@ cdef class Lane:
             if count and users[i] and users[i].used:
                 self._in_use[i] = <double>users_leading(users[i], hashes, count)
         self._decided.rows.in_use = self._in_use
+        return 0
+
+    cdef int _read_prefill(self, double now_s) except -1:
+        """PrefillRates.columns and WorkingSets.blocks, of the plan's workers."""
+        cdef _Plan plan = self._plan
+        cdef size_t row, rows = plan.rows
+        cdef double *rate = self._in_use + rows
+        rates, sets = self._rates, self._working_sets
+        cdef double anchor = 0.0
+        if rates._columns is not self._rate_table or plan.last_slot >= self._rate_width:
+            self._rate_table = rates.table(plan.last_slot)
+            self._rate_width = self._rate_table.shape[1]
+            self._rates_at = <const double *>_pointer(self._rate_table)
+        if sets._blocks is not self._recent_table or plan.last_slot >= self._recent_width:
+            self._recent_table = sets.table(plan.last_slot)
+            self._recent_width = len(self._recent_table)
+            self._recent_at = <const double *>_pointer(self._recent_table)
+        cdef const double *at = self._rates_at
+        cdef Py_ssize_t width = self._rate_width
+        for row in range(rows):
+            rate[row] = at[plan.slots[row]]
+            if rate[row] == 0:  # nothing was ever sent there
+                if plan.model is None:
+                    rate[row] = rates.anchor(plan.models[row])
+                    continue
+                if anchor == 0:
+                    anchor = rates.anchor(plan.model)
+                rate[row] = anchor
+        self._prefill = Prefill(
+            at + width, at + 2 * width, at + 3 * width, self._others_at, self._recent_at, rate, rates.mean_work, now_s,
+        )
+        self._decided.rows.prefill = &self._prefill
+        return 0
+
+    cdef int _time(self, reservation, double now_s) except -1:
+        """RouterCore.time, of a reservation that was just made."""
+        cdef size_t i, count = len(self._prefixes)
+        cdef uint32_t row = self._order[0]
+        cdef const uint64_t *hashes = NULL
+        cdef list sample = []
+        source = self._plan.sources[row]
+        if count:
+            hashes = <const uint64_t *>_pointer(self._prefixes)
+        for i in range(count):
+            if hashes[i] % SAMPLE_C == 0:
+                sample.append(hashes[i])
+        self._rates.on_pick(
+            source.key, source.slot, self._plan.models[row], reservation.id, reservation.new_tokens,
+            reservation.prompt_tokens, now_s,
+        )
+        self._working_sets.on_sample(source.key, source.slot, sample, now_s)
+        return 0
+
+    cdef int _note_ttft(self, reservation) except -1:
+        """TtftCheck.on_pick and PickTally.count, of a pick whose time to the first token was predicted."""
+        cdef const Rows *r = &self._decided.rows
+        cdef const double *seconds = self._in_use + 2 * r.rows
+        self._core.ttft_check.on_pick(reservation.id, seconds[self._order[0]])
+        self._counts.tally.predicted(seconds[self._order[0]], shortest_ttft(r, self._costs, seconds))
         return 0
 
     cdef int _move(self) except -1:
@@ -1067,6 +1167,7 @@ cdef class Lane:
         at[12 * width] = active_slots / total_slots if total_slots > 0 else 0.0
         at[13 * width] = full
         at[14 * width] = isnan(total_blocks)
+        self._others_at[slot] = min(waiting, <double>load.external_requests)
         return 0
 
     cdef int _predict(self, source, size_t first, double now_s) except -1:
@@ -1208,7 +1309,7 @@ cdef class Lane:
         if not costs:
             raise MemoryError
         self._costs = costs
-        cdef double *in_use = <double *>realloc(self._in_use, rows * sizeof(double))
+        cdef double *in_use = <double *>realloc(self._in_use, 3 * rows * sizeof(double))
         if not in_use:
             raise MemoryError
         self._in_use = in_use
@@ -1227,6 +1328,7 @@ cdef class Lane:
         cdef double *at = <double *>_pointer(table)
         cdef size_t width = table.shape[1]
         self._columns_at, self._columns_width = at, width
+        self._others_at = <double *>_pointer(self._pools.others_waiting)
         self._columns.block_size = at
         self._columns.total_blocks = at + width
         self._columns.total_slots = at + 2 * width

@@ -10,9 +10,7 @@ import numpy as np
 
 from events.plane.facts import TIER_NAMES
 from router.core.progress import Pick
-from router.decision.decision import Decision
 from router.fleet.pools import heartbeat_of
-from router.fleet.table import Column
 
 STAGES = ("hash", "match", "cost", "total")
 TIERS = (*TIER_NAMES.values(), "predicted")
@@ -72,7 +70,8 @@ class PickTally:
         row = self.model_row(heartbeat_of(decision.sources[decision.order[0]]).model)
         self.by_model[row] += 1, prompt_tokens, overlap.usable
         if (seconds := decision.scores.ttft_s) is not None:
-            self._predicted(decision, seconds)
+            can = [not reason for reason in decision.excluded]
+            self.predicted(seconds.item(decision.order[0]), float(seconds[can].min()))
 
     def model_row(self, model: str) -> int:
         """Where the picks of a model are counted in `by_model`; the last row is that of all models
@@ -94,8 +93,9 @@ class PickTally:
             told[OTHER_MODEL] = [a + b for a, b in zip(mine, counts[MODELS_MAX], strict=True)]
         return told
 
-    def _predicted(self, decision: Decision, seconds: Column) -> None:
-        can = [not reason for reason in decision.excluded]
+    def predicted(self, seconds: float, best_s: float) -> None:
+        """A pick was made whose time to the first token was predicted. best_s: the shortest that it
+        could have had."""
         self.ttfts += 1
-        self.ttft_s += seconds.item(decision.order[0])
-        self.ttft_best_s += float(seconds[can].min())
+        self.ttft_s += seconds
+        self.ttft_best_s += best_s

@@ -74,7 +74,7 @@ class Further:
         """Blocks in each worker's working set."""
         if self._working_sets is None:
             return np.zeros(len(pool))
-        return self._working_sets.blocks(pool.workers)
+        return self._working_sets.blocks(pool.slots)
 
     def mean_distance(self, pool: Pool, targets: npt.NDArray[np.bool_]) -> Column:
         """From each worker to some of them (router/fleet/topology.py), on average."""

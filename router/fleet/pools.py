@@ -172,6 +172,9 @@ class Pools:
         self._capacities = capacities
         self.columns = np.zeros((len(COLUMNS), 0))
         """A place for each slot; another array once there are more slots."""
+        self.others_waiting = np.zeros(0)
+        """Of each slot: requests that wait there and that others have sent, for the fast path
+        (Further.others_waiting). Replaced together with `columns`."""
         self._settled: dict[int, tuple[float, float, float, float, float, float]] = {}
         """Slot -> its block_size, total_blocks, total_slots and trust; the slots that are known and
         the blocks that picks may promise."""
@@ -277,6 +280,7 @@ class Pools:
             full,
             load_unknown,
         )
+        self.others_waiting[slot] = min(load.waiting, load.external_requests)
 
     @property
     def any_full(self) -> bool:
@@ -480,6 +484,7 @@ class Pools:
         if slot >= there:
             more = max(slot + 1, 2 * there) - there
             self.columns = np.pad(self.columns, ((0, 0), (0, more)))
+            self.others_waiting = np.pad(self.others_waiting, (0, more))
 
     def _serving(self, model: str, ready: bool) -> list[Source]:
         if model and not any(name in self._served for name in self._models.names(model)):

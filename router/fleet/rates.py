@@ -103,7 +103,8 @@ class PrefillRates:
         self._workers: dict[WorkerKey, WorkerRate] = {}
         self.under_way = 0
         """Prompts, at all workers; while there are none, nobody need call `on_end`."""
-        self._mean_work = MEAN_WORK
+        self.mean_work = MEAN_WORK
+        """Of a prompt, over all workers."""
         self._columns = np.zeros((5, 0))
         """By slot: rate (0: the prior's), ends_s, the least wait, known tokens, prompts open."""
 
@@ -128,20 +129,24 @@ class PrefillRates:
         self, slots: npt.NDArray[np.intp], models: Sequence[str], now_s: float
     ) -> "PrefillColumns":
         """What is known of some workers; models: of each."""
-        table = self._columns
-        if len(slots) and int(slots.max()) >= table.shape[1]:
-            self._make_room(int(slots.max()))
-            table = self._columns
+        table = self.table(int(slots.max(initial=0)))
         rate, ends_s, least_s, tokens, count = table[:, slots]
         for row in np.flatnonzero(rate == 0).tolist():  # nothing was ever sent there
             rate[row] = self.anchor(models[row])
         return PrefillColumns(
-            mean_work=self._mean_work,
+            mean_work=self.mean_work,
             rate=rate,
             wait_s=np.maximum(ends_s - now_s, least_s).clip(0.0),
             tokens=tokens,
             count=count,
         )
+
+    def table(self, last_slot: int) -> npt.NDArray[np.float64]:
+        """What is known of workers up to a slot, by slot: rate (0: the anchor's), ends_s, the least
+        wait, known tokens, prompts open. Read only."""
+        if last_slot >= self._columns.shape[1]:
+            self._make_room(last_slot)
+        return self._columns
 
     def on_pick(
         self,
@@ -181,7 +186,7 @@ class PrefillRates:
         worker.done_work = FADE * worker.done_work + todo
         worker.busy_s = FADE * worker.busy_s + took_s
         worker.samples += 1
-        self._mean_work = FADE * self._mean_work + (1 - FADE) * todo
+        self.mean_work = FADE * self.mean_work + (1 - FADE) * todo
         worker.done_at_s = max(worker.done_at_s, now_s)
         self._settle(worker)
         worker.ends_s = now_s + worker.seconds(worker.open_work)
@@ -253,9 +258,13 @@ class PrefillRates:
         if worker.open and worker.samples:  # it reports, so what is open is not done
             first, _, _ = next(iter(worker.open.values()))
             least_s = worker.seconds(worker.open_work - PROGRESS_MAX * first)
-        self._columns[:, worker.slot] = (
-            worker.rate, worker.ends_s, least_s, worker.open_tokens, len(worker.open)
-        )  # fmt: skip
+        columns, slot = self._columns, worker.slot
+        # One by one: a fifth of the time that a tuple takes to become a column.
+        columns[0, slot] = worker.rate
+        columns[1, slot] = worker.ends_s
+        columns[2, slot] = least_s
+        columns[3, slot] = worker.open_tokens
+        columns[4, slot] = len(worker.open)
 
     def _make_room(self, slot: int) -> None:
         there = self._columns.shape[1]

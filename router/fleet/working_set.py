@@ -14,10 +14,12 @@ Source: Denning, The Working Set Model for Program Behavior, CACM 1968; the samp
 and others, Efficient MRC Construction with SHARDS, FAST 2015.
 """
 
-from collections import OrderedDict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from itertools import islice, takewhile
 
 import numpy as np
+import numpy.typing as npt
 
 from indexer.hashing import HashArray
 from indexer.identity import WorkerKey
@@ -32,46 +34,87 @@ ALL_SAMPLES_MAX = 1 << 20
 """About 200 MB."""
 
 
+@dataclass(slots=True)
+class _Asked:
+    """What one worker was asked for."""
+
+    slot: int
+    at_s: dict[int, float] = field(default_factory=dict)
+    """Sampled prefixes and when each was last asked for, the oldest first."""
+
+
 class WorkingSets:
     """All workers'."""
 
     def __init__(self) -> None:
         self.forgotten = 0
         """Samples dropped while they still counted, for want of room."""
-        self._asked: dict[WorkerKey, OrderedDict[int, float]] = {}
-        """Sampled prefixes and when each was last asked for, the oldest first."""
+        self._asked: dict[WorkerKey, _Asked] = {}
+        self._blocks = np.zeros(0)
+        """By slot: about how many blocks are in the worker's working set."""
         self._count = 0
         """Of all workers."""
 
     def __len__(self) -> int:
         return self._count
 
-    def blocks(self, workers: Sequence[WorkerKey]) -> Column:
+    def blocks(self, slots: npt.NDArray[np.intp]) -> Column:
         """About how many blocks are in each worker's working set."""
-        asked = self._asked
-        return np.array([SAMPLE * len(asked.get(key, ())) for key in workers], np.float64)
+        blocks: Column = self.table(int(slots.max(initial=0)))[slots]
+        return blocks
 
-    def on_pick(self, key: WorkerKey, prefixes: HashArray, now_s: float) -> None:
+    def table(self, last_slot: int) -> Column:
+        """The same of all workers up to a slot, by slot. Read only."""
+        there = len(self._blocks)
+        if last_slot >= there:
+            self._blocks = np.pad(self._blocks, (0, max(last_slot + 1, 2 * there) - there))
+        return self._blocks
+
+    def on_pick(self, key: WorkerKey, slot: int, prefixes: HashArray, now_s: float) -> None:
         """A prompt is on its way to a worker. prefixes: of its full blocks."""
-        asked = self._asked.setdefault(key, OrderedDict())
+        self.on_sample(key, slot, prefixes[prefixes % np.uint64(SAMPLE) == 0].tolist(), now_s)
+
+    def on_sample(self, key: WorkerKey, slot: int, sample: list[int], now_s: float) -> None:
+        """As on_pick. sample: those of the prefixes that are multiples of SAMPLE."""
+        known = self._asked.get(key)
+        if known is not None and known.slot != slot:
+            self.on_forgotten([key])  # it came back in another slot
+            known = None
+        if known is None:
+            known = self._asked[key] = _Asked(slot)
+            self.table(slot)
+        asked = known.at_s
         self._count -= len(asked)
-        for prefix in prefixes[prefixes % np.uint64(SAMPLE) == 0].tolist():
-            asked[prefix] = now_s
-            asked.move_to_end(prefix)
+        for prefix in sample:
+            asked.pop(prefix, None)  # so that it comes last
+        asked.update(dict.fromkeys(sample, now_s))
         over = max(len(asked) - SAMPLES_MAX, self._count + len(asked) - ALL_SAMPLES_MAX)
-        for _ in range(min(over, len(asked))):
-            asked.popitem(last=False)
-            self.forgotten += 1
+        if over > 0:
+            oldest = list(islice(asked, over))
+            for prefix in oldest:
+                del asked[prefix]
+            self.forgotten += len(oldest)
         self._count += len(asked)
+        self._blocks[slot] = SAMPLE * len(asked)
 
     def on_forgotten(self, workers: Collection[WorkerKey]) -> None:
         """Workers that are known no more."""
         for key in workers:
-            self._count -= len(self._asked.pop(key, ()))
+            if (known := self._asked.pop(key, None)) is not None:
+                self._count -= len(known.at_s)
+                self._blocks[known.slot] = 0.0
 
     def tick(self, now_s: float) -> None:
         """Drops what was asked for too long ago."""
-        for asked in self._asked.values():
-            while asked and next(iter(asked.values())) < now_s - WINDOW_S:
-                asked.popitem(last=False)
-                self._count -= 1
+        for known in self._asked.values():
+            old = _asked_before(now_s - WINDOW_S, known.at_s)
+            for prefix in old:
+                del known.at_s[prefix]
+            if old:
+                self._count -= len(old)
+                self._blocks[known.slot] = SAMPLE * len(known.at_s)
+
+
+def _asked_before(time_s: float, at_s: dict[int, float]) -> list[int]:
+    """The prefixes that were last asked for before a time: the first ones."""
+    return [prefix for prefix, _ in takewhile(lambda one: one[1] < time_s, at_s.items())]

@@ -229,8 +229,6 @@ class RouterService(router_pb2_grpc.RouterServicer):
         lane = self._core.lane
         if lane is None or (reservation := lane.answer(request, now_s)) is None:
             return None
-        if self._core.times_all:
-            self._core.time(reservation, now_s)
         if (hot := self._core.hot) is not None:
             self._count(hot, reservation, lambda: request, now_s)
         return reservation.answer, reservation, False
@@ -291,9 +289,7 @@ class RouterService(router_pb2_grpc.RouterServicer):
         if (lane := self._core.lane) is not None:
             now_s = self._clock()
             hot = self._core.hot
-            times_all = self._core.times_all
-            wanted = hot is not None or times_all
-            places: list[tuple[Reservation, int]] | None = [] if wanted else None
+            places: list[tuple[Reservation, int]] | None = [] if hot is not None else None
             try:
                 lane.answers(batch, results, int(waited_s * 1000), now_s, answered, places)
             except Refusal:
@@ -301,8 +297,6 @@ class RouterService(router_pb2_grpc.RouterServicer):
             except Exception as error:  # ours; the next item is tried once more by itself
                 self.guard.fault(ROUTE_STREAM, error)
             for reservation, place in places or ():
-                if times_all:
-                    self._core.time(reservation, now_s)
                 if hot is not None:
                     self._count(hot, reservation, partial(batch.request_of, place), now_s)
             if watch is not None:

@@ -42,7 +42,9 @@ DECISIONS = 2000
 REPEATS = 5
 DEFAULT = RoutingSettings().policy
 CASES = [(DEFAULT, 8)]
-CASES += [(policy, workers) for policy in (DEFAULT, "dynamo-blocks") for workers in (64, 1000)]
+CASES += [
+    (policy, workers) for policy in (DEFAULT, "dynamo-blocks", "ttft") for workers in (64, 1000)
+]
 """Policies of the lane, and workers."""
 
 Way: TypeAlias = Callable[[str, bytes], Callable[[], Reservation]]

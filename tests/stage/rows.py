@@ -69,7 +69,7 @@ def rows(
         for number, (new_tokens, all_tokens) in enumerate(said.get("prefills", ())):
             rates.on_pick(key, i, "m", f"{number}", new_tokens, all_tokens, NOW_S)
         recent = np.arange(0, said.get("recent_blocks", 0), SAMPLE, dtype=np.uint64) * SAMPLE
-        working_sets.on_pick(key, recent, NOW_S)
+        working_sets.on_pick(key, i, recent, NOW_S)
     pool = Pool.of(sources)
     about: dict[str, Any] = {"request_id": "r", "prompt": _prompt(prompt_tokens)}
     return Candidates(

@@ -12,6 +12,14 @@ typedef struct {
         *active_blocks, *prefill_tokens_active, *active_slots, *load, *slot_ratio, *full, *load_unknown;
 } Columns;
 
+/* How fast workers prefill, and for how long they are busy (router/fleet/rates.py), for policies
+ * that predict the time to the first token. */
+typedef struct {
+    const double *ends_s, *least_s, *tokens, *others_waiting, *recent_blocks; /* of each slot */
+    const double *rate; /* of each row */
+    double mean_work, now_s;
+} Prefill;
+
 /* A request and its rows. Overlaps: in tokens, overlaps[field * rows + row], by field of
  * OverlapTokens. */
 typedef struct {
@@ -21,6 +29,7 @@ typedef struct {
     const int32_t *overlaps;
     const double *in_use;    /* blocks of the prompt that open requests on a row's worker use; only
                                 where the policy reads them */
+    const Prefill *prefill;  /* likewise */
     size_t rows;             /* at least 1 */
     double prompt_tokens;
 } Rows;
@@ -40,7 +49,7 @@ static inline double new_tokens_of(const Rows *r, size_t row) {
 
 /* As numpy.maximum: a value that is not a number stays so. */
 static inline double at_least(double value, double least) {
-    return value > least || isnan(value) ? value : least;
+    return value < least ? least : value;
 }
 
 /* The block size of a row's worker: a divisor, as Candidates.block_tokens. */

@@ -4,8 +4,9 @@
 
 #include "adaptive.h"
 #include "blocks.h"
+#include "ttft.h"
 
-enum { NO_POLICY, ADAPTIVE, BLOCKS };
+enum { NO_POLICY, ADAPTIVE, BLOCKS, TTFT };
 
 #define NUMBERS_MAX 8
 
@@ -15,6 +16,7 @@ typedef struct {
         double numbers[NUMBERS_MAX]; /* the policy's parameters, in their order */
         AdaptiveNumbers adaptive;
         BlocksNumbers blocks;
+        TtftNumbers ttft;
     };
 } Policy;
 
@@ -29,14 +31,17 @@ typedef struct {
     };
 } Decided;
 
-/* Scores the rows of a decision. */
-static void score(Decided *d, double *costs) {
+/* Scores the rows of a decision. seconds: gets each row's time to the first token, by a policy that
+ * predicts it. */
+static void score(Decided *d, double *costs, double *seconds) {
     const Policy *p = d->policy;
     d->costs = costs;
     if (p->kind == ADAPTIVE)
         d->adaptive = adaptive_costs(&p->adaptive, &d->rows, costs);
-    else
+    else if (p->kind == BLOCKS)
         d->blocks = blocks_costs(&p->blocks, &d->rows, costs);
+    else
+        ttft_costs(&p->ttft, &d->rows, costs, seconds);
 }
 
 /* What the cost of a row is made of: entries of CandidateRow.terms. */
@@ -44,8 +49,10 @@ static void put_row_terms(Backward *b, uint32_t number, const Decided *d, size_t
     const Policy *p = d->policy;
     if (p->kind == ADAPTIVE)
         put_adaptive_terms(b, number, &d->adaptive, &d->rows, row);
-    else
+    else if (p->kind == BLOCKS)
         put_blocks_terms(b, number, &p->blocks, &d->blocks, &d->rows, row);
+    else
+        put_ttft_terms(b, number, &p->ttft, &d->rows, row);
 }
 
 /* What all rows share: entries of Receipt.terms. */

@@ -42,6 +42,12 @@ ROUTINGS: list[dict[str, Any]] = [
     {"policy": "dynamo-adaptive"},
     {"policy": "dynamo-unguarded"},
     {"policy": "dynamo-blocks"},
+    {"policy": "ttft"},
+    {
+        "policy": "ttft",
+        "guard": GuardSettings(enabled=False),
+        "parameters": {"ttft": {"keep": 2.0}},
+    },
     {"policy": "dynamo-blocks", "guard": GUARDED, "parameters": {"dynamo-blocks": BLOCKS}},
 ]
 """Settings by which the fast path picks."""
@@ -120,6 +126,18 @@ class Side:
             "outliers": (repr(core.fleet.outliers), core.fleet.outliers._standings),
             "tally": [one.tolist() for one in (tally.tokens, tally.recent, tally.picks)],
             "models": tally.models(),
+            "predictions": (tally.ttfts, tally.ttft_s, tally.ttft_best_s, vars(core.ttft_check)),
+            "rates": (
+                core.fleet.rates._workers,
+                core.fleet.rates.under_way,
+                core.fleet.rates._columns.tolist(),
+                core.fleet.pools.others_waiting.tolist(),
+            ),
+            "working sets": (
+                core.fleet.working_sets._asked,
+                core.fleet.working_sets._blocks.tolist(),
+                len(core.fleet.working_sets),
+            ),
             "counts": {
                 (one.name, *one.labels.values()): one.value
                 for family in self.metrics.registry.collect()
@@ -377,7 +395,7 @@ def test_every_tie_is_drawn_alike() -> None:
         assert len(answer.alternatives) == 3
 
 
-@pytest.mark.parametrize("policy", ["dynamo-adaptive", "dynamo-blocks"])
+@pytest.mark.parametrize("policy", ["dynamo-adaptive", "dynamo-blocks", "ttft"])
 def test_a_thousand_workers_are_weighed_alike(policy: str) -> None:
     rng = np.random.default_rng(5)
     twins = Twins(policy=policy, guard=GUARDED)
@@ -431,7 +449,7 @@ def test_picks_that_are_drawn_take_the_general_way() -> None:
     assert twins.sides[0].fast == 0
 
 
-@pytest.mark.parametrize("policy", ["dynamo-adaptive", "dynamo-blocks"])
+@pytest.mark.parametrize("policy", ["dynamo-adaptive", "dynamo-blocks", "ttft"])
 def test_a_plain_request_takes_the_lane(policy: str) -> None:
     side = Side(True, {"policy": policy})
     assert side.lane is not None

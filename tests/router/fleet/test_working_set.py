@@ -12,6 +12,16 @@ from router.fleet.working_set import SAMPLE, SAMPLES_MAX, WINDOW_S, WorkingSets
 from tests.stage.fleet import Fleet, prompt
 
 HERE, THERE = WorkerKey("here", 0), WorkerKey("there", 0)
+SLOTS = {HERE: 0, THERE: 3}
+
+
+def pick(sets: WorkingSets, key: WorkerKey, prefixes: HashArray, now_s: float) -> None:
+    sets.on_pick(key, SLOTS[key], prefixes, now_s)
+
+
+def blocks(sets: WorkingSets, *keys: WorkerKey) -> list[float]:
+    found: list[float] = sets.blocks(np.array([SLOTS[key] for key in keys], np.intp)).tolist()
+    return found
 
 
 def sampled(*numbers: int) -> HashArray:
@@ -21,58 +31,59 @@ def sampled(*numbers: int) -> HashArray:
 
 def test_a_block_that_is_asked_for_again_counts_once() -> None:
     sets = WorkingSets()
-    sets.on_pick(HERE, sampled(1, 2, 3), 0.0)
-    sets.on_pick(HERE, sampled(1, 2, 4), 1.0)
-    sets.on_pick(THERE, sampled(1), 1.0)
-    assert sets.blocks([HERE, THERE, WorkerKey("new", 0)]).tolist() == [4 * SAMPLE, SAMPLE, 0]
+    pick(sets, HERE, sampled(1, 2, 3), 0.0)
+    pick(sets, HERE, sampled(1, 2, 4), 1.0)
+    pick(sets, THERE, sampled(1), 1.0)
+    assert blocks(sets, HERE, THERE) == [4 * SAMPLE, SAMPLE]
+    assert sets.blocks(np.array([9], np.intp)).tolist() == [0]
 
 
 def test_what_nobody_asked_for_in_a_minute_counts_no_more() -> None:
     sets = WorkingSets()
-    sets.on_pick(HERE, sampled(1, 2), 0.0)
-    sets.on_pick(HERE, sampled(2, 3), 40.0)
+    pick(sets, HERE, sampled(1, 2), 0.0)
+    pick(sets, HERE, sampled(2, 3), 40.0)
     sets.tick(WINDOW_S)
-    assert sets.blocks([HERE]).tolist() == [3 * SAMPLE]
+    assert blocks(sets, HERE) == [3 * SAMPLE]
     sets.tick(WINDOW_S + 1)
-    assert sets.blocks([HERE]).tolist() == [2 * SAMPLE]
+    assert blocks(sets, HERE) == [2 * SAMPLE]
 
 
 def test_the_sample_stands_for_all() -> None:
     sets = WorkingSets()
     prefixes = np.random.default_rng(1).integers(0, 1 << 63, 20_000).astype(np.uint64)
-    sets.on_pick(HERE, prefixes, 0.0)
-    assert sets.blocks([HERE]) == pytest.approx([20_000], rel=0.1)
+    pick(sets, HERE, prefixes, 0.0)
+    assert blocks(sets, HERE) == pytest.approx([20_000], rel=0.1)
 
 
 def test_at_the_bound_the_oldest_are_forgotten_and_counted() -> None:
     sets = WorkingSets()
-    sets.on_pick(HERE, sampled(*range(SAMPLES_MAX)), 0.0)
+    pick(sets, HERE, sampled(*range(SAMPLES_MAX)), 0.0)
     assert sets.forgotten == 0
-    sets.on_pick(HERE, sampled(0, SAMPLES_MAX, SAMPLES_MAX + 1), 1.0)  # 0 is new again
+    pick(sets, HERE, sampled(0, SAMPLES_MAX, SAMPLES_MAX + 1), 1.0)  # 0 is new again
     assert sets.forgotten == 2
-    assert sets.blocks([HERE]).tolist() == [SAMPLE * SAMPLES_MAX]
-    sets.on_pick(HERE, sampled(0), 2.0)
+    assert blocks(sets, HERE) == [SAMPLE * SAMPLES_MAX]
+    pick(sets, HERE, sampled(0), 2.0)
     assert sets.forgotten == 2
 
 
 def test_all_workers_share_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(working_set, "ALL_SAMPLES_MAX", 10)
     sets = WorkingSets()
-    sets.on_pick(HERE, sampled(*range(6)), 0.0)
-    sets.on_pick(THERE, sampled(*range(6)), 1.0)
-    assert sets.blocks([HERE, THERE]).tolist() == [6 * SAMPLE, 4 * SAMPLE]
+    pick(sets, HERE, sampled(*range(6)), 0.0)
+    pick(sets, THERE, sampled(*range(6)), 1.0)
+    assert blocks(sets, HERE, THERE) == [6 * SAMPLE, 4 * SAMPLE]
     assert (len(sets), sets.forgotten) == (10, 2)
     sets.tick(WINDOW_S + 0.5)
     assert len(sets) == 4, "what is old makes room"
-    sets.on_pick(HERE, sampled(*range(6)), WINDOW_S)
+    pick(sets, HERE, sampled(*range(6)), WINDOW_S)
     assert (len(sets), sets.forgotten) == (10, 2)
 
 
 def test_a_worker_that_is_forgotten_leaves_nothing() -> None:
     sets = WorkingSets()
-    sets.on_pick(HERE, sampled(1), 0.0)
+    pick(sets, HERE, sampled(1), 0.0)
     sets.on_forgotten([HERE, THERE])
-    assert sets.blocks([HERE]).tolist() == [0]
+    assert blocks(sets, HERE) == [0]
     assert len(sets) == 0
 
 
@@ -94,7 +105,7 @@ def test_it_is_the_distinct_sampled_blocks_of_the_window(
     asked: list[tuple[WorkerKey, int, float]] = []
     for key, numbers, later_s in picked:
         now_s += later_s
-        sets.on_pick(key, np.array(numbers, np.uint64), now_s)
+        pick(sets, key, np.array(numbers, np.uint64), now_s)
         asked += [(key, number, now_s) for number in numbers]
         sets.tick(now_s)
         for worker in (HERE, THERE):
@@ -103,14 +114,24 @@ def test_it_is_the_distinct_sampled_blocks_of_the_window(
                 for key, number, at_s in asked
                 if key == worker and number % SAMPLE == 0 and at_s >= now_s - WINDOW_S
             }
-            assert sets.blocks([worker]).tolist() == [SAMPLE * len(recent)]
-        assert len(sets) * SAMPLE == sets.blocks([HERE, THERE]).sum()
+            assert blocks(sets, worker) == [SAMPLE * len(recent)]
+        assert len(sets) * SAMPLE == sum(blocks(sets, HERE, THERE))
 
 
 def test_picks_by_a_policy_that_reads_them_are_kept_and_forgotten_with_the_worker() -> None:
     fleet = Fleet(policy="ttft")
     key = fleet.add("w0")
+    slots = np.array([fleet.view.sources[key].slot], np.intp)
+    sets = fleet.core.fleet.working_sets
     fleet.route(prompt(16_000))
-    assert fleet.core.fleet.working_sets.blocks([key]) == pytest.approx([1000], rel=0.3)
+    assert sets.blocks(slots) == pytest.approx([1000], rel=0.3)
     fleet.core.remove("w0", 0, fleet.now_s)
-    assert fleet.core.fleet.working_sets.blocks([key]).tolist() == [0]
+    assert sets.blocks(slots).tolist() == [0]
+
+
+def test_a_worker_that_comes_back_in_another_slot_begins_empty() -> None:
+    sets = WorkingSets()
+    sets.on_pick(HERE, 0, sampled(1, 2), 0.0)
+    sets.on_pick(HERE, 5, sampled(3), 0.0)
+    assert sets.blocks(np.array([0, 5], np.intp)).tolist() == [0, SAMPLE]
+    assert len(sets) == 1
