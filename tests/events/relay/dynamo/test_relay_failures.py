@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from events.plane import supervisor
-from events.plane.facts import Heartbeat
+from events.plane.facts import Control, Heartbeat, encode
 from events.plane.settings import DynamoSettings
 from events.relay import stream_publisher
 from events.relay.dynamo import relay as module
@@ -33,12 +33,12 @@ class Fleet:
         )
         self.event_ids = Counter[int]()
 
-    async def store(self, worker_id: int) -> None:
+    async def store(self, worker_id: int, dp_rank: int = 0) -> None:
         self.event_ids[worker_id] += 1
         event_id = self.event_ids[worker_id]
         block = {"block_hash": event_id, "tokens_hash": event_id}
         stored = {"stored": {"parent_hash": None, "blocks": [block]}}
-        event = {"event_id": event_id, "data": stored, "dp_rank": 0}
+        event = {"event_id": event_id, "data": stored, "dp_rank": dp_rank}
         await self.wire.say(EVENTS, msgspec.json.encode({"worker_id": worker_id, "event": event}))
 
     def rank(self, worker_id: int) -> object:
@@ -151,3 +151,17 @@ async def test_a_broker_that_raises_is_tried_again(fleet: Fleet, error: Exceptio
     await until(lambda: sum(fleet.relay.failures.values()) == 3, "all failures")
     await fleet.beating(1)
     await fleet.beating(2)
+
+
+async def test_a_worker_has_several_ranks_for_as_long_as_one_above_0_is_there(
+    fleet: Fleet,
+) -> None:
+    await fleet.store(1, dp_rank=1)
+    await until(lambda: fleet.last(1).multi_rank, "a heartbeat with several ranks")
+    assert not fleet.last(2).multi_rank
+    removal = Control(v=1, id="x", action="remove", worker_id="1")
+    await fleet.wire.say("kvroute.v1.f.control", encode(removal))
+    assert {key.worker_id for key, _ in fleet.relay.ranks} == {"2"}
+    assert not fleet.relay._higher_ranks
+    await fleet.store(1)
+    await until(lambda: not fleet.last(1).multi_rank, "a heartbeat with one rank")
