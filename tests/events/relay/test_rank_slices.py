@@ -1,0 +1,195 @@
+"""Long replays and messages of an engine rank, applied slice by slice."""
+
+import pytest
+
+from events.engines.batch_reader import SLICE_UNITS
+from events.plane.facts import (
+    Beat,
+)
+from events.relay import rank as rank_module
+from events.relay.rank import (
+    HELD_MESSAGES_MAX,
+    EngineState,
+)
+from tests.events.relay.one_rank import (
+    CLEARED,
+    NOW_S,
+    Engine,
+    batch,
+    chain,
+    following,
+    long,
+    removed,
+    stored,
+)
+
+STARTING, HEALING, CATCHING_UP, FOLLOWING = EngineState
+
+
+def catching_up(count: int) -> Engine:
+    """An engine whose replay has come: so many messages, the first of which is applied."""
+    engine = Engine()
+    engine.start()
+    engine.begin_replay((0, long(0)), *range(1, count))
+    assert (engine.rank.state, engine.held()) == (CATCHING_UP, 1)
+    return engine
+
+
+def test_a_slice_is_bounded_and_takes_a_message_at_least() -> None:
+    engine = Engine()
+    engine.start()
+    engine.begin_replay(*((seq, long(seq)) for seq in range(4)))
+    for held in range(1, 5):
+        assert (engine.held(), engine.rank.state) == (held, CATCHING_UP)
+        engine.perform(engine.rank.catch_up(NOW_S))
+    assert (engine.rank.state, engine.complete()) == (FOLLOWING, True)
+    assert engine.rank.catch_up(NOW_S) == []
+
+
+def test_a_slice_of_empty_messages_is_bounded_too() -> None:
+    engine = Engine()
+    engine.start()
+    engine.begin_replay(*((seq, b"") for seq in range(4 * SLICE_UNITS)))
+    assert 0 < engine.rank._next_seq <= SLICE_UNITS
+
+
+def test_live_messages_wait_behind_a_replay_and_are_applied_in_order() -> None:
+    engine = catching_up(3)
+    assert engine.hear(3) == engine.hear(4, removed(3)) == []
+    assert engine.held() == 1
+    engine.catch_up()
+    assert (engine.held(), engine.rank.state, engine.complete()) == (3, FOLLOWING, True)
+    assert engine.hear(5) == []
+    assert engine.held() == 4
+
+
+def test_a_beat_between_two_slices_tells_what_is_applied() -> None:
+    engine = catching_up(3)
+    beat = engine.told()[-1]
+    assert isinstance(beat, Beat)
+    assert (beat.blocks, beat.digest) == (1, engine.rank.ledger.digest())
+
+
+def test_a_gap_in_what_came_while_we_caught_up_is_healed() -> None:
+    engine = catching_up(3)
+    engine.hear(3)
+    engine.hear(6)
+    engine.hear(7)
+    assert engine.catch_up() == [3]
+    assert (engine.held(), engine.rank.state, engine.rank.engine_gaps) == (4, HEALING, 1)
+    engine.replay(3, 4, 5, 6)
+    assert (engine.held(), engine.complete()) == (8, True)
+
+
+def test_what_a_replay_overtook_may_come_while_it_is_applied() -> None:
+    engine = catching_up(3)
+    engine.hear(1)
+    engine.hear(2)
+    engine.hear(3)
+    engine.catch_up()
+    assert (engine.held(), engine.rank.engine_restarts, engine.complete()) == (4, 0, True)
+
+
+def test_an_engine_that_restarts_while_we_catch_up_is_another_life() -> None:
+    engine = catching_up(3)
+    engine.hear(3)
+    assert engine.hear(0, stored(50, life=1)) == []
+    assert (engine.held(), engine.rank.state, engine.complete()) == (1, FOLLOWING, True)
+    assert engine.rank.engine_restarts == 1
+    assert engine.rank.catch_up(NOW_S) == []
+    engine.hear(1, stored(51, life=1))
+    assert (engine.held(), engine.rank.engine_restarts) == (2, 1)
+
+
+@pytest.mark.parametrize("waited", [0, 3])
+def test_another_life_shows_by_a_number_that_a_replay_brought_too(waited: int) -> None:
+    engine = Engine()
+    engine.start()
+    for seq in range(3, 3 + waited):
+        engine.hear(seq)
+    engine.begin_replay((0, long(0)), *range(1, 8))
+    assert engine.hear(6, stored(56, life=1)) == [0]
+    assert (engine.held(), engine.rank.state, engine.rank.engine_restarts) == (0, HEALING, 1)
+    engine.replay(*((seq, stored(50 + seq, life=1)) for seq in range(7)))
+    assert (engine.held(), engine.complete()) == (7, True)
+
+
+def test_a_process_that_starts_while_we_catch_up_ends_it() -> None:
+    engine = catching_up(3)
+    engine.now_s = NOW_S + 60
+    assert engine.perform(engine.rank.on_process_start(NOW_S + 50, engine.now_s)) == [0]
+    assert (engine.held(), engine.rank.state) == (0, HEALING)
+    engine.replay((0, stored(50, life=1)))
+    assert (engine.held(), engine.complete()) == (1, True)
+
+
+def test_what_waits_while_we_catch_up_is_bounded_and_what_is_lost_is_healed() -> None:
+    engine = catching_up(3)
+    for seq in range(3, HELD_MESSAGES_MAX + 5):
+        engine.hear(seq, batch())
+    assert engine.rank.counts["held_overflow"] == 2
+    assert engine.catch_up() == [2]
+    engine.replay(*((seq, stored(2) if seq == 2 else batch()) for seq in range(2, 6)))
+    assert (engine.held(), engine.complete()) == (3, True)
+    assert engine.rank._next_seq == HELD_MESSAGES_MAX + 5
+
+
+# --- a long live message, slice by slice ---
+
+
+def test_a_live_message_is_applied_in_slices_and_what_comes_meanwhile_waits() -> None:
+    engine = following(0)
+    engine.hear(0, chain(3 * SLICE_UNITS))
+    assert engine.rank.state is CATCHING_UP
+    assert 0 < engine.held() <= SLICE_UNITS
+    assert engine.hear(1, stored(0)) == engine.hear(2, removed(1)) == []
+    assert 0 < engine.held() <= SLICE_UNITS
+    assert engine.complete()
+    engine.perform(engine.rank.catch_up(NOW_S))
+    assert SLICE_UNITS < engine.held() <= 2 * SLICE_UNITS
+    engine.catch_up()
+    assert (engine.held(), engine.rank.state) == (3 * SLICE_UNITS, FOLLOWING)
+    assert engine.complete()
+    assert engine.rank.counts["BlocksStored"] == 2
+
+
+def test_a_gap_behind_a_long_message_is_healed_once_it_is_applied() -> None:
+    engine = following(0)
+    engine.hear(0, chain(2 * SLICE_UNITS))
+    assert engine.hear(2, removed(1)) == []
+    assert engine.catch_up() == [0]
+    engine.replay((0, chain(2 * SLICE_UNITS)), (1, stored(0)), (2, removed(1)))
+    assert (engine.held(), engine.complete()) == (2 * SLICE_UNITS, True)
+
+
+def test_a_connection_lost_while_a_long_message_is_applied_is_healed_after_it() -> None:
+    engine = following(0)
+    engine.hear(0, chain(2 * SLICE_UNITS))
+    assert engine.perform(engine.rank.on_reconnected()) == []
+    assert engine.catch_up() == [0]
+    assert engine.rank.state is HEALING
+
+
+def test_a_restart_while_a_long_message_is_applied_ends_it() -> None:
+    engine = following(1)
+    engine.hear(1, chain(2 * SLICE_UNITS))
+    assert engine.hear(0, stored(50, life=1)) == []
+    assert (engine.held(), engine.rank.state, engine.complete()) == (1, FOLLOWING, True)
+    assert engine.rank.catch_up(NOW_S) == []
+
+
+def test_what_was_wiped_is_let_go_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rank_module, "SWEPT_AT_ONCE", 30)
+    engine = following(100)
+    engine.hear(100, CLEARED)
+    assert engine.held() == 0
+    assert engine.rank.ledger._doomed
+    slices = 1
+    while engine.rank.sweep():
+        slices += 1
+    assert slices >= 200 // 30  # engine blocks, and placements
+    assert not engine.rank.ledger._doomed
+    for seq in range(101, 151):
+        engine.hear(seq)
+    engine.hear(0, stored(50, life=1))  # another life: the ledger before it is let go as well
+    assert engine.rank.ledger._doomed
