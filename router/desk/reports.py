@@ -50,16 +50,19 @@ class Reports:
         core: RouterCore,
         metrics: Metrics,
         clock: Callable[[], float],
-        on_change: Callable[[], None],
+        on_change: Callable[[], None] = lambda: None,
     ) -> None:
         """on_change: called when what is reserved here may have changed."""
+        self.peers: PeerLink | None = None
+        """The link to other replicas, once there is one."""
         self._core = core
         self._metrics = metrics
         self._clock = clock
-        self._on_change = on_change
+        self.on_change = on_change
 
-    async def report(self, content: bytes, caller: str, peers: PeerLink | None) -> bytes:
-        """A ReportRequest's answer; raises Refusal. peers: the way to other replicas."""
+    async def report(self, content: bytes, caller: str) -> bytes:
+        """A ReportRequest's answer; raises Refusal. caller: who sends it, as far as is known."""
+        peers = self.peers
         pieces = _pieces(content, PROGRESS_MAX)
         written: list[bytes] = []
         waiting: list[tuple[int, list[bytes]]] = []
@@ -158,7 +161,7 @@ class Reports:
         reservation = self._core.reservations.get(progress.reservation_id)
         unknown_before = reservation is None or reservation.cached_tokens is None
         result = self._core.report(progress, self._clock(), caller)
-        self._on_change()
+        self.on_change()
         if reservation is not None and unknown_before and reservation.cached_tokens is not None:
             self._metrics.cache_reported(reservation.predicted_tokens, reservation.cached_tokens)
         return router_pb2.ProgressOutcome(

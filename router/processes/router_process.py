@@ -38,6 +38,8 @@ from router.config.settings import ConfigError, RoutingSettings, ServeConfig, re
 from router.copies.hot_prefixes import HotPrefixes, recomputed
 from router.core.core import RouterCore
 from router.desk.counters import Metrics
+from router.desk.desk import Desk
+from router.desk.reports import Reports
 from router.fleet.topology import PlaceLabels
 from router.health.warnings import WarningLog
 from router.metrics.http import MetricsServer
@@ -130,12 +132,17 @@ class RouterApp:
         self.registry.register(WatchCollector(self.watchers))
         self.relays = OwnRelays(fleet=config.fleet.name, clock=clock, rng=self._rng)
         self.core.fleet.relay_trouble = self.relays.trouble
-        self.desk = ControlDesk(self.core, clock)
-        self.desk.on_removed = self.relays.on_removed
+        self._guard = Guard.of(config.grpc, routing.prompt_tokens_max, self.metrics)
+        self.desk = Desk(
+            self.core, self.metrics, clock, fault=self._guard.fault, watch=self.watchers.watch
+        )
+        self.reports = Reports(self.core, self.metrics, clock)
+        self.commands = ControlDesk(self.core, clock)
+        self.commands.on_removed = self.relays.on_removed
         self._state: FleetState | None = None
         if config.fleet.state_file is not None:
             path = checked_file(config.fleet.state_file, "fleet.state_file")
-            self._state = FleetState(path, config.fleet.name, self.desk)
+            self._state = FleetState(path, config.fleet.name, self.commands)
         self.failed: BaseException | None = None
         self._warning_log = WarningLog()
         self._warned_at_s = -inf
@@ -151,7 +158,6 @@ class RouterApp:
         self.link: PeerLink | None = None
         self.copy_link: CopyLink | None = None
         """None: hot prefixes were never copied yet."""
-        self._service: RouterService | None = None
         self._grpc: GrpcServer | None = None
         self._http: MetricsServer | None = None
         self._started_at_s = clock()
@@ -195,12 +201,12 @@ class RouterApp:
             self.registry.register(NatsChildCollector(self._nats))
         self.broker = broker = Broker(nats, url, f"kvroute router {self.replica}")
         self.peers = peers = Broker(nats, url, f"kvroute router {self.replica}, to replicas")
-        desk, state = self.desk, self._state
+        commands, state = self.commands, self._state
         if state is not None:
             state.restore()
             self._tasks.spawn(state.run(), "fleet state file")
             self.registry.register(FleetStateCollector(state))
-        self.registry.register(OwnRelaysCollector(self.relays, desk))
+        self.registry.register(OwnRelaysCollector(self.relays, commands))
         self.feed = feed = Feed(
             broker,
             self.view,
@@ -209,46 +215,44 @@ class RouterApp:
             clock=self.clock,
             on_heartbeat=self._on_heartbeat,
             on_forgotten=self._on_forgotten,
-            on_control=desk.apply,
+            on_control=commands.apply,
             on_failure=self._broke,
             rng=self._rng,
         )
-        desk.on_resync = lambda worker: feed.recover(self.view.resync(worker, self.clock()))
+        commands.on_resync = lambda worker: feed.recover(self.view.resync(worker, self.clock()))
         self.registry.register(RouterCollector(self.core, self.clock))
         self.registry.register(BrokerCollector(broker, peers))
         self.registry.register(RelayCollector(self.relays.running))
-        service = self._service = RouterService(
-            self.core,
-            self.metrics,
-            self.clock,
-            self._stopping,
-            stream_age_s=config.grpc.stream_age_s,
-            watch=self.watchers.watch,
-            guard=Guard.of(config.grpc, config.routing.prompt_tokens_max, self.metrics),
-        )
-        self.link = service.peers = PeerLink(
+        self.link = self.reports.peers = PeerLink(
             peers,
             self.core,
-            desk,
+            commands,
             fleet=config.fleet.name,
             clock=self.clock,
             rng=self._rng,
             tells=config.fleet.inflight,
-            on_report=service.report_of_peer,
+            on_report=self.reports.of_peer,
             on_failure=self._broke,
         )
+        self.desk.on_change = self.reports.on_change = self.link.on_change
         self.registry.register(PeerCollector(self.core, self.link, self.clock))
         self.registry.register(HotPrefixCollector(self.core))
         self._use_hot_prefixes(self.config.routing)
         self._grpc = GrpcServer(
             config.grpc,
-            service,
+            RouterService(
+                self.desk,
+                self.reports,
+                self._guard,
+                self._stopping,
+                stream_age_s=config.grpc.stream_age_s,
+            ),
             FleetService(
                 self.core,
                 self.clock,
                 self._stopping,
                 stream_age_s=config.grpc.stream_age_s,
-                desk=desk,
+                commands=commands,
                 send_control=self._send_control,
                 register=self.register,
                 runs_relay=self.relays.__contains__,
@@ -332,8 +336,7 @@ class RouterApp:
             return
         self.config = config
         self._use_hot_prefixes(config.routing)
-        if self._service is not None:
-            self._service.watch = self.watchers.watch
+        self.desk.watch = self.watchers.watch
         self.metrics.config_reloads.labels("ok").inc()
         log.info("configuration reloaded; changed: %s", ", ".join(changed) or "nothing")
         if waiting:
@@ -444,7 +447,7 @@ class RouterApp:
         heard = self._connected_at_s is not None and (now_s - self._connected_at_s >= HELLO_GRACE_S)
         known = {source.key.worker_id for source in sources}
         heard = heard and all(
-            worker.id in known or self.desk.removed(worker.id) for worker in self.config.workers
+            worker.id in known or self.commands.removed(worker.id) for worker in self.config.workers
         )
         if heard and streams and all(one.state is StreamState.LIVE for one in streams):
             log.info("ready: %s", self.view.summary())

@@ -21,23 +21,16 @@ from typing_extensions import override
 from events.plane.facts import Control
 from events.plane.settings import EngineSettings
 from kvroute.v1 import fleet_pb2, fleet_pb2_grpc, router_pb2, router_pb2_grpc
-from router.audit.sampling import Due, Watch
 from router.config.settings import TOMBSTONE_MAX_S, ConfigError, GrpcSettings
-from router.copies.hot_prefixes import HotPrefixes
 from router.core.core import RouterCore
-from router.core.fast_path import Batch, Results
-from router.core.progress import Progress, ProgressState, Repeated
 from router.desk import codec
-from router.desk.counters import Metrics, StageClock
+from router.desk.desk import LONG_BYTES, Desk
 from router.desk.reports import Reports
-from router.desk.stream_items import Answered, RouteItems, Steps, StreamLife, read_batch
+from router.desk.stream_items import StreamLife, read_batch
 from router.replicas.fleet_commands import ControlDesk
-from router.replicas.peer_link import PeerLink
 from router.request.refusal import Reason, Refusal
-from router.request.request import Request
-from router.reservations.reservations import Ending, Reservation
 from router.service.calls import Guard, Handler, abort
-from router.service.inbound import ROUTE, ROUTE_STREAM, SMALL_BYTES
+from router.service.inbound import ROUTE_STREAM, SMALL_BYTES
 from router.service.unsent import when_unsent
 from router.service.worker_feed import WATCHES_MAX, WorkerFeed
 
@@ -46,10 +39,6 @@ KEEPALIVE_TIMEOUT_S = 20.0
 ANSWER_BYTES_MAX = 64 << 20
 READ_S = 20.0
 """What a client has to take the results of a long batch, each message of them."""
-LONG_BYTES = 512 * 1024
-"""A request up to this size is read, hashed and picked for in one step."""
-RUN_ITEMS = 16
-"""Plain items that the lane answers at once, at most."""
 
 SERVICES = (
     router_pb2.DESCRIPTOR.services_by_name["Router"].full_name,
@@ -64,33 +53,21 @@ class RouterService(router_pb2_grpc.RouterServicer):
 
     def __init__(
         self,
-        core: RouterCore,
-        metrics: Metrics,
-        clock: Callable[[], float],
+        desk: Desk,
+        reports: Reports,
+        guard: Guard,
         stopping: asyncio.Event,
         *,
         stream_age_s: float | None = None,
-        watch: Watch | None = None,
-        guard: Guard | None = None,
     ) -> None:
-        """stopping: set when the server drains, so that open streams end. guard: stands before the
-        handlers; None: one with the default bounds.
-
-        stream_age_s: a stream ends by itself after this time at most; None: never. watch: sees a
-        share of the decisions, and may be another one later.
+        """guard: stands before the handlers. stopping: set when the server drains, so that open
+        streams end. stream_age_s: a stream ends by itself after this time at most; None: never.
         """
-        self._core = core
-        self._metrics = metrics
-        self._clock = clock
+        self.guard = guard
+        self._desk = desk
+        self._reports = reports
         self._stopping = stopping
         self._stream_age_s = stream_age_s
-        self.watch = watch
-        self.guard = guard or Guard.of(GrpcSettings(), core.routing.prompt_tokens_max, metrics)
-        self._reports = Reports(core, metrics, clock, self._tell_peers)
-        if core.lane is not None:
-            core.lane.tally = metrics.tally
-        self.peers: PeerLink | None = None
-        """The way to other replicas, once there is one."""
 
     @override
     async def Route(  # type: ignore[override]  # messages are bytes here
@@ -98,16 +75,16 @@ class RouterService(router_pb2_grpc.RouterServicer):
     ) -> bytes:
         _check_in_time(context)
         if len(request) <= LONG_BYTES:
-            answer, reservation, repeated = self._route(request)
+            answer, reservation, repeated = self._desk.route(request)
         else:
-            answer, reservation, repeated = await turned(self._long(request))
+            answer, reservation, repeated = await turned(self._desk.steps(request))
         if not repeated:
             try:
                 _check_in_time(context)
             except Refusal:
-                self._unsent(reservation)
+                self._desk.unsent(reservation)
                 raise
-            when_unsent(partial(self._unsent, reservation))
+            when_unsent(partial(self._desk.unsent, reservation))
         return answer
 
     @override
@@ -116,7 +93,7 @@ class RouterService(router_pb2_grpc.RouterServicer):
     ) -> None:
         await context.send_initial_metadata(())  # the client sees that streams get through
         limit = self.guard.limits.of(ROUTE_STREAM)
-        items = self.route_items()
+        items = self._desk.items()
         async with StreamLife(self._stopping, jittered(self._stream_age_s)) as life:
             while (content := await life.read(context)) is not None:
                 limit.check(len(content))
@@ -128,198 +105,17 @@ class RouterService(router_pb2_grpc.RouterServicer):
                     for results in items.decide(read_batch(content)):
                         await _write_soon(context, results)
 
-    def route_items(self) -> RouteItems:
-        """For one stream."""
-        return RouteItems(self._steps, self._cancel, self._run)
-
     @override
     async def Report(  # type: ignore[override]  # bytes, too
         self, request: bytes, context: Context
     ) -> bytes:
-        return await self._reports.report(request, caller_of(context.peer()), self.peers)
-
-    def report_of_peer(self, payload: bytes) -> bytes:
-        """Another replica hands on what it was told of our reservations: the answer's bytes."""
-        return self._reports.of_peer(payload)
+        return await self._reports.report(request, caller_of(context.peer()))
 
     @override
     async def Explain(  # type: ignore[override]  # bytes, too
         self, request: bytes, context: Context
     ) -> bytes:
-        _, asked = await turned(self._read(request))
-        decision = self._core.decide(asked, self._clock())
-        self._metrics.requests.labels("explained", "").inc()
-        refusal_instead = None if decision.order else self._core.decider.refuse(decision)
-        await asyncio.sleep(0)
-        parts = []
-        for part in codec.explanations(decision, refusal_instead, self._core):
-            parts.append(part)
-            await asyncio.sleep(0)  # other calls have a turn
-        return b"".join(parts)
-
-    def _route(self, request: bytes) -> Answered:
-        """One request, answered at once; raises Refusal, counted."""
-        now_s = self._clock()
-        due = self.watch.take() if self.watch is not None else None
-        try:
-            if due is not None or (answered := self._plain(request, now_s)) is None:
-                received = codec.receive(request, self._core.routing.prompt_tokens_max)
-                mark = self._metrics.stage_clock()
-                asked = codec.read_request(received, self._core)
-                answered = self._any(received.message, asked, now_s, mark, due)
-            self._tell_peers()
-            return answered
-        except Refusal as refusal:
-            self._refused(refusal, request, now_s, due)
-            raise
-        except Exception as error:  # a fault of ours, which ends one request and no other
-            fault = self.guard.fault
-            raise self._refused(fault(ROUTE, error), request, now_s, due) from error
-
-    def _long(self, request: bytes) -> Steps:
-        """One long request, answered in steps; raises Refusal, counted. The last step reserves."""
-        now_s = self._clock()
-        due = self.watch.take() if self.watch is not None else None
-        try:
-            received, asked = yield from self._read(request)
-            mark = self._metrics.stage_clock()
-            answered = self._any(received.message, asked, self._clock(), mark, due)
-            self._tell_peers()
-            return answered
-        except Refusal as refusal:
-            self._refused(refusal, request, now_s, due)
-            raise
-        except Exception as error:  # a fault of ours, which ends one request and no other
-            fault = self.guard.fault
-            raise self._refused(fault(ROUTE, error), request, now_s, due) from error
-
-    def _steps(self, request: bytes) -> Steps:
-        """One request, answered in as many steps as its length asks for."""
-        if len(request) <= LONG_BYTES:
-            return self._route(request)
-        return (yield from self._long(request))
-
-    def _read(self, request: bytes) -> Generator[None, None, tuple[codec.Received, Request]]:
-        """Reads a request, and hashes its prompt, in steps; raises Refusal."""
-        received = codec.receive(request, self._core.routing.prompt_tokens_max)
-        yield
-        asked = codec.read_request(received, self._core)
-        for size in self._core.fleet.block_sizes(asked.model):
-            yield from asked.prompt.hashed(size)
-            yield
-        asked.prompt.fingerprint()
-        yield
-        return received, asked
-
-    def _refused(self, refusal: Refusal, request: bytes, now_s: float, due: Due | None) -> Refusal:
-        """Counts a request that got no worker. Returns what it was given.
-
-        Callers have a clause of their own for refusals: `raise refusal from refusal`, and a frame
-        that keeps one, are cycles, which hold the request until a full look for cycles.
-        """
-        self._metrics.requests.labels("refused", refusal.reason).inc()
-        if due is not None:
-            due.refused(
-                codec.read_refused(request, refusal, now_s, self._core.routing.prompt_tokens_max)
-            )
-        return refusal
-
-    def _plain(self, request: bytes, now_s: float) -> Answered | None:
-        """A request answered by the lane; None when it takes the general way."""
-        lane = self._core.lane
-        if lane is None or (reservation := lane.answer(request, now_s)) is None:
-            return None
-        if (hot := self._core.hot) is not None:
-            self._count(hot, reservation, lambda: request, now_s)
-        return reservation.answer, reservation, False
-
-    def _count(
-        self,
-        hot: HotPrefixes,
-        reservation: Reservation,
-        request: Callable[[], bytes],
-        now_s: float,
-    ) -> None:
-        """The lane answered a plain request, which every worker may see."""
-        hot.on_pick(
-            reservation,
-            True,
-            lambda: (
-                codec.read_request(
-                    codec.receive(request(), self._core.routing.prompt_tokens_max), self._core
-                ).prompt
-            ),
-            now_s,
-        )
-
-    def _any(
-        self,
-        request: router_pb2.RouteRequest,
-        asked: Request,
-        now_s: float,
-        mark: StageClock,
-        due: Due | None,
-    ) -> Answered:
-        """A request answered the general way."""
-        outcome = self._core.route(asked, now_s, mark, due)
-        reservation = outcome.reservation
-        if isinstance(outcome, Repeated):
-            self._metrics.requests.labels("repeated", "").inc()
-            return reservation.answer, reservation, True
-        answer = router_pb2.RouteResponse()
-        try:
-            codec.write_pick(answer, outcome, self._core, request.priority)
-            if request.omit_receipt:
-                answer.ClearField("receipt")
-                answer.ClearField("prefill_receipt")
-            reservation.answer = answer.SerializeToString()
-        except BaseException:
-            self._core.withdraw(reservation, now_s)
-            raise
-        self._metrics.picked(outcome)
-        mark.total()
-        return reservation.answer, reservation, False
-
-    def _run(self, batch: Batch, results: Results, waited_s: float) -> dict[int, Reservation]:
-        """Plain items at the front of what is left of a batch, answered by the lane."""
-        answered: dict[int, Reservation] = {}
-        watch = self.watch
-        if watch is not None and watch.left < RUN_ITEMS:
-            return answered  # one by one, so that the item that is due is seen
-        if (lane := self._core.lane) is not None:
-            now_s = self._clock()
-            hot = self._core.hot
-            places: list[tuple[Reservation, int]] | None = [] if hot is not None else None
-            try:
-                lane.answers(batch, results, int(waited_s * 1000), now_s, answered, places)
-            except Refusal:
-                pass  # of the item that is next: the general way comes to it again
-            except Exception as error:  # ours; the next item is tried once more by itself
-                self.guard.fault(ROUTE_STREAM, error)
-            for reservation, place in places or ():
-                if hot is not None:
-                    self._count(hot, reservation, partial(batch.request_of, place), now_s)
-            if watch is not None:
-                watch.passed(len(answered))
-            self._tell_peers()
-        return answered
-
-    def _cancel(self, reservation: Reservation) -> None:
-        """Ends a reservation whose caller left before it had the answer."""
-        failed = Progress(reservation.id, ProgressState.FAILED, failure=Ending.FAILED_CANCELLED)
-        self._core.report(failed, self._clock())
-        self._tell_peers()
-
-    def _unsent(self, reservation: Reservation) -> None:
-        """The answer of a call could not be sent: nobody knows of what it reserved."""
-        if not reservation.shared:
-            self._metrics.answers_unsent.inc()
-            self._cancel(reservation)
-
-    def _tell_peers(self) -> None:
-        """What is reserved here may have changed."""
-        if self.peers is not None:
-            self.peers.on_change()
+        return b"".join(await turned(self._desk.explain(request)))
 
 
 class FleetService(fleet_pb2_grpc.FleetServicer):
@@ -332,7 +128,7 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         stopping: asyncio.Event,
         *,
         stream_age_s: float | None = None,
-        desk: ControlDesk,
+        commands: ControlDesk,
         send_control: Callable[[Control], Awaitable[bool]],
         register: Callable[[EngineSettings], Awaitable[None]],
         runs_relay: Callable[[str], bool] = lambda _worker_id: False,
@@ -348,7 +144,7 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         self._stopping = stopping
         self._stream_age_s = stream_age_s
         self._send_control = send_control
-        self._desk = desk
+        self._commands = commands
         self._register = register
         self._runs_relay = runs_relay
         self._keep = keep
@@ -376,7 +172,7 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
             await self._register(settings)
         except Refusal as refusal:
             await abort(context, refusal)
-        if self._desk.removed(settings.id):  # or its beats would still be ignored
+        if self._commands.removed(settings.id):  # or its beats would still be ignored
             await self._command(context, "undrain", settings.id)
         return fleet_pb2.RegisterWorkerResponse(ranks=settings.ranks)
 
@@ -429,7 +225,7 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         """Does it here at once, and tells every replica; returns the ranks it reached here."""
         known = (
             worker_id in self._core.fleet.drained
-            or self._desk.removed(worker_id)
+            or self._commands.removed(worker_id)
             or self._runs_relay(worker_id)
             or self._core.fleet.view.ranks(worker_id)
         )
@@ -437,12 +233,12 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
             await abort(
                 context, Refusal(Reason.UNKNOWN_WORKER, f"no worker {worker_id!r} is known here")
             )
-        control = self._desk.give(action, worker_id, tombstone_s)
-        ranks = self._desk.apply(control)
+        control = self._commands.give(action, worker_id, tombstone_s)
+        ranks = self._commands.apply(control)
         sent = await self._send_control(control)
         if self._keep is not None:
             await self._keep()  # a disk that refuses is counted; the command has its effect
-        if self._desk.overtaken(control):
+        if self._commands.overtaken(control):
             await abort(
                 context,
                 Refusal(

@@ -26,8 +26,11 @@ from router.cli.run import COLLECTED_AFTER
 from router.config.settings import GrpcSettings
 from router.core.core import RouterCore
 from router.desk.counters import Metrics
+from router.desk.desk import Desk
+from router.desk.reports import Reports
 from router.replicas.fleet_commands import ControlDesk
 from router.reservations.reservations import Ending
+from router.service.calls import Guard
 from router.service.inbound import EXPLAIN, REPORT, ROUTE, ROUTE_STREAM
 from router.service.server import FleetService, GrpcServer, RouterService
 from tests.bench.bench_decision import Stage
@@ -170,7 +173,9 @@ async def _serving(core: RouterCore, now_s: float) -> AsyncIterator[int]:
     def clock() -> float:
         return now_s
 
-    service = RouterService(core, metrics, clock, stopping)
+    guard = Guard.of(GrpcSettings(), core.routing.prompt_tokens_max, metrics)
+    desk = Desk(core, metrics, clock, fault=guard.fault)
+    service = RouterService(desk, Reports(core, metrics, clock), guard, stopping)
 
     async def nothing(*_: object) -> bool:
         return True
@@ -182,7 +187,7 @@ async def _serving(core: RouterCore, now_s: float) -> AsyncIterator[int]:
         core,
         clock,
         stopping,
-        desk=ControlDesk(core, clock),
+        commands=ControlDesk(core, clock),
         send_control=nothing,
         register=registered,
     )

@@ -244,7 +244,7 @@ async def test_a_drain_here_and_an_undrain_there_at_the_same_moment_end_alike() 
 
         def all_came(commands: int) -> bool:
             counted = ("drain", "undrain", "overtaken")
-            return all(sum(app.desk.counts[one] for one in counted) == commands for app in apps)
+            return all(sum(app.commands.counts[one] for one in counted) == commands for app in apps)
 
         for i in range(20):
             one, other = (stage.client, client) if i % 2 else (client, stage.client)

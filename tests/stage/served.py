@@ -21,7 +21,10 @@ from kvroute.v1 import fleet_pb2_grpc, router_pb2, router_pb2_grpc
 from router.audit.sampling import Watch
 from router.config.settings import GrpcSettings
 from router.desk.counters import Metrics
+from router.desk.desk import Desk
+from router.desk.reports import Reports
 from router.replicas.fleet_commands import ControlDesk
+from router.request.refusal import Refusal
 from router.service.calls import Guard
 from router.service.server import FleetService, GrpcServer, RouterService
 from router.service.worker_feed import WorkerFeed
@@ -34,11 +37,12 @@ class Served:
 
     fleet: Fleet
     server: GrpcServer
-    desk: ControlDesk
+    commands: ControlDesk
     metrics: Metrics
     stopping: asyncio.Event
     channel: grpc.aio.Channel
-    service: RouterService
+    desk: Desk
+    reports: Reports
     watched: WorkerFeed
     sent: list[Control] = field(default_factory=list)
     """Commands that went to the other replicas."""
@@ -78,7 +82,7 @@ async def served(
     fleet = Fleet(**about)
     metrics = Metrics(CollectorRegistry())
     stopping = asyncio.Event()
-    desk = ControlDesk(fleet.core, fleet.clock)
+    commands = ControlDesk(fleet.core, fleet.clock)
 
     async def send_control(control: Control) -> bool:
         stage.sent.append(control)
@@ -90,21 +94,16 @@ async def served(
         stage.registered.append(settings)
 
     settings = grpc_settings or GrpcSettings(listen="127.0.0.1:0")
-    service = RouterService(
-        fleet.core,
-        metrics,
-        fleet.clock,
-        stopping,
-        stream_age_s=settings.stream_age_s,
-        watch=watch,
-        guard=Guard.of(settings, fleet.core.routing.prompt_tokens_max, metrics),
-    )
+    guard = Guard.of(settings, fleet.core.routing.prompt_tokens_max, metrics)
+    desk = Desk(fleet.core, metrics, fleet.clock, fault=guard.fault, watch=watch)
+    reports = Reports(fleet.core, metrics, fleet.clock)
+    service = RouterService(desk, reports, guard, stopping, stream_age_s=settings.stream_age_s)
     workers = FleetService(
         fleet.core,
         fleet.clock,
         stopping,
         stream_age_s=settings.stream_age_s,
-        desk=desk,
+        commands=commands,
         send_control=send_control,
         register=register,
         watches_max=settings.watches_max,
@@ -116,11 +115,18 @@ async def served(
             f"127.0.0.1:{server.port}",
             options=[("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)],
         ) as channel:
-            stage = Served(fleet, server, desk, metrics, stopping, channel, service, workers.feed)
+            stage = Served(
+                fleet, server, commands, metrics, stopping, channel, desk, reports, workers.feed
+            )
             yield stage
     finally:
         stopping.set()
         await server.drain(0)
+
+
+def raised(_method: str, error: Exception) -> Refusal:
+    """The `fault` of a desk whose test wants to see faults."""
+    raise error
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,5 @@
 """Who sees which decisions: a share of them, drawn at random, whatever way they take."""
 
-import asyncio
 import random
 from itertools import pairwise
 from pathlib import Path
@@ -22,13 +21,13 @@ from router.config.settings import (
 )
 from router.decision.decision import Decision, NobodyFits
 from router.desk.counters import Metrics
+from router.desk.desk import Desk
 from router.desk.stream_items import read_batch
 from router.policies import POLICIES
 from router.processes.router_process import RouterApp
 from router.request.refusal import Reason, Refusal, Refused
-from router.service.server import RouterService
 from tests.stage.fleet import Fleet, prompt
-from tests.stage.served import asked, refusal, served
+from tests.stage.served import asked, raised, refusal, served
 
 
 class Seen:
@@ -170,9 +169,9 @@ async def test_every_way_of_asking_is_watched() -> None:
     assert seen.request_ids == ["alone", *(f"r{i}" for i in range(40))]
 
 
-def stream_of_answers(service: Any, count: int) -> list[str]:
+def stream_of_answers(desk: Desk, count: int) -> list[str]:
     """Which worker each of many items of batches gets."""
-    items = service.route_items()
+    items = desk.items()
     picked: dict[int, str] = {}
     for first in range(0, count, 50):
         batch = router_pb2.RouteBatch(
@@ -197,8 +196,8 @@ def test_who_watches_changes_no_pick(share: float) -> None:
         for i in range(6):
             fleet.add(f"w{i}")
         metrics = Metrics(CollectorRegistry())
-        service = RouterService(fleet.core, metrics, fleet.clock, asyncio.Event(), watch=watch)
-        picked.append(stream_of_answers(service, 600))
+        desk = Desk(fleet.core, metrics, fleet.clock, fault=raised, watch=watch)
+        picked.append(stream_of_answers(desk, 600))
     assert picked[0] == picked[1]
     assert len(set(picked[0])) > 1
     assert len(seen.request_ids) == pytest.approx(600 * share, abs=60)

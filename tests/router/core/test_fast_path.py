@@ -1,6 +1,5 @@
 """The lane and the core behind it: the same picks, answers, loads and memories from both."""
 
-import asyncio
 import random
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -25,13 +24,13 @@ from router.config.settings import GuardSettings
 from router.core.progress import Pick, Progress, ProgressState
 from router.desk import codec
 from router.desk.counters import Metrics
+from router.desk.desk import Desk
 from router.desk.stream_items import RouteItems, read_batch
 from router.fleet.table import COLUMNS
 from router.request.refusal import Refusal
 from router.reservations.ids import ReservationIds
 from router.reservations.load import WorkerLoad
 from router.reservations.reservations import Ending
-from router.service.server import RouterService
 from tests.stage.fleet import Fleet, hashes, prompt
 from tests.stage.served import asked
 
@@ -67,14 +66,13 @@ class Side:
         if not self.native:
             self.fleet.core.lane = None
         self.metrics = Metrics(CollectorRegistry())
-        self.service = RouterService(
-            self.fleet.core, self.metrics, self.fleet.clock, asyncio.Event()
-        )
-        self.items: RouteItems = self.service.route_items()
+        guard = Guard.of(GrpcSettings(), 1 << 20, self.metrics)
+        self.desk = Desk(self.fleet.core, self.metrics, self.fleet.clock, fault=guard.fault)
+        self.items: RouteItems = self.desk.items()
         self.fast = 0
         """Calls of `route` that the fast path answered."""
-        self._plain = self.service._plain
-        self.service._plain = self._counted  # type: ignore[method-assign]
+        self._plain = self.desk._plain
+        self.desk._plain = self._counted  # type: ignore[method-assign]
 
     def _counted(self, request: bytes, now_s: float) -> Any:
         answered = self._plain(request, now_s)
@@ -83,7 +81,7 @@ class Side:
 
     def route(self, request: router_pb2.RouteRequest) -> router_pb2.RouteResponse | Status:
         try:
-            answer, _, _ = self.service._route(request.SerializeToString())
+            answer, _, _ = self.desk.route(request.SerializeToString())
         except Refusal as refusal:
             return codec.write_status(refusal)
         return router_pb2.RouteResponse.FromString(answer)
@@ -545,10 +543,10 @@ def test_any_bytes_are_answered_or_refused(content: bytes) -> None:
         router_pb2.RouteRequest.FromString(content)
     except DecodeError:
         with pytest.raises(Refusal):
-            side.service._route(content)
+            side.desk.route(content)
         return
     with suppress(Refusal):
-        side.service._route(content)
+        side.desk.route(content)
     assert side.requests("refused", "INTERNAL") == 0
 
 

@@ -18,6 +18,7 @@ from router.config.settings import GrpcSettings
 from router.desk import reports
 from router.desk import stream_items as route_stream
 from router.desk.codec import framed as field
+from router.desk.desk import LONG_BYTES
 from router.request.refusal import Reason, Refusal
 from router.reservations.reservations import Ending
 from router.service import server
@@ -349,7 +350,7 @@ async def test_of_an_aborted_call_nothing_waits_for_a_look_for_cycles(
             told = await refusal(one_message(stream, router_pb2.RouteBatch()))
             assert told.reason == "INVALID_FIELD"
             long = asked()
-            long.token_bytes = bytes(4 * server.LONG_BYTES)
+            long.token_bytes = bytes(4 * LONG_BYTES)
             for request in (asked(), long):
                 told = await refusal(stage.router.Route(request))
                 assert told.reason == "INVALID_FIELD"
@@ -431,7 +432,7 @@ class TestUnsent:
                     pass
                 return stage.fleet.now_s
 
-            stage.service._clock = slow
+            stage.desk._clock = slow
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await stage.router.Route(asked(), timeout=timeout_s)
             assert caught.value.code() is Code.DEADLINE_EXCEEDED
@@ -454,7 +455,7 @@ class TestUnsent:
                         pass
                 return stage.fleet.now_s
 
-            stage.service._clock = cancels
+            stage.desk._clock = cancels
             for _ in range(50):  # gRPC may be quicker with an answer than with a cancel
                 calls.append(stage.router.Route(asked()))
                 with pytest.raises(asyncio.CancelledError):
@@ -474,7 +475,7 @@ class TestUnsent:
             assert again == first
             reservation = stage.fleet.core.reservations.get(first.reservation_id)
             assert reservation is not None
-            stage.service._unsent(reservation)
+            stage.desk.unsent(reservation)
             assert reservation.ended is None
 
     async def test_a_long_request_that_is_cancelled_reserves_nothing(self) -> None:
@@ -524,8 +525,8 @@ class TestSteps:
     async def test_a_long_request_is_hashed_and_decided_in_steps(self) -> None:
         async with served(index=NativeIndex()) as stage:
             stage.fleet.add("w0", total_blocks=None)
-            request = asked(server.LONG_BYTES // 4 + 1)
-            steps = stage.service._steps(request.SerializeToString())
+            request = asked(LONG_BYTES // 4 + 1)
+            steps = stage.desk.steps(request.SerializeToString())
             taken = 0
             while True:
                 try:
@@ -538,7 +539,7 @@ class TestSteps:
             assert taken == 4, "read; hashed; put in a chain; told from others"
             assert router_pb2.RouteResponse.FromString(answer).worker_id == "w0"
             with pytest.raises(StopIteration):
-                next(stage.service._steps(asked(100).SerializeToString()))
+                next(stage.desk.steps(asked(100).SerializeToString()))
 
     async def test_a_report_is_read_in_slices(self, monkeypatch: pytest.MonkeyPatch) -> None:
         async with served() as stage:
@@ -590,12 +591,12 @@ class TestSteps:
                 await asyncio.sleep(0)
 
         async with served() as stage:
-            link: Any = Away()
+            stage.reports.peers = Away()  # type: ignore[assignment]
             count = 2 * reports.PEER_PROGRESS_MAX
             steps = [router_pb2.Progress(reservation_id=f"b-{i}", state=1) for i in range(count)]
             report = router_pb2.ReportRequest(progress=steps).SerializeToString()
             ticker = asyncio.create_task(tick())
-            content = await stage.service._reports.report(report, "a caller", link)
+            content = await stage.reports.report(report, "a caller")
             ticker.cancel()
         (when_asked,) = turns_when_asked
         assert turns - when_asked >= count // reports.SLICE_STEPS
@@ -606,7 +607,7 @@ class TestSteps:
     async def test_cancels_without_answers_give_others_a_turn(self) -> None:
         async with served() as stage:
             stage.fleet.add("w0")
-            items = stage.service.route_items()
+            items = stage.desk.items()
             items._cpu_clock = iter(range(1000)).__next__
             batch = router_pb2.RouteBatch(
                 items=[router_pb2.RouteItem(index=i, cancel=True) for i in range(20)]

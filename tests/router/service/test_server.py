@@ -29,7 +29,7 @@ from router.request.prompt import Prompt
 from router.request.refusal import Reason
 from router.reservations.reservations import Ending, Reservation
 from router.service import worker_feed
-from router.service.server import SERVICES, RouterService, caller_of, jittered, server_options
+from router.service.server import SERVICES, caller_of, jittered, server_options
 from tests.stage.fleet import START_S, Fleet, prompt
 from tests.stage.served import Refused, Served, asked, refusal, served, taken_apart
 
@@ -986,10 +986,7 @@ class TestReport:
                 refused=True,
             )
             handed_on = router_pb2.ReportRequest(progress=[failed], caller="10.0.0.7")
-            service = RouterService(
-                stage.fleet.core, stage.metrics, stage.fleet.clock, stage.stopping
-            )
-            service.report_of_peer(handed_on.SerializeToString())
+            stage.reports.of_peer(handed_on.SerializeToString())
             standing = stage.fleet.core.fleet.outliers.standing(key)
             assert standing is not None
             assert standing.accuser == "10.0.0.7"
@@ -1251,7 +1248,9 @@ class TestFleet:
     async def test_a_command_wins_over_one_of_a_replica_whose_clock_is_ahead(self) -> None:
         async with served() as stage:
             stage.fleet.add("w0")
-            stage.desk.apply(Control(VERSION, "r2-1", "drain", "w0", 0.0, stage.fleet.now_s + 3600))
+            stage.commands.apply(
+                Control(VERSION, "r2-1", "drain", "w0", 0.0, stage.fleet.now_s + 3600)
+            )
             request = fleet_pb2.DrainWorkerRequest(worker_id="w0", undrain=True)
             assert (await stage.workers.DrainWorker(request)).ranks == 1
             assert stage.fleet.core.fleet.drained == {}
@@ -1260,7 +1259,7 @@ class TestFleet:
         async with served() as stage:
             stage.fleet.add("w0")
             newer = Control(VERSION, "r2-1", "undrain", "w0", 0.0, stage.fleet.now_s + 1)
-            stage.on_sent = lambda: stage.desk.apply(newer)
+            stage.on_sent = lambda: stage.commands.apply(newer)
             request = fleet_pb2.DrainWorkerRequest(worker_id="w0")
             refused = await refusal(stage.workers.DrainWorker(request))
             assert (refused.code, refused.reason) == (Code.ABORTED, "OVERTAKEN")
@@ -1270,7 +1269,7 @@ class TestFleet:
         async with served() as stage:
             stage.fleet.add("w0")
             resynced: list[str] = []
-            stage.desk.on_resync = resynced.append
+            stage.commands.on_resync = resynced.append
             request = fleet_pb2.ResyncWorkerRequest(worker_id="w0")
             assert (await stage.workers.ResyncWorker(request)).ranks == 1
             assert resynced == ["w0"]
