@@ -89,8 +89,8 @@ class Feed:
         fleet: str,
         replica: str,
         clock: Callable[[], float],
-        on_heartbeat: Callable[[WorkerKey], None],
-        on_forgotten: Callable[[list[WorkerKey]], None],
+        on_heartbeat: Callable[[WorkerKey, float], None],
+        on_forgotten: Callable[[list[WorkerKey], float], None],
         on_control: Callable[[Control], object],
         on_failure: OnFailure,
         rng: random.Random,
@@ -217,8 +217,9 @@ class Feed:
             self.recover(pulls)
 
     def _on_load(self, key: WorkerKey, payload: bytes) -> None:
-        if self._view.on_heartbeat(key, payload, self._clock()) is not None:
-            self._on_heartbeat(key)
+        now_s = self._clock()
+        if self._view.on_heartbeat(key, payload, now_s) is not None:
+            self._on_heartbeat(key, now_s)
 
     async def _control_came(self, message: Msg) -> None:
         control = decode(Control, message.data)
@@ -243,13 +244,14 @@ class Feed:
             await asyncio.sleep(_TICK_S)
             if self._intake.lossy:
                 self._count_losses()
-            forgotten = self._view.tick(self._clock())
+            now_s = self._clock()
+            forgotten = self._view.tick(now_s)
             for worker in forgotten:
                 log.warning("worker %s forgotten: no beat for too long", worker)
                 if (task := self._recoveries.get(worker)) is not None:
                     task.cancel()
             if forgotten:
-                self._on_forgotten(forgotten)
+                self._on_forgotten(forgotten, now_s)
 
     async def _recover(self, pull: Pull) -> None:
         """Performs one pull, a little later than others that were asked for at the same time."""

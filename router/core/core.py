@@ -24,7 +24,7 @@ from indexer.kernel import NativeIndex
 from router.config.settings import ModelSettings, RoutingSettings
 from router.copies.hot_prefixes import HotPrefixes
 from router.core.fast_path import Lane
-from router.core.progress import Pick, Progress, ProgressResult, ProgressState, Repeated
+from router.core.progress import Effects, Pick, Progress, ProgressResult, ProgressState, Repeated
 from router.decision.decider import FULL_RETRY_S, Decider
 from router.decision.decision import Decision, Overlap, Prefill
 from router.fleet.pools import heartbeat_of
@@ -325,6 +325,15 @@ class RouterCore:
         removed = self.fleet.view.remove(worker_id, now_s + (tombstone_s or self.tombstone_s))
         self.on_forgotten(removed, now_s)
         return len(removed)
+
+    def on_time(self, now_s: float) -> Effects:
+        """Time went by: `tick`, and what its driver performs, in a process or in virtual time.
+
+        As long as `behind`, the driver calls `catch_up` with turns for others between.
+        """
+        expired = self.tick(now_s)
+        resyncs = self.fleet.self_check.begin_resyncs(now_s)
+        return Effects(expired, resyncs, self.fleet.outliers.take_news())
 
     def tick(self, now_s: float) -> int:
         """Time went by. Returns the reservations that expired.

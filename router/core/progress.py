@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
+from events.feed.fleet_view import Pull
 from router.decision.decision import Decision, Overlap
 from router.reservations.reservations import Ending, Reservation
 
@@ -60,3 +61,14 @@ class ProgressResult(StrEnum):
     APPLIED = "applied"
     UNCHANGED = "unchanged"
     UNKNOWN = "unknown"
+
+
+class Effects(NamedTuple):
+    """What a driver performs after time went by: the core itself does no I/O."""
+
+    expired: int
+    """Reservations whose lease ended."""
+    resyncs: list[Pull]
+    """Workers to ask for all blocks again: their engines reuse less than the index says."""
+    news: list[str]
+    """Lines for the operator: workers ejected, and taken back."""

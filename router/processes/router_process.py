@@ -28,7 +28,6 @@ from events.plane.clock import unix_now
 from events.plane.facts import Control
 from events.plane.settings import EngineSettings, NatsSettings, unusable
 from events.plane.tasks import Tasks, named
-from indexer.identity import WorkerKey
 from indexer.kernel import NativeIndex
 from router.audit.observers import Watchers
 from router.children.nats_server import NatsChild, NatsChildError
@@ -37,6 +36,7 @@ from router.config.reload import reloaded
 from router.config.settings import ConfigError, RoutingSettings, ServeConfig, render
 from router.copies.hot_prefixes import HotPrefixes, recomputed
 from router.core.core import RouterCore
+from router.core.progress import Effects
 from router.desk.counters import Metrics
 from router.desk.desk import Desk
 from router.desk.reports import Reports
@@ -213,8 +213,8 @@ class RouterApp:
             fleet=config.fleet.name,
             replica=self.replica,
             clock=self.clock,
-            on_heartbeat=self._on_heartbeat,
-            on_forgotten=self._on_forgotten,
+            on_heartbeat=self.core.on_heartbeat,
+            on_forgotten=self.core.on_forgotten,
             on_control=commands.apply,
             on_failure=self._broke,
             rng=self._rng,
@@ -401,29 +401,34 @@ class RouterApp:
     async def _tick(self) -> None:
         while True:
             now_s = self.clock()
-            expired = self.core.tick(now_s)
+            effects = self.core.on_time(now_s)
+            expired = effects.expired
             while self.core.behind(now_s):
                 await asyncio.sleep(0)  # other calls have a turn between two slices
                 expired += self.core.catch_up(now_s)
             if expired:
                 self.metrics.reservations_expired.inc(expired)
                 log.warning("%d reservations expired: no Report came in time", expired)
-            if self.feed is not None and (pulls := self.core.fleet.self_check.begin_resyncs(now_s)):
-                for pull in pulls:
-                    log.warning("%s: its engine reuses less than the index says", pull.worker)
-                self.feed.recover(pulls)
+            self._perform(effects)
             if self.core.hot is not None and self.copy_link is not None:
                 self.copy_link.tick()
             self.relays.tick()
             self._warn(now_s)
-            for line in self.core.fleet.outliers.take_news():
-                log.warning("%s", line)
             if not self.ready and self._is_ready(now_s) and self._grpc is not None:
                 self.core.fleet.ready = True
                 await self._grpc.set_serving(ready=True)
             for _ in range(JUDGED_A_TICK):
                 await asyncio.sleep(TICK_S / JUDGED_A_TICK)
                 self.core.fleet.outliers.judge(self.clock())
+
+    def _perform(self, effects: Effects) -> None:
+        """Does what the core wants done since time went by."""
+        for pull in effects.resyncs:
+            log.warning("%s: its engine reuses less than the index says", pull.worker)
+        if effects.resyncs and self.feed is not None:
+            self.feed.recover(effects.resyncs)
+        for line in effects.news:
+            log.warning("%s", line)
 
     def _warn(self, now_s: float) -> None:
         """Says now and then what an operator should mend."""
@@ -462,12 +467,6 @@ class RouterApp:
 
     async def _send_control(self, control: Control) -> bool:
         return self.feed is not None and await self.feed.send_control(control)
-
-    def _on_heartbeat(self, key: WorkerKey) -> None:
-        self.core.on_heartbeat(key, self.clock())
-
-    def _on_forgotten(self, workers: list[WorkerKey]) -> None:
-        self.core.on_forgotten(workers, self.clock())
 
     def _on_signal(self) -> None:
         if self._stop.is_set():

@@ -122,9 +122,8 @@ class VirtualRouter:
         forgotten = self.view.tick(now_s)
         if forgotten:
             self.core.on_forgotten(forgotten, now_s)
-        self.core.tick(now_s)
+        effects = self.core.on_time(now_s)
         while self.core.behind(now_s):
             self.core.catch_up(now_s)
-        pulls = self.core.fleet.self_check.begin_resyncs(now_s)
-        if pulls:
-            self._on_pulls(self, pulls)
+        if effects.resyncs:
+            self._on_pulls(self, effects.resyncs)
