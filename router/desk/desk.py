@@ -23,6 +23,7 @@ from router.core.fast_path import Batch, Results
 from router.core.progress import Progress, ProgressState, Repeated
 from router.desk import codec
 from router.desk.counters import Metrics, StageClock
+from router.desk.methods import ROUTE, ROUTE_STREAM
 from router.desk.stream_items import Answered, RouteItems, Steps
 from router.request.refusal import Refusal
 from router.request.request import Request
@@ -80,7 +81,7 @@ class Desk:
             self._refused(refusal, request, now_s, due)
             raise
         except Exception as error:  # a fault of ours, which ends one request and no other
-            raise self._refused(self._fault("Route", error), request, now_s, due) from error
+            raise self._refused(self._fault(ROUTE, error), request, now_s, due) from error
 
     def steps(self, request: bytes) -> Steps:
         """One request, answered in as many steps as its length asks for."""
@@ -116,7 +117,7 @@ class Desk:
             except Refusal:
                 pass  # of the item that is next: the general way comes to it again
             except Exception as error:  # ours; the next item is tried once more by itself
-                self._fault("RouteStream", error)
+                self._fault(ROUTE_STREAM, error)
             for reservation, place in places or ():
                 if hot is not None:
                     self._count(hot, reservation, partial(batch.request_of, place), now_s)
@@ -151,7 +152,7 @@ class Desk:
             self._refused(refusal, request, now_s, due)
             raise
         except Exception as error:  # a fault of ours, which ends one request and no other
-            raise self._refused(self._fault("Route", error), request, now_s, due) from error
+            raise self._refused(self._fault(ROUTE, error), request, now_s, due) from error
 
     def _read(self, request: bytes) -> Generator[None, None, tuple[codec.Received, Request]]:
         """Reads a request, and hashes its prompt, in steps; raises Refusal."""

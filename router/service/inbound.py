@@ -11,12 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from router.config.settings import GrpcSettings
+from router.desk.methods import EXPLAIN, REPORT, ROUTE, ROUTE_STREAM
 from router.request.refusal import Reason, Refusal
-
-ROUTE = "/kvroute.v1.Router/Route"
-EXPLAIN = "/kvroute.v1.Router/Explain"
-ROUTE_STREAM = "/kvroute.v1.Router/RouteStream"
-REPORT = "/kvroute.v1.Router/Report"
 
 ROUTE_KIB = 8192
 BATCH_KIB = 16_384

@@ -25,12 +25,13 @@ from router.config.settings import TOMBSTONE_MAX_S, ConfigError, GrpcSettings
 from router.core.core import RouterCore
 from router.desk import codec
 from router.desk.desk import LONG_BYTES, Desk
+from router.desk.methods import ROUTE_STREAM
 from router.desk.reports import Reports
 from router.desk.stream_items import StreamLife, read_batch
 from router.replicas.fleet_commands import ControlDesk
 from router.request.refusal import Reason, Refusal
 from router.service.calls import Guard, Handler, abort
-from router.service.inbound import ROUTE_STREAM, SMALL_BYTES
+from router.service.inbound import SMALL_BYTES
 from router.service.unsent import when_unsent
 from router.service.worker_feed import WATCHES_MAX, WorkerFeed
 

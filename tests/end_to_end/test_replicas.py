@@ -129,7 +129,7 @@ async def test_facts_that_wait_to_be_read_hold_up_no_word_of_another_replica(
 async def test_a_command_that_reached_nobody_is_said_again_after_an_outage() -> None:
     async with a_stage(engine_count=2) as stage, another(stage) as (there, _):
         given = Control(VERSION, "1", "drain", "worker-0", at_s=there.clock())
-        there.desk.apply(given)
+        there.commands.apply(given)
         assert "worker-0" in there.core.fleet.drained
         assert there.peers is not None
         there.peers._client.abort()

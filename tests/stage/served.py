@@ -43,6 +43,7 @@ class Served:
     channel: grpc.aio.Channel
     desk: Desk
     reports: Reports
+    guard: Guard
     watched: WorkerFeed
     sent: list[Control] = field(default_factory=list)
     """Commands that went to the other replicas."""
@@ -116,7 +117,16 @@ async def served(
             options=[("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)],
         ) as channel:
             stage = Served(
-                fleet, server, commands, metrics, stopping, channel, desk, reports, workers.feed
+                fleet,
+                server,
+                commands,
+                metrics,
+                stopping,
+                channel,
+                desk,
+                reports,
+                guard,
+                workers.feed,
             )
             yield stage
     finally:

@@ -20,7 +20,7 @@ from indexer.hashing import block_hashes, pack_tokens
 from indexer.identity import Tier, WorkerKey
 from indexer.kernel import NativeIndex
 from kvroute.v1 import router_pb2
-from router.config.settings import GuardSettings
+from router.config.settings import GrpcSettings, GuardSettings
 from router.core.progress import Pick, Progress, ProgressState
 from router.desk import codec
 from router.desk.counters import Metrics
@@ -31,6 +31,7 @@ from router.request.refusal import Refusal
 from router.reservations.ids import ReservationIds
 from router.reservations.load import WorkerLoad
 from router.reservations.reservations import Ending
+from router.service.calls import Guard
 from tests.stage.fleet import Fleet, hashes, prompt
 from tests.stage.served import asked
 

@@ -19,19 +19,12 @@ from router.desk import reports
 from router.desk import stream_items as route_stream
 from router.desk.codec import framed as field
 from router.desk.desk import LONG_BYTES
+from router.desk.methods import EXPLAIN, REPORT, ROUTE, ROUTE_STREAM
 from router.request.refusal import Reason, Refusal
 from router.reservations.reservations import Ending
 from router.service import server
 from router.service.calls import LOG_S, Guard
-from router.service.inbound import (
-    EXPLAIN,
-    REPORT,
-    ROUTE,
-    ROUTE_STREAM,
-    SMALL_BYTES,
-    InFlight,
-    Limits,
-)
+from router.service.inbound import SMALL_BYTES, InFlight, Limits
 from tests.stage.served import Served, asked, refusal, served
 
 Code = grpc.StatusCode
@@ -204,7 +197,7 @@ class TestBytesInFlight:
     async def test_a_message_over_the_bound_is_to_be_sent_again(self) -> None:
         async with served(settings(in_flight_mib_max=1)) as stage:
             stage.fleet.add("w0")
-            in_flight = stage.service.guard.in_flight
+            in_flight = stage.guard.in_flight
             long = asked(200_000)
             with in_flight.hold(900 * KIB):
                 assert metric(stage, "kvroute_bytes_in_flight") == 900 * KIB
