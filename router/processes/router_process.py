@@ -184,60 +184,97 @@ class RouterApp:
         """
         config = self.config
         log.info("configuration:\n%s", render(config).rstrip())
+        if config.grpc.max_message_mib is not None:
+            log.warning(
+                "grpc.max_message_mib is deprecated: it bounds the limits by method from above;"
+                " grpc.route_kib_max, explain_kib_max, batch_kib_max, report_kib_max and"
+                " message_kib_max are those limits"
+            )
         self.watchers.use(config)
         self.core.times_all = self.watchers.timed
         nats, url = config.nats, config.nats.url
         if url is None:
-            self._nats = NatsChild(secrets.token_urlsafe(32))
-            try:
-                await self._nats.start()
-            except NatsChildError as error:
-                raise ConfigError(
-                    f"nats.url is empty, and the embedded NATS server can't be started: {error}"
-                ) from error
-            nats = self._nats.settings()
-            url = self._nats.url
-            self._tasks.spawn(self._nats.keep(), "embedded NATS")
-            self.registry.register(NatsChildCollector(self._nats))
+            nats, url = await self._embedded_nats()
         self.broker = broker = Broker(nats, url, f"kvroute router {self.replica}")
         self.peers = peers = Broker(nats, url, f"kvroute router {self.replica}, to replicas")
-        commands, state = self.commands, self._state
-        if state is not None:
-            state.restore()
-            self._tasks.spawn(state.run(), "fleet state file")
-            self.registry.register(FleetStateCollector(state))
-        self.registry.register(OwnRelaysCollector(self.relays, commands))
-        self.feed = feed = Feed(
+        if self._state is not None:
+            self._state.restore()
+            self._tasks.spawn(self._state.run(), "fleet state file")
+        self.feed = feed = self._made_feed(broker)
+        self.link = link = self._made_link(peers)
+        self._use_hot_prefixes(config.routing)
+        self._register_collectors(broker, peers, link)
+        await self._listen()
+        linked = self._tasks.spawn_task(self._link(peers, link), "connection to replicas")
+        self._tasks.spawn(self._connect(broker, feed, linked), "connection to NATS")
+        self._tasks.spawn(self._tick(), "router clock")
+
+    async def _embedded_nats(self) -> tuple[NatsSettings, str]:
+        """Starts the embedded NATS server; how to connect to it. Raises ConfigError."""
+        self._nats = child = NatsChild(secrets.token_urlsafe(32))
+        try:
+            await child.start()
+        except NatsChildError as error:
+            raise ConfigError(
+                f"nats.url is empty, and the embedded NATS server can't be started: {error}"
+            ) from error
+        self._tasks.spawn(child.keep(), "embedded NATS")
+        self.registry.register(NatsChildCollector(child))
+        return child.settings(), child.url
+
+    def _made_feed(self, broker: Broker) -> Feed:
+        """Facts, heartbeats and fleet commands from NATS to the view and the core."""
+        feed = Feed(
             broker,
             self.view,
-            fleet=config.fleet.name,
+            fleet=self.config.fleet.name,
             replica=self.replica,
             clock=self.clock,
             on_heartbeat=self.core.on_heartbeat,
             on_forgotten=self.core.on_forgotten,
-            on_control=commands.apply,
+            on_control=self.commands.apply,
             on_failure=self._broke,
             rng=self._rng,
         )
-        commands.on_resync = lambda worker: feed.recover(self.view.resync(worker, self.clock()))
-        self.registry.register(RouterCollector(self.core, self.clock))
-        self.registry.register(BrokerCollector(broker, peers))
-        self.registry.register(RelayCollector(self.relays.running))
-        self.link = self.reports.peers = PeerLink(
+        self.commands.on_resync = lambda worker: feed.recover(
+            self.view.resync(worker, self.clock())
+        )
+        return feed
+
+    def _made_link(self, peers: Broker) -> PeerLink:
+        """What replicas say to one another, from desk and reports to NATS and back."""
+        link = PeerLink(
             peers,
             self.core,
-            commands,
-            fleet=config.fleet.name,
+            self.commands,
+            fleet=self.config.fleet.name,
             clock=self.clock,
             rng=self._rng,
-            tells=config.fleet.inflight,
+            tells=self.config.fleet.inflight,
             on_report=self.reports.of_peer,
             on_failure=self._broke,
         )
-        self.desk.on_change = self.reports.on_change = self.link.on_change
-        self.registry.register(PeerCollector(self.core, self.link, self.clock))
-        self.registry.register(HotPrefixCollector(self.core))
-        self._use_hot_prefixes(self.config.routing)
+        self.reports.peers = link
+        self.desk.on_change = self.reports.on_change = link.on_change
+        return link
+
+    def _register_collectors(self, broker: Broker, peers: Broker, link: PeerLink) -> None:
+        """Everything that is read at a scrape, beside what is registered as it begins."""
+        for collector in (
+            OwnRelaysCollector(self.relays, self.commands),
+            RouterCollector(self.core, self.clock),
+            BrokerCollector(broker, peers),
+            RelayCollector(self.relays.running),
+            PeerCollector(self.core, link, self.clock),
+            HotPrefixCollector(self.core),
+        ):
+            self.registry.register(collector)
+        if self._state is not None:
+            self.registry.register(FleetStateCollector(self._state))
+
+    async def _listen(self) -> None:
+        """Starts gRPC and metrics; raises ConfigError for an address that can't be had."""
+        config, state = self.config, self._state
         self._grpc = GrpcServer(
             config.grpc,
             RouterService(
@@ -252,7 +289,7 @@ class RouterApp:
                 self.clock,
                 self._stopping,
                 stream_age_s=config.grpc.stream_age_s,
-                commands=commands,
+                commands=self.commands,
                 send_control=self._send_control,
                 register=self.register,
                 runs_relay=self.relays.__contains__,
@@ -260,21 +297,12 @@ class RouterApp:
                 watches_max=config.grpc.watches_max,
             ),
         )
-        if config.grpc.max_message_mib is not None:
-            log.warning(
-                "grpc.max_message_mib is deprecated: it bounds the limits by method from above;"
-                " grpc.route_kib_max, explain_kib_max, batch_kib_max, report_kib_max and"
-                " message_kib_max are those limits"
-            )
         await self._grpc.start()
         log.info("gRPC on %s (port %d)", config.grpc.listen, self._grpc.port)
         if config.metrics.listen:
             self._http = MetricsServer(self.registry, config.metrics.listen)
             await self._http.start()
             log.info("metrics on %s (port %d)", config.metrics.listen, self._http.port)
-        linked = self._tasks.spawn_task(self._link(peers, self.link), "connection to replicas")
-        self._tasks.spawn(self._connect(broker, feed, linked), "connection to NATS")
-        self._tasks.spawn(self._tick(), "router clock")
 
     async def run(self) -> int:
         """Serves until SIGTERM or SIGINT; returns the exit code. A second one ends it at once."""
