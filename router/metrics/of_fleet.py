@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator
 from itertools import accumulate
 
-import numpy as np
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -23,9 +22,6 @@ from router.metrics.families import counter, gauge
 from router.policies.own import Failure, is_own
 from router.reservations.reservations import Ending
 
-_OUTCOMES = (Ending.FINISHED, Ending.FAILED_WORKER, Ending.FAILED_TIMEOUT, Ending.FAILED_REFUSED)
-"""Of workers: what is exported from 0 on."""
-
 
 class RouterCollector(Collector):
     """Reads the core at scrape time."""
@@ -36,17 +32,30 @@ class RouterCollector(Collector):
 
     @override
     def collect(self) -> Iterator[Metric]:
-        yield from self._workers()
+        core = self._core
+        yield gauge("kvroute_ready", "1 once the router is ready to serve.", core.fleet.ready)
+        yield gauge("kvroute_reservations", "Open reservations.", len(core.reservations))
+        yield counter(
+            "kvroute_pair_picks",
+            "Picks of PREFILL_DECODE requests, by where the prompt is computed.",
+            "prefill",
+            {how.value: count for how, count in core.pair_picks.items()},
+            tuple(Prefill),
+        )
+        yield from self._index()
+        yield from self._sessions()
+        yield from self._facts()
+        yield from self._recoveries()
         yield from self._streams()
         yield from self._self_check()
         yield from self._ttft_check()
         yield from self._outliers()
         yield self._policy_failures()
         yield self._warnings()
-        core = self._core
-        view = core.fleet.view
+
+    def _index(self) -> Iterator[Metric]:
+        view = self._core.fleet.view
         stats = view.index.stats()
-        yield gauge("kvroute_ready", "1 once the router is ready to serve.", core.fleet.ready)
         yield gauge("kvroute_index_blocks", "Distinct prefixes in the index.", stats.blocks)
         yield gauge("kvroute_index_bytes", "Estimated memory of the index.", stats.bytes)
         yield gauge(
@@ -54,7 +63,16 @@ class RouterCollector(Collector):
             "Blocks that picks, or reports, say workers will hold.",
             sum(view.index.predicted(source.slot) for source in view.sources.values()),
         )
-        yield gauge("kvroute_reservations", "Open reservations.", len(core.reservations))
+        yield counter(
+            "kvroute_index_forgotten",
+            "Placements forgotten: with their workers, or for want of room in the index.",
+            "reason",
+            {**view.forgotten, "no_room": stats.forgotten},
+            ("silent", "removed", "no_room"),
+        )
+
+    def _sessions(self) -> Iterator[Metric]:
+        core = self._core
         yield gauge(
             "kvroute_sessions",
             "Sessions whose KV cache is known to be somewhere.",
@@ -77,13 +95,9 @@ class RouterCollector(Collector):
             core.fleet.sessions.forgotten,
             ("expired", "no_room"),
         )
-        yield counter(
-            "kvroute_pair_picks",
-            "Picks of PREFILL_DECODE requests, by where the prompt is computed.",
-            "prefill",
-            {how.value: count for how, count in core.pair_picks.items()},
-            tuple(Prefill),
-        )
+
+    def _facts(self) -> Iterator[Metric]:
+        view = self._core.fleet.view
         yield counter(
             "kvroute_facts", "Facts applied.", "kind", view.facts, ("stored", "removed", "cleared")
         )
@@ -112,13 +126,6 @@ class RouterCollector(Collector):
                 "handling_failed",
             ),
         )
-        yield counter(
-            "kvroute_index_forgotten",
-            "Placements forgotten: with their workers, or for want of room in the index.",
-            "reason",
-            {**view.forgotten, "no_room": stats.forgotten},
-            ("silent", "removed", "no_room"),
-        )
         lost = CounterMetricFamily(
             "kvroute_worker_messages_lost",
             "Facts and heartbeats of a worker that were dropped unread: its relay sends too many.",
@@ -127,6 +134,9 @@ class RouterCollector(Collector):
         for worker_id, messages in view.lost.items():
             lost.add_metric([worker_id], messages)
         yield lost
+
+    def _recoveries(self) -> Iterator[Metric]:
+        view = self._core.fleet.view
         yield CounterMetricFamily(
             "kvroute_gaps", "Holes found in streams of facts.", value=view.gaps
         )
@@ -147,102 +157,6 @@ class RouterCollector(Collector):
             for result in ("ok", "failed"):
                 recoveries.add_metric([how, result], view.recoveries[how, result])
         yield recoveries
-
-    def _workers(self) -> Iterator[Metric]:
-        core = self._core
-        labels = ["worker", "rank"]
-
-        def family(name: str, description: str) -> GaugeMetricFamily:
-            return GaugeMetricFamily(f"kvroute_worker_{name}", description, labels=labels)
-
-        up = family("up", "1 if the worker may get requests.")
-        active = family("blocks_active", "KV blocks held by requests, reserved ones included.")
-        total = family("blocks_total", "KV blocks the worker has.")
-        running = family("requests_running", "Running requests, as reported.")
-        waiting = family("requests_waiting", "Waiting requests, as reported.")
-        reserved = family("reserved_requests", "Open reservations of this router.")
-        prefill = family("prefill_tokens_active", "Prompt tokens sent there, not computed yet.")
-        slots = GaugeMetricFamily(
-            "kvroute_worker_slots",
-            "Requests that the worker runs at once, by where that is from: known, or estimated.",
-            labels=[*labels, "source"],
-        )
-        block_share = family(
-            "block_share",
-            "Of the worker's KV blocks, the share that picks promise; below 1 after preemptions.",
-        )
-        preemptions = CounterMetricFamily(
-            "kvroute_worker_preemptions",
-            "Requests that the engine put off for want of KV blocks, as it counts since its start.",
-            labels=labels,
-        )
-        ejected = family("ejected", "1 while requests are kept away, since earlier ones failed.")
-        outcomes = CounterMetricFamily(
-            "kvroute_worker_outcomes",
-            "Requests of this router that a worker got, by how they ended.",
-            labels=[*labels, "outcome"],
-        )
-        cached = CounterMetricFamily(
-            "kvroute_worker_prompt_tokens_reported",
-            "Tokens of prompts whose cached tokens were reported: all of them (prompt), those that"
-            " the index had predicted as cached, those that the engine reported as cached.",
-            labels=[*labels, "kind"],
-        )
-        shares = []
-        for key, source in core.fleet.view.sources.items():
-            names = [key.worker_id, str(key.dp_rank)]
-            load = core.fleet.load_of(key)
-            is_up = not core.fleet.excluded(source)
-            up.add_metric(names, is_up)
-            active.add_metric(names, load.active_blocks())
-            running.add_metric(names, load.running)
-            waiting.add_metric(names, load.waiting)
-            reserved.add_metric(names, load.requests)
-            prefill.add_metric(names, load.prefill_tokens_active)
-            ejected.add_metric(names, bool(core.fleet.outliers.reason(key)))
-            told = core.fleet.cache_report_of(key)
-            counts = (
-                ("prompt", told.prompt),
-                ("predicted", told.predicted),
-                ("cached", told.reported),
-            )
-            for kind, tokens in counts:
-                cached.add_metric([*names, kind], tokens)
-            of_worker = core.fleet.outcomes_of(key)
-            for ending in Ending:
-                if ending in of_worker or ending in _OUTCOMES:
-                    outcomes.add_metric([*names, ending], of_worker[ending])
-            if source.heartbeat is not None:
-                heartbeat, capacities = source.heartbeat, core.fleet.capacities
-                preemptions.add_metric(names, heartbeat.preemptions)
-                block_share.add_metric(names, capacities.block_share(key, heartbeat))
-                if heartbeat.total_slots:
-                    slots.add_metric([*names, "known"], heartbeat.total_slots)
-                elif (estimated := capacities.slots(key, heartbeat)) is not None:
-                    slots.add_metric([*names, "estimated"], estimated)
-            if source.heartbeat is not None and source.heartbeat.total_blocks:
-                total.add_metric(names, source.heartbeat.total_blocks)
-                if is_up:
-                    shares.append(load.active_blocks() / source.heartbeat.total_blocks)
-        yield from (
-            up,
-            active,
-            total,
-            running,
-            waiting,
-            reserved,
-            prefill,
-            ejected,
-            outcomes,
-            cached,
-        )
-        yield from (slots, block_share, preemptions)
-        mean = float(np.mean(shares)) if shares else 0.0
-        yield gauge(
-            "kvroute_load_balance_score",
-            "Standard deviation / mean of the load of workers that are up; 0 is even.",
-            float(np.std(shares)) / mean if mean else 0.0,
-        )
 
     def _outliers(self) -> Iterator[Metric]:
         core = self._core

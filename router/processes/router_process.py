@@ -53,6 +53,7 @@ from router.metrics.of_relays import (
     RelayCollector,
 )
 from router.metrics.of_replicas import FleetStateCollector, PeerCollector
+from router.metrics.of_workers import WorkerCollector
 from router.policies.configured import shadow_policy
 from router.replicas.copy_link import CopyLink
 from router.replicas.fleet_commands import ControlDesk
@@ -263,6 +264,7 @@ class RouterApp:
         for collector in (
             OwnRelaysCollector(self.relays, self.commands),
             RouterCollector(self.core, self.clock),
+            WorkerCollector(self.core),
             BrokerCollector(broker, peers),
             RelayCollector(self.relays.running),
             PeerCollector(self.core, link, self.clock),

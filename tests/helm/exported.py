@@ -26,6 +26,7 @@ from router.metrics.of_copies import HotPrefixCollector
 from router.metrics.of_fleet import RouterCollector
 from router.metrics.of_relays import BrokerCollector, RelayCollector
 from router.metrics.of_replicas import PeerCollector
+from router.metrics.of_workers import WorkerCollector
 from router.replicas.fleet_commands import ControlDesk
 from router.replicas.peer_link import PeerLink
 from tests.stage.fleet import START_S, Fleet
@@ -47,6 +48,7 @@ def router_families() -> list[Metric]:
     registry = CollectorRegistry()
     Metrics(registry)
     registry.register(RouterCollector(fleet.core, fleet.clock))
+    registry.register(WorkerCollector(fleet.core))
     hot = HotPrefixSettings(enabled=True)
     fleet.core.hot = HotPrefixes(fleet.core.fleet, hot, recomputed(20_000.0))
     registry.register(HotPrefixCollector(fleet.core))

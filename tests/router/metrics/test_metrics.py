@@ -16,6 +16,7 @@ from router.desk.codec import write_pick
 from router.desk.counters import OUTCOMES, Metrics, kvroute_version
 from router.health.self_check import CheckResult
 from router.metrics.of_fleet import RouterCollector
+from router.metrics.of_workers import WorkerCollector
 from router.metrics.scrape import Scrape
 from router.request.refusal import Reason
 from tests.stage.fleet import Fleet, prompt
@@ -64,6 +65,7 @@ class Observed:
         self.registry = CollectorRegistry()
         self.metrics = Metrics(self.registry)
         self.registry.register(RouterCollector(self.fleet.core, self.fleet.clock))
+        self.registry.register(WorkerCollector(self.fleet.core))
 
     def pick(self, tokens: int, **about: Any) -> Pick:
         pick = self.fleet.route(prompt(tokens), **about)

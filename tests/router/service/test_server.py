@@ -24,6 +24,7 @@ from router.desk import codec, reports
 from router.desk.reports import PROGRESS_MAX
 from router.desk.statuses import STATUS
 from router.metrics.of_fleet import RouterCollector
+from router.metrics.of_workers import WorkerCollector
 from router.policies import POLICIES
 from router.request.prompt import Prompt
 from router.request.refusal import Reason
@@ -1633,6 +1634,7 @@ class TestPairs:
     async def test_what_pairs_come_to_is_counted(self) -> None:
         async with served() as stage:
             stage.metrics.registry.register(RouterCollector(stage.fleet.core, stage.fleet.clock))
+            stage.metrics.registry.register(WorkerCollector(stage.fleet.core))
             stage.fleet.add("p", role="prefill")
             stage.fleet.add("d", role="decode")
             for tokens in (1600, 100):
