@@ -142,7 +142,7 @@ def _stored(event: _Stored) -> BlocksStored:
         block_size=block_size,
         medium=event.medium,
         lora_name=lora_name,
-        # LoRA ids count from 1, and belong to one process: the next one deals them out anew.
+        # LoRA ids count from 1, and belong to one process: the next one deals them out again.
         unnamed_lora=lora_name is None and bool(event.lora_id),
         cache_salt=keys.cache_salt,
         item_ids=keys.item_ids,

@@ -340,7 +340,7 @@ class FleetView:
             self._mark(source)
 
     def resync(self, worker_id: str, now_s: float, dp_rank: int | None = None) -> list[Pull]:
-        """Reads a worker's streams anew, or one rank's; nothing for a worker that is not known."""
+        """Reads a worker's streams again, or one rank's; nothing for a worker that is not known."""
         return [
             pull
             for source in self.ranks(worker_id)

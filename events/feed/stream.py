@@ -256,7 +256,7 @@ class Stream:
         return []
 
     def resync(self, now_s: float) -> list[Effect]:
-        """An operator, or a broken prediction, wants this stream read anew."""
+        """An operator, or a broken prediction, wants this stream read again."""
         self._in_step = self._from_ring = False
         return self._ask_now("resync asked for", now_s)
 

@@ -136,7 +136,7 @@ class Rank(RankStream[Ledger]):
 
     @property
     def position(self) -> tuple[Epoch, int, float]:
-        """Changes with everything that makes a kept map worth keeping anew."""
+        """Changes with everything that makes a kept map worth saving again."""
         return self.outbox.epoch, self._next_seq, self._process_start_s
 
     def kept(self, now_s: float) -> tuple[Checkpoint, LedgerCopy] | None:

@@ -5,7 +5,7 @@
  * before, in the same or the next cache line, and need not look them up.
  *
  * Laws: an entry keeps its place until it is freed or moved by `pool_thin`; an extent is filled
- * anew only when it is empty; at least half of the extents' room is used, but for a chunk. */
+ * again only when it is empty; at least half of the extents' room is used, but for a chunk. */
 #ifndef KVROUTE_ENTRY_POOL_H
 #define KVROUTE_ENTRY_POOL_H
 

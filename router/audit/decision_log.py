@@ -166,7 +166,7 @@ class RotatedFiles:
         self._size = self._open.tell()
 
     def write(self, line: bytes) -> None:
-        """Raises OSError, for a line that is larger than a file, too; the next one tries anew."""
+        """Raises OSError, for a line that is larger than a file, too; the next one tries again."""
         if len(line) > self._bytes_max:
             raise OSError(f"a line of {len(line)} bytes fits no file")
         if self._open is None:

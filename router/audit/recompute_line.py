@@ -1,4 +1,4 @@
-"""A line of the decision log worked out anew, by the policy that it names. Pure."""
+"""A line of the decision log recomputed, by the policy that it names. Pure."""
 
 from collections import Counter
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""A receipt's costs worked out anew, from the numbers that it shows and the formula that it names.
+"""A receipt's costs recomputed, from the numbers that it shows and the formula that it names.
 
 Formulas are arithmetic: numbers, names, + - * / **, comparisons, `and`, `or`, `not`,
 `a if b else c`, min, max, abs. After a semicolon a name is given its own formula: `alpha * x;

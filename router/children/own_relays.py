@@ -162,7 +162,7 @@ class OwnRelays:
     async def _stop_one(self, kept: _Kept, relay: Relay) -> None:
         try:
             await relay.stop()
-        except Exception as error:  # it ends all the same, and its worker's next one begins anew
+        except Exception as error:  # it ends all the same, and its worker's next one begins again
             self.failures += 1
             log.warning("the relay for worker %s stopped badly", kept.settings.id, exc_info=error)
 

@@ -45,7 +45,7 @@ def workers(target: str, model: str, timeout_s: float, as_json: bool) -> None:
     "--receipt",
     "receipt_file",
     type=click.File("rb"),
-    help="Work out anew what was decided instead: an answer with its receipts, one receipt, or a"
+    help="Recompute what was decided instead: an answer with its receipts, one receipt, or a"
     " line of the decision log; JSON or protobuf's bytes; - for stdin.",
 )
 def explain(receipt_file: IO[bytes] | None, **asked: Any) -> None:

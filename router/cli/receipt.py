@@ -1,4 +1,4 @@
-"""`kvroute explain --receipt FILE`: the costs of a decision that was made, worked out anew."""
+"""`kvroute explain --receipt FILE`: the costs of a decision that was made, recomputed."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -69,7 +69,7 @@ def _show(screen: Console, verdict: Verdict) -> int:
     if verdict.shared:
         told = ", ".join(f"{name} {one:g}" for name, one in verdict.shared.items())
         screen.print(line(f"  with {told}"))
-    made = table("", "worker", right=(*verdict.terms, "cost", "worked out anew"))
+    made = table("", "worker", right=(*verdict.terms, "cost", "recomputed"))
     for row, role in zip(verdict.rows, ("pick", "next"), strict=False):
         numbers = [f"{row.terms[term]:.4g}" if term in row.terms else "" for term in verdict.terms]
         color = "green" if row.agrees else "red"

@@ -28,7 +28,7 @@ RELOADED = (
     "guard",
     "affinity",
 )
-"""Of `routing`: what each decision reads anew, and what can be switched on and off. The whole of
+"""Of `routing`: what each decision reads again, and what can be switched on and off. The whole of
 `decision_log` is as good, and so is `routing` of each model in `models` that was there at the
 start. Everything else is built into what runs."""
 

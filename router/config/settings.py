@@ -99,7 +99,7 @@ class GrpcSettings(Settings, frozen=True):
     reflection: Annotated[bool, Meta(description="answer grpc.reflection")] = True
     max_connection_age_s: Annotated[
         Milliseconds | None,
-        Meta(description="age at which a connection is ended, for clients to spread anew"),
+        Meta(description="age at which a connection is ended, so that clients spread again"),
     ] = 300.0
     max_connection_age_grace_s: Annotated[
         Milliseconds,
@@ -478,7 +478,8 @@ class FleetSettings(Settings, frozen=True):
         ),
     ] = None
     inflight: Annotated[
-        bool, Meta(description="tell other router replicas what is reserved here, and heed theirs")
+        bool,
+        Meta(description="tell other replicas what is reserved here, and count what they tell"),
     ] = True
 
 

@@ -237,7 +237,7 @@ cdef void _begin(Backward *b):
 
 
 cdef bytes _taken(Backward *b):
-    """What was written, as bytes; begins anew."""
+    """What was written, as bytes; begins again."""
     cdef bytes content
     if b.failed:
         _begin(b)

@@ -210,7 +210,7 @@ class PrefillRates:
                 self._columns[:, worker.slot] = 0.0
 
     def tick(self) -> None:
-        """Finds the anchors anew."""
+        """Finds the anchors again."""
         by_model: dict[str, list[WorkerRate]] = {}
         for worker in self._workers.values():
             if worker.busy_s > 0:

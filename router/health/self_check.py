@@ -7,7 +7,7 @@
 A shortfall proves little by itself: requests for prompt log probabilities reuse nothing, and a
 block may be told gone, and stored again by the very request that missed it, before its report is
 here. So shortfalls add up until a predicted hit comes true; enough of them, and the stream is read
-anew. Pure: no clock, no I/O.
+again. Pure: no clock, no I/O.
 
 Laws:
 - a predicted hit that came true ends all suspicion: exact reports never lead to a resync;
@@ -79,7 +79,7 @@ class Record:
 
 
 class SelfCheck:
-    """Checks every worker's reports, and says which streams to read anew."""
+    """Checks every worker's reports, and says which streams to read again."""
 
     def __init__(self, view: FleetView) -> None:
         self.results: Counter[CheckResult] = Counter()
@@ -123,7 +123,7 @@ class SelfCheck:
             record = self._records[worker]
             record.suspicion = 0
             if self._view.sources[worker].stream.state is not StreamState.LIVE:
-                continue  # it is read anew already, or claims nothing
+                continue  # it is read again already, or claims nothing
             record.resyncs += 1
             record.not_before_s = now_s + record.wait_s
             record.wait_s = min(2 * record.wait_s, RESYNC_MAX_S)

@@ -228,7 +228,7 @@ def _of_its_stream(
     if record.resyncs >= STALE_RESYNCS:
         yield WorkerWarning(
             WarningCode.STALE,
-            "its engine reuses less than the index says it holds, and reading its stream anew has"
+            "its engine reuses less than the index says it holds, and reading its stream again has"
             " not helped: its relay has lost track, or its engine doesn't use what it announces",
         )
 

@@ -263,7 +263,7 @@ class RouterCollector(Collector):
         )
         yield CounterMetricFamily(
             "kvroute_self_check_resyncs",
-            "Streams read anew because predictions kept failing.",
+            "Streams read again because predictions kept failing.",
             value=self_check.resyncs,
         )
         yield CounterMetricFamily(

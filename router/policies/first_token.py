@@ -38,7 +38,7 @@ def first_token(
     wait_s    = until the prompts under way there are computed, and as many of middling length
                 as others have waiting there
     load_s    = host_tokens / host_rate + disk_tokens / disk_rate, never more than the time to
-                compute them anew
+                compute them again
     prefill_s = work / rate, as router/fleet/rates.py counts and measures
     """
     prefill = rows.prefill

@@ -88,7 +88,7 @@ class RouterApp:
     ) -> None:
         """Raises ConfigError for what only this process can find wrong.
 
-        read_again: reads the configuration anew, for SIGHUP.
+        read_again: reads the configuration again, for SIGHUP.
         """
         for worker in config.workers:
             check_engine(worker)

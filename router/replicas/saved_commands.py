@@ -8,7 +8,7 @@ registrations don't.
 
 Laws:
 - the file is whole, whenever the process or the machine ends: a new one takes the old one's place;
-- a file that can't be read ends nothing: it is counted, logged, and written anew with the next
+- a file that can't be read ends nothing: it is counted, logged, and written again with the next
   command.
 """
 

@@ -11,7 +11,7 @@ from router.request.refusal import Reason, Refusal
 
 ITEM_LAYERS_MAX = 8
 """How often items may cover a prompt on average. A video with its sound covers it twice; a hostile
-client would make us hash the whole prompt anew for every item."""
+client would make us hash the whole prompt again for every item."""
 
 STEP_BLOCKS = 1 << 14
 """Blocks that are hashed in one step: 2 ms where 8 items cover each of them."""

@@ -76,7 +76,7 @@ class TraceRequest:
         return _mix(places.reshape(-1)[:block_count])
 
     def token_ids(self) -> TokenArray:
-        """The prompt's tokens, made anew with every call."""
+        """The prompt's tokens, made again with every call."""
         return expand(self.hash_ids, self.prompt_tokens, self.id_tokens)
 
 

@@ -74,7 +74,7 @@ class VirtualNetwork:
             self._timeline.at(when_s, partial(self._tell, router))
 
     def restart(self, number: int) -> None:
-        """A router begins anew; what it had asked for is nobody's."""
+        """A router begins again; what it had asked for is nobody's."""
         self.routers[number].restart()
         for pull in [pull for pull in self._pulls if pull[0] == number]:
             del self._pulls[pull]

@@ -33,7 +33,7 @@ class NatsServer:
         (self._folder / "nats.conf").write_text(config)
 
     async def reload(self) -> None:
-        """Returns when the server has read its configuration anew."""
+        """Returns when the server has read its configuration again."""
         before = self.log().count("Reloaded server configuration")
         os.kill(self.pid, signal.SIGHUP)
         await until(

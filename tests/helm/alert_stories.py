@@ -50,7 +50,7 @@ STORIES = [
         {"kvroute_ready": ABSENT},
         {"KvrouteNoRouterReady", "KvrouteRoutersMissing"},
     ),
-    Story("all routers start anew", {"kvroute_ready": lately(2, "0", "1")}, set()),
+    Story("all routers start again", {"kvroute_ready": lately(2, "0", "1")}, set()),
     Story(
         "one router of three is gone",
         {'kvroute_ready{pod="router-1"}': lately(25, "_", "1")},
@@ -223,7 +223,7 @@ STORIES = [
         {"KvrouteMostStreamsNotLive"},
     ),
     Story(
-        "all relays start anew",
+        "all relays start again",
         {
             'kvroute_stream_state{state="live"}': lately(2, "0", "1"),
             'kvroute_stream_state{state="recovering"}': lately(2, "1"),

@@ -1,7 +1,7 @@
 """The `config` of values.schema.json is the router's own configuration, as the program defines it.
 
 The chart's schema is written by hand except for its `$defs`, which come from ServeConfig.
-To write them anew after the program's keys changed: python -m tests.helm.config_schema
+To write them again after the program's keys changed: python -m tests.helm.config_schema
 """
 
 import json

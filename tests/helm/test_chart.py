@@ -641,7 +641,7 @@ def test_relay_keeps_its_map_for_as_long_as_the_pod_lives(with_engine: Rendered)
     volumes = {volume["name"]: volume for volume in pod["volumes"]}
     (kind,) = set(volumes[mounts[folder]]) - {"name"}
     assert kind == "emptyDir"
-    # A pod over the limit is evicted, with its engine: so no file, written anew, may come near it.
+    # A pod over the limit is evicted, with its engine: so no file, written again, may come near it.
     assert bytes_of(volumes[mounts[folder]][kind]["sizeLimit"]) >= 2 * FILE_BYTES_MAX
 
 

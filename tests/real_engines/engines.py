@@ -40,7 +40,7 @@ class Prompt:
     report_full: bool = False
     """vLLM's kv_cache_report_mode "full": the engine announces reused blocks again."""
     logprobs: bool = False
-    """Wants the prompt's log probabilities, so that the engine computes it anew."""
+    """Wants the prompt's log probabilities, so that the engine computes it again."""
     copies: int = 1
     """Outputs asked for: the engine makes as many requests of it."""
 

@@ -311,7 +311,7 @@ class Story:
         self.checks.measured["then_it_said"] = said[:160]
         self.checks.measured["after_s"] = round(took_s, 2)
         served = await self.proxy.serve(prompt, excluded=[self.prefill.worker_id])
-        check("routed anew without it", served.first is None, served.pick)
+        check("routed again without it", served.first is None, served.pick)
         alone = await self.reference(prompt)
         check("same text as alone", alone == served.answer.output, (alone, served.answer.output))
         await self.gone(self.prefill.worker_id)

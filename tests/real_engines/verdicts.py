@@ -53,7 +53,7 @@ RULES = {
         " only copy goes, the count says that one is left"
     ),
     "not read": (
-        "the request wants log probabilities of its prompt, so the engine computes all of it anew"
+        "the request wants log probabilities of its prompt, so the engine computes all of it again"
     ),
     "concurrent": (
         "other requests on the same rank stored or evicted blocks between the pick and the"
@@ -82,7 +82,7 @@ class Judge:
             self._again.pop(worker, None)
 
     def on_restart(self, worker: Worker) -> None:
-        """The engine lives anew."""
+        """The engine lives again."""
         self._unheard_reset.discard(worker)
         self._again.pop(worker, None)
 

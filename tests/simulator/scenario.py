@@ -11,7 +11,7 @@
 
 A command is one line; after `----` comes what it prints, up to an empty line; without it, it must
 print `ok`. `#` begins a comment.
-Written anew with  KVROUTE_REWRITE=1 python -m pytest tests/simulator/schedulers : read the diff,
+Written again with  KVROUTE_REWRITE=1 python -m pytest tests/simulator/schedulers : read the diff,
 and commit only what you understand and want.
 
 Commands (times in seconds; every request has a name):
@@ -216,13 +216,13 @@ class Player:
 
 
 def play(path: Path, engine: EngineUnderTest) -> None:
-    """Plays a file and compares, or writes it anew. Fails at the first difference."""
+    """Plays a file and compares, or writes it again. Fails at the first difference."""
     player, text = Player(engine), path.read_text()
     played = "".join(_played(text, player))
     if os.environ.get(REWRITE):
         path.write_text(played)
         return
-    assert played == text, f"{path.name} differs; {REWRITE}=1 writes it anew"
+    assert played == text, f"{path.name} differs; {REWRITE}=1 writes it again"
 
 
 def scenarios(pattern: str) -> list[Path]:

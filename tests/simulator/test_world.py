@@ -432,7 +432,7 @@ def test_the_host_tier_brings_back_what_the_device_lost() -> None:
         return int(result.predicted_tokens[-1]), int(result.cached_tokens[-1])
 
     assert cached(0) == (0, 0)
-    # The connector loads the last block, too, and only its last token is computed anew.
+    # The connector loads the last block, too, and only its last token is computed again.
     assert cached(256) == (1536 - 64, 1536 - 1)
 
 

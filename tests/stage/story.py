@@ -14,7 +14,7 @@
 A story is played in virtual time, with the router's real core (simulator/world/world.py), once for
 each policy, and with the laws of conservation checked if it says so. `#` begins a comment. Commands
 print what stands after `----`, up to an empty line. A number may be off by a tenth, or by 0.05, so
-that only changes that mean something show. Written anew with
+that only changes that mean something show. Written again with
 KVROUTE_REWRITE=1 python -m pytest tests/router/test_scenarios.py : read the diff, and commit only
 what you understand and want. Bounds are never rewritten.
 
@@ -356,7 +356,8 @@ def table(played: dict[str, Numbers]) -> str:
 
 
 def play(path: Path) -> None:
-    """Plays a file and holds it against what it tells, or writes it anew. Raises AssertionError."""
+    """Plays a file and holds it against what it tells, or writes it again. Raises
+    AssertionError."""
     text = path.read_text()
     played = "".join(_played(text))
     if os.environ.get(REWRITE):
@@ -367,7 +368,7 @@ def play(path: Path) -> None:
         words = list(zip_longest(told.split(), found.split(), fillvalue=""))
         assert all(_alike(*pair) for pair in words), (
             f"{path.name}, line {number}: told {told!r}, found {found!r};"
-            f" {REWRITE}=1 writes it anew"
+            f" {REWRITE}=1 writes it again"
         )
 
 

@@ -134,7 +134,7 @@ class Fleet:
         self._next_frame = max(self._next_frame, end)
 
     def overlap(self, asked: Asked, rank: int) -> int:
-        """Usable overlap in blocks: engines compute the last token of a prompt anew."""
+        """Usable overlap in blocks: engines compute the last token of a prompt again."""
         seed = hash_seed(asked.lora_name, asked.cache_salt)
         blocks = block_hashes(pack_tokens(asked.prompt), self.block_size, seed)
         run = self.index.match(prefix_hashes(blocks)).run()

@@ -63,7 +63,7 @@ class ChituConfig(SchedulerConfig):
 
     @override
     def __post_init__(self) -> None:
-        # Not super(): a dataclass with slots is made anew, and super() would mean the old one.
+        # Not super(): a dataclass with slots is made again, and super() would mean the old one.
         SchedulerConfig.__post_init__(self)
         limits = (self.prefill_num_tasks, self.decode_num_tasks)
         counts = (

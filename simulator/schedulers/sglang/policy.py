@@ -4,7 +4,7 @@
     lpm         longest cached prefix first; as fcfs while more than 128 wait
     dfs-weight  branch of the radix tree with most waiting requests first
     lof         most max_tokens first; with priority scheduling, by priority first
-    random      shuffled anew for every prefill batch
+    random      shuffled again for every prefill batch
 
 Sorting is stable, and the queue stays as it was sorted. A retracted request joins at the end.
 

@@ -1,7 +1,7 @@
 """The share of running requests' answers that SGLang sets memory aside for. Pure.
 
 It bets on answers that end early: the share falls from decode step to decode step, to a floor, and
-is set anew when the bet was lost and requests had to be retracted.
+is set again when the bet was lost and requests had to be retracted.
 
 Source: sgl-project/sglang python/sglang/srt/managers/scheduler.py, `init_schedule_policy` and
 `update_running_batch`, schedule_batch.py, `retract_decode`, and environ.py, release 0.5.7.

@@ -1,4 +1,4 @@
-"""Receipts worked out anew: every policy's formula is what its code does."""
+"""Receipts recomputed: every policy's formula is what its code does."""
 
 import random
 from contextlib import suppress

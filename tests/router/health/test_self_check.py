@@ -296,7 +296,7 @@ class TestResyncs:
         assert fleet.resyncs() == []
         fleet.answer(pulls)
         fleet.fall_short("w0", SHORTFALLS - 1)
-        assert fleet.resyncs() == [], "it begins anew"
+        assert fleet.resyncs() == [], "it begins again"
         assert fleet.check.record(key).resyncs == 0
 
     def test_other_ranks_of_the_engine_are_left_alone(self) -> None:

@@ -223,7 +223,7 @@ class Held:
 
 @dataclass
 class Oracle:
-    """Counts everything anew at every question, and remembers all that ever was."""
+    """Counts everything again at every question, and remembers all that ever was."""
 
     open: list[Held] = field(default_factory=list)
     past: list[tuple[float, int, int]] = field(default_factory=list)
