@@ -134,9 +134,7 @@ class RouterApp:
         self.relays = OwnRelays(fleet=config.fleet.name, clock=clock, rng=self._rng)
         self.core.fleet.relay_trouble = self.relays.trouble
         self._guard = Guard.of(config.grpc, routing.prompt_tokens_max, self.metrics)
-        self.desk = Desk(
-            self.core, self.metrics, clock, fault=self._guard.fault, watch=self.watchers.watch
-        )
+        self.desk = Desk(self.core, self.metrics, clock, fault=self._guard.fault)
         self.reports = Reports(self.core, self.metrics, clock)
         self.commands = ControlDesk(self.core, clock)
         self.commands.on_removed = self.relays.on_removed
@@ -192,6 +190,7 @@ class RouterApp:
                 " message_kib_max are those limits"
             )
         self.watchers.use(config)
+        self.desk.watch = self.watchers.watch
         self.core.times_all = self.watchers.timed
         nats, url = config.nats, config.nats.url
         if url is None:

@@ -1,7 +1,7 @@
 """Words that sources do not use, and words of which there must not be more.
 
-`told` and `asked` stand for too many things (a message, a text, a heartbeat, a worker, rows): new code says
-which. The bounds are what is left of them; lower them with each that goes.
+`told` and `asked` stand for too many things (a message, a text, a heartbeat, a worker, rows): new
+code says which. The bounds are what is left of them; lower them with each that goes.
 """
 
 import re

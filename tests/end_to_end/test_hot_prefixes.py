@@ -23,8 +23,8 @@ from router.children.nats_server import NatsChild
 from router.config.settings import GuardSettings, HotPrefixSettings, RoutingSettings
 from router.copies.copies import CopyFate
 from router.copies.hot_prefixes import HotPrefixes
+from router.desk.desk import Desk
 from router.processes.router_process import RouterApp
-from router.service.server import RouterService
 from simulator.engines.scheduler import SchedulerConfig
 from simulator.live.clock import ScaledClock
 from simulator.live.engine import Engine, EngineConfig
@@ -164,7 +164,7 @@ async def test_what_the_native_lane_answers_counts_too(
     async with some_engines("a", "b") as engines, a_router(engines) as (router, _):
         await engines.engines["a"].engine.complete(TEXT + own(99), 1)
         await until(lambda: held(router, "a") == len(TEXT), "the text at a")
-        monkeypatch.delattr(RouterService, "_any")  # the general way
+        monkeypatch.delattr(Desk, "_any")  # the general way
         async with KvRouteClient(f"127.0.0.1:{router.grpc_port}", fast_lane=fast_lane) as client:
             if fast_lane:
                 for _ in range(2):  # one by one, until there is a stream
@@ -358,5 +358,5 @@ def test_each_engine_is_asked_in_its_own_way() -> None:
 
 
 def test_an_engine_without_http_can_not_be_warmed() -> None:
-    with pytest.raises(ValueError, match="no HTTP face"):
+    with pytest.raises(ValueError, match="no HTTP base"):
         EngineSettings(id="a", engine="vllm", address="a:1", warm=True)

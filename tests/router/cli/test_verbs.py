@@ -195,7 +195,7 @@ async def test_a_removal_carries_its_time_and_is_taken_back(
         capsys.readouterr()
         assert await change_worker("undrain", "w0", **about(stage)) == 0
         assert "is back; it may get new requests (none of its ranks is" in capsys.readouterr().out
-        assert not stage.desk.removed("w0")
+        assert not stage.commands.removed("w0")
 
 
 async def test_ranks_are_printed_as_json_too(capsys: pytest.CaptureFixture[str]) -> None:
