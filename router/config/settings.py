@@ -30,6 +30,7 @@ from events.plane.settings import (
 )
 from indexer.index import BLOCK_BYTES
 from router.config.presets import PRESETS, PresetName
+from router.config.queue_settings import QueueSettings
 from router.config.sources import KeyPath, Sources
 
 ENVIRONMENT_PREFIX = "KVROUTE_"
@@ -527,6 +528,7 @@ class ServeConfig(Settings, frozen=True):
     nats: NatsSettings = NatsSettings()
     log: LogSettings = LogSettings()
     routing: RoutingSettings = RoutingSettings()
+    queue: QueueSettings = QueueSettings()
     index: IndexSettings = IndexSettings()
     decision_log: DecisionLogSettings = DecisionLogSettings()
     ready_timeout_s: Annotated[

@@ -20,6 +20,8 @@ STATUS: dict[Reason, grpc.StatusCode] = {
     Reason.DRAINING: grpc.StatusCode.UNAVAILABLE,
     Reason.NO_BROKER: grpc.StatusCode.UNAVAILABLE,
     Reason.ALL_WORKERS_FULL: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    Reason.QUEUE_FULL: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    Reason.QUEUE_TIMEOUT: grpc.StatusCode.RESOURCE_EXHAUSTED,
     Reason.TOO_MANY_RESERVATIONS: grpc.StatusCode.RESOURCE_EXHAUSTED,
     Reason.MESSAGE_TOO_LARGE: grpc.StatusCode.RESOURCE_EXHAUSTED,
     Reason.TOO_MANY_BYTES: grpc.StatusCode.RESOURCE_EXHAUSTED,

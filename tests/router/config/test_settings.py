@@ -91,6 +91,7 @@ def other_value(key: Key) -> object:
         "routing.shadow_share": 0.5,
         "decision_log.share": 0.5,
         "routing.preset": "chat",
+        "queue.aging": 2.0,
     }
     if key.dotted in special:
         return special[key.dotted]

@@ -1,0 +1,258 @@
+"""All requests that wait for room, of all pools: their bounds, their turns and their ends. Pure.
+
+    offered -> waiting -> dispatched
+       |          +-----> expired, cancelled, displaced
+       +-> refused
+
+Laws: those of router/queue/__init__.py.
+"""
+
+from collections import Counter
+from collections.abc import Hashable, Iterator
+from math import inf
+from random import Random
+
+from typing_extensions import override
+
+from router.config.queue_settings import QueueSettings
+from router.queue.bounds import Bound, Bounds
+from router.queue.drain_rate import DrainRate
+from router.queue.pool_queue import PoolQueue
+from router.queue.ranking import ranking
+from router.queue.standing import Standing
+from router.queue.waiter import Fate, Waiter
+from router.request.refusal import Reason, Refusal
+
+RETRY_MIN_S, RETRY_MAX_S = 0.05, 10.0
+"""Of RetryInfo."""
+RETRY_UNKNOWN_S = 1.0
+"""Of RetryInfo, before any request was dispatched."""
+IDLE_POOLS_MAX = 1024
+"""Pools without waiting requests whose drain rate is kept."""
+
+
+class QueueFull(Refusal):
+    """A bound of the queue refuses a request, or a request of higher priority took its place."""
+
+
+class AdmissionQueue:
+    """The requests that wait in one router."""
+
+    def __init__(self, settings: QueueSettings, rng: Random) -> None:
+        """Raises ConfigError for an order that there is not."""
+        self.counts: Counter[Fate] = Counter()
+        self.refusals: Counter[Bound] = Counter()
+        """Of the refused requests, by the bound that refused."""
+        self.rate = DrainRate()
+        self._rng = rng
+        self._settings = settings
+        self._ranking = ranking(settings, rng)
+        self._bounds = Bounds(settings)
+        self._pools: dict[Hashable, PoolQueue] = {}
+        self._by_id: dict[str, Waiter] = {}
+        self._expiries: Standing[float] = Standing()
+        self._seq = 0
+        self._next_retry_s = -inf
+
+    def __len__(self) -> int:
+        return self._bounds.count
+
+    @override
+    def __repr__(self) -> str:
+        ends = ", ".join(f"{self.counts[fate]} {fate}" for fate in list(Fate)[1:])
+        return f"<AdmissionQueue {len(self)} waiting, {ends}>"
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory of the waiting requests, as their drivers counted it."""
+        return self._bounds.size_bytes
+
+    @property
+    def settings(self) -> QueueSettings:
+        """In force."""
+        return self._settings
+
+    def configure(self, settings: QueueSettings) -> None:
+        """Puts other settings in force; requests beyond new bounds stay. Raises ConfigError."""
+        self._ranking = ranking(settings, self._rng)
+        self._settings = settings
+        waiting = (waiter for pool in self._pools.values() for waiter in pool)
+        self._bounds = Bounds(settings, waiting)
+        for pool in self._pools.values():
+            pool.configure(self._ranking, settings.look_past)
+
+    def waiting(self, pool: Hashable) -> int:
+        """Requests of a pool that wait."""
+        queue = self._pools.get(pool)
+        return len(queue) if queue is not None else 0
+
+    def pools(self) -> list[Hashable]:
+        """Those that requests wait for."""
+        return [pool for pool, queue in self._pools.items() if len(queue)]
+
+    def find(self, request_id: str) -> Waiter | None:
+        """The waiting request with an id."""
+        return self._by_id.get(request_id)
+
+    def wait_s(self, pool: Hashable, now_s: float) -> float | None:
+        """Expected wait of a request that comes last; None: unknown."""
+        queue = self._pools.get(pool)
+        if queue is None or not len(queue):
+            return 0.0
+        return queue.rate.wait_s(len(queue) + 1, now_s)
+
+    def offer(self, pool: Hashable, waiter: Waiter, now_s: float) -> Waiter | None:
+        """Lets a request wait; the one whose place it took, if there is one, which waits no longer.
+
+        Raises QueueFull, and ValueError for a request whose id waits already.
+        """
+        if waiter.waits or waiter.request_id in self._by_id:
+            raise ValueError(f"{waiter} waits already")
+        self.counts[Fate.ARRIVED] += 1
+        displaced = self._displaced_by(waiter, now_s)
+        if displaced is not None:
+            self._leave(displaced, Fate.DISPLACED, now_s)
+        self._enter(pool, waiter, now_s)
+        return displaced
+
+    def candidates(self, pool: Hashable, version: int, now_s: float) -> Iterator[Waiter]:
+        """Whose turn it is, in order: attempt each, and say `dispatched` or `passed` before the
+        next is taken. Changes nothing.
+
+        version: of the room; requests that were passed at it are left out.
+        """
+        queue = self._pools.get(pool)
+        return queue.candidates(version, now_s) if queue is not None else iter(())
+
+    def passed(self, waiter: Waiter, version: int) -> None:
+        """No worker had room for a request at this version of the room."""
+        waiter.passed_at = version
+
+    def dispatched(
+        self, waiter: Waiter, uncached_tokens: int, cached_tokens: int, now_s: float
+    ) -> None:
+        """A request has its worker. Raises ValueError if it does not wait."""
+        if not waiter.waits:
+            raise ValueError(f"{waiter} does not wait")
+        self.rate.went(now_s)
+        self._pools[waiter.pool].rate.went(now_s)
+        self._leave(waiter, Fate.DISPATCHED, now_s)
+
+    def cancel(self, waiter: Waiter, now_s: float) -> bool:
+        """The caller is gone; whether the request waited."""
+        if not waiter.waits:
+            return False
+        self._leave(waiter, Fate.CANCELLED, now_s)
+        return True
+
+    def expired(self, now_s: float, most: int) -> list[Waiter]:
+        """Requests whose wait is over, so many at most; they wait no longer."""
+        over: list[Waiter] = []
+        while len(over) < most:
+            lowest = self._expiries.lowest()
+            if lowest is None or lowest[0] > now_s:
+                break
+            self._leave(lowest[1], Fate.EXPIRED, now_s)
+            over.append(lowest[1])
+        return over
+
+    def next_expiry_s(self) -> float | None:
+        """When the next wait is over; None: no wait ends by itself."""
+        lowest = self._expiries.lowest()
+        return None if lowest is None or lowest[0] == inf else lowest[0]
+
+    def reprioritize(self, waiter: Waiter, priority: int, now_s: float) -> bool:
+        """Gives a request another priority; whether it waited."""
+        if not waiter.waits:
+            return False
+        queue = self._pools[waiter.pool]
+        queue.remove(waiter)
+        self._bounds.remove(waiter)
+        waiter.priority = priority
+        self._bounds.add(waiter)
+        queue.add(waiter)
+        return True
+
+    def timeout(self, waiter: Waiter, now_s: float) -> Refusal:
+        """What the caller of an expired request hears; its own deadline is the driver's to say."""
+        waited_s = now_s - waiter.arrived_s
+        return Refusal(
+            Reason.QUEUE_TIMEOUT,
+            f"the request waited {waited_s:.3f} s and no worker had room for it",
+            retry_after_s=self._retry_after_s(now_s),
+        )
+
+    def displacement(self, waiter: Waiter, now_s: float) -> QueueFull:
+        """What the caller of a displaced request hears."""
+        return QueueFull(
+            Reason.QUEUE_FULL,
+            "the queue is full, and a request of higher priority took this one's place",
+            retry_after_s=self._retry_after_s(now_s),
+        )
+
+    def _displaced_by(self, waiter: Waiter, now_s: float) -> Waiter | None:
+        """The request whose place a newcomer takes; None: none, there is room. Raises QueueFull."""
+        bound = self._bounds.breached(waiter)
+        if bound is None:
+            return None
+        worst = self._bounds.worst(waiter, bound)
+        if (
+            worst is not None
+            and waiter.priority - worst.priority > self._settings.preempt_threshold
+        ):
+            bound = self._bounds.breached(waiter, without=worst)
+            if bound is None:
+                return worst
+        self.counts[Fate.REFUSED] += 1
+        self.refusals[bound] += 1
+        raise QueueFull(
+            Reason.QUEUE_FULL,
+            self._bounds.sentence(bound),
+            retry_after_s=self._retry_after_s(now_s),
+            metadata={"key": f"queue.{bound}"},
+        )
+
+    def _retry_after_s(self, now_s: float) -> float:
+        """When a caller should come back: refused callers get places one after the other, at the
+        pace at which requests go."""
+        pace_s = self.rate.wait_s(1, now_s)
+        if pace_s is None:
+            return RETRY_UNKNOWN_S
+        self._next_retry_s = min(max(self._next_retry_s, now_s) + pace_s, now_s + RETRY_MAX_S)
+        return max(self._next_retry_s - now_s, RETRY_MIN_S)
+
+    def _enter(self, pool: Hashable, waiter: Waiter, now_s: float) -> None:
+        queue = self._pools.get(pool)
+        if queue is None:
+            queue = self._pools[pool] = PoolQueue(self._ranking, self._settings.look_past)
+        if not len(queue):
+            queue.rate.began(now_s)
+        if not len(self):
+            self.rate.began(now_s)
+        self._seq += 1
+        waiter.pool, waiter.seq, waiter.passed_at = pool, self._seq, None
+        self._bounds.add(waiter)
+        self._expiries.put(waiter, waiter.expires_s)
+        if waiter.request_id:
+            self._by_id[waiter.request_id] = waiter
+        queue.add(waiter)
+
+    def _leave(self, waiter: Waiter, fate: Fate, now_s: float) -> None:
+        queue = self._pools[waiter.pool]
+        queue.remove(waiter)
+        self._bounds.remove(waiter)
+        self._expiries.discard(waiter)
+        self._by_id.pop(waiter.request_id, None)
+        self.counts[fate] += 1
+        if not len(queue):
+            queue.rate.ended(now_s)
+            self._forget_idle_pools()
+        if not len(self):
+            self.rate.ended(now_s)
+        waiter.pool = None
+
+    def _forget_idle_pools(self) -> None:
+        if len(self._pools) > IDLE_POOLS_MAX:
+            idle = next((pool for pool, queue in self._pools.items() if not len(queue)), None)
+            if idle is not None:
+                del self._pools[idle]

@@ -1,0 +1,141 @@
+"""How much may wait, in requests and bytes, of all and of one tenant. Pure.
+
+Law: nothing is kept of a tenant that has no request waiting.
+"""
+
+from collections.abc import Iterable
+from enum import StrEnum
+
+from router.config.queue_settings import QueueSettings
+from router.queue.standing import Standing
+from router.queue.waiter import Waiter
+
+MIB = 1 << 20
+
+
+class Bound(StrEnum):
+    """A bound, by its key under `queue`."""
+
+    WAITING = "max_waiting"
+    MIB = "max_mib"
+    TENANT_WAITING = "max_waiting_per_tenant"
+    TENANT_MIB = "max_mib_per_tenant"
+
+
+class Bounds:
+    """The waiting requests of all, and of each tenant."""
+
+    def __init__(self, settings: QueueSettings, waiting: Iterable[Waiter] = ()) -> None:
+        self._settings = settings
+        self._all = _Tally()
+        self._tenants: dict[str, _Tally] = {}
+        """Empty unless some bound is by tenant."""
+        self._by_tenant = bool(settings.max_waiting_per_tenant or settings.max_mib_per_tenant)
+        for waiter in waiting:
+            self.add(waiter)
+
+    @property
+    def count(self) -> int:
+        return self._all.count
+
+    @property
+    def size_bytes(self) -> int:
+        return self._all.size_bytes
+
+    @property
+    def tenant_count(self) -> int:
+        """Tenants that are counted apart."""
+        return len(self._tenants)
+
+    def add(self, waiter: Waiter) -> None:
+        """Counts a request that waits from now on."""
+        self._all.add(waiter)
+        if self._by_tenant:
+            self._tenants.setdefault(waiter.tenant, _Tally()).add(waiter)
+
+    def remove(self, waiter: Waiter) -> None:
+        """Counts a request no longer."""
+        self._all.remove(waiter)
+        if self._by_tenant:
+            tally = self._tenants[waiter.tenant]
+            tally.remove(waiter)
+            if not tally.count:
+                del self._tenants[waiter.tenant]
+
+    def breached(self, waiter: Waiter, without: Waiter | None = None) -> Bound | None:
+        """The first bound that a newcomer would break, if another request left for it."""
+        settings = self._settings
+        tenant = self._tenants.get(waiter.tenant, _NONE)
+        leaves_tenant = without if without and without.tenant == waiter.tenant else None
+        most = settings.max_waiting_per_tenant
+        if most and tenant.count_with(leaves_tenant) > most:
+            return Bound.TENANT_WAITING
+        most = settings.max_mib_per_tenant * MIB
+        if most and tenant.bytes_with(waiter, leaves_tenant) > most:
+            return Bound.TENANT_MIB
+        if self._all.count_with(without) > settings.max_waiting:
+            return Bound.WAITING
+        if self._all.bytes_with(waiter, without) > settings.max_mib * MIB:
+            return Bound.MIB
+        return None
+
+    def worst(self, waiter: Waiter, bound: Bound) -> Waiter | None:
+        """Of the requests that a bound counts with a newcomer, the one of the lowest priority, of
+        equal ones the last that arrived."""
+        of_tenant = bound in (Bound.TENANT_WAITING, Bound.TENANT_MIB)
+        tally = self._tenants.get(waiter.tenant, _NONE) if of_tenant else self._all
+        lowest = tally.worst.lowest()
+        return lowest[1] if lowest is not None else None
+
+    def sentence(self, bound: Bound) -> str:
+        """Why a request was refused."""
+        settings = self._settings
+        match bound:
+            case Bound.WAITING:
+                return f"{settings.max_waiting} requests may wait (queue.max_waiting), and do"
+            case Bound.MIB:
+                return f"requests that take {settings.max_mib} MiB may wait (queue.max_mib), and do"
+            case Bound.TENANT_WAITING:
+                most = settings.max_waiting_per_tenant
+                return (
+                    f"{most} requests of a tenant may wait (queue.max_waiting_per_tenant), and as"
+                    " many of this one do"
+                )
+            case Bound.TENANT_MIB:
+                most = settings.max_mib_per_tenant
+                return (
+                    f"requests of a tenant that take {most} MiB may wait"
+                    " (queue.max_mib_per_tenant), and as many of this one do"
+                )
+
+
+class _Tally:
+    """Waiting requests that are counted together."""
+
+    __slots__ = ("count", "size_bytes", "worst")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.size_bytes = 0
+        self.worst: Standing[tuple[float, ...]] = Standing()
+
+    def add(self, waiter: Waiter) -> None:
+        self.count += 1
+        self.size_bytes += waiter.size_bytes
+        self.worst.put(waiter, (waiter.priority, -waiter.arrived_s, -waiter.seq))
+
+    def remove(self, waiter: Waiter) -> None:
+        self.count -= 1
+        self.size_bytes -= waiter.size_bytes
+        self.worst.discard(waiter)
+
+    def count_with(self, without: Waiter | None) -> int:
+        """With one more, and without one."""
+        return self.count + (1 if without is None else 0)
+
+    def bytes_with(self, waiter: Waiter, without: Waiter | None) -> int:
+        return self.size_bytes + waiter.size_bytes - (without.size_bytes if without else 0)
+
+
+_NONE = _Tally()
+"""Of a tenant without a waiting request; never changed."""

@@ -1,0 +1,59 @@
+"""How fast waiting requests go. Pure.
+
+    rate = dispatches / time, both weighted by exp(-age / WINDOW_S)
+
+Time passes only while some request waits, so that an idle hour doesn't look like a slow one.
+"""
+
+from math import exp
+
+WINDOW_S = 5.0
+"""Time in which the past loses all but 37 % of its weight."""
+
+
+class DrainRate:
+    """Dispatches per second of waiting."""
+
+    __slots__ = ("_at_s", "_count", "_span_s")
+
+    def __init__(self) -> None:
+        self._count = 0.0
+        self._span_s = 0.0
+        """Weighted time, WINDOW_S at most."""
+        self._at_s: float | None = None
+        """Up to when time was counted; None: no request waits."""
+
+    def began(self, now_s: float) -> None:
+        """The first request waits."""
+        self._at_s = now_s
+
+    def ended(self, now_s: float) -> None:
+        """The last one left."""
+        self._pass(now_s)
+        self._at_s = None
+
+    def went(self, now_s: float) -> None:
+        """A request was dispatched."""
+        self._pass(now_s)
+        self._count += 1.0
+
+    def per_s(self, now_s: float) -> float:
+        """Dispatches a second; 0: none yet."""
+        count, span_s = self._weighted(now_s)
+        return count / span_s if span_s > 0 else 0.0
+
+    def wait_s(self, places: int, now_s: float) -> float | None:
+        """Time in which so many requests go; None: no request went yet."""
+        rate = self.per_s(now_s)
+        return places / rate if rate > 0 else None
+
+    def _pass(self, now_s: float) -> None:
+        if self._at_s is not None and now_s > self._at_s:
+            self._count, self._span_s = self._weighted(now_s)
+            self._at_s = now_s
+
+    def _weighted(self, now_s: float) -> tuple[float, float]:
+        if self._at_s is None or now_s <= self._at_s:
+            return self._count, self._span_s
+        kept = exp((self._at_s - now_s) / WINDOW_S)
+        return self._count * kept, self._span_s * kept + WINDOW_S * (1.0 - kept)

@@ -1,0 +1,60 @@
+"""Requests by a number of theirs, the lowest first: a heap from which any request may go. Pure.
+
+An entry whose request is gone, or whose number changed, stays in the heap until it comes to the
+front or until such entries are more than the live ones.
+
+Laws: `lowest` is the least number of the live requests; the heap has at most 2 * live + SPARE
+entries.
+"""
+
+from heapq import heapify, heappop, heappush
+from typing import Generic, TypeVar
+
+from router.queue.waiter import Waiter
+
+SPARE = 64
+"""Entries of requests that are gone, which are kept however few live ones there are."""
+
+Number = TypeVar("Number", float, tuple[float, ...])
+
+
+class Standing(Generic[Number]):
+    """Each live request with its number."""
+
+    def __init__(self) -> None:
+        self._live: dict[Waiter, Number] = {}
+        self._heap: list[tuple[Number, int, Waiter]] = []
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    @property
+    def entry_count(self) -> int:
+        """Entries of the heap, those of requests that are gone included."""
+        return len(self._heap)
+
+    def put(self, waiter: Waiter, number: Number) -> None:
+        """Adds a request, or gives it another number."""
+        self._live[waiter] = number
+        heappush(self._heap, (number, waiter.seq, waiter))
+        self._compact()
+
+    def discard(self, waiter: Waiter) -> None:
+        """Forgets a request, if it is there."""
+        if self._live.pop(waiter, None) is not None:
+            self._compact()
+
+    def lowest(self) -> tuple[Number, Waiter] | None:
+        """The live request with the lowest number, of equal ones the first that arrived."""
+        heap, live = self._heap, self._live
+        while heap:
+            number, _, waiter = heap[0]
+            if live.get(waiter) == number:
+                return number, waiter
+            heappop(heap)
+        return None
+
+    def _compact(self) -> None:
+        if len(self._heap) > 2 * len(self._live) + SPARE:
+            self._heap = [(number, waiter.seq, waiter) for waiter, number in self._live.items()]
+            heapify(self._heap)

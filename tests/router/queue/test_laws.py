@@ -1,0 +1,156 @@
+"""Any sequence of offers, turns, ends and changes, beside a list that is sorted each time."""
+
+from random import Random
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from router.config.queue_settings import QueueSettings
+from router.queue.admission_queue import AdmissionQueue, QueueFull
+from router.queue.orders import ORDERS
+from router.queue.waiter import Waiter
+from tests.router.queue.waiting import check_counts
+
+MIB = 1 << 20
+POOLS = ("one", "two")
+TENANTS = ("", "blue", "red")
+SETTINGS = QueueSettings(
+    max_waiting=8, max_mib=4, max_waiting_per_tenant=5, max_mib_per_tenant=3, look_past=2
+)
+
+
+class Laws(RuleBasedStateMachine):
+    """The queue, and the plain list of those that should wait in it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queue = AdmissionQueue(SETTINGS, Random(1))
+        self.now_s = 0.0
+        self.waiting: list[Waiter] = []
+        self.version = 0
+        self.number = 0
+
+    @rule(
+        pool=st.sampled_from(POOLS),
+        tenant=st.sampled_from(TENANTS),
+        priority=st.integers(-15, 15),
+        size_bytes=st.sampled_from((0, MIB // 2, MIB, 4 * MIB + 1)),
+        wait_s=st.sampled_from((0.5, 2.0, 20.0)),
+        restriction=st.sampled_from((None, "few")),
+    )
+    def offer(
+        self,
+        pool: str,
+        tenant: str,
+        priority: int,
+        size_bytes: int,
+        wait_s: float,
+        restriction: str | None,
+    ) -> None:
+        self.number += 1
+        waiter = Waiter(
+            f"r{self.number}",
+            self.now_s,
+            self.now_s + wait_s,
+            tenant=tenant,
+            priority=priority,
+            size_bytes=size_bytes,
+            restriction=restriction,
+            model=pool,
+        )
+        try:
+            displaced = self.queue.offer(pool, waiter, self.now_s)
+        except QueueFull:
+            others = [one for one in self.waiting if one.tenant == tenant]
+            assert (
+                len(self.waiting) == 8
+                or len(others) == 5
+                or sum(one.size_bytes for one in self.waiting) + size_bytes > 4 * MIB
+                or sum(one.size_bytes for one in others) + size_bytes > 3 * MIB
+            )
+            return
+        if displaced is not None:
+            assert priority - displaced.priority > 10
+            self.waiting.remove(displaced)
+        self.waiting.append(waiter)
+
+    @rule(pool=st.sampled_from(POOLS), room=st.lists(st.booleans(), max_size=8), new=st.booleans())
+    def dispatch(self, pool: str, room: list[bool], new: bool) -> None:
+        self.version += new
+        left = list(room)
+        order = sorted(
+            (one for one in self.waiting if one.pool == pool), key=lambda one: (one.key, one.seq)
+        )
+        gone = []
+        for waiter in self.queue.candidates(pool, self.version, self.now_s):
+            assert waiter in order, "it waits in this pool"
+            assert waiter.expires_s > self.now_s
+            order = order[order.index(waiter) + 1 :]  # none comes before one that had its turn
+            if left and left.pop(0):
+                self.queue.dispatched(waiter, 10, 0, self.now_s)
+                gone.append(waiter)
+            else:
+                self.queue.passed(waiter, self.version)
+        self.waiting = [one for one in self.waiting if one not in gone]
+
+    @rule(seconds=st.floats(0, 2), most=st.integers(0, 3))
+    def expire(self, seconds: float, most: int) -> None:
+        self.now_s += seconds
+        over = sorted(one.expires_s for one in self.waiting if one.expires_s <= self.now_s)
+        expired = self.queue.expired(self.now_s, most)
+        assert [one.expires_s for one in expired] == over[:most]
+        self.waiting = [one for one in self.waiting if one not in expired]
+
+    @rule(data=st.data(), priority=st.integers(-15, 15))
+    def change(self, data: st.DataObject, priority: int) -> None:
+        if self.waiting:
+            waiter = data.draw(st.sampled_from(self.waiting))
+            assert self.queue.reprioritize(waiter, priority, self.now_s)
+
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        if self.waiting:
+            waiter = data.draw(st.sampled_from(self.waiting))
+            assert self.queue.cancel(waiter, self.now_s)
+            self.waiting.remove(waiter)
+
+    @rule(order=st.sampled_from(tuple(ORDERS)))
+    def configure(self, order: str) -> None:
+        self.queue.configure(
+            QueueSettings(
+                max_waiting=8,
+                max_mib=4,
+                max_waiting_per_tenant=5,
+                max_mib_per_tenant=3,
+                look_past=2,
+                order=order,
+            )
+        )
+
+    @invariant()
+    def each_request_has_one_end(self) -> None:
+        check_counts(self.queue)
+
+    @invariant()
+    def those_that_should_wait_do(self) -> None:
+        queue = self.queue
+        assert len(queue) == len(self.waiting) <= 8
+        assert queue.size_bytes == sum(one.size_bytes for one in self.waiting) <= 4 * MIB
+        for pool in POOLS:
+            assert queue.waiting(pool) == sum(one.pool == pool for one in self.waiting)
+        assert set(queue.pools()) == {one.pool for one in self.waiting}
+        assert all(queue.find(one.request_id) is one for one in self.waiting)
+        ends = [one.expires_s for one in self.waiting]
+        assert queue.next_expiry_s() == min(ends, default=None)
+
+    @invariant()
+    def no_tenant_has_more_than_its_bound(self) -> None:
+        for tenant in TENANTS:
+            of_tenant = [one for one in self.waiting if one.tenant == tenant]
+            assert len(of_tenant) <= 5
+            assert sum(one.size_bytes for one in of_tenant) <= 3 * MIB
+
+
+TestLaws = Laws.TestCase
+TestLaws.settings = settings(max_examples=60, stateful_step_count=30)
