@@ -2,12 +2,76 @@
 
 from typing import Annotated
 
+import msgspec
 from msgspec import Meta
 
 from events.plane.settings import Seconds, Settings
 
 WAITING_MAX = 65_536
 """Largest bound on waiting requests: their places move by memory copies (router/queue/line.py)."""
+
+
+class BandSettings(Settings, frozen=True):
+    """A priority band: a level of the queue with its own share of the turns."""
+
+    name: Annotated[
+        str,
+        Meta(pattern=r"^[A-Za-z0-9_.-]{1,64}$", description="of the band, as metrics show it"),
+    ]
+    from_priority: Annotated[
+        int,
+        Meta(
+            ge=-(1 << 31),
+            lt=1 << 31,
+            description="lowest priority of the band; the lowest band takes all below it, too",
+        ),
+    ]
+    weight: Annotated[
+        float,
+        Meta(gt=0, le=1e6, description="of the band's turns beside those of other bands"),
+    ] = 1.0
+
+
+class TenantSettings(Settings, frozen=True):
+    """What a tenant gets."""
+
+    weight: Annotated[
+        float,
+        Meta(gt=0, le=1e6, description="of the tenant's share beside those of other tenants"),
+    ] = 1.0
+    in_flight_max: Annotated[
+        int,
+        Meta(ge=0, description="requests of the tenant that run at once; 0: any number"),
+    ] = 0
+    tokens_per_s: Annotated[
+        float,
+        Meta(ge=0, description="uncached prompt tokens of the tenant a second; 0: any number"),
+    ] = 0.0
+    priority: Annotated[
+        int,
+        Meta(ge=-(1 << 20), le=1 << 20, description="points added to its requests' priorities"),
+    ] = 0
+
+
+class TenantsSettings(Settings, frozen=True):
+    """How tenants share the turns."""
+
+    fair: Annotated[
+        bool,
+        Meta(
+            description="give tenants that have requests waiting in a band shares by their weights,"
+            " in uncached prompt tokens; false: the order alone decides"
+        ),
+    ] = False
+    cached_price: Annotated[
+        float,
+        Meta(ge=0, le=1, description="what a cached prompt token costs beside an uncached one"),
+    ] = 0.0
+    default: TenantSettings = TenantSettings()
+    named: Annotated[
+        dict[str, TenantSettings],
+        Meta(description="tenants that get something else than `default`, by name"),
+    ] = msgspec.field(default_factory=dict)
 
 
 class QueueSettings(Settings, frozen=True):
@@ -77,3 +141,24 @@ class QueueSettings(Settings, frozen=True):
             " priority to take that place in a full queue",
         ),
     ] = 10
+    bands: Annotated[
+        tuple[BandSettings, ...],
+        Meta(max_length=32, description="priority bands; none: all requests are in one, `all`"),
+    ] = ()
+    bands_strict: Annotated[
+        bool,
+        Meta(
+            description="let a band go only while no higher one has requests to try; false: bands"
+            " take turns by their weights"
+        ),
+    ] = False
+    bands_aging: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=1e9,
+            description="points of priority that a second of waiting adds, by which a request comes"
+            " into higher bands; 0: it stays in its own",
+        ),
+    ] = 1.0
+    tenants: TenantsSettings = TenantsSettings()

@@ -15,11 +15,13 @@ from random import Random
 from typing_extensions import override
 
 from router.config.queue_settings import QueueSettings
+from router.queue.bands import Bands
 from router.queue.bounds import Bound, Bounds
-from router.queue.drain_rate import DrainRate
 from router.queue.pool_queue import PoolQueue
 from router.queue.ranking import ranking
+from router.queue.round import Rules
 from router.queue.standing import Standing
+from router.queue.tenants import Tenants
 from router.queue.waiter import Fate, Waiter
 from router.request.refusal import Reason, Refusal
 
@@ -39,14 +41,16 @@ class AdmissionQueue:
     """The requests that wait in one router."""
 
     def __init__(self, settings: QueueSettings, rng: Random) -> None:
-        """Raises ConfigError for an order that there is not."""
+        """Raises ConfigError for an order that there is not, and for bands with one name."""
         self.counts: Counter[Fate] = Counter()
         self.refusals: Counter[Bound] = Counter()
         """Of the refused requests, by the bound that refused."""
-        self.rate = DrainRate()
         self._rng = rng
         self._settings = settings
-        self._ranking = ranking(settings, rng)
+        self.tenants = Tenants(settings.tenants)
+        """Their quotas: the driver says which requests were picked for without waiting, and which
+        ended."""
+        self._rules = self._rules_of(settings)
         self._bounds = Bounds(settings)
         self._pools: dict[Hashable, PoolQueue] = {}
         self._by_id: dict[str, Waiter] = {}
@@ -72,34 +76,48 @@ class AdmissionQueue:
         """In force."""
         return self._settings
 
-    def configure(self, settings: QueueSettings) -> None:
+    def configure(self, settings: QueueSettings, now_s: float) -> None:
         """Puts other settings in force; requests beyond new bounds stay. Raises ConfigError."""
-        self._ranking = ranking(settings, self._rng)
-        self._settings = settings
-        waiting = (waiter for pool in self._pools.values() for waiter in pool)
+        rules = self._rules_of(settings)
+        waiting = [waiter for pool in self._pools.values() for waiter in pool]
+        self._settings, self._rules = settings, rules
         self._bounds = Bounds(settings, waiting)
+        self.tenants.configure(settings.tenants)
         for pool in self._pools.values():
-            pool.configure(self._ranking, settings.look_past)
+            pool.configure(rules, now_s)
 
     def waiting(self, pool: Hashable) -> int:
         """Requests of a pool that wait."""
         queue = self._pools.get(pool)
-        return len(queue) if queue is not None else 0
+        return queue.count if queue is not None else 0
 
     def pools(self) -> list[Hashable]:
         """Those that requests wait for."""
-        return [pool for pool, queue in self._pools.items() if len(queue)]
+        return [pool for pool, queue in self._pools.items() if queue.count]
 
     def find(self, request_id: str) -> Waiter | None:
         """The waiting request with an id."""
         return self._by_id.get(request_id)
 
+    @property
+    def bands(self) -> list[str]:
+        """Names of all bands, the lowest first."""
+        return [band.name for band in self._rules.bands.settings]
+
+    def band(self, waiter: Waiter) -> str:
+        """The name of the band that a request is in, or was in at last."""
+        return self._rules.bands.settings[waiter.level].name
+
+    def waiters(self) -> Iterator[tuple[Hashable, Waiter]]:
+        """All that wait, with their pools: in each by band, tenant and line."""
+        return ((pool, waiter) for pool, queue in self._pools.items() for waiter in queue)
+
     def wait_s(self, pool: Hashable, now_s: float) -> float | None:
         """Expected wait of a request that comes last; None: unknown."""
         queue = self._pools.get(pool)
-        if queue is None or not len(queue):
+        if queue is None or not queue.count:
             return 0.0
-        return queue.rate.wait_s(len(queue) + 1, now_s)
+        return queue.rate.wait_s(queue.count + 1, now_s)
 
     def offer(self, pool: Hashable, waiter: Waiter, now_s: float) -> Waiter | None:
         """Lets a request wait; the one whose place it took, if there is one, which waits no longer.
@@ -109,6 +127,7 @@ class AdmissionQueue:
         if waiter.waits or waiter.request_id in self._by_id:
             raise ValueError(f"{waiter} waits already")
         self.counts[Fate.ARRIVED] += 1
+        waiter.points = waiter.priority + self.tenants.of(waiter.tenant).priority
         displaced = self._displaced_by(waiter, now_s)
         if displaced is not None:
             self._leave(displaced, Fate.DISPLACED, now_s)
@@ -134,8 +153,12 @@ class AdmissionQueue:
         """A request has its worker. Raises ValueError if it does not wait."""
         if not waiter.waits:
             raise ValueError(f"{waiter} does not wait")
-        self.rate.went(now_s)
-        self._pools[waiter.pool].rate.went(now_s)
+        cost = self.tenants.cost(uncached_tokens, cached_tokens)
+        queue = self._pools[waiter.pool]
+        queue.charge(waiter, cost)
+        queue.rate.went(now_s)
+        if self.tenants.have_quotas:
+            self.tenants.took(waiter.tenant, cost, now_s)
         self._leave(waiter, Fate.DISPATCHED, now_s)
 
     def cancel(self, waiter: Waiter, now_s: float) -> bool:
@@ -169,8 +192,9 @@ class AdmissionQueue:
         queue.remove(waiter)
         self._bounds.remove(waiter)
         waiter.priority = priority
+        waiter.points = priority + self.tenants.of(waiter.tenant).priority
         self._bounds.add(waiter)
-        queue.add(waiter)
+        queue.add(waiter, now_s)
         return True
 
     def timeout(self, waiter: Waiter, now_s: float) -> Refusal:
@@ -190,16 +214,22 @@ class AdmissionQueue:
             retry_after_s=self._retry_after_s(now_s),
         )
 
+    def _rules_of(self, settings: QueueSettings) -> Rules:
+        return Rules(
+            ranking(settings, self._rng),
+            Bands.of(settings.bands, settings.bands_aging),
+            self.tenants,
+            settings.bands_strict,
+            settings.look_past,
+        )
+
     def _displaced_by(self, waiter: Waiter, now_s: float) -> Waiter | None:
         """The request whose place a newcomer takes; None: none, there is room. Raises QueueFull."""
         bound = self._bounds.breached(waiter)
         if bound is None:
             return None
         worst = self._bounds.worst(waiter, bound)
-        if (
-            worst is not None
-            and waiter.priority - worst.priority > self._settings.preempt_threshold
-        ):
+        if worst is not None and waiter.points - worst.points > self._settings.preempt_threshold:
             bound = self._bounds.breached(waiter, without=worst)
             if bound is None:
                 return worst
@@ -215,27 +245,26 @@ class AdmissionQueue:
     def _retry_after_s(self, now_s: float) -> float:
         """When a caller should come back: refused callers get places one after the other, at the
         pace at which requests go."""
-        pace_s = self.rate.wait_s(1, now_s)
-        if pace_s is None:
+        rate = sum(queue.rate.per_s(now_s) for queue in self._pools.values() if queue.count)
+        if rate <= 0:
             return RETRY_UNKNOWN_S
+        pace_s = 1.0 / rate
         self._next_retry_s = min(max(self._next_retry_s, now_s) + pace_s, now_s + RETRY_MAX_S)
         return max(self._next_retry_s - now_s, RETRY_MIN_S)
 
     def _enter(self, pool: Hashable, waiter: Waiter, now_s: float) -> None:
         queue = self._pools.get(pool)
         if queue is None:
-            queue = self._pools[pool] = PoolQueue(self._ranking, self._settings.look_past)
-        if not len(queue):
+            queue = self._pools[pool] = PoolQueue(self._rules)
+        if not queue.count:
             queue.rate.began(now_s)
-        if not len(self):
-            self.rate.began(now_s)
         self._seq += 1
         waiter.pool, waiter.seq, waiter.passed_at = pool, self._seq, None
         self._bounds.add(waiter)
         self._expiries.put(waiter, waiter.expires_s)
         if waiter.request_id:
             self._by_id[waiter.request_id] = waiter
-        queue.add(waiter)
+        queue.add(waiter, now_s)
 
     def _leave(self, waiter: Waiter, fate: Fate, now_s: float) -> None:
         queue = self._pools[waiter.pool]
@@ -244,15 +273,13 @@ class AdmissionQueue:
         self._expiries.discard(waiter)
         self._by_id.pop(waiter.request_id, None)
         self.counts[fate] += 1
-        if not len(queue):
+        if not queue.count:
             queue.rate.ended(now_s)
             self._forget_idle_pools()
-        if not len(self):
-            self.rate.ended(now_s)
         waiter.pool = None
 
     def _forget_idle_pools(self) -> None:
         if len(self._pools) > IDLE_POOLS_MAX:
-            idle = next((pool for pool, queue in self._pools.items() if not len(queue)), None)
+            idle = next((pool for pool, queue in self._pools.items() if not queue.count), None)
             if idle is not None:
                 del self._pools[idle]

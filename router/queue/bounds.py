@@ -122,7 +122,7 @@ class _Tally:
     def add(self, waiter: Waiter) -> None:
         self.count += 1
         self.size_bytes += waiter.size_bytes
-        self.worst.put(waiter, (waiter.priority, -waiter.arrived_s, -waiter.seq))
+        self.worst.put(waiter, (waiter.points, -waiter.arrived_s, -waiter.seq))
 
     def remove(self, waiter: Waiter) -> None:
         self.count -= 1

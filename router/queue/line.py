@@ -7,6 +7,8 @@ Law: entries ascend by (key, arrival, number), and no number is there twice.
 """
 
 from bisect import bisect_left, bisect_right, insort
+from collections import Counter
+from collections.abc import Hashable
 
 from typing_extensions import override
 
@@ -18,12 +20,17 @@ Entry = tuple[Key, float, int, Waiter]
 class Line:
     """Requests that one order ranks."""
 
-    __slots__ = ("entries", "tenant")
+    __slots__ = ("entries", "level", "restrictions", "tenant")
 
-    def __init__(self, tenant: str = "") -> None:
+    def __init__(self, level: int = 0, tenant: str = "") -> None:
+        self.level = level
+        """Number of its band."""
         self.tenant = tenant
+        """Whose requests these are; empty: of all tenants."""
         self.entries: list[Entry] = []
         """The next request in front."""
+        self.restrictions: Counter[Hashable] = Counter()
+        """How many requests have each; those without one are not counted."""
 
     def __len__(self) -> int:
         return len(self.entries)
@@ -35,13 +42,19 @@ class Line:
     def add(self, waiter: Waiter) -> None:
         """Puts a request at the place that its key gives it."""
         insort(self.entries, (waiter.key, waiter.arrived_s, waiter.seq, waiter))
+        if waiter.restriction is not None:
+            self.restrictions[waiter.restriction] += 1
 
     def remove(self, waiter: Waiter) -> None:
         """Takes a request out; its key must be the one that it was added with."""
-        place = self.place(waiter)
+        place = 0 if self.entries and self.entries[0][3] is waiter else self.place(waiter)
         if place == len(self.entries) or self.entries[place][3] is not waiter:
             raise LookupError(f"{waiter} is not in {self}")
         del self.entries[place]
+        if waiter.restriction is not None:
+            self.restrictions[waiter.restriction] -= 1
+            if not self.restrictions[waiter.restriction]:
+                del self.restrictions[waiter.restriction]
 
     def place(self, waiter: Waiter) -> int:
         """How many are in front of a request of this line."""

@@ -46,7 +46,7 @@ class Order:
 
 def _weight(waiter: Waiter) -> float:
     """Of a priority p: 1 + p, or 1 / (1 - p) below 0; positive, and 1 for priority 0."""
-    p = waiter.priority
+    p = waiter.points
     return 1.0 + p if p >= 0 else 1.0 / (1.0 - p)
 
 
@@ -78,7 +78,7 @@ PRIORITY = Order(
     good_for="callers who know what is urgent",
     starves="low priorities while higher ones keep coming",
     source="vLLM V1, policy priority, with higher first and aging",
-    score=lambda waiter, rng: float(waiter.priority),
+    score=lambda waiter, rng: float(waiter.points),
 )
 EDF = Order(
     name="edf",

@@ -1,87 +1,131 @@
 """Requests of one pool that wait: those that the same workers could serve. Pure.
 
-A round of dispatch walks the line from the front. Requests without room are looked past, within
-bounds, so that a large request doesn't idle a fleet that could serve those behind it, and requests
-that few workers may serve don't hold the others.
+A band has the turn, then a tenant of that band, then the first request of its line.
 
-Law: a round has at most 4 * (look_past + 1) attempts that fail, look_past + 1 of one restriction,
-and LOOKS_MAX requests that are skipped without an attempt.
+Laws: bands and tenants get shares by their weights (router/queue/shares.py); a request rises into
+the next band when its waiting has made up for its priority.
 """
 
-from collections import Counter
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
+from math import inf
 
 from typing_extensions import override
 
 from router.queue.drain_rate import DrainRate
+from router.queue.level import Level
 from router.queue.line import Line
-from router.queue.ranking import Ranking
+from router.queue.round import Round, Rules
+from router.queue.shares import Shares
+from router.queue.standing import Standing
 from router.queue.waiter import Waiter
 
-LOOKS_MAX = 1024
-"""Requests that a round skips without an attempt: about 0.1 ms."""
-FAILURES_FACTOR = 4
-"""Failed attempts of a round, as a multiple of those of one restriction."""
+RISES_MAX = 256
+"""Requests that come into a higher band in one round: about 1 ms."""
 
 
 class PoolQueue:
-    """One pool's line."""
+    """One pool's bands."""
 
-    def __init__(self, ranking: Ranking, look_past: int) -> None:
+    def __init__(self, rules: Rules) -> None:
         self.rate = DrainRate()
-        self._ranking = ranking
-        self._look_past = look_past
-        self._line = Line()
-
-    def __len__(self) -> int:
-        return len(self._line)
+        self._rules = rules
+        self._levels = [Level(number) for number in range(len(rules.bands.settings))]
+        self._shares: Shares[int] = Shares()
+        """Of bands, by number, in requests."""
+        self._rises: Standing[float] = Standing()
+        """When requests come into the next higher band."""
+        self.count = 0
+        """Waiting requests."""
 
     @override
     def __repr__(self) -> str:
-        return f"<PoolQueue {len(self)} waiting, {self._ranking.order.name}>"
+        return f"<PoolQueue {self.count} waiting, {self._rules.ranking.order.name}>"
 
-    def configure(self, ranking: Ranking, look_past: int) -> None:
-        """Ranks all that wait by another order."""
-        waiting = list(self)
-        self._ranking, self._look_past = ranking, look_past
-        self._line = Line()
+    def configure(self, rules: Rules, now_s: float) -> None:
+        """Ranks all that wait by other rules; shares begin from nothing."""
+        waiting = sorted(self, key=lambda waiter: waiter.seq)
+        self._rules = rules
+        self._levels = [Level(number) for number in range(len(rules.bands.settings))]
+        self._shares, self._rises, self.count = Shares(), Standing(), 0
         for waiter in waiting:
-            self.add(waiter)
-
-    def add(self, waiter: Waiter) -> None:
-        """Puts a request into the line."""
-        waiter.key = self._ranking.key(waiter)
-        self._line.add(waiter)
-
-    def remove(self, waiter: Waiter) -> None:
-        """Takes a request out of the line."""
-        self._line.remove(waiter)
+            self.add(waiter, now_s)
 
     def __iter__(self) -> Iterator[Waiter]:
-        """All that wait, the next one first."""
-        return (entry[3] for entry in self._line.entries)
+        """All that wait, as if none went: by band, tenant and line."""
+        for line in self._lines():
+            for entry in line.entries:
+                yield entry[3]
+
+    def add(self, waiter: Waiter, now_s: float) -> None:
+        """Puts a request into its line."""
+        waiter.key = self._rules.ranking.key(waiter)
+        self._put(waiter, self._rules.bands.level(waiter, now_s))
+
+    def remove(self, waiter: Waiter) -> None:
+        """Takes a request out of its line."""
+        level = self._levels[waiter.level]
+        level.remove(self._rules.tenants.flow(waiter), waiter)
+        self._rises.discard(waiter)
+        self.count -= 1
+        if not level.count:
+            self._shares.leave(waiter.level)
+
+    def charge(self, waiter: Waiter, cost: float) -> None:
+        """A request goes, at the cost of its tenant and its band; it is still in its line."""
+        bands, tenants = self._rules.bands, self._rules.tenants
+        if len(self._levels) > 1:
+            self._shares.charge(waiter.level, 1.0, bands.settings[waiter.level].weight)
+        weight = tenants.of(waiter.tenant).weight
+        self._levels[waiter.level].charge(tenants.flow(waiter), cost, weight)
 
     def candidates(self, version: int, now_s: float) -> Iterator[Waiter]:
-        """Whose turn it is, one after the other; each may leave the line before the next is taken.
+        """Whose turn it is, one after the other; each may leave its line before the next is taken.
 
         Leaves out requests that no worker had room for at this version of the room, and those whose
-        wait is over.
+        wait is over. Changes nothing but the bands of requests that waited long enough.
         """
-        line, place, skipped = self._line, 0, 0
-        failed: Counter[Hashable] = Counter()
-        while place < len(line.entries) and skipped < LOOKS_MAX:
-            entry = line.entries[place]
-            waiter = entry[3]
-            if (
-                waiter.passed_at == version
-                or waiter.expires_s <= now_s
-                or failed[waiter.restriction] > self._look_past
-            ):
-                skipped += 1
-            else:
-                yield waiter
-            if waiter.waits and waiter.passed_at == version:
-                failed[waiter.restriction] += 1
-                if failed.total() >= FAILURES_FACTOR * (self._look_past + 1):
+        self._rise(now_s)
+        walk = Round(self._rules, version, now_s, self._line_count())
+        lines = self._lines()
+        while (line := next(lines, None)) is not None:
+            if walk.may_go(line):
+                yield from walk.of_line(line)
+                if walk.went:  # what went has changed the turns
+                    lines = self._lines()
+                elif walk.over():
                     return
-            place = line.after(place, entry)
+
+    def _lines(self) -> Iterator[Line]:
+        """Lines with waiting requests, in the order of their turns."""
+        levels = self._levels
+        if len(levels) == 1:
+            return levels[0].lines()
+        numbers = reversed(range(len(levels))) if self._rules.strict else iter(self._shares)
+        return (line for number in numbers for line in levels[number].lines())
+
+    def _line_count(self) -> int:
+        return sum(level.line_count for level in self._levels)
+
+    def _put(self, waiter: Waiter, number: int) -> None:
+        level = self._levels[number]
+        if not level.count:
+            self._shares.enter(number)
+        waiter.level = number
+        level.add(self._rules.tenants.flow(waiter), waiter)
+        self.count += 1
+        if number + 1 < len(self._levels):
+            rises_at_s = self._rules.bands.rises_at_s(waiter, number)
+            if rises_at_s < inf:
+                self._rises.put(waiter, rises_at_s)
+
+    def _rise(self, now_s: float) -> None:
+        """Requests that waited long enough come into the next higher band."""
+        if not len(self._rises):
+            return
+        for _ in range(RISES_MAX):
+            lowest = self._rises.lowest()
+            if lowest is None or lowest[0] > now_s:
+                return
+            waiter = lowest[1]
+            self.remove(waiter)
+            self._put(waiter, waiter.level + 1)

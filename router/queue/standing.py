@@ -37,11 +37,13 @@ class Standing(Generic[Number]):
         """Adds a request, or gives it another number."""
         self._live[waiter] = number
         heappush(self._heap, (number, waiter.seq, waiter))
-        self._compact()
+        if len(self._heap) > 2 * len(self._live) + SPARE:
+            self._compact()
 
     def discard(self, waiter: Waiter) -> None:
         """Forgets a request, if it is there."""
-        if self._live.pop(waiter, None) is not None:
+        gone = self._live.pop(waiter, None) is not None
+        if gone and len(self._heap) > 2 * len(self._live) + SPARE:
             self._compact()
 
     def lowest(self) -> tuple[Number, Waiter] | None:
@@ -55,6 +57,6 @@ class Standing(Generic[Number]):
         return None
 
     def _compact(self) -> None:
-        if len(self._heap) > 2 * len(self._live) + SPARE:
-            self._heap = [(number, waiter.seq, waiter) for waiter, number in self._live.items()]
-            heapify(self._heap)
+        """Leaves out the entries of requests that are gone."""
+        self._heap = [(number, waiter.seq, waiter) for waiter, number in self._live.items()]
+        heapify(self._heap)

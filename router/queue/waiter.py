@@ -67,11 +67,18 @@ class Waiter:
     # Set by the queue.
     pool: Hashable = None
     """Where it waits; None: it does not wait."""
+    points: int = 0
+    """Its priority with what its tenant adds."""
     seq: int = 0
     """Number of its arrival."""
     key: Key = 0.0
+    level: int = 0
+    """Number of its band, 0 for the lowest."""
     passed_at: int | None = None
     """The version of the room at which no worker had room for it."""
+
+    def __post_init__(self) -> None:
+        self.points = self.priority
 
     @property
     def waits(self) -> bool:

@@ -31,6 +31,8 @@ COMPOUND = (
     ("routing", "own_policies"),
     ("routing", "guard", "policies"),
     ("routing", "affinity", "bonus"),
+    ("queue", "bands"),
+    ("queue", "tenants", "named"),
 )
 SCALARS = [key for key in SERVE_KEYS if key.path not in COMPOUND]
 
@@ -92,6 +94,7 @@ def other_value(key: Key) -> object:
         "decision_log.share": 0.5,
         "routing.preset": "chat",
         "queue.aging": 2.0,
+        "queue.tenants.cached_price": 0.5,
     }
     if key.dotted in special:
         return special[key.dotted]

@@ -5,7 +5,7 @@ import pytest
 from router.config.settings import ConfigError
 from router.queue.admission_queue import IDLE_POOLS_MAX, QueueFull
 from router.queue.bounds import Bound
-from router.queue.pool_queue import LOOKS_MAX
+from router.queue.round import LOOKS_MAX
 from router.queue.waiter import Fate, Waiter
 from router.request.refusal import Reason
 from tests.router.queue.waiting import POOL, check_counts, drained, names, offered, queue_of, turns
@@ -293,11 +293,11 @@ class TestEnds:
         offered(queue, "a", tenant="blue")
         offered(queue, "b", priority=9, tenant="red")
         assert turns(queue) == "a b"
-        queue.configure(queue_of(order="priority", max_waiting=1).settings)
+        queue.configure(queue_of(order="priority", max_waiting=1).settings, 0.0)
         assert turns(queue) == "b a", "and those beyond a new bound stay"
         with pytest.raises(QueueFull):
             offered(queue, "c")
-        queue.configure(queue_of(max_waiting_per_tenant=1).settings)
+        queue.configure(queue_of(max_waiting_per_tenant=1).settings, 0.0)
         with pytest.raises(QueueFull):
             offered(queue, "c", tenant="blue")
 

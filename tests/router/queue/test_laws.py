@@ -2,11 +2,12 @@
 
 from random import Random
 
+import msgspec
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from router.config.queue_settings import QueueSettings
+from router.config.queue_settings import BandSettings, QueueSettings, TenantsSettings
 from router.queue.admission_queue import AdmissionQueue, QueueFull
 from router.queue.orders import ORDERS
 from router.queue.waiter import Waiter
@@ -15,6 +16,7 @@ from tests.router.queue.waiting import check_counts
 MIB = 1 << 20
 POOLS = ("one", "two")
 TENANTS = ("", "blue", "red")
+BANDS = tuple(BandSettings(name=str(points), from_priority=points) for points in (-5, 0, 5))
 SETTINGS = QueueSettings(
     max_waiting=8, max_mib=4, max_waiting_per_tenant=5, max_mib_per_tenant=3, look_past=2
 )
@@ -27,6 +29,7 @@ class Laws(RuleBasedStateMachine):
         super().__init__()
         self.queue = AdmissionQueue(SETTINGS, Random(1))
         self.now_s = 0.0
+        self.settings = SETTINGS
         self.waiting: list[Waiter] = []
         self.version = 0
         self.number = 0
@@ -79,14 +82,22 @@ class Laws(RuleBasedStateMachine):
     def dispatch(self, pool: str, room: list[bool], new: bool) -> None:
         self.version += new
         left = list(room)
-        order = sorted(
-            (one for one in self.waiting if one.pool == pool), key=lambda one: (one.key, one.seq)
-        )
+        fair = self.settings.tenants.fair
+        lines: dict[tuple[int, str], list[Waiter]] = {}
+        seen: set[Waiter] = set()
         gone = []
         for waiter in self.queue.candidates(pool, self.version, self.now_s):
-            assert waiter in order, "it waits in this pool"
+            if not lines:  # requests may have come into other bands
+                for one in sorted(self.waiting, key=lambda one: (one.key, one.seq)):
+                    if one.pool == pool:
+                        line = (one.level, one.tenant if fair else "")
+                        lines.setdefault(line, []).append(one)
             assert waiter.expires_s > self.now_s
-            order = order[order.index(waiter) + 1 :]  # none comes before one that had its turn
+            assert waiter not in seen
+            seen.add(waiter)
+            line = lines[waiter.level, waiter.tenant if fair else ""]
+            assert waiter in line, "none comes before one of its line that had its turn"
+            del line[: line.index(waiter) + 1]
             if left and left.pop(0):
                 self.queue.dispatched(waiter, 10, 0, self.now_s)
                 gone.append(waiter)
@@ -115,18 +126,19 @@ class Laws(RuleBasedStateMachine):
             assert self.queue.cancel(waiter, self.now_s)
             self.waiting.remove(waiter)
 
-    @rule(order=st.sampled_from(tuple(ORDERS)))
-    def configure(self, order: str) -> None:
-        self.queue.configure(
-            QueueSettings(
-                max_waiting=8,
-                max_mib=4,
-                max_waiting_per_tenant=5,
-                max_mib_per_tenant=3,
-                look_past=2,
-                order=order,
-            )
-        )
+    @rule(
+        order=st.sampled_from(tuple(ORDERS)),
+        bands=st.sampled_from(((), BANDS)),
+        strict=st.booleans(),
+        fair=st.booleans(),
+    )
+    def configure(
+        self, order: str, bands: tuple[BandSettings, ...], strict: bool, fair: bool
+    ) -> None:
+        changes = {"order": order, "bands": bands, "bands_strict": strict}
+        changes["tenants"] = TenantsSettings(fair=fair)
+        self.settings = msgspec.structs.replace(SETTINGS, **changes)
+        self.queue.configure(self.settings, self.now_s)
 
     @invariant()
     def each_request_has_one_end(self) -> None:
@@ -153,4 +165,4 @@ class Laws(RuleBasedStateMachine):
 
 
 TestLaws = Laws.TestCase
-TestLaws.settings = settings(max_examples=60, stateful_step_count=30)
+TestLaws.settings = settings(max_examples=40, stateful_step_count=30)

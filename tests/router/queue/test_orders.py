@@ -5,7 +5,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.config.queue_settings import QueueSettings
@@ -109,6 +109,7 @@ REQUESTS = st.builds(
 
 
 @pytest.mark.parametrize("name", ORDERS)
+@settings(max_examples=40)
 @given(early=REQUESTS, late=REQUESTS, aging=st.floats(1e-3, 1e4))
 def test_no_request_is_overtaken_by_one_that_came_later_than_the_bound(
     name: str, early: Waiter, late: Waiter, aging: float

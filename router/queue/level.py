@@ -1,0 +1,59 @@
+"""One band of one pool: a line for each tenant, and their shares. Pure.
+
+Law: nothing is kept of a tenant without a waiting request, but a share that it overdrew.
+"""
+
+from collections.abc import Iterator
+
+from typing_extensions import override
+
+from router.queue.line import Line
+from router.queue.shares import Shares
+from router.queue.waiter import Waiter
+
+
+class Level:
+    """Requests of one band; tenant names are empty where tenants don't share."""
+
+    __slots__ = ("_lines", "_number", "_shares", "count")
+
+    def __init__(self, number: int) -> None:
+        self.count = 0
+        self._number = number
+        self._lines: dict[str, Line] = {}
+        self._shares: Shares[str] = Shares()
+
+    @override
+    def __repr__(self) -> str:
+        return f"<Level {self.count} waiting, {len(self._lines)} lines>"
+
+    @property
+    def line_count(self) -> int:
+        """Lines with waiting requests."""
+        return len(self._lines)
+
+    def lines(self) -> Iterator[Line]:
+        """In the order of their turns; none may come or go meanwhile."""
+        return (self._lines[tenant] for tenant in self._shares)
+
+    def add(self, tenant: str, waiter: Waiter) -> None:
+        """A request waits in its tenant's line."""
+        line = self._lines.get(tenant)
+        if line is None:
+            line = self._lines[tenant] = Line(self._number, tenant)
+            self._shares.enter(tenant)
+        line.add(waiter)
+        self.count += 1
+
+    def remove(self, tenant: str, waiter: Waiter) -> None:
+        """A request leaves its tenant's line."""
+        line = self._lines[tenant]
+        line.remove(waiter)
+        self.count -= 1
+        if not len(line):
+            del self._lines[tenant]
+            self._shares.leave(tenant)
+
+    def charge(self, tenant: str, cost: float, weight: float) -> None:
+        """A request of a tenant goes; it is still in its line."""
+        self._shares.charge(tenant, cost, weight)

@@ -1,0 +1,122 @@
+"""What the admission queue costs a request that waits, without the decision about it.
+
+Requests in 4 bands of 100 tenants wait; each step offers one, looks at whose turn it is and
+dispatches it, so that as many wait afterwards. Times are of the CPU, medians of repeats.
+
+`_pass`: a round of dispatch that finds no worker with room. `_bytes`: memory of a waiting request,
+without the driver's payload.
+"""
+
+import random
+import time
+import tracemalloc
+from statistics import median
+from typing import Any
+
+from router.config.queue_settings import BandSettings, QueueSettings, TenantsSettings
+from router.queue.admission_queue import AdmissionQueue
+from router.queue.waiter import Waiter
+from tests.bench.timing import row
+
+POOL = "model"
+BANDS = tuple(
+    BandSettings(name=str(points), from_priority=points, weight=1.0 + points / 10)
+    for points in (0, 10, 20, 30)
+)
+STEPS = 2000
+REPEATS = 5
+CASES = [(order, 10_000) for order in ("fcfs", "priority", "edf", "wspt", "shortest-first", "lof")]
+
+
+def rows() -> list[dict[str, Any]]:
+    found = []
+    for order, waiting in CASES:
+        name = f"queue_{order}_{waiting}_us"
+        found.append(row(name, round(step_us(order, waiting, fair=False), 2), "us", "less"))
+    found.append(
+        row("queue_tenants_10000_us", round(step_us("fcfs", 10_000, fair=True), 2), "us", "less")
+    )
+    found.append(row("queue_pass_10000_us", round(pass_us(10_000), 2), "us", "less"))
+    found.append(row("queue_waiter_bytes", round(bytes_each(10_000)), "B", "less"))
+    return found
+
+
+class Stage:
+    """A queue with requests of all bands and tenants, and the next ones."""
+
+    def __init__(self, order: str, waiting: int, fair: bool) -> None:
+        self.rng = random.Random(1)
+        settings = QueueSettings(
+            max_waiting=waiting + 1,
+            max_mib=4096,
+            order=order,
+            bands=BANDS,
+            tenants=TenantsSettings(fair=fair),
+        )
+        self.queue = AdmissionQueue(settings, self.rng)
+        self.now_s = 1e9
+        self.number = 0
+        self.version = 0
+        for _ in range(waiting):
+            self.offer()
+
+    def waiter(self) -> Waiter:
+        rng = self.rng
+        self.number += 1
+        self.now_s += 0.0005
+        tokens = int(rng.lognormvariate(7.5, 1.5))
+        return Waiter(
+            f"request-{self.number}",
+            self.now_s,
+            self.now_s + rng.uniform(60.0, 90.0),
+            tenant=f"tenant-{rng.randrange(100)}",
+            priority=rng.randrange(40),
+            prompt_tokens=tokens,
+            new_tokens=rng.randrange(tokens + 1),
+            output_tokens=rng.randrange(1, 1000),
+            size_bytes=tokens * 4,
+        )
+
+    def offer(self) -> None:
+        self.queue.offer(POOL, self.waiter(), self.now_s)
+
+    def steps(self, waiters: list[Waiter]) -> None:
+        queue, now_s = self.queue, self.now_s
+        for waiter in waiters:
+            queue.offer(POOL, waiter, now_s)
+            self.version += 1
+            first = next(queue.candidates(POOL, self.version, now_s))
+            queue.dispatched(first, first.new_tokens, 0, now_s)
+
+
+def step_us(order: str, waiting: int, fair: bool) -> float:
+    """CPU of one request: offered, its turn found, dispatched."""
+    stage = Stage(order, waiting, fair)
+    times = []
+    for _ in range(REPEATS):
+        waiters = [stage.waiter() for _ in range(STEPS)]
+        started = time.thread_time()
+        stage.steps(waiters)
+        times.append((time.thread_time() - started) / STEPS)
+    return median(times) * 1e6
+
+
+def pass_us(waiting: int) -> float:
+    """CPU of a round in which no worker has room."""
+    stage = Stage("priority", waiting, fair=True)
+    times = []
+    for version in range(1, 201):
+        started = time.thread_time()
+        for waiter in stage.queue.candidates(POOL, version, stage.now_s):
+            stage.queue.passed(waiter, version)
+        times.append(time.thread_time() - started)
+    return median(times) * 1e6
+
+
+def bytes_each(waiting: int) -> float:
+    """Memory of a waiting request, its place in all structures included."""
+    tracemalloc.start()
+    stage = Stage("priority", waiting, fair=True)
+    size = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    return size / len(stage.queue)
