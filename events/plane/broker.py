@@ -7,7 +7,8 @@ Law: once connected, nothing that a connection or its loss makes nats-py raise l
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from ssl import SSLContext, create_default_context
 
@@ -135,7 +136,11 @@ class Broker:
             pending_msgs_limit=PENDING_MESSAGES_MAX,
             pending_bytes_limit=PENDING_BYTES_MAX,
         )
-        await self._flushed(subject)
+        try:
+            await self._flushed(subject)
+        except BaseException:  # the caller was cancelled, and never learns of the subscription
+            await self.unsubscribe(subscription)
+            raise
         return subscription
 
     async def subscribe_raw(self, subject: str, listener: OnRaw) -> None:
@@ -154,7 +159,8 @@ class Broker:
 
     async def _flushed(self, subject: str) -> None:
         try:
-            await self._client.flush()
+            with _cancellation_kept():
+                await self._client.flush()
         except (nats.errors.Error, TimeoutError, OSError) as error:
             # The connection went; with the next one the client subscribes again by itself.
             log.warning("subscribing to %s: %r", subject, error)
@@ -172,7 +178,8 @@ class Broker:
     async def request(self, subject: str, payload: bytes, timeout_s: float) -> bytes | None:
         """The answer; None when nobody answers in time."""
         try:
-            return (await self._client.request(subject, payload, timeout=timeout_s)).data
+            with _cancellation_kept():
+                return (await self._client.request(subject, payload, timeout=timeout_s)).data
         except (nats.errors.Error, TimeoutError, OSError):
             return None
         except Exception as error:  # see the law
@@ -256,6 +263,22 @@ class Broker:
                 listener(connected)
             except Exception as error:  # nats-py's reconnecting would end with it
                 self.listener_failed("the connection", error)
+
+
+@contextmanager
+def _cancellation_kept() -> Iterator[None]:
+    """Raises CancelledError for a cancellation of this task that the body has dropped.
+
+    asyncio.wait_for, which nats-py waits with, drops a cancellation that comes in the same turn of
+    the event loop as the result (until Python 3.12): a task so cancelled would run on for ever.
+    """
+    task = asyncio.current_task()
+    before = task.cancelling() if task is not None else 0
+    try:
+        yield
+    finally:
+        if task is not None and task.cancelling() > before:
+            raise asyncio.CancelledError
 
 
 def _without_secret(url: str) -> str:

@@ -189,6 +189,10 @@ class NatsClient(Client):
             case b"PING":
                 await self._process_ping()
             case b"PONG":
+                if self._pongs and self._pongs[0].done():
+                    # A flush that was cancelled, or too late, left it behind: nats-py would raise,
+                    # and the connection would end with the loop that reads.
+                    self._pongs[0] = asyncio.get_running_loop().create_future()
                 await self._process_pong()
             case b"INFO":
                 await self._process_info(json.loads(rest))

@@ -276,6 +276,49 @@ def test_a_broker_closes_though_its_socket_is_gone_and_bytes_are_unsent() -> Non
     on_uvloop(scenario())
 
 
+@pytest.mark.parametrize("with_the_pong", [False, True])
+async def test_a_cancelled_subscribe_ends_and_leaves_nothing_behind(
+    monkeypatch: pytest.MonkeyPatch, with_the_pong: bool
+) -> None:
+    """with_the_pong: the pong comes in the same turn of the event loop as the cancellation."""
+    async with a_nats() as nats, connected(nats.url) as (broker, ear):
+        client = broker._client
+        held, take_line = asyncio.Event(), client._process_line
+
+        async def hold(line: bytes) -> None:
+            await held.wait()
+            await take_line(line)
+
+        monkeypatch.setattr(client, "_process_line", hold)
+        subscriptions, pongs = len(client._subs), client._pongs_received
+        subscribing = asyncio.create_task(broker.subscribe("b", ear))
+        await until(lambda: client._pongs, "the subscription to wait for its pong")
+        if with_the_pong:
+            client._pongs[0].set_result(True)
+        subscribing.cancel()
+        await asyncio.wait([subscribing])
+        held.set()
+        assert subscribing.cancelled()
+        assert len(client._subs) == subscriptions
+        await until(lambda: client._pongs_received > pongs, "the pong of a flush that is over")
+        await broker.subscribe("c", ear)  # whose flush has its own pong
+        assert ear.connections == [True]
+        assert broker.counts["error"] == 0
+
+
+async def test_a_request_whose_answer_comes_with_its_cancellation_is_cancelled() -> None:
+    async with a_nats() as nats, connected(nats.url) as (broker, _):
+        client = broker._client
+        await client.subscribe("b")  # a listener that does not answer
+        asking = asyncio.create_task(broker.request("b", b"", 10.0))
+        await until(lambda: client._resp_map, "the request to wait for its answer")
+        (answer,) = client._resp_map.values()
+        answer.set_result(Msg(client))
+        asking.cancel()
+        await asyncio.wait([asking])
+        assert asking.cancelled()
+
+
 @pytest.mark.parametrize("error", [RuntimeError("closed"), AttributeError("no transport")])
 async def test_what_nats_py_lets_through_costs_one_message_and_is_counted(
     monkeypatch: pytest.MonkeyPatch, error: Exception

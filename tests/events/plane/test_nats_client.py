@@ -37,6 +37,7 @@ CALLED = {
 """Methods of nats-py that NatsClient calls."""
 ATTRIBUTES: dict[str, object] = {
     "_pings_outstanding": 0,
+    "_pongs": [],
     "_sid": 0,
     "_status": Client.DISCONNECTED,
     "_transport": None,
