@@ -27,6 +27,9 @@ RELAYS_MAX = 256
 """Relays in one router process; larger fleets run them beside their engines."""
 UNHEARD_S = 1800.0
 """An engine loads a large model in less."""
+STOP_S = 5.0
+"""That the router's end waits for its relays; one that is not gone by then ends with the process.
+A relay that can end does so in a turn or two of the event loop."""
 
 log = logging.getLogger("kvroute")
 
@@ -121,10 +124,20 @@ class OwnRelays:
                 self._end(kept, "never_answered")
 
     async def stop(self) -> None:
-        """Stops all."""
-        kept = list(self._kept.values())
+        """Stops all, within STOP_S."""
+        ends = set(self._closing.values())
+        for kept in self._kept.values():
+            name = f"end of relay {kept.settings.id}"
+            ends.add(asyncio.create_task(kept.supervisor.close(), name=name))
         self._kept.clear()
-        await asyncio.gather(*(one.supervisor.close() for one in kept), *self._closing.values())
+        if not ends:
+            return
+        done, late = await asyncio.wait(ends, timeout=STOP_S)
+        for task in late:
+            log.error("%s: not within %g s; the router ends without it", task.get_name(), STOP_S)
+            task.cancel()
+        for task in done:
+            task.result()
 
     def _end(self, kept: _Kept, reason: str) -> None:
         """Stops a relay for good; its worker id is free at once."""

@@ -1,5 +1,6 @@
 """Relays that run in a router: what a caller registers ends nobody else, and ends."""
 
+import asyncio
 from functools import partial
 from pathlib import Path
 
@@ -163,3 +164,22 @@ async def test_a_lone_routers_drain_survives_its_restart(tmp_path: Path) -> None
         await until(lambda: app.view.ranks("w0"), "the worker")
         (worker,) = await client.list_workers()
         assert worker.drained
+
+
+async def test_the_routers_end_waits_for_a_relay_that_never_ends_only_so_long(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(own_relays, "STOP_S", 0.05)
+    ended = asyncio.Event()
+
+    async def stop(_relay: Relay) -> None:
+        await ended.wait()
+
+    async with router_app(serve_config(None, workers=(an_engine("w0"),))) as (app, _):
+        await until(lambda: app.view.ranks("w0"), "the worker")
+        monkeypatch.setattr(Relay, "stop", stop)
+        (relay,) = app.relays.running()
+        await asyncio.wait_for(app.relays.stop(), 10.0)
+        assert "end of relay w0: not within 0.05 s" in caplog.text
+        monkeypatch.undo()
+        await relay.stop()
