@@ -29,8 +29,8 @@ RELOADED = (
     "affinity",
 )
 """Of `routing`: what each decision reads again, and what can be switched on and off. The whole of
-`decision_log` is as good, and so is `routing` of each model in `models` that was there at the
-start. Everything else is built into what runs."""
+`decision_log` and of `queue` is as good, and so is `routing` of each model in `models` that was
+there at the start. Everything else is built into what runs."""
 
 
 def reloaded(running: ServeConfig, read: ServeConfig) -> tuple[ServeConfig, list[str], list[str]]:
@@ -42,7 +42,11 @@ def reloaded(running: ServeConfig, read: ServeConfig) -> tuple[ServeConfig, list
         msgspec.structs.replace(model, routing=of_model.get(model.name)) for model in running.models
     )
     config = msgspec.structs.replace(
-        running, routing=routing, models=models, decision_log=read.decision_log
+        running,
+        routing=routing,
+        models=models,
+        decision_log=read.decision_log,
+        queue=read.queue,
     )
     return config, list(_differing(running, config)), list(_differing(config, read))
 

@@ -94,6 +94,9 @@ class RouterCore:
         self._rng = rng
         self._picks = 0
         self.ids = ReservationIds(replica, random_bytes)
+        self.room = 0
+        """Changes by which a worker may have room that had none, or may take what it could not:
+        requests that wait and were tried at one number are not tried again at the same."""
         self.lane = Lane(self, rng) if isinstance(view.index, NativeIndex) else None
         """Picks for plain requests; the decider and the rest of this file are its twin, and for all
         others."""
@@ -106,11 +109,13 @@ class RouterCore:
         now_s: float,
         mark: Callable[[str], None] = _no_mark,
         watch: Callable[[Decision], None] | None = None,
+        *,
+        may_strain: bool = True,
     ) -> Pick | Repeated:
         """Picks and reserves; raises Refusal. mark is called with the name of each stage's end.
 
         watch: sees the decision before anything of it is reserved, and changes nothing; of a pair
-        the one for whoever computes the prompt.
+        the one for whoever computes the prompt. may_strain: see Decider.decide.
         """
         prompt, view = request.prompt, self.fleet.view
         view.salted |= bool(prompt.cache_salt)
@@ -143,7 +148,7 @@ class RouterCore:
                 " router keeps (routing.reservations_max)",
                 FULL_RETRY_S,
             )
-        decision = self.decide(request, now_s, mark)
+        decision = self.decide(request, now_s, mark, may_strain=may_strain)
         if not decision.order:
             raise self.decider.refuse(decision)
         if watch is not None:
@@ -206,10 +211,15 @@ class RouterCore:
             self.fleet.sessions.put(request.session_id, reservation, size, lora_name, now_s)
 
     def decide(
-        self, request: Request, now_s: float, mark: Callable[[str], None] = _no_mark
+        self,
+        request: Request,
+        now_s: float,
+        mark: Callable[[str], None] = _no_mark,
+        *,
+        may_strain: bool = True,
     ) -> Decision:
         """What `route` would pick by; changes nothing. See Decider.decide."""
-        return self.decider.decide(request, self.fleet.ready, now_s, mark)
+        return self.decider.decide(request, self.fleet.ready, now_s, mark, may_strain=may_strain)
 
     def reconfigure(self, routing: RoutingSettings, models: tuple[ModelSettings, ...] = ()) -> None:
         """Decides by other settings from now on (those of router/config/reload.py may differ).
@@ -288,6 +298,7 @@ class RouterCore:
             )
             load.unheard = self._unheard()
             self._put_load(key, load)
+            self.room += 1
             self.fleet.outliers.on_relay(key, load.external_requests, source.stream.seq, now_s)
 
     def on_inflight(self, payload: bytes, now_s: float) -> None:
@@ -295,6 +306,7 @@ class RouterCore:
         self._hear(self.fleet.peers.on_message(payload, now_s))
         if (told := self.fleet.peers.take_verdicts()) is not None:
             self.fleet.outliers.hear(*told, now_s)
+        self.room += 1
         self.fleet.sessions.tells = bool(self.fleet.peers)
         self.fleet.sessions.hear(self.fleet.peers.take_moved(), now_s)
 
@@ -318,6 +330,7 @@ class RouterCore:
         """Takes a worker back in. Returns its ranks."""
         self.fleet.drained.pop(worker_id, None)
         self.fleet.drains += 1
+        self.room += 1
         return len(self.fleet.view.ranks(worker_id))
 
     def remove(self, worker_id: str, tombstone_s: float, now_s: float) -> int:
@@ -347,6 +360,7 @@ class RouterCore:
         self.fleet.sessions.tells = bool(self.fleet.peers)
         self._look_for_hangs(now_s)
         self.fleet.tick(now_s)
+        self.room += 1
         return expired
 
     def behind(self, now_s: float) -> bool:
@@ -522,6 +536,7 @@ class RouterCore:
         self, worker: WorkerKey, reservation: Reservation, new_tokens: int, now_s: float
     ) -> None:
         """A reservation's load on a worker ends. new_tokens: of its prompt, not computed yet."""
+        self.room += 1
         load, source = self.fleet.load(worker), self.fleet.view.sources.get(worker)
         prefixes, has_tail = reservation.prefixes, reservation.has_tail
         if self.lane is not None and source is not None:

@@ -111,12 +111,19 @@ class Decider:
         return self.settings_of(model, pool) is not self._of_fleet
 
     def decide(
-        self, request: Request, ready: bool, now_s: float, mark: Callable[[str], None]
+        self,
+        request: Request,
+        ready: bool,
+        now_s: float,
+        mark: Callable[[str], None],
+        *,
+        may_strain: bool = True,
     ) -> Decision:
         """Scores the pool; raises Refusal when there is no pool to score.
 
-        ready: see RouterCore.ready. Whoever asks looks at `order`: it is empty when nobody can be
-        picked, and `refuse` says why.
+        ready: see RouterCore.ready. may_strain: whether workers that are over what was learned of
+        their capacity may be picked where no other has room; False: the request can wait. The
+        decision's `order` is empty when no worker can be picked, and `refuse` says why.
         """
         if request.prompt.token_count > self._routing.prompt_tokens_max:
             raise Refusal(
@@ -127,11 +134,11 @@ class Decider:
         self._pools.refresh()
         pool, down = self._pools.live(request.model, ready)
         matched = self._matched(request, pool, down, now_s, mark)
-        decision = self._with_room(matched)
+        decision = self._with_room(matched, may_strain)
         if not decision.order and not _waits(decision):
             for last in self._pools.last_resorts(request.model, ready):
                 matched = self._matched(request, last.pool, last.down, now_s, mark)
-                otherwise = self._with_room(matched._replace(last=last.reasons))
+                otherwise = self._with_room(matched._replace(last=last.reasons), may_strain)
                 if otherwise.order:
                     otherwise.last_resort = True
                     decision = otherwise
@@ -161,10 +168,10 @@ class Decider:
         table = self._pools.table(pool)
         return Matched(request, pool, down, table, overlaps, now_s, settings, policy)
 
-    def _with_room(self, matched: Matched) -> Decision:
+    def _with_room(self, matched: Matched, may_strain: bool) -> Decision:
         """The decision among workers with room; where there is none, among strained ones, too."""
         decision = self._decide(matched)
-        if not decision.order:
+        if not decision.order and may_strain:
             table = self._pools.with_strained(matched.pool, matched.table)
             if table is not None:
                 strained = self._decide(matched._replace(table=table))
@@ -241,7 +248,7 @@ class Decider:
                 too_short.append(heartbeat_of(source).max_model_len)
             elif reason == DRAINED:
                 may_come_back.append(source)
-        output_tokens = self._output_tokens(decision.request)
+        output_tokens = self.output_tokens(decision.request)
         if too_short and all(
             too_long(decision.request, output_tokens, heartbeat_of(one)) for one in may_come_back
         ):
@@ -295,7 +302,7 @@ class Decider:
 
     def _eligible(self, request: Request, pool: Pool) -> Sequence[str]:
         """A reason for each worker that can't take a request; empty where it can."""
-        output_tokens = self._output_tokens(request)
+        output_tokens = self.output_tokens(request)
         if not narrows_nothing(request, output_tokens, pool, bool(self._drained)):
             return exclusions(request, output_tokens, pool, self._drained)
         role = request.role
@@ -473,7 +480,7 @@ class Decider:
         first = self._rng.randrange(len(tied)) if len(tied) > 1 else 0
         return [*tied[first:], *tied[:first], *following]
 
-    def _output_tokens(self, request: Request) -> int:
+    def output_tokens(self, request: Request) -> int:
         """What a request is expected to bring out."""
         told = request.expected_output_tokens
         return min(

@@ -1,5 +1,6 @@
 """Between the wire's messages and our own types. Reads what clients send with suspicion."""
 
+import struct
 import uuid
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from events.plane.settings import EngineSettings, UnusableEngine, read_engine
 from indexer.hashing import MultimodalItem, multimodal_hash
 from indexer.identity import Tier
 from kvroute.v1 import fleet_pb2, router_pb2
+from router.core.admission import Wait
 from router.core.core import RouterCore
 from router.core.progress import Pick, Progress, ProgressResult, ProgressState
 from router.decision.decision import Decision
@@ -47,6 +49,10 @@ MESSAGE_BYTES_MAX = 1024
 """Of a status message. It travels twice in the trailers, once percent-encoded, and gRPC drops
 trailers over 8 KiB together with the status in them."""
 INT32_MAX = (1 << 31) - 1
+
+_DOUBLE = struct.Struct("<d")
+_QUEUE_MS = bytes([router_pb2.RouteResponse.QUEUE_MS_FIELD_NUMBER << 3 | 1])
+"""The tag of a double."""
 
 _TEXTS = ("request_id", "model", "lora_name", "cache_salt", "tenant", "session_id", "policy")
 _LISTS = ("required_labels", "allowed_worker_ids", "excluded_worker_ids", "multimodal_items")
@@ -155,6 +161,22 @@ def read_request(received: Received, core: RouterCore) -> Request:
         excluded_workers=frozenset(message.excluded_worker_ids),
         resumed=session,
     )
+
+
+def read_wait(message: router_pb2.RouteRequest, now_s: float, left_s: float) -> Wait:
+    """What a request says of its wait. left_s: until its caller's deadline."""
+    return Wait(
+        priority=message.priority,
+        timeout_s=message.queue_timeout_ms / 1000 if message.HasField("queue_timeout_ms") else None,
+        deadline_s=now_s + left_s,
+        ttft_slo_s=message.ttft_slo_ms / 1000 if message.HasField("ttft_slo_ms") else None,
+    )
+
+
+def with_queue_time(answer: bytes, waited_s: float) -> bytes:
+    """A RouteResponse with the time that its request waited: a field at the end of a message is
+    read like one in its place."""
+    return answer + _QUEUE_MS + _DOUBLE.pack(waited_s * 1000)
 
 
 def read_refused(content: bytes, refusal: Refusal, now_s: float, prompt_tokens_max: int) -> Refused:

@@ -1,34 +1,44 @@
 """The desk: the one way in for every face, be it gRPC, HTTP or a test.
 
     request's bytes -> sampled? -> fast path, or read -> core -> answer's bytes
-                                                                 counted, peers informed
+                                              no room -> waits    counted, peers informed
+    report, heartbeat, peer, time -> core -> `changed` -> answers to requests that wait
 
 A face brings bytes and takes bytes: it measures messages, keeps deadlines and writes statuses.
 What `route` answers holds a reservation: a face whose caller is gone ends it by `cancel` or
-`unsent`.
+`unsent`, and a wait by `leave`.
 
 Laws:
 - every request is counted once, by its outcome; every refusal has a Reason;
+- while a worker that may take a request has room, and no other request waits for it, the request
+  is answered at once;
 - a fault of the router's own ends one request with INTERNAL, and no other.
 """
 
 from collections.abc import Callable, Generator
 from functools import partial
+from math import inf
+from typing import TypeAlias
 
 from kvroute.v1 import router_pb2
 from router.audit.sampling import Due, Watch
 from router.copies.hot_prefixes import HotPrefixes
+from router.core.admission import Admission
 from router.core.core import RouterCore
 from router.core.fast_path import Batch, Results
 from router.core.progress import Progress, ProgressState, Repeated
 from router.desk import codec
-from router.desk.counters import Metrics, StageClock
+from router.desk.answers import Answered, Steps, Waiting
+from router.desk.counters import Metrics
 from router.desk.methods import ROUTE, ROUTE_STREAM
-from router.desk.stream_items import Answered, RouteItems, Steps
-from router.request.refusal import Refusal
+from router.desk.stream_items import RouteItems
+from router.request.refusal import Reason, Refusal
 from router.request.request import Request
 from router.reservations.reservations import Ending, Reservation
 
+Read: TypeAlias = tuple[codec.Received, Request]
+WAITING_BYTES = 1024
+"""Of a request that waits, beside its message: about what its objects take up."""
 LONG_BYTES = 512 * 1024
 """A request up to this size is read, hashed and picked for in one step."""
 RUN_ITEMS = 16
@@ -45,12 +55,15 @@ class Desk:
         clock: Callable[[], float],
         *,
         fault: Callable[[str, Exception], Refusal],
+        admission: Admission,
+        soon: Callable[[Callable[[], None]], object],
         watch: Watch | None = None,
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
         """fault: counts and logs what the router did wrong at a method, and says what its caller
-        gets. watch: sees a share of the decisions; may be another one later. on_change: called
-        when what is reserved here may have changed.
+        gets. admission: requests that wait. soon: calls a function once others had a turn. watch:
+        sees a share of the decisions; may be another one later. on_change: called when what is
+        reserved here may have changed.
         """
         self._core = core
         self._metrics = metrics
@@ -58,41 +71,76 @@ class Desk:
         self._fault = fault
         self.watch = watch
         self.on_change = on_change
+        self.admission = admission
+        self._soon = soon
+        self._is_due = False
+        """Whether a turn is to come that `soon` was given."""
         if core.lane is not None:
             core.lane.tally = metrics.tally
 
     def items(self) -> RouteItems:
         """For one stream of requests."""
-        return RouteItems(self.steps, self.cancel, self.run)
+        return RouteItems(self.steps, self.cancel, self.run, self.leave)
 
-    def route(self, request: bytes) -> Answered:
-        """One request, answered at once; raises Refusal, counted."""
+    def route(self, request: bytes, left_s: float = inf) -> Answered | Waiting:
+        """A request, answered at once or later; raises Refusal, counted.
+
+        left_s: until the caller's deadline.
+        """
         now_s = self._clock()
         due = self.watch.take() if self.watch is not None else None
         try:
-            if due is not None or (answered := self._plain(request, now_s)) is None:
+            if (
+                due is not None
+                or len(self.admission)
+                or ((plain := self._plain(request, now_s)) is None)
+            ):
                 received = codec.receive(request, self._core.routing.prompt_tokens_max)
-                mark = self._metrics.stage_clock()
-                asked = codec.read_request(received, self._core)
-                answered = self._any(received.message, asked, now_s, mark, due)
+                read = received, codec.read_request(received, self._core)
+                return self._general(request, read, now_s, left_s, due)
             self.on_change()
-            return answered
+            return plain
         except Refusal as refusal:
             self._refused(refusal, request, now_s, due)
             raise
         except Exception as error:  # a fault of ours, which ends one request and no other
             raise self._refused(self._fault(ROUTE, error), request, now_s, due) from error
 
-    def steps(self, request: bytes) -> Steps:
+    def steps(self, request: bytes, left_s: float = inf) -> Steps:
         """One request, answered in as many steps as its length asks for."""
         if len(request) <= LONG_BYTES:
-            return self.route(request)
-        return (yield from self._long(request))
+            return self.route(request, left_s)
+        return (yield from self._long(request, left_s))
+
+    def changed(self) -> None:
+        """What is reserved here, so what workers have room for, may have changed."""
+        self.on_change()
+        self.turns()
+
+    def turns(self) -> None:
+        """Answers requests that wait, as far as workers have room, and ends waits that are over: a
+        slice of them now, the rest soon."""
+        if len(self.admission) and self.admission.turns(self._clock()) and not self._is_due:
+            self._is_due = True
+            self._soon(self._turns_again)
+
+    def leave(self, waiting: Waiting) -> None:
+        """A caller is gone before its answer: the wait ends, or what was reserved meanwhile."""
+        if waiting.outcome is None and waiting.waiter is not None:
+            self.admission.leave(waiting.waiter, self._clock())
+        elif isinstance(waiting.outcome, tuple) and not waiting.outcome[2]:
+            self.unsent(waiting.outcome[1])
+
+    def close(self) -> None:
+        """Refuses what waits, since the router stops."""
+        stops = Refusal(Reason.DRAINING, "this router stops; another one takes the request")
+        self.admission.close(stops, self._clock())
 
     def explain(self, request: bytes) -> Generator[None, None, list[bytes]]:
         """What `route` would decide, in steps: the parts of an ExplainResponse; raises Refusal."""
-        _, asked = yield from self._read(request)
-        decision = self._core.decide(asked, self._clock())
+        received, asked = yield from self._read(request)
+        waits = self.admission.may_wait(codec.read_wait(received.message, 0.0, inf))
+        decision = self._core.decide(asked, self._clock(), may_strain=not waits)
         self._metrics.requests.labels("explained", "").inc()
         refusal_instead = None if decision.order else self._core.decider.refuse(decision)
         yield
@@ -108,6 +156,8 @@ class Desk:
         watch = self.watch
         if watch is not None and watch.left < RUN_ITEMS:
             return answered  # one by one, so that the item that is due is seen
+        if len(self.admission):
+            return answered  # those that wait may be before these
         if (lane := self._core.lane) is not None:
             now_s = self._clock()
             hot = self._core.hot
@@ -138,16 +188,14 @@ class Desk:
             self._metrics.answers_unsent.inc()
             self.cancel(reservation)
 
-    def _long(self, request: bytes) -> Steps:
+    def _long(self, request: bytes, left_s: float) -> Steps:
         """One long request, answered in steps; raises Refusal, counted. The last step reserves."""
         now_s = self._clock()
         due = self.watch.take() if self.watch is not None else None
         try:
-            received, asked = yield from self._read(request)
-            mark = self._metrics.stage_clock()
-            answered = self._any(received.message, asked, self._clock(), mark, due)
-            self.on_change()
-            return answered
+            read = yield from self._read(request)
+            read_s = self._clock()
+            return self._general(request, read, read_s, left_s - (read_s - now_s), due)
         except Refusal as refusal:
             self._refused(refusal, request, now_s, due)
             raise
@@ -207,16 +255,64 @@ class Desk:
             now_s,
         )
 
-    def _any(
-        self,
-        request: router_pb2.RouteRequest,
-        asked: Request,
-        now_s: float,
-        mark: StageClock,
-        due: Due | None,
-    ) -> Answered:
+    def _turns_again(self) -> None:
+        self._is_due = False
+        self.turns()
+
+    def _general(
+        self, request: bytes, read: Read, now_s: float, left_s: float, due: Due | None
+    ) -> Answered | Waiting:
+        """A request that the fast path didn't answer."""
+        received, asked = read
+        answers: list[Answered] = []
+        kept = read if len(request) > LONG_BYTES else None
+        waiting = Waiting(
+            request, asked.request_id, due, kept, self._answer_waiting, self._refused_waiting
+        )
+        waiting.waiter = self.admission.route(
+            asked,
+            codec.read_wait(received.message, now_s, left_s),
+            now_s,
+            # Of a long one its tokens are kept, too.
+            (1 if kept is None else 2) * len(request) + WAITING_BYTES,
+            waiting,
+            lambda may_strain: answers.append(self._any(read, now_s, due, may_strain)),
+        )
+        if waiting.waiter is None:
+            self.on_change()
+            return answers[0]
+        self.turns()
+        return waiting
+
+    def _answer_waiting(self, waiting: Waiting, waited_s: float, may_strain: bool) -> Answered:
+        """A request that waits, decided; raises Refusal, not counted."""
+        now_s, read, plain = self._clock(), waiting.read, None
+        try:
+            if waiting.due is None and read is None and not may_strain:
+                plain = self._plain(waiting.request, now_s)
+            if plain is None:
+                if read is None:
+                    received = codec.receive(waiting.request, self._core.routing.prompt_tokens_max)
+                    read = received, codec.read_request(received, self._core)
+                plain = self._any(read, now_s, waiting.due, may_strain)
+        except Refusal:
+            raise
+        except Exception as error:  # a fault of ours, which ends one request and no other
+            raise self._fault(ROUTE, error) from error
+        self.on_change()
+        content, reservation, repeated = plain
+        if not repeated:
+            content = reservation.answer = codec.with_queue_time(content, waited_s)
+        return content, reservation, repeated
+
+    def _refused_waiting(self, waiting: Waiting, refusal: Refusal) -> None:
+        self._refused(refusal, waiting.request, self._clock(), waiting.due)
+
+    def _any(self, read: Read, now_s: float, due: Due | None, may_strain: bool) -> Answered:
         """A request answered the general way."""
-        outcome = self._core.route(asked, now_s, mark, due)
+        received, asked = read
+        request, mark = received.message, self._metrics.stage_clock()
+        outcome = self._core.route(asked, now_s, mark, due, may_strain=may_strain)
         reservation = outcome.reservation
         if isinstance(outcome, Repeated):
             self._metrics.requests.labels("repeated", "").inc()

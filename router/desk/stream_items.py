@@ -4,12 +4,16 @@ Laws:
 - a batch is answered at once by one message at least, an empty one if it holds nothing to answer:
   a client that waits for it before it sends the next batch, sends as fast as we can take them;
 - an item is decided once, or refused because its time was over;
-- an item cancelled after its answer was sent leaves nothing reserved.
+- an item cancelled after its answer was sent leaves nothing reserved;
+- an item that waits for a worker has its result in a message of its own, later, unless it is
+  cancelled.
 """
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
+from math import inf
 from time import perf_counter, thread_time
 from types import TracebackType
 from typing import Any, Self, TypeAlias
@@ -18,6 +22,7 @@ import grpc.aio
 
 from router.core.fast_path import ITEMS_MAX, Batch, Results
 from router.desk import codec
+from router.desk.answers import Answered, Steps, Waiting
 from router.request.refusal import Reason, Refusal
 from router.reservations.reservations import Reservation
 from router.wire.received import TooMuch, in_order
@@ -31,32 +36,49 @@ CANCELLABLE_MAX = 4096
 names one of the last."""
 
 
-Answered: TypeAlias = tuple[bytes, Reservation, bool]
-"""A RouteResponse, its reservation, and whether it was an earlier request's."""
-Steps: TypeAlias = Generator[None, None, Answered]
-"""A request that is answered in steps, between which others may have a turn."""
-
-
 class RouteItems:
     """What a stream's items come to."""
 
     def __init__(
         self,
-        route: Callable[[bytes], Steps],
+        route: Callable[[bytes, float], Steps],
         cancel: Callable[[Reservation], None],
         run: Callable[[Batch, Results, float], dict[int, Reservation]] = lambda *_: {},
+        leave: Callable[[Waiting], None] = lambda _: None,
         clock: Callable[[], float] = perf_counter,
         cpu_clock: Callable[[], float] = thread_time,
     ) -> None:
-        """route answers a RouteRequest in steps, or raises Refusal; cancel ends a reservation that
-        nobody waits for any more; run answers some items at once: see Lane.answers."""
+        """route answers a RouteRequest, whose caller waits for so many seconds more, in steps, or
+        raises Refusal; cancel ends a reservation that nobody waits for any more, leave the wait of
+        a request; run answers some items at once: see Lane.answers."""
         self._route = route
         self._cancel = cancel
         self._run = run
+        self._leave = leave
         self._clock = clock
         self._cpu_clock = cpu_clock
         self._answered: OrderedDict[int, Reservation] = OrderedDict()
         """By item index, the oldest first."""
+        self._waiting: dict[int, Waiting] = {}
+        """Items that wait for a worker, by index."""
+        self._late = Results()
+        self.on_late: Callable[[], None] = lambda: None
+        """Called when there is a result to take that no batch's `decide` yields."""
+
+    @property
+    def waiting(self) -> int:
+        """Items that wait for a worker."""
+        return len(self._waiting)
+
+    def take_late(self) -> bytes | None:
+        """A message of the results that came since the last one; None: there are none."""
+        return self._late.take() if len(self._late) else None
+
+    def close(self) -> None:
+        """The stream is over: nobody waits for its items any more."""
+        waiting, self._waiting = self._waiting, {}
+        for one in waiting.values():
+            self._leave(one)
 
     def decide(self, batch: Batch) -> Iterator[bytes | None]:
         """Decides item by item; yields a message whenever SLICE_S is spent, and at the end.
@@ -87,19 +109,51 @@ class RouteItems:
     def _answer(self, item: Batch, results: Results, began_s: float) -> Iterator[None]:
         """Answers the item that the batch is at."""
         if item.cancel:
+            if (waiting := self._waiting.pop(item.index, None)) is not None:
+                self._leave(waiting)
+                return
             reservation = self._answered.pop(item.index, None)
             if reservation is not None and not reservation.shared:
                 self._cancel(reservation)
             return
+        index = item.index
         try:
-            answer = yield from self._routed(item, began_s)
+            answered = yield from self._routed(item, began_s)
+            if isinstance(answered, Waiting):
+                if answered.outcome is None:
+                    self._wait(index, answered)
+                    return
+                answered = answered.take()
         except Refusal as refusal:
-            status = codec.write_status(refusal).SerializeToString()
-            results.add_status(item.index, status)
+            results.add_status(index, codec.write_status(refusal).SerializeToString())
         else:
-            results.add_answer(item.index, answer)
+            self._add(results, index, answered)
 
-    def _routed(self, item: Batch, began_s: float) -> Generator[None, None, bytes]:
+    def _wait(self, index: int, waiting: Waiting) -> None:
+        """An item's result comes later. A second one of the same index takes its place, as its
+        answer would."""
+        if (earlier := self._waiting.pop(index, None)) is not None:
+            self._leave(earlier)
+        self._waiting[index] = waiting
+        waiting.on_done = partial(self._done, index, waiting)
+
+    def _done(self, index: int, waiting: Waiting) -> None:
+        if self._waiting.get(index) is not waiting:
+            return
+        del self._waiting[index]
+        try:
+            self._add(self._late, index, waiting.take())
+        except Refusal as refusal:
+            self._late.add_status(index, codec.write_status(refusal).SerializeToString())
+        self.on_late()
+
+    def _add(self, results: Results, index: int, answered: Answered) -> None:
+        answer, reservation, repeated = answered
+        if not repeated:
+            self._remember({index: reservation})
+        results.add_answer(index, answer)
+
+    def _routed(self, item: Batch, began_s: float) -> Steps:
         request = item.request
         if request is None:
             raise Refusal(Reason.INVALID_FIELD, f"item {item.index} holds no request")
@@ -109,10 +163,8 @@ class RouteItems:
                 Reason.DEADLINE_EXCEEDED,
                 f"item {item.index} waited {waited_s * 1000:.0f} ms for its turn in the batch",
             )
-        answer, reservation, repeated = yield from self._route(request)
-        if not repeated:
-            self._remember({item.index: reservation})
-        return answer
+        left_s = item.timeout_ms / 1000 - waited_s if item.timeout_ms else inf
+        return (yield from self._route(request, left_s))
 
     def _remember(self, answered: dict[int, Reservation]) -> None:
         self._answered.update(answered)

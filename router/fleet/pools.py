@@ -287,6 +287,10 @@ class Pools:
         """Whether any worker has no slot or no block left."""
         return bool(self._full)
 
+    def has_room(self, pool: Pool) -> bool:
+        """Whether any worker of a pool has a slot and a block left; True for a pool of none."""
+        return not self._full or not len(pool.slots) or not self.columns[_FULL, pool.slots].all()
+
     def with_strained(
         self, pool: Pool, table: npt.NDArray[np.float64]
     ) -> npt.NDArray[np.float64] | None:

@@ -24,6 +24,7 @@ from router.health.first_tokens import FirstTokens
 from router.health.outliers import Outliers
 from router.health.self_check import SelfCheck
 from router.health.warnings import FleetWatch, WarningCode, WorkerWarning
+from router.request.refusal import Refusal
 from router.reservations.load import WorkerLoad
 from router.reservations.reservations import Ending
 from router.reservations.sessions import Sessions
@@ -127,6 +128,27 @@ class Fleet:
         self.pools.refresh()
         pool, _ = self.pools.live(model, self.ready)
         return pool.block_sizes
+
+    def base_model(self, model: str) -> str:
+        """The model that all workers of a name serve; the name itself where they serve several, or
+        where no worker serves it."""
+        self.pools.refresh()
+        try:
+            pool, _ = self.pools.live(model, self.ready)
+        except Refusal:
+            return model
+        served = set(pool.models)
+        return self.models.names(served.pop())[0] if len(served) == 1 else model
+
+    def has_room(self, model: str) -> bool:
+        """Whether any worker of a model has room; True, too, where there is no such worker, so that
+        a decision says so."""
+        self.pools.refresh()
+        try:
+            pool, _ = self.pools.live(model, self.ready)
+        except Refusal:
+            return True
+        return self.pools.has_room(pool)
 
     def serves(self, source: Source, model: str) -> bool:
         """Whether a worker serves a model, by any of its names."""

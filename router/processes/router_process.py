@@ -28,6 +28,7 @@ from events.plane.clock import unix_now
 from events.plane.facts import Control
 from events.plane.settings import EngineSettings, NatsSettings, unusable
 from events.plane.tasks import Tasks, named
+from indexer.identity import WorkerKey
 from indexer.kernel import NativeIndex
 from router.audit.observers import Watchers
 from router.children.nats_server import NatsChild, NatsChildError
@@ -35,6 +36,7 @@ from router.children.own_relays import OwnRelays
 from router.config.reload import reloaded
 from router.config.settings import ConfigError, RoutingSettings, ServeConfig, render
 from router.copies.hot_prefixes import HotPrefixes, recomputed
+from router.core.admission import Admission
 from router.core.core import RouterCore
 from router.core.progress import Effects
 from router.desk.counters import Metrics
@@ -46,6 +48,7 @@ from router.metrics.http import MetricsServer
 from router.metrics.of_audit import WatchCollector
 from router.metrics.of_copies import HotPrefixCollector
 from router.metrics.of_fleet import RouterCollector
+from router.metrics.of_queue import QueueCollector
 from router.metrics.of_relays import (
     BrokerCollector,
     NatsChildCollector,
@@ -134,8 +137,16 @@ class RouterApp:
         self.relays = OwnRelays(fleet=config.fleet.name, clock=clock, rng=self._rng)
         self.core.fleet.relay_trouble = self.relays.trouble
         self._guard = Guard.of(config.grpc, routing.prompt_tokens_max, self.metrics)
-        self.desk = Desk(self.core, self.metrics, clock, fault=self._guard.fault)
-        self.reports = Reports(self.core, self.metrics, clock)
+        self.admission = Admission(self.core, config.queue, random.Random(self._rng.random()))
+        self.desk = Desk(
+            self.core,
+            self.metrics,
+            clock,
+            fault=self._guard.fault,
+            admission=self.admission,
+            soon=lambda call: asyncio.get_running_loop().call_soon(call),
+        )
+        self.reports = Reports(self.core, self.metrics, clock, self.desk.changed)
         self.commands = ControlDesk(self.core, clock)
         self.commands.on_removed = self.relays.on_removed
         self._state: FleetState | None = None
@@ -230,8 +241,8 @@ class RouterApp:
             fleet=self.config.fleet.name,
             replica=self.replica,
             clock=self.clock,
-            on_heartbeat=self.core.on_heartbeat,
-            on_forgotten=self.core.on_forgotten,
+            on_heartbeat=self._on_heartbeat,
+            on_forgotten=self._on_forgotten,
             on_control=self.commands.apply,
             on_failure=self._broke,
             rng=self._rng,
@@ -240,6 +251,14 @@ class RouterApp:
             self.view.resync(worker, self.clock())
         )
         return feed
+
+    def _on_heartbeat(self, key: WorkerKey, now_s: float) -> None:
+        self.core.on_heartbeat(key, now_s)
+        self.desk.turns()
+
+    def _on_forgotten(self, workers: list[WorkerKey], now_s: float) -> None:
+        self.core.on_forgotten(workers, now_s)
+        self.desk.turns()
 
     def _made_link(self, peers: Broker) -> PeerLink:
         """What replicas say to one another, from desk and reports to NATS and back."""
@@ -252,10 +271,11 @@ class RouterApp:
             rng=self._rng,
             tells=self.config.fleet.inflight,
             on_report=self.reports.of_peer,
+            on_heard=self.desk.turns,
             on_failure=self._broke,
         )
         self.reports.peers = link
-        self.desk.on_change = self.reports.on_change = link.on_change
+        self.desk.on_change = link.on_change
         return link
 
     def _register_collectors(self, broker: Broker, peers: Broker, link: PeerLink) -> None:
@@ -268,6 +288,7 @@ class RouterApp:
             RelayCollector(self.relays.running),
             PeerCollector(self.core, link, self.clock),
             HotPrefixCollector(self.core),
+            QueueCollector(self.admission),
         ):
             self.registry.register(collector)
         if self._state is not None:
@@ -326,6 +347,7 @@ class RouterApp:
         """Drains, then stops everything. Safe after a start that failed half way."""
         log.info("draining")
         self._stopping.set()
+        self.desk.close()
         if self._grpc is not None:
             await self._grpc.drain(self.config.drain_timeout_s)
         await self.relays.stop()
@@ -354,6 +376,7 @@ class RouterApp:
             config, changed, waiting = reloaded(self.config, self._read_again())
             self.watchers.use(config)  # first, since it looks at all that may be wrong
             self.core.reconfigure(config.routing, config.models)
+            self.admission.configure(config.queue, self.clock())
             self.core.times_all = self.watchers.timed
         except ConfigError as error:
             self.metrics.config_reloads.labels("failed").inc()
@@ -439,6 +462,7 @@ class RouterApp:
                 self.metrics.reservations_expired.inc(expired)
                 log.warning("%d reservations expired: no Report came in time", expired)
             self._perform(effects)
+            self.desk.turns()
             if self.core.hot is not None and self.copy_link is not None:
                 self.copy_link.tick()
             self.relays.tick()
@@ -449,6 +473,7 @@ class RouterApp:
             for _ in range(JUDGED_A_TICK):
                 await asyncio.sleep(TICK_S / JUDGED_A_TICK)
                 self.core.fleet.outliers.judge(self.clock())
+                self.desk.turns()
 
     def _perform(self, effects: Effects) -> None:
         """Does what the core wants done since time went by."""

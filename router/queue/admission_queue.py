@@ -168,6 +168,17 @@ class AdmissionQueue:
         self._leave(waiter, Fate.CANCELLED, now_s)
         return True
 
+    def unserved(self, waiter: Waiter, now_s: float) -> None:
+        """Something else than want of room refuses a request that waits."""
+        self._leave(waiter, Fate.UNSERVED, now_s)
+
+    def clear(self, now_s: float) -> list[Waiter]:
+        """All requests that wait; they wait no longer."""
+        waiting = [waiter for queue in self._pools.values() for waiter in queue]
+        for waiter in waiting:
+            self._leave(waiter, Fate.UNSERVED, now_s)
+        return waiting
+
     def expired(self, now_s: float, most: int) -> list[Waiter]:
         """Requests whose wait is over, so many at most; they wait no longer."""
         over: list[Waiter] = []

@@ -27,6 +27,9 @@ class Fate(StrEnum):
     CANCELLED = "cancelled"
     DISPLACED = "displaced"
     """The queue was full, and a request of higher priority took the place."""
+    UNSERVED = "unserved"
+    """Something else than want of room refused it while it waited: no worker serves its model any
+    more, or the router stops."""
 
 
 @dataclass(slots=True, eq=False)

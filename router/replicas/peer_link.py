@@ -57,6 +57,7 @@ class PeerLink:
         rng: random.Random,
         tells: bool = True,
         on_report: Callable[[bytes], bytes],
+        on_heard: Callable[[], None] = lambda: None,
         on_failure: OnFailure,
     ) -> None:
         """broker: a connection of its own. A connection is read in order, and a verdict on a worker
@@ -64,7 +65,8 @@ class PeerLink:
 
         tells: whether reserved load goes out and in.
 
-        on_report: takes another replica's ReportRequest, returns the ReportResponse."""
+        on_report: takes another replica's ReportRequest, returns the ReportResponse. on_heard:
+        called when another replica's reserved load has changed."""
         self._broker = broker
         self._core = core
         self._desk = desk
@@ -76,6 +78,7 @@ class PeerLink:
         """There is something to tell."""
         self._our_subject = subjects.inflight(fleet, core.replica)
         self._on_report = on_report
+        self._on_heard = on_heard
         self._forwards = 0
         self._hello_at_s = -HELLO_S
         self._tasks = Tasks(on_failure)
@@ -170,6 +173,7 @@ class PeerLink:
             return
         met = self._core.fleet.peers.met
         self._core.on_inflight(message.data, self._clock())
+        self._on_heard()
         if self._core.fleet.peers.met > met:
             self._teller.begin_anew()
             self._core.fleet.sessions.tell_all()

@@ -5,6 +5,7 @@ import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator
 from contextlib import aclosing, closing
 from functools import partial
+from math import inf
 from typing import Any, TypeAlias, TypeVar, cast
 from urllib.parse import unquote
 
@@ -24,6 +25,7 @@ from kvroute.v1 import fleet_pb2, fleet_pb2_grpc, router_pb2, router_pb2_grpc
 from router.config.settings import TOMBSTONE_MAX_S, ConfigError, GrpcSettings
 from router.core.core import RouterCore
 from router.desk import codec
+from router.desk.answers import Answered, Waiting
 from router.desk.desk import LONG_BYTES, Desk
 from router.desk.methods import ROUTE_STREAM
 from router.desk.reports import Reports
@@ -32,6 +34,7 @@ from router.replicas.fleet_commands import ControlDesk
 from router.request.refusal import Reason, Refusal
 from router.service.calls import Guard, Handler, abort
 from router.service.inbound import SMALL_BYTES
+from router.service.late_results import LateResults
 from router.service.unsent import when_unsent
 from router.service.worker_feed import WATCHES_MAX, WorkerFeed
 
@@ -74,19 +77,34 @@ class RouterService(router_pb2_grpc.RouterServicer):
     async def Route(  # type: ignore[override]  # messages are bytes here
         self, request: bytes, context: Context
     ) -> bytes:
-        _check_in_time(context)
+        left_s = _time_left(context)
         if len(request) <= LONG_BYTES:
-            answer, reservation, repeated = self._desk.route(request)
+            answered = self._desk.route(request, left_s)
         else:
-            answer, reservation, repeated = await turned(self._desk.steps(request))
+            answered = await turned(self._desk.steps(request, left_s))
+        if isinstance(answered, Waiting):
+            answered = await self._waited(answered)
+        answer, reservation, repeated = answered
         if not repeated:
             try:
-                _check_in_time(context)
+                _time_left(context)
             except Refusal:
                 self._desk.unsent(reservation)
                 raise
             when_unsent(partial(self._desk.unsent, reservation))
         return answer
+
+    async def _waited(self, waiting: Waiting) -> Answered:
+        """Waits for an answer; raises the Refusal. A caller that is gone leaves the queue."""
+        if waiting.outcome is None:
+            done = asyncio.get_running_loop().create_future()
+            waiting.on_done = partial(_settle, done)
+            try:
+                await done
+            except asyncio.CancelledError:
+                self._desk.leave(waiting)
+                raise
+        return waiting.take()
 
     @override
     async def RouteStream(  # type: ignore[override]  # the same, and read one by one
@@ -95,16 +113,20 @@ class RouterService(router_pb2_grpc.RouterServicer):
         await context.send_initial_metadata(())  # the client sees that streams get through
         limit = self.guard.limits.of(ROUTE_STREAM)
         items = self._desk.items()
-        async with StreamLife(self._stopping, jittered(self._stream_age_s)) as life:
+        async with (
+            LateResults(items, context) as late,
+            StreamLife(self._stopping, jittered(self._stream_age_s)) as life,
+        ):
             while (content := await life.read(context)) is not None:
                 limit.check(len(content))
                 if len(content) <= SMALL_BYTES:
                     for results in items.decide(read_batch(content)):
-                        await _write(context, results)
+                        await _write(late, results)
                     continue
                 with self.guard.in_flight.hold(len(content)):
                     for results in items.decide(read_batch(content)):
-                        await _write_soon(context, results)
+                        await _write_soon(late, results)
+            await late.rest()
 
     @override
     async def Report(  # type: ignore[override]  # bytes, too
@@ -426,19 +448,24 @@ async def turned(steps: Generator[None, None, Result]) -> Result:
             await asyncio.sleep(0)
 
 
-async def _write(context: Context, results: bytes | None) -> None:
+def _settle(done: "asyncio.Future[None]") -> None:
+    if not done.done():
+        done.set_result(None)
+
+
+async def _write(late: LateResults, results: bytes | None) -> None:
     """Sends results; None: only gives others a turn."""
     if results is None:
         await asyncio.sleep(0)
     else:
-        await context.write(results)
+        await late.write(results)
 
 
-async def _write_soon(context: Context, results: bytes | None) -> None:
+async def _write_soon(late: LateResults, results: bytes | None) -> None:
     """Sends results of a batch whose bytes are counted until all of them are taken."""
     try:
         async with asyncio.timeout(READ_S):
-            await _write(context, results)
+            await _write(late, results)
     except TimeoutError as error:
         raise Refusal(
             Reason.DEADLINE_EXCEEDED,
@@ -446,7 +473,12 @@ async def _write_soon(context: Context, results: bytes | None) -> None:
         ) from error
 
 
-def _check_in_time(context: Context) -> None:
-    """Raises Refusal when a call's deadline has passed: nobody waits for its answer."""
-    if context.time_remaining() == 0:
+def _time_left(context: Context) -> float:
+    """Seconds until a call's deadline; raises Refusal when it has passed: nobody waits for the
+    answer."""
+    left_s = context.time_remaining()
+    if left_s is None:
+        return inf
+    if left_s == 0:
         raise Refusal(Reason.DEADLINE_EXCEEDED, "the call's deadline passed before its answer")
+    return left_s

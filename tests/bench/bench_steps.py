@@ -8,6 +8,7 @@ processes count. What gRPC does on that thread counts, such as the copy of a mes
 
 import asyncio
 import gc
+import random
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -23,7 +24,9 @@ from prometheus_client import CollectorRegistry
 from indexer.hashing import block_hashes
 from kvroute.v1 import fleet_pb2, router_pb2
 from router.cli.run import COLLECTED_AFTER
+from router.config.queue_settings import QueueSettings
 from router.config.settings import GrpcSettings
+from router.core.admission import Admission
 from router.core.core import RouterCore
 from router.desk.counters import Metrics
 from router.desk.desk import Desk
@@ -174,7 +177,9 @@ async def _serving(core: RouterCore, now_s: float) -> AsyncIterator[int]:
         return now_s
 
     guard = Guard.of(GrpcSettings(), core.routing.prompt_tokens_max, metrics)
-    desk = Desk(core, metrics, clock, fault=guard.fault)
+    admission = Admission(core, QueueSettings(), random.Random(0))
+    soon = asyncio.get_running_loop().call_soon
+    desk = Desk(core, metrics, clock, fault=guard.fault, admission=admission, soon=soon)
     service = RouterService(desk, Reports(core, metrics, clock), guard, stopping)
 
     async def nothing(*_: object) -> bool:

@@ -12,6 +12,7 @@ from events.plane.broker import Broker
 from events.plane.settings import EngineSettings, NatsSettings
 from events.relay.relay import Relay
 from router.audit.observers import Watchers
+from router.config.queue_settings import QueueSettings
 from router.config.settings import (
     DecisionLogSettings,
     HotPrefixSettings,
@@ -19,11 +20,13 @@ from router.config.settings import (
     ServeConfig,
 )
 from router.copies.hot_prefixes import HotPrefixes, recomputed
+from router.core.admission import Admission
 from router.desk.counters import Metrics
 from router.fleet.topology import PlaceLabels
 from router.metrics.of_audit import WatchCollector
 from router.metrics.of_copies import HotPrefixCollector
 from router.metrics.of_fleet import RouterCollector
+from router.metrics.of_queue import QueueCollector
 from router.metrics.of_relays import BrokerCollector, RelayCollector
 from router.metrics.of_replicas import PeerCollector
 from router.metrics.of_workers import WorkerCollector
@@ -49,6 +52,8 @@ def router_families() -> list[Metric]:
     Metrics(registry)
     registry.register(RouterCollector(fleet.core, fleet.clock))
     registry.register(WorkerCollector(fleet.core))
+    admission = Admission(fleet.core, QueueSettings(), random.Random(0))
+    registry.register(QueueCollector(admission))
     hot = HotPrefixSettings(enabled=True)
     fleet.core.hot = HotPrefixes(fleet.core.fleet, hot, recomputed(20_000.0))
     registry.register(HotPrefixCollector(fleet.core))

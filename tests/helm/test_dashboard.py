@@ -99,12 +99,13 @@ def test_panels_have_their_own_ids_and_places(dashboard: Object) -> None:
                 taken[x, y] = panel["title"]
 
 
-def test_dashboard_answers_the_five_questions_in_order(dashboard: Object) -> None:
+def test_dashboard_answers_the_six_questions_in_order(dashboard: Object) -> None:
     rows = [panel["title"] for panel in dashboard["panels"] if panel["type"] == "row"]
     assert rows == [
         "Is it working?",
         "Is the index trustworthy?",
         "Is load even?",
         "Are the picks good?",
+        "Do requests wait?",
         "The router itself",
     ]

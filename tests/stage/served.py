@@ -1,6 +1,7 @@
 """A router's gRPC face on loopback, with a real core behind it and a fleet that the test plays."""
 
 import asyncio
+import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -19,7 +20,9 @@ from events.plane.settings import EngineSettings
 from indexer.hashing import pack_tokens
 from kvroute.v1 import fleet_pb2_grpc, router_pb2, router_pb2_grpc
 from router.audit.sampling import Watch
+from router.config.queue_settings import QueueSettings
 from router.config.settings import GrpcSettings
+from router.core.admission import Admission
 from router.desk.counters import Metrics
 from router.desk.desk import Desk
 from router.desk.reports import Reports
@@ -29,6 +32,9 @@ from router.service.calls import Guard
 from router.service.server import FleetService, GrpcServer, RouterService
 from router.service.worker_feed import WorkerFeed
 from tests.stage.fleet import Fleet
+
+NO_QUEUE = QueueSettings(max_waiting=0)
+"""Requests without a worker that has room are refused at once."""
 
 
 @dataclass
@@ -77,7 +83,10 @@ class Served:
 
 @asynccontextmanager
 async def served(
-    grpc_settings: GrpcSettings | None = None, watch: Watch | None = None, **about: Any
+    grpc_settings: GrpcSettings | None = None,
+    watch: Watch | None = None,
+    queue: QueueSettings = NO_QUEUE,
+    **about: Any,
 ) -> AsyncIterator[Served]:
     """Serves a fleet, and takes the server down without grace."""
     fleet = Fleet(**about)
@@ -96,8 +105,9 @@ async def served(
 
     settings = grpc_settings or GrpcSettings(listen="127.0.0.1:0")
     guard = Guard.of(settings, fleet.core.routing.prompt_tokens_max, metrics)
-    desk = Desk(fleet.core, metrics, fleet.clock, fault=guard.fault, watch=watch)
-    reports = Reports(fleet.core, metrics, fleet.clock)
+    soon = asyncio.get_running_loop().call_soon
+    desk = desk_of(fleet, metrics, guard.fault, watch=watch, queue=queue, soon=soon)
+    reports = Reports(fleet.core, metrics, fleet.clock, desk.changed)
     service = RouterService(desk, reports, guard, stopping, stream_age_s=settings.stream_age_s)
     workers = FleetService(
         fleet.core,
@@ -132,6 +142,28 @@ async def served(
     finally:
         stopping.set()
         await server.drain(0)
+
+
+def desk_of(
+    fleet: Fleet,
+    metrics: Metrics,
+    fault: Callable[[str, Exception], Refusal],
+    *,
+    watch: Watch | None = None,
+    queue: QueueSettings = NO_QUEUE,
+    soon: Callable[[Callable[[], None]], object] = lambda call: call(),
+) -> Desk:
+    """The desk of a fleet, with its admission queue. soon: by default, at once."""
+    admission = Admission(fleet.core, queue, random.Random(7))
+    return Desk(
+        fleet.core,
+        metrics,
+        fleet.clock,
+        fault=fault,
+        admission=admission,
+        soon=soon,
+        watch=watch,
+    )
 
 
 def raised(_method: str, error: Exception) -> Refusal:

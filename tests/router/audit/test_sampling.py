@@ -27,7 +27,7 @@ from router.policies import POLICIES
 from router.processes.router_process import RouterApp
 from router.request.refusal import Reason, Refusal, Refused
 from tests.stage.fleet import Fleet, prompt
-from tests.stage.served import asked, raised, refusal, served
+from tests.stage.served import asked, desk_of, raised, refusal, served
 
 
 class Seen:
@@ -196,7 +196,7 @@ def test_who_watches_changes_no_pick(share: float) -> None:
         for i in range(6):
             fleet.add(f"w{i}")
         metrics = Metrics(CollectorRegistry())
-        desk = Desk(fleet.core, metrics, fleet.clock, fault=raised, watch=watch)
+        desk = desk_of(fleet, metrics, raised, watch=watch)
         picked.append(stream_of_answers(desk, 600))
     assert picked[0] == picked[1]
     assert len(set(picked[0])) > 1

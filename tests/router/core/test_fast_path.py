@@ -24,7 +24,6 @@ from router.config.settings import GrpcSettings, GuardSettings
 from router.core.progress import Pick, Progress, ProgressState
 from router.desk import codec
 from router.desk.counters import Metrics
-from router.desk.desk import Desk
 from router.desk.stream_items import RouteItems, read_batch
 from router.fleet.table import COLUMNS
 from router.request.refusal import Refusal
@@ -33,7 +32,7 @@ from router.reservations.load import WorkerLoad
 from router.reservations.reservations import Ending
 from router.service.calls import Guard
 from tests.stage.fleet import Fleet, hashes, prompt
-from tests.stage.served import asked
+from tests.stage.served import asked, desk_of
 
 SIZE = 16
 GUARDED = GuardSettings(policies=("dynamo-adaptive", "dynamo-blocks", "ttft"))
@@ -68,7 +67,7 @@ class Side:
             self.fleet.core.lane = None
         self.metrics = Metrics(CollectorRegistry())
         guard = Guard.of(GrpcSettings(), 1 << 20, self.metrics)
-        self.desk = Desk(self.fleet.core, self.metrics, self.fleet.clock, fault=guard.fault)
+        self.desk = desk_of(self.fleet, self.metrics, guard.fault)
         self.items: RouteItems = self.desk.items()
         self.fast = 0
         """Calls of `route` that the fast path answered."""

@@ -14,7 +14,8 @@ from kvroute.v1 import router_pb2
 from router.core.progress import Repeated
 from router.desk import codec
 from router.desk import stream_items as route_stream
-from router.desk.stream_items import SLICE_S, RouteItems, Steps, StreamLife, read_batch
+from router.desk.answers import Steps
+from router.desk.stream_items import SLICE_S, RouteItems, StreamLife, read_batch
 from router.request.refusal import Reason, Refusal
 from tests.stage.fleet import Fleet, prompt
 from tests.stage.served import taken_apart
@@ -39,7 +40,7 @@ class Desk:
             cpu_clock=lambda: self.now_s,
         )
 
-    def route(self, content: bytes) -> Steps:
+    def route(self, content: bytes, left_s: float) -> Steps:
         yield from ()
         request = codec.receive(content, 1 << 20).message
         self.now_s += self.cost_s

@@ -1,0 +1,257 @@
+"""Requests that wait for a worker with room, and their turns. Pure.
+
+    route: a worker has room ─> decided at once
+           no worker has     ─> waits in the AdmissionQueue
+                                  turns: a worker has room again ─> decided
+                                         the wait is over        ─> decided a last time, or refused
+
+The queue (router/queue) says whose turn it is. This module knows the workers: which requests wait
+for the same ones, and whether any of those has room. What a decision comes to, the driver's job
+says: the desk's answers a message, a simulated client's takes the pick to an engine.
+
+Laws:
+- a request waits only while no worker that may take it has room, or behind others of its pool;
+- a request that could not be decided keeps its place in the order;
+- one call of `turns` makes ATTEMPTS_MAX attempts at most; the driver calls again for the rest;
+- no request that waits is refused for what is only learned of workers' capacity: its last decision
+  knows no such bound.
+"""
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from math import inf
+from random import Random
+from typing import Protocol
+
+from router.config.queue_settings import QueueSettings
+from router.core.core import RouterCore
+from router.core.waits import Waits
+from router.decision.decision import Decision, NobodyFits
+from router.queue.admission_queue import AdmissionQueue
+from router.queue.waiter import Waiter
+from router.request.refusal import Reason, Refusal
+from router.request.request import Request
+from router.reservations.reservations import Reservation
+
+ATTEMPTS_MAX = 16
+"""Attempts in one turn: each is a whole decision, of 30 to 100 us."""
+ENDS_MAX = 16
+"""Requests whose wait is over, in one turn."""
+BANDS_MAX = 64
+"""Bands whose waits are counted, those of earlier configurations among them."""
+AHEAD_S = 0.01
+"""A wait ends so long before its call's deadline, so that the caller reads why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wait:
+    """What a caller says of the wait of its request."""
+
+    priority: int = 0
+    """Higher is sooner."""
+    timeout_s: float | None = None
+    """The longest wait; None: as configured, 0: none."""
+    deadline_s: float = inf
+    """When the caller's call ends, on the router's clock."""
+    ttft_slo_s: float | None = None
+    """From arrival to the first token, as the caller wants it."""
+
+
+class Job(Protocol):
+    """A request, as its driver decides it. `decide` or `refuse` is the last call of a job, unless
+    `decide` raises."""
+
+    @property
+    def request_id(self) -> str:
+        """As the caller named it; empty: the caller named none."""
+
+    def decide(self, waited_s: float, may_strain: bool) -> Reservation:
+        """Reserves a worker; raises Refusal, and reserves nothing. may_strain: Decider.decide."""
+
+    def refuse(self, refusal: Refusal) -> None:
+        """The request waits no longer, and gets no worker."""
+
+
+class Admission:
+    """The admission queue of one replica, and what it knows of the fleet."""
+
+    def __init__(self, core: RouterCore, settings: QueueSettings, rng: Random) -> None:
+        self.queue = AdmissionQueue(settings, rng)
+        self.waits: dict[str, Waits] = {}
+        """By band: of the requests that got a worker."""
+        self._core = core
+        self._is_closed = False
+
+    def __len__(self) -> int:
+        return len(self.queue)
+
+    def configure(self, settings: QueueSettings, now_s: float) -> None:
+        """Orders and bounds by other settings from now on. What waits, waits on."""
+        self.queue.configure(settings, now_s)
+
+    def may_wait(self, wait: Wait) -> bool:
+        """Whether a request may wait at all."""
+        bound = self.queue.settings.max_waiting
+        return bound > 0 and wait.timeout_s != 0 and not self._is_closed
+
+    def route(
+        self,
+        request: Request,
+        wait: Wait,
+        now_s: float,
+        size_bytes: int,
+        job: Job,
+        decide: Callable[[bool], object],
+    ) -> Waiter | None:
+        """Decides a request, or has it wait; returns its place if it waits. Raises Refusal.
+
+        decide: reserves a worker at once, as Job.decide does later; called with may_strain.
+        size_bytes: of memory, while it waits.
+        """
+        may_wait, decision = self.may_wait(wait), None
+        if not may_wait or not self._is_behind(request):
+            try:
+                decide(not may_wait)
+                return None
+            except NobodyFits as refusal:
+                if not may_wait or refusal.reason is not Reason.ALL_WORKERS_FULL:
+                    raise
+                decision = refusal.decision
+        waiter = self._waiter(request, wait, decision, now_s, size_bytes)
+        waiter.payload = job
+        displaced = self.queue.offer(self._pool_of(request), waiter, now_s)
+        if displaced is not None:
+            _job(displaced).refuse(self.queue.displacement(displaced, now_s))
+        return waiter
+
+    def leave(self, waiter: Waiter, now_s: float) -> bool:
+        """A caller is gone; returns whether its request waited."""
+        return self.queue.cancel(waiter, now_s)
+
+    def turns(self, now_s: float) -> bool:
+        """Decides requests whose turn it is, and ends waits that are over. Returns whether more may
+        have their turn at once."""
+        over = self.queue.expired(now_s, ENDS_MAX)
+        for waiter in over:
+            self._decide_last(waiter, now_s)
+        left = ATTEMPTS_MAX
+        for pool in self.queue.pools():
+            for waiter in self.queue.candidates(pool, self._core.room, now_s):
+                if not self._core.fleet.has_room(waiter.model) and not self._is_known(
+                    _job(waiter).request_id
+                ):
+                    break
+                if not left:
+                    return True
+                left -= 1
+                self._decide(waiter, now_s)
+        return len(over) == ENDS_MAX
+
+    def close(self, refusal: Refusal, now_s: float) -> None:
+        """No request waits any more; those that do are refused."""
+        self._is_closed = True
+        for waiter in self.queue.clear(now_s):
+            _job(waiter).refuse(refusal)
+
+    def _decide(self, waiter: Waiter, now_s: float) -> None:
+        try:
+            reservation = _job(waiter).decide(now_s - waiter.arrived_s, may_strain=False)
+        except NobodyFits as refusal:
+            if refusal.reason is Reason.ALL_WORKERS_FULL:
+                self.queue.passed(waiter, self._core.room)
+            else:
+                self._end(waiter, refusal, now_s)
+        except Refusal as refusal:
+            self._end(waiter, refusal, now_s)
+        else:
+            self._note_wait(waiter, now_s)
+            cached_tokens = max(0, waiter.prompt_tokens - reservation.new_tokens)
+            self.queue.dispatched(waiter, reservation.new_tokens, cached_tokens, now_s)
+
+    def _decide_last(self, waiter: Waiter, now_s: float) -> None:
+        job = _job(waiter)
+        try:
+            job.decide(now_s - waiter.arrived_s, may_strain=True)
+            self._note_wait(waiter, now_s)
+        except NobodyFits as refusal:
+            full = refusal.reason is Reason.ALL_WORKERS_FULL
+            job.refuse(self.queue.timeout(waiter, now_s) if full else refusal)
+        except Refusal as refusal:
+            job.refuse(refusal)
+
+    def _note_wait(self, waiter: Waiter, now_s: float) -> None:
+        """A wait ended with a worker."""
+        band = self.queue.band(waiter)
+        if band not in self.waits and len(self.waits) < BANDS_MAX:
+            self.waits[band] = Waits()
+        if (waits := self.waits.get(band)) is not None:
+            waits.add(now_s - waiter.arrived_s)
+
+    def _end(self, waiter: Waiter, refusal: Refusal, now_s: float) -> None:
+        """Something else than want of room refuses a request that waits."""
+        self.queue.unserved(waiter, now_s)
+        _job(waiter).refuse(refusal)
+
+    def _is_behind(self, request: Request) -> bool:
+        """Whether others wait for the workers of a request, which is no second one of its id."""
+        return (
+            len(self.queue) > 0
+            and self.queue.waiting(self._pool_of(request)) > 0
+            and not self._is_known(request.request_id)
+        )
+
+    def _is_known(self, request_id: str) -> bool:
+        """Whether a request has an answer already, which takes no room."""
+        return self._core.reservations.of_request(request_id) is not None
+
+    def _waiter(
+        self,
+        request: Request,
+        wait: Wait,
+        decision: Decision | None,
+        now_s: float,
+        size_bytes: int,
+    ) -> Waiter:
+        timeout_s = self.queue.settings.timeout_s if wait.timeout_s is None else wait.timeout_s
+        slo_ends_s = inf if wait.ttft_slo_s is None else now_s + wait.ttft_slo_s
+        tokens = request.prompt.token_count
+        held_tokens = decision.best_overlap_tokens() if decision is not None else 0
+        # A second request of an id waits by itself, and gets the first one's answer.
+        second = self.queue.find(request.request_id) is not None
+        return Waiter(
+            request_id="" if second else request.request_id,
+            arrived_s=now_s,
+            expires_s=max(now_s, min(wait.deadline_s - AHEAD_S, now_s + timeout_s)),
+            deadline_s=min(wait.deadline_s, slo_ends_s),
+            model=request.model,
+            tenant=request.tenant,
+            priority=wait.priority,
+            labels=request.required_labels,
+            restriction=_restriction(request),
+            needs_prefill=request.resumed is None,
+            prompt_tokens=tokens,
+            new_tokens=tokens - held_tokens,
+            output_tokens=self._core.decider.output_tokens(request),
+            size_bytes=size_bytes,
+        )
+
+    def _pool_of(self, request: Request) -> Hashable:
+        """Requests with the same key wait in one order: those for the same model, by any of its
+        names or LoRAs, and for the same role."""
+        return self._core.fleet.base_model(request.model), request.role
+
+
+def _job(waiter: Waiter) -> Job:
+    job: Job = waiter.payload  # type: ignore[assignment]  # the queue doesn't look at it
+    return job
+
+
+def _restriction(request: Request) -> Hashable:
+    """What narrows the workers that a request may use; None: nothing does."""
+    lora_name = request.prompt.lora_name
+    if not (
+        lora_name or request.required_labels or request.allowed_workers or request.excluded_workers
+    ):
+        return None
+    labels = frozenset(request.required_labels.items())
+    return lora_name, labels, request.allowed_workers, request.excluded_workers

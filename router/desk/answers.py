@@ -1,0 +1,82 @@
+"""What a desk answers a request with: at once, or later."""
+
+from collections.abc import Callable, Generator
+from typing import TypeAlias
+
+from router.audit.sampling import Due
+from router.desk.codec import Received
+from router.queue.waiter import Waiter
+from router.request.refusal import Refusal
+from router.request.request import Request
+from router.reservations.reservations import Reservation
+
+Answered: TypeAlias = tuple[bytes, Reservation, bool]
+"""A RouteResponse, its reservation, and whether it was an earlier request's."""
+Answer: TypeAlias = Callable[["Waiting", float, bool], Answered]
+"""Decides a request that waits: see Job.decide. Raises Refusal."""
+Refuse: TypeAlias = Callable[["Waiting", Refusal], None]
+"""Counts the refusal of a request that waited."""
+
+
+class Waiting:
+    """A request whose answer comes later: a Job (router/core/admission.py) of a desk."""
+
+    __slots__ = (
+        "_answer",
+        "_refuse",
+        "due",
+        "on_done",
+        "outcome",
+        "read",
+        "request",
+        "request_id",
+        "waiter",
+    )
+
+    def __init__(
+        self,
+        request: bytes,
+        request_id: str,
+        due: Due | None,
+        read: tuple[Received, Request] | None,
+        answer: Answer,
+        refuse: Refuse,
+    ) -> None:
+        """due: observers of what comes of the request. read: of a long request, what would take
+        long to read and hash again."""
+        self.request = request
+        self.request_id = request_id
+        self.due = due
+        self.read = read
+        self._answer = answer
+        self._refuse = refuse
+        self.outcome: Answered | Refusal | None = None
+        """None: it waits."""
+        self.on_done: Callable[[], None] = lambda: None
+        """Called once, when there is an outcome."""
+        self.waiter: Waiter | None = None
+        """Its place, as long as it waits."""
+
+    def decide(self, waited_s: float, may_strain: bool) -> Reservation:
+        """See Job."""
+        self.outcome = answered = self._answer(self, waited_s, may_strain)
+        self.on_done()
+        return answered[1]
+
+    def refuse(self, refusal: Refusal) -> None:
+        """See Job."""
+        self._refuse(self, refusal)
+        self.outcome = refusal
+        self.on_done()
+
+    def take(self) -> Answered:
+        """The answer; raises the Refusal. Only after `on_done`."""
+        if self.outcome is None:
+            raise AssertionError("the request still waits")
+        if isinstance(self.outcome, Refusal):
+            raise self.outcome
+        return self.outcome
+
+
+Steps: TypeAlias = Generator[None, None, Answered | Waiting]
+"""A request that is answered in steps, between which others may have a turn."""

@@ -1,0 +1,227 @@
+"""Requests that wait at a router for a worker with room, over real gRPC."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from kvroute.client import KvRouteClient
+from kvroute.v1 import router_pb2
+from router.config.queue_settings import QueueSettings
+from tests.stage.served import Served, asked, refusal, served
+
+QUEUE = QueueSettings()
+
+
+@asynccontextmanager
+async def full(queue: QueueSettings = QUEUE, **about: Any) -> AsyncIterator[tuple[Served, str]]:
+    """A fleet of one worker with one slot, which a request has taken: its reservation's id."""
+    async with served(queue=queue, **about) as stage:
+        stage.fleet.add("w0", total_slots=1)
+        answer = await stage.router.Route(asked())
+        yield stage, answer.reservation_id
+
+
+async def waits(stage: Served, count: int) -> None:
+    """Returns once so many requests wait."""
+    while len(stage.desk.admission) != count:  # noqa: ASYNC110  # the queue has no event to await
+        await asyncio.sleep(0)
+
+
+def report(reservation_id: str, state: int = router_pb2.PROGRESS_STATE_FINISHED) -> Any:
+    step = router_pb2.Progress(reservation_id=reservation_id, state=state)
+    return router_pb2.ReportRequest(progress=[step])
+
+
+async def test_a_request_waits_until_a_worker_has_room() -> None:
+    async with full() as (stage, first):
+        call = asyncio.ensure_future(stage.router.Route(asked()))
+        await waits(stage, 1)
+        stage.fleet.now_s += 0.25
+        await stage.router.Report(report(first))
+        answer = await call
+        assert answer.worker_id == "w0"
+        assert answer.queue_ms == 250
+        assert stage.requests("picked") == 2
+        assert stage.requests("refused", "ALL_WORKERS_FULL") == 0
+
+
+async def test_requests_that_wait_have_their_turn_by_priority_then_arrival() -> None:
+    async with full() as (stage, held):
+        calls: dict[str, asyncio.Future[Any]] = {}
+        for name, priority in (("low", 0), ("first", 5), ("second", 5)):
+            request = asked(request_id=name, priority=priority)
+            calls[name] = asyncio.ensure_future(stage.router.Route(request))
+            await waits(stage, len(calls))
+        for name in ("first", "second", "low"):
+            await stage.router.Report(report(held))
+            held = (await calls.pop(name)).reservation_id
+            assert not any(call.done() for call in calls.values())
+
+
+async def test_a_newcomer_goes_behind_those_that_wait_though_a_worker_has_room() -> None:
+    async with full() as (stage, held):
+        elsewhere = asked(request_id="picky", allowed_worker_ids=["w0"])
+        picky = asyncio.ensure_future(stage.router.Route(elsewhere))
+        await waits(stage, 1)
+        stage.fleet.add("w1", total_slots=1)  # room, but not for the one that waits
+        assert (await stage.router.Route(asked())).worker_id == "w1"
+        assert not picky.done()
+        await stage.router.Report(report(held))
+        assert (await picky).worker_id == "w0"
+
+
+async def test_a_wait_that_is_over_ends_with_its_reason_and_a_time_to_come_back() -> None:
+    async with full(QueueSettings(timeout_s=2.0)) as (stage, _):
+        call = asyncio.ensure_future(refusal(stage.router.Route(asked())))
+        await waits(stage, 1)
+        stage.fleet.now_s += 2.0
+        stage.desk.turns()
+        told = await call
+        assert (told.code, told.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_TIMEOUT")
+        assert told.retry_s is not None
+        assert stage.requests("refused", "QUEUE_TIMEOUT") == 1
+        assert stage.fleet.core.reservations.__len__() == 1
+
+
+async def test_a_request_that_may_not_wait_is_refused_at_once() -> None:
+    async with full() as (stage, _):
+        told = await refusal(stage.router.Route(asked(queue_timeout_ms=0)))
+        assert told.reason == "ALL_WORKERS_FULL"
+
+
+async def test_without_a_queue_nothing_waits() -> None:
+    async with full(QueueSettings(max_waiting=0)) as (stage, _):
+        assert (await refusal(stage.router.Route(asked()))).reason == "ALL_WORKERS_FULL"
+
+
+async def test_a_caller_that_is_gone_leaves_the_queue_at_once() -> None:
+    async with full() as (stage, held):
+        call = stage.router.Route(asked())
+        await waits(stage, 1)
+        call.cancel()
+        await waits(stage, 0)
+        await stage.router.Report(report(held))
+        assert stage.fleet.core.reservations.__len__() == 0
+
+
+async def test_the_same_request_twice_waits_twice_and_gets_one_answer() -> None:
+    async with full() as (stage, held):
+        calls = [asyncio.ensure_future(stage.router.Route(asked(request_id="r"))) for _ in range(2)]
+        await waits(stage, 2)
+        await stage.router.Report(report(held))
+        first, second = await asyncio.gather(*calls)
+        assert first == second
+        assert stage.fleet.core.reservations.__len__() == 1
+
+
+async def test_a_full_queue_refuses_a_newcomer() -> None:
+    async with full(QueueSettings(max_waiting=1)) as (stage, _):
+        call = asyncio.ensure_future(stage.router.Route(asked()))
+        await waits(stage, 1)
+        told = await refusal(stage.router.Route(asked()))
+        assert (told.code, told.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL")
+        assert told.retry_s is not None
+        call.cancel()
+
+
+async def test_a_newcomer_of_higher_priority_takes_a_place() -> None:
+    async with full(QueueSettings(max_waiting=1)) as (stage, held):
+        low = asyncio.ensure_future(refusal(stage.router.Route(asked())))
+        await waits(stage, 1)
+        high = asyncio.ensure_future(stage.router.Route(asked(priority=11)))
+        assert (await low).reason == "QUEUE_FULL"
+        await stage.router.Report(report(held))
+        assert (await high).worker_id == "w0"
+
+
+async def test_a_router_that_stops_refuses_what_waits() -> None:
+    async with full() as (stage, _):
+        call = asyncio.ensure_future(refusal(stage.router.Route(asked())))
+        await waits(stage, 1)
+        stage.desk.close()
+        told = await call
+        assert (told.code, told.reason) == (grpc.StatusCode.UNAVAILABLE, "DRAINING")
+        assert (await refusal(stage.router.Route(asked()))).reason == "ALL_WORKERS_FULL"
+
+
+async def test_the_client_waits_too() -> None:
+    async with full() as (stage, held), KvRouteClient(f"127.0.0.1:{stage.server.port}") as client:
+        call = asyncio.ensure_future(client.route(token_ids=[1, 2, 3]))
+        await waits(stage, 1)
+        await stage.router.Report(report(held))
+        assert (await call).worker_id == "w0"
+
+
+async def test_items_of_a_stream_wait_and_others_go_ahead() -> None:
+    async with full() as (stage, held):
+        stream = stage.router.RouteStream()
+        items = [router_pb2.RouteItem(index=index, request=asked()) for index in (1, 2, 3)]
+        await stream.write(router_pb2.RouteBatch(items=items))
+        assert not (await stream.read()).results  # at once, and empty
+        await waits(stage, 3)
+        await stream.write(
+            router_pb2.RouteBatch(items=[router_pb2.RouteItem(index=2, cancel=True)])
+        )
+        assert not (await stream.read()).results
+        assert len(stage.desk.admission) == 2
+        for index in (1, 3):
+            await stage.router.Report(report(held))
+            (result,) = (await stream.read()).results
+            assert result.index == index
+            held = result.response.reservation_id
+        await stream.done_writing()
+        assert await stream.read() is grpc.aio.EOF
+
+
+async def test_a_stream_that_ends_waits_for_its_items() -> None:
+    async with full() as (stage, held):
+        stream = stage.router.RouteStream()
+        item = router_pb2.RouteItem(index=1, request=asked())
+        await stream.write(router_pb2.RouteBatch(items=[item]))
+        await stream.done_writing()
+        await stream.read()
+        await waits(stage, 1)
+        await stage.router.Report(report(held))
+        (result,) = (await stream.read()).results
+        assert result.index == 1
+        assert await stream.read() is grpc.aio.EOF
+
+
+async def test_a_stream_that_breaks_leaves_nothing_waiting() -> None:
+    async with full() as (stage, _):
+        stream = stage.router.RouteStream()
+        item = router_pb2.RouteItem(index=1, request=asked())
+        await stream.write(router_pb2.RouteBatch(items=[item]))
+        await waits(stage, 1)
+        stream.cancel()
+        await waits(stage, 0)
+
+
+async def test_an_item_waits_no_longer_than_its_own_bound() -> None:
+    async with full() as (stage, _):
+        stream = stage.router.RouteStream()
+        item = router_pb2.RouteItem(index=1, request=asked(), timeout_ms=500)
+        await stream.write(router_pb2.RouteBatch(items=[item]))
+        await stream.read()
+        stage.fleet.now_s += 0.5
+        stage.desk.turns()
+        (result,) = (await stream.read()).results
+        assert result.status.code == grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
+        stream.cancel()
+
+
+async def test_learned_capacity_makes_requests_wait_and_refuses_none() -> None:
+    async with served(queue=QueueSettings(timeout_s=1.0)) as stage:
+        worker = stage.fleet.add("w0", total_slots=None, running=2, waiting=2, used_blocks=10)
+        for _ in range(3):  # samples that agree: it runs two at once
+            stage.fleet.now_s += 0.1
+            stage.fleet.say(worker)
+        call = asyncio.ensure_future(stage.router.Route(asked()))
+        await waits(stage, 1)
+        stage.fleet.now_s += 1.0
+        stage.desk.turns()
+        assert (await call).worker_id == "w0"
