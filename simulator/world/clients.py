@@ -14,11 +14,12 @@ from functools import partial
 
 import numpy as np
 
+from router.core.admission import Wait
 from router.core.progress import Pick, Progress, ProgressState
 from router.request.prompt import Prompt
 from router.request.refusal import Reason, Refusal
 from router.request.request import Request, Role
-from router.reservations.reservations import Ending
+from router.reservations.reservations import Ending, Reservation
 from simulator.engines.content import ChainContent, TokenContent
 from simulator.engines.cost_model import Distance
 from simulator.engines.scheduler import Content, Output, RequestRefused, Sequence, Submission
@@ -36,7 +37,9 @@ BACKOFF_S_MAX = 2.0
 """As in kvroute's client: RetryInfo + uniform(0, min(max, backoff * 2^(failures - 1)))."""
 CALLERS = 16
 """Hosts that requests come from, as far as routers tell them apart."""
-_UNAVAILABLE = (Reason.NO_WORKER, Reason.NO_ELIGIBLE_WORKER)
+WAITING_BYTES = 1024
+"""Of a request while it waits at a router; prompts are not counted."""
+_UNAVAILABLE = (Reason.NO_WORKER, Reason.NO_ELIGIBLE_WORKER, Reason.DRAINING)
 
 
 @dataclass(slots=True, eq=False)
@@ -69,6 +72,29 @@ class Life:
     def request_id(self) -> str:
         """For router and engine: one for each try of each role."""
         return f"r{self.index}-{self.role}-{self.losses}"
+
+
+@dataclass(slots=True, eq=False)
+class _Asking:
+    """A request at a router: a Job of router/core/admission.py."""
+
+    clients: "Clients"
+    life: Life
+    router: VirtualRouter
+    request: Request
+
+    @property
+    def request_id(self) -> str:
+        """See Job."""
+        return self.request.request_id
+
+    def decide(self, waited_s: float, may_strain: bool) -> Reservation:
+        """See Job."""
+        return self.clients.route(self.life, self.router, self.request, may_strain).reservation
+
+    def refuse(self, refusal: Refusal) -> None:
+        """See Job."""
+        self.clients.refused(self.life, refusal)
 
 
 class Clients:
@@ -171,12 +197,25 @@ class Clients:
             tenant=life.request.tenant or "",
             session_id=life.request.session_id or "",
         )
-        watch = self.shadows.watch if options.shadows else None
+        asking = _Asking(self, life, router, request)
+        wait = Wait(priority=life.request.priority or 0)
         try:
-            pick = router.core.route(request, now_s, watch=watch)
+            waiter = router.admission.route(
+                request, wait, now_s, WAITING_BYTES, asking, partial(asking.decide, 0.0)
+            )
         except Refusal as refusal:
             self._on_refusal(life, refusal)
             return
+        if waiter is not None:
+            self._record.counters["queued"] += 1
+            self._timeline.at(waiter.expires_s, router.turns)
+            router.turns()
+
+    def route(self, life: Life, router: VirtualRouter, request: Request, may_strain: bool) -> Pick:
+        """Reserves a worker, and sends the request there; raises Refusal."""
+        options, now_s = self._options, self._timeline.now_s
+        watch = self.shadows.watch if options.shadows else None
+        pick = router.core.route(request, now_s, watch=watch, may_strain=may_strain)
         if not isinstance(pick, Pick):
             raise AssertionError(f"{life.request_id} is in flight already")
         self._record.counters["moved_by_guard"] += pick.decision.computing.guarded is not None
@@ -187,7 +226,7 @@ class Clients:
             self._record.predicted_tokens[life.index] = computed.predicted_tokens
         worker = self._fleet.worker(computed.worker)
         self._record.note(Happened.PICKED, now_s, life.index, worker.index)
-        if as_pair:
+        if request.role is Role.PAIR:
             life.role, life.decodes_at = Role.BOTH, None
             self._record.counters[f"pairs_{pick.decision.how}"] += 1
             if computed is not reservation:
@@ -195,6 +234,11 @@ class Clients:
                 self._record.note(Happened.PICKED, now_s, life.index, life.decodes_at.index)
         self._renew_later(life)
         self._submit(life, worker)
+        return pick
+
+    def refused(self, life: Life, refusal: Refusal) -> None:
+        """A request that waited gets no worker."""
+        self._on_refusal(life, refusal)
 
     def _router(self) -> VirtualRouter:
         routers = self._fleet.routers
@@ -361,6 +405,8 @@ class Clients:
         progress = Progress(life.reservation_id, state, output_tokens, cached_tokens, failure)
         life.router.core.report(progress, now_s, f"client-{life.index % CALLERS}")
         self._fleet.network.reserved(life.router)
+        if len(life.router.admission):  # once the engine's step is over that brought this about
+            self._timeline.at(now_s, life.router.turns)
 
     def _renew_later(self, life: Life) -> None:
         when_s = self._timeline.now_s + self._options.routing.lease_s / 3

@@ -6,6 +6,7 @@ Every field has a unit and a check, so that a run never starts with a number tha
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from router.config.queue_settings import QueueSettings
 from router.config.settings import RoutingSettings
 from router.policies.configured import configured
 from router.request.request import Role
@@ -97,6 +98,8 @@ class RunOptions:
 
     routing: RoutingSettings = field(default_factory=RoutingSettings)
     """Its policy is `policy`."""
+    queue: QueueSettings = field(default_factory=QueueSettings)
+    """Of requests that wait at a router for a worker with room."""
     replicas: int = 1
     """Routers, each with a view of its own."""
     spread: Literal["round_robin", "random"] = "round_robin"

@@ -35,7 +35,8 @@ class VirtualNetwork:
     ) -> None:
         self.loss = options.event_loss
         self.routers = [
-            VirtualRouter(number, options, self.ask) for number in range(options.replicas)
+            VirtualRouter(number, options, self.ask, lambda: timeline.now_s)
+            for number in range(options.replicas)
         ]
         self._timeline = timeline
         self._delay_s = options.event_delay_s

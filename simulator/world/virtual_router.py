@@ -20,7 +20,9 @@ from indexer.identity import WorkerKey
 from indexer.kernel import NativeIndex
 from router.config.settings import FleetSettings, IndexSettings
 from router.copies.hot_prefixes import HotPrefixes, Means, carried
+from router.core.admission import Admission
 from router.core.core import RouterCore
+from router.request.refusal import Reason, Refusal
 from simulator.engines.cost_model import Distance, PrefillChunk
 from simulator.world.options import RunOptions
 
@@ -47,8 +49,11 @@ class Plane(IntEnum):
 class VirtualRouter:
     """A replica. `on_pulls` is told which relays it wants to ask."""
 
-    def __init__(self, number: int, options: RunOptions, on_pulls: OnPulls) -> None:
+    def __init__(
+        self, number: int, options: RunOptions, on_pulls: OnPulls, now_s: Callable[[], float]
+    ) -> None:
         self.number = number
+        self._now_s = now_s
         self.rng = random.Random(f"{options.seed}/ties of {number}")
         self._options = options
         self._on_pulls = on_pulls
@@ -58,8 +63,9 @@ class VirtualRouter:
 
     def restart(self) -> None:
         """Another process, which knows nothing of its workers and of what was reserved."""
-        self._life += 1
+        waiting, self._life = self.admission, self._life + 1
         self._begin()
+        waiting.close(Refusal(Reason.DRAINING, "the router restarts"), self._now_s())
 
     def _begin(self) -> None:
         fleet, index, routing = FleetSettings(), IndexSettings(), self._options.routing
@@ -82,6 +88,8 @@ class VirtualRouter:
         if self._options.hot_prefixes:
             means = copy_means(self._options)
             self.core.hot = HotPrefixes(self.core.fleet, routing.hot_prefixes, means)
+        rng = random.Random(f"{replica}/queue")
+        self.admission = Admission(self.core, self._options.queue, rng)
         self.teller = Teller(self.core.replica, Epoch(self._life, self.number))
         """Of what we have reserved, to the other replicas."""
         self._inbox: list[tuple[float, int, Plane, WorkerKey, bytes]] = []
@@ -99,6 +107,11 @@ class VirtualRouter:
         for message in messages:
             self._sent += 1
             heapq.heappush(self._inbox, (when_s, self._sent, plane, key, message))
+
+    def turns(self) -> None:
+        """Requests that wait have their turns, as far as workers have room now."""
+        while len(self.admission) and self.admission.turns(self._now_s()):
+            pass
 
     def hear(self, now_s: float) -> None:
         """All that has arrived by now."""
@@ -127,3 +140,4 @@ class VirtualRouter:
             self.core.catch_up(now_s)
         if effects.resyncs:
             self._on_pulls(self, effects.resyncs)
+        self.turns()

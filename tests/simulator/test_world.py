@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from indexer.identity import Tier
+from router.config.queue_settings import QueueSettings
 from router.config.settings import RoutingSettings
 from router.request.prompt import Prompt
 from simulator.engines.cost_model import Distance
@@ -320,7 +321,8 @@ def test_estimated_slots_serve_as_well_as_known_ones() -> None:
     roomy = SchedulerConfig(block_count=4000, block_size=64, max_num_seqs=8)
 
     def played(**options: Any) -> tuple[World, RunResult]:
-        world = World(RunOptions(scheduler=roomy, workers=4, **options), busy)
+        none = QueueSettings(max_waiting=0)
+        world = World(RunOptions(scheduler=roomy, workers=4, queue=none, **options), busy)
         return world, world.run()
 
     _, known = played()
