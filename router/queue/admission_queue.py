@@ -47,9 +47,6 @@ class AdmissionQueue:
         """Of the refused requests, by the bound that refused."""
         self._rng = rng
         self._settings = settings
-        self.tenants = Tenants(settings.tenants)
-        """Their quotas: the driver says which requests were picked for without waiting, and which
-        ended."""
         self._rules = self._rules_of(settings)
         self._bounds = Bounds(settings)
         self._pools: dict[Hashable, PoolQueue] = {}
@@ -82,7 +79,6 @@ class AdmissionQueue:
         waiting = [waiter for pool in self._pools.values() for waiter in pool]
         self._settings, self._rules = settings, rules
         self._bounds = Bounds(settings, waiting)
-        self.tenants.configure(settings.tenants)
         for pool in self._pools.values():
             pool.configure(rules, now_s)
 
@@ -127,7 +123,7 @@ class AdmissionQueue:
         if waiter.waits or waiter.request_id in self._by_id:
             raise ValueError(f"{waiter} waits already")
         self.counts[Fate.ARRIVED] += 1
-        waiter.points = waiter.priority + self.tenants.of(waiter.tenant).priority
+        waiter.points = self._rules.tenants.points(waiter)
         displaced = self._displaced_by(waiter, now_s)
         if displaced is not None:
             self._leave(displaced, Fate.DISPLACED, now_s)
@@ -153,12 +149,10 @@ class AdmissionQueue:
         """A request has its worker. Raises ValueError if it does not wait."""
         if not waiter.waits:
             raise ValueError(f"{waiter} does not wait")
-        cost = self.tenants.cost(uncached_tokens, cached_tokens)
+        cost = self._rules.tenants.cost(uncached_tokens, cached_tokens)
         queue = self._pools[waiter.pool]
         queue.charge(waiter, cost)
         queue.rate.went(now_s)
-        if self.tenants.have_quotas:
-            self.tenants.took(waiter.tenant, cost, now_s)
         self._leave(waiter, Fate.DISPATCHED, now_s)
 
     def cancel(self, waiter: Waiter, now_s: float) -> bool:
@@ -203,7 +197,7 @@ class AdmissionQueue:
         queue.remove(waiter)
         self._bounds.remove(waiter)
         waiter.priority = priority
-        waiter.points = priority + self.tenants.of(waiter.tenant).priority
+        waiter.points = self._rules.tenants.points(waiter)
         self._bounds.add(waiter)
         queue.add(waiter, now_s)
         return True
@@ -229,7 +223,7 @@ class AdmissionQueue:
         return Rules(
             ranking(settings, self._rng),
             Bands.of(settings.bands, settings.bands_aging),
-            self.tenants,
+            Tenants(settings.tenants),
             settings.bands_strict,
             settings.look_past,
         )
