@@ -87,10 +87,9 @@ class Warmer:
         if asked.cancel:
             self._cancel(asked.id)
             return
-        key = asked.tokens, asked.lora_name, asked.cache_salt
-        job = self._jobs.get(key)
+        job = self._jobs.get(_key(asked))
         if job is None and len(self._jobs) < JOBS_MAX:
-            job = self._jobs[key] = _Job(asked)
+            job = self._jobs[_key(asked)] = _Job(asked)
             job.task = self._supervisor.once(partial(self._run, job), "warm")
         if job is None or len(job.askers) >= ASKERS_MAX:
             self._counts["warm_busy"] += 1
@@ -100,10 +99,20 @@ class Warmer:
 
     def _cancel(self, copy_id: str) -> None:
         for job in self._jobs.values():
-            if job.askers.pop(copy_id, None) is not None and not job.askers:
-                if job.task is not None:
-                    job.task.cancel()
+            if job.askers.pop(copy_id, None) is not None:
+                if not job.askers:
+                    self._end(job)
+                    if job.task is not None:
+                        job.task.cancel()
                 return
+
+    def _end(self, job: _Job) -> None:
+        """Frees the job's place; the next question for its prefix is another job.
+
+        A cancelled job ends here at once, since its task may never have begun.
+        """
+        if self._jobs.get(_key(job.asked)) is job:
+            del self._jobs[_key(job.asked)]
 
     async def _run(self, job: _Job) -> None:
         asked, kind = job.asked, "warm_failed"
@@ -118,7 +127,7 @@ class Warmer:
         except (aiohttp.ClientError, OSError, ValueError) as error:
             trouble = str(error) or type(error).__name__
         finally:
-            del self._jobs[asked.tokens, asked.lora_name, asked.cache_salt]
+            self._end(job)
         trouble = masked(trouble)
         if trouble:
             self._counts[kind] += 1
@@ -150,6 +159,10 @@ class Warmer:
         if reply:
             told = Warmed(id=copy_id, done=not trouble, detail=trouble[:_TROUBLE_BYTES_MAX])
             await self._answer(reply, encode(told))
+
+
+def _key(asked: Warm) -> tuple[bytes, str, str]:
+    return asked.tokens, asked.lora_name, asked.cache_salt
 
 
 def completion_of(asked: Warm, engine: str, model: str) -> dict[str, Any]:

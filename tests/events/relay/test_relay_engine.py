@@ -15,7 +15,7 @@ from events.engines import sockets as engine_sockets
 from events.plane import supervisor
 from events.plane.facts import Heartbeat, Warm, Warmed, decode, encode
 from events.plane.settings import EngineSettings
-from events.relay import engine_pages, stream_publisher
+from events.relay import engine_pages, stream_publisher, warmer
 from events.relay import relay as module
 from events.relay.engine_pages import HEALTH_S
 from events.relay.rank import EngineState
@@ -236,6 +236,22 @@ async def test_redirects_are_told_and_not_followed(engine: Engine) -> None:
     assert not told.done
     assert "answered with a redirect to http://***@127.0.0.1" in told.detail
     assert "/elsewhere" not in engine.asked
+
+
+async def test_a_prefix_that_is_taken_back_at_once_frees_its_place(engine: Engine) -> None:
+    engine.pages["/v1/completions"] = engine.says(web.json_response, {})
+    await engine.follow(warm=True)
+    subject = "kvroute.v1.f.warm.w.0"
+    for number in range(warmer.JOBS_MAX + 1):  # each pair with no turn of the event loop between
+        prefix = bytes([number, 0, 0, 0])
+        await engine.wire.say(subject, encode(Warm(id=str(number), tokens=prefix)), "taken_back")
+        await engine.wire.say(subject, encode(Warm(id=str(number), cancel=True)), "")
+    await engine.wire.say(subject, encode(Warm(id="again", tokens=bytes(4))), "us")
+    await until(lambda: engine.wire.published["us"], "an answer to the router")
+    told = decode(Warmed, engine.wire.published["us"][0])
+    assert isinstance(told, Warmed)
+    assert (told.id, told.done) == ("again", True)
+    assert not engine.wire.published["taken_back"]
 
 
 async def test_passwords_are_in_the_address_and_nowhere_else(
