@@ -169,8 +169,8 @@ async def test_what_the_native_lane_answers_counts_too(
             if fast_lane:
                 for _ in range(2):  # one by one, until there is a stream
                     await client.route(token_ids=own(98))
-                assert client._lines is not None
-                lines = client._lines._lines
+                assert client._transport.lines is not None
+                lines = client._transport.lines._lines
                 await until(
                     lambda: all(one.lane and one.lane.takes(1) for one in lines), "a stream"
                 )
@@ -326,10 +326,10 @@ async def test_what_two_routers_share_goes_on_until_both_take_it_back() -> None:
         warmer = engines.relays["a"]._shells[0].warmer
         assert warmer is not None
         (job,) = warmer._jobs.values()
-        await until(lambda: len(job.askers) == 2 and requests_in(engine) == 1, "one for both")
+        await until(lambda: len(job.replies) == 2 and requests_in(engine) == 1, "one for both")
         cancel = [encode(Warm(id=str(i), cancel=True)) for i in range(2)]
         await engines.broker.publish(subjects.warm("default", A), cancel[0])
-        await until(lambda: len(job.askers) == 1, "one that is left")
+        await until(lambda: len(job.replies) == 1, "one that is left")
         assert requests_in(engine) == 1
         await engines.broker.publish(subjects.warm("default", A), cancel[1])
         await until(lambda: requests_in(engine) == 0, "an engine that lets go of it")

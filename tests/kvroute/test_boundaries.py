@@ -194,10 +194,10 @@ async def test_a_router_s_name_of_any_length_is_not_kept(server: Server) -> None
     server.router.answer = pick_of(name="n" * (OWNER_NAME_MAX + 1) + "-1")
     async with make_client(server) as client:
         pick = await client.route(token_ids=TOKENS)
-        assert client._open().owner(pick.reservation_id) is None
+        assert client._transport.open().owner(pick.reservation_id) is None
         server.router.answer = pick_of(name="n" * (OWNER_NAME_MAX - 2) + "-1")
         pick = await client.route(token_ids=TOKENS)
-        assert client._open().owner(pick.reservation_id) is not None
+        assert client._transport.open().owner(pick.reservation_id) is not None
 
 
 @pytest.mark.parametrize("params", ["{", "[]", "7", '"text"', "[" * 100_000])
@@ -239,7 +239,7 @@ async def test_a_lane_that_broke_says_why_and_is_opened_again(server: Server) ->
     async with asyncio.timeout(GUARD_S), make_client(server, token=token, retry=ONCE) as client:
         for _ in range(3):
             await client.route(token_ids=TOKENS)
-        lane = client._open()._lines[0].lane
+        lane = client._transport.open()._lines[0].lane
         assert lane is not None
         while "open" not in repr(lane):  # noqa: ASYNC110  # a socket sets no event here
             await asyncio.sleep(0.002)

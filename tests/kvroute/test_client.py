@@ -428,7 +428,7 @@ async def test_a_router_that_goes_away_and_comes_back_is_found_again(server: Ser
 
 async def connected(client: KvRouteClient) -> None:
     """Waits for gRPC's own reconnect."""
-    line = await client._line(GUARD_S)
+    line = await client._transport.line(GUARD_S)
     async with asyncio.timeout(GUARD_S):
         while not await line.settled():  # noqa: ASYNC110  # gRPC's backoff is its own
             await asyncio.sleep(0.005)
@@ -583,10 +583,12 @@ async def test_ready_is_when_the_router_says_so(server: Server) -> None:
 async def test_waiting_for_readiness_ends_with_what_was_seen_last(server: Server) -> None:
     await server.health.set("readiness", HealthCheckResponse.NOT_SERVING)
     async with make_client(server) as client:
-        with pytest.raises(DeadlineExceeded, match="not ready after 3 s; seen last: NOT_SERVING"):
+        with pytest.raises(
+            DeadlineExceeded, match="not ready after 3 s; the last answer: NOT_SERVING"
+        ):
             await client.wait_ready(3.0)
         await server.stop()
-        with pytest.raises(DeadlineExceeded, match="seen last: UNAVAILABLE"):
+        with pytest.raises(DeadlineExceeded, match="the last answer: UNAVAILABLE"):
             await client.wait_ready(1.0)
 
 

@@ -399,7 +399,7 @@ async def test_without_routers_the_client_picks_until_one_is_back(
         assert client.counts["outages"] == 1
         await server.start()
         assert (await routed(client)).reservation_id == "r-w0"
-        assert not client._fallback.outage  # type: ignore[union-attr]
+        assert not client._takeover.fallback.outage  # type: ignore[union-attr]
         assert client.counts["outages"] == 1
 
 
@@ -417,7 +417,7 @@ async def test_reports_of_a_pick_of_our_own_go_nowhere(server: Server) -> None:
         assert outcome.result == ProgressResult.PROGRESS_RESULT_APPLIED
         assert client.counts["report_calls"] == before
         assert client.reports_lost == 0
-        assert not client._fallback._open  # type: ignore[union-attr]
+        assert not client._takeover.fallback._open  # type: ignore[union-attr]
         await server.start()
         await routed(client)
         theirs = Progress(reservation_id="r-1", state=FINISHED)
@@ -536,7 +536,7 @@ async def test_closing_ends_a_list_under_way(server: Server) -> None:
     client = KvRouteClient(server.address)
     for _ in range(2):
         await client.route(token_ids=TOKENS)
-    assert client._listing is not None
-    listing = client._listing
+    assert client._picker.listing is not None
+    listing = client._picker.listing
     await client.close()
     assert listing.done()

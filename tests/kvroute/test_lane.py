@@ -57,8 +57,10 @@ def names(items: list[RouteItem]) -> list[str]:
 
 
 def is_open(client: KvRouteClient) -> bool:
-    assert client._lines is not None
-    return all(line.lane is not None and line.lane.takes(1) for line in client._lines._lines)
+    assert client._transport.lines is not None
+    return all(
+        line.lane is not None and line.lane.takes(1) for line in client._transport.lines._lines
+    )
 
 
 async def opened(client: KvRouteClient) -> None:
@@ -93,8 +95,8 @@ async def test_one_request_opens_no_stream_and_a_second_does_not_wait_for_it(
     async with make_client(server) as client:
         await client.route(token_ids=TOKENS)
         assert client.counts.get("streams", 0) == 0
-        assert client._lines is not None
-        lane = client._lines._lines[0].lane
+        assert client._transport.lines is not None
+        lane = client._transport.lines._lines[0].lane
         assert lane is not None
         assert lane._task is None
         await client.route(token_ids=TOKENS)
@@ -118,8 +120,8 @@ async def test_the_lane_can_be_turned_off(server: Server) -> None:
     async with make_client(server, fast_lane=False) as client:
         for _ in range(5):
             await client.route(token_ids=TOKENS)
-        assert client._lines is not None
-        assert client._lines._lines[0].lane is None
+        assert client._transport.lines is not None
+        assert client._transport.lines._lines[0].lane is None
     assert len(server.router.asked) == 5
     assert server.router.batches == []
 
@@ -144,7 +146,7 @@ async def test_calls_that_come_while_a_batch_is_unanswered_go_as_one(
         batch = await stream.read()
         assert names(batch) == ["a"]
         later = [ask(client, name) for name in "bcd"]
-        await until(lambda: all(line.calls == 4 for line in client._open()._lines))
+        await until(lambda: all(line.calls == 4 for line in client._transport.open()._lines))
         assert stream._batches.empty()
         await stream.answer(*batch)
         assert (await first).reservation_id == "r-a"
@@ -340,7 +342,7 @@ async def test_who_is_cancelled_before_the_writing_is_never_heard_of(
         first = ask(client, "a")
         batch = await stream.read()
         leaving, staying = ask(client, "leaving"), ask(client, "staying")
-        await until(lambda: all(line.calls == 3 for line in client._open()._lines))
+        await until(lambda: all(line.calls == 3 for line in client._transport.open()._lines))
         leaving.cancel()
         await asyncio.wait({leaving})
         await stream.answer(*batch)
@@ -370,7 +372,7 @@ async def test_what_a_stream_leaves_unanswered_goes_over_the_next(
         calls["d"] = ask(client, "d")
         await stream.read()
         calls["e"] = ask(client, "e")
-        await until(lambda: all(line.calls == 4 for line in client._open()._lines))
+        await until(lambda: all(line.calls == 4 for line in client._transport.open()._lines))
         stream.end(end)
         following = await server.next_stream()
         again = await following.read()
@@ -388,7 +390,7 @@ async def test_a_stream_that_ends_idle_is_opened_anew_when_it_is_needed(
 ) -> None:
     async with played(server, monkeypatch, retry=ONCE) as (client, stream):
         stream.end()
-        line = await client._line(GUARD_S)
+        line = await client._transport.line(GUARD_S)
         assert line.lane is not None
         await until(lambda: line.lane is not None and line.lane._task is None)
         assert server.router.streams_played is not None
@@ -437,7 +439,7 @@ async def test_a_router_that_restarts_is_found_again(server: Server) -> None:
 
         async def start() -> None:
             await server.start()
-            line = await client._line(GUARD_S)
+            line = await client._transport.line(GUARD_S)
             while not await line.settled():  # noqa: ASYNC110  # gRPC's backoff is its own
                 await asyncio.sleep(0.005)
 
@@ -582,7 +584,7 @@ async def test_closing_ends_who_waits_and_leaves_no_task(
     calls = [ask(client, "sent")]
     await stream.read()
     calls.append(ask(client, "waiting"))
-    await until(lambda: all(line.calls == 2 for line in client._open()._lines))
+    await until(lambda: all(line.calls == 2 for line in client._transport.open()._lines))
     await client.close()
     for call in calls:
         with pytest.raises(ClientClosed):
@@ -608,7 +610,7 @@ async def test_closing_with_an_idle_stream_or_one_half_open_leaves_no_task(serve
 async def test_the_lane_tells_its_state(server: Server) -> None:
     async with make_client(server) as client:
         await opened(client)
-        (line,) = client._open()._lines
+        (line,) = client._transport.open()._lines
         assert repr(line.lane) == "<Lane open, <LaneItems 0 waiting, 0 sent>>"
 
 

@@ -68,7 +68,7 @@ async def until(condition: Callable[[], object]) -> None:
 async def all_connected(client: KvRouteClient, count: int) -> None:
     """Waits until a client has so many lines, all of them up."""
     await client.route(token_ids=TOKENS)
-    lines = client._open()
+    lines = client._transport.open()
     async with asyncio.timeout(GUARD_S):
         while len(lines._lines) < count:  # noqa: ASYNC110  # a lookup sets no event here
             await asyncio.sleep(0.002)
@@ -284,11 +284,11 @@ async def test_a_new_address_is_found_and_an_old_one_keeps_its_reservations(
         assert servers[0].router.told.qsize() == 1
         # Once it is really gone, nobody waits for it any more.
         await servers[0].stop()
-        (old,) = client._open()._retired
+        (old,) = client._transport.open()._retired
         await until(lambda: not old.connected(connect=False))
         clock.now_s += RESOLVE_S
         await client.route(token_ids=TOKENS)
-        await until(lambda: not client._open()._retired)
+        await until(lambda: not client._transport.open()._retired)
         await client.report(*finished("r-replica-0-1"))
         assert sum(server.router.told.qsize() for server in servers[1:]) == 1
 
@@ -300,7 +300,7 @@ async def test_an_address_that_comes_back_has_its_line_back(
     client, clock = make_client("routers:50051")
     async with client:
         await all_connected(client, 3)
-        lines = client._open()
+        lines = client._transport.open()
         first = set(lines._lines)
         for gone in (True, False):
             dns.addresses = addresses(servers[1:] if gone else servers)
@@ -366,7 +366,7 @@ async def test_a_name_that_is_gone_for_a_moment_changes_nothing(
         await client.route(token_ids=TOKENS)
         await until(lambda: client.counts["lookups_failed"] == 2)
         await until(lambda: "routers stay as they are" in caplog.text)
-        assert len(client._open()._lines) == 3
+        assert len(client._transport.open()._lines) == 3
         await client.route(token_ids=TOKENS)
 
 
@@ -378,7 +378,9 @@ async def test_closing_ends_a_lookup(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lines_module, "addresses_of", never)
     client, _ = make_client("routers:50051")
     call = asyncio.create_task(client.route(token_ids=TOKENS))
-    await until(lambda: client._lines is not None and client._lines._lookup is not None)
+    await until(
+        lambda: client._transport.lines is not None and client._transport.lines._lookup is not None
+    )
     await client.close()
     with pytest.raises(ClientClosed):
         await call

@@ -123,7 +123,7 @@ async def two_routers(**settings: Any) -> AsyncIterator[tuple[KvRouteClient, Pro
         settings = {"timeout_s": GUARD_S, "fallback": False, "silent_s": SHORT_S} | settings
         client = await stack.enter_async_context(KvRouteClient(targets, **settings))
         await client.route(token_ids=TOKENS)
-        for line in client._open()._lines:
+        for line in client._transport.open()._lines:
             assert await line.settled()
         seen: set[str] = set()
         async with asyncio.timeout(GUARD_S):
@@ -133,14 +133,14 @@ async def two_routers(**settings: Any) -> AsyncIterator[tuple[KvRouteClient, Pro
 
 
 def _on_streams(client: KvRouteClient) -> bool:
-    lanes = [line.lane for line in client._open()._lines]
+    lanes = [line.lane for line in client._transport.open()._lines]
     return all(lane is None or lane.takes(100) for lane in lanes)
 
 
 def behind(client: KvRouteClient, proxy: Proxy) -> Line:
     """The line that goes through a proxy."""
     target = f"127.0.0.1:{proxy.port}"
-    return next(line for line in client._open()._lines if line.address.target == target)
+    return next(line for line in client._transport.open()._lines if line.address.target == target)
 
 
 async def route_all(client: KvRouteClient, count: int) -> list[Pick]:

@@ -1,0 +1,225 @@
+"""The Fleet calls of a client: workers listed, watched, registered, drained, removed, resynced.
+
+Lists are retried; commands are sent once, since their answer counts the ranks that they reached.
+"""
+
+import asyncio
+import math
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import TypeVar
+
+import grpc
+import grpc.aio
+
+from kvroute.client.errors import KvRouteError, error_from_call, unreachable, unreadable
+from kvroute.client.transport import Method, Transport
+from kvroute.v1 import (
+    DrainWorkerRequest,
+    DrainWorkerResponse,
+    GetIndexStatsRequest,
+    GetIndexStatsResponse,
+    ListWorkersRequest,
+    RegisterWorkerRequest,
+    RegisterWorkerResponse,
+    RemoveWorkerRequest,
+    RemoveWorkerResponse,
+    ResyncWorkerRequest,
+    ResyncWorkerResponse,
+    WatchWorkersRequest,
+    WatchWorkersResponse,
+    WorkerRef,
+    WorkerStatus,
+)
+
+_Command = TypeVar(
+    "_Command",
+    DrainWorkerRequest,
+    RegisterWorkerRequest,
+    RemoveWorkerRequest,
+    ResyncWorkerRequest,
+)
+_Reached = TypeVar(
+    "_Reached",
+    DrainWorkerResponse,
+    RegisterWorkerResponse,
+    RemoveWorkerResponse,
+    ResyncWorkerResponse,
+)
+
+
+class FleetCalls:
+    """The part of KvRouteClient that calls the Fleet service."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+    async def list_workers(
+        self, model: str | None = None, *, timeout_s: float | None = None
+    ) -> list[WorkerStatus]:
+        """Every worker the router knows, by id and rank; absent model: workers of all models."""
+        message = ListWorkersRequest(model=model or "")
+        response = await self._transport.unary(
+            lambda line: line.fleet.ListWorkers, message, timeout_s
+        )
+        return list(response.workers)
+
+    async def watch_workers(self, model: str | None = None) -> AsyncIterator[WatchWorkersResponse]:
+        """Every worker once, then the changes, until the iteration ends.
+
+        Survives the end of a connection: the next message then has every worker again, and lists
+        those that left meanwhile as removed. Raises KvRouteError when no router can be reached, by
+        the same retry policy as other calls.
+        """
+        transport = self._transport
+        known: set[tuple[str, int]] = set()
+        message = WatchWorkersRequest(model=model or "")
+        attempt = 0
+        error: KvRouteError
+        while True:
+            attempt += 1
+            first = True
+            try:
+                line = transport.free_line() or await transport.line(transport.options.timeout_s)
+                call = line.fleet.WatchWorkers(message, metadata=transport.metadata())
+                line.calls += 1
+                try:
+                    async for response in call:
+                        if response is None:  # gRPC's result for bytes that are no message
+                            raise unreadable("WatchWorkers")
+                        if first:
+                            attempt, first = 0, False
+                            _add_removed(response, known)
+                        _follow(response, known)
+                        yield response
+                    error = unreachable("the router ended the watch")
+                finally:
+                    line.calls -= 1
+                    call.cancel()
+            except grpc.aio.AioRpcError as failure:
+                error = error_from_call(failure)
+                error.__cause__ = failure
+            except KvRouteError as failed:
+                error = failed
+            except asyncio.CancelledError as cancelled:
+                error = transport.cut_off(cancelled)
+            delay_s = transport.retry.delay_s(
+                error, max(1, attempt), math.inf, transport.options.rng
+            )
+            if delay_s is None:
+                raise error
+            await transport.options.sleep(delay_s)
+
+    async def register_worker(
+        self,
+        worker_id: str,
+        *,
+        engine: str,
+        address: str,
+        events: str | None = None,
+        events_bind: bool = False,
+        replay: str | None = None,
+        topic: str | None = None,
+        metrics: str | None = None,
+        load: str | None = None,
+        ranks: int | None = None,
+        model: str | None = None,
+        model_aliases: Sequence[str] = (),
+        block_size: int | None = None,
+        role: str | None = None,
+        kv_connector: str | None = None,
+        kv_engine_id: str | None = None,
+        bootstrap_host: str | None = None,
+        bootstrap_port: int | None = None,
+        labels: Mapping[str, str] | None = None,
+        priority_scheduling: bool = False,
+        warm: bool = False,
+        slots: int | None = None,
+        loads_loras: bool = False,
+        timeout_s: float | None = None,
+    ) -> int:
+        """Makes this router run a relay for an engine; returns the ranks that it follows.
+
+        engine: vllm or sglang. address: where clients send their requests. Every other argument is
+        a field of RegisterWorkerRequest, with its default there. Raises InvalidRequest with the
+        field's name. 0 ranks: the router's release is older and reads engine, address, events,
+        replay, metrics, labels, role and warm only.
+        """
+        message = RegisterWorkerRequest(
+            worker_id=worker_id,
+            engine=engine,
+            address=address,
+            events=events or "",
+            events_bind=events_bind,
+            replay=replay or "",
+            topic=topic or "",
+            metrics=metrics or "",
+            load=load or "",
+            ranks=ranks,
+            model=model or "",
+            model_aliases=model_aliases,
+            block_size=block_size,
+            role=role or "",
+            kv_connector=kv_connector or "",
+            kv_engine_id=kv_engine_id or "",
+            bootstrap_host=bootstrap_host or "",
+            bootstrap_port=bootstrap_port,
+            labels=labels or {},
+            priority_scheduling=priority_scheduling,
+            warm=warm,
+            slots=slots,
+            loads_loras=loads_loras,
+        )
+        return await self._ranks(lambda line: line.fleet.RegisterWorker, message, timeout_s)
+
+    async def drain_worker(self, worker_id: str, *, timeout_s: float | None = None) -> int:
+        """Stops new picks of a worker; what runs there goes on. Returns the ranks reached."""
+        message = DrainWorkerRequest(worker_id=worker_id)
+        return await self._ranks(lambda line: line.fleet.DrainWorker, message, timeout_s)
+
+    async def undrain_worker(self, worker_id: str, *, timeout_s: float | None = None) -> int:
+        """Takes a drained worker back in. Returns the ranks reached."""
+        message = DrainWorkerRequest(worker_id=worker_id, undrain=True)
+        return await self._ranks(lambda line: line.fleet.DrainWorker, message, timeout_s)
+
+    async def remove_worker(
+        self, worker_id: str, *, tombstone_s: float | None = None, timeout_s: float | None = None
+    ) -> int:
+        """Forgets a worker and ignores it for tombstone_s (absent: the router's own setting).
+
+        Returns the ranks reached.
+        """
+        message = RemoveWorkerRequest(worker_id=worker_id, tombstone_s=tombstone_s or 0.0)
+        return await self._ranks(lambda line: line.fleet.RemoveWorker, message, timeout_s)
+
+    async def resync_worker(self, worker_id: str, *, timeout_s: float | None = None) -> int:
+        """Forgets the blocks of a worker and requests them from its relay again. Returns the ranks
+        reached."""
+        message = ResyncWorkerRequest(worker_id=worker_id)
+        return await self._ranks(lambda line: line.fleet.ResyncWorker, message, timeout_s)
+
+    async def index_stats(self, *, timeout_s: float | None = None) -> GetIndexStatsResponse:
+        """The size of the overlap index."""
+        message = GetIndexStatsRequest()
+        return await self._transport.unary(
+            lambda line: line.fleet.GetIndexStats, message, timeout_s
+        )
+
+    async def _ranks(
+        self, method: Method[_Command, _Reached], message: _Command, timeout_s: float | None
+    ) -> int:
+        """Sends a command once; returns the ranks that it reached."""
+        return (await self._transport.command(method, message, timeout_s)).ranks
+
+
+def _add_removed(first: WatchWorkersResponse, known: set[tuple[str, int]]) -> None:
+    """Adds the workers that left to a watch's first message, which lists every other worker."""
+    gone = known - {(worker.worker_id, worker.dp_rank) for worker in first.changed}
+    first.removed.extend(
+        WorkerRef(worker_id=worker_id, dp_rank=rank) for worker_id, rank in sorted(gone)
+    )
+
+
+def _follow(response: WatchWorkersResponse, known: set[tuple[str, int]]) -> None:
+    """Updates the (worker, rank) pairs that the watch has listed."""
+    known.update((worker.worker_id, worker.dp_rank) for worker in response.changed)
+    known.difference_update((worker.worker_id, worker.dp_rank) for worker in response.removed)

@@ -1,0 +1,122 @@
+"""Route: over the lane or as a call, and by the fallback when no router answers."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from kvroute.client.errors import KvRouteError, NoWorker, RouterUnreachable, unreadable
+from kvroute.client.fallback import Fallback
+from kvroute.client.lines import Line
+from kvroute.client.options import RouteBytes, RouteOptions
+from kvroute.client.pick import Pick
+from kvroute.client.prompt_hashing import PromptHashing
+from kvroute.client.takeover import Takeover
+from kvroute.client.transport import Transport
+from kvroute.v1 import ListWorkersRequest, RouteResponse
+
+log = logging.getLogger("kvroute.client")
+
+
+class Picker:
+    """The picks of one client. Lists the workers now and then, for the fallback."""
+
+    def __init__(
+        self, transport: Transport, takeover: Takeover, hashing: PromptHashing | None
+    ) -> None:
+        """hashing: None: prompts are sent as tokens."""
+        self._transport = transport
+        self._takeover = takeover
+        self._hashing = hashing
+        self.listing: asyncio.Task[None] | None = None
+        """The ListWorkers call that is open; None: none is."""
+
+    async def close(self) -> None:
+        """Ends an open ListWorkers call."""
+        if self.listing is not None:
+            self.listing.cancel()
+            await asyncio.wait({self.listing})
+
+    def hashed(self, options: RouteOptions) -> str | None:
+        """Replaces the tokens in `options` by block hashes if their block size is known.
+
+        Returns the model whose answer says whether its next prompts may be hashed; None: the
+        answer to this request doesn't say.
+        """
+        return None if self._hashing is None else self._hashing.hashed(options)
+
+    async def pick(
+        self,
+        request: RouteBytes,
+        timeout_s: float | None,
+        model: str | None,
+        is_final: Callable[[KvRouteError], bool] | None = None,
+    ) -> Pick:
+        """model: of hashed(). is_final: errors that get no further attempt."""
+        picked: list[Pick] = []
+
+        async def attempt(line: Line, left_s: float) -> RouteResponse:
+            return await self._route(line, request, left_s)
+
+        def ends(error: KvRouteError) -> bool:
+            if is_final is not None and is_final(error):
+                return True
+            takeover = self._takeover
+            if takeover.ends_retries(error) and (pick := takeover.pick(request, error)) is not None:
+                picked.append(pick)
+            return bool(picked)
+
+        transport = self._transport
+        try:
+            response = await transport.call(
+                attempt,
+                timeout_s,
+                transport.retry,
+                is_final=ends,
+                line_wait_s=self._takeover.line_wait_s(),
+            )
+        except (RouterUnreachable, NoWorker) as error:
+            pick = picked[0] if picked else self._takeover.pick(request, error)
+            if pick is None:
+                raise
+            return pick
+        fallback = self._takeover.fallback
+        if fallback is not None and fallback.routed(transport.clock()) and self.listing is None:
+            self.listing = asyncio.create_task(self._list(fallback))
+        if model is not None and self._hashing is not None:
+            self._hashing.heard(model, response.hash_block_size)
+        return Pick(request.request_id, response)
+
+    async def _route(self, line: Line, request: RouteBytes, left_s: float) -> RouteResponse:
+        """One attempt over one line."""
+        if line.watch.silent and self._takeover.replaces_silent():
+            await asyncio.sleep(0)  # a caller in a loop leaves the health checks their turn
+            raise line.silence()
+        if line.lane is not None and line.lane.takes(request.size):
+            response = await line.lane.route(request, left_s)
+        else:
+            content = b"".join(request.pieces)
+            call = line.route(content, timeout=left_s, metadata=self._transport.metadata())
+            line.picks.add(call)
+            try:
+                response = await call
+            finally:
+                line.picks.discard(call)
+            if response is None:
+                raise unreadable("Route")
+            if line.lane is not None:
+                line.lane.called()
+        self._transport.open().heard(line, response.reservation_id)
+        return response
+
+    async def _list(self, fallback: Fallback) -> None:
+        """Gives the fallback the present workers."""
+        transport = self._transport
+        try:
+            message = ListWorkersRequest()
+            response = await transport.command(lambda line: line.fleet.ListWorkers, message, None)
+            fallback.listed(response.workers, transport.clock())
+        except Exception as error:  # whatever its cause, requests go on with the list at hand
+            fallback.not_listed(transport.clock())
+            log.info("the workers could not be listed, which a fallback needs: %s", error)
+        finally:
+            self.listing = None

@@ -1,0 +1,89 @@
+"""Report: each step goes to the router that made its reservation.
+
+Law: steps of the fallback's own picks go to no router.
+"""
+
+import asyncio
+from collections.abc import Sequence
+
+import grpc
+
+from kvroute.client.errors import DeadlineExceeded
+from kvroute.client.fallback import RESERVATION
+from kvroute.client.lines import Line
+from kvroute.client.report_lane import report_pieces
+from kvroute.client.retry import RetryPolicy
+from kvroute.client.takeover import Takeover
+from kvroute.client.transport import Transport
+from kvroute.v1 import Progress, ProgressOutcome, ReportRequest
+
+
+class Reporter:
+    """The reports of one client."""
+
+    def __init__(self, transport: Transport, takeover: Takeover) -> None:
+        self._transport = transport
+        self._takeover = takeover
+
+    async def report(
+        self, progress: Sequence[Progress], timeout_s: float | None
+    ) -> list[ProgressOutcome]:
+        """One outcome for each step, in order; routers are called at the same time."""
+        deadline_s = self._transport.deadline_s(timeout_s)
+        lines = self._transport.open()
+        by_owner: dict[Line | str | None, list[int]] = {}
+        for i, step in enumerate(progress):
+            ours = step.reservation_id.startswith(RESERVATION)
+            owner = RESERVATION if ours else lines.owner(step.reservation_id)
+            by_owner.setdefault(owner, []).append(i)
+        if len(by_owner) <= 1:
+            return await self._send_pieces(progress, deadline_s)
+        outcomes: dict[int, ProgressOutcome] = {}
+
+        async def send(places: list[int]) -> None:
+            answers = await self._send_pieces([progress[i] for i in places], deadline_s)
+            outcomes.update(zip(places, answers, strict=True))
+
+        calls = [send(places) for places in by_owner.values()]
+        for error in await asyncio.gather(*calls, return_exceptions=True):
+            if error is not None:
+                raise error
+        return [outcomes[i] for i in range(len(progress))]
+
+    async def send_step(
+        self, progress: Progress, *, timeout_s: float, attempts: int | None
+    ) -> ProgressOutcome:
+        """One step; attempts: 1, or None for the client's retry policy."""
+        policy = self._transport.once if attempts == 1 else self._transport.retry
+        outcomes = await self._send([progress], timeout_s, policy)
+        return outcomes[0] if outcomes else ProgressOutcome()
+
+    async def _send_pieces(
+        self, progress: Sequence[Progress], deadline_s: float
+    ) -> list[ProgressOutcome]:
+        """Steps for one router, in calls that it takes, one after the other."""
+        outcomes: list[ProgressOutcome] = []
+        for piece in report_pieces(progress):
+            left_s = deadline_s - self._transport.clock()
+            if left_s <= 0:
+                message = f"the time was over after {len(outcomes)} of {len(progress)} steps"
+                raise DeadlineExceeded(grpc.StatusCode.DEADLINE_EXCEEDED, None, message)
+            outcomes += await self._send(piece, left_s, self._transport.retry)
+        return outcomes
+
+    async def _send(
+        self, progress: Sequence[Progress], timeout_s: float, policy: RetryPolicy
+    ) -> list[ProgressOutcome]:
+        """Steps of reservations that one router made, or that are the fallback's picks."""
+        reservation_id = progress[0].reservation_id if progress else ""
+        if reservation_id.startswith(RESERVATION):
+            return [self._takeover.reported(step) for step in progress]
+
+        async def attempt(line: Line, left_s: float) -> list[ProgressOutcome]:
+            if line.report_lane is not None:
+                return await line.report_lane.report(progress, left_s)
+            request = ReportRequest(progress=progress)
+            response = await self._transport.report(line.router, request, left_s)
+            return list(response.outcomes)
+
+        return await self._transport.call(attempt, timeout_s, policy, reservation_id)

@@ -1,0 +1,299 @@
+"""How a call reaches a router: a line for each attempt, retries, one deadline over all attempts.
+
+    call ──> line ──> attempt ──> answer
+              ^          │
+              └─ pause ──┴─ error that is worth another attempt (RetryPolicy)
+
+Law: a call ends within its timeout_s, with an answer or a KvRouteError.
+"""
+
+import asyncio
+import math
+import random
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeVar
+
+import grpc
+import grpc.aio
+
+from kvroute.client.channel import Target
+from kvroute.client.errors import (
+    ClientClosed,
+    DeadlineExceeded,
+    KvRouteError,
+    RouterUnreachable,
+    error_from_call,
+    unreachable,
+    unreadable,
+)
+from kvroute.client.lane import Lane
+from kvroute.client.lane_items import LaneItems
+from kvroute.client.lines import Line, Lines, Metadata
+from kvroute.client.report_lane import ReportLane
+from kvroute.client.retry import RetryPolicy
+from kvroute.client.silence import is_word
+from kvroute.v1 import ReportRequest, ReportResponse, RouterAsyncStub, RouteResults
+
+ROUTE_STREAM = "/kvroute.v1.Router/RouteStream"
+
+_Request = TypeVar("_Request")
+_Response = TypeVar("_Response")
+Method = Callable[[Line], grpc.aio.UnaryUnaryMultiCallable[_Request, _Response]]
+"""A line -> the RPC on it."""
+LineAttempt = Callable[[Line, float], Awaitable[_Response]]
+"""A line and the seconds left -> the answer; raises KvRouteError or AioRpcError."""
+
+
+@dataclass(frozen=True, slots=True)
+class TransportOptions:
+    """The keywords of KvRouteClient that concern connections and attempts."""
+
+    credentials: grpc.ChannelCredentials | None = None
+    token: str | Callable[[], str] | None = None
+    timeout_s: float = 5.0
+    retry: RetryPolicy = field(default_factory=RetryPolicy)
+    fast_lane: bool = True
+    routes_max: int = 16_384
+    route_bytes_max: int = 256 * 1024 * 1024
+    silent_s: float = 2.0
+    channel_options: Sequence[tuple[str, str | int]] = ()
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    rng: random.Random = field(default_factory=random.Random)
+
+
+class Transport:
+    """The lines of one client, and the attempts that its calls make over them."""
+
+    def __init__(
+        self,
+        targets: Sequence[Target],
+        options: TransportOptions,
+        counts: Counter[str],
+        can_replace_silent: Callable[[], bool],
+    ) -> None:
+        """counts: `picks_moved`, and those of Lines, Lane, ReportLane and Watch.
+        can_replace_silent: whether the fallback can pick in the place of a silent router."""
+        self.targets = targets
+        self.options = options
+        self.retry = options.retry
+        self.once = RetryPolicy(attempts=1)
+        self.clock = options.clock
+        self.closed = False
+        self.lines: Lines | None = None
+        """None until the first call: gRPC binds a channel to the running loop."""
+        self._counts = counts
+        self._can_replace_silent = can_replace_silent
+
+    async def close(self) -> None:
+        """Ends all connections; open calls and every later call raise ClientClosed."""
+        self.closed = True
+        if self.lines is not None:
+            await self.lines.close()
+
+    def open(self) -> Lines:
+        """The lines, made at the first use. Raises ClientClosed after close()."""
+        if self.closed:
+            raise ClientClosed
+        if self.lines is None:
+            options = self.options
+            self.lines = Lines(
+                self.targets,
+                credentials=options.credentials,
+                options=options.channel_options,
+                make_lanes=self._make_lanes,
+                counts=self._counts,
+                clock=options.clock,
+                rng=options.rng,
+                silent_s=options.silent_s,
+                on_silent=self._went_silent,
+                metadata=self.metadata,
+            )
+        return self.lines
+
+    def metadata(self) -> Metadata:
+        """The metadata of every call: the bearer token, if the client has one."""
+        token = self.options.token
+        if token is None:
+            return ()
+        return (("authorization", f"Bearer {token if isinstance(token, str) else token()}"),)
+
+    def deadline_s(self, timeout_s: float | None) -> float:
+        """When a call with this timeout_s has to end, by the client's clock."""
+        return self.clock() + self._left_s(timeout_s)
+
+    def is_silent(self, reservation_id: str) -> bool:
+        """Whether the router that made a reservation is silent now."""
+        line = None if self.lines is None else self.lines.owner(reservation_id)
+        return line is not None and line.watch.silent
+
+    async def command(
+        self, method: Method[_Request, _Response], message: _Request, timeout_s: float | None
+    ) -> _Response:
+        """One answer by one attempt."""
+        return await self.unary(method, message, timeout_s, self.once)
+
+    async def unary(
+        self,
+        method: Method[_Request, _Response],
+        message: _Request,
+        timeout_s: float | None,
+        policy: RetryPolicy | None = None,
+    ) -> _Response:
+        """One answer; `policy` decides about further attempts (absent: the client's)."""
+
+        async def attempt(line: Line, left_s: float) -> _Response:
+            response = await method(line)(message, timeout=left_s, metadata=self.metadata())
+            if response is None:
+                raise unreadable(type(message).__name__.removesuffix("Request"))
+            return response
+
+        return await self.call(attempt, timeout_s, policy or self.retry)
+
+    async def call(
+        self,
+        attempt: LineAttempt[_Response],
+        timeout_s: float | None,
+        policy: RetryPolicy,
+        reservation_id: str = "",
+        is_final: Callable[[KvRouteError], bool] | None = None,
+        line_wait_s: float = math.inf,
+    ) -> _Response:
+        """One answer, within timeout_s and as many attempts as the policy allows.
+
+        Each attempt has the time that is left as its deadline. After RouterUnreachable another
+        connected router gets the next attempt at once. A call about a reservation goes to the
+        router that made it; while that router can't be reached, to another, which forwards the call
+        or answers that the reservation is unknown.
+
+        is_final: errors that end the call whatever the policy says, unless another router is
+        connected. line_wait_s: longest wait for a line, then RouterUnreachable.
+        """
+        left_s = self._left_s(timeout_s)
+        deadline_s = self.clock() + left_s
+        error: KvRouteError
+        count = 0
+        while True:
+            count += 1
+            line = None
+            try:
+                line = self.free_line(reservation_id) or await self.line(left_s, line_wait_s)
+                return await self._watched(line, attempt, left_s)
+            except grpc.aio.AioRpcError as failure:
+                error = error_from_call(failure)
+                error.__cause__ = failure
+            except KvRouteError as failed:
+                error = failed
+            except asyncio.CancelledError as cancelled:
+                error = self.cut_off(cancelled, line)
+            elsewhere = False
+            if line is not None and isinstance(error, RouterUnreachable):
+                elsewhere = self.open().failed(line)
+                if elsewhere:
+                    reservation_id = ""  # the owner's line is passed over
+            left_s = deadline_s - self.clock()
+            delay_s = policy.delay_s(error, count, left_s, self.options.rng)
+            if delay_s is None or (is_final is not None and not elsewhere and is_final(error)):
+                raise error
+            await self.options.sleep(0.0 if elsewhere else delay_s)
+            if self.closed:
+                raise ClientClosed
+            left_s = deadline_s - self.clock()
+            if left_s <= 0:  # the sleep lasted longer than delay_s
+                raise error
+
+    def free_line(self, reservation_id: str = "") -> Line | None:
+        """The line for a call; None: the call has to wait for a line, with line()."""
+        lines = self.open()
+        return (lines.owner(reservation_id) if reservation_id else None) or lines.take()
+
+    async def line(self, left_s: float, wait_s: float = math.inf) -> Line:
+        """The line for a call, after a wait. Raises DeadlineExceeded after left_s, and
+        RouterUnreachable after wait_s, whichever is less."""
+        try:
+            async with asyncio.timeout(min(left_s, wait_s)):
+                return await self.open().wait()
+        except TimeoutError:
+            if wait_s < left_s:
+                raise unreachable(f"no router could be reached in {wait_s:g} s") from None
+            message = f"no router could be reached in {left_s:g} s"
+            raise DeadlineExceeded(grpc.StatusCode.DEADLINE_EXCEEDED, None, message) from None
+
+    def cut_off(self, cancelled: asyncio.CancelledError, line: Line | None = None) -> KvRouteError:
+        """The error that a CancelledError of a call stands for; raises it again if the caller's
+        own task was cancelled. gRPC raises CancelledError also for a call that was given up and for
+        a channel that was closed."""
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise cancelled
+        if self.closed:
+            return ClientClosed()
+        if line is not None and line.watch.silent:
+            return line.silence()
+        return unreachable("the connection was closed")
+
+    async def report(
+        self, router: RouterAsyncStub, request: ReportRequest, left_s: float
+    ) -> ReportResponse:
+        """One Report call, without retries."""
+        response = await router.Report(request, timeout=left_s, metadata=self.metadata())
+        if response is None:
+            raise unreadable("Report")
+        return response
+
+    async def _watched(
+        self, line: Line, attempt: LineAttempt[_Response], left_s: float
+    ) -> _Response:
+        """One attempt, counted by the line and its watch."""
+        line.calls += 1
+        line.watch.asked()
+        answered = False
+        try:
+            response = await attempt(line, left_s)
+            answered = True
+            return response
+        except grpc.aio.AioRpcError as failure:
+            answered = is_word(error_from_call(failure))
+            raise
+        except KvRouteError as error:
+            answered = is_word(error)
+            raise
+        finally:
+            line.calls -= 1
+            line.watch.ended(heard=answered)
+
+    def _left_s(self, timeout_s: float | None) -> float:
+        return self.options.timeout_s if timeout_s is None else duration("timeout_s", timeout_s)
+
+    def _went_silent(self, line: Line) -> None:
+        """Moves the open picks of a silent router, if another router or the fallback can take
+        them."""
+        if self.lines is None or self.closed:
+            return
+        if self.lines.another(line) or self._can_replace_silent():
+            self._counts["picks_moved"] += line.give_up_picks()
+
+    def _make_lanes(
+        self, channel: grpc.aio.Channel, router: RouterAsyncStub
+    ) -> tuple[Lane | None, ReportLane | None]:
+        """The lanes of one router."""
+        options = self.options
+        if not options.fast_lane:
+            return None, None
+        items = LaneItems(options.routes_max, options.route_bytes_max)
+        stream: grpc.aio.StreamStreamMultiCallable[bytes, RouteResults] = channel.stream_stream(
+            ROUTE_STREAM, response_deserializer=RouteResults.FromString
+        )
+        lane = Lane(lambda: stream(metadata=self.metadata()), items, self._counts)
+        return lane, ReportLane(partial(self.report, router), self._counts)
+
+
+def duration(name: str, seconds: float) -> float:
+    """`seconds` if it is positive and finite; raises ValueError with the name otherwise."""
+    if not 0 < seconds < math.inf:
+        raise ValueError(f"{name} is {seconds}; a positive number of seconds is wanted")
+    return seconds
