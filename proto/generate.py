@@ -36,7 +36,7 @@ def generate(target: Path) -> None:
 
 
 def check() -> int:
-    """0 when buf finds nothing and the generated code is that of the .proto files."""
+    """0 when buf reports nothing and the generated code matches the .proto files."""
     with tempfile.TemporaryDirectory() as folder:
         image = Path(folder) / "kvroute.binpb"
         protoc(f"--descriptor_set_out={image}", "--include_imports", "--include_source_info")

@@ -451,7 +451,7 @@ async def test_retired_lines_are_bounded(dns: Names) -> None:
         await lines._look_up()
         (line,) = lines._lines
         line.calls = 1  # somebody waits for it, so it stays
-        lines.heard(line, f"replica-{port}-1")
+        lines.reserved(line, f"replica-{port}-1")
         seen.append(line)
     assert lines._retired == seen[-RETIRED_MAX - 1 : -1]
     assert [lines.owner(f"replica-{port}-7") is not None for port in range(1, 6)] == (
@@ -465,10 +465,10 @@ async def test_names_of_routers_are_bounded_and_the_last_heard_stay(dns: Names) 
     lines = make_lines(["routers"])
     await lines._look_up()
     (line,) = lines._lines
-    lines.heard(line, "kept-1")
+    lines.reserved(line, "kept-1")
     for i in range(OWNERS_MAX + 5):
-        lines.heard(line, f"r{i}-1")
-        lines.heard(line, "kept-1")
+        lines.reserved(line, f"r{i}-1")
+        lines.reserved(line, "kept-1")
     assert len(lines._owners) == OWNERS_MAX
     assert lines.owner("kept-1") is line
     assert lines.owner("r0-1") is None

@@ -94,7 +94,7 @@ async def test_prompts_that_are_none_are_refused_as_ever(server: Server) -> None
 def test_models_are_bounded() -> None:
     hashing = PromptHashing()
     for number in range(MODELS_MAX + 1):
-        hashing.heard(f"m{number}", 16)
+        hashing.answered(f"m{number}", 16)
     first, last = (
         RouteOptions(model="m0", token_ids=TOKENS),
         RouteOptions(model=f"m{MODELS_MAX}", token_ids=TOKENS),

@@ -12,7 +12,7 @@ import pytest
 from kvroute.client import DeadlineExceeded, KvRouteClient, Pick
 from kvroute.client.errors import ClientClosed, InvalidRequest, unreachable
 from kvroute.client.lines import SILENT_S, Line
-from kvroute.client.silence import Quiet, is_word
+from kvroute.client.silence import Quiet, from_router
 from kvroute.v1 import Receipt
 from router.reservations.reservations import Ending
 from tests.end_to_end.proxy import Proxy, proxy_to
@@ -36,8 +36,8 @@ def test_the_default_bound_is_two_seconds() -> None:
 def test_a_router_is_silent_after_a_bound_of_which_half_had_a_health_check() -> None:
     quiet = Quiet(2.0)
     assert quiet.probe_at_s is None, "nothing is owed"
-    quiet.asked(10.0)
-    quiet.asked(10.9)
+    quiet.call_began(10.0)
+    quiet.call_began(10.9)
     assert quiet.probe_at_s == 11.0
     assert not quiet.silent, "not before the check has failed"
     assert quiet.unanswered(11.0)
@@ -46,9 +46,9 @@ def test_a_router_is_silent_after_a_bound_of_which_half_had_a_health_check() -> 
 
 def test_a_word_while_the_health_check_is_open_prevents_it() -> None:
     quiet = Quiet(2.0)
-    quiet.asked(10.0)
-    quiet.asked(10.0)
-    quiet.ended(11.5, heard=True)
+    quiet.call_began(10.0)
+    quiet.call_began(10.0)
+    quiet.call_ended(11.5, answered=True)
     assert not quiet.unanswered(11.0)
     assert quiet.probe_at_s == 12.5, "one call is still open"
 
@@ -56,24 +56,24 @@ def test_a_word_while_the_health_check_is_open_prevents_it() -> None:
 def test_calls_that_end_unanswered_leave_the_debt() -> None:
     quiet = Quiet(2.0)
     for now_s in (10.0, 10.5, 11.0):
-        quiet.asked(now_s)
-        quiet.ended(now_s + 0.4, heard=False)
+        quiet.call_began(now_s)
+        quiet.call_ended(now_s + 0.4, answered=False)
     assert quiet.probe_at_s == 11.0
     assert quiet.unanswered(11.0)
 
 
 def test_idle_time_is_no_silence() -> None:
     quiet = Quiet(2.0)
-    quiet.asked(10.0)
-    quiet.ended(10.1, heard=True)
+    quiet.call_began(10.0)
+    quiet.call_ended(10.1, answered=True)
     assert quiet.probe_at_s is None
-    quiet.asked(900.0)
+    quiet.call_began(900.0)
     assert quiet.probe_at_s == 901.0
 
 
 def test_a_connection_that_ended_owes_nothing() -> None:
     quiet = Quiet(2.0)
-    quiet.asked(10.0)
+    quiet.call_began(10.0)
     quiet.gone()
     assert quiet.probe_at_s is None
     assert not quiet.unanswered(11.0)
@@ -81,11 +81,11 @@ def test_a_connection_that_ended_owes_nothing() -> None:
 
 def test_the_first_word_ends_a_silence_and_the_end_of_a_connection_does_not() -> None:
     quiet = Quiet(2.0)
-    quiet.asked(10.0)
+    quiet.call_began(10.0)
     quiet.unanswered(11.0)
     quiet.gone()
     assert quiet.silent
-    quiet.heard(30.0)
+    quiet.answered(30.0)
     assert not quiet.silent
     assert quiet.probe_at_s == 31.0, "the call is still open"
 
@@ -102,7 +102,7 @@ def test_the_first_word_ends_a_silence_and_the_end_of_a_connection_does_not() ->
     ],
 )
 def test_what_counts_as_a_word(error: BaseException, word: bool) -> None:
-    assert is_word(error) is word
+    assert from_router(error) is word
 
 
 # Calls

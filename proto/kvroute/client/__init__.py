@@ -1,4 +1,4 @@
-"""An asyncio client of kvroute: ask for a worker, tell the router how the request went.
+"""An asyncio client of kvroute: route a request, report its progress.
 
     async with KvRouteClient("router:50051") as client:
         async with client.request(token_ids=ids, model="m") as request:
@@ -10,26 +10,32 @@
 The distribution kvroute-client installs this package, `kvroute`, alone: it needs grpcio, protobuf,
 their health and googleapis protos, and none of the router's own packages.
 
-    calls.py           KvRouteClient: every call of the contract, deadlines, retries
-    lines.py           the routers: which there are, where a call goes, whose a reservation is
-    silence.py         routers that take calls and say nothing
+    calls.py           KvRouteClient: every call of the contract
+    fleet_calls.py     its calls to the Fleet service
+    picking.py         Route, over a lane or as a call, else by the fallback
+    reporting.py       Report, to the router that made the reservation
+    transport.py       attempts of a call: the line, retries, the deadline
+    lines.py           the connections to routers, and the choice of a line for each call
+    silence.py         detects routers that take calls and send nothing
     lane.py            route calls of many tasks, as batches on one open stream to a router
-    lane_items.py      what a lane carries
+    lane_items.py      the items of a lane
     report_lane.py     reports of many tasks, as few calls to a router
+    reports.py         last reports, delivered after their requests
     life.py            RoutedRequest: one request from its reservation to its last report
     attempts.py        the same request on other workers, before its first token
-    budget.py          how many requests may be tried again
+    budget.py          the retry budget
+    takeover.py        when the fallback picks in the place of routers
     fallback.py        picks without a router, among the workers listed last
     bounded_hash.py    consistent hashing with bounded loads
-    options.py         the keywords of route(), and the RouteRequest they make
+    options.py         the keywords of route(), and their RouteRequest
     hashes.py          block hashes in any common form, as packed fixed64
     wire.py            protobuf's wire format around bytes
-    prompt_hashing.py  token prompts hashed here, in the size that answers say
+    prompt_hashing.py  token prompts hashed by the client, in the block size of answers
     tokens.py          a prompt in any common form, as little-endian u32
-    usage.py           reused tokens, out of what an engine answers
-    pick.py            what route() answers
-    errors.py          what the calls raise
-    retry.py           which error is worth another try, and when
+    usage.py           cached tokens, from an engine's answer
+    pick.py            Pick, the answer of route()
+    errors.py          errors of the calls
+    retry.py           which error is worth another attempt, and when
     channel.py         targets and gRPC options
 """
 

@@ -1,28 +1,29 @@
-"""One request, tried on other workers for as long as nobody has seen a token of it.
+"""One request, tried on other workers until its first token has been passed on.
 
     async for attempt in client.attempts(token_ids=ids, model="m"):
         async with attempt as request:
             ...  # as in `async with client.request(...) as request`
             await request.prefill_done()
 
-An exception can't be seen by the loop around it, so each attempt is a context of its own. What
-comes after the inner block runs after failed attempts, too: return inside it, or after the loop.
+An `async for` can't see an exception of its body, so each attempt is a context of its own. Code
+after the inner block runs after failed attempts, too: return inside the block, or after the loop.
 
-An attempt that fails ends its reservation with its reason. It is followed by another one, on
-another worker, if all of this holds; otherwise the exception goes on as it is:
+A failed attempt ends its reservation with its reason. Another attempt follows, on another worker,
+if all of these hold; otherwise the exception is raised unchanged:
 
 - `request.prefill_done()` was not called, and the body has not ended the request itself;
 - the reason is WORKER or TIMEOUT (see failure_reason; the body raises UnusableAnswer for an answer
-  that makes no sense): what is the caller's own, is cancelled, or came from kvroute fails anywhere;
-- there were fewer than `attempts_max` attempts, and the client's retry budget has room. The first
-  REFUSED_MAX refused connections don't count as attempts, unless `attempts_max` is 1: nothing of
-  the request arrived, and when half of a fleet dies at once three workers in a row may be dead;
+  that makes no sense): errors of the caller's own code, cancellations and kvroute's own errors
+  would be the same on another worker;
+- there were fewer than `attempts_max` attempts, and the client's retry budget allows another. The
+  first REFUSED_MAX refused connections don't count as attempts, unless `attempts_max` is 1: nothing
+  of the request arrived, and when half of a fleet dies at once three workers in a row may be dead;
 - the router has another worker. If it has none, the failure of the last attempt is raised.
 
-An exception that goes on has a note for each earlier attempt.
+The raised exception has a note for each earlier attempt.
 
 Law: an attempt that is not entered has reserved nothing; each attempt excludes the workers of all
-earlier ones.
+earlier attempts.
 """
 
 import logging
@@ -42,12 +43,12 @@ from kvroute.v1 import FailureReason
 NOTE_MAX = 300
 """Characters of an earlier attempt's error in a note."""
 REFUSED_MAX = 8
-"""Attempts of a request that met a refused connection and don't count; further ones do."""
+"""Attempts with a refused connection that don't count, for one request; further attempts count."""
 _ELSEWHERE = frozenset((
     FailureReason.FAILURE_REASON_WORKER,
     FailureReason.FAILURE_REASON_TIMEOUT,
 ))  # fmt: skip
-"""Failures that another worker may not have."""
+"""Failures that another worker may avoid."""
 
 log = logging.getLogger("kvroute.client")
 
@@ -68,9 +69,9 @@ class Attempts:
         clock: Callable[[], float],
         counts: Counter[str],
     ) -> None:
-        """counts: `attempts`; `retries`; failures that were worth another attempt but for the
-        budget (`retries_over_budget`), the number of attempts (`retries_over_attempts`) or the
-        workers left (`retries_without_worker`)."""
+        """counts: `attempts`; `retries`; failures without a further attempt, because the budget was
+        used up (`retries_over_budget`), attempts_max was reached (`retries_over_attempts`) or no
+        other worker was left (`retries_without_worker`)."""
         self._route = route
         self._make_request = make_request
         self._budget = budget
@@ -79,10 +80,10 @@ class Attempts:
         self._counts = counts
         self._number = 0
         self._refused = 0
-        """Of the attempts so far, those that don't count."""
+        """Attempts so far that don't count."""
         self._tried: list[str] = []
         self._failures: list[tuple[str, BaseException]] = []
-        """(worker, what the attempt there failed with) of attempts that were followed by one."""
+        """(worker, error) of the attempts that another attempt followed."""
         self._goes_on = True
         self._current: Attempt | None = None
 
@@ -95,7 +96,7 @@ class Attempts:
         return self
 
     async def __anext__(self) -> "Attempt":
-        """The next attempt, if the last one is over and worth another."""
+        """The next attempt; StopAsyncIteration if the last attempt's end allows none."""
         if (last := self._current) is not None and not last.left:
             self._goes_on = False
             self._current = None
@@ -119,7 +120,7 @@ class Attempts:
         return self._make_request(lambda: self._route(number, tried))
 
     def unrouted(self, error: KvRouteError) -> BaseException:
-        """What to raise for an attempt that got no worker."""
+        """The error to raise for an attempt that got no worker."""
         if not self._failures:
             return error
         self._counts["retries_without_worker"] += 1
@@ -155,8 +156,8 @@ class Attempts:
 
     def _noted(self, error: BaseException) -> None:
         for number, (worker_id, earlier) in enumerate(self._failures, 1):
-            told = f"{type(earlier).__name__}: {earlier}"
-            error.add_note(f"kvroute: attempt {number}, on {worker_id}, failed: {told}"[:NOTE_MAX])
+            cause = f"{type(earlier).__name__}: {earlier}"
+            error.add_note(f"kvroute: attempt {number}, on {worker_id}, failed: {cause}"[:NOTE_MAX])
 
 
 class Attempt:
@@ -175,10 +176,10 @@ class Attempt:
         return f"<Attempt {self.number}, {self._request or 'not entered'}>"
 
     async def __aenter__(self) -> RoutedRequest:
-        """Routes and reserves; raises what route() raises, and after a failed attempt that one's
-        failure in its place."""
+        """Routes and reserves; raises the errors of route(), or, if an attempt failed before, that
+        attempt's error instead."""
         if self._request is not None:
-            raise RuntimeError("an attempt is entered once; the loop gives the next one")
+            raise RuntimeError("an attempt is entered once; the loop makes the next attempt")
         self._request = request = self._attempts.request()
         try:
             return await request.__aenter__()
@@ -188,7 +189,7 @@ class Attempt:
             self.left = True
             raise
         self.left = True
-        raise self._attempts.unrouted(unrouted)  # out here, so that its causes stay its own
+        raise self._attempts.unrouted(unrouted)  # outside of `except`, which would add a context
 
     async def __aexit__(
         self,
@@ -210,6 +211,6 @@ class Attempt:
         return again
 
     async def abandon(self) -> None:
-        """Ends what was entered by hand and never left."""
+        """Ends a reservation that was entered by hand and never left."""
         if self._request is not None:
             await self._request.failed(FailureReason.FAILURE_REASON_CLIENT)

@@ -1,7 +1,6 @@
-"""Consistent hashing with bounded loads. Pure; the same in every process, for a gateway as well.
+"""Consistent hashing with bounded loads. Pure; the same in every process, and in a gateway.
 
-Each worker has a weight for each key, and a key's worker is the heaviest of those that are not over
-the bound:
+Each worker has a weight for each key; a key's worker is the heaviest worker within the bound:
 
     open requests of a worker  <=  ceil(1.25 * (all open requests + 1) / workers)
 
@@ -19,33 +18,34 @@ from hashlib import blake2b
 from heapq import nlargest
 
 TOKEN_BYTES_MAX = 4096
-"""Of a prompt: 1,024 tokens as little-endian u32."""
+"""Bytes of a prompt that count: 1,024 tokens as little-endian u32."""
 TEXT_BYTES_MAX = 4096
+"""Bytes of a prompt's text that count."""
 _MASK = (1 << 64) - 1
 
 
 def session_key(session_id: str) -> int:
-    """Of a conversation: all its requests have the same."""
+    """The key of a conversation, the same for all its requests."""
     return _hash(b"session", session_id.encode(errors="surrogatepass"))
 
 
 def tokens_key(token_bytes: bytes) -> int:
-    """Of a prompt's first 1,024 tokens, little-endian u32."""
+    """The key of a prompt's first 1,024 tokens, little-endian u32."""
     return _hash(b"tokens", token_bytes[:TOKEN_BYTES_MAX])
 
 
 def text_key(text: bytes) -> int:
-    """Of a prompt's first 4 KiB of text."""
+    """The key of a prompt's first 4 KiB of text."""
     return _hash(b"text", text[:TEXT_BYTES_MAX])
 
 
 def blocks_key(block_hashes: Iterable[int]) -> int:
-    """Of the block hashes of a prompt's first 1,024 tokens."""
-    return _hash(b"blocks", b"".join(one.to_bytes(8, "little") for one in block_hashes))
+    """The key of the block hashes of a prompt's first 1,024 tokens."""
+    return _hash(b"blocks", b"".join(block.to_bytes(8, "little") for block in block_hashes))
 
 
 def worker_seed(worker_id: str, dp_rank: int) -> int:
-    """What a worker's weights are made of."""
+    """The seed of a worker's weights."""
     return _hash(b"worker", f"{dp_rank}/{worker_id}".encode(errors="surrogatepass"))
 
 
@@ -57,8 +57,8 @@ def bound(open_requests: int, workers: int) -> int:
 def ranked(
     key: int, seeds: Sequence[int], open_requests: Sequence[int], count: int = 1
 ) -> list[int]:
-    """Places of workers that may take one more request, the key's own first, `count` at most;
-    empty only if there are no workers.
+    """Places of workers that may take another request, by falling weight, `count` at most; empty
+    only if there are no workers.
 
     weight = (x ^ x >> 32) * B, x = (key ^ seed) * A, in 64 bits: key and seed are hashes already,
     and two multiplications let every bit of both reach the highest ones.

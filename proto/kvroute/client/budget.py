@@ -1,14 +1,14 @@
-"""How many requests may be tried again. Pure: no clock of its own.
+"""The retry budget: how many requests may be tried again. Pure: no clock of its own.
 
-A fleet that fails must not get several times its traffic for it. So retries are a share of the
-requests of the last seconds, and a few more, so that a client with little traffic has some:
+Retries must not multiply the traffic of a failing fleet. So they are bounded by a share of the
+requests of the last seconds, plus a fixed rate for clients with little traffic:
 
     retries in the window  <  share * requests in the window + least_per_s * window_s
 
 Source: Finagle's RetryBudget (twitter/finagle, com.twitter.finagle.service.RetryBudget; 20 %, 10 a
 second, credits of 10 s), whose numbers these are. Envoy's retry_budget (config.cluster.v3
-CircuitBreakers.Thresholds.RetryBudget; 20 %, at least 3) takes the share of open requests in the
-place of recent ones.
+CircuitBreakers.Thresholds.RetryBudget; 20 %, at least 3) takes the share of open requests instead
+of recent requests.
 
 Law: the sum above holds after every retry that was allowed, in the window that ends with it.
 """
@@ -19,18 +19,18 @@ from dataclasses import dataclass
 from typing_extensions import override
 
 SLOTS = 10
-"""Parts of the window; one is forgotten at a time."""
+"""Slots of the window; the oldest slot is dropped when a new slot begins."""
 
 
 @dataclass(frozen=True, slots=True)
 class RetryBudgetPolicy:
-    """What a client may try again, over all its calls."""
+    """The bound of a client's retries, over all its calls."""
 
     share: float = 0.2
     """Retries for each request of the window, 0 to 1."""
     least_per_s: float = 10.0
-    """Retries a second that are allowed whatever the number of requests; with a share of 0 and 0
-    here nothing is tried again."""
+    """Retries a second that are allowed whatever the number of requests; if this and the share are
+    0, nothing is tried again."""
     window_s: float = 10.0
     """Seconds for which a request counts."""
 
@@ -44,7 +44,7 @@ class RetryBudgetPolicy:
 
 
 class RetryBudget:
-    """What is left of it."""
+    """Counts requests and retries of the window."""
 
     def __init__(self, policy: RetryBudgetPolicy) -> None:
         self._policy = policy
@@ -59,12 +59,12 @@ class RetryBudget:
         return f"<RetryBudget {self._retries} retries of {self._requests} requests>"
 
     def request(self, now_s: float) -> None:
-        """A request was made; one that is tried again counts once."""
+        """A request was made; its retries don't count here."""
         self._slot(now_s)[1] += 1
         self._requests += 1
 
     def take(self, now_s: float) -> bool:
-        """Whether one more retry is allowed; if so, it counts."""
+        """Whether another retry is allowed; if so, counts it."""
         slot = self._slot(now_s)
         policy = self._policy
         allowed = policy.share * self._requests + policy.least_per_s * policy.window_s
@@ -75,7 +75,7 @@ class RetryBudget:
         return True
 
     def _slot(self, now_s: float) -> list[int]:
-        """The present slot, after those that are over were forgotten."""
+        """The present slot, after expired slots were dropped."""
         number = int(now_s // self._slot_s)
         slots = self._slots
         while slots and slots[0][0] <= number - SLOTS:

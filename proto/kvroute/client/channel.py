@@ -16,31 +16,31 @@ MESSAGE_BYTES_MAX = 64 * 1024 * 1024
 OPTIONS: tuple[tuple[str, str | int], ...] = (
     ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
-    # The connection to a peer that vanished without a word ends within 35 s if a stream is open on
-    # it, within 5 s of bytes that its kernel does not acknowledge (gRPC sets TCP_USER_TIMEOUT
-    # to the same). Calls don't wait for that, see silence.py; but TCP doubles its pauses before it
-    # sends again, and after 5 s a new connection is there sooner than the old one's next attempt.
-    # The router takes pings from 10 s on.
+    # A connection to a peer that vanished ends within 35 s if a stream is open on it, and within
+    # 5 s of bytes that the peer's kernel does not acknowledge (gRPC sets TCP_USER_TIMEOUT to the
+    # same). Calls don't wait for that, see silence.py; but TCP doubles its pauses between
+    # retransmissions, and after 5 s a new connection is open before the old connection's next
+    # retransmission. The router accepts a ping every 10 s.
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 0),
-    # gRPC's defaults (1 s to 2 min) would keep failing our retries long after a router is back.
+    # With gRPC's defaults (1 s to 2 min) retries would fail long after a router is back.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 2_000),
     ("grpc.max_reconnect_backoff_ms", 1_000),
 )
 _PORT = "443"
-"""What gRPC takes a name without one to mean."""
+"""Port of a name without a port, as in gRPC."""
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*:(?![0-9]+$)")
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a user named: an address as gRPC takes it, or a name that may stand for several."""
+    """A user's target: an address as gRPC takes it, or a name that may resolve to several."""
 
     text: str
     host: str | None = None
-    """The name to resolve; None: nothing is to be resolved."""
+    """The name to resolve; None: `text` is an address."""
     port: str = _PORT
 
 
@@ -51,11 +51,12 @@ class Address:
     target: str
     """For gRPC."""
     host: str | None = None
-    """The name it was found under: what its certificate must be for, and the calls' authority."""
+    """The name that resolved to it: its certificate must be for this name, which is also the
+    authority of calls."""
 
 
 def targets_of(targets: str | Sequence[str]) -> list[Target]:
-    """What one string, or several, name.
+    """The targets in one string, or in several.
 
     host:port (with or without dns:///; a name stands for every address it has), ipv4:a:1,b:2 and
     ipv6: likewise, unix:path, or any other target that gRPC knows. Raises ValueError.
@@ -69,7 +70,7 @@ def targets_of(targets: str | Sequence[str]) -> list[Target]:
 def _read(text: str) -> list[Target]:
     scheme, _, rest = text.partition(":")
     if scheme in {"ipv4", "ipv6"}:
-        return [Target(one) for one in rest.split(",")]
+        return [Target(address) for address in rest.split(",")]
     if text.startswith("dns:///"):
         text = text.removeprefix("dns:///")
     elif _SCHEME.match(text):
@@ -81,13 +82,13 @@ def _read(text: str) -> list[Target]:
 
 
 async def addresses_of(target: Target) -> list[Address]:
-    """The routers a target stands for; raises OSError for a name that has no address."""
+    """The routers that a target resolves to; raises OSError for a name that has no address."""
     if target.host is None:
         return [Address(target.text)]
     loop = asyncio.get_running_loop()
-    found = await loop.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
+    resolved = await loop.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
     addresses = []
-    for family, _, _, _, name in found:
+    for family, _, _, _, name in resolved:
         ip = f"[{name[0]!s}]" if family == socket.AF_INET6 else str(name[0])
         addresses.append(Address(f"{ip}:{target.port}", target.text))
     return list(dict.fromkeys(addresses))
@@ -98,7 +99,7 @@ def open_channel(
     credentials: grpc.ChannelCredentials | None,
     options: Sequence[tuple[str, str | int]],
 ) -> grpc.aio.Channel:
-    """A channel that connects with its first call; `options` win over ours. Needs a loop."""
+    """A channel that connects at its first call; `options` override OPTIONS. Needs a loop."""
     merged: dict[str, str | int] = dict(OPTIONS)
     if address.host is not None:
         merged["grpc.default_authority"] = address.host

@@ -1,4 +1,4 @@
-"""What the calls raise: one class for each kind of answer a caller would treat differently."""
+"""Errors of the calls: a class for each kind of answer that callers treat differently."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,21 +11,21 @@ from google.rpc.status_pb2 import Status
 from typing_extensions import override
 
 DOMAIN = "kvroute"
-"""google.rpc.ErrorInfo.domain of the router's own answers; other domains are not its words."""
+"""google.rpc.ErrorInfo.domain of the router's own answers."""
 
-_TOLD_MAX = 500
+_MESSAGE_MAX = 500
 """Characters kept of an error that is not the router's."""
 _DETAILS_KEY = "grpc-status-details-bin"
 _CODES: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
 
 
 class KvRouteError(Exception):
-    """A call got no answer that it could use.
+    """A call got no usable answer.
 
-    code: the gRPC status. reason: the router's word for it, None when something else answered (a
-    proxy, gRPC itself). message: one sentence for a person. retry_after_s: seconds after which the
-    router would hear the same request again, None when it said nothing of the kind. metadata: what
-    ErrorInfo tells besides.
+    code: the gRPC status. reason: ErrorInfo's reason, None when something else than the router
+    answered (a proxy, gRPC itself). message: a sentence for a person. retry_after_s: seconds after
+    which the router accepts the same request again, from RetryInfo; None: no RetryInfo came.
+    metadata: that of ErrorInfo.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class UnknownModel(NotFound):
 
 
 class UnknownSession(NotFound):
-    """A decode for a session that nobody holds."""
+    """A decode for a session that no worker holds."""
 
 
 class UnknownWorker(NotFound):
@@ -94,7 +94,7 @@ class NoWorker(Unavailable):
 
 
 class RouterUnreachable(Unavailable):
-    """No router answered: refused, reset, unresolved, a proxy's word for it, or bytes that are no
+    """No router answered: refused, reset, unresolved, reported so by a proxy, or bytes that are no
     answer."""
 
 
@@ -103,7 +103,7 @@ class Overloaded(KvRouteError):
 
 
 class ClientOverloaded(Overloaded):
-    """This client holds as much unanswered as it may; the router was not asked."""
+    """This client holds as many unanswered requests as it may; the router got no request."""
 
 
 class DeadlineExceeded(KvRouteError, TimeoutError):
@@ -156,36 +156,36 @@ CUT = frozenset((
     grpc.StatusCode.UNKNOWN,
     grpc.StatusCode.CANCELLED,
 ))  # fmt: skip
-"""What gRPC and proxies say of a connection that broke or carried nonsense. The router's own words
-come with a reason."""
+"""Statuses of gRPC and of proxies for a connection that broke or carried no gRPC. The router's own
+statuses have a reason."""
 
 
 def error_from_status(status: Status) -> KvRouteError:
     """The error that a google.rpc.Status means, such as `Explanation.refusal`. Never raises."""
     code = _CODES.get(status.code, grpc.StatusCode.UNKNOWN)
-    if code is grpc.StatusCode.OK:  # no error's code
+    if code is grpc.StatusCode.OK:  # an error can't be OK
         code = grpc.StatusCode.UNKNOWN
     return _error(code, status.message, status)
 
 
-def unreachable(told: str) -> RouterUnreachable:
-    """For what the client itself sees."""
-    return RouterUnreachable(grpc.StatusCode.UNAVAILABLE, None, told)
+def unreachable(message: str) -> RouterUnreachable:
+    """For a failure that the client itself detected."""
+    return RouterUnreachable(grpc.StatusCode.UNAVAILABLE, None, message)
 
 
 def unreadable(call: str) -> RouterUnreachable:
-    """For an answer that is no message: gRPC gives None for it. Another router may do better."""
+    """For an answer that is no message, which gRPC returns as None. Another router may answer."""
     return unreachable(f"the answer to {call} can't be read")
 
 
 def broken_by(failure: Exception) -> KvRouteError:
-    """What a failure of the client's own work means to the calls that wait for that work."""
+    """The error of calls that wait for work of the client that failed."""
     if isinstance(failure, KvRouteError):
         return failure
     if isinstance(failure, grpc.aio.AioRpcError):
         return error_from_call(failure)
-    told = f"the call broke in the client: {type(failure).__name__}: {failure}"
-    return KvRouteError(grpc.StatusCode.UNKNOWN, None, told[:_TOLD_MAX])
+    message = f"the call broke in the client: {type(failure).__name__}: {failure}"
+    return KvRouteError(grpc.StatusCode.UNKNOWN, None, message[:_MESSAGE_MAX])
 
 
 def error_from_call(failure: grpc.aio.AioRpcError) -> KvRouteError:
@@ -214,7 +214,7 @@ def _error(code: grpc.StatusCode, message: str, status: Status) -> KvRouteError:
                 delay = RetryInfo.FromString(detail.value).retry_delay
                 retry_after_s = max(0.0, delay.seconds + delay.nanos / 1e9)
         except DecodeError:
-            continue  # a detail of another making; the code and the message still hold
+            continue  # not one of ours; the code and the message still hold
     kind = _BY_REASON.get(reason or "") or _BY_CODE.get(code, KvRouteError)
     if reason is None and code in CUT:
         kind = RouterUnreachable

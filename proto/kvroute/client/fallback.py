@@ -1,15 +1,16 @@
 """Picks without a router: among the workers that routers listed last. Pure: takes the time.
 
-For as long as no router can be reached, requests go by consistent hashing with bounded loads
+While no router can be reached, requests go by consistent hashing with bounded loads
 (bounded_hash.py): of the session, if there is one, else of the prompt's beginning, so that caches
-go on being met. What only a router knows (load, caches, the queue, other clients) counts for
-nothing; this client's own open requests are all the load there is.
+are still hit. Facts that only a router has (load, caches, the queue, other clients) are left out;
+the only load is this client's own open requests.
 
 Laws:
-- only workers that a router listed as schedulable (or as its last resort), not drained, with an
-  address, fitting model, LoRA, role, labels, length and the request's own lists;
-- a list is used for age_s_max at most, and one without a schedulable worker replaces none;
-- workers listed never exceed WORKERS_MAX, open picks OPEN_MAX, avoided ones the workers listed.
+- a pick is a worker that a router listed as schedulable (or as a last resort), not drained, with
+  an address, and that fits the request's model, LoRA, role, labels, length, allowed and excluded
+  workers;
+- a list is used for age_s_max at most, and a list without a schedulable worker replaces none;
+- workers listed never exceed WORKERS_MAX, open picks OPEN_MAX, avoided workers the workers listed.
 """
 
 import random
@@ -42,18 +43,18 @@ from kvroute.v1 import (
 WORKERS_MAX = 16_384
 """Workers (ranks) kept of a list."""
 OPEN_MAX = 65_536
-"""Picks of the fallback whose end was not reported; past it the oldest one counts as ended."""
+"""Picks of the fallback whose end was not reported; past the bound the oldest counts as ended."""
 OPEN_S_MAX = 600.0
-"""The same by time: a pick that nobody reports is open for so long."""
+"""Seconds after which a pick whose end was not reported counts as ended."""
 WORKER_S = 0.25
-"""Least time between lists for each worker in the last one: a router writes a thousand in 30 ms, so
-that a thousand clients of a thousand workers cost all routers an eighth of a core."""
+"""Least time between lists for each worker in the last list: a router writes 1,000 workers in
+30 ms, so that 1,000 clients of 1,000 workers cost all routers an eighth of a core."""
 RETRY_S = 5.0
-"""After a list that failed."""
+"""Least time between lists after a list that failed."""
 OUTPUT_TOKENS_MAX = 4096
-"""Expected output that counts for the length, as in a router."""
+"""Expected output tokens that count for the length, at most, as in a router."""
 RESERVATION = "fallback/"
-"""What the fallback's reservation ids begin with; no router's do."""
+"""Prefix of the fallback's reservation ids; no router's ids have it."""
 _TOKENS_MAX = TOKEN_BYTES_MAX // 4
 _BOTH = frozenset(("both", ""))
 _ROLES: Mapping[int, frozenset[str]] = {
@@ -80,14 +81,14 @@ class FallbackPolicy:
     """When a client picks by itself, and among which workers."""
 
     age_s_max: float = 600.0
-    """Oldest list of workers that is still used, seconds: addresses find other owners in time."""
+    """Oldest list of workers that is used, seconds: addresses get other owners in time."""
     patience_s: float = 0.5
-    """How long routers are tried when none can be reached any more; later requests try once."""
+    """Seconds for which routers are tried once none can be reached; later requests try once."""
     avoid_s: float = 10.0
-    """For how long a worker that failed is avoided, if there is another."""
+    """Seconds for which a worker that failed is avoided, if there is another."""
     refresh_s: float = 60.0
-    """How often the workers are listed while calls are made, seconds, a quarter more or less; a
-    fleet of more than 240 workers is listed less often, 0.25 s for each."""
+    """Seconds between lists of workers while calls are made, a quarter more or less; at least
+    0.25 s for each worker, so that a fleet of more than 240 is listed less often."""
 
     def __post_init__(self) -> None:
         for name in ("age_s_max", "patience_s", "avoid_s", "refresh_s"):
@@ -99,7 +100,7 @@ class FallbackPolicy:
 class _Worker:
     key: Key
     rank: int | None
-    """None for an engine with one rank."""
+    """None for an engine with a single rank."""
     seed: int
     address: str
     labels: Mapping[str, str]
@@ -108,21 +109,21 @@ class _Worker:
     role: str
     max_model_len: int
     second: bool
-    """A router kept requests away from it: only if there is no other."""
+    """A router kept requests away from it; picked only if there is no other."""
 
 
 class Fallback:
-    """What one client knows for a time without routers."""
+    """One client's last list of workers, open requests and picks without routers."""
 
     def __init__(self, policy: FallbackPolicy, counts: Counter[str], rng: random.Random) -> None:
-        """counts: `fallback_picks`; `fallback_refused` requests that no listed worker fits;
+        """counts: `fallback_picks`; `fallback_refused` requests without a fitting listed worker;
         `worker_lists`, `worker_lists_failed`; `outages` begun."""
         self.policy = policy
         self._counts = counts
         self._rng = rng
         self._statuses: list[WorkerStatus] = []
         self._made: list[_Worker] | None = None
-        """Of the statuses, made when they are needed."""
+        """Made of the statuses when they are needed."""
         self._listed_s: float | None = None
         self._due_s = 0.0
         self._routed = 0
@@ -131,9 +132,9 @@ class Fallback:
         self._picks: OrderedDict[str, tuple[Key, float]] = OrderedDict()
         """Reservation id -> worker, time of the pick; the oldest first."""
         self._avoided: dict[Key, float] = {}
-        """Until when."""
+        """Worker -> end of its avoidance."""
         self._refused: set[Key] = set()
-        """Of those avoided, the ones that refused a connection last."""
+        """Avoided workers that refused their last connection."""
         self._number = 0
 
     @override
@@ -141,7 +142,7 @@ class Fallback:
         state = "routers away" if self.outage else "routers there"
         return f"<Fallback {len(self._statuses)} workers, {len(self._picks)} open picks, {state}>"
 
-    # What routers say
+    # Answers of routers
 
     @property
     def outage(self) -> bool:
@@ -149,24 +150,24 @@ class Fallback:
         return self._away_since_s is not None
 
     def routed(self, now_s: float) -> bool:
-        """A router answered; returns whether the workers are to be listed now. Not with a
-        program's first request: it may be its last."""
+        """A router answered; returns whether the workers are to be listed now: not with a program's
+        first request, which may be its last."""
         self._away_since_s = None
         self._routed += 1
         return self._routed > 1 and now_s >= self._due_s
 
     def listed(self, statuses: Iterable[WorkerStatus], now_s: float) -> None:
         """A router listed its workers."""
-        taken = list(statuses)[:WORKERS_MAX]
+        kept = list(statuses)[:WORKERS_MAX]
         self._counts["worker_lists"] += 1
-        period_s = max(self.policy.refresh_s, WORKER_S * len(taken))
+        period_s = max(self.policy.refresh_s, WORKER_S * len(kept))
         self._due_s = now_s + period_s * self._rng.uniform(0.75, 1.25)
-        if not any(status.schedulable for status in taken):
-            return  # of a router that has just begun, or of a fleet that is away
-        self._statuses, self._made, self._listed_s = taken, None, now_s
+        if not any(status.schedulable for status in kept):
+            return  # the router has just started, or the whole fleet is away
+        self._statuses, self._made, self._listed_s = kept, None, now_s
 
     def not_listed(self, now_s: float) -> None:
-        """A list could not be had."""
+        """The workers could not be listed."""
         self._counts["worker_lists_failed"] += 1
         self._due_s = now_s + RETRY_S * self._rng.uniform(1.0, 2.0)
 
@@ -184,7 +185,7 @@ class Fallback:
     # Open requests
 
     def began(self, key: Key) -> None:
-        """A request of ours was sent to a worker that a router picked."""
+        """A request of this client was sent to a worker that a router picked."""
         self._open[key] += 1
 
     def ended(
@@ -195,7 +196,8 @@ class Fallback:
         *,
         refused: bool = False,
     ) -> None:
-        """It is over; failure: why it failed, None if it did not; refused: its connection was."""
+        """The request is over; failure: None if it succeeded; refused: the worker refused the
+        connection."""
         if self._open[key] > 1:
             self._open[key] -= 1
         else:
@@ -206,7 +208,7 @@ class Fallback:
                 self._refused.add(key)
 
     def reported(self, progress: Progress, now_s: float) -> None:
-        """A step of a pick of ours; only the last one counts."""
+        """A step of a pick of the fallback; only its end counts."""
         if progress.state not in _ENDS:
             return
         taken = self._picks.pop(progress.reservation_id, None)
@@ -218,7 +220,7 @@ class Fallback:
     # Picks
 
     def pick(self, request: RouteRequest, now_s: float) -> RouteResponse | None:
-        """A worker in the place of a router's; None when none fits."""
+        """A worker instead of a router's pick; None when no worker fits."""
         self._forget(now_s)
         fitting = self._fitting(request) if self.usable(now_s) else []
         key = _key(request)
@@ -226,11 +228,11 @@ class Fallback:
             self._counts["fallback_refused"] += 1
             return None
         avoided = self._avoided
-        first = [one for one in fitting if not one.second and one.key not in avoided]
-        # Where all have failed, as while the whole host is busy, those at least took connections.
-        among = first or [one for one in fitting if one.key not in self._refused] or fitting
-        loads = [self._open.get(one.key, 0) for one in among]
-        places = ranked(key, [one.seed for one in among], loads, 3)
+        first = [each for each in fitting if not each.second and each.key not in avoided]
+        # When all have failed, as on a busy host, those that accepted a connection come first.
+        among = first or [each for each in fitting if each.key not in self._refused] or fitting
+        loads = [self._open.get(each.key, 0) for each in among]
+        places = ranked(key, [each.seed for each in among], loads, 3)
         worker, *others = (among[place] for place in places)
         self._number += 1
         answer = RouteResponse(
@@ -250,7 +252,7 @@ class Fallback:
         return answer
 
     def _forget(self, now_s: float) -> None:
-        """Ends picks that nobody reports, and the time of those avoided."""
+        """Ends picks whose end was not reported in time, and avoidances that are over."""
         while self._picks:
             reservation_id, (key, picked_s) = next(iter(self._picks.items()))
             if len(self._picks) < OPEN_MAX and now_s - picked_s < OPEN_S_MAX:
@@ -276,28 +278,28 @@ class Fallback:
         roles = _ROLES.get(request.phase)
         if roles is None:
             return []
-        models = {name for one in self._made for name in one.models} if not request.model else ()
+        models = {name for each in self._made for name in each.models} if not request.model else ()
         if len(models) > 1:
-            return []  # as to a router, it is not known which one is meant
+            return []  # ambiguous, as to a router
         allowed, excluded = set(request.allowed_worker_ids), set(request.excluded_worker_ids)
         tokens = _tokens(request) + min(request.expected_output_tokens, OUTPUT_TOKENS_MAX)
         labels = dict(request.required_labels)
         model, lora = request.model, request.lora_name
         return [
-            one
-            for one in self._made
-            if one.role in roles
-            and (not model or model in one.models or model in one.lora_names)
-            and (not lora or not one.lora_names or lora in one.lora_names)
-            and one.key[0] not in excluded
-            and (not allowed or one.key[0] in allowed)
-            and (not one.max_model_len or tokens <= one.max_model_len)
-            and (not labels or labels.items() <= one.labels.items())
+            each
+            for each in self._made
+            if each.role in roles
+            and (not model or model in each.models or model in each.lora_names)
+            and (not lora or not each.lora_names or lora in each.lora_names)
+            and each.key[0] not in excluded
+            and (not allowed or each.key[0] in allowed)
+            and (not each.max_model_len or tokens <= each.max_model_len)
+            and (not labels or labels.items() <= each.labels.items())
         ]
 
 
 def _workers(statuses: list[WorkerStatus]) -> list[_Worker]:
-    """Those of a list that a request may be sent to."""
+    """The workers of a list that a request may be sent to."""
     ranks = Counter(status.worker_id for status in statuses)
     return [
         _Worker(
@@ -340,7 +342,7 @@ def _key(request: RouteRequest) -> int | None:
         return tokens_key(request.token_bytes)
     if prompt == "token_ids":
         ids = request.token_ids.ids[:_TOKENS_MAX]
-        return tokens_key(b"".join(one.to_bytes(4, "little") for one in ids))
+        return tokens_key(b"".join(token_id.to_bytes(4, "little") for token_id in ids))
     hashed = request.block_hashes
     blocks = max(1, _TOKENS_MAX // hashed.block_size) if hashed.block_size else 1
     return blocks_key(hashed.hashes[:blocks])

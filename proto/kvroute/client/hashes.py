@@ -1,6 +1,6 @@
-"""A prompt's block hashes, in whatever form they were made, as the bytes that a message holds.
+"""A prompt's block hashes, from any common form to the bytes in a message.
 
-Law: equal hashes make equal bytes, whatever held them.
+Law: equal hashes make equal bytes, whatever their form.
 """
 
 import sys
@@ -23,9 +23,9 @@ def block_hashes_of(
     """The message for hashes of full blocks, a kvroute.v1.BlockHashes, in pieces.
 
     bytes and bytearray are little-endian u64 already. A buffer of unsigned 64-bit integers (numpy,
-    array) costs no Python int for each; lists, tuples and other iterables take a little longer.
-    Raises TypeError for what is no row of integers, ValueError for one that takes more than 64 bits
-    or is negative, and for bytes that aren't whole.
+    array) is packed without a Python int for each; lists, tuples and other iterables take a little
+    longer. Raises TypeError for anything but a row of integers; ValueError for a hash that takes
+    more than 64 bits or is negative, and for bytes that don't hold whole hashes.
     """
     rest = uint(_BLOCK_SIZE, block_size) + uint(_PROMPT_TOKENS, prompt_tokens)
     raw = bytes(hashes) if isinstance(hashes, (bytes, bytearray)) else _from_buffer(hashes)
@@ -43,9 +43,9 @@ def block_hashes_of(
 
 
 def _from_buffer(hashes: Iterable[int]) -> bytes | None:
-    """Little-endian u64 of a flat buffer of such; None when it is none."""
+    """Little-endian u64 of a flat buffer of u64; None for anything else."""
     try:
-        view = memoryview(hashes)  # type: ignore[arg-type]  # asking is how one finds out
+        view = memoryview(hashes)  # type: ignore[arg-type]  # raises unless it is a buffer
     except (TypeError, ValueError, BufferError):
         return None
     with view:

@@ -1,14 +1,15 @@
 """Route calls of many tasks as batches on one open RouteStream.
 
-Nothing waits for company: whatever there is when the stream is free goes as one batch. A batch
-holds the next one back until the router begins to answer it, so that batches grow with the load:
+No call waits for others to fill a batch: all calls that wait when the stream is free go as one
+batch. A batch holds the next batch back until the router begins to answer it, so that batches grow
+with the load:
 
     call ──> waiting ──(stream free)──> sent ──> answer
                  ^                        │
                  └──── stream ended ──────┘
 
-Law: every call gets its answer, its own error or its deadline; what a stream leaves unanswered goes
-out again on the next one, which is safe because every request has an id.
+Law: every call gets its answer, its own error or its deadline; items that a stream leaves
+unanswered are sent again on the next stream, which is safe because every request has an id.
 """
 
 import asyncio
@@ -42,13 +43,13 @@ from kvroute.client.options import RouteBytes
 from kvroute.v1 import RouteResponse, RouteResults
 
 HOLD_S = 0.02
-"""Longest that a batch holds the next one back. The router answers every batch at once, so only a
-far one takes that long; there, batches needn't grow with the distance."""
+"""Longest that a batch holds the next batch back, seconds. The router answers every batch at once,
+so only a distant router takes that long; its batches needn't grow with the distance."""
 OPEN_TIMEOUT_S = 10.0
-"""For the router's word that a stream got through. A proxy that gathers a whole call before it
-passes it on would keep us waiting for ever."""
+"""Longest wait for the initial metadata of a stream. A proxy that buffers a whole call before it
+forwards it never sends them."""
 PAUSE_S = 1.0
-"""After a stream that didn't get through, before another one is tried; doubles each time."""
+"""Seconds before another stream is tried after a refused stream; doubles each time."""
 PAUSE_S_MAX = 60.0
 
 log = logging.getLogger("kvroute.client")
@@ -59,9 +60,9 @@ RouteStream: TypeAlias = grpc.aio.StreamStreamCall[bytes, RouteResults]
 
 class _State(Enum):
     UNPROVEN = auto()
-    """No stream got through yet, or the last one tried didn't: calls go one by one meanwhile."""
+    """No stream was accepted yet, or the last stream was refused: calls go one by one meanwhile."""
     OPEN = auto()
-    """A stream is open, or was when it was needed last; opened again with the next call."""
+    """A stream is open, or the last stream was accepted; the next call opens it again."""
     OFF = auto()
     """The router has no RouteStream: calls go one by one for good."""
 
@@ -75,9 +76,9 @@ class Lane:
         items: LaneItems,
         counts: Counter[str],
     ) -> None:
-        """counts: `batches` and `items` written, items that a stream's end sent back (`again`),
-        `cancels`, `late` answers, `overflows`, `streams` opened, `streams_refused`; `lane_failures`
-        of the lane's own work."""
+        """counts: `batches` and `items` written, items to be written again after a stream's end
+        (`again`), `cancels`, `late` answers, `overflows`, `streams` opened, `streams_refused`;
+        `lane_failures`, exceptions in the lane itself."""
         self._open_stream = open_stream
         self._items = items
         self._counts = counts
@@ -85,32 +86,33 @@ class Lane:
         self._called = False
         self._pause_s = PAUSE_S
         self._next_try_s = 0.0
-        self._complained = False
-        self._wordless = 0
-        """Streams in a row that ended without a message; idle ones may."""
+        self._warned = False
+        self._unanswered = 0
+        """Streams in a row that ended without a message; idle streams may."""
         self._closed = False
         self._broken: Exception | None = None
-        """What ended the writing of a stream, when that was not the stream."""
+        """The exception that ended the writing of a stream, unless it was the stream's end."""
         self._task: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        """Asked for once: in Python 3.11 that is a system call."""
+        """The running loop, kept: in Python 3.11 getting it is a system call."""
         self._free = asyncio.Event()
-        """Something is to be written, and no batch holds it back."""
+        """Set while items wait to be written and no batch holds them back."""
         self._hold: asyncio.TimerHandle | None = None
         self._alarm: asyncio.TimerHandle | None = None
         self._alarm_s = math.inf
-        """When it rings: no later than the first item's time is over."""
+        """The alarm's time, no later than the first item's deadline."""
         self._newest: frozenset[int] = frozenset()
-        """Indexes of the batch that holds back the next one."""
+        """Indexes of the batch that holds back the next batch."""
 
     @override
     def __repr__(self) -> str:
         return f"<Lane {self._state.name.lower()}, {self._items!r}>"
 
     def takes(self, size: int) -> bool:
-        """Whether a request of this many bytes goes over the lane now; if not, a call takes it.
+        """Whether a request of this many bytes goes over the lane now; if not, it is a call.
 
-        Has a stream opened beside that call, but not beside a program's first: it may be its last.
+        Opens a stream while that call runs, but not at a program's first call, which may be its
+        last.
         """
         if self._state is _State.OPEN:
             return size <= BATCH_BYTES_MAX
@@ -125,7 +127,7 @@ class Lane:
         self._called = True
 
     async def route(self, request: RouteBytes, timeout_s: float) -> RouteResponse:
-        """One answer within timeout_s; raises KvRouteError. Being cancelled drops the item."""
+        """One answer within timeout_s; raises KvRouteError. A cancelled caller drops the item."""
         if self._closed:
             raise ClientClosed
         loop = self._loop = self._loop or asyncio.get_running_loop()
@@ -139,29 +141,29 @@ class Lane:
             self._set_alarm(item.deadline_s)
         if self._task is None:
             self._start()
-        self._look()
+        self._wake_writer()
         try:
             return await answer
         except BaseException as error:
             if isinstance(error, asyncio.CancelledError) and not answer.cancelled():
-                # It was there, but its caller won't see it any more.
+                # The answer had come, but its caller won't get it.
                 self._items.cancel(item.index)
             if self._items.drop(item):
                 self._counts["cancels"] += 1
-            self._look()
+            self._wake_writer()
             raise
 
     def give_up(self, error: KvRouteError) -> int:
-        """Fails all calls that wait for the router, and has it undo what it answers them later.
-        Returns how many there were."""
+        """Fails all calls that wait for the router, which gets cancels for them. Returns how many
+        there were."""
         items = self._items.drop_all()
         self._counts["cancels"] += len(items)
         self._fail(items, error)
-        self._look()
+        self._wake_writer()
         return len(items)
 
     async def close(self) -> None:
-        """Ends the stream; whoever still waits gets ClientClosed."""
+        """Ends the stream; calls that still wait raise ClientClosed."""
         self._closed = True
         self._set_alarm(math.inf)
         if self._task is not None:
@@ -172,10 +174,10 @@ class Lane:
         self._task = asyncio.create_task(self._run())
 
     async def _run(self) -> None:
-        """One stream after another, for as long as one is needed.
+        """One stream after another, while items wait.
 
-        What fails here, be it our own mistake, fails the calls that wait, and nothing else: the
-        next call starts it again.
+        An exception here, also from a bug, fails the waiting calls and nothing else: the next call
+        starts this again.
         """
         broken: KvRouteError = unreachable("the lane to the router broke")
         try:
@@ -199,10 +201,10 @@ class Lane:
             self._fail(self._items.clear(), ClientClosed() if self._closed else broken)
 
     async def _carry(self) -> KvRouteError | None:
-        """Opens a stream and reads it to its end. Returns why it didn't get through; None: it did.
+        """Opens a stream and reads it to its end. Returns why it was refused; None: accepted.
 
-        How one ends that got through makes no difference. gRPC couldn't always tell: to a write
-        that meets the router's end of the call, that is INTERNAL, even before we looked at it.
+        The status of an accepted stream's end is ignored, since gRPC does not always have the
+        router's: for a write that meets the router's end of the call it is INTERNAL.
         """
         self._release()
         self._broken = None
@@ -210,8 +212,8 @@ class Lane:
         call = self._open_stream()
         writer = asyncio.create_task(self._write(call))
         refused: KvRouteError | None = None
-        opened = heard = False
-        self._wordless += 1
+        opened = answered = False
+        self._unanswered += 1
         try:
             async with asyncio.timeout(OPEN_TIMEOUT_S):
                 await call.initial_metadata()
@@ -221,25 +223,25 @@ class Lane:
                 self._pause_s = PAUSE_S
                 self._counts["streams"] += 1
             while isinstance(results := await call.read(), RouteResults):
-                heard = True
-                self._wordless = 0
+                answered = True
+                self._unanswered = 0
                 self._answer(results)
         except grpc.aio.AioRpcError as failure:
             met_the_end = proven and failure.code() is grpc.StatusCode.INTERNAL
-            # A refusal may come in two pieces, of which the first looks like an open stream.
-            said_no = not heard and failure.code() not in CUT
-            if (not opened and not met_the_end) or said_no:
+            # A refusal may come in two parts, of which the first looks like an accepted stream.
+            refused_late = not answered and failure.code() not in CUT
+            if (not opened and not met_the_end) or refused_late:
                 refused = error_from_call(failure)
         except TimeoutError:
-            told = f"a stream's opening was not answered in {OPEN_TIMEOUT_S:g} s"
-            refused = DeadlineExceeded(grpc.StatusCode.DEADLINE_EXCEEDED, None, told)
+            message = f"a stream's opening was not answered in {OPEN_TIMEOUT_S:g} s"
+            refused = DeadlineExceeded(grpc.StatusCode.DEADLINE_EXCEEDED, None, message)
         finally:
             call.cancel()
             writer.cancel()
             await asyncio.wait({writer})
             if self._broken is not None:
                 raise self._broken
-        if refused is None and self._wordless > SENDINGS_MAX:
+        if refused is None and self._unanswered > SENDINGS_MAX:
             refused = unreachable("streams end before they answer")
         return refused
 
@@ -249,21 +251,21 @@ class Lane:
             while True:
                 await self._free.wait()
                 batch, indexes = self._items.batch(loop.time())
-                if not self._items.full_batch:  # that has nothing to gain from waiting
+                if not self._items.full_batch:  # full batches gain nothing from waiting
                     self._hold = loop.call_later(HOLD_S, self._release)
                     self._newest = frozenset(indexes)
-                self._look()
+                self._wake_writer()
                 self._counts["batches"] += 1
                 self._counts["items"] += len(indexes)
                 await call.write(batch)
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            return  # the stream has ended, as the reader knows
+            return  # the stream has ended; the reader handles that
         except Exception as failure:
             self._broken = failure
             call.cancel()  # which ends the reading
 
     def _answer(self, results: RouteResults) -> None:
-        taken = not results.results  # an empty message says that a batch was read, and no more
+        taken = not results.results  # an empty message: a batch was read
         for result in results.results:
             taken = taken or result.index in self._newest
             item = self._items.sent(result.index)
@@ -278,11 +280,11 @@ class Lane:
             else:
                 item.answer.set_exception(unreadable("Route"))
         if taken:
-            # After those who have their answers now: what they ask next goes with the next batch.
+            # After the tasks that have their answers now, so that their next calls join the batch.
             asyncio.get_running_loop().call_soon(self._release)
 
     def _set_alarm(self, at_s: float) -> None:
-        """Rings when the first item's time is over; inf: not at all."""
+        """Sets the timer to the first item's deadline; inf: no timer."""
         if self._alarm is not None:
             self._alarm.cancel()
             self._alarm = None
@@ -294,8 +296,8 @@ class Lane:
         over, next_s = self._items.expired(asyncio.get_running_loop().time())
         for item in over:
             if not item.answer.done():
-                told = f"no answer in {item.timeout_s:g} s"
-                error = DeadlineExceeded(grpc.StatusCode.DEADLINE_EXCEEDED, None, told)
+                message = f"no answer in {item.timeout_s:g} s"
+                error = DeadlineExceeded(grpc.StatusCode.DEADLINE_EXCEEDED, None, message)
                 item.answer.set_exception(error)
         self._set_alarm(next_s)
 
@@ -303,17 +305,17 @@ class Lane:
         if self._hold is not None:
             self._hold.cancel()
             self._hold = None
-        self._look()
+        self._wake_writer()
 
-    def _look(self) -> None:
-        """Lets the writer go if there is something to write and nothing holds it back."""
+    def _wake_writer(self) -> None:
+        """Wakes the writer if items wait and no batch holds them back."""
         if self._items.to_write and self._hold is None:
             self._free.set()
         else:
             self._free.clear()
 
     def _refused(self, error: KvRouteError) -> None:
-        """No stream got through."""
+        """A stream was refused: calls go one by one, for a while or for good."""
         self._counts["streams_refused"] += 1
         if error.code is grpc.StatusCode.UNIMPLEMENTED:
             self._state = _State.OFF
@@ -322,9 +324,9 @@ class Lane:
         self._state = _State.UNPROVEN
         self._next_try_s = asyncio.get_running_loop().time() + self._pause_s
         self._pause_s = min(2 * self._pause_s, PAUSE_S_MAX)
-        if error.code is not grpc.StatusCode.UNAVAILABLE and not self._complained:
-            self._complained = True
-            log.warning("streams don't get through, so calls go one by one: %s", error)
+        if error.code is not grpc.StatusCode.UNAVAILABLE and not self._warned:
+            self._warned = True
+            log.warning("streams are refused, so calls go one by one: %s", error)
 
     def _fail(self, items: list[Item], error: KvRouteError) -> None:
         for item in items:
@@ -333,8 +335,8 @@ class Lane:
 
 
 def _as_of_a_call(refused: KvRouteError) -> KvRouteError:
-    """What a refused stream means for a call that waited for it: who may not open one may not call;
-    anything else is worth another try."""
+    """The error of a call that waited for a refused stream. PermissionDenied holds for calls, too;
+    after any other error the call is worth another attempt."""
     if isinstance(refused, (Unavailable, PermissionDenied)):
         return refused
     return unreachable(f"a stream was refused: {refused}")

@@ -1,4 +1,4 @@
-"""What a lane carries: items that wait to be written, items written and not answered. Pure.
+"""The items of a lane: those that wait to be written, and those written and not answered. Pure.
 
 Laws:
 - an item waits or is sent until it is answered, dropped or given up, once;
@@ -21,12 +21,12 @@ from kvroute.client.wire import VARINT, head, varint
 from kvroute.v1 import RouteBatch, RouteItem, RouteResponse
 
 BATCH_ITEMS_MAX = 4096
-"""As many as the router takes."""
+"""Items in a batch; the router's bound is the same."""
 BATCH_BYTES_MAX = 1_000_000
-"""Requests in a batch; below the least limit that a router (1 MiB) or a proxy (4 MiB) may have. A
-larger request goes by itself, where the cost of a call hardly matters."""
+"""Bytes of requests in a batch; below the least message limit of a router (1 MiB) and of a proxy
+(4 MiB). A larger request is a call of its own, whose cost is small beside its size."""
 SENDINGS_MAX = 3
-"""Streams that may end on an item before it counts as failed."""
+"""Times that an item is written before it counts as failed, each on another stream."""
 _TIMEOUT_MS_MAX = (1 << 32) - 1
 _ITEMS = RouteBatch.ITEMS_FIELD_NUMBER
 _REQUEST = RouteItem.REQUEST_FIELD_NUMBER
@@ -58,7 +58,7 @@ class LaneItems:
         self._waiting: OrderedDict[int, Item] = OrderedDict()
         self._sent: dict[int, Item] = {}
         self._cancels: list[int] = []
-        """Sent items that nobody waits for any more, and that the router doesn't know of yet."""
+        """Sent items without a caller, for which the router has yet to get a cancel."""
 
     @override
     def __repr__(self) -> str:
@@ -89,7 +89,7 @@ class LaneItems:
         now_s: float,
         answer: asyncio.Future[RouteResponse],
     ) -> Item:
-        """Lets a request wait for the next batch; raises ClientOverloaded at the bounds."""
+        """Adds a request to the next batch; raises ClientOverloaded at the bounds."""
         size = request.size
         if len(self) + len(self._cancels) >= self._items_max:
             raise _full(f"{self._items_max} requests are unanswered")
@@ -103,8 +103,7 @@ class LaneItems:
         return item
 
     def batch(self, now_s: float) -> tuple[bytes, list[int]]:
-        """What is to be written next, a RouteBatch: cancels, then those that wait, the oldest
-        first. With the indexes in it."""
+        """The next RouteBatch and its indexes: cancels, then waiting items, the oldest first."""
         indexes = self._cancels[:BATCH_ITEMS_MAX]
         del self._cancels[:BATCH_ITEMS_MAX]
         pieces = [
@@ -126,7 +125,7 @@ class LaneItems:
         return b"".join(pieces), indexes
 
     def expired(self, now_s: float) -> tuple[list[Item], float]:
-        """Items whose time is over, and when the next one's is; inf: there is no other."""
+        """Items past their deadline, and the next deadline; inf: there is none."""
         over: list[Item] = []
         next_s = math.inf
         for item in (*self._sent.values(), *self._waiting.values()):
@@ -137,7 +136,7 @@ class LaneItems:
         return over, next_s
 
     def sent(self, index: int) -> Item | None:
-        """The item that an answer is for; None when nobody waits for it any more."""
+        """The item that an answer is for; None when it has no caller any longer."""
         return self._sent.get(index)
 
     def answered(self, item: Item) -> None:
@@ -146,11 +145,11 @@ class LaneItems:
         self._bytes -= item.request.size
 
     def cancel(self, index: int) -> None:
-        """Has the router undo what it answered."""
+        """Adds a cancel, so that the router ends the item's reservation."""
         self._cancels.append(index)
 
     def drop(self, item: Item) -> bool:
-        """Takes out an item that nobody waits for, if it is still here."""
+        """Takes out an item without a caller; returns whether it was here."""
         if self._waiting.pop(item.index, None) is not None:
             self._waiting_bytes -= item.request.size
         elif self._sent.pop(item.index, None) is not None:
@@ -161,14 +160,14 @@ class LaneItems:
         return True
 
     def drop_all(self) -> list[Item]:
-        """Takes out all items that were not answered; returns them."""
+        """Takes out all unanswered items; returns them."""
         items = [*self._sent.values(), *self._waiting.values()]
         for item in items:
             self.drop(item)
         return items
 
     def put_back(self) -> list[Item]:
-        """The stream is gone: what was sent waits again, in front. Returns items given up."""
+        """The stream has ended: sent items wait again, in front. Returns items given up."""
         self._cancels.clear()
         given_up = [item for item in self._sent.values() if item.sendings >= SENDINGS_MAX]
         for item in given_up:
@@ -188,7 +187,7 @@ class LaneItems:
 
 
 def _write(pieces: list[bytes], item: Item, now_s: float) -> None:
-    """A RouteItem in a RouteBatch, its request's pieces as they are."""
+    """Appends a RouteItem of a RouteBatch, with the pieces of its request uncopied."""
     left_ms = math.ceil((item.deadline_s - now_s) * 1000)
     if not 0 < left_ms <= _TIMEOUT_MS_MAX:
         left_ms = 1 if left_ms < 1 else _TIMEOUT_MS_MAX
@@ -199,6 +198,6 @@ def _write(pieces: list[bytes], item: Item, now_s: float) -> None:
     pieces += (head(_ITEMS, len(before) + request_size) + before, *request)
 
 
-def _full(told: str) -> ClientOverloaded:
+def _full(message: str) -> ClientOverloaded:
     code = grpc.StatusCode.RESOURCE_EXHAUSTED
-    return ClientOverloaded(code, None, f"{told}, the most this client keeps for one router")
+    return ClientOverloaded(code, None, f"{message}, the most this client keeps for one router")

@@ -1,9 +1,9 @@
 """One request, from its reservation to its last report.
 
-Law: no report raises an error here. The body of the `async with` serves a person, and the
-router's bookkeeping must neither break it nor hide what broke it: a report that does not arrive is
-counted (`KvRouteClient.reports_lost`), kept in `report_error`, told again with the next renewal,
-and in the end made good by the lease.
+Law: no report raises an error here. The body of the `async with` serves a person, and the router's
+bookkeeping must neither break it nor hide its errors: a report that does not arrive is counted
+(`KvRouteClient.reports_lost`), kept in `report_error`, repeated by the next renewal, and at last
+made good by the lease.
 """
 
 import asyncio
@@ -24,10 +24,11 @@ from kvroute.client.usage import count
 from kvroute.v1 import FailureReason, Progress, ProgressResult, ProgressState
 
 RENEWALS_PER_LEASE = 3
-"""So that a lease outlives two renewals that got lost."""
+"""Renewals in the time of a lease, which thus outlives two lost renewals."""
 RENEW_S_MIN = 0.1
-"""Least time between renewals, however short a lease an answer names."""
+"""Least seconds between renewals, however short the lease is."""
 RENEW_S_MAX = 3600.0
+"""Most seconds between renewals."""
 
 _OUR_MISTAKES = (
     ArithmeticError,
@@ -39,10 +40,10 @@ _OUR_MISTAKES = (
     ValueError,
 )
 _UNREADABLE = (json.JSONDecodeError, UnicodeDecodeError)
-"""ValueErrors of bytes that came from somewhere else: inside a request, from the engine."""
+"""ValueErrors about bytes from elsewhere: inside a request, from the engine."""
 _NO_CONNECTION = frozenset(("ClientConnectorError", "ConnectError"))
 _CAUSES_MAX = 8
-"""Causes of an exception that are looked at."""
+"""Causes of an exception that are examined."""
 _BLAME = (
     FailureReason.FAILURE_REASON_WORKER,
     FailureReason.FAILURE_REASON_TIMEOUT,
@@ -54,24 +55,24 @@ log = logging.getLogger("kvroute.client")
 
 
 class UnusableAnswer(Exception):
-    """For a caller to raise inside a request, when an engine's answer makes no sense.
+    """Raised by a caller inside a request, when an engine's answer makes no sense.
 
-    Counts against the worker, and attempts() tries another one. A KeyError can't say as much: a
-    mistake in the caller's own code looks the same, and would speak against every worker.
+    Counts against the worker, and attempts() tries another worker. A KeyError counts against no
+    worker, since a bug in the caller's own code looks the same.
     """
 
 
 class RoutedRequest:
     """The life of one request; made by `KvRouteClient.request`, entered once.
 
-    Entering routes and reserves, and raises what route() raises. Inside, a task renews the lease
-    every third of it. Leaving tells the end: FINISHED with the counts, or FAILED with the reason
-    that `failure_reason` finds in the exception, which goes on unchanged.
+    Entering routes and reserves, with the errors of route(). Inside, a task renews the lease every
+    third of it. Leaving reports the end: FINISHED with the counts, or FAILED with the reason that
+    `failure_reason` gives for the exception, which is raised unchanged.
 
-    Leaving waits until the last report is delivered, at most the client's report_timeout_s; what
-    is not through by then goes on in the background, and the client's close() waits for it. A
-    cancelled body, and one whose router is silent, leaves at once. (A time limit around the block
-    cancels it: put the limit inside, where it is a TimeoutError, to have it told as TIMEOUT.)
+    Leaving waits until the last report is delivered, at most the client's report_timeout_s; after
+    that the report goes on in the background, and the client's close() waits for it. A cancelled
+    body, and a body whose router is silent, leaves at once. A time limit around the block cancels
+    it; a limit inside the block is a TimeoutError and is reported as TIMEOUT.
     """
 
     def __init__(
@@ -81,13 +82,13 @@ class RoutedRequest:
         sleep: Callable[[float], Awaitable[None]],
     ) -> None:
         self.output_tokens = 0
-        """Tokens put out so far; renewals and the last report carry it."""
+        """Output tokens so far; renewals and the last report carry it."""
         self.cached_tokens: int | None = None
-        """What the engine says it reused: usage.prompt_tokens_details.cached_tokens."""
+        """Prompt tokens that the engine reused: usage.prompt_tokens_details.cached_tokens."""
         self.report_error: KvRouteError | None = None
-        """The last report that failed, None when none did."""
+        """The error of the last failed report; None: no report failed."""
         self.lease_lost = False
-        """The router no longer knows the reservation: it ended there, or the router is another."""
+        """The router no longer knows the reservation: it ended, or the router restarted."""
         self._route = route
         self._reports = reports
         self._sleep = sleep
@@ -96,8 +97,8 @@ class RoutedRequest:
         self._pick: Pick | None = None
         self._keeper: asyncio.Task[None] | None = None
         self._last: asyncio.Task[None] | None = None
-        self._prefill_told = False
-        # What the next renewal says: RUNNING, or PREFILL_DONE for as long as it didn't arrive.
+        self._prefill_reported = False
+        # State in the next renewal: RUNNING, or PREFILL_DONE until it has arrived.
         self._step: ProgressState.ValueType = ProgressState.PROGRESS_STATE_RUNNING
 
     @override
@@ -108,12 +109,12 @@ class RoutedRequest:
 
     @property
     def answering(self) -> bool:
-        """Whether prefill_done() was called: somebody may have seen a token."""
-        return self._prefill_told
+        """Whether prefill_done() was called: a token may have been passed on."""
+        return self._prefill_reported
 
     @property
     def ended(self) -> bool:
-        """Whether it was told as finished or failed."""
+        """Whether the request was ended, as finished or failed."""
         return self._ended
 
     @property
@@ -146,14 +147,14 @@ class RoutedRequest:
             await self.failed(failure_reason(error), refused=connection_refused(error))
 
     async def prefill_done(self) -> None:
-        """Tells that the first token is out; more calls than one tell nothing more.
+        """Reports that the first token is out; later calls do nothing.
 
-        One attempt of at most the client's report_timeout_s, so that a router which is away hardly
-        delays a stream, and none at all if it is silent; the next renewal makes up for it.
+        One attempt of at most the client's report_timeout_s, so that an unreachable router hardly
+        delays a stream, and no attempt if it is silent; the next renewal repeats the report.
         """
-        if self._prefill_told or self._ended:
+        if self._prefill_reported or self._ended:
             return
-        self._prefill_told = True
+        self._prefill_reported = True
         self._step = ProgressState.PROGRESS_STATE_PREFILL_DONE
         if not self._reports.silent(self.pick.reservation_id):
             await self._renew(self._reports.wait_s, attempts=1)
@@ -161,7 +162,7 @@ class RoutedRequest:
     async def finished(
         self, *, output_tokens: int | None = None, cached_tokens: int | None = None
     ) -> None:
-        """Ends the request before the block does; of several endings the first one counts."""
+        """Ends the request before the block does; of several endings the first counts."""
         if output_tokens is not None:
             self.output_tokens = output_tokens
         if cached_tokens is not None:
@@ -177,12 +178,12 @@ class RoutedRequest:
         failed_worker_id: str = "",
         wait: bool = True,
     ) -> None:
-        """Ends the request as failed, for a reason the caller knows better than its exception.
+        """Ends the request as failed, with a reason that the exception's type does not show.
 
-        refused: the worker took no connection, so that nothing of the request arrived; counts for
-        reason WORKER alone. failed_worker_id: of a pair, the half that failed; empty: the prefill
-        worker before prefill_done(), else the picked one. wait: until the report is delivered, at
-        most the client's report_timeout_s.
+        refused: the worker refused the connection, so that nothing of the request arrived; counts
+        for reason WORKER alone. failed_worker_id: of a pair, the worker that failed; empty: the
+        prefill worker before prefill_done(), else the picked worker. wait: until the report is
+        delivered, at most the client's report_timeout_s.
         """
         progress = self._progress(ProgressState.PROGRESS_STATE_FAILED)
         progress.failure_reason = reason
@@ -201,17 +202,17 @@ class RoutedRequest:
         self._reports.ended(self.pick, reason, progress.refused)
         if self._keeper is not None:
             self._keeper.cancel()
-        self._last = self._reports.start(lambda: self._tell_last(progress))
+        self._last = self._reports.start(lambda: self._report_last(progress))
 
     async def _leave(self) -> None:
         # wait() leaves the task alone when it is itself cancelled or out of time.
         if self._last is not None and not self._reports.silent(self.pick.reservation_id):
             await asyncio.wait({self._last}, timeout=self._reports.wait_s)
 
-    async def _tell_last(self, progress: Progress) -> None:
+    async def _report_last(self, progress: Progress) -> None:
         if self._keeper is not None:
             await asyncio.wait({self._keeper})  # no renewal may come after the end
-        await self._tell(progress, self._reports.timeout_s, attempts=None)
+        await self._report(progress, self._reports.timeout_s, attempts=None)
 
     async def _keep(self, period_s: float) -> None:
         while not self.lease_lost:
@@ -220,7 +221,7 @@ class RoutedRequest:
 
     async def _renew(self, timeout_s: float, attempts: int | None) -> None:
         step = self._step
-        if await self._tell(self._progress(step), timeout_s, attempts) and step == self._step:
+        if await self._report(self._progress(step), timeout_s, attempts) and step == self._step:
             self._step = ProgressState.PROGRESS_STATE_RUNNING
 
     def _progress(self, state: ProgressState.ValueType) -> Progress:
@@ -236,8 +237,8 @@ class RoutedRequest:
             cached_tokens=cached_tokens,
         )
 
-    async def _tell(self, progress: Progress, timeout_s: float, attempts: int | None) -> bool:
-        """Whether the router heard it."""
+    async def _report(self, progress: Progress, timeout_s: float, attempts: int | None) -> bool:
+        """Whether the report reached the router."""
         try:
             outcome = await self._reports.send(progress, timeout_s=timeout_s, attempts=attempts)
         except Exception as error:
@@ -253,24 +254,25 @@ class RoutedRequest:
     def _lose(self, error: KvRouteError) -> None:
         self.report_error = error
         self._reports.lost += 1
-        log.debug("a report on %s was lost: %s", self.pick.reservation_id, error)
+        log.debug("a report about %s was lost: %s", self.pick.reservation_id, error)
 
 
 def _no_count(name: str, value: object) -> InvalidRequest:
-    """For a number that an engine's answer made up: the step is told without it."""
-    told = f"{name} is {value!r:.80}; a whole number below 2^32 is wanted, so none was told"
-    return InvalidRequest(grpc.StatusCode.INVALID_ARGUMENT, None, told)
+    """For a count in an engine's answer that is no count: the step is reported without it."""
+    message = f"{name} is {value!r:.80}; a whole number below 2^32 is wanted: it was not reported"
+    return InvalidRequest(grpc.StatusCode.INVALID_ARGUMENT, None, message)
 
 
 def failure_reason(error: BaseException) -> FailureReason.ValueType:
-    """Whose fault an exception is, so far as its type tells.
+    """The FailureReason of an exception, by its type.
 
     CANCELLED  the task or the async generator was closed from outside, the program is ending
-    TIMEOUT    TimeoutError (asyncio's and aiohttp's are such)
+    TIMEOUT    TimeoutError (those of asyncio and aiohttp are subclasses)
     CLIENT     errors of this client, programming errors, an HTTP answer 4xx but 408 and 429
     WORKER     anything else: connections that break, HTTP 5xx, bytes that are no JSON or no UTF-8,
                UnusableAnswer and every other exception of the caller's own
-    A group is its worst member, in the order WORKER, TIMEOUT, CLIENT, CANCELLED. Never raises.
+    A group has the reason of its worst member, in the order WORKER, TIMEOUT, CLIENT, CANCELLED.
+    Never raises.
     """
     match error:
         case BaseExceptionGroup():
@@ -292,21 +294,21 @@ def failure_reason(error: BaseException) -> FailureReason.ValueType:
 
 
 def connection_refused(error: BaseException) -> bool:
-    """Whether no connection came about, so far as an exception and its causes tell.
+    """Whether the connection was refused, by the types of an exception and its causes.
 
-    Knows ConnectionRefusedError, and what aiohttp (ClientConnectorError) and httpx, so openai, too
-    (ConnectError), raise. A name without an address is no worker's refusal. Never raises.
+    Knows ConnectionRefusedError, aiohttp's ClientConnectorError and httpx's ConnectError, which the
+    openai package raises, too. A name without an address is no refusal by a worker. Never raises.
     """
     refused = False
-    one: BaseException | None = error
+    cause: BaseException | None = error
     for _ in range(_CAUSES_MAX):
-        if one is None:
+        if cause is None:
             break
-        if isinstance(one, socket.gaierror):
+        if isinstance(cause, socket.gaierror):
             return False
-        names = {kind.__name__ for kind in type(one).__mro__}
-        refused |= isinstance(one, ConnectionRefusedError) or not _NO_CONNECTION.isdisjoint(names)
-        one = one.__cause__ or one.__context__
+        names = {kind.__name__ for kind in type(cause).__mro__}
+        refused |= isinstance(cause, ConnectionRefusedError) or not _NO_CONNECTION.isdisjoint(names)
+        cause = cause.__cause__ or cause.__context__
     return refused
 
 

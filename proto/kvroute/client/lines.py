@@ -1,14 +1,14 @@
-"""The routers of a client: which there are, which one a call goes to, whose a reservation is.
+"""Lines: the connections of a client to its routers, and the choice of a line for each call.
 
 Each address has a channel of its own. gRPC could balance one channel over all of them, but it would
-take a report to any router, and only the one that made a reservation knows it.
+send a report to any router, and only the router that made a reservation knows it.
 
 Laws:
 - a call goes to a connected router that has the fewest of our calls open, if any is connected, and
-  to a silent one (silence.py) only if there is no other;
-- a report goes to the router that made the reservation, for as long as we are connected to it, and
-  to another, which hands it on over NATS, when that one can't be reached;
-- lines in use never exceed LINES_MAX, those kept for their reservations RETIRED_MAX.
+  to a silent router (silence.py) only if there is no other;
+- a report goes to the router that made the reservation while it is connected, else to another
+  router, which forwards it over NATS;
+- lines in use never exceed LINES_MAX, lines kept for their reservations RETIRED_MAX.
 """
 
 import asyncio
@@ -33,20 +33,21 @@ from kvroute.v1 import FleetAsyncStub, FleetStub, RouterAsyncStub, RouteResponse
 
 ROUTE = "/kvroute.v1.Router/Route"
 SILENT_S = 2.0
-"""Without a word while it owes one, after which a router counts as silent."""
+"""Seconds without an answer after which a router that owes one counts as silent."""
 LINES_MAX = 16
-"""Routers used at once; of more addresses, a random choice."""
+"""Routers used at once; of more addresses, a random sample."""
 RETIRED_MAX = 16
+"""Lines to addresses that a name lost, kept while reservations may need them."""
 OWNERS_MAX = 256
-"""Names of routers remembered; each life of a router has its own."""
+"""Names of routers remembered; a router has a new name after each restart."""
 OWNER_NAME_MAX = 256
-"""Characters of a name that is remembered; a router's own is much shorter."""
+"""Characters of a name that is remembered; names of routers are much shorter."""
 RESOLVE_S = 30.0
-"""How often names are looked up again."""
+"""Seconds between lookups of names."""
 RESOLVE_S_MIN = 1.0
-"""The same, while a router can't be reached."""
+"""Seconds between lookups of names while a router can't be reached."""
 REST_S = 1.0
-"""How long a router that failed a call is passed over, if there is another."""
+"""Seconds for which a router that failed a call is passed over, if there is another."""
 
 log = logging.getLogger("kvroute.client")
 
@@ -55,7 +56,7 @@ Metadata: TypeAlias = tuple[tuple[str, str], ...]
 
 @dataclass(slots=True, eq=False)
 class Line:
-    """One router: an open channel and what is called over it."""
+    """One router: an open channel, its stubs and its lanes."""
 
     address: Address
     channel: grpc.aio.Channel
@@ -68,39 +69,40 @@ class Line:
     report_lane: ReportLane | None
     watch: Watch
     calls: int = 0
-    """Open ones."""
+    """Open calls."""
     picks: set[grpc.aio.UnaryUnaryCall[bytes, RouteResponse]] = field(default_factory=set)
-    """Open ones of Route, of picks that don't go over the lane."""
+    """Open Route calls; routes over the lane are not among them."""
     rests_until_s: float = 0.0
+    """Passed over until then, if there is another line."""
 
     def connected(self, *, connect: bool) -> bool:
         """Whether there is a connection; connect: has one made if not."""
         return self.channel.get_state(connect) is grpc.ChannelConnectivity.READY
 
     async def settled(self) -> bool:
-        """Waits until it is connected, or can't be; returns which."""
+        """Waits until it is connected or has failed to connect; returns whether it is connected."""
         trying = (grpc.ChannelConnectivity.IDLE, grpc.ChannelConnectivity.CONNECTING)
         while (state := self.channel.get_state(try_to_connect=True)) in trying:
             await self.channel.wait_for_state_change(state)
         return state is grpc.ChannelConnectivity.READY
 
     def silence(self) -> RouterUnreachable:
-        """What a silent router means to a call."""
-        return unreachable(f"the router at {self.address.target} accepts calls and says nothing")
+        """The error of a call to a silent router."""
+        return unreachable(f"the router at {self.address.target} accepts calls and sends nothing")
 
     def give_up_picks(self) -> int:
         """Fails all open picks with silence(), so that they go elsewhere; returns how many.
 
-        What the router has reserved for them, or does when it wakes, must end: cancels follow the
-        items of a lane (the router remembers its last 4,096 answers for them), and calls are reset,
-        whose answers then can't be sent. The lease ends the rest: of answers to calls that had left
-        the router, and of connections that end before they carry the cancels.
+        The router's reservations for them must end, also those that it makes when it wakes. Items
+        of a lane are followed by cancels (the router remembers its last 4,096 answers for them);
+        calls are reset, so that their answers can't be sent. The lease ends what remains: answers
+        that had left the router, and cancels that a connection's end lost.
         """
         calls = [call for call in self.picks if call.cancel()]
         return len(calls) + (0 if self.lane is None else self.lane.give_up(self.silence()))
 
     async def close(self) -> None:
-        """Ends the connection and what goes over it."""
+        """Ends the connection and everything on it."""
         await self.watch.close()
         if self.lane is not None:
             await self.lane.close()
@@ -128,8 +130,8 @@ class Lines:
         on_silent: Callable[[Line], None] = lambda _: None,
         metadata: Callable[[], Metadata] = lambda: (),
     ) -> None:
-        """counts: `lookups` of names, those that failed (`lookups_failed`), `lines` opened.
-        silent_s, on_silent: see Watch. metadata: of health checks."""
+        """counts: `lookups` of names, failed lookups (`lookups_failed`), `lines` opened. silent_s,
+        on_silent: see Watch. metadata: of health checks."""
         self._targets = targets
         self._credentials = credentials
         self._options = options
@@ -143,7 +145,7 @@ class Lines:
         self._lines: list[Line] = []
         self._retired: list[Line] = []
         self._owners: OrderedDict[str, Line] = OrderedDict()
-        """By the name a router gives itself, the one heard of longest ago first."""
+        """Router's name -> line, the least recently used first."""
         self._turn = 0
         self._named = any(target.host is not None for target in targets)
         self._looked_up_s = 0.0
@@ -155,7 +157,7 @@ class Lines:
         return f"<Lines {len(self._lines)} in use, {len(self._retired)} retired, {calls} calls>"
 
     def take(self) -> Line | None:
-        """The line for a call; None if that has to wait for one to be there."""
+        """The line for a call; None: the call has to wait()."""
         lines = self._lines
         if self._named and lines and self._clock() - self._looked_up_s >= RESOLVE_S:
             _ = self._look_up()
@@ -164,8 +166,8 @@ class Lines:
         return self._least_busy(lines) if lines else None
 
     async def wait(self) -> Line:
-        """The line for a call, after a wait: for addresses, and for one of several routers to be
-        connected, or none. Raises RouterUnreachable when no name has an address."""
+        """The line for a call, after a wait for addresses, and until one of several routers is
+        connected or all have failed to. Raises RouterUnreachable when no name has an address."""
         if not self._lines:
             await asyncio.shield(self._look_up())
         if len(self._lines) > 1:
@@ -176,8 +178,8 @@ class Lines:
         """The line to the router that made a reservation."""
         return self._owners.get(_name(reservation_id))
 
-    def heard(self, line: Line, reservation_id: str) -> None:
-        """A router made this reservation."""
+    def reserved(self, line: Line, reservation_id: str) -> None:
+        """The router at the end of a line made this reservation."""
         replica = _name(reservation_id)
         if len(replica) > OWNER_NAME_MAX:
             return
@@ -188,9 +190,9 @@ class Lines:
             self._owners.popitem(last=False)
 
     def failed(self, line: Line) -> bool:
-        """A router could not be reached: passes it over for a while, and looks names up again.
+        """A router could not be reached: passes it over for REST_S, and looks names up again.
 
-        Returns whether another one is connected, which can be asked at once.
+        Returns whether another router is connected.
         """
         now_s = self._clock()
         line.rests_until_s = now_s + REST_S
@@ -201,7 +203,7 @@ class Lines:
     def another(self, line: Line) -> bool:
         """Whether another router is connected and not silent."""
         return len(self._lines) > 1 and any(
-            one is not line and not one.watch.silent for one in self._connected()
+            other is not line and not other.watch.silent for other in self._connected()
         )
 
     async def close(self) -> None:
@@ -213,7 +215,7 @@ class Lines:
             await line.close()
 
     def _least_busy(self, lines: list[Line]) -> Line:
-        """Of lines with as few open calls as any, each in its turn."""
+        """A line with the fewest open calls; equal lines in turn."""
         if len(lines) == 1:
             return lines[0]
         fewest = min(line.calls for line in lines)
@@ -222,27 +224,27 @@ class Lines:
         return least[self._turn % len(least)]
 
     def _connected(self) -> list[Line]:
-        """Lines that a call may take; without those that are silent, unless all are, and without
-        those that rest, unless all do."""
+        """Lines that a call may take: connected, not silent unless all are, and not passed over
+        unless all are."""
         connected = [line for line in self._lines if line.connected(connect=True)]
         connected = [line for line in connected if not line.watch.silent] or connected
         now_s = self._clock()
         return [line for line in connected if line.rests_until_s <= now_s] or connected
 
     async def _any_settled(self) -> None:
-        """Waits until a line is connected, or none can be."""
+        """Waits until a line is connected, or all have failed to connect."""
         waits = [asyncio.ensure_future(line.settled()) for line in self._lines]
         try:
-            for wait in asyncio.as_completed(waits):
-                if await wait:
+            for settled in asyncio.as_completed(waits):
+                if await settled:
                     return
         finally:
-            for one in waits:
-                one.cancel()
+            for wait in waits:
+                wait.cancel()
             await asyncio.wait(waits)
 
     def _look_up(self) -> asyncio.Task[None]:
-        """Looks all names up, in one task for all who wait."""
+        """Looks all names up, in one task that all waiting calls share."""
         if self._lookup is None:
             self._lookup = asyncio.create_task(self._look_up_all())
             self._lookup.add_done_callback(self._looked_up)
@@ -255,20 +257,20 @@ class Lines:
 
     async def _look_up_all(self) -> None:
         self._looked_up_s = self._clock()
-        found: dict[str, Address] = {}
+        resolved: dict[str, Address] = {}
         failure: OSError | UnicodeError | None = None
         for target in self._targets:
             self._counts["lookups"] += target.host is not None
             try:
                 for address in await addresses_of(target):
-                    found.setdefault(address.target, address)
-            except (OSError, UnicodeError) as error:  # the latter for labels that DNS can't have
+                    resolved.setdefault(address.target, address)
+            except (OSError, UnicodeError) as error:  # UnicodeError: a label that DNS can't have
                 self._counts["lookups_failed"] += 1
                 failure = error
-        if failure is not None and (self._lines or not found):
+        if failure is not None and (self._lines or not resolved):
             # A name that has no address for a moment is no reason to leave its routers.
             raise _unresolved(self._targets, failure) from failure
-        await self._change(list(found.values()))
+        await self._change(list(resolved.values()))
 
     async def _change(self, addresses: list[Address]) -> None:
         """Opens lines to new addresses; retires those whose address is gone."""
@@ -280,7 +282,7 @@ class Lines:
         chosen = [*kept, *(new if len(new) <= room else self._rng.sample(new, room))]
         self._lines = [lines.get(address) or self._open(address) for address in chosen]
         retired = [line for line in lines.values() if line not in self._lines]
-        # What is not connected any more, and isn't waited for, knows of no reservation of ours.
+        # A line without connection and without open calls has no reservation of ours.
         in_touch = [line for line in retired if line.calls or line.connected(connect=False)]
         self._retired = in_touch[-RETIRED_MAX:]
         for line in retired:
@@ -328,5 +330,5 @@ def _unresolved(targets: Sequence[Target], failure: OSError | UnicodeError) -> R
 
 
 def _name(reservation_id: str) -> str:
-    """Of the router that made it: ids are `<router's name>-<number>`."""
+    """The name of the router that made a reservation: ids are `<router's name>-<number>`."""
     return reservation_id.rpartition("-")[0]

@@ -19,7 +19,7 @@ _BLOCK_HASHES = RouteRequest.BLOCK_HASHES_FIELD_NUMBER
 
 
 class RouteOptions(TypedDict, total=False):
-    """One request to be served. None is absent, everywhere.
+    """One request to be served. None means absent.
 
     The prompt is `token_ids`, or `block_hashes` with `block_size` and `prompt_tokens`; only a
     DECODE for a known session needs neither.
@@ -28,68 +28,68 @@ class RouteOptions(TypedDict, total=False):
     model: str | None
     """Model, alias or LoRA name; absent when the fleet serves one model."""
     token_ids: Iterable[int] | None
-    """list, tuple, array, numpy array, or bytes: little-endian u32 already. See pack_tokens."""
+    """list, tuple, array, numpy array, or bytes of little-endian u32. See pack_tokens."""
     block_hashes: Iterable[int] | None
-    """XXH3-64 of each full block, LoRA name and cache salt counted in, see router.proto. numpy's
-    uint64 arrays cost least."""
+    """XXH3-64 of each full block, with LoRA name and cache salt, see router.proto. numpy's uint64
+    arrays cost least."""
     block_size: int | None
     """Tokens in each block of `block_hashes`."""
     prompt_tokens: int | None
     """Tokens of the prompt behind `block_hashes`, with the tail that fills no block."""
     request_id: str | None
-    """Same id, same prompt, same answer; absent: one is made up, so that a retry is no new request.
-    Another try after a worker failed needs another id."""
+    """The same id and prompt get the same answer; absent: a random id, so that a retry is no new
+    request. A request that is sent again after its worker failed needs a new id."""
     lora_name: str | None
     cache_salt: str | None
     multimodal_items: Iterable[MultimodalItem] | None
     expected_output_tokens: int | None
     priority: int | None
-    """Higher is sooner; absent is 0."""
+    """Higher is served sooner; absent: 0."""
     tenant: str | None
     session_id: str | None
     ttft_slo_ms: int | None
     queue_timeout_ms: int | None
-    """How long the router may let the request wait; the call's own deadline ends it too."""
+    """Longest that the request waits in the router's queue; the call's deadline ends it, too."""
     phase: Phase.ValueType | None
     required_labels: Mapping[str, str] | None
     allowed_worker_ids: Iterable[str] | None
-    """Absent or empty: all."""
+    """Absent or empty: all workers."""
     excluded_worker_ids: Iterable[str] | None
     policy: str | None
-    """Absent: the one the router is configured with."""
+    """Absent: the router's configured policy."""
     omit_receipt: bool | None
-    """True: the pick has no receipt, which saves the router and us a part of the work."""
+    """True: the pick has no receipt, which takes less time to make and to read."""
 
 
 _NAMES = frozenset(RouteOptions.__annotations__)
 _ids = random.Random()
-"""Of request ids, which nobody needs to be unable to guess: asking the system each time would be a
-seventh of what a route costs a caller."""
+"""Makes request ids. They needn't be secret: random bytes from the system would be a seventh of the
+time that route() takes in the caller."""
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_ids.seed)
 
 
 class RouteBytes(NamedTuple):
-    """A RouteRequest on its way, its prompt as it was given: no message holds a copy of it."""
+    """A RouteRequest in serialized pieces; no message holds a copy of its prompt."""
 
     request_id: str
     pieces: tuple[bytes, ...]
     """The message's bytes."""
     size: int
-    """Of all pieces."""
+    """Bytes of all pieces."""
 
     def message(self) -> RouteRequest:
         return RouteRequest.FromString(b"".join(self.pieces))
 
 
 def route_bytes(**options: Unpack[RouteOptions]) -> RouteBytes:
-    """The request for these options, the prompt always as bytes or as hashes.
+    """The request for these options, with the prompt as bytes or as hashes.
 
-    Raises InvalidRequest for a prompt that can't be meant, TypeError and ValueError for values that
-    don't fit their fields. What only the router can judge (lengths, names), the router judges.
+    Raises InvalidRequest for a prompt that is ambiguous or incomplete, TypeError and ValueError for
+    values that don't fit their fields. Lengths and names are checked by the router.
     """
     if not _NAMES.issuperset(options):
-        raise TypeError(f"a route has no {', '.join(sorted(options.keys() - _NAMES))}")
+        raise TypeError(f"unknown options of a route: {', '.join(sorted(options.keys() - _NAMES))}")
     token_ids, block_hashes = options.pop("token_ids", None), options.pop("block_hashes", None)
     block_size, prompt_tokens = options.pop("block_size", None), options.pop("prompt_tokens", None)
     request_id = options.pop("request_id", None) or f"{_ids.getrandbits(128):032x}"
@@ -104,7 +104,7 @@ def route_bytes(**options: Unpack[RouteOptions]) -> RouteBytes:
     prompt: tuple[bytes, ...] = ()
     if block_hashes is not None:
         if token_ids is not None:
-            raise _invalid("token_ids and block_hashes are two prompts; give one")
+            raise _invalid("token_ids and block_hashes are two prompts; give either")
         if block_size is None or prompt_tokens is None:
             raise _invalid("block_hashes needs block_size and prompt_tokens beside it")
         hashes = block_hashes_of(block_hashes, block_size, prompt_tokens)
@@ -123,7 +123,7 @@ def route_bytes(**options: Unpack[RouteOptions]) -> RouteBytes:
 
 
 def route_request(**options: Unpack[RouteOptions]) -> RouteRequest:
-    """The message for these options; raises what route_bytes does."""
+    """The message for these options; raises as route_bytes does."""
     return route_bytes(**options).message()
 
 

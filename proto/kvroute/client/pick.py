@@ -1,4 +1,4 @@
-"""What route() answers: a worker, its reservation, and why."""
+"""Pick, the answer of route(): a worker, its reservation, and the reasons."""
 
 import json
 from collections.abc import Mapping
@@ -13,17 +13,17 @@ from kvroute.v1 import Receipt, RouteResponse, router_pb2
 
 @dataclass(frozen=True, slots=True)
 class OverlapTokens:
-    """How much of the prompt the worker holds, in tokens."""
+    """The part of the prompt that the worker holds, in tokens."""
 
     raw: int
     """The longest run of leading blocks, on any tier."""
     usable: int
-    """What the engine will reuse of it; the sum of what is below."""
+    """Tokens that the engine will reuse: device + host + disk + predicted."""
     device: int
     host: int
     disk: int
     predicted: int
-    """Sent there, or reused there, and not told by its events."""
+    """Tokens sent there or reused there, and not in the worker's events so far."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +38,10 @@ class Alternative:
 
 @dataclass(frozen=True, slots=True)
 class PrefillWorker:
-    """The other half of a PREFILL_DECODE pair: it computes the prompt, the picked one decodes.
+    """The prefill worker of a PREFILL_DECODE pair: computes the prompt; the picked worker decodes.
 
-    SGLang's engines get their requests at once; vLLM's prefill worker first, and the picked one
-    when that has answered.
+    With SGLang, both workers get their requests at once; with vLLM, the picked worker gets its
+    request after the prefill worker has answered.
     """
 
     worker_id: str
@@ -52,27 +52,27 @@ class PrefillWorker:
     bootstrap_host: str
     bootstrap_port: int
     bootstrap_room: int
-    """No other request in flight has it."""
+    """Unique among the requests in flight."""
     new_tokens: int
-    """Prompt tokens that it has yet to compute."""
+    """Prompt tokens that this worker has yet to compute."""
     prefill_kv_transfer_params: Mapping[str, Any] | None = field(repr=False)
     decode_kv_transfer_params: Mapping[str, Any] | None = field(repr=False)
-    """None: what this worker answers is taken."""
+    """None: the picked worker's request takes the parameters from this worker's answer."""
     request_id: str = field(repr=False)
-    """Of both requests, where the engine is vLLM: NixlPushConnector finds the other half by it."""
+    """Id of both requests, for vLLM: NixlPushConnector matches the two halves by it."""
 
     @property
     def headers(self) -> dict[str, str]:
-        """HTTP headers that name its request, and pin it to its rank if the engine has several."""
+        """HTTP headers of its request: the id, and the rank if the engine has several."""
         return _headers(self.dp_rank, self.request_id if self.engine == "vllm" else "")
 
     @property
     def prefill_body(self) -> dict[str, Any]:
-        """What the JSON body of its request has besides, or in place of, the caller's own."""
+        """Fields for the JSON body of its request, which replace the caller's of the same name."""
         if self.prefill_kv_transfer_params is None:
             return self._bootstrap
-        # vLLM refuses min_tokens above max_tokens, and stream_options without stream; in a chat
-        # max_completion_tokens is what counts.
+        # vLLM refuses min_tokens above max_tokens, and stream_options without stream; chats are
+        # bounded by max_completion_tokens.
         return {
             "max_tokens": 1,
             "max_completion_tokens": 1,
@@ -83,10 +83,10 @@ class PrefillWorker:
         }
 
     def decode_body(self, answer: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """What the JSON body of the picked worker's request has besides the caller's own.
+        """Fields to add to the JSON body of the picked worker's request.
 
-        answer: the JSON that this worker answered; not needed for SGLang. Nothing for an answer
-        without a hand-over: the picked worker then computes the prompt itself.
+        answer: the JSON that this worker answered; not needed for SGLang. Empty if the answer has
+        no kv_transfer_params: the picked worker then computes the prompt itself.
         """
         if self.prefill_kv_transfer_params is None:
             return self._bootstrap
@@ -105,18 +105,18 @@ class PrefillWorker:
 class Pick:
     """The worker that serves a request best, reserved until a report or the lease ends it.
 
-    What is asked for is read from the answer then: most callers want an address, and no more.
+    Properties read the answer at each access: most callers need the address only.
     """
 
     __slots__ = ("fallback", "request_id", "response")
 
     def __init__(self, request_id: str, response: RouteResponse, *, fallback: bool = False) -> None:
         self.fallback = fallback
-        """Picked by the client itself, since no router could be reached: nothing is reserved,
-        nothing is known of caches, and reports tell the client alone."""
+        """Picked by the client itself, since no router could be reached: nothing is reserved, no
+        cache was considered, and reports stay in the client."""
         self.request_id = request_id
         self.response = response
-        """The answer as it came."""
+        """The router's answer."""
 
     @override
     def __repr__(self) -> str:
@@ -152,12 +152,12 @@ class Pick:
 
     @property
     def dp_rank(self) -> int | None:
-        """None for an engine with one rank; else the engine must be told, see `headers`."""
+        """None for an engine with a single rank; else the request must name it, see `headers`."""
         return _rank(self.response)
 
     @property
     def address(self) -> str:
-        """Where the request goes, as the worker's relay or configuration gives it."""
+        """Address for the request, from the worker's relay or configuration."""
         return self.response.address
 
     @property
@@ -188,7 +188,7 @@ class Pick:
 
     @property
     def engine_priority(self) -> int | None:
-        """In that engine's own direction; None unless it schedules by priority."""
+        """Priority in the engine's own direction; None unless it schedules by priority."""
         response = self.response
         return response.engine_priority if response.HasField("engine_priority") else None
 
@@ -213,21 +213,21 @@ class Pick:
 
     @property
     def receipt(self) -> Receipt:
-        """The record of the decision, enough to recompute it by hand; empty if it was omitted."""
+        """The record of the decision, complete enough to recompute it; empty if omitted."""
         return self.response.receipt
 
     @property
     def headers(self) -> dict[str, str]:
-        """HTTP headers that pin the request to the picked rank if its engine has several, and name
-        it if it is one of a pair; see PrefillWorker."""
+        """HTTP headers of the request: the picked rank if its engine has several, and the id if the
+        request belongs to a pair; see PrefillWorker."""
         response = self.response
         paired = response.HasField("prefill_worker") and response.prefill_worker.engine == "vllm"
         return _headers(self.dp_rank, self.request_id if paired else "")
 
 
 def _headers(rank: int | None, request_id: str) -> dict[str, str]:
-    told = {"X-Request-Id": request_id} if request_id else {}
-    return told if rank is None else told | {"X-data-parallel-rank": str(rank)}
+    headers = {"X-Request-Id": request_id} if request_id else {}
+    return headers if rank is None else headers | {"X-data-parallel-rank": str(rank)}
 
 
 def _prefill_worker(message: router_pb2.PrefillWorker, request_id: str) -> PrefillWorker:

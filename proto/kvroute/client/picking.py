@@ -83,7 +83,7 @@ class Picker:
         if fallback is not None and fallback.routed(transport.clock()) and self.listing is None:
             self.listing = asyncio.create_task(self._list(fallback))
         if model is not None and self._hashing is not None:
-            self._hashing.heard(model, response.hash_block_size)
+            self._hashing.answered(model, response.hash_block_size)
         return Pick(request.request_id, response)
 
     async def _route(self, line: Line, request: RouteBytes, left_s: float) -> RouteResponse:
@@ -105,7 +105,7 @@ class Picker:
                 raise unreadable("Route")
             if line.lane is not None:
                 line.lane.called()
-        self._transport.open().heard(line, response.reservation_id)
+        self._transport.open().reserved(line, response.reservation_id)
         return response
 
     async def _list(self, fallback: Fallback) -> None:

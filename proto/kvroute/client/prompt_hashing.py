@@ -1,10 +1,11 @@
-"""Token prompts hashed here, so that a router gets an eighth of their bytes or less.
+"""Token prompts hashed by the client, so that a router gets an eighth of their bytes or less.
 
-A router's answer says for its model in blocks of which size (RouteResponse.hash_block_size); the
-next prompts for that model then go as block hashes. Only requests that are plain: LoRA names, salts
-and multimodal items change the hashes, and a caller's own request id stands for one form of prompt.
+A router's answer has the block size of its model (RouteResponse.hash_block_size); the next prompts
+for that model are then sent as block hashes. Only plain requests are: LoRA names, salts and
+multimodal items change the hashes, and a request id of the caller's own stands for one form of the
+prompt.
 
-Law: a prompt is never hashed in a size that no answer has said, and the last answer counts.
+Law: a prompt is hashed only in the block size of the model's last answer.
 """
 
 from array import array
@@ -16,21 +17,21 @@ from kvroute.client.options import RouteOptions
 from kvroute.client.tokens import pack_tokens
 
 MODELS_MAX = 1024
-"""Models whose sizes are kept; past it the one heard of first is forgotten."""
+"""Models whose block sizes are kept; past the bound the oldest entry is dropped."""
 _NOT_PLAIN = frozenset((
     "lora_name", "cache_salt", "multimodal_items", "request_id", "phase", "block_hashes",
     "block_size", "prompt_tokens",
 ))  # fmt: skip
 _TOKEN_SIZE = 4
 _SEED = 1337
-"""Of the block hashes that routers keep; indexer/hashing.py has the definition."""
+"""Seed of the block hashes that routers keep; indexer/hashing.py defines them."""
 
 BlockHashing: TypeAlias = Callable[[bytes, int], Iterable[int]]
-"""The hashes of the full blocks of little-endian u32 tokens, in blocks of a number of tokens."""
+"""Little-endian u32 tokens and the tokens of a block -> the hashes of the full blocks."""
 
 
 class PromptHashing:
-    """What the answers of a client's routers have said."""
+    """The block size of each model, from the routers' answers."""
 
     def __init__(self) -> None:
         """Raises ImportError where neither the router nor the package xxhash is installed."""
@@ -38,10 +39,10 @@ class PromptHashing:
         self._sizes: OrderedDict[str, int] = OrderedDict()
 
     def hashed(self, options: RouteOptions) -> str | None:
-        """Turns the tokens in `options` into hashes if that is known to do.
+        """Replaces the tokens in `options` by block hashes if the model's block size is known.
 
-        Returns the model if the request is plain, so that its answer is worth hearing. Raises
-        InvalidRequest for tokens that are none.
+        Returns the model if the request is plain, for answered(); None otherwise. Raises
+        InvalidRequest for tokens that can't be packed.
         """
         token_ids = options.get("token_ids")
         if token_ids is None or not _NOT_PLAIN.isdisjoint(options):
@@ -54,8 +55,8 @@ class PromptHashing:
             options["prompt_tokens"] = len(tokens) // _TOKEN_SIZE
         return model
 
-    def heard(self, model: str, block_size: int) -> None:
-        """An answer to a plain request; 0: tokens are wanted."""
+    def answered(self, model: str, block_size: int) -> None:
+        """Keeps the block size of an answer to a plain request; 0: prompts go as tokens."""
         if self._sizes.get(model, 0) == block_size:
             return
         self._sizes.pop(model, None)

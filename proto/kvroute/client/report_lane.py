@@ -1,16 +1,15 @@
 """Reports of many tasks as few calls to one router.
 
-A report goes at once, unless a call is under way: then it goes with all others that come meanwhile,
-in the next one. A lone report is a call of its own and waits for nothing.
+A report is sent at once, unless a call is under way: then the next call carries it, with all other
+reports that come meanwhile. A lone report is a call of its own without a wait.
 
-A busy router takes up one new call in a few turns of its event loop, however little is in it. Calls
-that go out faster than that queue up there, and reports of workers that fail come seconds late. So
-a call holds the next one back until it is answered, and each unanswered one doubles the time after
-which another goes all the same.
+A busy router accepts a new call in a few turns of its event loop, however little it carries. Calls
+at a higher rate queue up there, and reports of failed workers come seconds late. So a call holds
+the next call back until it is answered, and each unanswered call doubles that time.
 
 Laws:
-- every report gets its outcomes, the error of the call it was in, or its own deadline;
-- with n calls unanswered, the next one goes HOLD_S * 2^(n-1) after the last at the earliest, so
+- every report gets its outcomes, the error of its call, or its own deadline;
+- with n calls unanswered, the next call starts HOLD_S * 2^(n-1) after the last at the earliest, so
   that a deadline of 5 s has 5 calls open at most.
 """
 
@@ -36,14 +35,14 @@ from kvroute.client.errors import (
 from kvroute.v1 import Progress, ProgressOutcome, ReportRequest, ReportResponse
 
 STEPS_A_CALL_MAX = 1024
-"""About ten milliseconds of a router's time."""
+"""Steps in a call: about 10 ms of a router's time."""
 BYTES_A_CALL_MAX = 512 * 1024
-"""Half of the least that routers take by default."""
+"""Bytes in a call: half of the smallest default message limit of a router."""
 STEPS_MAX = 65_536
-"""Steps that wait for their turn."""
+"""Steps that wait for a call."""
 HOLD_S = 0.25
-"""Longest that a lone call holds the next one back, should it hang; longer than a way round the
-world."""
+"""Longest that a single unanswered call holds the next call back, seconds; more than the round trip
+to any place on Earth."""
 _DOUBLINGS_MAX = 16
 
 
@@ -56,19 +55,19 @@ class _Report:
 
 
 def report_pieces(progress: Sequence[Progress]) -> Iterator[Sequence[Progress]]:
-    """Steps in their order, in as many pieces as the bounds of a call ask for; one step larger
-    than that is a piece of its own, which the router refuses."""
+    """Steps in order, in as many pieces as the bounds of a call require; a step over the bound is
+    a piece of its own, which the router refuses."""
     begin = size = 0
-    for i, one in enumerate(progress):
-        size += _size(one)
+    for i, step in enumerate(progress):
+        size += _size(step)
         if i > begin and (i - begin >= STEPS_A_CALL_MAX or size > BYTES_A_CALL_MAX):
             yield progress[begin:i]
-            begin, size = i, _size(one)
+            begin, size = i, _size(step)
     yield progress[begin:]
 
 
 def hold_s(unanswered: int) -> float:
-    """For how long the last of so many unanswered calls holds the next one back, in seconds."""
+    """Seconds for which the last of `unanswered` calls holds the next call back."""
     return HOLD_S * 2.0 ** min(unanswered - 1, _DOUBLINGS_MAX)
 
 
@@ -95,16 +94,16 @@ class ReportLane:
         return f"<ReportLane {self._steps} steps waiting, {len(self._calls)} calls>"
 
     async def report(self, progress: Sequence[Progress], timeout_s: float) -> list[ProgressOutcome]:
-        """One outcome a step, within timeout_s; raises KvRouteError. A caller that is cancelled
-        leaves its report under way: it is true all the same."""
+        """One outcome for each step, within timeout_s; raises KvRouteError. The report of a
+        cancelled caller is still sent: it stays true."""
         if self._closed:
             raise ClientClosed
         if self._steps and self._steps + len(progress) > STEPS_MAX:
             self._counts["report_overflows"] += 1
-            told = f"{self._steps} steps wait to be reported; {STEPS_MAX} is the most"
-            raise ClientOverloaded(grpc.StatusCode.RESOURCE_EXHAUSTED, None, told)
+            message = f"{self._steps} steps wait to be reported; {STEPS_MAX} is the most"
+            raise ClientOverloaded(grpc.StatusCode.RESOURCE_EXHAUSTED, None, message)
         loop = asyncio.get_running_loop()
-        size = sum(_size(one) for one in progress)
+        size = sum(_size(step) for step in progress)
         report = _Report(progress, size, loop.time() + timeout_s, loop.create_future())
         self._waiting.append(report)
         self._steps += len(progress)
@@ -117,7 +116,7 @@ class ReportLane:
             timer.cancel()
 
     async def close(self) -> None:
-        """Ends all calls; whoever waits for one gets ClientClosed."""
+        """Ends all calls; waiting reports raise ClientClosed."""
         self._closed = True
         tasks = {*self._calls} | ({self._runner} if self._runner is not None else set())
         for task in tasks:
@@ -130,7 +129,7 @@ class ReportLane:
     async def _run(self) -> None:
         try:
             while self._waiting:
-                call = asyncio.create_task(self._tell(self._take()))
+                call = asyncio.create_task(self._call(self._take()))
                 self._calls.add(call)
                 call.add_done_callback(self._calls.discard)
                 await asyncio.wait({call}, timeout=hold_s(len(self._calls)))
@@ -138,7 +137,7 @@ class ReportLane:
             self._runner = None
 
     def _take(self) -> list[_Report]:
-        """What goes in the next call; one report at least: report_pieces makes them small."""
+        """The reports of the next call, at least one: report_pieces keeps them small."""
         taken: list[_Report] = []
         steps = size = 0
         while self._waiting:
@@ -151,10 +150,10 @@ class ReportLane:
             taken.append(report)
         return taken
 
-    async def _tell(self, reports: list[_Report]) -> None:
+    async def _call(self, reports: list[_Report]) -> None:
         loop = asyncio.get_running_loop()
         left_s = max(report.deadline_s for report in reports) - loop.time()
-        steps = [one for report in reports for one in report.progress]
+        steps = [step for report in reports for step in report.progress]
         self._counts["report_calls"] += 1
         self._counts["reports"] += len(reports)
         error: KvRouteError
@@ -168,24 +167,24 @@ class ReportLane:
             error = unreachable("the connection was closed")
             _fail(reports, ClientClosed() if self._closed else error)
             raise
-        except Exception as failure:  # whatever it was, the reports must not wait for nothing
+        except Exception as failure:  # whatever the cause, the reports must not wait in vain
             error = broken_by(failure)
             error.__cause__ = failure
         else:
             if len(outcomes) == len(steps):
                 answers = iter(outcomes)
                 for report in reports:
-                    those = [next(answers) for _ in report.progress]
+                    own = [next(answers) for _ in report.progress]
                     if not report.outcomes.done():
-                        report.outcomes.set_result(those)
+                        report.outcomes.set_result(own)
                 return
-            told = f"{len(outcomes)} outcomes for {len(steps)} steps"
-            error = KvRouteError(grpc.StatusCode.INTERNAL, None, told)
+            message = f"{len(outcomes)} outcomes for {len(steps)} steps"
+            error = KvRouteError(grpc.StatusCode.INTERNAL, None, message)
         _fail(reports, error)
 
 
 def _size(step: Progress) -> int:
-    """Bytes of a step in a ReportRequest, with what stands before it."""
+    """Bytes of a step in a ReportRequest, with its tag and length."""
     return step.ByteSize() + 4
 
 
@@ -197,7 +196,7 @@ def _fail(reports: Sequence[_Report] | deque[_Report], error: KvRouteError) -> N
 
 def _expire(report: _Report, timeout_s: float) -> None:
     if not report.outcomes.done():
-        told = f"no outcome in {timeout_s:g} s"
+        message = f"no outcome in {timeout_s:g} s"
         report.outcomes.set_exception(
-            DeadlineExceeded(grpc.StatusCode.DEADLINE_EXCEEDED, None, told)
+            DeadlineExceeded(grpc.StatusCode.DEADLINE_EXCEEDED, None, message)
         )

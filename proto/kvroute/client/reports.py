@@ -1,6 +1,6 @@
-"""How progress reaches the router when nobody waits for it.
+"""Last reports, delivered in tasks of their own after their requests have ended.
 
-Law: a last report is delivered, or counted in `lost`; the pending ones never exceed their bound.
+Law: a last report is delivered, or counted in `lost`; pending reports never exceed their bound.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from kvroute.v1 import FailureReason, Progress, ProgressOutcome
 
 
 class Send(Protocol):
-    """Tells the router one step; raises KvRouteError."""
+    """Reports a step to the router; raises KvRouteError."""
 
     async def __call__(
         self, progress: Progress, *, timeout_s: float, attempts: int | None
@@ -22,7 +22,7 @@ class Send(Protocol):
 
 
 class Reports:
-    """One client's reports: how to send one, the ones under way, how many were given up."""
+    """One client's reports: how they are sent, those under way, and the number lost."""
 
     def __init__(
         self,
@@ -35,10 +35,11 @@ class Reports:
         ended: Callable[[Pick, FailureReason.ValueType | None, bool], None] = lambda *_: None,
         silent: Callable[[str], bool] = lambda _: False,
     ) -> None:
-        """timeout_s: for a last report with its retries. wait_s: how long leaving waits for it.
-        began, ended: called for each request; the latter with why it failed, None if it did not,
-        and whether its connection was refused.
-        silent: whether the router that made a reservation says nothing at present.
+        """timeout_s: for a last report with its retries. wait_s: longest that the end of a request
+        waits for its last report.
+        began, ended: called for each request; `ended` with the failure's reason (None: success)
+        and whether the connection was refused.
+        silent: whether the router that made a reservation is silent now.
         """
         self.send = send
         self.began = began
@@ -60,7 +61,7 @@ class Reports:
         return len(self._pending)
 
     def start(self, deliver: Callable[[], Coroutine[Any, Any, None]]) -> asyncio.Task[None] | None:
-        """Delivers a last report in a task of its own; None and one more lost at the bound."""
+        """Delivers a last report in a task of its own; at the bound counts it as lost: None."""
         if len(self._pending) >= self._pending_max:
             self.lost += 1
             return None

@@ -1,6 +1,6 @@
-"""Which error is worth another try, and when. Pure: no clock, no sleep, no randomness of its own.
+"""Which error is worth another attempt, and when. Pure: no clock, sleep or randomness of its own.
 
-Law: nothing is tried again after the deadline, or sooner than the router said.
+Law: no attempt begins after the deadline, or sooner than the router's RetryInfo allows.
 """
 
 import random
@@ -11,13 +11,14 @@ from kvroute.client.errors import KvRouteError, Overloaded, Unavailable
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How often and how patiently a call is repeated; the call's deadline bounds it all."""
+    """The attempts of a call and the back-off between them, within the call's deadline."""
 
     attempts: int = 6
-    """Most attempts of one call, the first one counted; 1 never repeats."""
+    """Most attempts of a call, the first one counted; 1: no retry."""
     backoff_s: float = 0.1
-    """Upper end of the random wait after the first failure; it doubles with each one."""
+    """Upper end of the random wait after the first failure; doubles with each failure."""
     backoff_s_max: float = 2.0
+    """Bound of the doubling, seconds."""
 
     def __post_init__(self) -> None:
         if self.attempts < 1:
@@ -30,21 +31,21 @@ class RetryPolicy:
     ) -> float | None:
         """Seconds to wait after attempt number `attempt` (from 1) failed; None: give up.
 
-        delay = what RetryInfo says (0 without it) + uniform(0, min(max, backoff * 2^(attempt - 1)))
+        delay = RetryInfo's delay (or 0) + uniform(0, min(max, backoff * 2^(attempt - 1)))
 
-        UNAVAILABLE is tried again; RESOURCE_EXHAUSTED only with RetryInfo, since gRPC says the same
-        of a message over its limit; nothing else. A delay that would end past the deadline
-        (`left_s` seconds away) gives up at once: the error at hand says more than a late one.
+        UNAVAILABLE is tried again; RESOURCE_EXHAUSTED only with RetryInfo, since gRPC has the same
+        status for a message over its limit; nothing else. A delay that would end past the deadline
+        (`left_s` seconds away) gives up at once: this error says more than DEADLINE_EXCEEDED.
         """
         match error:
             case Unavailable():
-                asked_s = error.retry_after_s or 0.0
-            case Overloaded(retry_after_s=float(asked_s)):
+                info_s = error.retry_after_s or 0.0
+            case Overloaded(retry_after_s=float(info_s)):
                 pass
             case _:
                 return None
         if attempt >= self.attempts:
             return None
         ceiling_s = min(self.backoff_s_max, self.backoff_s * 2.0 ** (attempt - 1))
-        delay_s = asked_s + rng.uniform(0.0, ceiling_s)
+        delay_s = info_s + rng.uniform(0.0, ceiling_s)
         return delay_s if delay_s < left_s else None

@@ -1,18 +1,19 @@
 """Routers that take calls and say nothing: stopped processes, cut lines, packets that vanish.
 
 gRPC sees no fault there: the kernel of a stopped process acknowledges all bytes. HTTP/2 pings would
-tell, but the router takes only one every 10 s (more often is an attack to gRPC, and ends the
-connection), and a ping that fails breaks off everything on the connection. So the calls themselves
-are watched, and a health check decides:
+show it, but a router accepts one ping every 10 s (gRPC takes more for an attack and ends the
+connection), and a failed ping breaks off every call on the connection. So the calls themselves are
+watched, and a health check decides:
 
-    call unanswered, no word for half the bound ──> health check, for the other half
-        any word                                 ──> well
-        none                                     ──> silent; health checks go on, one at a time
+    call unanswered, nothing received for half the bound ──> health check, for the other half
+        any answer                                        ──> well
+        none                                              ──> silent; more checks, one at a time
 
 Laws:
-- a router is silent only after a whole bound without a word, half of it with a health check open;
-- the first word of any call or health check ends the silence;
-- a router that owes nothing is sent no health check, unless it is silent.
+- a router is silent only after a whole bound without an answer, half of it with a health check
+  open;
+- the first answer to any call or health check ends the silence;
+- a router that owes no answer gets no health check, unless it is silent.
 """
 
 import asyncio
@@ -33,52 +34,53 @@ from kvroute.client.errors import (
 log = logging.getLogger("kvroute.client")
 
 
-def is_word(error: BaseException) -> bool:
-    """Whether an error is something that a router said, and not what the client or gRPC made up."""
+def from_router(error: BaseException) -> bool:
+    """Whether an error was sent by a router, rather than made by this client or by gRPC."""
     if not isinstance(error, KvRouteError):
         return False
-    made_up = (RouterUnreachable, DeadlineExceeded, ClientOverloaded, ClientClosed)
-    return error.reason is not None or not isinstance(error, made_up)
+    made_here = (RouterUnreachable, DeadlineExceeded, ClientOverloaded, ClientClosed)
+    return error.reason is not None or not isinstance(error, made_here)
 
 
 class Quiet:
-    """For how long one router has owed an answer without a word. Pure: takes the time.
+    """How long one router has owed an answer and sent nothing. Pure: takes the time.
 
-    A call that ends without an answer, by its deadline or its caller, leaves the debt: many short
-    calls find a silent router as one long call does.
+    A call that ends without an answer, by its deadline or its caller, still counts as owed: many
+    short calls detect a silent router as well as one long call.
     """
 
     def __init__(self, bound_s: float) -> None:
         self.silent = False
         self._bound_s = bound_s
         self._since_s: float | None = None
-        """The last word, or the first call after it if nothing was owed then; None: none is."""
+        """Time of the last answer, or of the first call after it if none was open then; None: no
+        answer is owed."""
         self._open = 0
 
     @property
     def probe_at_s(self) -> float | None:
-        """When a health check is due; None: nothing is owed."""
+        """When a health check is due; None: no answer is owed."""
         return None if self._since_s is None else self._since_s + self._bound_s / 2
 
-    def asked(self, now_s: float) -> None:
+    def call_began(self, now_s: float) -> None:
         """A call went out."""
         self._open += 1
         if self._since_s is None:
             self._since_s = now_s
 
-    def ended(self, now_s: float, *, heard: bool) -> None:
-        """A call is over; heard: by the router's word."""
+    def call_ended(self, now_s: float, *, answered: bool) -> None:
+        """A call is over; answered: by the router."""
         self._open -= 1
-        if heard:
-            self.heard(now_s)
+        if answered:
+            self.answered(now_s)
 
-    def heard(self, now_s: float) -> None:
-        """The router said something."""
+    def answered(self, now_s: float) -> None:
+        """The router sent an answer."""
         self.silent = False
         self._since_s = now_s if self._open else None
 
     def gone(self) -> None:
-        """The connection ended, and with it what was owed: that is no silence."""
+        """The connection ended, and the answers owed with it: that is no silence."""
         if not self.silent:
             self._since_s = None
 
@@ -89,7 +91,7 @@ class Quiet:
 
 
 class Watch:
-    """Keeps watch over one router. Needs a running loop."""
+    """Detects the silence of one router. Needs a running loop."""
 
     def __init__(
         self,
@@ -99,8 +101,8 @@ class Watch:
         on_silent: Callable[[], None],
         counts: Counter[str],
     ) -> None:
-        """probe: a health check, for so many seconds; raises KvRouteError. on_silent: called when
-        the router goes silent, and after every further health check without an answer.
+        """probe: a health check with a deadline in seconds; raises KvRouteError. on_silent: called
+        when the router goes silent, and after every further health check without an answer.
 
         counts: `probes`; `silences` begun, `silences_over`.
         """
@@ -120,20 +122,20 @@ class Watch:
 
     @property
     def silent(self) -> bool:
-        """Whether the router says nothing."""
+        """Whether the router counts as silent."""
         return self._quiet.silent
 
-    def asked(self) -> None:
+    def call_began(self) -> None:
         """A call went out."""
-        self._quiet.asked(self._loop.time())
+        self._quiet.call_began(self._loop.time())
         if self._timer is None and self._prober is None:
             self._set_timer()
 
-    def ended(self, *, heard: bool) -> None:
-        """A call is over; heard: by the router's word."""
-        self._quiet.ended(self._loop.time(), heard=False)
-        if heard:
-            self._heard()
+    def call_ended(self, *, answered: bool) -> None:
+        """A call is over; answered: by the router."""
+        self._quiet.call_ended(self._loop.time(), answered=False)
+        if answered:
+            self._answered()
 
     async def close(self) -> None:
         """Ends the watch."""
@@ -148,16 +150,16 @@ class Watch:
         self._timer = None if due_s is None else self._loop.call_at(due_s, self._ring)
 
     def _ring(self) -> None:
-        """Rings once in a bound or so, however many calls there are."""
+        """The timer's callback: about once in a bound, however many calls there are."""
         self._timer = None
         due_s = self._quiet.probe_at_s
         if due_s is not None and due_s <= self._loop.time():
-            self._prober = asyncio.create_task(self._ask())
+            self._prober = asyncio.create_task(self._check_until_known())
         else:
             self._set_timer()
 
-    async def _ask(self) -> None:
-        """Health checks until the router says a word, or turns out to be gone."""
+    async def _check_until_known(self) -> None:
+        """Health checks until the router answers, or its connection has ended."""
         try:
             await self._check()
             while self.silent:
@@ -177,11 +179,11 @@ class Watch:
                 await asyncio.sleep(self._probe_s)
         except DeadlineExceeded:
             self._unanswered(probed_s)
-        except Exception as error:  # be it our own: without a check no router counts as silent
+        except Exception as error:  # also a bug: without a health check no router is silent
             log.debug("a health check of %s failed: %s", self._name, error)
-            self._heard()
+            self._answered()
         else:
-            self._heard()
+            self._answered()
 
     def _unanswered(self, probed_s: float) -> None:
         before = self.silent
@@ -189,12 +191,12 @@ class Watch:
             return
         if not before:
             self._counts["silences"] += 1
-            told = "the router at %s has said nothing for %g s: calls avoid it until it does"
-            log.warning(told, self._name, 2 * self._probe_s)
+            message = "the router at %s has sent nothing for %g s: calls avoid it until it answers"
+            log.warning(message, self._name, 2 * self._probe_s)
         self._on_silent()
 
-    def _heard(self) -> None:
+    def _answered(self) -> None:
         if self.silent:
             self._counts["silences_over"] += 1
             log.info("the router at %s answers again", self._name)
-        self._quiet.heard(self._loop.time())
+        self._quiet.answered(self._loop.time())

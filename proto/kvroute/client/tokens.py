@@ -1,6 +1,6 @@
-"""A prompt's token ids, in whatever form the tokeniser left them, as little-endian u32 bytes.
+"""A prompt's token ids, from any form that tokenizers return to little-endian u32 bytes.
 
-Law: equal ids make equal bytes, whatever held them.
+Law: equal ids make equal bytes, whatever their form.
 """
 
 import sys
@@ -18,11 +18,11 @@ _LITTLE = sys.byteorder == "little"
 def pack_tokens(token_ids: Iterable[int]) -> bytes:
     """Little-endian u32 of each id.
 
-    bytes, bytearray and a memoryview of bytes are such already and pass as they are. Anything with
-    a buffer of integers (array, numpy) is narrowed without a Python int per token; lists, tuples
+    bytes, bytearray and a memoryview of bytes are little-endian u32 already and stay as they are.
+    A buffer of integers (array, numpy) is narrowed without a Python int per token; lists, tuples
     and other iterables of ints take a little longer.
-    Raises InvalidRequest for a length that isn't whole, an id outside 0 .. 2^32 - 1, anything that
-    isn't a flat row of integers.
+    Raises InvalidRequest for bytes that don't hold whole ids, an id outside 0 .. 2^32 - 1, and
+    anything but a flat row of integers.
     """
     if isinstance(token_ids, (bytes, bytearray)):
         return _whole(bytes(token_ids))
@@ -44,16 +44,16 @@ def pack_tokens(token_ids: Iterable[int]) -> bytes:
 
 
 def _from_buffer(token_ids: Iterable[int]) -> bytes | None:
-    """The ids of a buffer; None when there is none, or one that only iteration can read."""
+    """The ids of a buffer; None for other objects, and for buffers that only iteration can read."""
     try:
-        view = memoryview(token_ids)  # type: ignore[arg-type]  # asking is how one finds out
+        view = memoryview(token_ids)  # type: ignore[arg-type]  # raises unless it is a buffer
     except (TypeError, ValueError, BufferError):
         return None
     with view:
         if view.ndim != 1:
             raise _invalid(f"token_ids has {view.ndim} dimensions; a prompt has one")
         if view.format not in {"b", "B", "h", "H", "i", "I", "l", "L", "q", "Q"}:
-            # Another byte order ('>i') is still integers, and iteration knows; floats aren't.
+            # Iteration reads integers of another byte order ('>i'), and rejects floats.
             return None
         if not _LITTLE or view.itemsize < 4:
             return None

@@ -35,7 +35,7 @@ from kvroute.client.lane_items import LaneItems
 from kvroute.client.lines import Line, Lines, Metadata
 from kvroute.client.report_lane import ReportLane
 from kvroute.client.retry import RetryPolicy
-from kvroute.client.silence import is_word
+from kvroute.client.silence import from_router
 from kvroute.v1 import ReportRequest, ReportResponse, RouterAsyncStub, RouteResults
 
 ROUTE_STREAM = "/kvroute.v1.Router/RouteStream"
@@ -250,21 +250,21 @@ class Transport:
     ) -> _Response:
         """One attempt, counted by the line and its watch."""
         line.calls += 1
-        line.watch.asked()
+        line.watch.call_began()
         answered = False
         try:
             response = await attempt(line, left_s)
             answered = True
             return response
         except grpc.aio.AioRpcError as failure:
-            answered = is_word(error_from_call(failure))
+            answered = from_router(error_from_call(failure))
             raise
         except KvRouteError as error:
-            answered = is_word(error)
+            answered = from_router(error)
             raise
         finally:
             line.calls -= 1
-            line.watch.ended(heard=answered)
+            line.watch.call_ended(answered=answered)
 
     def _left_s(self, timeout_s: float | None) -> float:
         return self.options.timeout_s if timeout_s is None else duration("timeout_s", timeout_s)

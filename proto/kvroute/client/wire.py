@@ -1,16 +1,16 @@
-"""Protobuf's wire format: what it takes to put a message around bytes that are there already."""
+"""The part of protobuf's wire format that puts a message around existing bytes."""
 
 from operator import index
 
 VARINT = 0
 BYTES = 2
-_ONE = tuple(bytes((number,)) for number in range(0x80))
+_BYTE = tuple(bytes((number,)) for number in range(0x80))
 
 
 def varint(number: int) -> bytes:
-    """A number, seven bits a byte, the lowest first."""
+    """A number in protobuf's varint form: seven bits a byte, the lowest first."""
     if number < 0x80:
-        return _ONE[number]
+        return _BYTE[number]
     if number < 0x4000:
         return bytes((number & 0x7F | 0x80, number >> 7))
     if number < 0x200000:
@@ -23,13 +23,14 @@ def varint(number: int) -> bytes:
 
 
 def head(field: int, size: int) -> bytes:
-    """What stands before the bytes of a field; fields up to 15."""
-    return _ONE[field << 3 | BYTES] + varint(size)
+    """The tag and length before the bytes of a field; field numbers up to 15."""
+    return _BYTE[field << 3 | BYTES] + varint(size)
 
 
 def uint(field: int, number: int) -> bytes:
-    """A field of type uint32; fields up to 15. Raises TypeError, ValueError for no such number."""
+    """A field of type uint32; field numbers up to 15. Raises TypeError, ValueError if `number` is
+    no u32."""
     number = index(number)
     if not 0 <= number < 1 << 32:
         raise ValueError(f"{number} is outside 0 .. 2^32 - 1")
-    return _ONE[field << 3 | VARINT] + varint(number)
+    return _BYTE[field << 3 | VARINT] + varint(number)
