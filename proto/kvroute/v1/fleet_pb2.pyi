@@ -146,33 +146,33 @@ class WorkerStatus(google.protobuf.message.Message):
     hit_ratio: builtins.float
     """reported cached tokens / predicted, 0 until reported"""
     blocks_predicted: builtins.int
-    """sent there, or reused there, and not told by its events"""
+    """sent there or reused there, and not in its events so far"""
     blocks_forgotten: builtins.int
-    """told by its events, and forgotten for want of room"""
+    """in its events, and dropped from the index for lack of space"""
     approximate: builtins.bool
-    """no events: what it holds is known by our own picks alone"""
+    """the engine sends no events: its blocks are predicted from this router's picks"""
     reserved_by_peers: builtins.int
     """open reservations of other router replicas"""
     prefill_rate: builtins.float
-    """tokens of prompt work a second, as learned; until then that of its model's others"""
+    """prompt tokens computed per second, as measured; before the first measurement, the rate of the model's other workers"""
     prefills_measured: builtins.int
-    """prompts that were reported done, from which it was learned"""
+    """prompts reported done, from which prefill_rate was measured"""
     kv_connector: builtins.str
-    """how it hands KV caches over, as configured"""
+    """connector that transfers its KV caches, as configured"""
     bootstrap_host: builtins.str
-    """where other engines find it for that; empty: at its address"""
+    """host for KV transfers from other engines; empty: that of its address"""
     bootstrap_port: builtins.int
-    """0: unknown"""
+    """port for KV transfers; 0: unknown"""
     preemptions: builtins.int
-    """requests that the engine put off for want of KV blocks, as it counts since its start; 0 also where it doesn't tell"""
+    """requests preempted for lack of KV blocks, since the engine's start; 0 also if the engine doesn't count them"""
     token_budget: builtins.int
-    """tokens of a step, where its relay tells"""
+    """tokens of a step; absent: unknown to its relay"""
     slots_estimated: builtins.int
-    """requests that run at once, as estimated by this router; absent: total_slots says it, or no estimate yet"""
+    """requests that run at once, as estimated by this router; absent: total_slots is set, or no estimate yet"""
     block_share: builtins.float
-    """of total_blocks, the share that picks promise while another worker has room: below 1 after preemptions; absent: no heartbeat yet, or an older router"""
+    """share of total_blocks that picks fill while another worker has free blocks: below 1 after preemptions; absent: no heartbeat yet, or an older router"""
     last_resort: builtins.bool
-    """gets requests only while no worker that answers is eligible; unschedulable_reason says why"""
+    """gets requests only while no responsive worker is eligible; unschedulable_reason says why"""
     @property
     def model_aliases(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
     @property
@@ -185,11 +185,11 @@ class WorkerStatus(google.protobuf.message.Message):
     def warnings(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
     @property
     def ejection(self) -> Global___Ejection:
-        """absent: requests are not kept away from it for what became of earlier ones"""
+        """absent: the worker is not ejected"""
 
     @property
     def outcomes(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.int]:
-        """how requests sent there by this router ended, since the worker is known: outcome -> requests"""
+        """requests sent there by this router since the worker is known: outcome -> requests"""
 
     def __init__(
         self,
@@ -266,7 +266,7 @@ Global___WorkerStatus: typing_extensions.TypeAlias = WorkerStatus
 
 @typing.final
 class Ejection(google.protobuf.message.Message):
-    """Ejection keeps requests away from a worker at which earlier ones failed, for a while that doubles."""
+    """Ejection keeps requests away from a worker where earlier requests failed, for a time that doubles."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -278,11 +278,11 @@ class Ejection(google.protobuf.message.Message):
     reason: builtins.str
     """refused, failures_in_a_row, failure_share, no_first_token, probe_failed or peer"""
     probing: builtins.bool
-    """the time is over: a bounded number of requests is sent, and decides"""
+    """the time is over: a bounded number of requests probes the worker"""
     times: builtins.int
-    """ejections without calm between them"""
+    """consecutive ejections, without a calm time between them"""
     replica: builtins.str
-    """of reason peer: the router that says so"""
+    """of reason peer: the router that ejected the worker"""
     @property
     def until(self) -> google.protobuf.timestamp_pb2.Timestamp:
         """after it a few requests probe the worker"""
@@ -309,7 +309,7 @@ class ListWorkersRequest(google.protobuf.message.Message):
 
     MODEL_FIELD_NUMBER: builtins.int
     model: builtins.str
-    """empty: all"""
+    """empty: workers of all models"""
     def __init__(
         self,
         *,
@@ -345,7 +345,7 @@ class WatchWorkersRequest(google.protobuf.message.Message):
 
     MODEL_FIELD_NUMBER: builtins.int
     model: builtins.str
-    """empty: all"""
+    """empty: workers of all models"""
     def __init__(
         self,
         *,
@@ -357,7 +357,7 @@ Global___WatchWorkersRequest: typing_extensions.TypeAlias = WatchWorkersRequest
 
 @typing.final
 class WatchWorkersResponse(google.protobuf.message.Message):
-    """WatchWorkersResponse is what changed."""
+    """WatchWorkersResponse has the changes since the last message."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -457,9 +457,9 @@ class RegisterWorkerRequest(google.protobuf.message.Message):
     metrics: builtins.str
     """its HTTP base, for load and limits; empty: the address"""
     role: builtins.str
-    """both, prefill or decode; empty: what the engine says, else both"""
+    """both, prefill or decode; empty: the engine's own role, else both"""
     warm: builtins.bool
-    """routers may have it compute hot prefixes, over its HTTP base"""
+    """routers may make it compute hot prefixes, over its HTTP base"""
     events_bind: builtins.bool
     """Fields from here on are ignored by routers of releases that answer without `ranks`.
     the relay binds the events endpoint, for engines whose publisher connects
@@ -575,7 +575,7 @@ Global___DrainWorkerRequest: typing_extensions.TypeAlias = DrainWorkerRequest
 
 @typing.final
 class DrainWorkerResponse(google.protobuf.message.Message):
-    """DrainWorkerResponse counts the ranks it reached."""
+    """DrainWorkerResponse counts the ranks that the command reached."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -600,7 +600,7 @@ class RemoveWorkerRequest(google.protobuf.message.Message):
     TOMBSTONE_S_FIELD_NUMBER: builtins.int
     worker_id: builtins.str
     tombstone_s: builtins.float
-    """how long its beats are ignored, 86,400 s at most; 0: the configured time (fleet.tombstone_s)"""
+    """seconds for which its heartbeats are ignored, 86,400 at most; 0: the configured time (fleet.tombstone_s)"""
     def __init__(
         self,
         *,
@@ -613,7 +613,7 @@ Global___RemoveWorkerRequest: typing_extensions.TypeAlias = RemoveWorkerRequest
 
 @typing.final
 class RemoveWorkerResponse(google.protobuf.message.Message):
-    """RemoveWorkerResponse counts the ranks it reached."""
+    """RemoveWorkerResponse counts the ranks that the command reached."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -647,7 +647,7 @@ Global___ResyncWorkerRequest: typing_extensions.TypeAlias = ResyncWorkerRequest
 
 @typing.final
 class ResyncWorkerResponse(google.protobuf.message.Message):
-    """ResyncWorkerResponse counts the ranks it reached."""
+    """ResyncWorkerResponse counts the ranks that the command reached."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -664,7 +664,7 @@ Global___ResyncWorkerResponse: typing_extensions.TypeAlias = ResyncWorkerRespons
 
 @typing.final
 class GetIndexStatsRequest(google.protobuf.message.Message):
-    """GetIndexStatsRequest asks for all."""
+    """GetIndexStatsRequest has no fields: the answer covers the whole index."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -676,7 +676,7 @@ Global___GetIndexStatsRequest: typing_extensions.TypeAlias = GetIndexStatsReques
 
 @typing.final
 class GetIndexStatsResponse(google.protobuf.message.Message):
-    """GetIndexStatsResponse tells sizes."""
+    """GetIndexStatsResponse has the sizes of the overlap index."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

@@ -84,23 +84,23 @@ class FleetServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def WatchWorkers(self, request, context):
-        """WatchWorkers sends every worker once, then each one again when it changes. It ends now and then, with OK: watch anew.
+        """WatchWorkers sends every worker once, then each worker again when it changes. The router ends the call now and then, with OK: call again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RegisterWorker(self, request, context):
-        """RegisterWorker makes this router run a relay for an engine that has none, until the router stops. A removal of the worker that is
-        in force is taken back, and so is a drain with it. INVALID_ARGUMENT names the field that can't be so.
+        """RegisterWorker makes this router run a relay for an engine that has none, until the router stops. It takes back a removal of the
+        worker, and a drain with it. INVALID_ARGUMENT names the invalid field.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DrainWorker(self, request, context):
-        """DrainWorker stops new picks of a worker; what runs there goes on. Every replica follows. With undrain the worker is taken back in,
-        also after RemoveWorker.
+        """DrainWorker stops new picks of a worker; its running requests go on. Every replica follows. With undrain the worker gets picks
+        again, also after RemoveWorker.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -114,14 +114,14 @@ class FleetServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ResyncWorker(self, request, context):
-        """ResyncWorker forgets what a worker holds and asks its relay again. Every replica follows.
+        """ResyncWorker forgets the blocks of a worker and requests them from its relay again. Every replica follows.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetIndexStats(self, request, context):
-        """GetIndexStats tells the size of the overlap index.
+        """GetIndexStats returns the size of the overlap index.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -208,26 +208,26 @@ class FleetStub(typing.Generic[_FleetListWorkersType, _FleetWatchWorkersType, _F
     """ListWorkers shows every worker the router knows."""
 
     WatchWorkers: _FleetWatchWorkersType
-    """WatchWorkers sends every worker once, then each one again when it changes. It ends now and then, with OK: watch anew."""
+    """WatchWorkers sends every worker once, then each worker again when it changes. The router ends the call now and then, with OK: call again."""
 
     RegisterWorker: _FleetRegisterWorkerType
-    """RegisterWorker makes this router run a relay for an engine that has none, until the router stops. A removal of the worker that is
-    in force is taken back, and so is a drain with it. INVALID_ARGUMENT names the field that can't be so.
+    """RegisterWorker makes this router run a relay for an engine that has none, until the router stops. It takes back a removal of the
+    worker, and a drain with it. INVALID_ARGUMENT names the invalid field.
     """
 
     DrainWorker: _FleetDrainWorkerType
-    """DrainWorker stops new picks of a worker; what runs there goes on. Every replica follows. With undrain the worker is taken back in,
-    also after RemoveWorker.
+    """DrainWorker stops new picks of a worker; its running requests go on. Every replica follows. With undrain the worker gets picks
+    again, also after RemoveWorker.
     """
 
     RemoveWorker: _FleetRemoveWorkerType
     """RemoveWorker forgets a worker, stops its relay if a router runs it, and ignores it for a while. Every replica follows."""
 
     ResyncWorker: _FleetResyncWorkerType
-    """ResyncWorker forgets what a worker holds and asks its relay again. Every replica follows."""
+    """ResyncWorker forgets the blocks of a worker and requests them from its relay again. Every replica follows."""
 
     GetIndexStats: _FleetGetIndexStatsType
-    """GetIndexStats tells the size of the overlap index."""
+    """GetIndexStats returns the size of the overlap index."""
 
 FleetAsyncStub: typing_extensions.TypeAlias = FleetStub[
     grpc.aio.UnaryUnaryMultiCallable[
@@ -277,7 +277,7 @@ class FleetServicer(metaclass=abc.ABCMeta):
         request: kvroute.v1.fleet_pb2.WatchWorkersRequest,
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[kvroute.v1.fleet_pb2.WatchWorkersResponse], collections.abc.AsyncIterator[kvroute.v1.fleet_pb2.WatchWorkersResponse]]:
-        """WatchWorkers sends every worker once, then each one again when it changes. It ends now and then, with OK: watch anew."""
+        """WatchWorkers sends every worker once, then each worker again when it changes. The router ends the call now and then, with OK: call again."""
 
     @abc.abstractmethod
     def RegisterWorker(
@@ -285,8 +285,8 @@ class FleetServicer(metaclass=abc.ABCMeta):
         request: kvroute.v1.fleet_pb2.RegisterWorkerRequest,
         context: _ServicerContext,
     ) -> typing.Union[kvroute.v1.fleet_pb2.RegisterWorkerResponse, collections.abc.Awaitable[kvroute.v1.fleet_pb2.RegisterWorkerResponse]]:
-        """RegisterWorker makes this router run a relay for an engine that has none, until the router stops. A removal of the worker that is
-        in force is taken back, and so is a drain with it. INVALID_ARGUMENT names the field that can't be so.
+        """RegisterWorker makes this router run a relay for an engine that has none, until the router stops. It takes back a removal of the
+        worker, and a drain with it. INVALID_ARGUMENT names the invalid field.
         """
 
     @abc.abstractmethod
@@ -295,8 +295,8 @@ class FleetServicer(metaclass=abc.ABCMeta):
         request: kvroute.v1.fleet_pb2.DrainWorkerRequest,
         context: _ServicerContext,
     ) -> typing.Union[kvroute.v1.fleet_pb2.DrainWorkerResponse, collections.abc.Awaitable[kvroute.v1.fleet_pb2.DrainWorkerResponse]]:
-        """DrainWorker stops new picks of a worker; what runs there goes on. Every replica follows. With undrain the worker is taken back in,
-        also after RemoveWorker.
+        """DrainWorker stops new picks of a worker; its running requests go on. Every replica follows. With undrain the worker gets picks
+        again, also after RemoveWorker.
         """
 
     @abc.abstractmethod
@@ -313,7 +313,7 @@ class FleetServicer(metaclass=abc.ABCMeta):
         request: kvroute.v1.fleet_pb2.ResyncWorkerRequest,
         context: _ServicerContext,
     ) -> typing.Union[kvroute.v1.fleet_pb2.ResyncWorkerResponse, collections.abc.Awaitable[kvroute.v1.fleet_pb2.ResyncWorkerResponse]]:
-        """ResyncWorker forgets what a worker holds and asks its relay again. Every replica follows."""
+        """ResyncWorker forgets the blocks of a worker and requests them from its relay again. Every replica follows."""
 
     @abc.abstractmethod
     def GetIndexStats(
@@ -321,6 +321,6 @@ class FleetServicer(metaclass=abc.ABCMeta):
         request: kvroute.v1.fleet_pb2.GetIndexStatsRequest,
         context: _ServicerContext,
     ) -> typing.Union[kvroute.v1.fleet_pb2.GetIndexStatsResponse, collections.abc.Awaitable[kvroute.v1.fleet_pb2.GetIndexStatsResponse]]:
-        """GetIndexStats tells the size of the overlap index."""
+        """GetIndexStats returns the size of the overlap index."""
 
 def add_FleetServicer_to_server(servicer: FleetServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

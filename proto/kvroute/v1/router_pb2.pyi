@@ -31,20 +31,20 @@ class _PhaseEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumType
     PHASE_AGGREGATED: _Phase.ValueType  # 1
     """one worker does prefill and decode"""
     PHASE_PREFILL_DECODE: _Phase.ValueType  # 2
-    """a pair, or one worker where a pair is not worth it or can't be had"""
+    """a pair, or one worker if a pair costs more or there is none"""
     PHASE_PREFILL: _Phase.ValueType  # 3
     PHASE_DECODE: _Phase.ValueType  # 4
     """the prompt may be absent when the session is known"""
 
 class Phase(_Phase, metaclass=_PhaseEnumTypeWrapper):
-    """Phase says which half of the work the caller wants a worker for."""
+    """Phase is the part of the work for which the caller requests a worker."""
 
 PHASE_UNSPECIFIED: Phase.ValueType  # 0
 """the same as AGGREGATED"""
 PHASE_AGGREGATED: Phase.ValueType  # 1
 """one worker does prefill and decode"""
 PHASE_PREFILL_DECODE: Phase.ValueType  # 2
-"""a pair, or one worker where a pair is not worth it or can't be had"""
+"""a pair, or one worker if a pair costs more or there is none"""
 PHASE_PREFILL: Phase.ValueType  # 3
 PHASE_DECODE: Phase.ValueType  # 4
 """the prompt may be absent when the session is known"""
@@ -58,18 +58,18 @@ class _ProgressStateEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._
     DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
     PROGRESS_STATE_UNSPECIFIED: _ProgressState.ValueType  # 0
     PROGRESS_STATE_PREFILL_DONE: _ProgressState.ValueType  # 1
-    """the first token is out; of a pair: the prefill worker has answered"""
+    """the first token is out; for a pair: the prefill worker has answered"""
     PROGRESS_STATE_RUNNING: _ProgressState.ValueType  # 2
     """renews the lease"""
     PROGRESS_STATE_FINISHED: _ProgressState.ValueType  # 3
     PROGRESS_STATE_FAILED: _ProgressState.ValueType  # 4
 
 class ProgressState(_ProgressState, metaclass=_ProgressStateEnumTypeWrapper):
-    """ProgressState is where a request stands."""
+    """ProgressState is the state of a request."""
 
 PROGRESS_STATE_UNSPECIFIED: ProgressState.ValueType  # 0
 PROGRESS_STATE_PREFILL_DONE: ProgressState.ValueType  # 1
-"""the first token is out; of a pair: the prefill worker has answered"""
+"""the first token is out; for a pair: the prefill worker has answered"""
 PROGRESS_STATE_RUNNING: ProgressState.ValueType  # 2
 """renews the lease"""
 PROGRESS_STATE_FINISHED: ProgressState.ValueType  # 3
@@ -88,10 +88,10 @@ class _FailureReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._
     FAILURE_REASON_CLIENT: _FailureReason.ValueType  # 3
     """never counts against the worker"""
     FAILURE_REASON_CANCELLED: _FailureReason.ValueType  # 4
-    """nor does this"""
+    """never counts against the worker"""
 
 class FailureReason(_FailureReason, metaclass=_FailureReasonEnumTypeWrapper):
-    """FailureReason says whose fault it was."""
+    """FailureReason says where a failure came from."""
 
 FAILURE_REASON_UNSPECIFIED: FailureReason.ValueType  # 0
 FAILURE_REASON_WORKER: FailureReason.ValueType  # 1
@@ -99,7 +99,7 @@ FAILURE_REASON_TIMEOUT: FailureReason.ValueType  # 2
 FAILURE_REASON_CLIENT: FailureReason.ValueType  # 3
 """never counts against the worker"""
 FAILURE_REASON_CANCELLED: FailureReason.ValueType  # 4
-"""nor does this"""
+"""never counts against the worker"""
 Global___FailureReason: typing_extensions.TypeAlias = FailureReason
 
 class _ProgressResult:
@@ -111,27 +111,27 @@ class _ProgressResultEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper.
     PROGRESS_RESULT_UNSPECIFIED: _ProgressResult.ValueType  # 0
     PROGRESS_RESULT_APPLIED: _ProgressResult.ValueType  # 1
     PROGRESS_RESULT_UNCHANGED: _ProgressResult.ValueType  # 2
-    """told before, or overtaken by a later state"""
+    """reported before, or overtaken by a later state"""
     PROGRESS_RESULT_UNKNOWN: _ProgressResult.ValueType  # 3
     """no such reservation: ended, expired, or never made"""
     PROGRESS_RESULT_INVALID: _ProgressResult.ValueType  # 4
     """message says why"""
     PROGRESS_RESULT_FORWARDED: _ProgressResult.ValueType  # 5
-    """sent on to the replica that owns the reservation"""
+    """forwarded to the replica that owns the reservation"""
 
 class ProgressResult(_ProgressResult, metaclass=_ProgressResultEnumTypeWrapper):
-    """ProgressResult says what became of one step."""
+    """ProgressResult is the result of one step."""
 
 PROGRESS_RESULT_UNSPECIFIED: ProgressResult.ValueType  # 0
 PROGRESS_RESULT_APPLIED: ProgressResult.ValueType  # 1
 PROGRESS_RESULT_UNCHANGED: ProgressResult.ValueType  # 2
-"""told before, or overtaken by a later state"""
+"""reported before, or overtaken by a later state"""
 PROGRESS_RESULT_UNKNOWN: ProgressResult.ValueType  # 3
 """no such reservation: ended, expired, or never made"""
 PROGRESS_RESULT_INVALID: ProgressResult.ValueType  # 4
 """message says why"""
 PROGRESS_RESULT_FORWARDED: ProgressResult.ValueType  # 5
-"""sent on to the replica that owns the reservation"""
+"""forwarded to the replica that owns the reservation"""
 Global___ProgressResult: typing_extensions.TypeAlias = ProgressResult
 
 @typing.final
@@ -155,7 +155,7 @@ Global___TokenIds: typing_extensions.TypeAlias = TokenIds
 @typing.final
 class BlockHashes(google.protobuf.message.Message):
     """BlockHashes is a prompt hashed by the caller: XXH3-64 of each full block's little-endian u32 token ids,
-    seeded with 1337 and what the LoRA name and the cache salt add to it.
+    seeded with 1337 plus the seeds of the LoRA name and the cache salt.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -182,10 +182,10 @@ Global___BlockHashes: typing_extensions.TypeAlias = BlockHashes
 
 @typing.final
 class MultimodalItem(google.protobuf.message.Message):
-    """MultimodalItem is an image, a sound or the like, that covers some of the prompt's tokens. Workers of vLLM match by
-    it. SGLang's KV events name no items: in the place of an item's placeholder tokens they have its pad value, 1,000,000 +
-    (hash & (2^30 - 1)) of the hash that SGLang computes of the processed item. A prompt for a fleet of SGLang matches as a
-    whole with these pad values as its token ids and without items, and up to its first item otherwise.
+    """MultimodalItem is an image, a sound or the like, that covers some of the prompt's tokens. vLLM's KV events name items,
+    so prompts with items match. SGLang's KV events name none: instead of an item's placeholder tokens they have its pad
+    value, 1,000,000 + (hash & (2^30 - 1)) of the hash that SGLang computes of the processed item. A prompt for SGLang
+    workers matches as a whole if it has these pad values as token ids and no items, and up to its first item otherwise.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -197,7 +197,7 @@ class MultimodalItem(google.protobuf.message.Message):
     hash: builtins.int
     """64-bit content hash"""
     id: builtins.str
-    """64 hex digits count as their first 16, any other text as its XXH3-64"""
+    """64 hex digits are read as their first 16; any other text as its XXH3-64"""
     first_token: builtins.int
     token_count: builtins.int
     def __init__(
@@ -257,7 +257,7 @@ class RouteRequest(google.protobuf.message.Message):
     POLICY_FIELD_NUMBER: builtins.int
     OMIT_RECEIPT_FIELD_NUMBER: builtins.int
     request_id: builtins.str
-    """the same id and prompt get the same answer; empty: the router makes one up"""
+    """the same id and prompt get the same answer; empty: a random id"""
     model: builtins.str
     """model, alias or LoRA name; empty when the fleet serves one model"""
     token_bytes: builtins.bytes
@@ -273,9 +273,9 @@ class RouteRequest(google.protobuf.message.Message):
     queue_timeout_ms: builtins.int
     phase: Global___Phase.ValueType
     policy: builtins.str
-    """empty: the configured one"""
+    """empty: the configured policy"""
     omit_receipt: builtins.bool
-    """true: the answer has no receipt, which costs a part of what it takes to make one"""
+    """true: the answer has no receipt, which makes it cheaper"""
     @property
     def token_ids(self) -> Global___TokenIds: ...
     @property
@@ -331,7 +331,7 @@ Global___RouteRequest: typing_extensions.TypeAlias = RouteRequest
 
 @typing.final
 class OverlapTokens(google.protobuf.message.Message):
-    """OverlapTokens is how much of a prompt a worker holds, in tokens."""
+    """OverlapTokens is the part of a prompt that a worker holds, in tokens."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -344,13 +344,13 @@ class OverlapTokens(google.protobuf.message.Message):
     raw: builtins.int
     """longest run of leading blocks, on any tier"""
     usable: builtins.int
-    """what the engine will reuse: it recomputes the last block of a fully cached prompt"""
+    """tokens that the engine will reuse: it recomputes the last block of a fully cached prompt"""
     device: builtins.int
     """of usable, by the fastest tier that holds each block"""
     host: builtins.int
     disk: builtins.int
     predicted: builtins.int
-    """of usable: sent there, or reused there, and not told by its events"""
+    """of usable: sent there or reused there, and not in its events so far"""
     def __init__(
         self,
         *,
@@ -367,13 +367,15 @@ Global___OverlapTokens: typing_extensions.TypeAlias = OverlapTokens
 
 @typing.final
 class PrefillWorker(google.protobuf.message.Message):
-    """PrefillWorker is the other half of a PREFILL_DECODE pair: it computes the prompt, and the picked worker
-    takes its KV cache over. How the two requests are sent is a matter of the engine.
+    """PrefillWorker is the prefill half of a PREFILL_DECODE pair: it computes the prompt, and the picked worker
+    takes its KV cache over. The two requests depend on the engine.
 
-    sglang: the same request goes to both at once, with bootstrap_host, bootstrap_port and bootstrap_room in its body.
-    vllm: first to this worker, with max_tokens (and max_completion_tokens) 1, min_tokens 0, no stream nor
-    stream_options, and prefill_kv_transfer_params as its kv_transfer_params; then to the picked one with
-    decode_kv_transfer_params, or with what this worker answered; both with the same X-Request-Id.
+    sglang: the same request goes to both workers at once, with bootstrap_host, bootstrap_port and bootstrap_room in its
+    body.
+    vllm: the first request goes to this worker, with max_tokens (and max_completion_tokens) 1, min_tokens 0, without
+    stream and stream_options, and with prefill_kv_transfer_params as its kv_transfer_params. The second request goes to
+    the picked worker, with decode_kv_transfer_params or, if these are empty, with the kv_transfer_params of this worker's
+    answer. Both have the same X-Request-Id.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -413,22 +415,22 @@ class PrefillWorker(google.protobuf.message.Message):
     """absent for engines with one rank"""
     address: builtins.str
     bootstrap_host: builtins.str
-    """where the other engine finds this one; of vLLM only if it was configured"""
+    """host of this worker for the KV transfer; for vLLM only if configured"""
     bootstrap_port: builtins.int
     bootstrap_room: builtins.int
-    """no other request in flight has it; modulo the engine's ranks it is dp_rank"""
+    """unique among the requests in flight; modulo the engine's ranks it is dp_rank"""
     engine: builtins.str
     """vllm or sglang"""
     kv_connector: builtins.str
     """vLLM's, as configured"""
     kv_engine_id: builtins.str
-    """vLLM's engine_id, if it is known; NIXL's is told by this worker's answer"""
+    """vLLM's engine_id, if known; NIXL's is in this worker's answer"""
     prefill_kv_transfer_params: builtins.str
     """JSON, for the request to this worker; empty: not vLLM"""
     decode_kv_transfer_params: builtins.str
-    """JSON; empty: what this worker answers goes on as it is"""
+    """JSON; empty: take them from this worker's answer, unchanged"""
     new_tokens: builtins.int
-    """prompt tokens that it has yet to compute"""
+    """prompt tokens that this worker has yet to compute"""
     @property
     def overlap_tokens(self) -> Global___OverlapTokens: ...
     @property
@@ -528,15 +530,15 @@ class RouteResponse(google.protobuf.message.Message):
     """absent for engines with one rank"""
     address: builtins.str
     new_tokens: builtins.int
-    """prompt tokens that the worker has yet to compute; 0 when prefill_worker does"""
+    """prompt tokens that the worker has yet to compute; 0 if prefill_worker computes them"""
     queue_ms: builtins.float
     """time spent in the router's queue"""
     engine_priority: builtins.int
-    """in that engine's own direction; absent unless it schedules by priority"""
+    """priority in the engine's own direction; absent unless it schedules by priority"""
     lease_s: builtins.float
     hash_block_size: builtins.int
-    """The model's next prompts may come as block_hashes of blocks of so many tokens, an eighth of the bytes or less, if
-    they are asked for as this one was, without LoRA, salt and multimodal items. 0: their tokens are wanted.
+    """Block size, in tokens, for block_hashes of the model's next prompts, which take an eighth of the bytes or less. Holds
+    for requests like this one, without LoRA, salt and multimodal items. 0: send tokens.
     """
     @property
     def labels(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]: ...
@@ -550,7 +552,7 @@ class RouteResponse(google.protobuf.message.Message):
     def receipt(self) -> Global___Receipt: ...
     @property
     def prefill_receipt(self) -> Global___Receipt:
-        """of a PREFILL_DECODE request: why prefill_worker, or who would have been it"""
+        """of a PREFILL_DECODE request: the decision about prefill_worker, also if no pair was made"""
 
     def __init__(
         self,
@@ -626,12 +628,12 @@ class CandidateRow(google.protobuf.message.Message):
     """prompt_tokens - trust * usable overlap"""
     active_blocks: builtins.float
     total_blocks: builtins.int
-    """absent: the engine does not tell"""
+    """absent: the engine does not report them"""
     running: builtins.int
     """as the engine reported"""
     waiting: builtins.int
     reserved: builtins.float
-    """requests sent that the engine's sample did not count, less those ended since"""
+    """requests sent and not in the engine's load sample, less those ended since"""
     total_slots: builtins.int
     prefill_tokens_active: builtins.int
     stream_state: builtins.str
@@ -640,16 +642,16 @@ class CandidateRow(google.protobuf.message.Message):
     sample_age_s: builtins.float
     """age of the engine's load sample"""
     cost: builtins.float
-    """lower is better; absent from the choice when excluded"""
+    """lower is better; without effect if excluded"""
     excluded: builtins.str
-    """why this worker could not be picked; empty when it could"""
+    """why this worker could not be picked; empty: eligible"""
     trust: builtins.float
     """share of the usable overlap that counts: 1 while the stream is live"""
     @property
     def overlap_tokens(self) -> Global___OverlapTokens: ...
     @property
     def terms(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.float]:
-        """what the cost is made of"""
+        """the terms of the cost"""
 
     def __init__(
         self,
@@ -684,7 +686,7 @@ Global___CandidateRow: typing_extensions.TypeAlias = CandidateRow
 
 @typing.final
 class Receipt(google.protobuf.message.Message):
-    """Receipt is the record of one decision, enough to recompute it by hand."""
+    """Receipt is the record of one decision, complete enough to recompute it by hand."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -763,23 +765,23 @@ class Receipt(google.protobuf.message.Message):
     decided_at_s: builtins.float
     """Unix time"""
     best_overlap_tokens: builtins.int
-    """the most usable overlap any candidate had"""
+    """the largest usable overlap of any candidate"""
     replica: builtins.str
     prefill: builtins.str
-    """of a PREFILL_DECODE request: remote; local, hardly anything is new; absent, nobody to hand over"""
+    """of a PREFILL_DECODE request: remote: a pair; local: too little of the prompt is new; absent: no prefill worker"""
     @property
     def parameters(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.float]:
         """constants of the formula"""
 
     @property
     def terms(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.float]:
-        """what is common to all rows, such as the mean load"""
+        """terms common to all rows, such as the mean load"""
 
     @property
     def picked(self) -> Global___CandidateRow: ...
     @property
     def runner_up(self) -> Global___CandidateRow:
-        """the best of the others, absent when there is none"""
+        """the best of the other candidates; absent: there is none"""
 
     @property
     def excluded(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.int]:
@@ -816,7 +818,7 @@ Global___Receipt: typing_extensions.TypeAlias = Receipt
 
 @typing.final
 class Guarded(google.protobuf.message.Message):
-    """Guarded tells of a pick that the guard moved: the cheapest worker's queue costs more than its cache saves."""
+    """Guarded describes a pick that the guard moved: the cheapest worker's queue costs more than its cache saves."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -830,22 +832,22 @@ class Guarded(google.protobuf.message.Message):
     PICKED_REQUESTS_FIELD_NUMBER: builtins.int
     PICKED_WAIT_TOKENS_FIELD_NUMBER: builtins.int
     request_tokens: builtins.float
-    """prompt tokens that a request in front of another one counts as"""
+    """prompt tokens that a request ahead in the queue counts as"""
     margin_tokens: builtins.float
-    """by which a wait may exceed the least"""
+    """tokens by which a wait may exceed the least wait"""
     least_requests: builtins.float
-    """running, waiting and reserved, of the worker that has fewest"""
+    """running + waiting + reserved, of the worker with the fewest"""
     least_wait_tokens: builtins.float
-    """prefill_tokens_active + request_tokens * requests + new_tokens, the least"""
+    """least of prefill_tokens_active + request_tokens * requests + new_tokens"""
     cheapest_requests: builtins.float
-    """of who would have been picked"""
+    """running + waiting + reserved, of the cheapest worker"""
     cheapest_wait_tokens: builtins.float
     picked_requests: builtins.float
-    """of who was picked"""
+    """running + waiting + reserved, of the picked worker"""
     picked_wait_tokens: builtins.float
     @property
     def cheapest(self) -> Global___CandidateRow:
-        """who would have been picked by cost"""
+        """the worker with the least cost"""
 
     def __init__(
         self,
@@ -867,7 +869,7 @@ Global___Guarded: typing_extensions.TypeAlias = Guarded
 
 @typing.final
 class Explanation(google.protobuf.message.Message):
-    """Explanation is a decision that was not made."""
+    """Explanation is a decision without a reservation."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -880,27 +882,27 @@ class Explanation(google.protobuf.message.Message):
     PREFILL_RECEIPT_FIELD_NUMBER: builtins.int
     PREFILL_WORKER_FIELD_NUMBER: builtins.int
     worker_id: builtins.str
-    """who would have been picked; empty when nobody could"""
+    """the worker that Route would pick; empty: none is eligible"""
     dp_rank: builtins.int
     @property
     def candidates(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___CandidateRow]:
-        """cheapest first, excluded ones last"""
+        """cheapest first, excluded workers last"""
 
     @property
     def receipt(self) -> Global___Receipt: ...
     @property
     def refusal(self) -> google.rpc.status_pb2.Status:
-        """what Route would have answered, when nobody could be picked"""
+        """the status that Route would return; absent: a worker is eligible"""
 
     @property
     def prefill_candidates(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___CandidateRow]:
-        """of a PREFILL_DECODE request: as above, for the prompt"""
+        """of a PREFILL_DECODE request: candidates for the prompt"""
 
     @property
     def prefill_receipt(self) -> Global___Receipt: ...
     @property
     def prefill_worker(self) -> Global___PrefillWorker:
-        """without a room; absent when the picked one computes the prompt"""
+        """without bootstrap_room; absent: the picked worker computes the prompt"""
 
     def __init__(
         self,
@@ -922,7 +924,7 @@ Global___Explanation: typing_extensions.TypeAlias = Explanation
 
 @typing.final
 class RouteItem(google.protobuf.message.Message):
-    """RouteItem is one request of a batch, or the wish to drop one: what it reserved meanwhile ends."""
+    """RouteItem is one request of a batch, or the cancel of an earlier item, which ends its reservation."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -953,7 +955,7 @@ Global___RouteItem: typing_extensions.TypeAlias = RouteItem
 
 @typing.final
 class RouteBatch(google.protobuf.message.Message):
-    """RouteBatch is some requests at once."""
+    """RouteBatch carries several requests."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -998,8 +1000,8 @@ Global___RouteResult: typing_extensions.TypeAlias = RouteResult
 
 @typing.final
 class RouteResults(google.protobuf.message.Message):
-    """RouteResults is some answers at once. Every batch is followed at once by one of these at least, empty if
-    there is nothing to tell yet. The router ends a stream now and then, with OK; unanswered items go over another.
+    """RouteResults carries several answers. At least one RouteResults follows every batch at once, empty if there is no
+    answer yet. The router ends a stream now and then, with OK; send unanswered items on another stream.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -1034,12 +1036,12 @@ class Progress(google.protobuf.message.Message):
     output_tokens: builtins.int
     """so far"""
     cached_tokens: builtins.int
-    """as the engine told: prompt_tokens_details.cached_tokens; of a pair: the prefill worker"""
+    """from the engine's usage: prompt_tokens_details.cached_tokens; for a pair: of the prefill worker"""
     failure_reason: Global___FailureReason.ValueType
     refused: builtins.bool
-    """of a failure by WORKER: no connection came about, so nothing of the request arrived. Counts at once"""
+    """of reason WORKER: the worker refused the connection, so nothing of the request arrived. A single refusal counts"""
     failed_worker_id: builtins.str
-    """of a pair: the worker that failed; empty: the prefill worker before PREFILL_DONE, else the other"""
+    """of a pair: the worker that failed; empty: the prefill worker before PREFILL_DONE, else the picked worker"""
     def __init__(
         self,
         *,
@@ -1082,14 +1084,14 @@ Global___ProgressOutcome: typing_extensions.TypeAlias = ProgressOutcome
 
 @typing.final
 class ReportRequest(google.protobuf.message.Message):
-    """ReportRequest carries some steps at once."""
+    """ReportRequest carries several steps."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     PROGRESS_FIELD_NUMBER: builtins.int
     CALLER_FIELD_NUMBER: builtins.int
     caller: builtins.str
-    """set by a router that hands steps on to another: the host that reported them. Ignored from clients"""
+    """set by a router that forwards steps to another: the host that reported them. Ignored from clients"""
     @property
     def progress(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Progress]: ...
     def __init__(

@@ -82,7 +82,7 @@ class RouterServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Report(self, request, context):
-        """Report moves reservations through their life. Counts are cumulative, so repeating one changes nothing.
+        """Report moves reservations through their life. Counts are cumulative, so a repeated step changes nothing.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -143,7 +143,7 @@ class RouterStub(typing.Generic[_RouterRouteType, _RouterRouteStreamType, _Route
     """RouteStream is Route for many requests on one call: results come by item index, in any order."""
 
     Report: _RouterReportType
-    """Report moves reservations through their life. Counts are cumulative, so repeating one changes nothing."""
+    """Report moves reservations through their life. Counts are cumulative, so a repeated step changes nothing."""
 
     Explain: _RouterExplainType
     """Explain scores every worker for a request and reserves nothing."""
@@ -196,7 +196,7 @@ class RouterServicer(metaclass=abc.ABCMeta):
         request: kvroute.v1.router_pb2.ReportRequest,
         context: _ServicerContext,
     ) -> typing.Union[kvroute.v1.router_pb2.ReportResponse, collections.abc.Awaitable[kvroute.v1.router_pb2.ReportResponse]]:
-        """Report moves reservations through their life. Counts are cumulative, so repeating one changes nothing."""
+        """Report moves reservations through their life. Counts are cumulative, so a repeated step changes nothing."""
 
     @abc.abstractmethod
     def Explain(
