@@ -1,1 +1,1 @@
-"""What engines say and how: their event formats, sockets, load pages. No NATS."""
+"""Engines' event formats, sockets and load pages. No NATS."""

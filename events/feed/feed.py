@@ -1,11 +1,11 @@
-"""The router's ear: NATS subscriptions into the fleet view, and recoveries out of it.
+"""The router's subscriptions to NATS, which feed the fleet view, and the recoveries it requests.
 
     facts, load ──> Intake, in turns ──> FleetView ──> Pull ──> ring or snapshot, chunk by chunk
     control     ──> its listener                                              └──> FleetView
 
 The shell around events/feed/fleet_view.py: it awaits, then calls. All state changes happen on the
-event loop. A message of which handling fails is dropped and counted, whatever it raised; so is a
-recovery.
+event loop. A message whose handling raises, whatever the exception, is dropped and counted; so is
+a recovery.
 """
 
 import asyncio
@@ -40,25 +40,25 @@ from indexer.identity import WorkerKey
 
 RECOVERIES_AT_ONCE = 16
 RECOVERY_S = 30.0
-"""As long as a relay keeps a snapshot."""
+"""Time limit of a recovery, seconds: a relay keeps a snapshot for as long."""
 RECOVERY_BYTES_MAX = 64 * 1024 * 1024
-"""8 million blocks of one worker. A worker that holds more can't be recovered, or trusted."""
+"""Bytes of a recovery: 8 million blocks. Workers with more can't be recovered or trusted."""
 RECOVERIES_BYTES_MAX = 256 * 1024 * 1024
-"""Of all recoveries at this moment. One that finds no room tries again with its worker's next beat,
-and what it held is room for others."""
+"""Bytes of all recoveries at the same time. A recovery over the bound fails, which frees its bytes,
+and starts again with its worker's next beat."""
 CHUNKS_MAX = 1024
 HEARTBEAT_COST = 8 * 1024
-"""Of a heartbeat in the intake, besides its bytes: a pool may have to look at its workers again."""
+"""Cost of a heartbeat in the intake, besides its bytes: a pool may have to check all workers."""
 _DECODED_AT_ONCE = 64
-"""Messages of a ring."""
+"""Messages of a ring that are decoded between two turns of the event loop."""
 _KEYS_MAX = 16_384
 """Workers whose subjects are remembered."""
 _JITTER_S = 0.2
 _ANSWER_TIMEOUT_S = 2.0
 _TICK_S = 0.25
 HELLO_S = 1.0
-"""Between two hellos, at least: relays beat as often anyway. A router that is too slow for what it
-hears is told so with each message it loses, and must not ask the whole fleet for more each time."""
+"""Least time between two hellos: relays beat as often anyway. Otherwise each slow-consumer error of
+an overloaded router would make the whole fleet answer."""
 
 log = logging.getLogger("kvroute.feed")
 
@@ -75,7 +75,7 @@ class _Recovery:
 
     pull: Pull
     bytes: int = 0
-    """Of its answers so far."""
+    """Bytes of its answers so far."""
 
 
 class Feed:
@@ -109,35 +109,37 @@ class Feed:
         self._keys: dict[bytes, tuple[bytes, WorkerKey]] = {}
         """Subject -> publisher and worker, of subjects that name one."""
         self._arrived = asyncio.Event()
-        """Something waits in the intake."""
+        """Set when the intake has messages."""
         self._worked = False
-        """The last slice was one of a backlog."""
+        """Whether the last slice came from a backlog."""
         self._recoveries: dict[WorkerKey, asyncio.Task[None]] = {}
         self._recovering_bytes = 0
         self._at_once = asyncio.Semaphore(RECOVERIES_AT_ONCE)
         self._tasks = Tasks(on_failure)
 
     async def start(self) -> None:
-        """Subscribes, and asks who is there. The broker must be connected."""
+        """Subscribes, and sends a hello, which relays answer. The broker must be connected."""
         self._broker.on_connection(self._connection_changed)
         plane = subjects.all_of
         raw = self._broker.subscribe_raw
-        await raw(plane(self._fleet, "facts"), partial(self._came, self._on_facts, 0))
-        await raw(plane(self._fleet, "load"), partial(self._came, self._on_load, HEARTBEAT_COST))
+        facts = partial(self._message_came, self._on_facts, 0)
+        load = partial(self._message_came, self._on_load, HEARTBEAT_COST)
+        await raw(plane(self._fleet, "facts"), facts)
+        await raw(plane(self._fleet, "load"), load)
         await self._broker.subscribe(subjects.control(self._fleet), self._control_came)
         self._tasks.spawn(self._serve(), "facts and heartbeats")
         self._tasks.spawn(self._tick(), "feed clock")
-        await self._say_hello()
+        await self._send_hello()
 
     async def stop(self) -> None:
         await self._tasks.close()
 
     async def send_control(self, control: Control) -> bool:
-        """Tells every replica; False when there is no connection."""
+        """Sends a command to every replica; False without a connection."""
         return await self._broker.publish(subjects.control(self._fleet), encode(control))
 
     def recover(self, pulls: list[Pull]) -> None:
-        """Starts what the view asks for; one recovery a worker at a time."""
+        """Starts the recoveries that the view returned; at most one a worker at a time."""
         for pull in pulls:
             running = self._recoveries.get(pull.worker)
             if running is not None and not running.done():
@@ -150,8 +152,10 @@ class Feed:
         if self._recoveries.get(pull.worker) is task:
             del self._recoveries[pull.worker]
 
-    def _came(self, handler: OnPayload, extra_cost: int, subject: bytes, payload: bytes) -> None:
-        """Queues a message that is being read, or drops it."""
+    def _message_came(
+        self, handler: OnPayload, extra_cost: int, subject: bytes, payload: bytes
+    ) -> None:
+        """Queues a message, or drops it."""
         known = self._keys.get(subject)
         publisher = known[0] if known is not None else subjects.worker_token(subject)
         size = len(payload) + extra_cost
@@ -169,7 +173,7 @@ class Feed:
         self._arrived.set()
 
     async def _serve(self) -> None:
-        """Handles what waits, slice by slice: others have their turn between two slices."""
+        """Handles waiting messages slice by slice; other tasks run between two slices."""
         while True:
             await self._arrived.wait()
             self._arrived.clear()
@@ -178,8 +182,8 @@ class Feed:
                 await asyncio.sleep(0)
 
     def serve_slice(self) -> None:
-        """Works on a backlog, or, in turns with that, handles the next messages at the cost of one
-        slice of the intake; a worker with a backlog has to wait."""
+        """Handles one slice: of a backlog and of the intake, alternately. The intake holds back the
+        messages of workers with a backlog."""
         view, intake = self._view, self._intake
         backlogged = view.backlogged
         self._worked = bool(backlogged) and not self._worked
@@ -191,10 +195,10 @@ class Feed:
         for handler, key, payload in intake.take():
             try:
                 handler(key, payload)
-            except Exception as error:  # it was said by others: that message is the loss
+            except Exception as error:  # from a peer's message: only that message is lost
                 view.dropped["handling_failed"] += 1
                 self._broker.listener_failed(f"the facts or load of {key}", error)
-            if view.applied > applied + 1:  # a message's cost has room for a fact
+            if view.applied > applied + 1:  # a message's own cost covers one fact
                 intake.charge((view.applied - applied - 1) * FACT_BYTES)
             applied = view.applied
         if intake.lossy:
@@ -233,9 +237,9 @@ class Feed:
         self._view.on_connection(connected, now_s)
         if connected and now_s - self._hello_at_s >= HELLO_S:
             self._hello_at_s = now_s
-            self._tasks.spawn(self._say_hello(), "hello")
+            self._tasks.spawn(self._send_hello(), "hello")
 
-    async def _say_hello(self) -> None:
+    async def _send_hello(self) -> None:
         hello = encode(Hello(VERSION, self._replica))
         await self._broker.publish(subjects.hello(self._fleet), hello)
 
@@ -247,17 +251,17 @@ class Feed:
             now_s = self._clock()
             forgotten = self._view.tick(now_s)
             for worker in forgotten:
-                log.warning("worker %s forgotten: no beat for too long", worker)
+                log.warning("worker %s is forgotten: it sent no beat for too long", worker)
                 if (task := self._recoveries.get(worker)) is not None:
                     task.cancel()
             if forgotten:
                 self._on_forgotten(forgotten, now_s)
 
     async def _recover(self, pull: Pull) -> None:
-        """Performs one pull, a little later than others that were asked for at the same time."""
+        """Performs one pull, after a random delay that spreads pulls of the same moment."""
         await asyncio.sleep(self._rng.uniform(0, _JITTER_S))
         async with self._at_once:
-            log.info("%s: %s, asking its relay", pull.worker, pull.reason)
+            log.info("%s: %s; a recovery from its relay starts", pull.worker, pull.reason)
             recovery = _Recovery(pull)
             try:
                 async with asyncio.timeout(RECOVERY_S):
@@ -265,7 +269,7 @@ class Feed:
             except (_PullFailed, TimeoutError) as error:
                 reason = str(error) or f"no end after {RECOVERY_S:g} s"
                 again = self._view.on_pull_failed(pull, reason, self._clock())
-            except Exception as error:  # what the relay answered: that recovery is the loss
+            except Exception as error:  # from a relay's answer: only that recovery is lost
                 self._view.dropped["handling_failed"] += 1
                 self._broker.listener_failed(f"the recovery of {pull.worker}", error)
                 again = self._view.on_pull_failed(pull, "answer unusable", self._clock())
@@ -273,11 +277,11 @@ class Feed:
                 self._recovering_bytes -= recovery.bytes
                 self._view.unstage(pull.worker)
         if again:
-            # Not from inside this task: recover() would cancel it as the worker's running one.
+            # After this task: recover() would cancel it as the worker's running recovery.
             asyncio.get_running_loop().call_soon(self.recover, again)
 
     async def _perform(self, recovery: _Recovery) -> list[Pull]:
-        """Asks chunk after chunk; the pulls that are needed next. Raises _PullFailed."""
+        """Requests chunk after chunk; returns the next pulls. Raises _PullFailed."""
         worker, _, from_seq = recovery.pull
         if from_seq is not None:
             epoch, messages = await self._pull_ring(recovery, from_seq)
@@ -293,8 +297,8 @@ class Feed:
         return again
 
     async def _backlog_done(self, worker: WorkerKey) -> None:
-        """Returns when all that the stream let through is in the index; what a recovery brought
-        counts as its bytes until then."""
+        """Returns when the worker's backlog is in the index; until then the recovery's bytes count
+        against the bound."""
         while worker in self._view.backlogged:
             self._arrived.set()
             await asyncio.sleep(0)
@@ -305,7 +309,7 @@ class Feed:
         messages: list[FactsMessage] = []
         for _ in range(CHUNKS_MAX):
             request = SnapshotRequest(from_seq=from_seq + len(messages))
-            chunk = await self._ask(recovery, request)
+            chunk = await self._request(recovery, request)
             if chunk.expired:
                 raise _PullFailed("ring too short")
             messages += await self._decoded(chunk.messages)
@@ -314,11 +318,11 @@ class Feed:
         raise _PullFailed("ring without an end")
 
     async def _decoded(self, payloads: list[bytes]) -> list[FactsMessage]:
-        """Messages of a ring, read in slices; raises _PullFailed for one that can't be read."""
+        """Messages of a ring, decoded in slices; raises _PullFailed for an unreadable message."""
         messages: list[FactsMessage] = []
         for payload in payloads:
             message, dropped = decode_stream(payload)
-            self._view.dropped.update(one.reason for one in dropped)
+            self._view.dropped.update(part.reason for part in dropped)
             if not isinstance(message, FactsMessage):
                 raise _PullFailed("ring unreadable")
             messages.append(message)
@@ -327,12 +331,12 @@ class Feed:
         return messages
 
     async def _pull_snapshot(self, recovery: _Recovery) -> SnapshotChunk:
-        """Stages all chunks; returns the last one."""
+        """Stages all chunks; returns the last chunk."""
         epoch: Epoch | None = None
         as_of: int | None = None
         for i in range(CHUNKS_MAX):
             request = SnapshotRequest(chunk=i, epoch=epoch, as_of=as_of)
-            chunk = await self._ask(recovery, request)
+            chunk = await self._request(recovery, request)
             if chunk.expired:
                 raise _PullFailed("snapshot expired")
             if i and (chunk.epoch, chunk.as_of, chunk.chunk) != (epoch, as_of, i):
@@ -345,7 +349,7 @@ class Feed:
         raise _PullFailed("snapshot without an end")
 
     async def _stage(self, worker: WorkerKey, chunk: SnapshotChunk) -> None:
-        """Stages a chunk in slices, between which others have their turn."""
+        """Stages a chunk in slices; other tasks run between two slices."""
         size = 0
         for fact in chunk.facts:
             for at in range(0, max(1, len(fact.hashes)), SLICE_BYTES):
@@ -356,7 +360,7 @@ class Feed:
                     await asyncio.sleep(0)
                 self._view.stage(worker, (part,))
 
-    async def _ask(self, recovery: _Recovery, request: SnapshotRequest) -> SnapshotChunk:
+    async def _request(self, recovery: _Recovery, request: SnapshotRequest) -> SnapshotChunk:
         subject = subjects.snapshot(self._fleet, recovery.pull.worker)
         answer = await self._broker.request(subject, encode(request), _ANSWER_TIMEOUT_S)
         if answer is None:

@@ -3,9 +3,9 @@
 Pure: bytes and `now_s` in, pulls to perform out. The feed (events/feed/feed.py) awaits and calls.
 
 Laws:
-- a worker's blocks are in the index only while the worker is known; what is forgotten leaves no
-  trace, and what is removed by command stays away until its tombstone ends;
-- predictions never count as what a worker's events told.
+- a worker's blocks are in the index only while the worker is known; a forgotten worker leaves no
+  trace, and a worker removed by command stays away until its tombstone ends;
+- predictions never count as blocks in a worker's events.
 """
 
 from collections import Counter, deque
@@ -39,30 +39,30 @@ from indexer.identity import HashArray, WorkerKey
 from indexer.index import BlockIndex
 
 MASS_SILENCE_WORKERS = 4
-"""With fewer workers than this, silence is theirs and not the broker's."""
+"""Least workers for a mass silence; in a smaller fleet, silence is the workers' own."""
 WAITING_BYTES_MAX = 256 * 1024 * 1024
-"""Of all streams' messages that wait for a recovery; each stream has a bound of its own, too."""
+"""Bytes of all streams' messages that wait for a recovery; each stream has its own bound, too."""
 RANKS_MAX = 1024
-"""Ranks of one worker id, so that a relay that speaks for that id can't take every place of
-fleet.workers_max. A relay's `ranks` has the same bound."""
+"""Ranks of one worker id, so that a single relay can't take every place of fleet.workers_max. A
+relay's `ranks` has the same bound."""
 PREDICTED_BLOCKS_MAX = 1 << 16
-"""Of a worker that doesn't tell how many blocks it has."""
+"""Predicted blocks of a worker that doesn't report its total_blocks."""
 HEARTBEAT_UNREADABLE = "no readable heartbeat"
+"""The worker beats, but its relay's heartbeats were dropped, or there are none."""
 NOT_PROBED = "engine not probed yet"
 """Its relay has just started: the first probe takes a moment, or its whole time limit."""
-"""Though it beats: its relay sends heartbeats that were dropped, or none."""
 SLICE_BYTES = 64 * 1024
-"""Of hashes that are applied at once, about 1 ms of work: what else a recovery or a long message
-brings waits in the backlog of its worker. A fact counts as FACT_BYTES more."""
+"""Bytes of hashes applied at once, about 1 ms of work; the rest of a recovery or of a long message
+waits in the worker's backlog. A fact counts as FACT_BYTES more."""
 FACT_BYTES = 128
-"""2 us of work, as 128 bytes of hashes are: a slice has 512 facts at most."""
+"""2 us of work, as for 128 bytes of hashes: a slice has 512 facts at most."""
 SLICE_FACTS = SLICE_BYTES // FACT_BYTES
 _MASS_SILENCE_PATIENCE = 10
-"""Even when nearly all went silent at once, nobody is kept longer than this many times forget_s."""
+"""In a mass silence, a worker is forgotten after this many times forget_s."""
 
 
 class Pull(NamedTuple):
-    """A recovery to perform: ask this worker's relay."""
+    """A recovery to perform: a request to this worker's relay."""
 
     worker: WorkerKey
     reason: str
@@ -71,37 +71,36 @@ class Pull(NamedTuple):
 
 @dataclass(slots=True)
 class Source:
-    """One worker, as its relay tells."""
+    """One worker (rank): its relay's stream and heartbeat, and its slot in the index."""
 
     key: WorkerKey
     slot: int
     stream: Stream
     heartbeat: Heartbeat | None = None
     heartbeat_at_s: float = 0.0
-    """When the last one came that could be read."""
+    """When the last readable heartbeat came."""
     heartbeat_overdue: bool = False
-    """It beat on for beat_timeout_s after the last heartbeat that could be read: what we know of
-    its address and load may have changed. A relay that is away neither beats nor tells, and is
-    silent, not this."""
+    """The stream beat on for beat_timeout_s after the last readable heartbeat: address and load may
+    have changed since. If the relay is away, beats stop too, and the stream is silent instead."""
     clock_skew_s: float = 0.0
     """Our clock less the relay's when its last heartbeat came; delays make it larger."""
     clock: ClockOffset = field(default_factory=ClockOffset)
     """The same without the delays of single heartbeats."""
     gone_at_s: float = 0.0
-    """When we last heard of blocks that are gone."""
+    """When the last removal or clearing of blocks was applied."""
     waiting_bytes: int = 0
-    """Of the stream, as the fleet's sum has it."""
+    """The stream's waiting_bytes that are in the fleet's sum."""
     pauses: int = 0
-    """Of the stream, as the fleet's sum has it."""
+    """The stream's pauses that are in the fleet's sum."""
     backlog: deque[Fact] = field(default_factory=deque)
-    """Facts that the stream has let through, and the index has not: `FleetView.work` applies
-    them. They are bounded by what a recovery may bring and what may wait for it."""
+    """Facts in order that are not in the index yet: `FleetView.work` applies them. Bounded by the
+    bytes of a recovery and of the messages that may wait for it."""
     state: StreamState | None = None
-    """Of the stream, when it was last marked as changed."""
+    """The stream's state when it was last marked as changed."""
 
     @property
     def approximate(self) -> bool:
-        """Whether nothing is known of its blocks but what we predicted."""
+        """Whether its blocks are known by predictions only."""
         if self.heartbeat is not None and not self.heartbeat.events:
             return True
         return self.stream.seq == 0 and self.stream.state is StreamState.LIVE
@@ -110,7 +109,7 @@ class Source:
 class FleetView:
     """All workers with a stream or a heartbeat.
 
-    Over 300 lines: the one writer of the streams, heartbeats and slots of all workers.
+    Over 300 lines: the only writer of the streams, heartbeats and slots of all workers.
     """
 
     def __init__(
@@ -129,56 +128,56 @@ class FleetView:
         self.facts: Counter[str] = Counter()
         """Kind -> facts applied"""
         self.applied = 0
-        """Facts of all kinds that were applied, but those of snapshots"""
+        """Facts of all kinds applied, except those of snapshots"""
         self.dropped: Counter[str] = Counter()
         """Reason -> messages or facts dropped"""
         self.forgotten: Counter[str] = Counter()
         """Reason -> placements forgotten"""
         self.recoveries: Counter[tuple[str, str]] = Counter()
-        """(how, result) -> recoveries"""
+        """(ring or snapshot, ok or failed) -> recoveries"""
         self.lost: Counter[str] = Counter()
-        """Worker id -> messages that were dropped since they came too fast; of known workers"""
+        """Worker id -> messages dropped over the intake's bounds; known workers only"""
         self.gaps = 0
         self.drifts = 0
         self.recovery_pauses = 0
-        """Of all streams: recoveries after which the next one has to wait"""
+        """Recoveries of all streams after which the next recovery has to wait"""
         self.mass_silence = False
-        """Most workers fell silent together, so that it may be the broker's doing."""
+        """Whether most workers fell silent together, so that the broker may have failed."""
         self.silent_models: frozenset[str] = frozenset()
-        """Models of which that is true of the workers."""
+        """Models most of whose workers fell silent together."""
         self.waiting_bytes = 0
-        """Of all streams"""
+        """Bytes of all streams' waiting messages"""
         self.predictions = Predictions(index)
         self.salted = False
-        """Whether a prompt with a cache salt was asked for."""
+        """Whether a request with a cache salt was routed."""
         self.itemized = False
-        """Whether a prompt with images or other items was asked for."""
+        """Whether a request with images or other items was routed."""
         self._predicted_ttl_s = predicted_ttl_s
         self._approximate_ttl_s = approximate_ttl_s
         self.backlogged: dict[WorkerKey, None] = {}
         """Workers with a backlog, in the order of their turns"""
         self._ranks: dict[str, dict[int, Source]] = {}
-        """The sources by worker id and rank."""
+        """Worker id -> rank -> source"""
         self._changed: dict[WorkerKey, None] = {}
         self._staged: dict[WorkerKey, int] = {}
-        """Slots of snapshots that are on their way."""
+        """Worker -> slot of the snapshot that is being staged"""
         self._beat_timeout_s = beat_timeout_s
         self._forget_s = forget_s
         self._workers_max = workers_max
         self._connection_at_s = -inf
         """When our own connection to the broker came or went last."""
         self._tombstones: dict[str, float] = {}
-        """Worker id -> when its messages count again"""
+        """Worker id -> end of its removal, until which its messages are ignored"""
 
     @override
     def __repr__(self) -> str:
         return f"<FleetView {self.summary()}>"
 
     def summary(self) -> str:
-        """How many workers are known, by the state of their streams; for a log line."""
+        """The number of workers by the state of their streams; for a log line."""
         states = Counter(source.stream.state.value for source in self.sources.values())
-        told = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
-        return f"{len(self.sources)} workers: {told or 'none'}"
+        counts = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
+        return f"{len(self.sources)} workers: {counts or 'none'}"
 
     def on_stream(self, key: WorkerKey, payload: bytes, now_s: float) -> list[Pull]:
         """A message of the facts subject."""
@@ -212,7 +211,7 @@ class FleetView:
         return self._perform(source, effects, now_s)
 
     def on_heartbeat(self, key: WorkerKey, payload: bytes, now_s: float) -> Source | None:
-        """A message of the load subject; the source it changed, or None when it was dropped."""
+        """A message of the load subject; the changed source, or None when it was dropped."""
         message = decode(Heartbeat, payload)
         if isinstance(message, Unreadable):
             self._count_dropped((message,))
@@ -237,7 +236,7 @@ class FleetView:
     def on_ring(
         self, key: WorkerKey, epoch: Epoch, messages: Iterable[bytes | FactsMessage], now_s: float
     ) -> list[Pull]:
-        """What a relay's ring still had, decoded or not."""
+        """The messages from a relay's ring, decoded or not."""
         source = self.sources.get(key)
         if source is None:
             return []
@@ -267,7 +266,7 @@ class FleetView:
         complete: bool,
         now_s: float,
     ) -> list[Pull]:
-        """The last facts of a snapshot; those before them are staged."""
+        """The last facts of a snapshot; all earlier facts are staged."""
         source = self.sources.get(key)
         if source is None:
             return []
@@ -279,10 +278,10 @@ class FleetView:
         return pulls
 
     def work(self, now_s: float) -> None:
-        """Applies a slice of the backlog of the worker whose turn it is.
+        """Applies a slice of the backlog of the next worker in turn.
 
-        Until a worker's backlog is empty, whatever else comes for it applies all of it at once; so
-        hand in nothing more for a worker that is `backlogged`, where that would take too long.
+        Any further message of a `backlogged` worker applies its whole backlog at once; hold such
+        messages back where that would take too long.
         """
         for key in self.backlogged:
             source = self.sources[key]
@@ -293,7 +292,8 @@ class FleetView:
             return
 
     def stage(self, key: WorkerKey, facts: Iterable[Stored]) -> None:
-        """Some facts of a snapshot, beside what the worker holds, which counts until all are there.
+        """Stages facts of a snapshot beside the worker's present blocks, which count until all are
+        staged.
 
         So a snapshot of any size is applied as it comes, without a pause and without a buffer.
         """
@@ -305,7 +305,7 @@ class FleetView:
             self._store(self._staged[key], fact)
 
     def unstage(self, key: WorkerKey) -> None:
-        """Drops what is staged of a snapshot that comes to nothing; none is fine."""
+        """Drops the staged facts of a failed snapshot, if there are any."""
         if (slot := self._staged.pop(key, None)) is not None:
             self.index.forget(slot)
 
@@ -327,7 +327,7 @@ class FleetView:
         self._connection_at_s = now_s
 
     def knows(self, worker_id: str) -> bool:
-        """Whether a worker has a place already."""
+        """Whether a worker is in the view."""
         return worker_id in self._ranks
 
     def on_lost(self, worker_id: str, messages: int, now_s: float) -> None:
@@ -340,7 +340,7 @@ class FleetView:
             self._mark(source)
 
     def resync(self, worker_id: str, now_s: float, dp_rank: int | None = None) -> list[Pull]:
-        """Reads a worker's streams again, or one rank's; nothing for a worker that is not known."""
+        """Recovers a worker's streams, or the stream of one rank; empty for an unknown worker."""
         return [
             pull
             for source in self.ranks(worker_id)
@@ -349,7 +349,7 @@ class FleetView:
         ]
 
     def remove(self, worker_id: str, until_s: float) -> list[WorkerKey]:
-        """Forgets a worker and ignores what it says until then."""
+        """Forgets a worker and ignores its messages until until_s."""
         self._tombstones[worker_id] = until_s
         if len(self._tombstones) > self._workers_max:
             self.dropped["too_many_tombstones"] += 1
@@ -357,11 +357,11 @@ class FleetView:
         return [self._forget(source, "removed").key for source in self.ranks(worker_id)]
 
     def pardon(self, worker_id: str) -> None:
-        """Takes a removal back: what the worker says counts from now on."""
+        """Takes a removal back: the worker's messages count from now on."""
         self._tombstones.pop(worker_id, None)
 
     def tick(self, now_s: float) -> list[WorkerKey]:
-        """Time went by. Returns the workers forgotten."""
+        """Ends what is over at `now_s`. Returns the workers forgotten."""
         self.index.sweep()
         self.predictions.tick(now_s)
         self._tombstones = {
@@ -381,15 +381,15 @@ class FleetView:
         return forgotten
 
     def mark_changed(self, key: WorkerKey) -> None:
-        """Has `take_changed` name a worker of which others know something new."""
+        """Makes `take_changed` return a worker whose state changed elsewhere."""
         self._changed[key] = None
 
     def last_resort(self, source: Source) -> bool:
-        """Whether a worker that is not schedulable may get what no schedulable one may take.
+        """Whether a worker that is not schedulable may get requests if no schedulable worker can.
 
-        So it is with those that fell silent together with most of the fleet or of their model's
-        workers: the broker may have failed, and not they. And with those whose heartbeats can't be
-        read.
+        True for workers that fell silent together with most of the fleet or of their model's
+        workers, since the broker may have failed instead of them; and for workers whose heartbeats
+        can't be read.
         """
         heartbeat = source.heartbeat
         if heartbeat is None or not heartbeat.healthy:
@@ -399,17 +399,17 @@ class FleetView:
         return source.heartbeat_overdue
 
     def take_changed(self) -> list[WorkerKey]:
-        """Workers whose heartbeat, or stream's state, has changed since the last call, or that were
-        forgotten."""
+        """Workers whose heartbeat or stream state has changed since the last call, and workers
+        forgotten since."""
         changed = list(self._changed)
         self._changed.clear()
         return changed
 
     def predict(self, source: Source, prefixes: HashArray, now_s: float) -> None:
-        """A worker will probably hold these blocks, or holds them though its events never said so.
+        """Predicts blocks that a worker will hold, or that it reused without an event about them.
 
-        For the short while until its events tell, where they tell everything; for longer where the
-        stream is partial or leaves blocks out, or there are no events at all.
+        The prediction lasts predicted_ttl_s where events report every block; approximate_ttl_s
+        where the stream is partial or leaves blocks out, or where there are no events.
         """
         whole = source.stream.complete and not self.lacks(source) and not source.approximate
         ttl_s = self._predicted_ttl_s if whole else self._approximate_ttl_s
@@ -426,13 +426,13 @@ class FleetView:
 
     def complete(self, source: Source) -> bool:
         """Whether the index has every block that the engine holds."""
-        told = self.index.told(source.slot)
+        reported = self.index.told(source.slot)
         whole = source.stream.complete and not self.lacks(source)
-        return whole and told == self.index.count(source.slot)
+        return whole and reported == self.index.count(source.slot)
 
     def lacks(self, source: Source) -> tuple[str, ...]:
-        """Why the stream of a worker leaves out blocks that requests can ask for: words of
-        events/plane/left_out.py, and of later relays."""
+        """Reasons for which a worker's stream leaves out blocks that requests may match: keys of
+        events/plane/left_out.py, or of later relays."""
         lacks, heartbeat = source.stream.lacks, source.heartbeat
         if heartbeat is None:
             return lacks
@@ -447,7 +447,7 @@ class FleetView:
         return list(self._ranks.get(worker_id, {}).values())
 
     def _source(self, key: WorkerKey, now_s: float) -> Source | None:
-        """The source of a message; None when it must not become one."""
+        """The source of a message; None when its worker must not be added."""
         source = self.sources.get(key)
         if source is not None:
             return source
@@ -482,8 +482,8 @@ class FleetView:
         return source
 
     def _apply_next(self, source: Source, facts: Sequence[Fact], now_s: float) -> None:
-        """Applies the facts of one message that is in order and no more work than one slice: what
-        most messages are, without the backlog's bookkeeping."""
+        """Applies the facts of one message in order that is at most a slice of work, without the
+        bookkeeping of the backlog: the usual case."""
         self._mark(source)
         for fact in facts:
             self._apply(source, fact, now_s)
@@ -491,7 +491,7 @@ class FleetView:
         self._account(source)
 
     def _perform(self, source: Source, effects: Sequence[Effect], now_s: float) -> list[Pull]:
-        """Brings the index up to date; returns what has to be asked for."""
+        """Performs the effects on the index; returns the recoveries to perform."""
         self._mark(source)
         pulls = []
         for effect in effects:
@@ -518,8 +518,8 @@ class FleetView:
         return pulls
 
     def _account(self, source: Source) -> None:
-        """Keeps the fleet's sums, and what waits within its bound: a stream for which there is no
-        room lets go of what waits, and recovers once more."""
+        """Updates the fleet's sums. Over the bound of waiting bytes, the stream drops its waiting
+        messages and recovers once more."""
         stream = source.stream
         if stream.pauses != source.pauses:
             self.recovery_pauses += stream.pauses - source.pauses
@@ -534,7 +534,7 @@ class FleetView:
         source.waiting_bytes = stream.waiting_bytes
 
     def _apply_slice(self, source: Source, now_s: float) -> None:
-        """Applies what is next in the backlog, SLICE_BYTES of it."""
+        """Applies the next SLICE_BYTES of the backlog."""
         backlog = source.backlog
         left = SLICE_BYTES
         while backlog and left > 0:
@@ -550,7 +550,7 @@ class FleetView:
             self.applied += 1
 
     def _catch_up(self, source: Source, now_s: float) -> None:
-        """Applies the whole backlog, since what comes next speaks of the state after it."""
+        """Applies the whole backlog, since the next message refers to the state after it."""
         while source.backlog:
             self._apply_slice(source, now_s)
         self.backlogged.pop(source.key, None)
@@ -585,9 +585,10 @@ class FleetView:
         )
 
     def _silent_at_once(self, sources: Collection[Source], now_s: float) -> bool:
-        """Whether most workers stopped beating together, which is the broker's doing or our own.
+        """Whether most workers stopped beating together, as when the broker or our own connection
+        fails.
 
-        Together: within one timeout. One that died before, or clung on for longer, changes nothing.
+        Together: within one timeout. Workers that died earlier or later don't matter.
         """
         silent = sorted(
             source.stream.last_beat_s
@@ -601,12 +602,11 @@ class FleetView:
         )
 
     def _look_for_heartbeat(self, source: Source) -> None:
-        """Sets heartbeat_overdue, by the beats that came since the last heartbeat: a relay's
-        heartbeats go ahead of its beats, and both are missing while it starts again, or while our
-        own connection is down."""
+        """Sets heartbeat_overdue, by the beats since the last heartbeat: a relay sends a heartbeat
+        before each beat, and both are missing while it restarts or our own connection is down."""
         stream = source.stream
-        told_at_s = max(source.heartbeat_at_s, self._connection_at_s, stream.beats_since_s)
-        beaten_s = stream.last_beat_s - told_at_s
+        since_s = max(source.heartbeat_at_s, self._connection_at_s, stream.beats_since_s)
+        beaten_s = stream.last_beat_s - since_s
         overdue = (
             source.heartbeat is not None and stream.connected and beaten_s >= self._beat_timeout_s
         )
@@ -620,12 +620,12 @@ class FleetView:
             self._changed[source.key] = None
 
     def _count_dropped(self, dropped: Iterable[Unreadable]) -> None:
-        for one in dropped:
-            self.dropped[one.reason] += 1
+        for unreadable in dropped:
+            self.dropped[unreadable.reason] += 1
 
 
 def _parted(fact: Stored | Removed, size: int) -> tuple[Stored | Removed, Stored | Removed]:
-    """A fact of the first so many bytes of hashes, and one of the rest; the index asks for no
+    """A fact with the first `size` bytes of hashes, and a fact with the rest; the index needs no
     parent."""
     head, tail = fact.hashes[:size], fact.hashes[size:]
     if isinstance(fact, Stored):
@@ -634,8 +634,7 @@ def _parted(fact: Stored | Removed, size: int) -> tuple[Stored | Removed, Stored
 
 
 def schedulable(source: Source) -> str:
-    """Why a worker gets no requests while others answer, as far as its relay can tell; empty when
-    it may."""
+    """Why a worker is not schedulable, by its relay's messages; empty: it is schedulable."""
     if source.heartbeat is None:
         return "no heartbeat yet"
     if not source.heartbeat.healthy:

@@ -1,18 +1,18 @@
-"""Messages of many publishers, served in turns: a flood of one costs that one its own messages.
+"""Fair queueing of messages by publisher: a flooding publisher loses its own messages only.
 
     put: a budget a second, a queue, each a publisher's own ──> take: slices, publishers in turns
 
-Pure: no clock, no sockets. A message costs its bytes and MESSAGE_COST, about as its work does; what
-only shows as it is read is charged to its slice.
+Pure: no clock, no sockets. A message costs its bytes plus MESSAGE_COST, in proportion to its work;
+cost that shows only as the message is read is charged to its slice.
 
 Laws:
-- a publisher's messages come out in the order in which they went in;
-- over a budget or a queue's bound, the messages of that publisher are dropped and counted, and of
-  no other; only over the bound of all queues together the longest one goes;
-- between two messages of one publisher, every other that waits has its turn; publishers that are
-  not known yet have a quarter of each slice, at most, while known ones wait;
-- a slice costs SLICE_COST at most, charges included, and its last message; publishers that are held
-  have no turn.
+- a publisher's messages are taken in the order in which they were put;
+- over its budget or its queue's bound, a publisher's own messages are dropped and counted; only
+  over the bound of all queues together the longest queue is dropped;
+- between two messages of a publisher, every other waiting publisher has its turn; unknown
+  publishers get a quarter of each slice, at most, while known publishers wait;
+- a slice costs at most SLICE_COST, charges included, plus its last message; held publishers have
+  no turn.
 """
 
 from collections import Counter, deque
@@ -23,20 +23,20 @@ from typing import Generic, TypeVar
 from typing_extensions import override
 
 MESSAGE_COST = 512
-"""Of a message, besides its bytes: reading it, looking at it, dropping it."""
+"""Cost of a message besides its bytes: receiving, decoding, or dropping it."""
 SLICE_COST = 64 * 1024
-"""Of what is taken at once: 128 small messages, or 8,000 blocks; about 1 ms of work."""
+"""Cost of a slice: 128 small messages, or 8,000 blocks; about 1 ms of work."""
 TURN_COST = 8 * 1024
-"""A publisher's part of that, before it is another's turn."""
+"""Cost of a publisher's turn within a slice."""
 BUDGET_COST = 16 * 1024 * 1024
-"""A publisher's messages in one second: 30,000 small ones, or 2 million blocks. A relay reads 1
-million blocks/s from its engine at most, and sends 500 messages/s a rank."""
+"""Cost of a publisher's messages in a second: 30,000 small messages, or 2 million blocks. A relay
+reads at most 1 million blocks/s from its engine, and sends 500 messages/s a rank."""
 QUEUE_COST_MAX = 16 * 1024 * 1024
-"""Of what waits of one publisher."""
+"""Cost of the waiting messages of one publisher."""
 QUEUES_COST_MAX = 128 * 1024 * 1024
-"""Of what waits of all."""
+"""Cost of all waiting messages."""
 PUBLISHERS_MAX = 65_536
-"""Publishers of one second with a budget of their own; further ones share one."""
+"""Publishers with a budget of their own, in a second; further publishers share one budget."""
 _WINDOW_S = 1.0
 _SHARED = b""
 
@@ -45,7 +45,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True, eq=False)
 class _Queue(Generic[T]):
-    """What waits of one publisher."""
+    """The waiting messages of one publisher."""
 
     publisher: bytes
     known: bool
@@ -53,31 +53,31 @@ class _Queue(Generic[T]):
     """Messages with their costs."""
     cost: int = 0
     credit: int = 0
-    """What the publisher may still take out in its turn; below 0 after a large message."""
+    """Cost left of the publisher's turn; below 0 after a large message."""
 
 
 class Intake(Generic[T]):
     """Queues by publisher."""
 
     def __init__(self, known: Callable[[bytes], bool]) -> None:
-        """known: whether a publisher was heard before, of which there is a bound."""
+        """known: whether a publisher's worker is in the fleet view, whose size is bounded."""
         self.dropped: Counter[str] = Counter()
         """Reason -> messages"""
         self.cost = 0
-        """Of all that waits."""
+        """Cost of all waiting messages."""
         self.held: Container[bytes] = ()
-        """Publishers whose last messages are still being worked on."""
+        """Publishers whose last messages are not fully applied yet."""
         self._known = known
         self._queues: dict[bytes, _Queue[T]] = {}
-        """Of publishers of which something waits."""
+        """Publisher -> its queue, if messages wait."""
         self._turns: dict[bool, deque[_Queue[T]]] = {True: deque(), False: deque()}
-        """The same ones, known and unknown, in the order of their turns."""
+        """Whether known -> the same queues, in the order of their turns."""
         self._spent: dict[bytes, int] = {}
-        """Of each publisher's budget, in this second."""
+        """Publisher -> cost of its messages in this second."""
         self._window_s = 0.0
         self._losses: Counter[bytes] = Counter()
         self._left = 0
-        """Of the slice that is being taken."""
+        """Cost left of the present slice."""
 
     @override
     def __repr__(self) -> str:
@@ -91,11 +91,11 @@ class Intake(Generic[T]):
 
     @property
     def lossy(self) -> bool:
-        """Whether anybody lost a message since `take_losses`."""
+        """Whether a publisher lost a message since `take_losses`."""
         return bool(self._losses)
 
     def admits(self, publisher: bytes, size: int, now_s: float) -> bool:
-        """Whether a message is within its publisher's budget, which it is charged to."""
+        """Whether a message is within its publisher's budget; if so, charges it."""
         if now_s - self._window_s >= _WINDOW_S:
             self._window_s = now_s
             self._spent.clear()
@@ -128,7 +128,7 @@ class Intake(Generic[T]):
             self._drop_longest()
 
     def take(self) -> Iterator[T]:
-        """The next slice, to be taken to its end."""
+        """The messages of the next slice; iterate to the end."""
         known, unknown = self._turns[True], self._turns[False]
         for_unknown = SLICE_COST // 4 if unknown else 0
         self._left = SLICE_COST - for_unknown
@@ -139,16 +139,16 @@ class Intake(Generic[T]):
             yield from self._serve(known)
 
     def charge(self, cost: int) -> None:
-        """The last message that was taken costs the slice so much more."""
+        """Adds `cost` to the slice for the message that was taken last."""
         self._left -= cost
 
     def take_losses(self) -> Counter[bytes]:
-        """Publisher -> messages that it lost since the last call; PUBLISHERS_MAX at most."""
+        """Publisher -> messages dropped since the last call; PUBLISHERS_MAX entries at most."""
         losses, self._losses = self._losses, Counter()
         return losses
 
     def _serve(self, turns: deque[_Queue[T]]) -> Iterator[T]:
-        """Takes what is left of the slice from these publishers in turns."""
+        """Spends the rest of the slice on these publishers, in turns."""
         passed_over = 0
         while passed_over < len(turns) and self._left > 0:
             queue = turns[0]
@@ -180,8 +180,8 @@ class Intake(Generic[T]):
             self._losses[publisher] += messages
 
     def _drop_longest(self) -> None:
-        """Makes room in one go, so that it is long until this has to be done again."""
-        queue = max(self._queues.values(), key=lambda one: one.cost)
+        """Drops a whole queue, so that the bound is not reached again at once."""
+        queue = max(self._queues.values(), key=lambda queue: queue.cost)
         self._lose(queue.publisher, "queues_full", len(queue.waiting))
         self.cost -= queue.cost
         self._turns[queue.known].remove(queue)

@@ -1,22 +1,21 @@
-"""What router replicas tell one another: the load that each has reserved on each worker.
+"""In-flight messages between router replicas: the load that each has reserved on each worker.
 
-    ours, a worker ──told every few hundredths of a second──> theirs, at any time up to now
+    our reservations ──a message every few hundredths of a second──> peers, for any recent time
 
-Totals are absolute and say how old they are, never deltas: a message that is lost is made good by
-the next one, and by a full one every second. Times matter because an engine's sample is of some
-time ago, and what is subtracted from it must be of that time. A replica's load counts on ours for
-as long as it is heard; of one that is silent, nothing is known, and what it has sent shows in the
-engines' metrics.
+Totals are absolute and have an age; they are never deltas. So the next message makes good for a
+lost message, and every second a full message does. Ages matter because an engine's load sample is
+from an earlier time, and totals of that time are subtracted from it. A replica's load counts while
+its messages come; the requests of a silent replica show in the engines' metrics.
 
 Pure: bytes and `now_s` in, changed workers out.
 
 Laws:
-- a session is told when its requests go to another worker, once, and again in every minute of use;
-- an ejection is told with every message for as long as it holds, and replicas that know nothing of
-  ejections leave it out of what they read;
-- of one replica, only messages of its newest epoch and in order count; each at most once;
-- what a replica told is forgotten `TTL_S` after it was last heard;
-- the sum over peers at a time is what they told of that time, or of the one nearest to it.
+- a session is sent when its requests go to another worker, once, and again in every minute of use;
+- an ejection is sent with every message while it holds; replicas of releases without ejections
+  ignore it;
+- only messages of a replica's newest epoch count, in order, each at most once;
+- a replica's totals are forgotten `TTL_S` after its last message;
+- the sum over peers at a time has each peer's totals at that time, or at the nearest known time.
 """
 
 from bisect import bisect_right
@@ -43,89 +42,89 @@ from indexer.identity import WorkerKey
 
 TTL_S = 3.0
 FULL_S = 1.0
-"""How often everything is told, and that we are there."""
+"""Seconds between full messages, which also announce this replica."""
 WORKERS_MAX = 8192
-"""In one message."""
+"""Workers in a message."""
 BYTES_MAX = 768 * 1024
-"""Of the workers in one message. A NATS server takes 1 MiB by default; the rest is room for the
-message's other fields."""
+"""Bytes of the workers in a message. A NATS server accepts 1 MiB by default; the rest is left for
+the message's other fields."""
 _WORKER_BYTES = 17
-"""At most, of one worker without its id and steps: the heads of three arrays and a text, a rank and
+"""Most bytes of a worker without its id and steps: the heads of three arrays and a text, a rank and
 prefill tokens."""
 _STEP_BYTES = 20
-"""At most, of one step: the head of an array, a float and two counts."""
+"""Most bytes of a step: the head of an array, a float and two counts."""
 REPLICAS_MAX = 64
-"""Others that are listened to at the same time."""
+"""Other replicas whose load is kept at the same time."""
 STEPS_MAX = 16
-"""Of a worker, in one message; fewer where workers are so many that BYTES_MAX would be passed. Of
-more changes, the last half of these and some of the others."""
+"""Steps of a worker in a message; fewer where BYTES_MAX would be passed. Of more changes, the
+latest half of these and a sample of the others."""
 KEPT_STEPS_MAX = 1024
-"""Of a worker, of what one replica told."""
+"""Steps kept of one replica for one worker."""
 KEPT_S = 3.5
-"""How long they are kept, at least: after 3 s without a sample the worker is unhealthy."""
+"""Least seconds for which steps are kept: after 3 s without a sample the worker is unhealthy."""
 
 Step = tuple[float, int, int]
-"""(when, requests, blocks): what held from then on until the next one, or now."""
+"""(since when, requests, blocks): totals until the next step, or now."""
 _Age = Annotated[float, Meta(ge=0, le=3600)]
 _Rank = Annotated[int, Meta(ge=0, le=99999)]
 
 
 EJECTED_MAX = 512
-"""Ejections in one message; those that don't fit are left out, and end at the others' by time."""
+"""Ejections in a message; those that don't fit are left out, and end by time at the peers."""
 SESSIONS_MAX = 2048
-"""Sessions in one message: 25 KB, and the ids of their workers. The next message has the others."""
+"""Sessions in a message: 25 KB, and the ids of their workers. The next message has the others."""
 _HASH_MAX = (1 << 64) - 1
 
 
 class Verdict(NamedTuple):
-    """A worker that a replica keeps requests away from, since they failed there."""
+    """A worker that a replica has ejected, since requests failed there."""
 
     worker: WorkerKey
     left_s: float
-    """Until it is probed."""
+    """Seconds until it is probed."""
     cause: str
     """See router/health/outliers.py."""
 
 
 class Moved(NamedTuple):
-    """Where a session's last request went."""
+    """The worker of a session's last request."""
 
     session: int
-    """64 bits of its id's hash: ids stay in the replica that was given them."""
+    """64 bits of its id's hash: ids stay in the replica that received them."""
     worker: WorkerKey
 
 
 class Totals(NamedTuple):
-    """What a replica has reserved on a worker."""
+    """Totals that a replica has reserved on a worker."""
 
     requests: int = 0
     blocks: int = 0
-    """Distinct ones of prompts."""
+    """Distinct blocks of prompts."""
     prefill_tokens: int = 0
     """Prompt tokens not computed yet."""
 
 
 class Reserved(Protocol):
-    """One worker's load by our own reservations, now and a little while ago."""
+    """One worker's load by our own reservations, now and a few seconds ago."""
 
     changed: bool
-    """Since peers were told of it."""
+    """Whether it changed since the last message to peers."""
 
     @property
     def ours(self) -> Totals: ...
 
     def steps(self, since_s: float) -> list[Step]:
-        """What held at that time, and each change after it; times ascend."""
+        """The step that held at since_s, and each change after it; times ascend."""
 
 
-class _Told(msgspec.Struct, frozen=True, array_like=True):
+class _WorkerTotals(msgspec.Struct, frozen=True, array_like=True):
     """One worker's totals."""
 
     worker_id: Name
     dp_rank: Annotated[int, Meta(ge=0, le=99999)]
     prefill_tokens: Count
     steps: Annotated[list[tuple[_Age, Count, Count]], Meta(min_length=1, max_length=STEPS_MAX)]
-    """(age, requests, blocks), oldest first: what held from then on until the next one, or now."""
+    """(age, requests, blocks), oldest first: totals until the next step, or now."""
 
 
 class _Ejected(msgspec.Struct, frozen=True, array_like=True):
@@ -145,15 +144,15 @@ class Inflight(msgspec.Struct, frozen=True, tag="inflight", tag_field="kind", om
     epoch: Epoch
     seq: SequenceNumber
     full: bool
-    """Workers that are not in it have nothing reserved. False: they are as they were."""
-    workers: Annotated[list[_Told], Meta(max_length=WORKERS_MAX)]
+    """True: workers that are absent have nothing reserved. False: they are unchanged."""
+    workers: Annotated[list[_WorkerTotals], Meta(max_length=WORKERS_MAX)]
     ejected: Annotated[list[_Ejected], Meta(max_length=WORKERS_MAX)] = []
-    """All that it has; optional, since older replicas neither write nor read it."""
+    """All its ejections; optional, since older replicas neither write nor read it."""
     session_workers: Annotated[list[tuple[Name, _Rank]], Meta(max_length=SESSIONS_MAX)] = []
     """Ids and ranks that `sessions` refers to."""
     sessions: Annotated[list[tuple[int, _Rank]], Meta(max_length=SESSIONS_MAX)] = []
-    """(hash of a session's id, place in session_workers) of sessions whose requests went to another
-    worker than was told before; optional, as `ejected`."""
+    """(hash of a session's id, place in session_workers) of sessions whose worker is another than
+    in earlier messages; optional, as `ejected`."""
 
 
 _NOTHING = Totals()
@@ -170,32 +169,32 @@ def decode_inflight(payload: bytes) -> Inflight | Unreadable:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         return Unreadable("malformed", str(error))
     workers = len(message.session_workers)
-    if any(place >= workers or not 0 <= one <= _HASH_MAX for one, place in message.sessions):
-        return Unreadable("malformed", "a session of no worker, or that is no hash")
+    if any(place >= workers or not 0 <= value <= _HASH_MAX for value, place in message.sessions):
+        return Unreadable("malformed", "a session without a worker, or whose hash is out of range")
     return message
 
 
 class Teller:
-    """Our side: writes the messages."""
+    """Writes this replica's messages."""
 
     def __init__(self, replica: str, epoch: Epoch) -> None:
         self._replica = replica
         self._epoch = epoch
         self._seq = 0
-        self._told_at_s = -inf
+        self._sent_at_s = -inf
         self.full_due_s = -inf
-        """When everything is to be told again."""
+        """When the next full message is due."""
         self.untold = 0
-        """Workers that had no room in their message, over all messages."""
+        """Workers that did not fit in their message, over all messages."""
         self._ejected: list[tuple[WorkerKey, str]] = []
-        """As last told, with the causes."""
+        """Ejections of the last message, with their causes."""
         self.is_cut = False
-        """The last message had no room for some workers: the next one, due at once, has theirs."""
+        """Whether some workers did not fit in the last message: the next message, due at once, has
+        them."""
 
     def begin_anew(self) -> None:
-        """Somebody listens who has not heard us yet: the next message will be a full one, with all
-        that is remembered."""
-        self.full_due_s = self._told_at_s = -inf
+        """Makes the next message a full message with all kept steps, for a new replica."""
+        self.full_due_s = self._sent_at_s = -inf
 
     def message(
         self,
@@ -204,57 +203,58 @@ class Teller:
         verdicts: Sequence[Verdict] = (),
         moved: Sequence[Moved] = (),
     ) -> bytes | None:
-        """What there is to tell; None when nothing changed since the last one, a moment ago.
+        """The next message; None when nothing changed since the last message and no full message is
+        due.
 
-        moved: SESSIONS_MAX at most. Marks what it tells as told. Full ones take time in proportion
-        to the workers, others to those that changed.
+        moved: SESSIONS_MAX at most. Marks the loads in the message as unchanged. A full message
+        takes time in proportion to the workers, others in proportion to the changed workers.
         """
         self.is_cut = False
         full = now_s >= self.full_due_s
-        since_s = self._told_at_s
+        since_s = self._sent_at_s
         if full:
             self.full_due_s = now_s + FULL_S
             wanted = [(key, load, load.steps(since_s)) for key, load in loads.items()]
-            busy = [one for one in wanted if len(one[2]) > 1 or any(one[1].ours)]
+            busy = [row for row in wanted if len(row[2]) > 1 or any(row[1].ours)]
             full = _fits(busy)
-            # One that is cut can't say of any worker that it has nothing by leaving it out.
-            told, rest = (busy, []) if full else _cut(wanted)
+            # In a cut message, an absent worker doesn't mean that nothing is reserved there.
+            sent, rest = (busy, []) if full else _cut(wanted)
             if full:
                 for _, load, _ in wanted:
                     load.changed = False
         else:
-            told, rest = _cut(
+            sent, rest = _cut(
                 [(key, load, load.steps(since_s)) for key, load in loads.items() if load.changed]
             )
-            ejected_as_told = self._ejected == [(one.worker, one.cause) for one in verdicts]
-            if not told and not moved and ejected_as_told:
+            same_ejections = self._ejected == [(each.worker, each.cause) for each in verdicts]
+            if not sent and not moved and same_ejections:
                 return None
-        self._ejected = [(one.worker, one.cause) for one in verdicts]
-        self._told_at_s = now_s
+        self._ejected = [(each.worker, each.cause) for each in verdicts]
+        self._sent_at_s = now_s
         self.untold += len(rest)
         self.is_cut = bool(rest)
         for _, load, _ in rest:
             load.changed = True
-        steps_max = _steps_max(told)
+        steps_max = _steps_max(sent)
         ejected = [_Ejected(*key, min(left_s, 3600.0), cause) for key, left_s, cause in verdicts]
         return self._encoded(
-            [_told(*one, steps_max, now_s) for one in told], full, ejected[:EJECTED_MAX], moved
+            [_totals(*row, steps_max, now_s) for row in sent], full, ejected[:EJECTED_MAX], moved
         )
 
     def presence(self) -> bytes:
-        """That we are there, and no more: all that is worth saying while no other is heard."""
+        """A message that only announces this replica; sent while no peer is known."""
         return self._encoded([], full=False)
 
     def _encoded(
         self,
-        workers: list[_Told],
+        workers: list[_WorkerTotals],
         full: bool,
         ejected: list[_Ejected] | None = None,
         moved: Sequence[Moved] = (),
     ) -> bytes:
         self._seq += 1
         places: dict[WorkerKey, int] = {}
-        sessions = [(one.session, places.setdefault(one.worker, len(places))) for one in moved]
+        sessions = [(each.session, places.setdefault(each.worker, len(places))) for each in moved]
         return _encoder.encode(
             Inflight(
                 v=VERSION,
@@ -274,7 +274,7 @@ _Wanted = tuple[WorkerKey, Reserved, list[Step]]
 
 
 def _bytes(wanted: list[_Wanted], steps_max: int) -> int:
-    """What these workers take up in a message at most, with so many steps of each."""
+    """Most bytes of these workers in a message, with at most steps_max steps of each."""
     return sum(
         len(key.worker_id.encode()) + _WORKER_BYTES + _STEP_BYTES * min(len(steps), steps_max)
         for key, _, steps in wanted
@@ -282,42 +282,44 @@ def _bytes(wanted: list[_Wanted], steps_max: int) -> int:
 
 
 def _fits(wanted: list[_Wanted]) -> bool:
-    """Whether one message has room for these workers, be it with their last step only."""
+    """Whether a message holds these workers, if need be with their last step only."""
     return len(wanted) <= WORKERS_MAX and _bytes(wanted, 1) <= BYTES_MAX
 
 
 def _cut(wanted: list[_Wanted]) -> tuple[list[_Wanted], list[_Wanted]]:
-    """Those for which a message has room, and the rest; with most requests first."""
+    """The workers that a message holds, those with most requests first, and the rest."""
     if _fits(wanted):
         return wanted, []
-    ordered = sorted(wanted, key=lambda one: -one[1].ours.requests)
+    ordered = sorted(wanted, key=lambda row: -row[1].ours.requests)
     size = 0
-    for i, one in enumerate(ordered):
-        size += _bytes([one], 1)
+    for i, row in enumerate(ordered):
+        size += _bytes([row], 1)
         if i == WORKERS_MAX or size > BYTES_MAX:
             return ordered[:i], ordered[i:]
     return ordered, []
 
 
 def _steps_max(wanted: list[_Wanted]) -> int:
-    """Steps of each worker, so that the message has room for all: the more workers, the fewer."""
+    """Steps of each worker with which all workers fit in the message."""
     steps_max = STEPS_MAX
     while steps_max > 1 and _bytes(wanted, steps_max) > BYTES_MAX:
         steps_max //= 2
     return steps_max
 
 
-def _told(key: WorkerKey, load: Reserved, steps: list[Step], steps_max: int, now_s: float) -> _Told:
+def _totals(
+    key: WorkerKey, load: Reserved, steps: list[Step], steps_max: int, now_s: float
+) -> _WorkerTotals:
     load.changed = False
     aged = [
         (min(max(0.0, now_s - when_s), KEPT_S), requests, blocks)
         for when_s, requests, blocks in _thinned(steps, steps_max)
     ]
-    return _Told(key.worker_id, key.dp_rank, load.ours.prefill_tokens, aged)
+    return _WorkerTotals(key.worker_id, key.dp_rank, load.ours.prefill_tokens, aged)
 
 
 def _thinned(steps: list[Step], steps_max: int) -> list[Step]:
-    """The last half of what there is room for, and some of the others."""
+    """At most steps_max steps: the latest, and a regular sample of the others."""
     if len(steps) <= steps_max:
         return steps
     half = steps_max // 2
@@ -329,20 +331,20 @@ def _thinned(steps: list[Step], steps_max: int) -> list[Step]:
 
 @dataclass(slots=True)
 class _Worker:
-    """What one replica told of one worker."""
+    """One replica's totals on one worker."""
 
     now: Totals
     steps: list[Step]
     """Times ascend."""
 
-    def learn(self, now: Totals, told: list[Step], since_s: float) -> bool:
-        """Takes over what was told of the time after since_s; whether that changes anything."""
+    def learn(self, now: Totals, received: list[Step], since_s: float) -> bool:
+        """Replaces the steps after since_s by those received; returns whether that changes any."""
         steps, changed = self.steps, now != self.now
         self.now = now
-        del steps[bisect_right(steps, (max(since_s, told[0][0]), inf)) :]
+        del steps[bisect_right(steps, (max(since_s, received[0][0]), inf)) :]
         last_s, requests, blocks = steps[-1] if steps else (-inf, -1, -1)
-        for step in told:
-            if step[0] <= since_s and step is not told[-1]:
+        for step in received:
+            if step[0] <= since_s and step is not received[-1]:
                 continue
             if step[1] != requests or step[2] != blocks:
                 when_s, requests, blocks = step
@@ -351,7 +353,7 @@ class _Worker:
         return changed
 
     def forget_old(self, now_s: float) -> None:
-        """Half of what is kept, as soon as that half is old or too much is kept."""
+        """Drops the older half of the steps once that half is old, or over KEPT_STEPS_MAX."""
         half = len(self.steps) // 2
         if len(self.steps) > KEPT_STEPS_MAX or (half and self.steps[half][0] < now_s - KEPT_S):
             del self.steps[:half]
@@ -359,18 +361,18 @@ class _Worker:
 
 @dataclass(slots=True)
 class _Peer:
-    """One replica that is heard."""
+    """One replica whose messages come."""
 
     epoch: Epoch
     seq: int
     heard_at_s: float
     workers: dict[WorkerKey, _Worker] = field(default_factory=dict)
     whole: bool = False
-    """Nothing that it told was lost, so that what we keep is finer than what it tells again."""
+    """No message was lost: the kept steps are finer than the steps in a full message."""
 
-    def end_others(self, told: list[_Told], now_s: float) -> list[WorkerKey]:
-        """Workers that were not told have nothing reserved; returns those that had."""
-        here = {WorkerKey(one.worker_id, one.dp_rank) for one in told}
+    def end_others(self, received: list[_WorkerTotals], now_s: float) -> list[WorkerKey]:
+        """Ends the totals of workers that are not in a full message; returns those changed."""
+        here = {WorkerKey(each.worker_id, each.dp_rank) for each in received}
         ended = []
         for key in [key for key in self.workers if key not in here]:
             worker = self.workers[key]
@@ -382,22 +384,22 @@ class _Peer:
 
 
 class Peers:
-    """Their side: the load that other replicas have reserved.
+    """The load that other replicas have reserved.
 
     Changed workers come in the order of the messages, never in a set's: the order in which loads
-    change decides between equal workers, and a simulation with one seed has one outcome.
+    change decides between equal workers, and a simulation must have the same outcome for a seed.
     """
 
     def __init__(self, replica: str) -> None:
-        """replica: who we are, whose own messages come back to us."""
+        """replica: our own name; messages with it come back to us, and are ignored."""
         self._replica = replica
         self._peers: dict[str, _Peer] = {}
         self.results: Counter[str] = Counter()
-        """Messages by what became of them."""
+        """Result -> messages"""
         self._verdicts: tuple[str, list[Verdict]] | None = None
         self._moved: list[Moved] = []
         self.met = 0
-        """Replicas that were heard and not known until then."""
+        """Replicas that were new when their message came."""
 
     @override
     def __repr__(self) -> str:
@@ -407,7 +409,7 @@ class Peers:
         return len(self._peers)
 
     def on_message(self, payload: bytes, now_s: float) -> KeysView[WorkerKey]:
-        """Takes a message in; returns the workers whose load by peers may have changed."""
+        """Applies a message; returns the workers whose load by peers may have changed."""
         changed: dict[WorkerKey, None] = {}
         self._take(payload, changed, now_s)
         return changed.keys()
@@ -423,7 +425,7 @@ class Peers:
         if peer is not None and message.epoch < peer.epoch:
             self.results["old_epoch"] += 1
             return
-        if peer is not None and message.epoch > peer.epoch:  # it started again, with nothing
+        if peer is not None and message.epoch > peer.epoch:  # it restarted, with nothing reserved
             changed.update(dict.fromkeys(self._forget(message.replica)))
             peer = None
         if peer is None:
@@ -444,18 +446,18 @@ class Peers:
         self._verdicts = (
             message.replica,
             [
-                Verdict(WorkerKey(one.worker_id, one.dp_rank), one.left_s, one.cause)
-                for one in message.ejected
+                Verdict(WorkerKey(each.worker_id, each.dp_rank), each.left_s, each.cause)
+                for each in message.ejected
             ],
         )
-        workers = [WorkerKey(*one) for one in message.session_workers]
+        workers = [WorkerKey(*names) for names in message.session_workers]
         self._moved = [Moved(session, workers[place]) for session, place in message.sessions]
-        for one in message.workers:
-            key = WorkerKey(one.worker_id, one.dp_rank)
-            told = [(now_s - age_s, requests, blocks) for age_s, requests, blocks in one.steps]
+        for row in message.workers:
+            key = WorkerKey(row.worker_id, row.dp_rank)
+            steps = [(now_s - age_s, requests, blocks) for age_s, requests, blocks in row.steps]
             if (known := peer.workers.get(key)) is None:
                 known = peer.workers[key] = _Worker(_NOTHING, [])
-            if known.learn(Totals(*told[-1][1:], one.prefill_tokens), told, since_s):
+            if known.learn(Totals(*steps[-1][1:], row.prefill_tokens), steps, since_s):
                 changed[key] = None
             known.forget_old(now_s)
         if message.full:
@@ -465,23 +467,23 @@ class Peers:
             changed.update(dict.fromkeys(self._forget(message.replica)))
 
     def take_verdicts(self) -> tuple[str, list[Verdict]] | None:
-        """The replica that sent the last message, and all that it has ejected; None: the message
-        did not count, or they were taken."""
+        """The replica that sent the last message, and all its ejections; None: the message was
+        ignored, or they were taken."""
         verdicts, self._verdicts = self._verdicts, None
         return verdicts
 
     def take_moved(self) -> list[Moved]:
-        """The sessions of the last message; none if it did not count, or they were taken."""
+        """The sessions of the last message; empty if it was ignored, or they were taken."""
         moved, self._moved = self._moved, []
         return moved
 
     def tick(self, now_s: float) -> KeysView[WorkerKey]:
-        """Forgets who is silent; returns the workers whose load by peers changed."""
+        """Forgets silent replicas; returns the workers whose load by peers changed."""
         silent = [name for name, peer in self._peers.items() if now_s - peer.heard_at_s > TTL_S]
         return {key: None for name in silent for key in self._forget(name)}.keys()
 
     def heard(self, worker: WorkerKey, time_s: float) -> tuple[Totals, tuple[int, int]]:
-        """What all peers have reserved on a worker, and (requests, blocks) at a time before."""
+        """All peers' totals on a worker now, and their (requests, blocks) at an earlier time."""
         requests = blocks = prefill_tokens = requests_then = blocks_then = 0
         for peer in self._peers.values():
             known = peer.workers.get(worker)
@@ -491,14 +493,14 @@ class Peers:
             requests += now.requests
             blocks += now.blocks
             prefill_tokens += now.prefill_tokens
-            # Of a time before all that was told: what was told first.
+            # Before the first step: the first step's totals.
             held = steps[max(0, bisect_right(steps, (time_s, inf)) - 1)]
             requests_then += held[1]
             blocks_then += held[2]
         return Totals(requests, blocks, prefill_tokens), (requests_then, blocks_then)
 
     def ages_s(self, now_s: float) -> dict[str, float]:
-        """Since each replica was heard."""
+        """Replica -> seconds since its last message."""
         return {name: now_s - peer.heard_at_s for name, peer in self._peers.items()}
 
     def _forget(self, replica: str) -> KeysView[WorkerKey]:

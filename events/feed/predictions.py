@@ -1,17 +1,17 @@
-"""What workers will probably hold soon: the prompts we sent them, until their events tell.
+"""Predicted blocks: the prompts sent to a worker, until its events report their blocks.
 
-Engines announce a block once it is computed, which is too late for a burst of siblings: they would
-be spread over the fleet before the first of them shows. And an engine that announces nothing is
-known by our own picks alone. So a pick predicts its blocks. A store in the worker's events ends the
-prediction of a block, and so does time.
+Engines announce a block once it is computed. That is too late for a burst of requests with the same
+prefix, which would be spread over the fleet before the first announcement. And of an engine without
+events, only our own picks are known. So a pick predicts its blocks. A prediction ends with the
+block's store in the worker's events, or by time.
 
-Each worker has two generations in the index: one fills, the one before runs out. Both change places
-once the elder is empty and the younger as old as a time to live, so that a prediction lives one to
-two of them, and nobody counts the age of a block. Pure: no clock, no I/O.
+Each worker has two generations in the index: the young generation fills, the elder runs out. They
+swap once the elder is empty and the young is one time to live old, so that a prediction lives one
+to two times to live, without an age for each block. Pure: no clock, no I/O.
 
 Laws:
-- a worker has at most so many predicted blocks; the oldest make room;
-- a tick ends at most TICK_BLOCKS predictions: what is over lives a tick longer.
+- the predicted blocks of a worker never exceed blocks_max; the oldest are dropped first;
+- a tick ends at most TICK_BLOCKS predictions; the rest of those due end with the next tick.
 """
 
 from collections import deque
@@ -23,7 +23,7 @@ from indexer.identity import HashArray
 from indexer.index import BlockIndex
 
 TICK_BLOCKS = 50_000
-"""About 2 ms of the index's time."""
+"""Predictions that a tick ends, at most: about 2 ms of the index's time."""
 
 
 @dataclass(slots=True)
@@ -31,14 +31,14 @@ class _Guess:
     """The predictions of one slot."""
 
     young: int = 0
-    """The generation that fills."""
+    """Number of the generation that fills, 0 or 1."""
     turned_at_s: float = 0.0
-    """When it began to."""
+    """When it began to fill."""
     ttl_s: float = 0.0
     told: tuple[deque[HashArray], deque[HashArray]] = field(
         default_factory=lambda: (deque(), deque())
     )
-    """By generation: what was predicted in it, the oldest first."""
+    """Generation -> the predictions in it, the oldest first."""
 
 
 class Predictions:
@@ -47,7 +47,7 @@ class Predictions:
     def __init__(self, index: BlockIndex) -> None:
         self._index = index
         self._guesses: dict[int, _Guess] = {}
-        """By slot."""
+        """Slot -> its predictions."""
 
     @override
     def __repr__(self) -> str:
@@ -57,7 +57,7 @@ class Predictions:
     def add(
         self, slot: int, prefixes: HashArray, *, ttl_s: float, blocks_max: int, now_s: float
     ) -> None:
-        """A worker will hold these blocks. ttl_s: of all its predictions from now on."""
+        """Predicts blocks of a worker. ttl_s: for all its predictions from now on."""
         prefixes = prefixes[:blocks_max]
         if not len(prefixes):
             return
@@ -75,11 +75,11 @@ class Predictions:
         guess.told[guess.young].append(prefixes)
 
     def forget(self, slot: int) -> None:
-        """The index has dropped what it predicted of a slot."""
+        """The index has dropped all predictions of a slot."""
         self._guesses.pop(slot, None)
 
     def tick(self, now_s: float) -> None:
-        """Time went by."""
+        """Ends predictions that are due."""
         left = TICK_BLOCKS
         for slot, guess in list(self._guesses.items()):
             if now_s - guess.turned_at_s < guess.ttl_s:
@@ -94,12 +94,12 @@ class Predictions:
                 del self._guesses[slot]
 
     def _turn(self, guess: _Guess, now_s: float) -> None:
-        """The elder generation is empty: it is the one to fill now."""
+        """Swaps the generations: the elder, now empty, fills from now on."""
         guess.young = 1 - guess.young
         guess.turned_at_s = now_s
 
     def _end_oldest(self, slot: int, guess: _Guess) -> int:
-        """Ends the oldest prediction of the elder generation. Returns the blocks looked at."""
+        """Ends the oldest prediction of the elder generation. Returns its number of blocks."""
         elder = 1 - guess.young
         prefixes = guess.told[elder].popleft()
         self._index.unpredict(slot, elder, prefixes)

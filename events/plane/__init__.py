@@ -1,2 +1,1 @@
-"""What relays and routers say to one another: facts, subjects, the NATS connection, supervised
-tasks."""
+"""Messages between relays and routers: facts, subjects, the NATS connection, supervised tasks."""

@@ -1,7 +1,7 @@
-"""The connection to NATS: reconnects for ever, says when it is gone, counts what is not sent.
+"""The connection to NATS: reconnects for ever, reports its loss, counts messages not sent.
 
-Law: once connected, nothing that a connection or its loss makes nats-py raise leaves `publish`,
-`request`, `unsubscribe` or `close`: each of them fails as it says, and is counted.
+Law: once connected, `publish`, `request`, `unsubscribe` and `close` raise nothing that nats-py
+raises because of a connection or its loss: each fails as documented, and is counted.
 """
 
 import asyncio
@@ -21,14 +21,14 @@ from events.plane.settings import NatsSettings
 
 PENDING_MESSAGES_MAX = 64 * 1024
 PENDING_BYTES_MAX = 64 * 1024 * 1024
-"""Of a subscription: a few seconds of work. What waits longer is too old to be worth keeping."""
+"""Bytes that wait in a subscription: a few seconds of work. Older messages are worth nothing."""
 LOSS_S = 1.0
-"""Between two times that listeners are told of lost messages. Each stream finds out by its numbers
-what it lost; this is for messages that have none."""
+"""Least seconds between two reports of lost messages to listeners. Streams detect a loss by their
+numbers; the reports are for messages without numbers."""
 LISTENER_MESSAGES = 32
-"""That a listener is handed before others have their turn on the event loop."""
+"""Messages that a listener handles in a turn of the event loop."""
 FAILURE_S = 10.0
-"""Between two log lines about a listener that raises; each time is counted."""
+"""Least seconds between two log lines about listeners that raise; each failure is counted."""
 _RECONNECT_WAIT_S = 1
 _CONNECT_S = 2
 _FLUSH_S = 1.0
@@ -46,14 +46,14 @@ class Broker:
 
     def __init__(self, settings: NatsSettings, url: str, name: str) -> None:
         self.counts: Counter[str] = Counter()
-        """What went wrong: not_connected, slow_consumer, error, listener_failed"""
+        """Failures: not_connected, slow_consumer, error, listener_failed"""
         self._settings = settings
         self._url = url
         self._name = name
         self._client = NatsClient()
         self._listeners: list[OnConnection] = []
-        self._complained = ""
-        self._loss_told_at_s = -LOSS_S
+        self._last_warning = ""
+        self._loss_reported_at_s = -LOSS_S
         self._failure_logged_at_s = -FAILURE_S
         self._closing = False
 
@@ -63,15 +63,16 @@ class Broker:
 
     @property
     def unreadable(self) -> int:
-        """Messages that were dropped since their subject or headers could not be read."""
+        """Messages dropped because their subject or headers could not be read."""
         return self._client.unreadable.total()
 
     def on_connection(self, listener: OnConnection) -> None:
-        """Calls the listener with every change of the connection, False also for lost messages."""
+        """Calls the listener at each change of the connection; lost messages count as a change to
+        False and back."""
         self._listeners.append(listener)
 
     async def connect(self) -> None:
-        """Returns with the first connection; waits for a broker as long as it takes."""
+        """Returns with the first connection; waits for a broker without a time limit."""
         settings = self._settings
         await self._client.connect(
             servers=[self._url],
@@ -90,35 +91,35 @@ class Broker:
             nkeys_seed=settings.nkey_seed_file,
             tls=self._tls(),
         )
-        self._complained = ""
+        self._last_warning = ""
         log.info("%s: connected to NATS", self._name)
-        self._tell(True)
+        self._notify(True)
 
     async def publish(self, subject: str, payload: bytes) -> bool:
-        """Sends, or counts and returns False; never waits for a broker that isn't there."""
+        """Sends, or counts and returns False; never waits for a broker that is away."""
         if not self._client.is_connected:
             self.counts["not_connected"] += 1
             return False
         try:
             await self._client.publish(subject, payload)
-        except Exception as error:  # see the law: nats-py lets through what its transport raises
+        except Exception as error:  # see the law: nats-py passes on errors of its transport
             self.counts["error"] += 1
             log.warning("could not publish on %s: %r", subject, error)
             return False
         return True
 
     async def subscribe(self, subject: str, listener: OnMessage) -> Subscription:
-        """A plain subscription: every replica hears everything. Returns when the broker has it.
+        """A plain subscription: every replica gets every message. Returns when the broker has it.
 
-        What the listener raises is counted and logged, and ends nothing: what it is handed was said
-        by others.
+        An exception of the listener is counted and logged, and ends nothing: messages come from
+        others.
         """
-        handed = 0
+        handled = 0
 
-        async def hear(message: Msg) -> None:
-            nonlocal handed
-            handed += 1
-            if handed % LISTENER_MESSAGES == 0:
+        async def handle(message: Msg) -> None:
+            nonlocal handled
+            handled += 1
+            if handled % LISTENER_MESSAGES == 0:
                 await asyncio.sleep(0)
             try:
                 await listener(message)
@@ -128,11 +129,11 @@ class Broker:
                 task = asyncio.current_task()
                 if task is None or task.cancelling():
                     raise
-                self.listener_failed(subject, error)  # it was not us who was cancelled
+                self.listener_failed(subject, error)  # the listener's own, not of this task
 
         subscription = await self._client.subscribe(
             subject,
-            cb=hear,
+            cb=handle,
             pending_msgs_limit=PENDING_MESSAGES_MAX,
             pending_bytes_limit=PENDING_BYTES_MAX,
         )
@@ -145,12 +146,12 @@ class Broker:
 
     async def subscribe_raw(self, subject: str, listener: OnRaw) -> None:
         """The same for a listener that is called with (subject, payload) while they are read, and
-        does its work later: it has the bounds, and must neither raise nor take long."""
+        does its work later: it has the bounds itself, and must not raise or take long."""
         await self._client.subscribe_raw(subject, listener)
         await self._flushed(subject)
 
     def listener_failed(self, what: str, error: BaseException) -> None:
-        """Counts what a listener raised, and logs some of it."""
+        """Counts a listener's exception; logs it at most every FAILURE_S."""
         self.counts["listener_failed"] += 1
         now_s = asyncio.get_running_loop().time()
         if now_s - self._failure_logged_at_s >= FAILURE_S:
@@ -162,11 +163,11 @@ class Broker:
             with _cancellation_kept():
                 await self._client.flush()
         except (nats.errors.Error, TimeoutError, OSError) as error:
-            # The connection went; with the next one the client subscribes again by itself.
+            # The connection ended; the client subscribes again by itself when it reconnects.
             log.warning("subscribing to %s: %r", subject, error)
 
     async def unsubscribe(self, subscription: Subscription) -> None:
-        """Ends a subscription; one that is gone with its connection has ended already."""
+        """Ends a subscription; the loss of its connection has ended it already."""
         try:
             await subscription.unsubscribe()
         except (nats.errors.Error, OSError):
@@ -176,7 +177,7 @@ class Broker:
             log.warning("could not unsubscribe: %r", error)
 
     async def request(self, subject: str, payload: bytes, timeout_s: float) -> bytes | None:
-        """The answer; None when nobody answers in time."""
+        """The answer; None when none comes in time."""
         try:
             with _cancellation_kept():
                 return (await self._client.request(subject, payload, timeout=timeout_s)).data
@@ -184,11 +185,11 @@ class Broker:
             return None
         except Exception as error:  # see the law
             self.counts["error"] += 1
-            log.warning("could not ask on %s: %r", subject, error)
+            log.warning("could not send a request on %s: %r", subject, error)
             return None
 
     async def close(self) -> None:
-        """Sends what is still to be sent, if the broker takes it soon."""
+        """Closes; waits at most 2 s for the broker to take unsent messages."""
         self._closing = True
         try:
             if self._client.is_connected or self._client.is_reconnecting:
@@ -197,16 +198,16 @@ class Broker:
         except TimeoutError:
             self.counts["error"] += 1
             log.warning("NATS takes nothing: closed without sending the last messages")
-        except Exception as error:  # a connection that is gone takes no last messages
+        except Exception as error:  # a lost connection takes no last messages
             self.counts["error"] += 1
             log.warning(
                 "closed the connection to NATS without sending the last messages: %r", error
             )
         finally:
-            self._client.abort()  # whatever the client was at: connecting, too
+            self._client.abort()  # in any state of the client, also while it connects
 
     def check(self) -> None:
-        """Tries what nats-py would fail on later, and less clearly.
+        """Checks the settings, with clearer errors than nats-py's at connecting.
 
         Raises OSError or ValueError for credentials, certificates or a URL that can't be used.
         """
@@ -215,8 +216,8 @@ class Broker:
                 Path(file).read_bytes()
         scheme, separator, _ = self._url.partition("://")
         if not separator or scheme not in _SCHEMES:
-            told = _without_secret(self._url)
-            raise ValueError(f"{told!r} is no NATS URL: it begins with nats:// or tls://")
+            shown = _without_secret(self._url)
+            raise ValueError(f"{shown!r} is no NATS URL: it begins with nats:// or tls://")
         self._tls()
 
     def _tls(self) -> SSLContext | None:
@@ -230,38 +231,38 @@ class Broker:
 
     async def _on_error(self, error: Exception) -> None:
         if isinstance(error, nats.errors.SlowConsumerError):
-            # The client has dropped a message and goes on; only this says so. What is lost can't be
-            # known, so it counts as a loss of the connection.
+            # The client has dropped an unknown message and goes on, so this counts as a loss of the
+            # connection.
             self.counts["slow_consumer"] += 1
             now_s = asyncio.get_running_loop().time()
-            if now_s - self._loss_told_at_s >= LOSS_S:
-                self._loss_told_at_s = now_s
+            if now_s - self._loss_reported_at_s >= LOSS_S:
+                self._loss_reported_at_s = now_s
                 log.error("messages come faster than they are read, some are lost: resync")
-                self._tell(False)
-                self._tell(True)
+                self._notify(False)
+                self._notify(True)
             return
         self.counts["error"] += 1
-        told = f"{type(error).__name__}: {error}".strip(": ")
-        if told != self._complained:  # a broker that is away says the same every second
-            self._complained = told
-            log.warning("NATS at %s: %s", _without_secret(self._url), told)
+        text = f"{type(error).__name__}: {error}".strip(": ")
+        if text != self._last_warning:  # while a broker is away, the same error comes every second
+            self._last_warning = text
+            log.warning("NATS at %s: %s", _without_secret(self._url), text)
 
     async def _on_disconnected(self) -> None:
         if self._closing:
             return
         log.warning("%s: connection to NATS lost; reconnecting for ever", self._name)
-        self._tell(False)
+        self._notify(False)
 
     async def _on_reconnected(self) -> None:
-        self._complained = ""
+        self._last_warning = ""
         log.info("%s: connected to NATS again", self._name)
-        self._tell(True)
+        self._notify(True)
 
-    def _tell(self, connected: bool) -> None:
+    def _notify(self, connected: bool) -> None:
         for listener in self._listeners:
             try:
                 listener(connected)
-            except Exception as error:  # nats-py's reconnecting would end with it
+            except Exception as error:  # it would end nats-py's reconnecting
                 self.listener_failed("the connection", error)
 
 

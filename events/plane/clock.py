@@ -6,8 +6,8 @@ _STARTED_S = time.time() - time.monotonic()
 
 
 def unix_now() -> float:
-    """Seconds since 1970 by the wall clock at our start, going on with the monotonic clock.
+    """Seconds since 1970: the wall clock at our start plus the monotonic clock since then.
 
-    Comparable with other hosts' times to within clock skew, and steady when the wall clock is set.
+    Comparable with other hosts' times to within clock skew, and unaffected when the clock is set.
     """
     return _STARTED_S + time.monotonic()

@@ -1,10 +1,10 @@
-"""The messages of the event plane, as they travel over NATS.
+"""The messages of the event plane over NATS.
 
 MessagePack maps with a version field (contract: docs/nats.md). Unknown fields are ignored; an
-unknown kind of message or fact is an outcome with a counter. Hashes travel as one byte string of
-little-endian u64s, so that neither side makes an object a block.
+unknown kind of message or fact is an outcome with a counter. Hashes are sent as a byte string of
+little-endian u64s, so that neither side makes an object for each block.
 
-Law: a facts message is sets only. Applying it twice changes nothing more than applying it once.
+Law: facts are sets; a facts message that is applied twice changes nothing the second time.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,29 +21,29 @@ from indexer.identity import Tier
 VERSION = 1
 
 MESSAGE_BYTES_MAX = 1 << 20
-"""Of any message but heartbeats and facts, hashes included: what a NATS server takes by default. A
+"""Bytes of any message but heartbeats and facts, hashes included: a NATS server's default limit. A
 relay's answers are a little above 512 KiB."""
 FACTS_BYTES_MAX = 1 << 18
-"""Of a message of the facts subject. A relay's stay below 64 KiB."""
+"""Bytes of a message of the facts subject. A relay's messages stay below 64 KiB."""
 HEARTBEAT_BYTES_MAX = 1 << 17
-"""One is kept of each worker."""
+"""Bytes of a heartbeat; a router keeps the last heartbeat of each worker."""
 REQUEST_BYTES_MAX = 4096
-"""Of a SnapshotRequest: five numbers, and room for fields of later releases."""
+"""Bytes of a SnapshotRequest: five numbers, and space for fields of later releases."""
 FACTS_MAX = 4096
-"""In one answer. A relay's have about 1,000 at most, as its messages do."""
+"""Facts in an answer. A relay's answers and messages have about 1,000 at most."""
 FACTS_IN_MESSAGE_MAX = 1536
 LACKS_MAX = 16
 """Reasons in a beat; a relay has nine."""
 RING_MESSAGES_MAX = 1 << 14
-"""In one answer."""
+"""Messages in an answer."""
 
 WARM_TOKENS_MAX = 250_000
-"""In one message, of which a NATS server takes 1 MiB by default."""
+"""Tokens in a message, within a NATS server's default limit of 1 MiB."""
 
 Count = Annotated[int, Meta(ge=0, le=(1 << 31) - 1)]
-"""What is counted of an engine; fits every field of kvroute.v1."""
+"""A count of an engine; fits every field of kvroute.v1."""
 SequenceNumber = Annotated[int, Meta(ge=0, le=1 << 62)]
-"""Its successors can be asked for, too."""
+"""A sequence number that has successors, too."""
 Name = Annotated[str, Meta(max_length=1024)]
 Text = Annotated[str, Meta(max_length=4096)]
 UnixSeconds = Annotated[float, Meta(ge=0, le=1e11)]
@@ -61,7 +61,7 @@ class Epoch(NamedTuple):
 
 
 class Stored(msgspec.Struct, frozen=True, tag="stored", tag_field="kind", omit_defaults=True):
-    """Blocks that arrived on a tier; a chain after `parent`, or after nothing."""
+    """Blocks that arrived on a tier: a chain after `parent`, or from a prompt's beginning."""
 
     hashes: bytes
     tier: str
@@ -76,7 +76,7 @@ class Removed(msgspec.Struct, frozen=True, tag="removed", tag_field="kind"):
 
 
 class Cleared(msgspec.Struct, frozen=True, tag="cleared", tag_field="kind", omit_defaults=True):
-    """Everything is gone from a tier, or from all."""
+    """All blocks are gone from a tier; without a tier, from all tiers."""
 
     tier: str | None = None
 
@@ -92,11 +92,11 @@ class FactsMessage(msgspec.Struct, frozen=True, tag="facts", tag_field="kind"):
     seq: SequenceNumber
     facts: Annotated[list[Fact], Meta(max_length=FACTS_IN_MESSAGE_MAX)]
     time_s: UnixSeconds
-    """Unix time at which the relay read the first of them."""
+    """Unix time at which the relay read the first of the facts."""
 
 
 class Beat(msgspec.Struct, frozen=True, tag="beat", tag_field="kind", omit_defaults=True):
-    """What a stream's state is after message `seq`: shows a lost tail and a silent drift."""
+    """A stream's state after message `seq`: shows a lost tail and a silent drift."""
 
     v: int
     epoch: Epoch
@@ -109,12 +109,12 @@ class Beat(msgspec.Struct, frozen=True, tag="beat", tag_field="kind", omit_defau
     """False: the relay itself may have missed blocks, so its stream is a subset."""
     time_s: UnixSeconds
     lacks: Annotated[tuple[Name, ...], Meta(max_length=LACKS_MAX)] = ()
-    """Why blocks that the engine holds are left out of the stream: words of
-    events/plane/left_out.py, and others from later relays. Empty: none is."""
+    """Reasons for which blocks of the engine are left out of the stream: keys of
+    events/plane/left_out.py, and others from later relays. Empty: no block is left out."""
 
 
 class Heartbeat(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """One worker's identity and load. None or 0: the engine doesn't tell."""
+    """One worker's identity and load. None or 0: unknown, the engine doesn't report it."""
 
     v: int = VERSION
     epoch: Epoch
@@ -126,7 +126,7 @@ class Heartbeat(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     lora_names: Annotated[tuple[Name, ...], Meta(max_length=4096)] = ()
     max_model_len: Count = 0
     block_size: Count = 0
-    """Canonical: what the facts are in."""
+    """Canonical block size, which the facts have, in tokens."""
     engine_block_size: Count = 0
     role: Name = "both"
     labels: Annotated[dict[Name, Name], Meta(max_length=256)] = {}
@@ -140,14 +140,14 @@ class Heartbeat(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """False: the relay has just started, and no probe of the engine has ended; healthy is False
     until then."""
     events: bool = True
-    """False: the engine publishes no KV events, so its stream is empty and says nothing."""
+    """False: the engine publishes no KV events, so its stream is empty."""
     tells_salts: bool = True
     """False: this release of the engine leaves cache salts out of its KV events, so that salted
-    blocks are told as everybody's."""
+    blocks look like blocks without a salt."""
     loads_loras: bool = False
     """The engine loads a LoRA that is not among lora_names when a request names it."""
     warms: bool = False
-    """The relay lets routers have the engine compute a prefix ahead of its requests."""
+    """The relay lets routers make the engine compute a prefix ahead of its requests."""
     running: Count = 0
     waiting: Count = 0
     used_blocks: Annotated[float, Meta(ge=0, le=1e9)] | None = None
@@ -164,18 +164,18 @@ class Heartbeat(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     warning_codes: Annotated[tuple[Name, ...], Meta(max_length=64)] = ()
     """Codes (router/health/warnings.py) of the first warnings; the others have the code `relay`."""
     kv_connector: Name = ""
-    """How it hands KV caches over: a name of vLLM's --kv-transfer-config."""
+    """Connector that transfers KV caches: a name of vLLM's --kv-transfer-config."""
     kv_engine_id: Name = ""
-    """Its engine_id there; empty: the engine made one up."""
+    """The engine_id of that configuration; empty: the engine generated it."""
     bootstrap_host: Name = ""
-    """Where others find it for that; empty: the address says it."""
+    """Host for KV transfers; empty: the host of the address."""
     bootstrap_port: Annotated[int, Meta(ge=0, le=65535)] = 0
 
 
 class SnapshotRequest(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Asks for one chunk of a stream's whole state, or (from_seq) for messages of its ring.
+    """Requests a chunk of a stream's whole state, or (from_seq) messages of its ring.
 
-    A first request has no epoch; the next ones repeat what the first answer was stamped with.
+    A first request has no epoch; the next requests repeat epoch and as_of of the first answer.
     """
 
     v: int = VERSION
@@ -198,35 +198,35 @@ class SnapshotChunk(msgspec.Struct, frozen=True, omit_defaults=True):
     """Ring replay: FactsMessages as they were sent."""
     complete: bool = True
     expired: bool = False
-    """The snapshot or the ring part that was asked for is gone: start again."""
+    """The requested snapshot, or part of the ring, is gone: start again."""
 
 
 class Warm(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """A router asks a relay to have its engine compute a prefix; answered with Warmed."""
+    """A router's request that a relay's engine compute a prefix; answered with Warmed."""
 
     v: int = VERSION
     id: Name
-    """Of this copy, in the whole fleet."""
+    """Id of this copy, unique in the fleet."""
     tokens: Annotated[bytes, Meta(max_length=4 * WARM_TOKENS_MAX)] = b""
     """Little-endian u32 ids: full blocks from the prompt's beginning."""
     lora_name: Name = ""
     cache_salt: Name = ""
     cancel: bool = False
-    """The copy of this id is not wanted any more; tokens are left out, and nothing is answered."""
+    """Cancels the copy with this id; tokens are left out, and there is no answer."""
 
 
 class Warmed(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """What became of it."""
+    """The result of a Warm."""
 
     v: int = VERSION
     id: Name
     done: bool
     detail: Text = ""
-    """Why not."""
+    """Why it was not done."""
 
 
 class Hello(msgspec.Struct, frozen=True):
-    """A router asks who is there."""
+    """A router's request that all relays send their heartbeats and beats at once."""
 
     v: int
     replica: Name
@@ -242,7 +242,7 @@ class Control(msgspec.Struct, frozen=True, omit_defaults=True):
     worker_id: Name
     tombstone_s: float = 0.0
     at_s: UnixSeconds = 0.0
-    """When it was given: of two commands for a worker, the newer one holds."""
+    """When it was given: of two commands for a worker, the newer holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,7 +258,7 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 class _LooseFacts(msgspec.Struct, frozen=True):
-    """A stream message whose facts are not looked into yet."""
+    """A stream message with undecoded facts."""
 
     kind: str
     v: int = VERSION
@@ -273,7 +273,7 @@ class _FactKind(msgspec.Struct, frozen=True):
 
 
 class _LooseKinds(msgspec.Struct, frozen=True):
-    """The same, of which only the kinds of the facts are looked at."""
+    """The same, with only the kinds of its facts decoded."""
 
     facts: list[_FactKind]
 
@@ -311,11 +311,11 @@ def encode_heartbeat(heartbeat: Heartbeat) -> bytes:
 
 
 def decode_stream(payload: bytes) -> tuple[FactsMessage | Beat | None, tuple[Unreadable, ...]]:
-    """A message of the facts subject, and what of it was dropped. Never raises.
+    """A message of the facts subject, and its dropped parts. Never raises.
 
-    Facts of an unknown kind are left out of the message, so that older routers can read what newer
-    relays send; what is left is still in order. A broken fact takes its message with it: the hole
-    in the sequence then makes the stream recover.
+    Facts of an unknown kind are left out of the message, so that older routers can read messages of
+    newer relays; the other facts stay in order. A message with a broken fact is dropped whole: the
+    gap in the sequence then makes the stream recover.
     """
     if len(payload) > FACTS_BYTES_MAX:
         return None, (_too_large(payload),)
@@ -331,7 +331,7 @@ def decode_stream(payload: bytes) -> tuple[FactsMessage | Beat | None, tuple[Unr
 def decode(kind: type[M], payload: bytes) -> M | Unreadable:
     """One message, read as a struct of any subject but facts (see `decode_stream`).
 
-    No payload makes it raise; a struct without a row in _FORMS is a KeyError.
+    No payload makes it raise; a struct without a row in _FORMS raises KeyError.
     """
     form = _FORMS[kind]
     if len(payload) > form.bytes_max:
@@ -345,7 +345,7 @@ def decode(kind: type[M], payload: bytes) -> M | Unreadable:
 
 
 def pack_hashes(hashes: Sequence[int] | HashArray) -> bytes:
-    """Hashes as they travel; raises OverflowError outside [0, 2^64)."""
+    """Hashes as bytes of a message; raises OverflowError outside [0, 2^64)."""
     return np.asarray(hashes, dtype="<u8").tobytes()
 
 
@@ -367,15 +367,15 @@ def _decode_loosely(
         return None, (Unreadable("malformed", str(error)),)
     facts: list[Fact] = []
     unknown: list[Unreadable] = []
-    try:  # an exception a fact would be 6 us each
-        for raw, one in zip(loose.facts, _kinds_decoder.decode(payload).facts, strict=True):
-            if one.kind in ("stored", "removed", "cleared"):
+    try:  # around the loop: an exception for each fact would cost 6 us each
+        for raw, fact in zip(loose.facts, _kinds_decoder.decode(payload).facts, strict=True):
+            if fact.kind in ("stored", "removed", "cleared"):
                 facts.append(_fact_decoder.decode(raw))
             else:
-                unknown.append(Unreadable("unknown_kind", one.kind[:64]))
+                unknown.append(Unreadable("unknown_kind", fact.kind[:64]))
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as broken:
         return None, (Unreadable("malformed", str(broken)),)
-    if not unknown:  # the facts are fine, so something else is not
+    if not unknown:  # the facts are readable, so another field is not
         return None, (Unreadable("malformed", str(error)),)
     if bad := _implausible(facts):
         return None, (Unreadable("malformed", bad),)
@@ -383,7 +383,7 @@ def _decode_loosely(
 
 
 def _implausible(facts: Sequence[Fact]) -> str:
-    """Why these facts can't be applied; empty when they can."""
+    """Why these facts can't be applied; empty: they can."""
     for fact in facts:
         if fact.tier is not None and fact.tier not in TIERS:
             return f"unknown tier {fact.tier[:64]!r}"
@@ -399,19 +399,19 @@ def _too_large(payload: bytes) -> Unreadable:
 
 
 def _tokens_fault(warm: Warm) -> str:
-    """Why the engine can't compute this prefix; empty when it can."""
+    """Why the engine can't compute this prefix; empty: it can."""
     if not warm.cancel and (not warm.tokens or len(warm.tokens) % 4):
         return f"{len(warm.tokens)} bytes hold no token ids"
     return ""
 
 
 class _Form(NamedTuple):
-    """How a message is read."""
+    """The decoder, bound and check of a message."""
 
     decoder: msgspec.msgpack.Decoder[Any]
     bytes_max: int = MESSAGE_BYTES_MAX
     fault: Callable[[Any], str] = lambda _: ""
-    """Why a message that has the form makes no sense; empty when it does."""
+    """Why a decoded message makes no sense; empty: it does."""
 
 
 _FORMS: dict[type[msgspec.Struct], _Form] = {

@@ -48,7 +48,11 @@ class Listening:
 
     def unread(self, work: str) -> int:
         """Messages that have come for this work and wait for its listener."""
-        return sum(one.pending_msgs for name, _, one in self._subscriptions if name == work)
+        return sum(
+            subscription.pending_msgs
+            for name, _, subscription in self._subscriptions
+            if name == work
+        )
 
     async def close(self) -> None:
         """Ends all subscriptions; raises the first error after the last of them."""

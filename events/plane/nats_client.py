@@ -1,8 +1,9 @@
-"""nats-py's client, mended where a bad network, a busy server or a publisher could keep it away.
+"""nats-py's client, with fixes for faults of networks, servers and publishers after which it would
+stay disconnected.
 
 The overridden methods have no public name in nats-py: tests/events/plane/test_nats_client.py holds
-each private name to its signature, and tests/events/plane/test_broker.py shows, against a real
-server, what each override is for.
+each private name to its signature, and tests/events/plane/test_broker.py shows the reason for each
+override against a real server.
 """
 
 import asyncio
@@ -20,34 +21,34 @@ from events.plane.nats_wire import Frames, WireError
 
 PING_S = 0.7
 PINGS_MAX = 2
-"""A connection on which nothing came since this many pings is dead. Found out within 2.1 s, before
-workers count as silent (beat_timeout_s); a server that is a second late is only busy."""
+"""Pings without any bytes received since, after which a connection is dead: 2.1 s at most, before
+workers count as silent (beat_timeout_s). A server that is a second late is only busy."""
 TURN_COST = 64 * 1024
-"""Of what is read before others have their turn on the event loop; as much as an intake hands out
-in its own (events/feed/intake.py), so that what is read does not pile up there."""
+"""Cost of the messages read in a turn of the event loop; as much as a slice of an intake
+(events/feed/intake.py), so that messages don't pile up there."""
 _MESSAGE_COST = 512
 _READ_BYTES = 32 * 1024
 _BROKEN_S = 1.0
-"""Before another attempt to connect to a server that answered nonsense."""
+"""Seconds before the next attempt to connect to a server whose bytes could not be read."""
 _LASTING_ERRORS = ("permissions violation",)
-"""After these the server keeps the connection."""
+"""Errors after which the server keeps the connection."""
 
 
 OnRaw = Callable[[bytes, bytes], None]
-"""Takes a message's subject and payload while it is read: must be quick, and not await."""
+"""Called with a message's subject and payload while it is read: must be quick, and not await."""
 
 
 class _Tcp(TcpTransport):
     """Raises OSError for each write to a connection that is gone.
 
     uvloop raises RuntimeError once the socket is closed. nats-py takes that for the end of the
-    event loop: its flusher ends without a word, the client counts as connected, and each publish
+    event loop: its flusher ends without an error, the client counts as connected, and each publish
     after that raises RuntimeError, too.
     """
 
     @override
     def __bool__(self) -> bool:
-        return True  # nats-py would put its own in the place of one that is not connected yet
+        return True  # nats-py would replace a transport that is not connected yet by its own
 
     @override
     def write(self, payload: bytes) -> None:
@@ -65,17 +66,17 @@ class _Tcp(TcpTransport):
 
 
 class NatsClient(Client):
-    """A connection that always comes back."""
+    """A client that always reconnects."""
 
     def __init__(self) -> None:
         super().__init__()
         self.unreadable: Counter[str] = Counter()
-        """Messages that were dropped since nobody could read them, by the error's class."""
+        """Class of the error -> unreadable messages dropped"""
         self._raw: dict[int, OnRaw] = {}
-        """By subscription: those that nats-py's own queues are left out for."""
+        """Subscription -> listener, of subscriptions that bypass nats-py's own queues."""
 
     async def subscribe_raw(self, subject: str, listener: OnRaw) -> None:
-        """Hands the messages of a subject to the listener as they are read."""
+        """Calls the listener with the messages of a subject while they are read."""
 
         async def unused(_message: Msg) -> None: ...
 
@@ -83,35 +84,35 @@ class NatsClient(Client):
         await self.subscribe(subject, cb=unused)
 
     def abort(self) -> None:
-        """Ends the TCP connection at once, unsent bytes included."""
+        """Ends the TCP connection at once, without sending what is buffered."""
         writer = getattr(self._transport, "_io_writer", None)
         if writer is not None:
             writer.transport.abort()
 
     @override
     async def _attempt_reconnect(self) -> None:
-        # nats-py waits until all is written to a peer that may have stopped reading.
+        # nats-py waits until its buffer is written to a peer that may have stopped reading.
         self.abort()
         while True:
             try:
                 await super()._attempt_reconnect()
                 return
-            except Exception as error:  # nats-py would stay away for good
+            except Exception as error:  # nats-py would stay disconnected for good
                 await self._error_cb(error)
                 await asyncio.sleep(_BROKEN_S)
                 self._status = Client.RECONNECTING
 
     @override
     async def _connect_to_server(self, s: Srv) -> None:
-        self.abort()  # of an attempt before that got no answer, and would stay open
+        self.abort()  # an earlier attempt without an answer would stay open
         if not self._transport and s.uri.scheme not in ("ws", "wss"):
             self._transport = _Tcp()  # type: ignore[no-untyped-call]
         await super()._connect_to_server(s)
 
     @override
     async def _process_err(self, err_msg: str) -> None:
-        # nats-py closes for good when a server that is there says no, as one that is reloaded with
-        # other users may do for a moment.
+        # nats-py closes for good when a server refuses it, as a server that is reloaded with other
+        # users may do for a moment.
         if any(lasting in err_msg for lasting in _LASTING_ERRORS):
             await super()._process_err(err_msg)
             return
@@ -121,13 +122,13 @@ class NatsClient(Client):
 
     @override
     async def _ping_interval(self) -> None:
-        # nats-py takes only pongs for an answer, which may be far behind in what a server has to
-        # send to a busy router.
-        heard = self.stats["in_msgs"]
+        # nats-py accepts only pongs as a sign of life, which may come long after other messages
+        # that the server has queued for a busy router.
+        seen = self.stats["in_msgs"]
         while True:
             await asyncio.sleep(PING_S)
-            if self.stats["in_msgs"] != heard:
-                heard = self.stats["in_msgs"]
+            if self.stats["in_msgs"] != seen:
+                seen = self.stats["in_msgs"]
                 self._pings_outstanding = 0
             if self._pings_outstanding >= PINGS_MAX:
                 error = StaleConnectionError()
@@ -137,15 +138,15 @@ class NatsClient(Client):
             self._pings_outstanding += 1
             try:
                 await self._send_ping()
-            except OSError as error:  # the reader may be far behind what tells it so
+            except OSError as error:  # the reader may have much to read before it sees the end
                 await self._error_cb(error)
                 await self._process_op_err(error)
                 return
 
     @override
     async def _read_loop(self) -> None:
-        # nats-py's ends, and its connection with it, at a subject that isn't UTF-8 or a header that
-        # is none; and it reads on without a pause for as long as there is something to read.
+        # nats-py's loop ends, and its connection with it, at a subject that isn't UTF-8 or at a
+        # malformed header; and it reads without a pause while there are bytes to read.
         frames = Frames()
         try:
             while self._transport is not None and not (self.is_closed or self.is_reconnecting):
@@ -172,7 +173,7 @@ class NatsClient(Client):
                     listener(subject, payload)
                 else:
                     await self._process_msg(sid, subject, reply, payload, headers)
-            except Exception as error:  # in what its publisher chose: that message is the loss
+            except Exception as error:  # from a publisher's bytes: only that message is lost
                 self.unreadable[type(error).__name__] += 1
             if cost >= TURN_COST:
                 cost = 0

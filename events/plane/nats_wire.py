@@ -1,13 +1,13 @@
-"""Reads what a NATS server sends. Pure: bytes in, frames out.
+"""Reads the bytes of a NATS server. Pure: bytes in, frames out.
 
     MSG subject sid [reply] bytes CRLF payload CRLF
     HMSG subject sid [reply] header-bytes bytes CRLF headers payload CRLF
     any other line: PING, PONG, INFO {...}, +OK, -ERR '...'
 
 Laws:
-- subjects, headers and payloads are bytes that some publisher chose: nothing in them raises, and
+- subjects, headers and payloads are bytes of a publisher's choice: nothing in them raises, and
   nothing in them is taken for another field or another frame;
-- what no server sends raises WireError, after which the connection can't be read any further.
+- bytes that no server sends raise WireError, after which the connection can't be read further.
 """
 
 from collections.abc import Iterator
@@ -17,17 +17,17 @@ from nats.errors import ProtocolError
 LINE_BYTES_MAX = 1 << 20
 """An INFO line names every server of a cluster; all others are shorter than 8 KiB."""
 PAYLOAD_BYTES_MAX = 64 << 20
-"""The largest that a server can be set to take."""
+"""The largest payload limit that a server can be configured with."""
 _END = b"\r\n"
 
 
 class WireError(ProtocolError):
-    """The bytes are no NATS server's; the message says why."""
+    """Bytes that no NATS server sends; the message says why."""
 
 
 Message = tuple[int, bytes, bytes, bytes, bytes]
-"""What was published: our number of the subscription, subject, subject to reply on, headers,
-payload. A plain tuple, since one is made of everything that is heard."""
+"""A published message: our number of the subscription, subject, subject to reply on, headers,
+payload. A plain tuple, the cheapest object, since every message becomes one."""
 
 
 class Frames:
@@ -37,12 +37,12 @@ class Frames:
         self._parts: list[bytes] = []
         self._have = 0
         self._need = 1
-        """Bytes from which on there may be a whole frame."""
+        """Least bytes with which there may be a whole frame."""
 
     def feed(self, data: bytes) -> Iterator[Message | bytes]:
-        """The frames that are whole with this data: messages, and other lines as they are.
+        """The frames that this data completes: messages, and other lines as they are.
 
-        Must be read to its end before the next call. Raises WireError.
+        Iterate to the end before the next call. Raises WireError.
         """
         self._parts.append(data)
         self._have += len(data)
@@ -84,7 +84,7 @@ class Frames:
 
 def _head(line: bytes) -> tuple[int, bytes, bytes, int, int]:
     """(sid, subject, reply, bytes of headers, bytes of headers and payload)."""
-    # A server parts fields with one space each, and no field has a space in it.
+    # A server separates fields with one space, and no field has a space in it.
     fields = line.split(b" ")
     try:
         header_bytes = int(fields.pop(-2)) if fields[0] == b"HMSG" else 0

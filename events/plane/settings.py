@@ -1,6 +1,5 @@
-"""What an operator says about the broker and about engines: the parts of the configuration that the
-relay and the router share. router/config/settings.py reads them from file, environment and
-flags."""
+"""Settings of the broker and of engines: the parts of the configuration that the relay and the
+router share. router/config/settings.py reads them from file, environment and flags."""
 
 from typing import Annotated, Literal
 
@@ -13,12 +12,12 @@ from events.engines.endpoints import http_error, zmq_error
 Seconds = Annotated[float, Meta(gt=0)]
 BlockSize = Annotated[int, Meta(ge=1, le=65536)]
 Count = Annotated[int, Meta(ge=1, le=(1 << 31) - 1)]
-"""As heartbeats carry it (events/plane/facts.py)."""
+"""Same bound as in heartbeats (events/plane/facts.py)."""
 Port = Annotated[int, Meta(ge=1, le=65535)]
 Subject = Annotated[str, Meta(pattern=r"^\S+$")]
 Endpoint = Annotated[str, Meta(min_length=1)]
 Name = Annotated[str, Meta(max_length=1024)]
-"""As heartbeats carry it (events/plane/facts.py)."""
+"""Same bound as in heartbeats (events/plane/facts.py)."""
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -26,11 +25,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class NatsSettings(Settings, frozen=True):
-    """How to reach the broker."""
+    """The connection to the broker."""
 
     url: Annotated[
         str | None,
-        Meta(description="NATS server; without one, serve runs its own on loopback"),
+        Meta(description="NATS server; default: `kvroute serve` runs its own on loopback"),
     ] = None
     credentials_file: Annotated[str | None, Meta(description="NATS .creds file (JWT and key)")] = (
         None
@@ -48,8 +47,8 @@ class NatsSettings(Settings, frozen=True):
 
 
 class EngineSettings(Settings, frozen=True):
-    """One engine to run a relay for: an entry of `workers:`, the flags of `kvroute relay` and
-    `kvroute register`, and a RegisterWorkerRequest carry the same keys."""
+    """An engine that gets a relay. An entry of `workers:`, the flags of `kvroute relay` and
+    `kvroute register`, and a RegisterWorkerRequest have the same keys."""
 
     id: Annotated[
         str, Meta(min_length=1, max_length=256, description="worker id, unique in the fleet")
@@ -63,8 +62,8 @@ class EngineSettings(Settings, frozen=True):
         Endpoint | None,
         Meta(
             description="ZMQ endpoint of the engine's event publisher, tcp://HOST:PORT; rank r is"
-            " at port + r; default: the engine publishes no KV events, and routers guess from their"
-            " own picks"
+            " at port + r; default: the engine publishes no KV events, and routers predict its"
+            " blocks from their own picks"
         ),
     ] = None
     events_bind: Annotated[
@@ -145,7 +144,7 @@ class EngineSettings(Settings, frozen=True):
     ] = False
     warm: Annotated[
         bool,
-        Meta(description="let routers have the engine compute hot prefixes (routing.hot_prefixes)"),
+        Meta(description="let routers make the engine compute hot prefixes (routing.hot_prefixes)"),
     ] = False
     slots: Annotated[
         Count | None,
@@ -164,13 +163,13 @@ class EngineSettings(Settings, frozen=True):
 
     @property
     def http(self) -> str | None:
-        """The engine's HTTP base; None: it has none."""
+        """The engine's HTTP base URL; None: it has none."""
         base = self.metrics or self.address
         return base if base.startswith(("http://", "https://")) else None
 
     @property
     def mooncake(self) -> str | None:
-        """Its Mooncake bootstrap server, which tells the engine_id; None: it has none."""
+        """Its Mooncake bootstrap server, which returns the engine_id; None: it has none."""
         if self.engine != "vllm" or self.kv_connector != MOONCAKE:
             return None
         host = self.bootstrap_host or host_of(self.http or self.address)
@@ -188,7 +187,7 @@ class EngineSettings(Settings, frozen=True):
 class UnusableEngine(ValueError):
     """An engine that can't be followed as it is described.
 
-    key: of EngineSettings, empty where no single one is wrong. sentence: the reason.
+    key: of EngineSettings, empty where no single key is wrong. sentence: the reason.
     """
 
     def __init__(self, key: str, sentence: str) -> None:
@@ -198,7 +197,7 @@ class UnusableEngine(ValueError):
 
 
 def read_engine(fields: dict[str, object]) -> EngineSettings:
-    """An engine as a request or flags describe it; raises UnusableEngine."""
+    """The settings of an engine from a request or from flags; raises UnusableEngine."""
     try:
         settings = msgspec.convert(fields, EngineSettings)
     except msgspec.ValidationError as error:
@@ -215,9 +214,9 @@ def read_engine(fields: dict[str, object]) -> EngineSettings:
 
 
 def unusable(settings: EngineSettings) -> str:
-    """Why an engine can never be followed as it is configured: "key: sentence"; empty when it can.
+    """Why an engine can never be followed as it is configured: "key: sentence"; empty: it can.
 
-    Looks at the form of endpoints only. Passwords are masked.
+    Checks the form of endpoints only. Passwords are masked.
     """
     ranks = settings.ranks
     errors = {
@@ -235,7 +234,7 @@ def unusable(settings: EngineSettings) -> str:
 class DynamoSettings(Settings, frozen=True):
     """A fleet under NVIDIA Dynamo, whose workers' KV events on NATS a relay follows.
 
-    Dynamo's events tell neither address nor model nor block size, so these are said here.
+    Dynamo's events have no address, model or block size, so these are configured here.
     """
 
     subject: Annotated[
@@ -284,4 +283,6 @@ class DynamoSettings(Settings, frozen=True):
 
     def __post_init__(self) -> None:
         if "{worker_id}" not in self.worker_id:
-            raise ValueError(f"worker_id {self.worker_id!r}: without {{worker_id}} all are one")
+            raise ValueError(
+                f"worker_id {self.worker_id!r}: without {{worker_id}} all workers have the same id"
+            )

@@ -14,7 +14,7 @@ _UNSAFE = re.compile(rb"[^A-Za-z0-9_-]")
 
 def escape(worker_id: str) -> str:
     """A worker id as one subject token: bytes of UTF-8 outside [A-Za-z0-9_-] percent-encoded."""
-    return _UNSAFE.sub(lambda found: b"%%%02X" % found[0][0], worker_id.encode()).decode()
+    return _UNSAFE.sub(lambda match: b"%%%02X" % match[0][0], worker_id.encode()).decode()
 
 
 def facts(fleet: str, worker: WorkerKey) -> str:
@@ -34,7 +34,7 @@ def warm(fleet: str, worker: WorkerKey) -> str:
 
 
 def all_of(fleet: str, plane: str) -> str:
-    """What a router subscribes to: one plane of all workers."""
+    """The subscription of a router to one plane of all workers."""
     return f"{_PREFIX}.{fleet}.{plane}.*.*"
 
 
@@ -60,18 +60,18 @@ def control(fleet: str) -> str:
 
 @lru_cache(maxsize=8192)
 def worker_of(subject: str) -> WorkerKey | None:
-    """The worker that a subject names; None when it names none."""
+    """The worker in a subject; None when there is none."""
     tokens = subject.split(".")
     if len(tokens) != 6 or not tokens[5].isascii() or not tokens[5].isdigit():
         return None
-    if len(tokens[5]) > _RANK_DIGITS_MAX:  # no engine has as many, and int() has its limits
+    if len(tokens[5]) > _RANK_DIGITS_MAX:  # no engine has as many ranks, and int() has its limits
         return None
     try:
         worker_id = unquote(tokens[4], errors="strict")
     except UnicodeDecodeError:
         return None
     rank = int(tokens[5])
-    # An id has one spelling, or two subjects could speak for one worker.
+    # An id has a single spelling, or two subjects could stand for the same worker.
     if not worker_id or escape(worker_id) != tokens[4] or str(rank) != tokens[5]:
         return None
     if len(worker_id) > _ID_CHARACTERS_MAX:
@@ -80,14 +80,14 @@ def worker_of(subject: str) -> WorkerKey | None:
 
 
 def worker_token(subject: bytes) -> bytes:
-    """The token that stands for the worker id, whatever is in it; empty when there is none."""
+    """The token in the place of the worker id, unchecked; empty when there is none."""
     tokens = subject.split(b".", 5)
     return tokens[4] if len(tokens) > 4 else b""
 
 
 @lru_cache(maxsize=8192)
 def worker_id_of(token: bytes) -> str | None:
-    """The worker id that a token stands for; None for no id."""
+    """The worker id of a token; None when it is no id."""
     worker = worker_of(f"{_PREFIX}._._.{token.decode(errors='replace')}.0")
     return None if worker is None else worker.worker_id
 

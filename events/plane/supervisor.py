@@ -1,7 +1,7 @@
 """Keeps the background work of one scope running: a worker's relay, a probe, one publisher.
 
 Law: work that raises ends nothing but itself. The failure is counted, logged, shown as trouble of
-its scope, and the work starts again after a back-off (`keep`) or is over (`once`). Work whose
+its scope, and the work starts again after a back-off (`keep`) or has ended (`once`). Work whose
 failure must end the process belongs to `Tasks` instead (events/plane/tasks.py).
 """
 
@@ -18,10 +18,10 @@ from typing_extensions import override
 from events.engines.endpoints import masked
 
 BACKOFF_S = 0.5
-"""Pause after the first failure; it doubles with each further one."""
+"""Pause after the first failure, seconds; doubles with each further failure."""
 BACKOFF_MAX_S = 30.0
 STEADY_S = 60.0
-"""Work that ran this long without a failure starts again with the shortest pause."""
+"""Seconds without a failure after which the next failure has the shortest pause again."""
 TROUBLE_MAX = 200
 """Characters of an error that are kept."""
 
@@ -49,8 +49,8 @@ class Supervisor:
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         on_trouble: Callable[[str, Exception], None] = lambda *_: None,
     ) -> None:
-        """scope: names whose work this is, for logs. on_trouble: called with the name of the work
-        and its error at each failure."""
+        """scope: the owner of the work, for logs. on_trouble: called with the name of the work and
+        its error at each failure."""
         self.scope = scope
         self.failures: Counter[str] = Counter()
         """Name of the work -> failures."""
@@ -77,12 +77,14 @@ class Supervisor:
         self._record(name, error, "failed")
 
     def troubles(self) -> dict[str, str]:
-        """Name of the work -> its last error, of work that failed and has not been steady since."""
+        """Name of the work -> its last error, for work without STEADY_S since its last failure."""
         now = asyncio.get_running_loop().time()
-        return {name: one.error for name, one in self._troubles.items() if now < one.until}
+        return {
+            name: trouble.error for name, trouble in self._troubles.items() if now < trouble.until
+        }
 
     async def close(self) -> None:
-        """Cancels all and waits until they are gone."""
+        """Cancels all work and waits until it has ended."""
         running = list(self._running)
         for task in running:
             task.cancel()
@@ -97,7 +99,7 @@ class Supervisor:
     async def _once(self, work: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
         try:
             await work()
-        except Exception as error:  # the scope's failure, and nobody else's: see the law
+        except Exception as error:  # the failure of this scope alone: see the law
             self.failed(name, error)
 
     async def _keep(self, work: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
@@ -105,7 +107,7 @@ class Supervisor:
             try:
                 await work()
                 return
-            except Exception as error:  # the scope's failure, and nobody else's: see the law
+            except Exception as error:  # the failure of this scope alone: see the law
                 pause_s = self._record(name, error, "failed and will be retried")
             await self._sleep(pause_s)
 

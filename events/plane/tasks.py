@@ -1,7 +1,7 @@
-"""Background tasks that can't die unseen: one that fails is logged, and its owner ends the process.
+"""Background tasks that can't fail unseen: a failure is logged, and the owner ends the process.
 
-Law: only a fault of ours may fail one. What NATS, a relay, a worker or a caller does wrong is the
-business of the code that meets it, and costs a message or an attempt.
+Law: only a bug of ours may fail a task. Errors of NATS, a relay, a worker or a caller are handled
+where they occur, and cost a message or an attempt.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ class Tasks:
         return task
 
     async def close(self) -> None:
-        """Cancels all and waits until they are gone."""
+        """Cancels all tasks and waits until they have ended."""
         running = list(self._running)
         for task in running:
             task.cancel()

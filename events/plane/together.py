@@ -1,4 +1,4 @@
-"""Runs coroutines that live and die together."""
+"""Runs coroutines together: the end of any ends all."""
 
 import asyncio
 from collections.abc import Coroutine

@@ -485,7 +485,7 @@ async def test_the_command_relays_a_fleet_of_another_nats(tmp_path: Path) -> Non
     ("flags", "told"),
     [
         ((), "give --subject, --address, --model, --block-size too"),
-        (("--worker-id", "one"), "without {worker_id} all are one"),
+        (("--worker-id", "one"), "without {worker_id} all workers have the same id"),
         (("--replay", "tcp://x:1"), "unknown field `replay`"),
         (("--label", "zone"), "write NAME=VALUE"),
         (("--subject", "a b"), "$.subject"),

@@ -321,7 +321,7 @@ def test_a_worker_takes_no_more_room_in_a_message_than_is_reckoned() -> None:
     empty = len(Teller("them", EPOCH).presence())
     for steps_max in (1, 2, 4, 8, 16):
         wanted = [(key, one, one.steps(0.0)) for key, one in loads.items()]
-        told = module._told(*wanted[0], steps_max, 100.0)
+        told = module._totals(*wanted[0], steps_max, 100.0)
         payload = Teller("them", EPOCH)._encoded([told], full=False)
         assert len(told.steps) <= steps_max
         assert len(payload) - empty <= module._bytes(wanted, steps_max)

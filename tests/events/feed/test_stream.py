@@ -426,7 +426,7 @@ def test_a_stream_that_let_go_of_what_waited_is_not_live_on_an_older_snapshot(
     fresh.hear(facts(2), facts(3))
     fresh.stream.let_go()
     [asked] = fresh.snapshot(1)
-    assert asked == Recover("no room for what waits", 2)
+    assert asked == Recover("no space for waiting messages", 2)
     assert fresh.state is RECOVERING
     assert fresh.ring(facts(2), facts(3)) == []
     assert fresh.state is LIVE
