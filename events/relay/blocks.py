@@ -1,5 +1,4 @@
-"""The engine blocks that the ledger (events/relay/ledger.py) knows: whole ones, and pages of a
-chunk."""
+"""Engine blocks in the ledger (events/relay/ledger.py): whole blocks, and pages of a chunk."""
 
 from indexer.identity import EngineHash, PrefixHash, Tier
 
@@ -10,7 +9,7 @@ CAPPED = 1 << (COUNT_BITS * GROUPS_MAX * len(Tier))
 
 
 def shift(place: int, tier: Tier) -> int:
-    """Where in `Block.copies` the count of a group's place and a tier stands, in bits."""
+    """Offset, in bits, of the count of a group's place and a tier in `Block.copies`."""
     return COUNT_BITS * (place * len(Tier) + tier)
 
 
@@ -27,16 +26,16 @@ class Block:
     def __init__(self, seed: int, end: PrefixHash | None, prefixes: tuple[PrefixHash, ...]) -> None:
         self.seed = seed
         self.end = end
-        """PrefixHash of the last canonical block that ends in or before this one."""
+        """PrefixHash of the last canonical block that ends in or before this block."""
         self.prefixes = prefixes
-        """Canonical blocks inside this one: one, or several where it is split."""
+        """Canonical blocks inside this block; several where it is split."""
         self.copies = 0
-        """A count of 8 bits for each (group, tier): most blocks have one, and cost no object; and
-        one bit for a block that has had more than are counted."""
+        """A count of 8 bits for each (group, tier), in a single int to save an object; and a bit
+        for a block that has had more copies than the counts hold."""
 
 
 class Page(Block):
-    """An engine block smaller than a canonical one."""
+    """An engine block smaller than a canonical block."""
 
     __slots__ = ("children", "chunks", "engine_hash", "own_chunk", "parent", "pending")
 
@@ -51,18 +50,19 @@ class Page(Block):
         super().__init__(seed, end, ())
         self.engine_hash = engine_hash
         self.pending = pending
-        """Token bytes since the last canonical block's end; empty when this page ends one."""
+        """Token bytes since the last canonical block's end; empty: this page ends a canonical
+        block."""
         self.parent = parent
         """The page before, inside the same canonical block."""
         self.children = 0
-        """Known pages that have this one as their parent; they keep it in the map."""
+        """Known pages with this page as their parent; they keep it in the map."""
         self.chunks: list[Chunk] = []
-        """Canonical blocks that this page is part of: several where chains branch inside one."""
+        """Canonical blocks with this page; several where chains branch inside a block."""
         self.own_chunk: Chunk | None = None
         """The canonical block that ends with this page."""
 
     def let_go(self) -> int:
-        """Parts the page from pages and chunks, which hold one another; the places given up."""
+        """Drops the references between the page and its chunks; returns how many."""
         places = len(self.chunks)
         self.chunks.clear()
         if self.own_chunk is not None:
@@ -73,7 +73,7 @@ class Page(Block):
 
 
 class Chunk:
-    """A canonical block made of pages: a tier holds it while it holds all of them."""
+    """A canonical block made of pages: a tier holds it while it holds all its pages."""
 
     __slots__ = ("before", "missing", "pages", "prefix")
 

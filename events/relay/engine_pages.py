@@ -1,6 +1,6 @@
-"""The HTTP pages of one engine, as its relay follows them: identity, load, health.
+"""The HTTP pages of one engine, which its relay polls: identity, load, health.
 
-The shell around events/engines/probe.py: timers, and the verdict whether the engine is well.
+The shell around events/engines/probe.py: timers, and the decision whether the engine is healthy.
 
 Law: any usable answer makes the engine healthy; a refused connection, or HEALTH_S without an
 answer, makes it unhealthy.
@@ -22,9 +22,9 @@ from events.plane.settings import EngineSettings
 from events.plane.supervisor import Supervisor
 
 PROBE_S = 0.5
-"""Between two requests for the load."""
+"""Seconds between two requests for the load."""
 IDENTITY_S = 30.0
-"""Between two requests for the identity of an engine that answers."""
+"""Seconds between two requests for the identity of an engine that answers."""
 HEALTH_S = 3.0
 
 log = logging.getLogger("kvroute.relay")
@@ -51,10 +51,10 @@ class EnginePages:
         """Whether the engine has ever answered."""
         self.answered_at_s = -HEALTH_S
         self.probed = settings.http is None
-        """Whether a probe has ended; until then nothing is known of the engine."""
+        """Whether a probe has ended; before that, the engine's state is unknown."""
         self.probe: Probe | None = None
         self.session: aiohttp.ClientSession | None = None
-        """Also of the warmers, which send requests to the same engine."""
+        """Shared with the warmers, which send requests to the same engine."""
         self._settings = settings
         self._clock = clock
         self._counts = counts
@@ -70,7 +70,7 @@ class EnginePages:
 
     @property
     def identity(self) -> EngineIdentity:
-        """The last identity that was read; an empty one before the first."""
+        """The last identity that was read; empty before the first answer."""
         return (self.probe.identity if self.probe is not None else None) or EngineIdentity()
 
     @property
@@ -83,7 +83,7 @@ class EnginePages:
 
     @property
     def trouble(self) -> str:
-        """Why the pages can't be read; empty when they can."""
+        """Why the pages can't be read; empty: they can."""
         return self.probe.trouble if self.probe is not None else ""
 
     def start(self, base: str, supervisor: Supervisor) -> aiohttp.ClientSession:
@@ -104,7 +104,7 @@ class EnginePages:
             await self.session.close()
 
     async def _ask_identity(self, probe: Probe) -> None:
-        """Reads the identity, for ever: beside the load, so that neither delays the other."""
+        """Reads the identity, for ever; apart from the load, so that neither delays the other."""
         while True:
             self._identity_due.clear()
             answered = await probe.ask_identity()
@@ -117,7 +117,7 @@ class EnginePages:
 
     async def _ask_load(self, probe: Probe) -> None:
         """Reads the load, for ever."""
-        await self._identified.wait()  # SGLang's load is in tokens, and its identity has the size
+        await self._identified.wait()  # SGLang's load is in tokens, the identity has the block size
         while True:
             answered = await probe.ask_load()
             self._answered(probe, answered=answered)
@@ -125,7 +125,7 @@ class EnginePages:
                 self._on_loads(probe.loads)
             else:
                 self._counts["engine_silent"] += 1
-                self._identity_due.set()  # it may come back as another one
+                self._identity_due.set()  # another engine may answer next
                 self._mooncake_due.set()
             await asyncio.sleep(PROBE_S)
 
@@ -137,8 +137,7 @@ class EnginePages:
             await _within(self._mooncake_due, IDENTITY_S if answered else PROBE_S)
 
     def _answered(self, probe: Probe, *, answered: bool) -> None:
-        """A probe has ended: the health may have changed, and the next heartbeat shows that at
-        once."""
+        """A probe has ended: updates the health; a change makes a heartbeat at once."""
         now_s = self._clock()
         before = self.probed, self.is_healthy(now_s)
         self._refused, self.probed = probe.refused, True

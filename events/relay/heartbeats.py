@@ -2,7 +2,7 @@
 
 Made of the settings, the engine's pages and the rank; reads no clock but the supervisors'.
 
-Law: a heartbeat that routers couldn't read is never sent; a bare one goes out in its place.
+Law: a heartbeat that routers can't read is never sent; a bare heartbeat is sent instead.
 """
 
 from collections import Counter
@@ -24,9 +24,9 @@ RANKS = "ranks"
 """Warning code: the engine's data-parallel ranks are not as configured."""
 WARNINGS_MAX = 64
 WARNING_CHARS_MAX = 300
-"""Of one warning, as routers show it."""
+"""Characters of a warning."""
 BLOCKS_MAX = 1e9
-"""Canonical blocks of a rank, as heartbeats take them (events/plane/facts.py)."""
+"""Canonical blocks of a rank; same bound as in heartbeats (events/plane/facts.py)."""
 
 
 class Heartbeats:
@@ -46,10 +46,10 @@ class Heartbeats:
         self._counts = counts
 
     def encoded(self, shell: RankShell, now_s: float) -> bytes:
-        """A heartbeat; a bare one if routers couldn't read the whole; empty if both fail."""
+        """A heartbeat; a bare heartbeat if routers can't read the whole; empty if both fail."""
         try:
             return encode_heartbeat(self.heartbeat(shell, now_s))
-        except Exception as error:  # beats go on, whatever the engine has said
+        except Exception as error:  # beats go on, whatever the engine's answers
             shell.supervisor.failed("heartbeat", error)
         try:
             return encode_heartbeat(self._bare_heartbeat(shell, now_s))
@@ -58,14 +58,14 @@ class Heartbeats:
         return b""
 
     def engine_block_size(self, shell: RankShell) -> int | None:
-        """Tokens in a block of the engine; None until its events or pages say."""
+        """Tokens in a block of the engine; None until its events or pages have the size."""
         size = shell.rank.ledger.engine_block_size
         if size is None and shell.load is not None:
             size = shell.load.block_size
         return self._pages.identity.block_size if size is None else size
 
     def heartbeat(self, shell: RankShell, now_s: float) -> Heartbeat:
-        """The whole heartbeat of a rank; raises what unexpected values raise."""
+        """The whole heartbeat of a rank; unexpected values may make it raise."""
         settings = self._settings
         identity = self._pages.identity
         load = shell.load or LoadSample()
@@ -132,7 +132,7 @@ class Heartbeats:
         )
 
     def _canonical(self, blocks: float, scale: float) -> float | None:
-        """Canonical blocks; None for more than any engine has, so that a heartbeat takes it."""
+        """Canonical blocks; None, counted, for more than a heartbeat may have."""
         if blocks * scale <= BLOCKS_MAX:
             return blocks * scale
         self._counts["implausible_load"] += 1
@@ -151,7 +151,7 @@ class Heartbeats:
         """(code, sentence) of warnings with a code of their own in router/health/warnings.py."""
         troubles = {**self._supervisor.troubles(), **shell.supervisor.troubles()}
         coded = [
-            (RELAY_FAILING, f"its relay fails at its {work}, and retries: {error}")
+            (RELAY_FAILING, f"its relay fails at {work}, and retries: {error}")
             for work, error in sorted(troubles.items())
         ]
         if ranks := self._ranks_mismatch(shell):
@@ -159,7 +159,7 @@ class Heartbeats:
         return coded
 
     def _ranks_mismatch(self, shell: RankShell) -> str:
-        """Why the configured ranks can't be the engine's; empty when they can."""
+        """Why the configured ranks can't be the engine's; empty: they can."""
         configured = self._settings.ranks
         engine_ranks = self._pages.dp_ranks
         if engine_ranks is not None and engine_ranks != configured:
@@ -168,29 +168,31 @@ class Heartbeats:
                 f" with ranks: {configured}; set ranks to the engine's number"
             )
         engine_rank = shell.rank.engine_rank
-        # One rank may be an engine of its own behind another balancer; SGLang without DP attention
-        # calls each rank 0.
+        # A single rank may be an engine of its own behind another balancer; SGLang without DP
+        # attention numbers each rank 0.
         unnumbered = configured == 1 or (engine_rank == 0 and self._settings.engine == "sglang")
         if engine_rank is not None and engine_rank != shell.key.dp_rank and not unnumbered:
             return (
                 f"the KV events at the endpoint of rank {shell.key.dp_rank} are those of the"
-                f" engine's rank {engine_rank}: let events and replay name the endpoints of rank 0"
+                f" engine's rank {engine_rank}: set events and replay to the endpoints of rank 0"
             )
         return ""
 
     def _warnings(self, shell: RankShell, engine_size: int | None) -> list[str]:
-        """Faults that an operator can mend, a sentence each."""
+        """Faults that an operator can fix, a sentence each."""
         warnings = []
         dropped = shell.rank.counts
         if dropped["block_size_unsuitable"]:
             warnings.append(
-                f"blocks of {engine_size} tokens can be neither split nor merged to"
-                f" {self._settings.block_size}: nothing of this worker is indexed"
+                f"blocks of {engine_size} tokens can't be split or merged to"
+                f" {self._settings.block_size}: no block of this worker is indexed"
             )
         if dropped["unnamed_lora"]:
-            warnings.append("the engine names LoRAs by number only: their blocks are not indexed")
+            warnings.append(
+                "the engine's events have only numbers of LoRAs: their blocks are not indexed"
+            )
         if dropped["unknown_medium"]:
-            warnings.append("the engine names a medium that kvroute doesn't know")
+            warnings.append("the engine's events name a medium that kvroute doesn't know")
         if dropped["malformed"]:
             warnings.append("the engine sends events that kvroute can't read")
         if (
@@ -199,8 +201,8 @@ class Heartbeats:
             and not self._kv_engine_id(shell.key.dp_rank)
         ):
             warnings.append(
-                f"{self._settings.mooncake} doesn't tell Mooncake's engine_id, and none is"
-                " configured: this worker hands nothing over"
+                f"{self._settings.mooncake} doesn't return Mooncake's engine_id, and none is"
+                " configured: this worker transfers no KV caches"
             )
         if self._pages.trouble:
             warnings.append(f"the engine's HTTP: {self._pages.trouble}")
@@ -208,7 +210,7 @@ class Heartbeats:
 
 
 def _bounded(texts: Iterable[str]) -> tuple[str, ...]:
-    """As many warnings, of such a length, as a heartbeat may have; without lone surrogates."""
+    """Warnings cut to the number and length of a heartbeat, without lone surrogates."""
     return tuple(
         text[:WARNING_CHARS_MAX].encode("utf-8", "replace").decode()
         for text in islice(texts, WARNINGS_MAX)

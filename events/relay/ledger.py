@@ -1,14 +1,14 @@
-"""What one engine rank holds: counts physical copies, says when a block comes or goes for good.
+"""The blocks of one engine rank: counts copies, reports first arrivals and last departures.
 
 An engine announces every copy of a block under its own hash. The ledger recomputes PrefixHashes
-from the token ids, in the pool's canonical block size, and reports only the first copy's arrival
-and the last one's departure of each (PrefixHash, tier). Pure: no clock, no sockets.
+from the token ids, in the pool's canonical block size, and reports only the arrival of the first
+copy and the departure of the last copy of each (PrefixHash, tier). Pure: no clock, no sockets.
 
 Laws:
-- what was reported placed and not yet gone is exactly `placements()`;
-- an engine hash is known as long as any tier holds a copy of it (or of a page that goes on where it
-  ends, inside one canonical block), and no longer;
-- nothing is guessed: a block whose content or place in a chain can't be known is left out, counted.
+- the blocks reported placed and not gone since are exactly `placements()`;
+- an engine hash is known while any tier holds a copy of it (or of a page that continues it inside
+  the same canonical block), and no longer;
+- nothing is guessed: a block whose content or place in a chain is unknown is left out and counted.
 """
 
 from collections import Counter
@@ -38,9 +38,9 @@ from indexer.identity import BlockHash, EngineHash, PrefixHash, Tier
 from indexer.index import mix_digest
 
 COPIES_MAX = 16
-"""Copies of a block counted on one tier and group. vLLM's report mode announces blocks without a
-new copy, so counts can run ahead of the truth; the cap bounds how far. An engine that really has
-more copies may hold a block on when it is told gone: see `Ledger.may_miss`."""
+"""Copies of a block counted on a tier and group. vLLM's report mode announces blocks without a new
+copy, so counts can exceed the real copies; the cap bounds by how much. An engine that really has
+more copies may still hold a block that is reported gone: see `Ledger.may_miss`."""
 
 MEDIUM_TIERS = {
     "GPU": Tier.DEVICE,
@@ -50,15 +50,16 @@ MEDIUM_TIERS = {
     "DISK": Tier.DISK,
 }
 SHELVES = 256
-"""Dictionaries that a map is dealt out to by the low bits of its keys' hashes: one of a million
-entries that grows stops the loop for 100 ms, and of 16,000, when four million are held, for 0.5."""
+"""Dictionaries into which a map is split, by the low bits of its keys' hashes. When a dictionary of
+a million entries grows, it stops the event loop for 100 ms; one of 16,000, a 256th of four million
+blocks, for 0.5 ms."""
 SHARED_MEDIUMS = frozenset({"EXTERNAL"})
 _SMALLEST_CANONICAL = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """Blocks that a tier holds from now on: a chain after `parent`."""
+    """Blocks that arrived on a tier: a chain after `parent`."""
 
     tier: Tier
     parent: PrefixHash | None
@@ -67,7 +68,7 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """Blocks that a tier holds no more."""
+    """Blocks that left a tier."""
 
     tier: Tier
     hashes: list[PrefixHash]
@@ -75,17 +76,17 @@ class Gone:
 
 @dataclass(frozen=True, slots=True)
 class Wiped:
-    """Nothing is held any more, on any tier."""
+    """All blocks left all tiers."""
 
 
 Change = Placed | Gone | Wiped
 
 
 def canonical_block_size(engine_block_size: int, wanted: int | None) -> int | None:
-    """Tokens a canonical block; None when the engine's can be neither split nor merged to it.
+    """Tokens of a canonical block; None: the engine's blocks can't be split or merged to `wanted`.
 
-    Without a wish: the engine's own size, or where that is under 16 tokens its smallest multiple
-    that is not.
+    wanted None: the engine's own size, or if that is under 16 tokens, its smallest multiple of at
+    least 16.
     """
     if wanted is None:
         if engine_block_size >= _SMALLEST_CANONICAL:
@@ -97,7 +98,7 @@ def canonical_block_size(engine_block_size: int, wanted: int | None) -> int | No
 
 
 class Ledger:
-    """The copies that one engine rank holds.
+    """The copies of blocks on one engine rank.
 
     Over 300 lines: whole, split and merged blocks change the same shelves and copies.
     """
@@ -116,27 +117,27 @@ class Ledger:
         self._blocks_max = blocks_max
         self.engine_block_size: int | None = None
         self.block_size: int | None = None
-        """Canonical; known from the first store on."""
+        """Canonical block size; known from the first store on."""
         self.dropped: Counter[str] = Counter() if dropped is None else dropped
         """Reason -> events (or blocks) left out."""
         self.may_miss = False
-        """A block was told gone of which there were more copies than we count: the engine may hold
-        it still. Until all is wiped."""
+        """Whether a block was reported gone that had more copies than are counted, so that the
+        engine may still hold it; until a wipe."""
         self.left_out = LeftOut()
-        """Blocks that the engine holds and this ledger doesn't."""
+        """Blocks of the engine that are not in this ledger."""
         self._blocks: list[dict[EngineHash, Block]] = new_shelves()
-        """On the shelf of its name: name -> block"""
+        """Shelf of the engine hash -> engine hash -> block"""
         self._block_count = 0
         self._held: list[list[dict[PrefixHash, int]]] = [new_shelves() for _ in Tier]
-        """tier -> on the shelf of its hash: PrefixHash -> engine blocks or chunks that give it"""
+        """Tier -> shelf of the PrefixHash -> PrefixHash -> engine blocks or chunks that hold it"""
         self._held_count = [0 for _ in Tier]
         self._xor = [0 for _ in Tier]
         self._groups: dict[int | None, int] = {None: 0}
         """KV cache group -> its place in `Block.copies`"""
         self._other_groups: set[int | None] = set()
-        """Groups that are no full attention, learned from stores: removals don't say."""
+        """Groups without full attention, known from stores: removals don't have the kind."""
         self._doomed: list[dict[Any, Any]] = []
-        """What was held before it was wiped, and is let go in slices: see `sweep`."""
+        """Wiped dictionaries, which `sweep` frees in slices."""
         self._placed: list[tuple[Tier, PrefixHash | None, PrefixHash]] = []
         self._gone: list[tuple[Tier, PrefixHash]] = []
 
@@ -150,12 +151,12 @@ class Ledger:
         return self._block_count
 
     def blocks(self) -> Iterator[tuple[EngineHash, Block]]:
-        """All engine blocks in the map, by their names."""
+        """All engine blocks in the map, with their hashes."""
         for shelf in self._blocks:
             yield from shelf.items()
 
     def apply(self, event: EngineEvent) -> list[Change]:
-        """What changes with an event, in order. Never raises for what an engine says."""
+        """The changes by an event, in order. No event of an engine makes it raise."""
         match event:
             case BlocksStored():
                 self._store(event)
@@ -166,26 +167,26 @@ class Ledger:
         return self._take_changes()
 
     def wipe(self) -> list[Change]:
-        """Forgets all copies. Their memory is let go by `sweep`."""
+        """Forgets all copies; `sweep` frees their memory."""
         had_any = any(self._held_count)
         self._doomed += filter(None, chain(self._blocks, *self._held, [self.left_out.clear()]))
         self._blocks, self._block_count = new_shelves(), 0
         self._held, self._held_count = [new_shelves() for _ in Tier], [0 for _ in Tier]
         self._xor = [0 for _ in Tier]
-        self._placed.clear()  # of an event whose application raised
+        self._placed.clear()  # may be left over from an event whose application raised
         self._gone.clear()
         self.may_miss = False
         return [Wiped()] if had_any else []
 
     def inherit(self, other: "Ledger") -> None:
-        """Takes over what another ledger holds and nobody asks for any more, for `sweep`."""
+        """Takes over the memory of an abandoned ledger, for `sweep`."""
         other.wipe()
         self._doomed += other._doomed
         other._doomed = []
 
     def sweep(self, units: int) -> bool:
-        """Lets go of so many units of what was wiped; False when nothing is left of it. A unit is
-        an entry of a map, or a page's place in a chunk, which may be what kept the page."""
+        """Frees so many units of wiped memory; False when none is left. A unit is an entry of a
+        map, or a page's reference from a chunk, which may be the last reference to the page."""
         while self._doomed and units > 0:
             doomed = self._doomed[-1]
             while doomed and units > 0:
@@ -202,22 +203,22 @@ class Ledger:
         return sum(self._held_count)
 
     def digest(self) -> int:
-        """Same as the digest of an index that holds the same placements."""
+        """Equal to the digest of an index with the same placements."""
         return mix_digest(*self._xor)
 
     def placements(self) -> Iterator[tuple[Tier, list[PrefixHash]]]:
-        """All that is held, a copy by tier."""
+        """All placements: each tier with a new list of its prefixes."""
         for tier in Tier:
             yield tier, [prefix for shelf in self._held[tier] for prefix in shelf]
 
     def shelves(self) -> Iterator[tuple[Tier, int, dict[PrefixHash, int]]]:
-        """All that is held, in the ledger's own dictionaries, with their numbers by tier."""
+        """All placements in the ledger's own dictionaries: tier, number of the shelf, shelf."""
         for tier in Tier:
             for number, shelf in enumerate(self._held[tier]):
                 yield tier, number, shelf
 
     def copy(self) -> LedgerCopy:
-        """All that it knows, as it is now. About 50 ms for a million blocks."""
+        """A copy of the present state. Takes about 50 ms for a million blocks."""
         head = LedgerHead(
             engine_block_size=self.engine_block_size,
             groups=list(self._groups),
@@ -235,11 +236,11 @@ class Ledger:
     def restored(
         cls, head: LedgerHead, parts: Iterable[BlockRows], wanted_block_size: int | None
     ) -> Self:
-        """The ledger that a copy was taken of. Raises ValueError for rows that are of none."""
+        """The ledger of a copy. Raises ValueError for rows that no ledger can have."""
         ledger = cls(wanted_block_size)
         size = head.engine_block_size
         if size is not None and ledger._refused_block_size(size):
-            raise ValueError(f"blocks of {size} tokens can't be brought to {wanted_block_size}")
+            raise ValueError(f"blocks of {size} tokens can't become blocks of {wanted_block_size}")
         ledger._groups = {group: place for place, group in enumerate(head.groups)}
         ledger._other_groups = set(head.other_groups)
         ledger.may_miss = head.may_miss
@@ -248,7 +249,7 @@ class Ledger:
         for name, block, copies in blocks_of(parts, in_chunk):
             shelf = ledger._blocks[hash(name) % SHELVES]
             if name in shelf or len(ledger) >= ledger._blocks_max:
-                raise ValueError(f"block {len(ledger)} is there twice, or one too many")
+                raise ValueError(f"block {len(ledger)} is there twice, or over the bound")
             if isinstance(block, Page) and len(block.pending) >= 4 * (ledger.block_size or 0):
                 raise ValueError(f"page {len(ledger)} holds tokens of a whole block")
             shelf[name] = block
@@ -265,7 +266,7 @@ class Ledger:
         if ledger.count() != head.count:
             raise ValueError(f"{ledger.count()} placements, where there were {head.count}")
         if ledger.digest() != head.digest:
-            raise ValueError(f"{head.count} placements, but they differ from what they were")
+            raise ValueError(f"the digest of the {head.count} placements differs")
         return ledger
 
     def _store(self, event: BlocksStored) -> None:
@@ -322,7 +323,7 @@ class Ledger:
             parent = block
 
     def _store_known(self, event: BlocksStored, tier: Tier, field: int) -> None:
-        """A store without tokens, as offload connectors send: another copy of blocks we know."""
+        """A store without tokens, as offload connectors send: another copy of known blocks."""
         for engine_hash in event.hashes:
             block = self._block(engine_hash)
             if block is None:
@@ -337,7 +338,7 @@ class Ledger:
         if event.group in self._other_groups:
             self.dropped["other_group"] += 1
             return
-        if event.group not in self._groups:  # nothing of it is counted; no place for it either
+        if event.group not in self._groups:  # no block of it is counted, and it has no place
             self.dropped["unknown_removal"] += len(event.hashes)
             for engine_hash in event.hashes:
                 self.left_out.remove(engine_hash)
@@ -368,7 +369,7 @@ class Ledger:
         seed: int,
         canonical: int,
     ) -> Block:
-        """A new block after `parent`; canonical: bytes a canonical block."""
+        """A new block after `parent`; canonical: bytes of a canonical block's tokens."""
         if len(content) < canonical:
             return self._make_page(engine_hash, content, parent, seed, canonical)
         suffix = b"".join(
@@ -408,10 +409,10 @@ class Ledger:
         while pages[-1].parent is not None:
             pages.append(pages[-1].parent)
         page.own_chunk = chunk = Chunk(prefix, parent.end, tuple(pages))
-        for one in pages:
-            one.chunks.append(chunk)
+        for part in pages:
+            part.chunks.append(chunk)
             for tier in Tier:
-                if one.copies & TIER_MASKS[tier]:
+                if part.copies & TIER_MASKS[tier]:
                     chunk.missing[tier] -= 1
 
     def _add_copy(self, block: Block, tier: Tier, field: int, parent: PrefixHash | None) -> None:
@@ -464,7 +465,7 @@ class Ledger:
         self._gone.append((tier, prefix))
 
     def _drop(self, engine_hash: EngineHash, block: Block) -> None:
-        """Forgets a block without copies, unless pages after it still count on its coming back."""
+        """Forgets a block without copies; a page stays while later pages have it as parent."""
         if not isinstance(block, Page):
             del self._blocks[hash(engine_hash) % SHELVES][engine_hash]
             self._block_count -= 1
@@ -472,9 +473,9 @@ class Ledger:
         page: Page | None = block
         while page is not None and not page.copies and not page.children:
             if page.own_chunk is not None:
-                for one in page.own_chunk.pages:
-                    one.chunks.remove(page.own_chunk)
-                page.own_chunk = None  # which holds it: nobody has to look for the cycle
+                for part in page.own_chunk.pages:
+                    part.chunks.remove(page.own_chunk)
+                page.own_chunk = None  # ends the reference cycle, so that no collector has to
             del self._blocks[hash(page.engine_hash) % SHELVES][page.engine_hash]
             self._block_count -= 1
             page = page.parent
@@ -487,13 +488,13 @@ class Ledger:
     def _leave_out(
         self, reason: str, blocks: tuple[EngineHash, ...], count: int | None = None
     ) -> None:
-        """count: what is counted as dropped; None: the blocks."""
+        """count: added to `dropped`; None: the number of blocks."""
         self.dropped[reason] += len(blocks) if count is None else count
-        if reason != "unhashable":  # what nobody outside can name, no request asks for
+        if reason != "unhashable":  # no request can match such blocks
             self.left_out.add(reason, blocks)
 
     def _refused_block_size(self, engine_block_size: int) -> str:
-        """Why blocks of this size can't be kept; empty when they can."""
+        """Why blocks of this size can't be kept; empty: they can."""
         if self.engine_block_size is None:
             self.engine_block_size = engine_block_size
             self.block_size = canonical_block_size(engine_block_size, self._wanted)
@@ -502,7 +503,7 @@ class Ledger:
         return "" if engine_block_size == self.engine_block_size else "block_size_changed"
 
     def _tier(self, event: BlocksStored | BlocksRemoved) -> Tier | None:
-        """Where an event's blocks are; None, counted, for a place that is nobody's or not known."""
+        """The tier of an event's blocks; None, counted, for a shared or an unknown medium."""
         if event.remote or event.medium in SHARED_MEDIUMS:
             self.dropped["shared"] += 1
             return None
@@ -516,7 +517,7 @@ class Ledger:
         return tier
 
     def _field(self, group: int | None, tier: Tier) -> int | None:
-        """Where the count of a group and tier stands; gives the group a place, if one is left."""
+        """Offset of the count of a group and tier; gives a new group a place, if one is left."""
         place = self._groups.get(group)
         if place is None:
             if len(self._groups) >= GROUPS_MAX:
@@ -544,7 +545,7 @@ class Ledger:
 
 
 def new_shelves() -> list[dict[Any, Any]]:
-    """SHELVES empty ones."""
+    """SHELVES empty dictionaries."""
     return [{} for _ in range(SHELVES)]
 
 
@@ -553,11 +554,11 @@ def _hash(content: bytes, seed: int) -> BlockHash:
 
 
 def _unhashable(event: BlocksStored, block_size: int | None) -> str:
-    """Why the blocks of an event can't be named by their content; empty when they can."""
+    """Why the blocks of an event can't be hashed by their content; empty: they can."""
     if event.unnamed_lora:
         return "unnamed_lora"
     if event.unhashable:
         return "unhashable"
     if event.item_ids and block_size != event.block_size and any(event.item_ids):
-        return "item_place_unknown"  # which part of a block an item covers isn't told
+        return "item_place_unknown"  # events don't have the part of a block that an item covers
     return ""

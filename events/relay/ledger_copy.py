@@ -1,11 +1,10 @@
-"""A ledger (events/relay/ledger.py) as it was at one moment, and as columns that can be kept on
-disk.
+"""A copy of a ledger (events/relay/ledger.py) at one moment, and its columns for the disk.
 
     Ledger.copy() ─> LedgerCopy ─> rows ─> bytes ─> rows ─> Ledger.restored()
 
-A copy is taken between two messages, so it has to be quick; the rest takes five times as long and
-more, and may be done in another thread: of what rows are made of, only a block's copies ever
-change, and those are in the LedgerCopy as numbers.
+A copy is taken between two messages, so it has to be quick. The other steps take at least five
+times as long, and may run in another thread: a block's only attribute that changes is `copies`, and
+the LedgerCopy has those as numbers.
 """
 
 from collections.abc import Iterable, Iterator
@@ -27,34 +26,34 @@ _ROWS_MAX = 1 << 14
 
 
 U64 = Annotated[int, Meta(ge=0)]
-"""MessagePack has none that is larger."""
+"""Unsigned; MessagePack bounds it to 64 bits."""
 
 
 class LedgerHead(msgspec.Struct, frozen=True):
-    """What a ledger knows besides its blocks, and what they add up to."""
+    """A ledger's state besides its blocks, and their count and digest."""
 
     engine_block_size: Annotated[int, Meta(ge=1, le=BLOCK_SIZE_MAX)] | None
     groups: Annotated[list[int | None], Meta(min_length=1, max_length=GROUPS_MAX)]
-    """By their places in `Block.copies`."""
+    """In the order of their places in `Block.copies`."""
     other_groups: list[int | None]
     may_miss: bool
     count: int
     digest: int
     lacks: Annotated[list[Name], Meta(max_length=LACKS_MAX)] = []
-    """Why blocks were left out."""
+    """Reasons for which blocks were left out."""
 
 
 class BlockRows(msgspec.Struct, frozen=True, array_like=True):
-    """Some of a ledger's blocks in columns, each page after the one before it."""
+    """Part of a ledger's blocks in columns, each page after its parent."""
 
     names: list[EngineHash]
     seeds: list[U64]
     copies: list[Annotated[bytes, Meta(max_length=_COPIES_BYTES)]]
     """`Block.copies`, little-endian."""
     prefixes: list[Annotated[PrefixHash, Meta(ge=0)]]
-    """As many a block as it has canonical ones inside; none where blocks are pages."""
+    """For each block, as many as it has canonical blocks inside; empty where blocks are pages."""
     ends: list[Annotated[PrefixHash, Meta(ge=0)] | None]
-    """Of pages, as are those below."""
+    """For each page, as the columns below."""
     pendings: list[Annotated[bytes, Meta(max_length=4 * BLOCK_SIZE_MAX)]]
     parents: list[int | None]
     """Row of the page before inside the same chunk, counted over all parts."""
@@ -72,18 +71,18 @@ class LedgerCopy:
     def rows(self) -> Iterator[BlockRows]:
         """All blocks, part by part."""
         place_of: dict[Block | None, int] = {}
-        # Before a page comes the one with fewer tokens pending; one that has none ends a chunk.
+        # A page's parent has fewer tokens pending; a page without pending tokens ends a chunk.
         order = sorted(range(len(self.blocks)), key=lambda i: _tokens_pending(self.blocks[i]))
         for at in range(0, len(order), _ROWS_MAX):
             part = order[at : at + _ROWS_MAX]
             blocks = [self.blocks[i] for i in part]
-            pages = [one for one in blocks if isinstance(one, Page)]
+            pages = [block for block in blocks if isinstance(block, Page)]
             place_of.update((page, at + i) for i, page in enumerate(pages))
             yield BlockRows(
                 names=[self.names[i] for i in part],
-                seeds=[one.seed for one in blocks],
+                seeds=[block.seed for block in blocks],
                 copies=[_bytes_of(self.copies[i]) for i in part],
-                prefixes=[prefix for one in blocks for prefix in one.prefixes],
+                prefixes=[prefix for block in blocks for prefix in block.prefixes],
                 ends=[page.end for page in pages],
                 pendings=[page.pending for page in pages],
                 parents=[place_of.get(page.parent) for page in pages],
@@ -91,14 +90,14 @@ class LedgerCopy:
 
 
 def blocks_of(parts: Iterable[BlockRows], in_chunk: int) -> Iterator[tuple[EngineHash, Block, int]]:
-    """Names, blocks, and the copies they had, in order; the blocks are new ones without copies.
+    """Names, new blocks without copies, and their numbers of copies, in order.
 
     in_chunk: pages of a canonical block, at most. Raises ValueError for columns that don't fit
     together.
     """
     pages: list[Page] = []
     places: list[int] = []
-    """Of each page in its chunk."""
+    """Place of each page in its chunk."""
     for rows in parts:
         blocks: list[Block]
         if rows.prefixes:
@@ -126,12 +125,12 @@ def blocks_of(parts: Iterable[BlockRows], in_chunk: int) -> Iterator[tuple[Engin
                     raise ValueError(f"page {len(pages)} is beyond the end of its chunk")
                 pages.append(Page(seed, end, name, pending, before))
             blocks = list(pages[first:])
-        copies = [int.from_bytes(one, "little") for one in rows.copies]
+        copies = [int.from_bytes(packed, "little") for packed in rows.copies]
         yield from zip(rows.names, blocks, copies, strict=True)
 
 
 def _tokens_pending(block: Block) -> int:
-    """Bytes, with those of a page that ends a chunk as the most; 0 for what is no page."""
+    """Pending bytes of a page, _ENDS for a page that ends a chunk; 0 for other blocks."""
     return (len(block.pending) or _ENDS) if isinstance(block, Page) else 0
 
 

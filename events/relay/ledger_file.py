@@ -1,8 +1,7 @@
-"""Keeps a rank's map (events/relay/saved_ledger.py) on disk for the relay's next life.
+"""Saves a rank's ledger (events/relay/saved_ledger.py) on disk for the relay's next start.
 
-One file a rank, there whole or not at all: it is written beside the old one and takes its name.
-Reading, writing and encoding have threads of their own; what fails is counted, and never ends a
-relay.
+One file for each rank, written to a second file that then takes its name, so that it is whole or
+absent. Reading, writing and encoding run in threads; a failure is counted, and never ends a relay.
 """
 
 import asyncio
@@ -24,18 +23,18 @@ from events.relay.saved_ledger import Checkpoint, Source, pack, unpack
 from indexer.identity import WorkerKey
 
 KEEP_S = 30.0
-"""Between two times that a map is written. The replay socket has to reach back so far."""
+"""Least seconds between two writes; the engine's replay has to reach back that far."""
 SAVE_SHARE = 0.02
-"""Of the time, that may go into it at most."""
+"""Largest share of the time spent on writes."""
 FILE_BYTES_MAX = 1 << 30
-"""Four million blocks, the most a ledger holds, are a quarter of it."""
+"""Bytes of a file; four million blocks, a ledger's bound, take a quarter."""
 _READABLE_CHARS = 100
 
 log = logging.getLogger("kvroute.relay")
 
 
 class MapKeeper:
-    """The map of one rank and its file."""
+    """The saved ledger of one rank, and its file."""
 
     def __init__(
         self,
@@ -56,18 +55,18 @@ class MapKeeper:
         self._keeping: asyncio.Task[None] | None = None
 
     async def resume(self) -> None:
-        """Gives the rank what an earlier life kept; call before the rank is started."""
+        """Gives the rank its saved ledger, if there is one; call before the rank is started."""
         try:
             kept = await asyncio.to_thread(self._load)
-        except Exception as error:  # whatever is in the file: the engine is followed without it
+        except Exception as error:  # whatever its content, the engine is followed without it
             self._counts["map_unusable"] += 1
-            log.error("%s: %s is of no use: %s", self._source.worker, self.path, error)
+            log.error("%s: %s can't be used: %s", self._source.worker, self.path, error)
             return
         if kept is not None:
             self._rank.resume(*kept)
             log.info(
-                "%s: the map in %s has %d placements, as after engine message %d; it counts once"
-                " the engine shows that it still is in that life",
+                "%s: the map in %s has %d placements after engine message %d; it counts once the"
+                " engine's messages show that the engine has not restarted since",
                 self._source.worker,
                 self.path,
                 kept[1].count(),
@@ -75,11 +74,11 @@ class MapKeeper:
             )
 
     def start(self, supervisor: Supervisor) -> None:
-        """Writes the map now and then, until `finish`."""
+        """Writes the ledger now and then, until `finish`."""
         self._keeping = supervisor.keep(self._keep, "map")
 
     async def finish(self) -> None:
-        """Writes it for the last time; call when the rank changes no more."""
+        """Writes it for the last time; call after the rank's last change."""
         self._finishing.set()
         if self._keeping is not None:
             await asyncio.wait([self._keeping])
@@ -105,7 +104,7 @@ class MapKeeper:
             if kept is not None:
                 await asyncio.to_thread(self._write, *kept)
                 self._saved = position
-        except Exception as error:  # of the disk or of the map: the next time may go well
+        except Exception as error:  # of the disk or the ledger: the next attempt may succeed
             self._counts["map_not_saved"] += 1
             log.error("%s: can't write %s: %r", self._source.worker, self.path, error)
 
@@ -118,18 +117,18 @@ class MapKeeper:
 
 
 def pause_s(took_s: float) -> float:
-    """Until a map is written again, when it took so long."""
+    """Seconds to the next write after a write of took_s."""
     return max(KEEP_S, took_s / SAVE_SHARE)
 
 
 def map_path(state_dir: Path, fleet: str, worker: WorkerKey) -> Path:
-    """Where a rank's map is kept. A digest tells apart what is too long for a name."""
+    """The file of a rank's ledger. The digest keeps names apart that are cut for their length."""
     whole = f"{fleet}.{escape(worker.worker_id)}.{worker.dp_rank}"
     return state_dir / f"{whole[:_READABLE_CHARS]}-{xxh3_64_hexdigest(whole.encode())}.map"
 
 
 def write_file(path: Path, data: bytes) -> None:
-    """Puts data in the place of what was there. Raises OSError, and then the old file stays."""
+    """Replaces the file's content. Raises OSError, and then the old file stays."""
     _check_size(len(data))
     new = path.with_suffix(".new")
     with new.open("wb") as file:
@@ -139,13 +138,13 @@ def write_file(path: Path, data: bytes) -> None:
     new.replace(path)
     folder = os.open(path.parent, os.O_RDONLY)
     try:
-        os.fsync(folder)  # or a loss of power may bring the old name back
+        os.fsync(folder)  # else a power failure may undo the renaming
     finally:
         os.close(folder)
 
 
 def read_file(path: Path) -> bytes | None:
-    """What is there; None when nothing is. Raises OSError."""
+    """The file's content; None when there is no file. Raises OSError."""
     try:
         size = path.stat().st_size
     except FileNotFoundError:

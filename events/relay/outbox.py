@@ -1,11 +1,11 @@
-"""The relay's side of one stream: gathers changes into numbered messages, and keeps the last ones.
+"""The relay's side of one stream: changes become numbered messages, of which it keeps the last.
 
-Pure: no clock, no sockets; bytes out. A message is at most about `message_bytes` long, and the ring
-holds what a router may have missed, up to `ring_bytes`.
+Pure: no clock, no sockets; bytes out. A message is at most about `message_bytes` long. The ring has
+the last messages, up to `ring_bytes`, for routers that missed some.
 
 Laws:
-- sequence numbers count from 1 in each epoch without a hole, whether or not a message gets through;
-- a beat speaks of the state after the last message, with nothing left ungathered.
+- sequence numbers count from 1 in each epoch without a hole, whether or not messages are delivered;
+- a beat has the state after the last message, with no change pending.
 """
 
 from collections import deque
@@ -32,7 +32,7 @@ from events.relay.ledger import Change, Gone, Placed, Wiped
 MESSAGE_BYTES = 64 * 1024
 RING_BYTES = 8 * 1024 * 1024
 _FACT_BYTES = 56
-"""What a fact takes besides its hashes, at most."""
+"""Bytes of a fact besides its hashes, at most."""
 
 
 class Outbox:
@@ -43,7 +43,7 @@ class Outbox:
     ) -> None:
         self.epoch = epoch
         self.seq = 0
-        """Of the last message."""
+        """Number of the last message."""
         self._message_bytes = message_bytes
         self._ring_bytes_max = ring_bytes
         self._pending: list[Fact] = []
@@ -57,9 +57,9 @@ class Outbox:
         return f"<Outbox at {self.seq}, {len(self._pending)} facts pending, ring {len(self._ring)}>"
 
     def start_over(self, epoch: Epoch, seq: int = 0) -> None:
-        """Another life: a new epoch, an empty ring, nothing pending.
+        """A new epoch: an empty ring, nothing pending.
 
-        seq: 1 for a life that begins with blocks, as after a message that nobody got.
+        seq: 1 for an epoch that begins with blocks, as if a first message had been lost.
         """
         if epoch <= self.epoch:
             raise ValueError(f"epoch {epoch} is not after {self.epoch}")
@@ -71,7 +71,7 @@ class Outbox:
         self._ring_bytes = 0
 
     def add(self, changes: Sequence[Change], read_at_s: float) -> list[bytes]:
-        """Gathers changes; returns the messages that got full."""
+        """Gathers changes; returns the messages that are full."""
         full = []
         for change in changes:
             for fact in _facts(change, self._message_bytes):
@@ -85,7 +85,7 @@ class Outbox:
         return full
 
     def flush(self) -> list[bytes]:
-        """What is gathered, as a message; none when there is nothing."""
+        """The gathered facts as a message; empty if there are none."""
         if not self._pending:
             return []
         self.seq += 1
@@ -110,7 +110,7 @@ class Outbox:
         return encode(beat)
 
     def replay(self, from_seq: int) -> list[bytes] | None:
-        """Messages from_seq and after, as they were sent; None when the ring has lost some."""
+        """Messages from from_seq on, as they were sent; None when the ring lacks some of them."""
         missing = self.seq - from_seq + 1
         if from_seq < 1 or missing < 0 or missing > len(self._ring):
             return None
@@ -118,7 +118,7 @@ class Outbox:
 
 
 def _facts(change: Change, message_bytes: int) -> list[Fact]:
-    """A change as facts, cut so that none is longer than a message may be."""
+    """A change as facts, each at most as long as a message may be."""
     step = max(1, (message_bytes - _FACT_BYTES) // 8)
     match change:
         case Placed(tier, parent, hashes):
@@ -140,5 +140,5 @@ def _facts(change: Change, message_bytes: int) -> list[Fact]:
 
 
 def _size(fact: Fact) -> int:
-    """About how many bytes a fact takes in a message."""
+    """The approximate bytes of a fact in a message."""
     return _FACT_BYTES + (0 if isinstance(fact, Cleared) else len(fact.hashes))

@@ -1,4 +1,4 @@
-"""One engine rank in its relay: its stream, its map on disk, its load."""
+"""One engine rank in its relay: its stream, its saved ledger, its load."""
 
 import asyncio
 
@@ -17,13 +17,13 @@ class RankShell(OutgoingStream[Rank]):
     def __init__(self, key: WorkerKey, rank: Rank, supervisor: Supervisor) -> None:
         super().__init__(key, rank, supervisor)
         self.keeper: MapKeeper | None = None
-        """None: the rank's map is kept nowhere."""
+        """Saves the rank's ledger; None: it is not saved."""
         self.warmer: Warmer | None = None
-        """None: routers may have nothing computed ahead."""
+        """Computes prefixes for routers; None: not allowed."""
         self.load: LoadSample | None = None
         self.sampled_at_s: float | None = None
         self.replaying: asyncio.Task[None] | None = None
         self.resumed = False
-        """A map that was kept has been read."""
+        """Whether a saved ledger has been read."""
         self.started = False
-        """A subscription has stood at the engine."""
+        """Whether a subscription to the engine has stood."""

@@ -1,11 +1,11 @@
-"""The stream of one rank, as its relay speaks it: ledger, outbox, snapshots, epochs, counters.
+"""The outgoing stream of one rank: ledger, outbox, snapshots, epochs, counters.
 
-The part that ranks of all engines share; events/relay/rank.py and events/relay/dynamo/rank.py add
-how the engine's events come in order. Pure: no clock, no sockets; bytes for the facts subject out.
+Shared by the ranks of all engines; events/relay/rank.py and events/relay/dynamo/rank.py put the
+engine's events in order. Pure: no clock, no sockets; bytes for the facts subject out.
 
 Laws:
 - each change of the ledger goes to the outbox and to the snapshots under way, in the same order;
-- an epoch starts after the one before, and with a beat.
+- an epoch starts after the epoch before, and with a beat.
 """
 
 from collections import Counter
@@ -20,10 +20,10 @@ from events.relay.snapshot import Holder, SnapshotDesk
 
 
 class StreamLedger(Holder, Protocol):
-    """The blocks that a rank holds, as far as its stream is concerned."""
+    """The blocks of a rank, as its stream needs them."""
 
     left_out: LeftOut
-    """Blocks that the engine holds and the ledger doesn't."""
+    """Blocks of the engine that are not in the ledger."""
 
     def __len__(self) -> int:
         """Engine blocks in the map."""
@@ -32,16 +32,16 @@ class StreamLedger(Holder, Protocol):
         """Placements: (tier, PrefixHash) pairs."""
 
     def digest(self) -> int:
-        """Same as the digest of an index that holds the same placements."""
+        """Equal to the digest of an index with the same placements."""
 
     def wipe(self) -> list[Change]:
-        """Forgets all; `sweep` lets its memory go."""
+        """Forgets all blocks; `sweep` frees their memory."""
 
     def inherit(self, other: Self) -> None:
-        """Takes over the memory of a ledger that is given up, for `sweep`."""
+        """Takes over the memory of an abandoned ledger, for `sweep`."""
 
     def sweep(self, units: int) -> bool:
-        """Lets go of so much of what was wiped; False when nothing is left of it."""
+        """Frees so many units of wiped memory; False when none is left."""
 
 
 L = TypeVar("L", bound=StreamLedger)
@@ -53,11 +53,11 @@ class RankStream(Generic[L]):
     def __init__(
         self, ledger: L, epoch: Epoch, *, counts: Counter[str], swept_at_once: int
     ) -> None:
-        """swept_at_once: units of a wiped ledger that one turn of the event loop lets go."""
+        """swept_at_once: units of a wiped ledger that are freed in a turn of the event loop."""
         self.complete = False
-        """Whether the ledger missed nothing of this life."""
+        """Whether the ledger missed nothing of this epoch."""
         self.counts = counts
-        """Kind of event, and what went wrong, of the whole life of this object."""
+        """Kind of event, or of failure -> occurrences since this object was made."""
         self.engine_gaps = 0
         self.engine_restarts = 0
         self.last_event_s: float | None = None
@@ -80,24 +80,24 @@ class RankStream(Generic[L]):
         return messages
 
     def sweep(self) -> bool:
-        """Lets go of a slice of what was held before a wipe; False when nothing is left of it."""
+        """Frees a slice of the memory of wiped ledgers; False when none is left."""
         return self.ledger.sweep(self._swept_at_once)
 
     def answer(
         self, request: SnapshotRequest, now_s: float
     ) -> tuple[list[bytes], SnapshotChunk | SnapshotRequest]:
-        """Answers a router: (gathered facts, which go out first, and the chunk). A request in the
-        place of the chunk: a part of it is made, and a later turn calls with that request."""
+        """Answers a router: (messages to send first, and the chunk). A request instead of the
+        chunk: only a part of it is made; call again with that request in a later turn."""
         messages = self.flush()
         return messages, self._desk.answer(request, self.complete, now_s)
 
     def _changed(self, changes: Sequence[Change], now_s: float) -> list[bytes]:
-        """The ledger has changed: messages that are full by that."""
+        """Adds changes of the ledger; returns the messages that are full now."""
         self._desk.note(changes)
         return self.outbox.add(changes, now_s)
 
     def _forget_all(self, now_s: float) -> list[bytes]:
-        """Removals may be lost, so that nothing held is certain: the ledger is emptied."""
+        """Empties the ledger after a loss: removals may be lost, so no block is certain."""
         self.complete = False
         self._desk.note((Wiped(),))  # a ledger that an event left half emptied reports no change
         return self._changed(self.ledger.wipe(), now_s)

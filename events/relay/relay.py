@@ -1,16 +1,16 @@
-"""The relay: beside an engine, turns its KV events into facts on NATS.
+"""The relay: runs beside an engine and turns its KV events into facts on NATS.
 
     engine ──ZMQ──> Rank (order, decode, count copies, number) ──NATS──> every router
     engine ──HTTP─> Probe ──> heartbeats
 
-The shell around events/relay/rank.py: sockets, timers, and nothing decided; the streams leave by
+The shell around events/relay/rank.py: sockets and timers, no decisions; the streams leave by
 events/relay/stream_publisher.py. Nothing here pushes back on the engine: messages that can't be
-sent are dropped and counted, and gaps in the stream's numbers show it. An engine without KV events
-has heartbeats, and an empty stream.
+sent are dropped and counted, and gaps in the stream's numbers show the loss. An engine without KV
+events has heartbeats, and an empty stream.
 
-Law: nothing that an engine, a router or an endpoint does ends a relay or anything beside it. Each
-piece of work that fails is counted, retried with a back-off, and shown as a warning of its worker;
-beats go on meanwhile. After `stop`, no socket, session or task of it is left.
+Law: no engine, router or endpoint can end a relay or anything beside it. Each piece of work that
+fails is counted, retried with a back-off, and shown as a warning of its worker; beats go on
+meanwhile. After `stop`, no socket, session or task of the relay is left.
 """
 
 import asyncio
@@ -64,10 +64,10 @@ class Relay:
         rng: random.Random,
         state_dir: Path | None = None,
     ) -> None:
-        """clock: Unix time in seconds that never goes back. state_dir: for maps to be kept in."""
+        """clock: Unix time in seconds that never goes back. state_dir: for saved ledgers."""
         self.settings = settings
         self.counts: Counter[str] = Counter()
-        """Faults of the sockets and of the maps on disk, by kind."""
+        """Kind of failure -> failures of the sockets and of saved ledgers."""
         self._broker = broker
         self._fleet = fleet
         self._clock = clock
@@ -109,15 +109,17 @@ class Relay:
 
     @property
     def heard(self) -> bool:
-        """Whether the engine has ever answered, over HTTP or ZMQ; one without either can't."""
+        """Whether the engine has ever answered, over HTTP or ZMQ; True for an engine without
+        either."""
         silent = self.settings.http is None and self.settings.events is None
         return silent or self._connected_once or self._pages.heard
 
     @property
     def failures(self) -> Counter[str]:
-        """Piece of work -> how often it failed."""
-        supervisors = (self._supervisor, self._keepers, *(one.supervisor for one in self._shells))
-        return sum((one.failures for one in supervisors), Counter[str]())
+        """Name of the work -> failures"""
+        shells = (shell.supervisor for shell in self._shells)
+        supervisors = (self._supervisor, self._keepers, *shells)
+        return sum((supervisor.failures for supervisor in supervisors), Counter[str]())
 
     async def start(self) -> None:
         """Subscribes to the engine and answers routers. The broker must be connected.
@@ -143,7 +145,7 @@ class Relay:
         self._publisher.start(self._supervisor)
         log.info("relay for %s: %s at %s", settings.id, settings.engine, masked(settings.address))
         if settings.events is None:
-            log.info("%s has no KV events: routers predict its blocks", settings.id)
+            log.info("%s publishes no KV events: routers predict its blocks", settings.id)
 
     async def stop(self) -> None:
         """Ends all work: from now on another relay may publish for the engine."""
@@ -154,7 +156,7 @@ class Relay:
             for shell in self._shells:
                 if shell.keeper is not None:
                     stack.push_async_callback(shell.keeper.finish)
-            for supervisor in (self._supervisor, *(one.supervisor for one in self._shells)):
+            for supervisor in (self._supervisor, *(shell.supervisor for shell in self._shells)):
                 stack.push_async_callback(supervisor.close)
             stack.push_async_callback(self._listening.close)
 
@@ -176,7 +178,7 @@ class Relay:
         self.counts[f"{work}_failed"] += 1
 
     async def _let_warm(self, shell: RankShell, session: aiohttp.ClientSession) -> None:
-        """Routers may have a rank compute a prefix."""
+        """Lets routers make a rank compute a prefix."""
         shell.warmer = Warmer(
             session,
             self.settings,
@@ -188,7 +190,7 @@ class Relay:
             supervisor=shell.supervisor,
         )
         await self._listen(
-            subjects.warm(self._fleet, shell.key), shell.warmer.asked, "warm", shell.supervisor
+            subjects.warm(self._fleet, shell.key), shell.warmer.on_message, "warm", shell.supervisor
         )
 
     def _model(self, shell: RankShell) -> str:
@@ -211,7 +213,7 @@ class Relay:
                     shell.replaying = shell.supervisor.keep(
                         partial(self._fetch_replay, shell, from_seq), "replay"
                     )
-        self._publisher.queue(shell)  # the rank may have gathered facts
+        self._publisher.queue(shell)  # the rank may have facts for the next message
 
     async def _follow(self, shell: RankShell, base: str) -> None:
         """Reads the engine's publisher until the connection to it breaks for good."""
@@ -237,7 +239,7 @@ class Relay:
         rank = shell.rank
         self._perform(shell, rank.on_reconnected() if shell.started else rank.start())
         shell.started = True
-        await self._catch_up(shell)  # with what an attempt before this one has left
+        await self._catch_up(shell)  # an earlier attempt may have left messages
         while True:
             message = parse_live(await publisher.receive())
             if not isinstance(message, LiveMessage):
@@ -252,8 +254,8 @@ class Relay:
     def _applied(
         self, shell: RankShell, step: Callable[[], list[RankEffect]], now_s: float
     ) -> list[RankEffect]:
-        """Effects of a step of the rank. If the step raises, the rank's stream starts from an empty
-        ledger, and the error is raised on."""
+        """Effects of a step of the rank. If the step raises, the rank's stream starts with an empty
+        ledger, and the error is raised."""
         try:
             return step()
         except Exception:
@@ -261,19 +263,19 @@ class Relay:
             raise
 
     def _connected(self, shell: RankShell) -> None:
-        """Heals what was lost with a connection to the publisher, once there is another."""
+        """Heals the loss of a connection to the publisher, once it is connected again."""
         self._connected_once = True
-        if shell.started:  # the rank's start makes good for the first connection
+        if shell.started:  # at the first connection, the rank's start does that
             self._perform(shell, shell.rank.on_reconnected())
 
     async def _fetch_replay(self, shell: RankShell, from_seq: int) -> None:
-        """Requests a replay, and applies the answer, however little of it came."""
+        """Requests a replay, and applies the answer, also if only part of it came."""
         answer = ReplayAnswer()
         if shell.rank.state is EngineState.HEALING:
             try:
                 endpoint = rank_endpoint(self.settings.replay or "", shell.key.dp_rank)
                 await ask_replay(self._context, endpoint, from_seq, answer)
-            except Exception as error:  # live messages wait for the answer, so there must be one
+            except Exception as error:  # live messages wait, so they get an empty answer
                 shell.supervisor.failed("replay", error)
         self.counts["malformed_frame"] += answer.malformed
         count = len(answer.parts)
@@ -281,14 +283,14 @@ class Relay:
             self.counts[answer.trouble] += 1
             log.warning("%s: %s after %d batches", shell.key, answer.trouble, count)
         effects = shell.rank.on_replay(answer.parts, answer.ended, self._clock())
-        answer.parts.clear()  # what is applied is let go
+        answer.parts.clear()  # frees the applied messages
         shell.replaying = None
         self._perform(shell, effects)
         await self._catch_up(shell)
         log.info("%s: %d batches replayed; %s", shell.key, count, shell.rank.summary())
 
     async def _catch_up(self, shell: RankShell) -> None:
-        """Applies what is too long for one turn of the loop, a slice a turn. Messages that the
+        """Applies waiting messages, a slice in each turn of the event loop. Messages that the
         engine sends meanwhile wait in the socket's queue, or in the rank."""
         while shell.rank.state is EngineState.CATCHING_UP:
             await asyncio.sleep(0)

@@ -1,10 +1,9 @@
-"""What a relay keeps of one engine rank for its own next life, as bytes. Pure.
+"""A rank's ledger as bytes, saved by a relay for its next start. Pure.
 
     "kvroute map 1\\n", XXH3-128 of the rest (16 bytes), MessagePack of a _Kept
 
-Law: bytes that were torn, or written for another engine or by another kvroute, are UnusableMap,
-never a ledger; and nothing that bytes say, with a right checksum or not, raises anything else, then
-or later.
+Law: bytes that were torn, or written for another engine or by another release, raise UnusableMap.
+No bytes, with a right checksum or not, raise anything else, at reading or later.
 """
 
 from dataclasses import dataclass
@@ -21,28 +20,28 @@ from events.relay.ledger_copy import BlockRows, LedgerCopy, LedgerHead
 from indexer.identity import WorkerKey
 
 MAGIC = b"kvroute map 1\n"
-"""Another number for every change of what comes after it."""
+"""Format and version; the number changes with the format of what follows."""
 _CHECKSUM_BYTES = 16
 
 
 class UnusableMap(ValueError):
-    """What was kept can't be used; the message says why."""
+    """A saved ledger can't be used; the message says why."""
 
 
 class Checkpoint(msgspec.Struct, frozen=True):
-    """Which message of which life of the engine a ledger is the state after."""
+    """The engine's message after which a ledger was saved."""
 
     seq: Annotated[int, Meta(ge=0, le=SEQUENCE_LIMIT - 2)]
     digest: Annotated[int, Meta(ge=0)]
     """XXH3-64 of the message."""
     complete: bool
     process_start_s: UnixSeconds | None
-    """When the engine's process started, as it told (Unix time)."""
+    """Start of the engine's process, from its metrics (Unix time)."""
     taken_at_s: UnixSeconds
     """Unix time."""
 
     def is_before(self, started_s: float) -> bool:
-        """Whether a process that started then is another one than this map is of."""
+        """Whether the engine's process that started at started_s is newer than this ledger."""
         if self.process_start_s is not None:
             return started_s != self.process_start_s
         return started_s > self.taken_at_s
@@ -50,7 +49,7 @@ class Checkpoint(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Whom a map is of."""
+    """The worker and settings that a saved ledger belongs to."""
 
     worker: WorkerKey
     engine: str
@@ -73,7 +72,7 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def pack(source: Source, checkpoint: Checkpoint, copy: LedgerCopy) -> bytes:
-    """A map as it is kept: about 27 bytes a block."""
+    """The bytes of a saved ledger: about 27 for each block."""
     kept = _Kept(
         *source.worker,
         source.engine,
@@ -87,7 +86,7 @@ def pack(source: Source, checkpoint: Checkpoint, copy: LedgerCopy) -> bytes:
 
 
 def unpack(source: Source, data: bytes) -> tuple[Checkpoint, Ledger]:
-    """What was kept of this source; raises UnusableMap."""
+    """The saved ledger of this source; raises UnusableMap."""
     start = len(MAGIC) + _CHECKSUM_BYTES
     if data[: len(MAGIC)] != MAGIC:
         raise UnusableMap(f"it begins with {data[: len(MAGIC)]!r}, where {MAGIC!r} is expected")
@@ -101,5 +100,5 @@ def unpack(source: Source, data: bytes) -> tuple[Checkpoint, Ledger]:
             raise ValueError(f"it is of {of}, not of {source}")
         parts = (_rows_decoder.decode(rows) for rows in kept.rows)
         return kept.checkpoint, Ledger.restored(kept.ledger, parts, source.wanted_block_size)
-    except Exception as error:  # a file must not end what reads it, whatever it says
+    except Exception as error:  # no content of a file may end the relay
         raise UnusableMap(str(error) or type(error).__name__) from error

@@ -1,14 +1,14 @@
-"""The relay's answers to routers that missed something: its ring, or all that it holds, in chunks.
+"""The relay's answers to routers that missed messages: its ring, or all its blocks, in chunks.
 
 Pure. A snapshot is of the moment at which its first chunk is requested, so that its chunks fit
-together while the stream goes on. The chunks are made when they are requested, SLICE_HASHES in a
-turn of the event loop. The ledger changes meanwhile: the desk gets each change (`note`), and keeps
-for each hash of a shelf that is still to be read whether the ledger held that hash at the moment.
+together while the stream goes on. Each chunk is made when it is requested, SLICE_HASHES in a turn
+of the event loop. The ledger changes meanwhile: the desk gets each change (`note`), and records for
+each changed hash of an unread shelf whether the ledger held it at that moment.
 
 Laws:
-- all chunks of a snapshot together are the ledger as it was after message `as_of`;
+- all chunks of a snapshot together are the ledger after message `as_of`;
 - no call reads more than SLICE_HASHES hashes and one shelf of the ledger;
-- snapshots are few, short-lived, and end before they remember more than NOTED_MAX changes.
+- snapshots are few, short-lived, and end before they record more than NOTED_MAX changes.
 """
 
 from collections import Counter
@@ -30,34 +30,34 @@ from events.relay.outbox import Outbox
 from indexer.identity import PrefixHash, Tier
 
 CHUNK_BYTES = 512 * 1024
-"""Half of what a NATS server takes by default."""
+"""Bytes of a chunk: half of a NATS server's default limit."""
 SLICE_HASHES = 1 << 13
-"""Packed without a turn for other work: about 1 ms."""
+"""Hashes packed in a turn of the event loop: about 1 ms."""
 NOTED_MAX = 1 << 18
-"""Changes of unread shelves that one snapshot remembers: 30 MiB. A ledger that changes more often
-than that before all chunks are requested makes the snapshot expire."""
+"""Changes of unread shelves that a snapshot records: 30 MiB. If the ledger changes more often
+before all chunks are requested, the snapshot expires."""
 _FROZEN_MAX = 4
 _FROZEN_LIFE_S = 30.0
 
 
 class Holder(Protocol):
-    """A ledger, as far as snapshots are concerned."""
+    """A ledger, as snapshots need it."""
 
     def shelves(self) -> Iterator[tuple[Tier, int, dict[PrefixHash, int]]]:
-        """What is held: tier by tier, its shelves by number, each with hashes as its keys. A hash
-        is on the shelf of its remainder by SHELVES; shelves change with the ledger."""
+        """All placements: tier, number of the shelf, and the shelf with hashes as its keys. A hash
+        is on the shelf (hash modulo SHELVES); shelves change with the ledger."""
 
 
 class _Frozen:
-    """One snapshot, as far as it is made."""
+    """One snapshot, with the chunks made so far."""
 
     def __init__(self, ledger: Holder, as_of: int, now_s: float, *, complete: bool) -> None:
         self.as_of = as_of
         self.made_at_s = now_s
         self.complete = complete
         self.pages: list[tuple[Tier, bytes]] = []
-        """The chunks that are made: tier and packed hashes."""
-        self._unread = [one for one in ledger.shelves() if one[2]]
+        """The chunks made so far: tier and packed hashes."""
+        self._unread = [row for row in ledger.shelves() if row[2]]
         self._unread.reverse()
         counts = Counter[Tier]()
         for tier, _, shelf in self._unread:
@@ -67,27 +67,27 @@ class _Frozen:
         self._before: dict[tuple[Tier, int], dict[PrefixHash, bool]] = {
             (tier, number): {} for tier, number, _ in self._unread
         }
-        """Of each unread shelf, the hashes that came or went since, and whether they were held."""
+        """Unread shelf -> hash that arrived or left since -> whether it was held"""
         self._noted = 0
         self._keys: list[PrefixHash] = []
-        """What is left of the shelf that is being read."""
+        """Hashes left of the shelf that is being read."""
         self._tier = Tier.DEVICE
-        """Its tier."""
+        """Tier of that shelf."""
         self._page: list[bytes] = []
         """Packed hashes of the next chunk."""
         self._page_bytes = 0
 
     @property
     def made(self) -> bool:
-        """Whether nothing more is read of the ledger."""
+        """Whether all chunks are made, so that the ledger is not read any further."""
         return len(self.pages) == self.count
 
     def lacks(self, chunk: int) -> bool:
-        """Whether a chunk is still to be made."""
+        """Whether a chunk has yet to be made."""
         return len(self.pages) <= chunk < self.count
 
     def note(self, change: Change) -> bool:
-        """The ledger has changed. False: the rest of this snapshot can't be made any more."""
+        """Records a change of the ledger. False: the rest of this snapshot can't be made."""
         if isinstance(change, Wiped):
             return False
         tier, was_held = change.tier, isinstance(change, Gone)
@@ -99,7 +99,7 @@ class _Frozen:
         return self._noted <= NOTED_MAX
 
     def make(self, chunk: int) -> None:
-        """Goes on with the chunks up to this one: SLICE_HASHES at most."""
+        """Continues the chunks up to `chunk`, by SLICE_HASHES at most."""
         room = SLICE_HASHES
         while room > 0 and self.lacks(chunk):
             if not self._keys:
@@ -115,7 +115,7 @@ class _Frozen:
                 self._page, self._page_bytes = [], 0
 
     def _read_shelf(self) -> None:
-        """Takes the hashes that the next shelf held at the moment of the snapshot."""
+        """Reads the hashes that the next shelf held at the moment of the snapshot."""
         self._tier, number, shelf = self._unread.pop()
         before = self._before.pop((self._tier, number))
         self._noted -= len(before)
@@ -126,8 +126,8 @@ class _Frozen:
 
 
 class SnapshotDesk:
-    """Answers for one stream. The caller flushes the outbox before it asks, and passes on each
-    change of the ledger."""
+    """Answers for one stream. The caller flushes the outbox before each answer, and reports each
+    change of the ledger with `note`."""
 
     def __init__(self, ledger: Holder, outbox: Outbox) -> None:
         self._ledger = ledger
@@ -135,25 +135,29 @@ class SnapshotDesk:
         self._frozen: list[_Frozen] = []
 
     def start_over(self, ledger: Holder) -> None:
-        """Another life of the stream."""
+        """A new ledger of the stream: drops all snapshots."""
         self._ledger = ledger
         self._frozen.clear()
 
     def note(self, changes: Iterable[Change]) -> None:
-        """The ledger has changed."""
-        if self._frozen and not all(one.made for one in self._frozen):
+        """Changes of the ledger."""
+        if self._frozen and not all(frozen.made for frozen in self._frozen):
             for change in changes:
-                self._frozen = [one for one in self._frozen if one.made or one.note(change)]
+                self._frozen = [
+                    frozen for frozen in self._frozen if frozen.made or frozen.note(change)
+                ]
 
     def expire(self, now_s: float) -> None:
-        """Drops the snapshots that are too old; call every second."""
-        self._frozen = [one for one in self._frozen if now_s - one.made_at_s < _FROZEN_LIFE_S]
+        """Drops snapshots that are too old; call every second."""
+        self._frozen = [
+            frozen for frozen in self._frozen if now_s - frozen.made_at_s < _FROZEN_LIFE_S
+        ]
 
     def answer(
         self, request: SnapshotRequest, complete: bool, now_s: float
     ) -> SnapshotChunk | SnapshotRequest:
-        """One chunk of the ring or of a snapshot; or, while that chunk is being made, the request
-        to call with in a later turn. complete: whether the ledger missed nothing."""
+        """A chunk of the ring or of a snapshot; or, while that chunk is being made, the request for
+        the next call, in a later turn. complete: whether the ledger missed nothing."""
         if request.epoch is not None and request.epoch != self._outbox.epoch:
             return self._expired()
         if request.from_seq is not None:
@@ -189,7 +193,7 @@ class SnapshotDesk:
             if part and size > CHUNK_BYTES:
                 break
             part.append(message)
-        # The asker goes on from where this part ends, so more than one chunk needs no memory here.
+        # The router requests the rest from where this part ends, so nothing is kept for it.
         return SnapshotChunk(
             v=VERSION,
             epoch=self._outbox.epoch,

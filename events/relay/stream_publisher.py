@@ -1,6 +1,6 @@
-"""The streams of a relay on their way to routers: queues, beats, heartbeats, hello, snapshots.
+"""Publishes the streams of a relay: queues, beats, heartbeats, hello, snapshots.
 
-One for both kinds of relay: the ranks of an engine (events/relay/relay.py) and the workers of a
+Shared by both kinds of relay: the ranks of an engine (events/relay/relay.py) and the workers of a
 Dynamo fleet (events/relay/dynamo/relay.py). Owns the queues and the timers; the messages come from
 the ranks (events/relay/rank_stream.py).
 
@@ -8,8 +8,7 @@ Laws:
 - messages of a stream leave in order; of more than OUT_MESSAGES_MAX that wait for the broker, the
   oldest are dropped and counted as `unsent`;
 - a heartbeat and a beat of each stream leave every BEAT_S, and at once after `beat_soon`;
-- a failure of one stream's messages is that stream's own: the others go on, and so does it with the
-  next beat.
+- a failure of one stream's messages leaves the other streams alone, and ends with its next beat.
 """
 
 import asyncio
@@ -30,12 +29,12 @@ from indexer.identity import WorkerKey
 
 BEAT_S = 1.0
 COALESCE_S = 0.002
-"""From a change of a ledger to its message, so that small events share one."""
+"""Seconds from a change of a ledger to its message, so that small events share a message."""
 HELLO_JITTER_S = 0.2
-"""Relays answer a router's hello after a random part of this, so that not all answer at once."""
+"""Relays answer a router's hello after a random time of at most this, not all at once."""
 OUT_MESSAGES_MAX = 1024
 """Messages of a stream that wait for the broker, each of 64 KiB at most: far more than the ring of
-the outbox, so that routers recover older ones by a snapshot anyway."""
+the outbox, so routers that miss older messages need a snapshot anyway."""
 
 R = TypeVar("R", bound=RankStream[Any])
 
@@ -72,7 +71,7 @@ class StreamPublisher(Generic[S]):
         counts: where `unsent` and `malformed_request` are counted.
         """
         self.streams: dict[WorkerKey, S] = {}
-        """The streams that routers hear; see `add` and `remove`."""
+        """The published streams; see `add` and `remove`."""
         self._broker = broker
         self._fleet = fleet
         self._heartbeat = heartbeat
@@ -90,11 +89,11 @@ class StreamPublisher(Generic[S]):
         _ = supervisor.keep(self._beat, "beats")
 
     def add(self, stream: S) -> None:
-        """Routers hear this stream from the next beat on."""
+        """Publishes this stream from the next beat on."""
         self.streams[stream.key] = stream
 
     def remove(self, stream: S) -> None:
-        """Nothing more is sent of this stream."""
+        """Ends the publishing of this stream."""
         del self.streams[stream.key]
         self._changed.pop(stream.key, None)
 
@@ -105,17 +104,17 @@ class StreamPublisher(Generic[S]):
         self._send_due.set()
 
     def beat_soon(self) -> None:
-        """The next heartbeats and beats don't wait for their time."""
+        """Sends the next heartbeats and beats at once."""
         self._beat_due.set()
 
     async def on_hello(self, _message: Msg) -> None:
-        """A router has started: it hears all streams."""
+        """A router has started: all streams beat soon."""
         await asyncio.sleep(self._rng.uniform(0, HELLO_JITTER_S))
         self.beat_soon()
 
     async def answer(self, stream: S, message: Msg) -> None:
-        """Answers a router's SnapshotRequest. A chunk is made in slices, one in a turn of the event
-        loop; a stream that ends meanwhile is not answered for."""
+        """Answers a router's SnapshotRequest. A chunk is made in slices, one in each turn of the
+        event loop; if the stream ends meanwhile, there is no answer."""
         request = decode(SnapshotRequest, message.data)
         if isinstance(request, Unreadable):
             self._counts["malformed_request"] += 1
@@ -150,7 +149,7 @@ class StreamPublisher(Generic[S]):
             for stream in changed.values():
                 try:
                     await self._send_all(stream)
-                except Exception as error:  # of that stream; the rest goes with its next beat
+                except Exception as error:  # of that stream; its next beat sends the rest
                     stream.supervisor.failed("facts", error)
 
     async def _send_all(self, stream: S) -> None:

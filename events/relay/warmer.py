@@ -1,11 +1,11 @@
-"""Has an engine compute a prefix ahead of the requests for it, when a router asks.
+"""Makes an engine compute a prefix ahead of its requests, for a router.
 
-    router ──NATS──> Warmer ──POST /v1/completions: the tokens, one more to come──> engine
-    router <──NATS── what became of it
+    router ──NATS: Warm────> Warmer ──POST /v1/completions: the tokens, max_tokens 1──> engine
+    router <──NATS: Warmed──
 
-Works on every engine that has a prefix cache: it keeps what it computed. A shell: it awaits, and
-decides only what the bounds say: one prefix at a time, JOBS_MAX in all, and none while requests
-wait in the engine. Routers that ask for the same at the same time share one computation.
+Works on every engine with a prefix cache, which keeps the computed blocks. A shell: it awaits, and
+its only decisions are its bounds: one prefix at a time, JOBS_MAX in all, and none while requests
+wait in the engine. Routers that request the same prefix at the same time share its computation.
 """
 
 import asyncio
@@ -29,9 +29,9 @@ from events.plane.supervisor import Supervisor
 from indexer.identity import WorkerKey
 
 WARM_S = 60.0
-"""From the question to its answer, at most."""
+"""Seconds from a router's request to its answer, at most."""
 JOBS_MAX = 4
-ASKERS_MAX = 64
+REPLIES_MAX = 64
 _TROUBLE_BYTES_MAX = 500
 
 log = logging.getLogger("kvroute.warmer")
@@ -39,16 +39,16 @@ log = logging.getLogger("kvroute.warmer")
 
 @dataclass(slots=True, eq=False)
 class _Job:
-    """One prefix that is wanted, and by whom."""
+    """A requested prefix, and the routers that requested it."""
 
-    asked: Warm
-    askers: dict[str, str] = field(default_factory=dict)
-    """By id of the copy, where its answer goes."""
+    request: Warm
+    replies: dict[str, str] = field(default_factory=dict)
+    """Id of the copy -> subject of its answer"""
     task: asyncio.Task[None] | None = None
 
 
 class Warmer:
-    """Of one engine's rank."""
+    """Computes prefixes on one engine's rank."""
 
     def __init__(
         self,
@@ -62,7 +62,8 @@ class Warmer:
         counts: Counter[str],
         supervisor: Supervisor,
     ) -> None:
-        """model: the engine's name for it; empty: unknown. is_busy: whether requests wait there.
+        """model: the engine's name for its model; empty: unknown. is_busy: whether requests wait in
+        the engine.
 
         counts: warm_failed, warm_busy (with other requests, or other prefixes), warm_malformed.
         """
@@ -75,53 +76,53 @@ class Warmer:
         self._counts = counts
         self._supervisor = supervisor
         self._jobs: dict[tuple[bytes, str, str], _Job] = {}
-        """By tokens, LoRA and salt."""
+        """(tokens, LoRA, salt) -> job"""
         self._one_at_a_time = asyncio.Semaphore(1)
 
-    async def asked(self, message: Msg) -> None:
-        """A router asks, or takes back what it asked."""
-        asked = decode(Warm, message.data)
-        if isinstance(asked, Unreadable):
+    async def on_message(self, message: Msg) -> None:
+        """A router's Warm: a request for a prefix, or its cancel."""
+        request = decode(Warm, message.data)
+        if isinstance(request, Unreadable):
             self._counts["warm_malformed"] += 1
             return
-        if asked.cancel:
-            self._cancel(asked.id)
+        if request.cancel:
+            self._cancel(request.id)
             return
-        job = self._jobs.get(_key(asked))
+        job = self._jobs.get(_key(request))
         if job is None and len(self._jobs) < JOBS_MAX:
-            job = self._jobs[_key(asked)] = _Job(asked)
+            job = self._jobs[_key(request)] = _Job(request)
             job.task = self._supervisor.once(partial(self._run, job), "warm")
-        if job is None or len(job.askers) >= ASKERS_MAX:
+        if job is None or len(job.replies) >= REPLIES_MAX:
             self._counts["warm_busy"] += 1
-            await self._tell(asked.id, message.reply, "busy with other prefixes")
+            await self._reply(request.id, message.reply, "busy with other prefixes")
         else:
-            job.askers[asked.id] = message.reply
+            job.replies[request.id] = message.reply
 
     def _cancel(self, copy_id: str) -> None:
         for job in self._jobs.values():
-            if job.askers.pop(copy_id, None) is not None:
-                if not job.askers:
+            if job.replies.pop(copy_id, None) is not None:
+                if not job.replies:
                     self._end(job)
                     if job.task is not None:
                         job.task.cancel()
                 return
 
     def _end(self, job: _Job) -> None:
-        """Frees the job's place; the next question for its prefix is another job.
+        """Frees the job's place; the next request for its prefix is another job.
 
         A cancelled job ends here at once, since its task may never have begun.
         """
-        if self._jobs.get(_key(job.asked)) is job:
-            del self._jobs[_key(job.asked)]
+        if self._jobs.get(_key(job.request)) is job:
+            del self._jobs[_key(job.request)]
 
     async def _run(self, job: _Job) -> None:
-        asked, kind = job.asked, "warm_failed"
+        request, kind = job.request, "warm_failed"
         try:
             async with asyncio.timeout(WARM_S), self._one_at_a_time:
                 if self._is_busy():
                     kind, trouble = "warm_busy", "requests wait in the engine"
                 else:
-                    trouble = await self._compute(asked)
+                    trouble = await self._compute(request)
         except TimeoutError:
             trouble = f"not done after {WARM_S:g} s"
         except (aiohttp.ClientError, OSError, ValueError) as error:
@@ -132,12 +133,12 @@ class Warmer:
         if trouble:
             self._counts[kind] += 1
             log.warning("%s: a prefix was not computed: %s", self._worker, trouble)
-        for copy_id, reply in job.askers.items():
-            await self._tell(copy_id, reply, trouble)
+        for copy_id, reply in job.replies.items():
+            await self._reply(copy_id, reply, trouble)
 
-    async def _compute(self, asked: Warm) -> str:
-        """Why the engine didn't; empty when it did. Raises what aiohttp raises."""
-        body = completion_of(asked, self._settings.engine, self._model())
+    async def _compute(self, request: Warm) -> str:
+        """Why the engine did not compute it; empty: it did. Raises aiohttp's errors."""
+        body = completion_of(request, self._settings.engine, self._model())
         headers = {"Content-Type": "application/json"}
         if self._settings.ranks > 1:
             headers["X-data-parallel-rank"] = str(self._worker.dp_rank)
@@ -152,32 +153,32 @@ class Warmer:
                 return ""
             if redirect := redirect_of(response):
                 return redirect
-            told = await response.content.read(_TROUBLE_BYTES_MAX)
-            return f"status {response.status}: {told.decode('utf-8', 'replace')}"
+            detail = await response.content.read(_TROUBLE_BYTES_MAX)
+            return f"status {response.status}: {detail.decode('utf-8', 'replace')}"
 
-    async def _tell(self, copy_id: str, reply: str, trouble: str) -> None:
+    async def _reply(self, copy_id: str, reply: str, trouble: str) -> None:
         if reply:
-            told = Warmed(id=copy_id, done=not trouble, detail=trouble[:_TROUBLE_BYTES_MAX])
-            await self._answer(reply, encode(told))
+            warmed = Warmed(id=copy_id, done=not trouble, detail=trouble[:_TROUBLE_BYTES_MAX])
+            await self._answer(reply, encode(warmed))
 
 
-def _key(asked: Warm) -> tuple[bytes, str, str]:
-    return asked.tokens, asked.lora_name, asked.cache_salt
+def _key(request: Warm) -> tuple[bytes, str, str]:
+    return request.tokens, request.lora_name, request.cache_salt
 
 
-def completion_of(asked: Warm, engine: str, model: str) -> dict[str, Any]:
-    """The request that computes a prefix, for /v1/completions. model: empty: unknown."""
+def completion_of(request: Warm, engine: str, model: str) -> dict[str, Any]:
+    """The body for /v1/completions that computes a prefix. model: empty: unknown."""
     body: dict[str, Any] = {
-        "prompt": np.frombuffer(asked.tokens, "<u4").tolist(),
+        "prompt": np.frombuffer(request.tokens, "<u4").tolist(),
         "max_tokens": 1,
         "temperature": 0,
     }
-    if asked.lora_name and engine == "vllm":
-        model = asked.lora_name  # vLLM knows an adapter as a model
-    elif asked.lora_name:
-        body["lora_path"] = asked.lora_name
+    if request.lora_name and engine == "vllm":
+        model = request.lora_name  # vLLM takes an adapter's name as a model
+    elif request.lora_name:
+        body["lora_path"] = request.lora_name
     if model:
         body["model"] = model
-    if asked.cache_salt:
-        body["cache_salt"] = asked.cache_salt
+    if request.cache_salt:
+        body["cache_salt"] = request.cache_salt
     return body

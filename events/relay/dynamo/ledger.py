@@ -1,13 +1,13 @@
-"""What one rank of a Dynamo worker holds: its engine's hashes are names, ours say what is in it.
+"""The blocks of one rank of a Dynamo worker: the engine's hashes are names of PrefixHashes.
 
-Dynamo's publishers count copies themselves and tell only a last copy's removal, so that a name is
-either held on a tier or not: a set, where events/relay/ledger.py counts. Pure: no clock, no
+Dynamo's publishers count copies themselves and report only the removal of the last copy, so a name
+is either held on a tier or not: a set, where events/relay/ledger.py counts. Pure: no clock, no
 sockets.
 
 Laws:
-- what was reported placed and not yet gone is exactly `placements()`;
-- a name means one prefix, on all tiers: told otherwise, the older meaning is forgotten;
-- nothing is guessed: blocks after a parent that is not known are left out, counted.
+- the blocks reported placed and not gone since are exactly `placements()`;
+- a name stands for one prefix, on all tiers: a store with another prefix replaces the older;
+- nothing is guessed: blocks after an unknown parent are left out and counted.
 """
 
 import itertools
@@ -26,7 +26,7 @@ from indexer.index import mix_digest
 
 
 class DynamoLedger:
-    """The blocks that one (worker, rank) holds."""
+    """The blocks of one (worker, rank)."""
 
     def __init__(self, blocks_max: int = 1 << 22, dropped: Counter[str] | None = None) -> None:
         """blocks_max bounds the map; stores beyond it are counted as `map_full`."""
@@ -34,16 +34,16 @@ class DynamoLedger:
         self.dropped: Counter[str] = Counter() if dropped is None else dropped
         """Reason -> blocks left out."""
         self.left_out = LeftOut()
-        """Blocks that the worker holds and this ledger doesn't."""
+        """Blocks of the worker that are not in this ledger."""
         self._names: list[list[dict[int, PrefixHash]]] = [new_shelves() for _ in Tier]
-        """tier -> on the shelf of its remainder: the engine's hash -> what it means"""
+        """Tier -> shelf of the engine's hash -> engine's hash -> PrefixHash"""
         self._names_count = [0 for _ in Tier]
         self._held: list[list[dict[PrefixHash, int]]] = [new_shelves() for _ in Tier]
-        """tier -> on the shelf of its remainder: PrefixHash -> names that mean it"""
+        """Tier -> shelf of the PrefixHash -> PrefixHash -> names that stand for it"""
         self._held_count = [0 for _ in Tier]
         self._xor = [0 for _ in Tier]
         self._doomed: list[dict[Any, Any]] = []
-        """What was held before it was wiped, and is let go in slices: see `sweep`."""
+        """Wiped dictionaries, which `sweep` frees in slices."""
 
     @override
     def __repr__(self) -> str:
@@ -63,7 +63,7 @@ class DynamoLedger:
         *,
         begins: bool = True,
     ) -> list[Change]:
-        """A tier holds a chain; begins: without a parent it starts a prompt."""
+        """A chain arrived on a tier; begins: without a parent, it starts a prompt."""
         before: PrefixHash | None = None
         if parent is not None:
             before = self._prefix(parent)
@@ -75,7 +75,7 @@ class DynamoLedger:
         chain = prefix_hashes(np.array(blocks, dtype=np.uint64), before).tolist()
         changes: list[Change] = []
         run: list[PrefixHash] | None = None
-        """The last chain of the changes, as long as it goes on."""
+        """The chain that the next placed block continues; None: it starts a new chain."""
         names_of_tier, held_of_tier = self._names[tier], self._held[tier]
         room = self._blocks_max - len(self)
         for i, (name, prefix) in enumerate(zip(names, chain, strict=True)):
@@ -110,7 +110,7 @@ class DynamoLedger:
         return changes
 
     def remove(self, tier: Tier, names: Sequence[int]) -> list[Change]:
-        """A tier holds these no more."""
+        """Names left a tier."""
         gone: list[PrefixHash] = []
         for name in names:
             prefix = self._take(tier, name)
@@ -122,7 +122,7 @@ class DynamoLedger:
         return [Gone(tier, gone)] if gone else []
 
     def wipe(self) -> list[Change]:
-        """Forgets all. Its memory is let go by `sweep`."""
+        """Forgets all blocks; `sweep` frees their memory."""
         had_any = any(self._held_count)
         shelves: Iterable[dict[Any, Any]]
         shelves = itertools.chain(*self._names, *self._held, [self.left_out.clear()])
@@ -133,7 +133,7 @@ class DynamoLedger:
         return [Wiped()] if had_any else []
 
     def inherit(self, other: "DynamoLedger") -> None:
-        """Takes over what another ledger holds and nobody asks for any more, for `sweep`."""
+        """Takes over the memory of an abandoned ledger, for `sweep`."""
         other.wipe()
         self._doomed += other._doomed
         other._doomed = []
@@ -154,22 +154,22 @@ class DynamoLedger:
         return sum(self._held_count)
 
     def digest(self) -> int:
-        """Same as the digest of an index that holds the same placements."""
+        """Equal to the digest of an index with the same placements."""
         return mix_digest(*self._xor)
 
     def placements(self) -> Iterator[tuple[Tier, list[PrefixHash]]]:
-        """All that is held, a copy by tier."""
+        """All placements: each tier with a new list of its prefixes."""
         for tier in Tier:
             yield tier, [prefix for shelf in self._held[tier] for prefix in shelf]
 
     def shelves(self) -> Iterator[tuple[Tier, int, dict[PrefixHash, int]]]:
-        """All that is held, in the ledger's own dictionaries, with their numbers by tier."""
+        """All placements in the ledger's own dictionaries: tier, number of the shelf, shelf."""
         for tier in Tier:
             for number, shelf in enumerate(self._held[tier]):
                 yield tier, number, shelf
 
     def _prefix(self, name: int) -> PrefixHash | None:
-        """What a name means, on any tier."""
+        """The prefix of a name, from any tier."""
         place = name % SHELVES
         for names in self._names:
             prefix = names[place].get(name)
@@ -178,7 +178,7 @@ class DynamoLedger:
         return None
 
     def _take(self, tier: Tier, name: int) -> PrefixHash | None:
-        """Forgets a name; what it meant there, None if nothing."""
+        """Forgets a name on a tier; returns its prefix, None if it had none."""
         prefix = self._names[tier][name % SHELVES].pop(name, None)
         if prefix is not None:
             self._names_count[tier] -= 1
@@ -193,7 +193,7 @@ class DynamoLedger:
         return changes
 
     def _release(self, tier: Tier, prefix: PrefixHash) -> bool:
-        """Whether this was the last name that means it."""
+        """Drops a name of a prefix; returns whether it was the last."""
         held = self._held[tier][prefix % SHELVES]
         if held[prefix] > 1:
             held[prefix] -= 1

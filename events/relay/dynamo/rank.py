@@ -1,16 +1,16 @@
-"""One rank of a Dynamo worker, as the relay follows it: order, gaps, restarts, facts to publish.
+"""One rank of a Dynamo worker in its relay: order, gaps, restarts, facts to publish.
 
-Dynamo has no replay for outsiders, so that gaps which events/relay/rank.py heals are losses here.
+Dynamo has no replay for other programs, so gaps that events/relay/rank.py heals are losses here.
 Pure: no clock, no sockets.
 
 Laws:
 - an event is applied at most once and in order of its number;
-- a number that goes back, or another publisher, is another life of the worker: a new epoch, and an
-  empty ledger;
+- a number that goes back, or another publisher, means that the worker has restarted: a new epoch,
+  and an empty ledger;
 - a hole empties the ledger, since removals may be in it: the stream is then true but partial,
   until the worker clears its cache;
-- after a loss of the relay's own connection the stream is empty until the worker's next event
-  proves that nothing was missed; no call announces the whole ledger.
+- after a loss of the relay's own connection the stream is empty until the number of the worker's
+  next event proves that nothing was missed; no call announces the whole ledger.
 """
 
 from collections import Counter
@@ -32,7 +32,7 @@ from events.relay.ledger import Change, Wiped
 from events.relay.rank_stream import RankStream
 
 SWEPT_AT_ONCE = 2048
-"""Entries of a ledger that was wiped: 0.3 ms."""
+"""Entries of a wiped ledger that are freed at once: 0.3 ms."""
 
 
 class DynamoRank(RankStream[DynamoLedger]):
@@ -44,13 +44,13 @@ class DynamoRank(RankStream[DynamoLedger]):
         super().__init__(ledger, epoch, counts=counts, swept_at_once=SWEPT_AT_ONCE)
         self._blocks_max = blocks_max
         self._next_id: int | None = None
-        """The worker's next number; None as long as nothing was heard."""
+        """The worker's next number; None before its first event."""
         self._origin: Origin | None = None
-        """Of the last event applied."""
+        """Origin of the last event applied."""
         self._earlier_publisher: int | None = None
-        """The one before the last one's."""
+        """The publisher before the present one."""
         self._aside: tuple[DynamoLedger, bool] | None = None
-        """The ledger, and whether it was complete, until we know that nothing was missed."""
+        """The ledger, and whether it was complete, while messages may have been missed."""
 
     @override
     def __repr__(self) -> str:
@@ -81,7 +81,7 @@ class DynamoRank(RankStream[DynamoLedger]):
         return messages + self._changed(self._apply(event.what), now_s)
 
     def doubt(self, now_s: float) -> list[bytes]:
-        """Messages may have been lost on their way to us: all that is held is put aside."""
+        """Messages may have been lost: puts the ledger aside."""
         if self._next_id is None or self._aside is not None:
             return []
         self._aside = (self.ledger, self.complete)
@@ -91,11 +91,11 @@ class DynamoRank(RankStream[DynamoLedger]):
         return self.outbox.add([Wiped()], now_s) if had_any else []
 
     def on_failure(self, now_s: float) -> list[bytes]:
-        """A call raised, so that an event may be applied by half: nothing held is certain."""
+        """A call raised, so that an event may be half applied: no block is certain."""
         return self._lose(now_s)
 
     def _take_back(self, now_s: float) -> list[bytes]:
-        """Nothing was missed: an epoch begins with the ledger that was put aside."""
+        """Nothing was missed: a new epoch begins with the ledger that was put aside."""
         if self._aside is None:
             raise AssertionError("nothing was put aside")
         ledger, self.complete = self._aside
@@ -107,7 +107,7 @@ class DynamoRank(RankStream[DynamoLedger]):
         return self._start_epoch(ledger, 1, now_s)
 
     def _lose(self, now_s: float) -> list[bytes]:
-        """Removals may be lost, with what was put aside, too."""
+        """Removals may be lost: empties the ledger, and drops the one put aside."""
         self._drop_aside()
         return self._forget_all(now_s)
 
@@ -128,15 +128,15 @@ class DynamoRank(RankStream[DynamoLedger]):
         self._aside = None
 
     def _is_another_life(self, origin: Origin) -> bool:
-        """Whether another publisher speaks: each numbers its rank's events itself, from the start,
-        so that a number which happens to be the next one proves nothing."""
+        """Whether the publisher is another: each numbers its rank's events itself from the start,
+        so a number that happens to be the next proves nothing."""
         last = self._origin
         if last is None or None in (last.publisher_id, origin.publisher_id):
             return False
         return origin.publisher_id != last.publisher_id
 
     def _follow(self, origin: Origin) -> None:
-        """Remembers the publisher; publishers that take turns are counted."""
+        """Remembers the publisher; counts publishers that alternate."""
         last = self._origin.publisher_id if self._origin is not None else None
         if last is not None and origin.publisher_id != last:
             if origin.publisher_id == self._earlier_publisher:
@@ -154,7 +154,7 @@ class DynamoRank(RankStream[DynamoLedger]):
                 return self.ledger.remove(tier, names)
             case RankCleared():
                 self.counts["BlocksCleared"] += 1
-                self.complete = True  # whatever was missed is gone now
+                self.complete = True  # any missed block is gone, too
                 return self.ledger.wipe()
             case LeftOut(reason, stores_lost, removals_lost):
                 self.counts[reason] += 1
@@ -162,10 +162,10 @@ class DynamoRank(RankStream[DynamoLedger]):
                     self.complete = False
                 if reason == "unknown_medium":
                     self.ledger.left_out.add_all((reason,))
-                # A removal that can't be read would leave a block too many: start from nothing.
+                # After an unreadable removal, a block too many may stay: start empty.
                 return self.ledger.wipe() if removals_lost else []
 
 
 def _is_first(number: int, origin: Origin) -> bool:
-    """Whether a life begins with this number: publishers count from 1, older ones from 0."""
+    """Whether this number is a publisher's first: they count from 1, older releases from 0."""
     return number == 0 or (number == 1 and origin.sequence == 0)

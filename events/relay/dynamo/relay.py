@@ -2,13 +2,13 @@
 
     workers ──NATS (kv-events, kv_metrics)──> DynamoRank, one a (worker, rank) ──NATS──> routers
 
-The shell around events/relay/dynamo/rank.py: subscriptions, timers, and nothing decided; the
-streams leave by events/relay/stream_publisher.py. One subject carries many workers: each becomes a
-stream of its own with its first message, and ends after a silence of `worker_timeout_s` or by a
-fleet command.
+The shell around events/relay/dynamo/rank.py: subscriptions and timers, no decisions; the streams
+leave by events/relay/stream_publisher.py. One subject carries many workers: each becomes a stream
+of its own with its first message, and ends after a silence of `worker_timeout_s` or by a fleet
+command.
 
-Law: a failure costs the worker or the message that caused it. Each is counted and shown as a
-warning of the workers concerned; a loop that fails runs again after a back-off.
+Law: a failure costs the worker or the message that caused it. Each failure is counted and shown as
+a warning of the workers concerned; a loop that fails runs again after a back-off.
 """
 
 import asyncio
@@ -41,10 +41,11 @@ from events.relay.stream_publisher import BEAT_S, OutgoingStream, StreamPublishe
 from indexer.identity import WorkerKey
 
 QUIET_S = 60.0
-"""Silence of a worker after which its heartbeat has a warning."""
+"""Seconds of silence after which a worker's heartbeat has a warning."""
 _TURN_MESSAGES = 64
-"""Messages taken before others get a turn of the event loop."""
-_COMPLAINT_S = 10.0
+"""Messages taken in a turn of the event loop."""
+_LOG_S = 10.0
+"""Least seconds between two log lines about unreadable messages."""
 _BLOCKS_PLAUSIBLE = 1_000_000_000
 
 log = logging.getLogger("kvroute.dynamo")
@@ -70,7 +71,7 @@ class _Worker(OutgoingStream[DynamoRank]):
 
 
 class DynamoRelay:
-    """The relay of all workers that speak on one subject."""
+    """The relay of all workers that publish on one subject."""
 
     def __init__(
         self,
@@ -88,7 +89,7 @@ class DynamoRelay:
         """
         self.settings = settings
         self.counts: Counter[str] = Counter()
-        """Messages that were dropped before they reached a worker, and failures, by kind."""
+        """Kind -> failures, and messages dropped before they reached a worker."""
         self._broker = broker
         self._source = source or broker
         self._fleet = fleet
@@ -108,12 +109,12 @@ class DynamoRelay:
         self._higher_ranks: Counter[str] = Counter()
         """Worker id -> its ranks above 0."""
         self._unswept: dict[DynamoRank, None] = {}
-        """Ranks whose wiped ledgers still hold memory."""
+        """Ranks with memory of wiped ledgers to free."""
         self._sweep_due = asyncio.Event()
         self._taken = 0
         self._before_loss = 0
-        """Unread messages that came before the connection was lost."""
-        self._complained_at_s = 0.0
+        """Unread messages received before the connection was lost."""
+        self._logged_at_s = 0.0
         self._listening = Listening()
         self._supervisor = self._supervised(settings.id)
         self._stopped = False
@@ -124,9 +125,10 @@ class DynamoRelay:
 
     @property
     def failures(self) -> Counter[str]:
-        """Piece of work -> how often it failed, with the workers that are known now."""
-        supervisors = (self._supervisor, *(one.supervisor for one in self._workers.values()))
-        return sum((one.failures for one in supervisors), Counter[str]())
+        """Name of the work -> failures, with those of the present workers"""
+        workers = (worker.supervisor for worker in self._workers.values())
+        supervisors = (self._supervisor, *workers)
+        return sum((supervisor.failures for supervisor in supervisors), Counter[str]())
 
     async def start(self) -> None:
         """Subscribes, and answers routers. Both brokers must be connected.
@@ -178,7 +180,7 @@ class DynamoRelay:
         self._take(message)
 
     def _take(self, message: Msg) -> None:
-        """Applies a message of the workers: KV events, load, or both, as its envelope says."""
+        """Applies a message of the workers: KV events, load, or both, by its envelope."""
         settings = self.settings
         now_s = self._clock()
         read = decode_dynamo(
@@ -186,8 +188,8 @@ class DynamoRelay:
         )
         for reason in read.dropped:
             self.counts[reason] += 1
-        if read.detail and now_s - self._complained_at_s >= _COMPLAINT_S:
-            self._complained_at_s = now_s
+        if read.detail and now_s - self._logged_at_s >= _LOG_S:
+            self._logged_at_s = now_s
             log.warning("%s: %s", message.subject, read.detail)
         if read.load is not None:
             self._apply_load(read.load, now_s)
@@ -199,7 +201,7 @@ class DynamoRelay:
 
     def _advance(self, worker: _Worker, step: Callable[[], Iterable[bytes]], now_s: float) -> None:
         """Queues the messages of a step of a worker's rank. If the step fails, its stream starts
-        from an empty ledger."""
+        with an empty ledger."""
         try:
             self._publisher.queue(worker, step())
         except Exception as error:  # of that worker alone
@@ -211,7 +213,7 @@ class DynamoRelay:
         worker = self._worker(load.worker_id, load.dp_rank, now_s)
         if worker is None:
             return
-        # Dynamo's routers publish here too, and each sender fills in only the values it has.
+        # Dynamo's routers publish here, too; each sender sets only the values that it has.
         if load.used_blocks is not None:
             worker.used_blocks = load.used_blocks
         if load.decode_blocks is not None:
@@ -234,7 +236,7 @@ class DynamoRelay:
             if dp_rank > 0:
                 self._higher_ranks[name] += 1
             self._by_number[dynamo_id, dp_rank] = worker
-            log.info("%s speaks", worker.key)
+            log.info("%s: first message; its stream begins", worker.key)
         worker.heard_at_s = now_s
         return worker
 
@@ -250,7 +252,7 @@ class DynamoRelay:
         self._sweep_later(worker.rank)
 
     def _sweep_later(self, rank: DynamoRank) -> None:
-        """Lets go of a slice of what was wiped at once, and of the rest slice by slice."""
+        """Frees a slice of wiped memory now, and the rest slice by slice in `_sweep`."""
         if rank.sweep():
             self._unswept[rank] = None
             self._sweep_due.set()
@@ -271,7 +273,7 @@ class DynamoRelay:
             for worker in list(self._workers.values()):
                 silent_s = now_s - worker.heard_at_s
                 if self._source.connected and silent_s >= self.settings.worker_timeout_s:
-                    log.warning("%s has said nothing for %.0f s: gone", worker.key, silent_s)
+                    log.warning("%s sent nothing for %.0f s: its stream ends", worker.key, silent_s)
                     self.counts["worker_timeout"] += 1
                     self._end(worker)
             await asyncio.sleep(BEAT_S)
@@ -296,7 +298,7 @@ class DynamoRelay:
                 self._end(worker)
 
     def _connection_changed(self, connected: bool) -> None:
-        """Messages may be lost with a connection, and Dynamo has no replay for outsiders."""
+        """Messages may be lost with a connection, and Dynamo has no replay for other programs."""
         if self._stopped:
             return
         if connected:
@@ -304,7 +306,7 @@ class DynamoRelay:
             for worker in self._workers.values():
                 worker.heard_at_s = now_s
             return
-        # Messages that still wait to be read were sent before the loss, and prove nothing about it.
+        # Unread messages were sent before the loss, and prove nothing about it.
         self._before_loss = self._listening.unread("events")
         self._doubt()
 
@@ -320,7 +322,7 @@ class DynamoRelay:
         settings = self.settings
         troubles = {**self._supervisor.troubles(), **worker.supervisor.troubles()}
         failing = [
-            f"its relay fails at its {work}, and goes on: {error}"
+            f"its relay fails at {work}, and goes on: {error}"
             for work, error in sorted(troubles.items())
         ]
         used = worker.used_blocks if worker.used_blocks is not None else worker.decode_blocks
@@ -348,7 +350,7 @@ class DynamoRelay:
 
 
 def _load_subject(settings: DynamoSettings) -> str | None:
-    """The subject of the workers' load; None when the subject of the events takes that in too."""
+    """The subject of the workers' load; None: the subject of the events includes it."""
     if settings.load_subject is not None:
         return settings.load_subject
     base, separator, topic = settings.subject.rpartition(".")
@@ -356,11 +358,11 @@ def _load_subject(settings: DynamoSettings) -> str | None:
 
 
 def _warnings(worker: _Worker, now_s: float, *, connected: bool) -> list[str]:
-    """Faults that an operator can mend, a sentence each. connected: to the fleet's NATS server."""
+    """Faults that an operator can fix, a sentence each. connected: to the fleet's NATS server."""
     warnings = []
     counts = worker.rank.counts
     if counts["two_publishers"]:
-        warnings.append("two publishers speak for this worker in turns: its blocks can't be known")
+        warnings.append("two publishers alternate for this worker: its blocks are unknown")
     if counts["malformed"]:
         warnings.append("the worker sends events that kvroute can't read")
     if counts["unknown_medium"]:

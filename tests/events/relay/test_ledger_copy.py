@@ -108,7 +108,7 @@ def test_columns_that_do_not_fit_together_are_no_ledger(
 
 def test_a_wanted_block_size_that_does_not_fit_is_refused() -> None:
     copy = copy_of(16)
-    with pytest.raises(ValueError, match="blocks of 16 tokens can't be brought to 24"):
+    with pytest.raises(ValueError, match="blocks of 16 tokens can't become blocks of 24"):
         Ledger.restored(copy.head, copy.rows(), 24)
 
 

@@ -95,7 +95,7 @@ class Pair:
             last = self.last()
             if last is not None and "relay_failing" in last.warning_codes:
                 assert len(last.warning_codes) <= len(last.warnings)
-                return last if any(f"fails at its {work}" in one for one in last.warnings) else None
+                return last if any(f"fails at {work}" in one for one in last.warnings) else None
             return None
 
         await until(telling, f"a warning about {work}")
