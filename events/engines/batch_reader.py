@@ -2,15 +2,15 @@
 
     payload ─> read(room), read(room), ... ─> events in order, until `ended`
 
-Engines put no bound on what one message says: a prompt of a million tokens, or a million evictions.
-So sizes and counts are looked at on the bytes (events/engines/skipping.pyx), before objects are
-made of them, and an event that is too long for one slice is cut into events that say the same
-together: a chain of stores, each after the last block of the one before it; or several removals.
+Engines don't bound a message: it may have a prompt of a million tokens, or a million evictions. So
+sizes and counts are read from the bytes (events/engines/skipping.pyx) before objects are made, and
+an event longer than a slice is cut into equivalent events: a chain of stores, each after the last
+block of its predecessor; or several removals.
 
 Laws:
-- of a batch that can be read, the events of all reads say what those of decode_batch say;
-- a read does about `room` units of work at most, and at least one step of them;
-- what can't be read is left out and counted, as by decode_batch.
+- the events of all reads of a readable batch are equivalent to those of decode_batch;
+- a read does about `room` units of work at most, and at least one step;
+- unreadable parts are left out and counted, as by decode_batch.
 """
 
 from collections import Counter
@@ -37,36 +37,37 @@ from events.engines.wire import (
 )
 
 SLICE_UNITS = 128
-"""Work of one turn of the event loop: 2 to 3 ms where a unit takes 10 us. A unit is an event, or a
-block that is stored or removed, or UNIT_BYTES to decode, or UNIT_TOKENS to hash."""
+"""Work in a turn of the event loop: 2 to 3 ms if a unit takes 10 us. A unit is an event, a block
+that is stored or removed, UNIT_BYTES to decode, or UNIT_TOKENS to hash."""
 UNIT_BYTES = 512
 UNIT_TOKENS = 256
 WHOLE_BYTES = 4096
-"""A batch of no more bytes is decoded in one step: 250 of the smallest events take 2 ms."""
+"""A batch of at most so many bytes is decoded in one step: 250 of the smallest events take 2 ms."""
 EVENT_BYTES = 16 * 1024
-"""An event of no more bytes is decoded in one step: 16,000 numbers of one byte take 2 ms."""
+"""An event of at most so many bytes is decoded in one step: 16,000 one-byte numbers take 2 ms."""
 PART_BLOCKS = 256
-"""Blocks, at most, of one part of a longer event; fewer where they have many tokens or items."""
+"""Most blocks in a part of a longer event; fewer if they have many tokens or items."""
 PART_TOKENS = 4096
 PART_BLOCK_TOKENS_MAX = 1 << 16
-"""Tokens a block, the most that a configuration may say too, so that one block is one step."""
+"""Most tokens of a block, as in the configuration, so that one block is one step."""
 PART_BYTES = 64 * 1024
 BLOCK_BYTES_MAX = 1 << 20
-"""Of all that one block of a longer event says: tokens, and ids of items."""
+"""Most bytes about a block of a longer event: its tokens, and the ids of its items."""
 FIELDS_BYTES_MAX = 16 * 1024
-"""Of a longer event's fields besides its hashes, tokens and items: names of 1,024 characters."""
+"""Most bytes of a longer event's fields besides its hashes, tokens and items: names of 1,024
+characters."""
 SKIP_STEPS = 1 << 15
 """MessagePack headers skipped in one step: 0.1 ms."""
 _SKIP_UNITS = 16
 _DIGEST_BYTES = 1 << 19
-"""Hashed in one step: 0.1 ms."""
+"""Bytes hashed in one step: 0.1 ms."""
 _DIGEST_UNITS = 16
 _NAME_BYTES_MAX = 64
-"""Of a map's key that can be one of ours."""
+"""Most bytes of a map's key that can be a known field."""
 _LONG_FIELDS = ("block_hashes", "token_ids", "extra_keys")
 _NIL = b"\xc0"
 _MISFIT = {"block_hashes": b"\x90", "token_ids": b"\x91\x00", "extra_keys": _NIL}
-"""One token for no block, which no decoder takes for the tokens of an event that counts."""
+"""A token for no block, which makes every decoder refuse the event if its tokens matter."""
 
 _NAME = msgspec.msgpack.Decoder(str)
 _END = object()
@@ -77,19 +78,19 @@ _Step = Generator[None, None, Any]
 
 
 class BatchReader:
-    """One payload on its way to the ledger."""
+    """One payload, read slice by slice."""
 
     def __init__(self, payload: bytes, schema: Schema[Any], counts: Counter[str]) -> None:
-        """counts: where events are counted by kind, and `unknown` and `malformed` ones."""
+        """counts: events by kind, and `unknown` and `malformed` events."""
         self.ended = False
         self.digest = 0
-        """XXH3-64 of the payload, from the first read on that ends the looking at its bytes."""
+        """XXH3-64 of the payload, once all its bytes are hashed."""
         self.time_s = 0.0
         self.dp_rank: int | None = None
         self.malformed = 0
-        """Events, or the batch, its time or rank, that could not be read so far."""
+        """Unreadable events so far; an unreadable batch, time or rank counts, too."""
         self.removals_lost = False
-        """What could not be read may have been a removal."""
+        """Whether an unreadable event may have been a removal."""
         self._payload = payload
         self._schema = schema
         self._known = {"type"}.union(*schema.fields.values())
@@ -107,10 +108,10 @@ class BatchReader:
 
     @property
     def room(self) -> int:
-        """What the last read left of its room; below 0 where one step was more than that."""
+        """Units that the last read left of its room; below 0 if a step took more."""
         return self._room
 
-    # The rest are steps: each yields, when the room of a read is used up, before it does more.
+    # The other methods are steps: each yields when the room of a read is used up.
 
     def _walk(self) -> _Step:
         payload = self._payload
@@ -146,7 +147,7 @@ class BatchReader:
         if len(payload) > PAYLOAD_BYTES_MAX:
             raise Unreadable(f"{len(payload)} bytes are more than {PAYLOAD_BYTES_MAX}")
         count, at, is_map = _header(payload, 0)
-        told: dict[str, _Span] = {}
+        spans: dict[str, _Span] = {}
         names = iter(("ts", "events", "rank"))
         seen_events = False
         for _ in range(count):
@@ -164,22 +165,22 @@ class BatchReader:
             else:
                 at = yield from self._skip(at)
                 if name and at - begin <= _NAME_BYTES_MAX:
-                    told[name] = begin, at
+                    spans[name] = begin, at
             if name == "ts":
-                self.time_s = self._read_small(read_time_s, told.get("ts")) or 0.0
-        if not seen_events or (not is_map and count < 2) or "ts" not in told:
+                self.time_s = self._read_small(read_time_s, spans.get("ts")) or 0.0
+        if not seen_events or (not is_map and count < 2) or "ts" not in spans:
             raise Unreadable("a batch without a time, or without events")
         if at != len(payload):
             raise Unreadable("bytes after the batch")
-        rank = told.get("rank") or told.get("data_parallel_rank") or told.get("attn_dp_rank")
+        rank = spans.get("rank") or spans.get("data_parallel_rank") or spans.get("attn_dp_rank")
         if rank is not None:
             self.dp_rank = self._read_small(read_dp_rank, rank)
 
     def _read_small(self, reading: Any, span: _Span | None) -> Any:
-        """A number of the batch; one that can't be read is counted, and costs no event."""
-        complaints: list[str] = []
-        value = reading(msgspec.Raw(self._payload[slice(*span)] if span else b""), complaints)
-        if complaints:
+        """A number of the batch; if it is unreadable, it is counted, and no event is lost."""
+        errors: list[str] = []
+        value = reading(msgspec.Raw(self._payload[slice(*span)] if span else b""), errors)
+        if errors:
             self._counts["malformed"] += 1
             self.malformed += 1
         return value
@@ -188,7 +189,7 @@ class BatchReader:
         payload = self._payload
         count, at, is_map = _header(payload, at)
         if is_map or count > EVENTS_MAX:
-            raise Unreadable(f"{count} events, or none that are a list")
+            raise Unreadable(f"{count} events, or no list of events")
         for _ in range(count):
             end, left = skip(payload, at, 1, SKIP_STEPS)
             if left:
@@ -208,7 +209,7 @@ class BatchReader:
         return at
 
     def _decode(self, raw: bytes) -> EngineEvent | None:
-        """An event of a bounded size; None where it is left out, and counted."""
+        """An event of a bounded size; None: left out, and counted."""
         self._room -= 1
         event, kind, reason = decode_event(raw, self._schema)
         if event is not None:
@@ -220,7 +221,7 @@ class BatchReader:
         return None
 
     def _give(self, event: EngineEvent) -> _Step:
-        """Hands on an event, in parts where it names more blocks than there is room for."""
+        """Adds an event to the results, in parts if it has more blocks than the room allows."""
         if self._room <= 0:
             yield
         if isinstance(event, BlocksRemoved) or (
@@ -263,7 +264,7 @@ class BatchReader:
         return at
 
     def _key(self, at: int) -> _Step:
-        """A map's key; empty where it can't be one of ours. Raises Unreadable for no string."""
+        """A map's key; empty: too long for a known field. Raises Unreadable for no string."""
         yield from self._spend(1)
         end = yield from self._skip(at)
         if not _is_text(self._payload[at]):
@@ -307,9 +308,9 @@ class BatchReader:
             self._leave_out(removals_too=kind != "BlockStored")
 
     def _read_parts(self, event: "_LongEvent") -> _Step:
-        """The event as several that are decoded one by one."""
+        """The event as several events, decoded one after the other."""
         if not event.fits:
-            # As groups send that skip blocks: they make no residency, and their tokens say nothing.
+            # Groups that skip blocks send such events; the tokens of such groups are not used.
             yield from self._hand_on(event.part(_MISFIT), is_first=True)
             return
         parent: bytes | None = None
@@ -321,9 +322,9 @@ class BatchReader:
             while ends.bytes_after(places) > PART_BYTES and count > 1:
                 count //= 2
                 last, ends = yield from self._ends(event, places, count)
-            if (said := ends.bytes_after(places)) > BLOCK_BYTES_MAX:
-                raise Unreadable(f"{said} bytes are said of one block")
-            yield from self._spend(said // UNIT_BYTES)
+            if (size := ends.bytes_after(places)) > BLOCK_BYTES_MAX:
+                raise Unreadable(f"{size} bytes about one block")
+            yield from self._spend(size // UNIT_BYTES)
             part = event.part(event.lists(places, ends) | _parent(parent))
             if not (yield from self._hand_on(part, is_first=is_first)):
                 return
@@ -332,7 +333,7 @@ class BatchReader:
             is_first = False
 
     def _hand_on(self, raw: bytes, *, is_first: bool) -> _Step:
-        """Whether a part could be read; an event is counted with its first."""
+        """Whether a part could be read; an event is counted with its first part."""
         part = self._decode(raw)
         if part is None:
             return False
@@ -341,7 +342,7 @@ class BatchReader:
         return True
 
     def _ends(self, event: "_LongEvent", places: "_Places", count: int) -> _Step:
-        """Where the last of the next blocks' hashes begins, and the places after all of them."""
+        """Offset of the hash of the last of the next blocks, and the places after all of them."""
         last = hash_end = places.hash
         if count:
             last = yield from self._skip(last, count - 1)
@@ -352,7 +353,7 @@ class BatchReader:
 
 
 class _Places(NamedTuple):
-    """How many blocks of an event are still to come, and where what is said of them begins."""
+    """The number of blocks of an event still to come, and the offsets of their values."""
 
     blocks: int
     hash: int
@@ -364,9 +365,9 @@ class _Places(NamedTuple):
 
 
 class _LongEvent:
-    """An event whose fields' places are known, from which parts of it are made.
+    """An event with the offsets of its fields, from which parts of it are made.
 
-    Raises Unreadable for hashes that are no list, and over TOKENS_MAX.
+    Raises Unreadable if the hashes are no list, or over TOKENS_MAX.
     """
 
     def __init__(
@@ -389,7 +390,7 @@ class _LongEvent:
         """Whether each block has its tokens, and its items if there are any."""
 
     def lists(self, places: _Places, ends: _Places) -> dict[str, bytes]:
-        """What is said of the blocks between."""
+        """The fields about the blocks between two places."""
         payload, count = self._payload, places.blocks - ends.blocks
         lists = {"block_hashes": _list(count, payload[places.hash : ends.hash])}
         if self.tokens:
@@ -399,7 +400,7 @@ class _LongEvent:
         return lists
 
     def _list(self, name: str) -> tuple[int, int, bool]:
-        """How many values a field's list has, where they begin, and whether it is one (or nil)."""
+        """Number of values in a field's list, their offset, and whether it is a list (or nil)."""
         at, end = self._fields.get(name, (0, 0))
         if at == end or self._payload.startswith(_NIL, at, end):  # without a copy of the list
             return 0, 0, at == end or name != "block_hashes"
@@ -410,13 +411,13 @@ class _LongEvent:
         return (0, 0, False) if is_map else (count, at, True)
 
     def _number(self, name: str) -> int:
-        """A field's number; 0 where there is none, which the decoder judges."""
+        """A field's number; 0 if it has none: the decoder decides about that."""
         raw = self._payload[slice(*self._fields.get(name, (0, 0)))]
         value = msgspec.msgpack.decode(raw) if raw else None
         return value if isinstance(value, int) and value >= 0 else 0
 
     def part(self, changes: dict[str, bytes]) -> bytes:
-        """The same event, encoded, with other values in these fields if it has them."""
+        """The same event, encoded, with these values in the fields that it has."""
         payload = self._payload
         values = [
             (name, changes[name] if name in changes else payload[at:end])
@@ -433,7 +434,7 @@ class _LongEvent:
 def _split(
     event: BlocksStored | BlocksRemoved, count: int
 ) -> tuple[BlocksStored | BlocksRemoved, BlocksStored | BlocksRemoved]:
-    """The first blocks of an event, and the others: the same as the whole when applied in order."""
+    """The first blocks of an event, and the others: applied in order, equivalent to the whole."""
     first, others = event.hashes[:count], event.hashes[count:]
     if isinstance(event, BlocksRemoved):
         return replace(event, hashes=first), replace(event, hashes=others)
@@ -457,7 +458,7 @@ def _split(
 
 
 def batch_time_s(payload: bytes) -> float:
-    """When the engine made a batch; 0.0 where its first bytes don't say."""
+    """When the engine made a batch; 0.0 if its first bytes don't have the time."""
     try:
         _, at, is_map = _header(payload, 0)
         if is_map:
@@ -476,7 +477,7 @@ def _parent(encoded: bytes | None) -> dict[str, bytes]:
 
 
 def _header(data: bytes, at: int) -> tuple[int, int, bool]:
-    """How many values, or pairs, an array or a map has; where they begin; whether it is a map.
+    """Number of values, or pairs, of an array or map; their offset; whether it is a map.
 
     Raises Unreadable for anything else, and ValueError for more values than the bytes can hold.
     """
@@ -502,8 +503,8 @@ def _list(count: int, values: bytes) -> bytes:
 
 
 def _kind(data: bytes, span: _Span | None) -> str:
-    """An event's kind; a stand-in for one of more than FIELDS_BYTES_MAX. Raises one of READ_ERRORS
-    for none."""
+    """An event's kind; a substitute for more than FIELDS_BYTES_MAX. Raises one of READ_ERRORS if it
+    has none."""
     at, end = span or (0, 0)
     if at == end or not _is_text(data[at]):
         raise Unreadable("an event without a kind")
@@ -516,7 +517,7 @@ def _is_text(first: int) -> bool:
 
 
 def _text(encoded: bytes) -> str:
-    """A short string; empty where it is none."""
+    """A short string; empty if it is no string."""
     try:
         return _NAME.decode(encoded)
     except READ_ERRORS:

@@ -1,15 +1,15 @@
-"""Where decode engines find a prefill engine: the address of its bootstrap server. Pure."""
+"""The bootstrap server of a prefill engine, where decode engines connect to it. Pure."""
 
 from urllib.parse import urlsplit
 
 BOOTSTRAP_PORT = 8998
-"""--disaggregation-bootstrap-port of SGLang, and VLLM_MOONCAKE_BOOTSTRAP_PORT, unless changed."""
+"""Default of SGLang's --disaggregation-bootstrap-port, and of VLLM_MOONCAKE_BOOTSTRAP_PORT."""
 MOONCAKE = "MooncakeConnector"
-"""vLLM's connector that has such a server, too."""
+"""vLLM's connector that has a bootstrap server, too."""
 
 
 def host_of(address: str) -> str:
-    """The host of host:port or of a URL; empty where there is none."""
+    """The host in host:port or in a URL; empty if there is none."""
     try:
         return urlsplit(address if "://" in address else f"//{address}").hostname or ""
     except ValueError:  # brackets that hold no IPv6 address
@@ -17,5 +17,5 @@ def host_of(address: str) -> str:
 
 
 def bootstrap_url(host: str, port: int) -> str:
-    """port: 0 is the default."""
+    """The URL of a bootstrap server; port 0: BOOTSTRAP_PORT."""
     return f"http://{f'[{host}]' if ':' in host else host}:{port or BOOTSTRAP_PORT}"

@@ -1,6 +1,6 @@
-"""The table of engines whose events kvroute can read: adding one is one file, one entry, one test.
+"""The table of engines whose events kvroute reads: a new engine is a file, an entry and a test.
 
-Law: a decoder answers any bytes with an EngineBatch, and never raises (events/engines/wire.py).
+Law: a decoder returns an EngineBatch for any bytes, and never raises (events/engines/wire.py).
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from events.engines.events import EngineBatch
 from events.engines.wire import Schema
 
 Decoder = Callable[[bytes], EngineBatch]
-"""From one ZMQ payload to what it says."""
+"""A ZMQ payload -> its events."""
 
 DECODERS: dict[str, Decoder] = {
     "sglang": sglang_events.decode,

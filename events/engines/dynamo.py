@@ -1,4 +1,4 @@
-"""Reads what the workers of an NVIDIA Dynamo fleet publish on NATS: KV events and load. Pure.
+"""Reads the messages that workers of an NVIDIA Dynamo fleet publish on NATS: KV events, load. Pure.
 
     envelope  {publisher_id, sequence, published_at, topic, payload}     MessagePack, named
     payload   one RouterEvent, or a list of them (1.6); on `kv_metrics` an ActiveLoad
@@ -10,9 +10,8 @@
 
 `block_hash` is the engine's own name for a block; `tokens_hash` is our BlockHash.
 
-Law: whatever the bytes are, the answer is a DynamoMessage. An event that can't be used keeps its
-number, as long as that can be read, and leaves its reason; so that whoever follows the numbers
-knows what it costs.
+Law: for any bytes the result is a DynamoMessage. An event that can't be used keeps its number, if
+that is readable, and a reason, so that the numbers have no gap and the loss is known.
 
 Source: ai-dynamo/dynamo lib/kv-router/src/protocols.rs and lib/runtime (event plane), release
 1.6.1; its publishers' bytes are in tests/events/engines/test_dynamo.py.
@@ -30,13 +29,13 @@ from events.engines.wire import RANK_MAX, READ_ERRORS, REASON_CHARS, U64_MASK
 from indexer.identity import BlockHash, Tier
 
 MESSAGE_BYTES_MAX = 8 << 20
-"""Dynamo keeps to NATS's default of 1 MiB."""
+"""Bytes of a message; Dynamo's stay within NATS's default of 1 MiB."""
 
 HASHES_MAX = 1 << 16
-"""Hashes in one message, eight times what Dynamo puts into one."""
+"""Hashes in a message, eight times those of Dynamo's largest."""
 
 EVENTS_MAX = 1 << 13
-"""Events in one message; Dynamo puts 128 into one at most."""
+"""Events in a message; Dynamo's have 128 at most."""
 
 STORAGE_TIERS = {"device": Tier.DEVICE, "host_pinned": Tier.HOST, "disk": Tier.DISK}
 SHARED_TIERS = frozenset({"external"})
@@ -48,7 +47,7 @@ _I64_MIN = -(1 << 63)
 
 @dataclass(frozen=True, slots=True)
 class HashesStored:
-    """A chain of blocks that a tier now holds, after `parent` if there is one."""
+    """A chain of blocks that arrived on a tier, after `parent` if there is one."""
 
     tier: Tier
     parent: int | None
@@ -56,12 +55,12 @@ class HashesStored:
     """The engine's own hashes."""
     blocks: Sequence[BlockHash]
     begins: bool = True
-    """False: no first block of a prompt, whether or not there is a parent."""
+    """False: the chain does not start a prompt, with or without a parent."""
 
 
 @dataclass(frozen=True, slots=True)
 class HashesRemoved:
-    """Blocks that a tier holds no more."""
+    """Blocks that left a tier."""
 
     tier: Tier
     names: Sequence[int]
@@ -69,12 +68,12 @@ class HashesRemoved:
 
 @dataclass(frozen=True, slots=True)
 class RankCleared:
-    """A rank holds nothing any more, on any tier."""
+    """All blocks of a rank left all tiers."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """An event that can't be used, or is none of ours; reason is fit for a metric label."""
+    """An event that can't be used, or isn't about a worker's blocks; reason fits a metric label."""
 
     reason: str
     stores_lost: bool = False
@@ -97,19 +96,19 @@ class WorkerEvent:
 
 @dataclass(frozen=True, slots=True)
 class WorkerLoad:
-    """What a worker's load is. None: not told."""
+    """A worker's load. None: absent in the message."""
 
     worker_id: int
     dp_rank: int
     used_blocks: int | None
-    """All KV blocks in use, as the engine says."""
+    """All KV blocks in use, by the engine's count."""
     decode_blocks: int | None
-    """Blocks of requests that decode, as whoever sent it counts."""
+    """Blocks of requests that decode, by the sender's count."""
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Which message an event came with. publisher_id and sequence: None without an envelope."""
+    """The message that carried an event. publisher_id and sequence: None without an envelope."""
 
     publisher_id: int | None
     sequence: int | None
@@ -118,15 +117,15 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class DynamoMessage:
-    """All that could be read of one NATS message."""
+    """The readable parts of a NATS message."""
 
     origin: Origin
     events: tuple[WorkerEvent, ...] = ()
     load: WorkerLoad | None = None
     dropped: tuple[str, ...] = ()
-    """Reasons, one for each event (or message) of which not even the worker is known."""
+    """The reason for each event (or message) whose worker could not be read."""
     detail: str = ""
-    """What was wrong with the last thing that could not be read, as a sentence."""
+    """The last error, as a sentence."""
 
 
 Unsigned = Annotated[int, Meta(ge=0)]
@@ -155,7 +154,7 @@ class _Removed(Struct):
 
 
 class _Data(Struct):
-    """One of them is there; of a kind that is newer than this, none."""
+    """One of the fields is set; none for a kind of a later release."""
 
     stored: _Stored | UnsetType = UNSET
     removed: _Removed | UnsetType = UNSET
@@ -176,7 +175,7 @@ class _RouterEvent(Struct):
 
 
 class _BareEvent(Struct):
-    """An event whose data can't be read, or are not known."""
+    """An event whose data are unreadable or of an unknown kind."""
 
     event_id: Unsigned
     data: Raw
@@ -219,7 +218,7 @@ def decode_dynamo(
 ) -> DynamoMessage:
     """One message of a `kv-events` or `kv_metrics` subject; never raises."""
     if len(data) > bytes_max:
-        # Not even looked at; the numbers of the events after it will tell.
+        # Not decoded; the numbers of the next events will show the gap.
         return DynamoMessage(
             Origin(None, None, 0),
             dropped=("too_large",),
@@ -262,8 +261,8 @@ def _read_events(payload: bytes, origin: Origin, hashes_max: int) -> DynamoMessa
     wire = _JSON if _is_json(payload) else _MSGPACK
     read: Sequence[_RouterEvent | Raw]
     try:
-        told = wire.events.decode(payload)
-        read = told if isinstance(told, list) else (told,)
+        decoded = wire.events.decode(payload)
+        read = decoded if isinstance(decoded, list) else (decoded,)
     except READ_ERRORS as error:
         try:
             read = wire.parts.decode(payload)
@@ -275,8 +274,8 @@ def _read_events(payload: bytes, origin: Origin, hashes_max: int) -> DynamoMessa
     dropped: list[str] = []
     detail = ""
     room = hashes_max
-    for one in read:
-        event, why = _read_one(one, wire)
+    for part in read:
+        event, why = _read_event(part, wire)
         detail = why or detail
         if event is None:
             dropped.append("malformed")
@@ -290,33 +289,33 @@ def _read_events(payload: bytes, origin: Origin, hashes_max: int) -> DynamoMessa
     return DynamoMessage(origin, tuple(events), dropped=tuple(dropped), detail=detail)
 
 
-def _read_one(one: _RouterEvent | Raw, wire: _Wire) -> tuple[WorkerEvent | None, str]:
-    """An event, as far as it can be read; and what was wrong with it."""
-    if isinstance(one, Raw):
+def _read_event(part: _RouterEvent | Raw, wire: _Wire) -> tuple[WorkerEvent | None, str]:
+    """The readable parts of an event, and its error; empty: none."""
+    if isinstance(part, Raw):
         try:
-            decoded: _RouterEvent = wire.event.decode(one)
+            decoded: _RouterEvent = wire.event.decode(part)
         except READ_ERRORS as error:
-            return _salvage(one, wire), _because(error)
-        one = decoded
-    event = one.event
-    if max(one.worker_id, event.event_id) > U64_MASK:
+            return _salvage(part, wire), _because(error)
+        part = decoded
+    event = part.event
+    if max(part.worker_id, event.event_id) > U64_MASK:
         return None, "a number is no u64"
     try:
-        what = _meaning(one)
+        what = _meaning(part)
     except ValueError as error:
         what = LeftOut("malformed", stores_lost=True, removals_lost=not _is_store(event.data))
-        return WorkerEvent(one.worker_id, event.dp_rank, event.event_id, what), _because(error)
-    return WorkerEvent(one.worker_id, event.dp_rank, event.event_id, what), ""
+        return WorkerEvent(part.worker_id, event.dp_rank, event.event_id, what), _because(error)
+    return WorkerEvent(part.worker_id, event.dp_rank, event.event_id, what), ""
 
 
 def _meaning(router_event: _RouterEvent) -> What:
-    """What an event says; raises ValueError when it makes no sense."""
+    """The content of an event; raises ValueError when it makes no sense."""
     if router_event.residency_domain != "worker":
         return LeftOut("shared")
     data = router_event.event.data
     if data == "cleared":
         return RankCleared()
-    if sum(one is not UNSET for one in (data.stored, data.removed, data.cleared)) > 1:
+    if sum(field is not UNSET for field in (data.stored, data.removed, data.cleared)) > 1:
         raise ValueError("several kinds in one event")
     if data.cleared is None:
         return RankCleared()
@@ -337,13 +336,13 @@ def _meaning(router_event: _RouterEvent) -> What:
         tier,
         None if parent is None else _unsigned([parent])[0],
         _unsigned([block.block_hash for block in stored.blocks]),
-        [BlockHash(one) for one in _unsigned([block.tokens_hash for block in stored.blocks])],
+        [BlockHash(hashed) for hashed in _unsigned([block.tokens_hash for block in stored.blocks])],
         begins=not stored.start_position,
     )
 
 
 def _salvage(raw: Raw, wire: _Wire) -> WorkerEvent | None:
-    """Whose event it is and which, when the rest can't be read."""
+    """The worker and number of an event whose other parts can't be read."""
     try:
         bare: _BareRouterEvent = wire.bare_event.decode(raw)
     except READ_ERRORS:
@@ -351,10 +350,10 @@ def _salvage(raw: Raw, wire: _Wire) -> WorkerEvent | None:
     if max(bare.worker_id, bare.event.event_id) > U64_MASK:
         return None
     try:
-        told = wire.kinds.decode(bare.event.data)
+        data = wire.kinds.decode(bare.event.data)
     except READ_ERRORS:
-        told = {}
-    kinds = frozenset([told] if isinstance(told, str) else told)
+        data = {}
+    kinds = frozenset([data] if isinstance(data, str) else data)
     what = LeftOut("malformed", stores_lost=True, removals_lost=kinds != {"stored"})
     if kinds and not kinds & {"stored", "removed", "cleared"}:
         what = LeftOut("unknown_kind")
@@ -362,7 +361,7 @@ def _salvage(raw: Raw, wire: _Wire) -> WorkerEvent | None:
 
 
 def _without(event: WorkerEvent, reason: str) -> WorkerEvent:
-    """The event with only its number left."""
+    """The event's number without its content."""
     removals = not isinstance(event.what, HashesStored)
     what = LeftOut(reason, stores_lost=True, removals_lost=removals)
     return WorkerEvent(event.worker_id, event.dp_rank, event.event_id, what)
@@ -379,7 +378,7 @@ def _unsigned(hashes: list[int]) -> list[int]:
     least = min(hashes)
     if least < _I64_MIN or max(hashes) > U64_MASK:
         raise ValueError("a hash is not of 64 bits")
-    return hashes if least >= 0 else [one & U64_MASK for one in hashes]
+    return hashes if least >= 0 else [number & U64_MASK for number in hashes]
 
 
 def _is_list(payload: bytes) -> bool:
@@ -389,7 +388,7 @@ def _is_list(payload: bytes) -> bool:
 
 
 def _is_json(data: bytes) -> bool:
-    """Whether the first byte that is no blank opens a JSON object or array.
+    """Whether the first byte that isn't blank opens a JSON object or array.
 
     In MessagePack `{` and `[` are the numbers 123 and 91, and blanks are numbers too: no message.
     """

@@ -1,7 +1,7 @@
-"""Endpoints that operators and callers write: which can never work, and how they are shown. Pure.
+"""Checks endpoints of configurations and callers, and masks them for texts. Pure.
 
-An unusable endpoint is refused where it is given (configuration, RegisterWorker), because neither
-ZMQ nor aiohttp says before the first use that an address can't work.
+An unusable endpoint is refused where it is given (configuration, RegisterWorker), because ZMQ and
+aiohttp report it at its first use only.
 
 Law: a password never leaves through `masked`.
 """
@@ -12,10 +12,10 @@ from urllib.parse import urlsplit
 
 PORT_MAX = 65535
 HOST_CHARS_MAX = 253
-"""Of a DNS name: RFC 1035."""
+"""Characters of a DNS name: RFC 1035."""
 LABEL_CHARS_MAX = 63
 IPC_BYTES_MAX = 107
-"""Of a Unix socket's path on Linux, without its last zero byte."""
+"""Bytes of a Unix socket's path on Linux, without its last zero byte."""
 
 _CONTROL = re.compile(r"[\x00-\x20\x7f-\xa0\u2028\u2029]")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -23,7 +23,7 @@ _CREDENTIALS = re.compile(r"://\S*@")
 
 
 def zmq_error(endpoint: str, *, ranks: int = 1, bind: bool = False) -> str:
-    """Why ZMQ can't use an endpoint, as a sentence; empty when it can.
+    """Why ZMQ can't use an endpoint, as a sentence; empty: it can.
 
     ranks: rank r of them is at port + r. bind: whether the endpoint is bound instead of connected.
     """
@@ -54,13 +54,13 @@ def zmq_error(endpoint: str, *, ranks: int = 1, bind: bool = False) -> str:
 
 
 def http_error(base: str) -> str:
-    """Why a URL can't be the base of an engine's HTTP pages, as a sentence; empty when it can."""
+    """Why a URL can't be the base of an engine's HTTP pages, as a sentence; empty: it can."""
     if control := _CONTROL.search(base):
         return f"{_shown(base)} has the character {control[0]!r} in it"
     try:
         parts = urlsplit(base)
         host, port = parts.hostname, parts.port
-    except ValueError:  # its text would show a piece of a password
+    except ValueError:  # its text may have part of a password
         return f"{_shown(base)} has brackets without an IPv6 address, or a port that is no number"
     if parts.scheme not in ("http", "https") or not host:
         return f"{_shown(base)} is no URL of the form http://host:port or https://host:port"
@@ -87,14 +87,14 @@ def rank_endpoint(endpoint: str, rank: int) -> str:
 
 
 def is_ipv6(endpoint: str) -> bool:
-    """Whether a ZMQ endpoint names an IPv6 address, which a socket takes only by an option."""
+    """Whether a ZMQ endpoint has an IPv6 address, which a socket accepts only with an option."""
     return endpoint.startswith("tcp://") and "[" in endpoint
 
 
 def masked(text: str) -> str:
-    """A URL, or a sentence with URLs in it, with *** for user names and passwords.
+    """A text with *** for the user names and passwords of its URLs.
 
-    More is masked than need be where an @ stands behind the host: a password may contain anything.
+    More than those is masked if an @ comes after the host, since a password may contain anything.
     """
     return _CREDENTIALS.sub("://***@", text)
 
@@ -122,14 +122,14 @@ def _host_error(host: str) -> str:
     if not host.isascii():
         return "a host name with other than ASCII characters is written in Punycode (xn--...)"
     labels = host.removesuffix(".").split(".")
-    if len(host) > HOST_CHARS_MAX or not all(0 < len(one) <= LABEL_CHARS_MAX for one in labels):
+    if len(host) > HOST_CHARS_MAX or not all(0 < len(label) <= LABEL_CHARS_MAX for label in labels):
         return (
             f"the host is no name of at most {HOST_CHARS_MAX} characters whose labels have 1 to"
             f" {LABEL_CHARS_MAX}"
         )
     if not _NAME.fullmatch(host):
         return f"the host {_shown(host)} has characters that no host name has"
-    if all(one.isdigit() for one in labels):
+    if all(label.isdigit() for label in labels):
         try:
             IPv4Address(host)
         except AddressValueError:
@@ -142,5 +142,5 @@ def _is_port(text: str) -> bool:
 
 
 def _shown(endpoint: str) -> str:
-    """An endpoint for a sentence: without a password, and of a length that a log bears."""
+    """An endpoint for a sentence: without a password, and cut to 200 characters."""
     return repr(masked(endpoint)[:200])

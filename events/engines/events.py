@@ -1,8 +1,8 @@
-"""What engines tell about their KV caches, in one form for all engines and versions.
+"""Events of engines about their KV caches, in one form for all engines and releases.
 
 A decoder (events/engines/decoding.py) makes these from an engine's bytes; the ledger
-(events/relay/ledger.py) makes facts of them. Nothing here is hashed or counted yet: engine hashes
-are the engine's own.
+(events/relay/ledger.py) makes facts of them. Hashes are the engine's own, and copies are not
+counted yet.
 """
 
 from collections.abc import Sequence
@@ -13,37 +13,37 @@ from indexer.identity import EngineHash
 
 @dataclass(frozen=True, slots=True)
 class BlocksStored:
-    """A chain of blocks that the engine now holds, after `parent` if there is one."""
+    """A chain of blocks that the engine stored, after `parent` if there is one."""
 
     hashes: tuple[EngineHash, ...]
     parent: EngineHash | None
     token_ids: Sequence[int]
-    """Tokens of these blocks only; empty when the engine tells none (an offload to another tier).
+    """Tokens of these blocks only; empty: absent in the event (an offload to another tier).
 
-    Decoders make it an array('I'), which NumPy takes as it is.
+    Decoders make it an array('I'), which NumPy takes without a copy.
     """
     block_size: int
-    """Tokens a block, in this engine; 0 when it tells none."""
+    """Tokens of a block of this engine; 0: absent in the event."""
     medium: str | None = None
-    """As the engine names it; None (older versions) means GPU."""
+    """The engine's name of the medium; None (older releases) means GPU."""
     lora_name: str | None = None
     unnamed_lora: bool = False
-    """A LoRA is told by number only, so these blocks can't be told from another LoRA's."""
+    """The event has a LoRA's number only, so these blocks could be any LoRA's."""
     cache_salt: str | None = None
-    """Told with a chain's first block only (vLLM), or with each event (SGLang)."""
+    """vLLM: with a chain's first block only; SGLang: with each event."""
     item_ids: tuple[tuple[str, ...], ...] | None = None
     """For each block, the ids of the multimodal items in it; None: no items at all."""
     unhashable: bool = False
-    """The blocks depend on something whose content nobody outside can know (prompt embeddings)."""
+    """The blocks depend on content that only the engine has (prompt embeddings)."""
     group: int | None = None
     """KV cache group of a hybrid model."""
     full_attention: bool = True
-    """Whether the group decides prefix hits; older versions don't say, and all do.
+    """Whether the group decides prefix hits; True for all groups of older releases.
 
-    When it does not, the block's tokens are left out.
+    If False, the block's tokens are left out.
     """
     remote: bool = False
-    """In a pool that all workers share: nobody's residency."""
+    """In a pool that all workers share: on no worker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class BlocksRemoved:
 
 @dataclass(frozen=True, slots=True)
 class BlocksCleared:
-    """The engine holds nothing any more, on any medium."""
+    """The engine dropped all blocks, on all media."""
 
 
 EngineEvent = BlocksStored | BlocksRemoved | BlocksCleared
@@ -66,39 +66,38 @@ EngineEvent = BlocksStored | BlocksRemoved | BlocksCleared
 
 @dataclass(frozen=True, slots=True)
 class EngineBatch:
-    """The events of one message, in order, and what could not be read of it."""
+    """The events of one message, in order, and the parts that could not be read."""
 
     time_s: float
-    """Unix time at the engine; 0.0 when unreadable."""
+    """Unix time at the engine; 0.0: unreadable."""
     dp_rank: int | None
-    """None: the engine didn't say."""
+    """None: absent or unreadable."""
     events: tuple[EngineEvent, ...]
     unknown_kinds: tuple[str, ...] = ()
-    """Kinds of event that this version of kvroute doesn't know, once each time they came; cut to 64
-    characters."""
+    """Kind of each event that this release of kvroute doesn't know, cut to 64 characters."""
     removals_lost: bool = False
-    """What could not be read may have been a removal."""
+    """Whether an unreadable event may have been a removal."""
     malformed: tuple[str, ...] = ()
     """Why events were dropped, or the whole batch, or its time or rank; one sentence each."""
 
 
 @dataclass(slots=True)
 class LoadSample:
-    """What one rank of an engine tells about its load. None: this engine doesn't tell."""
+    """The load of one rank of an engine. None: this engine doesn't report it."""
 
     running: int = 0
     waiting: int = 0
     used_blocks: float | None = None
-    """Blocks held by requests, in the engine's block size; reclaimable cache is not in it."""
+    """Blocks held by requests, in the engine's block size, without reclaimable cache."""
     total_blocks: int | None = None
     block_size: int | None = None
-    """The engine's own, tokens."""
+    """The engine's own block size, tokens."""
     total_slots: int | None = None
     """Requests that can run at once."""
     preemptions: int = 0
-    """Since the engine started."""
+    """Preemptions since the engine started."""
     waiting_prefill_tokens: int | None = None
     model: str | None = None
     process_start_s: float | None = None
-    """Unix time: a change means another life of the engine."""
+    """Unix time; a change means that the engine has restarted."""
     extras: dict[str, float] = field(default_factory=dict)

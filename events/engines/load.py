@@ -1,17 +1,17 @@
-"""Reads what engines tell about their load, and about themselves, into one form. Pure.
+"""Reads engines' documents about their load and identity into one form. Pure.
 
     vLLM    GET /metrics                         vllm_loads
     SGLang  GET /v1/loads (JSON, fresh)          sglang_loads
             LoadStat over ZMQ (fresh)            sglang_load_stat
             GET /metrics (up to 30 s old)        sglang_metrics
-    both    /v1/models and what is near it       vllm_identity, sglang_identity
+    both    /v1/models and related pages         vllm_identity, sglang_identity
     vLLM    /query of Mooncake's bootstrap       mooncake_engine_ids
 
-Law: a document is read whole or raises LoadUnreadable, whose reason is a sentence; whatever is
-read fits a heartbeat. Time and memory are linear in the document's size.
+Law: a document is read whole or raises LoadUnreadable, whose reason is a sentence; values that are
+read fit a heartbeat. Time and memory are linear in the document's size.
 
-Blocks and block sizes are the engine's own. Engines count blocks *held by requests*: cache that
-nobody uses any more is free to them, and in none of these numbers.
+Blocks and block sizes are the engine's own. Engines count blocks *held by requests*: cached blocks
+of finished requests are free to them, and not in these numbers.
 """
 
 import math
@@ -28,37 +28,37 @@ from prometheus_client.samples import Sample
 from events.engines.events import LoadSample
 
 DOCUMENT_BYTES_MAX = 16 << 20
-"""The largest page seen is 118 KiB, for two ranks."""
+"""Bytes of a document; the largest page seen is 118 KiB, for two ranks."""
 
 COUNT_MAX = (1 << 31) - 1
-"""Of requests, blocks, tokens held: the most that a heartbeat takes (events/plane/facts.py)."""
+"""Requests, blocks or tokens held; same bound as in heartbeats (events/plane/facts.py)."""
 BLOCK_SIZE_MAX = 1 << 20
-"""Tokens a block, as in the events (events/engines/wire.py)."""
+"""Tokens of a block, as in the events (events/engines/wire.py)."""
 COUNTER_MAX = 1 << 53
-"""Of tokens since an engine's start: a float shows each number up to it."""
+"""Tokens since an engine's start: a float represents every integer up to it."""
 SHARE_MAX = 100.0
-"""Of a share in use, which is 1 or hardly more."""
+"""Share of blocks in use; real values are at most slightly above 1."""
 UNIX_SECONDS_MAX = 1e11
-"""As in events/plane/facts.py: a time that a calendar can show."""
+"""Unix time, as in events/plane/facts.py: a time that a calendar can show."""
 LINES_MAX = 1 << 14
-"""Wanted lines of a metrics page: 1,024 ranks with some 16 each."""
+"""Lines of a metrics page that are read: 1,024 ranks with some 16 each."""
 
 REASON_CHARS = 200
 
 _READ_ERRORS = (ValueError, OverflowError, RecursionError)
-"""All that msgspec raises for documents it can't read."""
+"""All errors of msgspec for unreadable documents."""
 
 Count = Annotated[int, Meta(ge=0, le=COUNT_MAX)]
 TokenCounter = Annotated[int, Meta(ge=0, le=COUNTER_MAX)]
 Signed = Annotated[int, Meta(ge=-COUNT_MAX, le=COUNT_MAX)]
-"""Engines write -1 for what they don't limit."""
+"""A count; engines write -1 for no limit."""
 
 Document = TypeVar("Document")
 Number = TypeVar("Number", int, float)
 
 
 class LoadUnreadable(ValueError):
-    """A document that can't be used; nothing of it was."""
+    """A document that can't be used, not even in part."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason[:REASON_CHARS])
@@ -67,10 +67,10 @@ class LoadUnreadable(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class EngineIdentity:
-    """What an engine says it is. None: this engine doesn't tell."""
+    """An engine's identity and limits. None: this engine doesn't report it."""
 
     model: str | None = None
-    """The name requests use."""
+    """The name that requests use."""
     aliases: tuple[str, ...] = ()
     """Further names of the same model."""
     lora_names: tuple[str, ...] = ()
@@ -79,9 +79,9 @@ class EngineIdentity:
     """Prompt and output together, tokens."""
     version: str | None = None
     block_size: int | None = None
-    """Tokens a block, as in the events."""
+    """Tokens of a block, as in the events."""
     total_blocks: int | None = None
-    """Of one rank."""
+    """KV blocks of a rank."""
     total_slots: int | None = None
     """Requests that one rank runs at once."""
     token_budget: int | None = None
@@ -93,9 +93,9 @@ class EngineIdentity:
     role: str | None = None
     """prefill or decode, if it serves half of each request."""
     bootstrap_port: int | None = None
-    """Where decode engines find a prefill engine."""
+    """Port of a prefill engine's bootstrap server."""
     kv_engine_ids: Mapping[int, str] = field(default_factory=dict)
-    """Of each rank, the name that vLLM's decode engines need to fetch from it by Mooncake."""
+    """Rank -> engine_id, which vLLM's decode engines need to fetch from it by Mooncake."""
 
 
 # vLLM
@@ -120,14 +120,13 @@ _VLLM_NAMES = (
 def vllm_loads(text: str) -> dict[int, LoadSample]:
     """Load by rank (label `engine`; absent means 0) from vLLM's /metrics, 0.9 and later.
 
-        total_blocks = the rank's blocks - 1      vLLM keeps one, its null block, for itself
+        total_blocks = the rank's blocks - 1      vLLM reserves its null block
         used_blocks  = usage * total_blocks
 
     The rank's blocks are kv_cache_size_tokens / block_size. Older releases have num_gpu_blocks
-    alone, which is the sum over the engines behind the page, so it is divided by their number.
-    total_slots is not in there; see vllm_identity. Extras: prefix_hit_tokens and
-    prefix_query_tokens (since its start) and asleep (1 or 0), as far as told. Raises
-    LoadUnreadable.
+    alone, the sum over the engines behind the page, which is divided by their number. total_slots
+    is not on the page; see vllm_identity. Extras, if on the page: prefix_hit_tokens and
+    prefix_query_tokens (since its start), and asleep (1 or 0). Raises LoadUnreadable.
     """
     page = _Page(text, _VLLM_NAMES)
     start_s = page.start_s()
@@ -178,7 +177,8 @@ def _vllm_capacities(page: "_Page") -> dict[int, tuple[int | None, int | None]]:
     capacities: dict[int, tuple[int | None, int | None]] = {}
     for rank, info in infos.items():
         labels = info.labels
-        # With context parallelism a block of the events spans several of the cache's; 0.32 says so.
+        # With context parallelism, a block of the events spans several cache blocks; 0.32 has the
+        # effective size.
         block_size = _positive(labels.get("effective_attention_block_size")) or _positive(
             labels.get("block_size")
         )
@@ -214,8 +214,8 @@ def vllm_identity(
     event_sources: bytes | str | None = None,
     server_info: bytes | str | None = None,
 ) -> EngineIdentity:
-    """From /v1/models, and if at hand /version, /kv_event_sources (0.31 and later), and
-    /server_info?config_format=json, which only the development mode has.
+    """Identity from /v1/models, and, if available, /version, /kv_event_sources (0.31 and later),
+    and /server_info?config_format=json, which only the development mode has.
 
     Raises LoadUnreadable.
     """
@@ -239,13 +239,13 @@ def vllm_identity(
 
 
 def _vllm_scheduler(server_info: bytes | str) -> Mapping[str, object]:
-    """What is configured of the scheduler; empty where the page has it as text.
+    """The scheduler's configuration; empty if the page has it as text.
 
-    The page is for people and differs between releases: all that may be used of it is looked at
-    one by one, so that no other part of it makes an engine unreadable.
+    The page is for people and differs between releases: each used value is checked by itself, so
+    that no other part of the page makes an engine unreadable.
     """
-    told = _json(server_info, _VLLM_SERVER_INFO, "/server_info").vllm_config
-    scheduler = told.get("scheduler_config") if isinstance(told, dict) else None
+    config = _json(server_info, _VLLM_SERVER_INFO, "/server_info").vllm_config
+    scheduler = config.get("scheduler_config") if isinstance(config, dict) else None
     return scheduler if isinstance(scheduler, dict) else {}
 
 
@@ -258,10 +258,10 @@ class _MooncakeEngine(Struct):
 
 
 def mooncake_engine_ids(document: bytes | str) -> dict[int, str]:
-    """From /query of the bootstrap server of vLLM's MooncakeConnector: rank -> engine_id, which is
-    another one in each of the engine's lives unless it is configured. Raises LoadUnreadable."""
-    told = _json(document, _MOONCAKE_ENGINES, "/query")
-    return {rank: engine.engine_id for rank, engine in told.items()}
+    """Rank -> engine_id, from /query of the bootstrap server of vLLM's MooncakeConnector. The id
+    changes with each start of the engine unless it is configured. Raises LoadUnreadable."""
+    engines = _json(document, _MOONCAKE_ENGINES, "/query")
+    return {rank: engine.engine_id for rank, engine in engines.items()}
 
 
 # SGLang
@@ -283,23 +283,23 @@ class _SglangLoads(Struct):
 
 
 def sglang_loads(document: bytes | str, page_size: int) -> dict[int, LoadSample]:
-    """Load by rank from SGLang's /v1/loads; tokens are made blocks of `page_size` tokens.
+    """Load by rank from SGLang's /v1/loads; tokens are converted to blocks of `page_size` tokens.
 
-    Preemptions and the process's start are not in there. Extras: cache_hit_rate of the last
+    Preemptions and the process's start are not on the page. Extras: cache_hit_rate of the last
     interval. Raises LoadUnreadable.
     """
     loads: dict[int, LoadSample] = {}
-    for told in _json(document, _SGLANG_LOADS, "/v1/loads").loads:
+    for row in _json(document, _SGLANG_LOADS, "/v1/loads").loads:
         load = LoadSample(
-            running=told.num_running_reqs,
-            waiting=told.num_waiting_reqs,
-            total_slots=told.max_running_requests or None,
-            waiting_prefill_tokens=told.num_waiting_uncached_tokens,
+            running=row.num_running_reqs,
+            waiting=row.num_waiting_reqs,
+            total_slots=row.max_running_requests or None,
+            waiting_prefill_tokens=row.num_waiting_uncached_tokens,
         )
-        _set_blocks(load, page_size, told.num_used_tokens, told.max_total_num_tokens)
-        if told.cache_hit_rate is not None:
-            load.extras["cache_hit_rate"] = told.cache_hit_rate
-        loads[told.dp_rank or 0] = load
+        _set_blocks(load, page_size, row.num_used_tokens, row.max_total_num_tokens)
+        if row.cache_hit_rate is not None:
+            load.extras["cache_hit_rate"] = row.cache_hit_rate
+        loads[row.dp_rank or 0] = load
     if not loads:
         raise LoadUnreadable("/v1/loads names no rank")
     return loads
@@ -310,7 +310,7 @@ class _LoadStat(Struct, array_like=True, tag="LoadStat"):
     num_waiting: Count
     num_tokens_used: Count
     max_total_num_tokens: Count
-    dp_rank: Count | None  # the last of the older form
+    dp_rank: Count | None  # last field of the older form
     num_waiting_uncached_tokens: TokenCounter | None = None
     num_total_tokens: TokenCounter | None = None
     max_running_requests: Count | None = None
@@ -319,7 +319,7 @@ class _LoadStat(Struct, array_like=True, tag="LoadStat"):
 def sglang_load_stat(payload: bytes, page_size: int) -> tuple[int, LoadSample]:
     """(rank, load) from one payload of SGLang's LoadStat feed; as sglang_loads otherwise.
 
-    num_total_tokens, which also counts what waits, is left aside. Raises LoadUnreadable.
+    num_total_tokens also counts waiting requests and is not used. Raises LoadUnreadable.
     """
     if len(payload) > DOCUMENT_BYTES_MAX:
         raise LoadUnreadable(f"a LoadStat of {len(payload)} bytes")
@@ -340,7 +340,7 @@ def sglang_load_stat(payload: bytes, page_size: int) -> tuple[int, LoadSample]:
 _SGLANG_WAITING = (
     "sglang:num_queue_reqs",
     "sglang:num_grammar_queue_reqs",
-    # Prefill/decode roles only: before a slot, or before its KV has come.
+    # Prefill/decode roles only: before a slot, or before the KV cache has come.
     "sglang:num_prefill_bootstrap_queue_reqs",
     "sglang:num_decode_prealloc_queue_reqs",
     "sglang:num_decode_transfer_queue_reqs",
@@ -360,21 +360,21 @@ _SGLANG_NAMES = (
 
 
 def sglang_metrics(text: str, page_size: int | None = None) -> dict[int, LoadSample]:
-    """Load by rank (label `dp_rank`; absent means 0) from SGLang's /metrics, for want of better.
+    """Load by rank (label `dp_rank`; absent means 0) from SGLang's /metrics, for older releases.
 
-    With priority scheduling every gauge comes once more for each priority; only priority="" counts,
-    which has them all. `page_size` is used where the page has none (before 0.5.15). The gauges are
-    renewed every 40 decode steps, or 30 s when idle. Raises LoadUnreadable.
+    With priority scheduling every gauge appears once more for each priority; only priority="",
+    their total, counts. `page_size` is used if the page has none (before 0.5.15). The gauges are
+    updated every 40 decode steps, or after 30 s when idle. Raises LoadUnreadable.
     """
     page = _Page(text, _SGLANG_NAMES)
     start_s = page.start_s()
     loads: dict[int, LoadSample] = {}
     for rank, running in page.by_rank("sglang:num_running_reqs", "dp_rank").items():
 
-        def told(name: str, rank: int = rank) -> Sample | None:
+        def sample(name: str, rank: int = rank) -> Sample | None:
             return page.rank_sample(rank, "dp_rank", name)
 
-        queues = [told(name) for name in _SGLANG_WAITING]
+        queues = [sample(name) for name in _SGLANG_WAITING]
         if queues[0] is None:
             raise LoadUnreadable(f"rank {rank} has no {_SGLANG_WAITING[0]}")
         load = LoadSample(
@@ -385,17 +385,17 @@ def sglang_metrics(text: str, page_size: int | None = None) -> dict[int, LoadSam
             model=running.labels.get("model_name"),
             process_start_s=start_s,
         )
-        if slots := told("sglang:max_running_requests"):
+        if slots := sample("sglang:max_running_requests"):
             load.total_slots = _whole(slots) or None
-        if retracted := told("sglang:num_retracted_requests_total"):
+        if retracted := sample("sglang:num_retracted_requests_total"):
             load.preemptions = _whole(retracted)
-        if hit_rate := told("sglang:cache_hit_rate"):
+        if hit_rate := sample("sglang:cache_hit_rate"):
             load.extras["cache_hit_rate"] = _share(hit_rate)
-        tokens_a_page = told("sglang:page_size")
+        tokens_a_page = sample("sglang:page_size")
         size = page_size if tokens_a_page is None else _whole(tokens_a_page)
-        total = told("sglang:max_total_num_tokens")
-        used = told("sglang:num_used_tokens")
-        usage = told("sglang:token_usage")
+        total = sample("sglang:max_total_num_tokens")
+        used = sample("sglang:num_used_tokens")
+        usage = sample("sglang:token_usage")
         if size:
             total_tokens = None if total is None else _whole(total)
             used_tokens: float | None = None
@@ -419,7 +419,7 @@ class _SglangEvents(Struct):
 
 
 class _ServerInfo(Struct):
-    """Of some 550 entries, which hold every argument of the server, the ones that matter."""
+    """The used entries of some 550, which have every argument of the server."""
 
     version: str | None = None
     served_model_name: str | None = None
@@ -449,10 +449,10 @@ def sglang_identity(
     models: bytes | str | None = None,
     model_info: bytes | str | None = None,
 ) -> EngineIdentity:
-    """From /server_info, and if at hand /v1/models and /model_info.
+    """Identity from /server_info, and, if available, /v1/models and /model_info.
 
-    The block size is the one of the events where the engine names it: with context parallelism a
-    block spans several pages. Raises LoadUnreadable.
+    The block size is that of the events if the engine reports it: with context parallelism a block
+    spans several pages. Raises LoadUnreadable.
     """
     info = _json(server_info, _SERVER_INFO, "/server_info")
     more = None if model_info is None else _json(model_info, _MODEL_INFO, "/model_info")
@@ -462,9 +462,9 @@ def sglang_identity(
     lora_names: tuple[str, ...] = ()
     max_model_len = info.context_length
     if models is not None:
-        name, aliases, lora_names, told_len = _read_models(models)
+        name, aliases, lora_names, listed_len = _read_models(models)
         model = model or name
-        max_model_len = told_len or max_model_len
+        max_model_len = listed_len or max_model_len
     ranks = info.dp_size if info.dp_size and info.dp_size > 0 else None
     slots = next(
         (state.effective_max_running_requests_per_dp for state in info.internal_states), None
@@ -475,7 +475,7 @@ def sglang_identity(
     if block_size is not None and not 1 <= block_size <= BLOCK_SIZE_MAX:
         raise LoadUnreadable(f"/server_info: a page size of {block_size}")
     total_tokens = _natural(info.max_total_num_tokens)
-    half = info.disaggregation_mode in ("prefill", "decode")  # "null": it serves all of them
+    half = info.disaggregation_mode in ("prefill", "decode")  # "null": it serves whole requests
     return EngineIdentity(
         model=model,
         aliases=aliases,
@@ -485,7 +485,7 @@ def sglang_identity(
         block_size=block_size,
         total_blocks=total_tokens // block_size if total_tokens and block_size else None,
         total_slots=_natural(slots),
-        # Without chunks, -1, the second alone bounds the prompts of a step.
+        # Without chunks (-1), max_prefill_tokens bounds the prompts of a step.
         token_budget=_natural(info.chunked_prefill_size) or _natural(info.max_prefill_tokens),
         dp_ranks=ranks,
         priority_scheduling=info.enable_priority_scheduling,
@@ -510,10 +510,10 @@ _LOAD_STAT = msgspec.msgpack.Decoder(_LoadStat)
 
 
 class _Page:
-    """The wanted samples of a Prometheus page.
+    """The samples with these names on a Prometheus page.
 
-    Pages have a thousand lines and are read every second, so all lines that don't begin with a
-    wanted name (or are a counter's `_created`) are dropped before anything is parsed.
+    Pages have a thousand lines and are read every second, so lines with other names, and a
+    counter's `_created`, are dropped before parsing.
     """
 
     def __init__(self, text: str, names: Iterable[str]) -> None:
@@ -527,17 +527,17 @@ class _Page:
         try:
             for family in text_string_to_metric_families("\n".join(lines) + "\n"):
                 for sample in family.samples:
-                    # One that is repeated for each priority is a part of the one with none.
+                    # A sample with a priority is part of the sample without.
                     if not sample.labels.get("priority"):
                         self._samples.setdefault(sample.name, []).append(sample)
-        except Exception as error:  # the parser's errors for pages that are none have no base class
+        except Exception as error:  # the parser's errors have no common base class
             raise LoadUnreadable(f"the metrics page: {error!r}") from None
 
     def samples(self, name: str) -> list[Sample]:
         return self._samples.get(name, [])
 
     def single(self, name: str) -> float | None:
-        """The value of a name without labels, if it is there and a number."""
+        """The finite value of a name without labels; None: absent or not finite."""
         samples = self.samples(name)
         # An integer of 400 digits is less than infinity, but no float.
         return samples[0].value if samples and -math.inf < samples[0].value < math.inf else None
@@ -550,22 +550,22 @@ class _Page:
         return start_s
 
     def by_rank(self, name: str, label: str) -> Mapping[int, Sample]:
-        """Rank -> its largest sample: tensor-parallel peers may tell the same load each."""
-        found = self._by_rank.get((name, label))
-        if found is None:
-            found = self._by_rank[name, label] = self._read_ranks(name, label)
-        return found
+        """Rank -> its largest sample: tensor-parallel peers may each report the same load."""
+        ranks = self._by_rank.get((name, label))
+        if ranks is None:
+            ranks = self._by_rank[name, label] = self._read_ranks(name, label)
+        return ranks
 
     def _read_ranks(self, name: str, label: str) -> dict[int, Sample]:
-        found: dict[int, Sample] = {}
+        ranks: dict[int, Sample] = {}
         for sample in self.samples(name):
             rank = _rank(sample, label)
-            if rank not in found or sample.value > found[rank].value:
-                found[rank] = sample
-        return found
+            if rank not in ranks or sample.value > ranks[rank].value:
+                ranks[rank] = sample
+        return ranks
 
     def rank_sample(self, rank: int, label: str, *names: str) -> Sample | None:
-        """That rank's sample under the first of the names that has one."""
+        """The rank's sample under the first of the names that has a sample."""
         return next((s for s in self._of_rank(rank, label, names)), None)
 
     def _of_rank(self, rank: int, label: str, names: Iterable[str]) -> Iterator[Sample]:
@@ -609,19 +609,19 @@ def _bounded(name: str, value: Number, limit: float = COUNT_MAX) -> Number:
 
 
 def _natural(value: int | None) -> int | None:
-    """None for what isn't limited, or not told."""
+    """The value if it is positive; None: no limit, or absent."""
     return value if value is not None and value > 0 else None
 
 
 def _count(value: object) -> int | None:
-    """A number of requests, blocks or tokens; None for whatever is none."""
+    """A positive number of requests, blocks or tokens; None for any other value."""
     if isinstance(value, bool) or not isinstance(value, int):
         return None
     return value if 0 < value <= COUNT_MAX else None
 
 
 def _positive(text: str | None) -> int | None:
-    """Info gauges carry values as text, and what Python made of None as "None"."""
+    """The number in a label of an info gauge; None for "None" and other texts."""
     if text is None or len(text) > 18 or not (text.isascii() and text.isdigit()):
         return None
     return int(text) or None
@@ -640,7 +640,7 @@ def _set_blocks(
 def _read_models(document: bytes | str) -> tuple[str, tuple[str, ...], tuple[str, ...], int | None]:
     """(model, its other names, LoRA adapters, max_model_len) of /v1/models.
 
-    Adapters are the entries with a parent; the others are all names of the one model.
+    Adapters are the entries with a parent; all other entries are names of the same model.
     """
     cards = _json(document, _MODELS, "/v1/models").data
     names = [card for card in cards if card.parent is None]

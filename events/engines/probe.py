@@ -1,7 +1,7 @@
-"""Asks an engine over HTTP who it is and how busy it is. The shell around events/engines/load.py.
+"""Reads an engine's identity and load over HTTP. The shell around events/engines/load.py.
 
-Redirects are never followed: an engine, or what stands at its address, could send the relay to any
-URL that the relay's network reaches. Bodies are read as they come, without compression or cookies.
+Redirects are never followed: the server at an engine's address could send the relay to any URL in
+the relay's network. Bodies are read without decompression, and cookies are ignored.
 """
 
 import asyncio
@@ -29,7 +29,8 @@ from events.engines.load import (
 TIMEOUT_S = 2.0
 DOCUMENT_BYTES_MAX = 8 * 1024 * 1024
 SHORT_BYTES = 256 * 1024
-"""Of a metrics page that is read at once: two ranks have 118 KiB, most of which is skipped."""
+"""Bytes of a metrics page that is parsed on the event loop: two ranks have 118 KiB, most of which
+is skipped. Longer pages are parsed in a thread."""
 REASON_CHARS = 300
 
 Loads = Mapping[int, LoadSample]
@@ -41,11 +42,11 @@ class EngineSilent(Exception):
     def __init__(self, reason: str, *, refused: bool = False) -> None:
         super().__init__(masked(reason)[:REASON_CHARS])
         self.refused = refused
-        """Nothing listens at the engine's port."""
+        """Whether the connection was refused: no process listens at the engine's port."""
 
 
 def http_session() -> aiohttp.ClientSession:
-    """For an engine's pages: no page can grow by decompression, or leave cookies here."""
+    """A session for an engine's pages, without decompression and cookies."""
     return aiohttp.ClientSession(
         auto_decompress=False,
         headers={"Accept-Encoding": "identity"},
@@ -54,7 +55,7 @@ def http_session() -> aiohttp.ClientSession:
 
 
 def redirect_of(response: aiohttp.ClientResponse) -> str:
-    """Why a redirect is no answer; empty when the answer is none."""
+    """Why a redirect is no answer; empty: the response is no redirect."""
     location = response.headers.get("Location")
     if location is None or not 300 <= response.status < 400:
         return ""
@@ -63,7 +64,7 @@ def redirect_of(response: aiohttp.ClientResponse) -> str:
 
 @dataclass(frozen=True, slots=True)
 class EngineHttp:
-    """One engine's HTTP face."""
+    """One engine's HTTP server."""
 
     session: aiohttp.ClientSession
     base: str
@@ -93,8 +94,8 @@ class EngineHttp:
         return bytes(body)
 
     async def optional_page(self, path: str) -> bytes | None:
-        """A page that older versions lack; None without it. Raises EngineSilent when the engine
-        refuses the connection."""
+        """A page that older releases lack; None without it. Raises EngineSilent when the connection
+        is refused."""
         try:
             return await self.page(path)
         except EngineSilent as error:
@@ -107,14 +108,14 @@ async def _vllm_who(engine: EngineHttp) -> EngineIdentity:
     models = await engine.page("/v1/models")
     version = await engine.optional_page("/version")
     sources = await engine.optional_page("/kv_event_sources")
-    # In development mode alone. Its first answer looks at the whole machine and may come too late;
-    # the engine keeps that, so that later ones don't.
+    # In development mode only. The first answer inspects the whole machine and may come too late;
+    # the engine keeps the result for later answers.
     info = await engine.optional_page("/server_info?config_format=json")
     return vllm_identity(models, version, sources, info)
 
 
 async def _read(page: bytes, read: Callable[[str], Loads]) -> Loads:
-    """A metrics page, read where a long one holds up nobody else."""
+    """The loads in a metrics page; long pages are parsed in a thread."""
     text = page.decode("utf-8", "replace")
     if len(page) <= SHORT_BYTES:
         return read(text)
@@ -135,7 +136,7 @@ async def _sglang_load(engine: EngineHttp, who: EngineIdentity) -> Loads:
     loads = await engine.optional_page("/v1/loads?include=core")
     if loads is not None:
         return sglang_loads(loads, who.block_size or 1)
-    page = await engine.page("/metrics")  # before /v1/loads there was only this, and it is older
+    page = await engine.page("/metrics")  # releases before /v1/loads; its values are older
     return await _read(page, partial(sglang_metrics, page_size=who.block_size))
 
 
@@ -149,7 +150,7 @@ PROBES: dict[str, tuple[Who, Load]] = {
 
 
 class Probe:
-    """Identity and load of one engine, as last read. The three questions may run side by side."""
+    """Identity and load of one engine, as last read. The three `ask_` methods may run together."""
 
     def __init__(
         self,
@@ -159,34 +160,34 @@ class Probe:
         mooncake: str | None = None,
         counts: Counter[str] | None = None,
     ) -> None:
-        """mooncake: the base of its bootstrap server, if it has one. counts: gets malformed_page
-        for answers that can't be read."""
+        """mooncake: the URL of its bootstrap server, if it has one. counts: `malformed_page` for
+        unreadable answers."""
         self.identity: EngineIdentity | None = None
         self.loads: Loads = {}
         self.refused = False
-        """The engine refused a connection, and nothing has been answered since."""
+        """Whether the engine refused a connection, and has not answered since."""
         self._engine = EngineHttp(session, base.rstrip("/"))
         self._mooncake = EngineHttp(session, mooncake) if mooncake else None
         self._kv_engine_ids: Mapping[int, str] = {}
         self._troubles: dict[str, str] = {}
-        """Question -> why it got no answer the last time; load before identity."""
+        """load, identity or mooncake -> why its last request failed."""
         self._counts = Counter[str]() if counts is None else counts
         self._who, self._load = PROBES[engine]
 
     @property
     def trouble(self) -> str:
-        """Why the last questions got no answer; empty when each did."""
+        """Why the last requests failed; empty: none failed."""
         return next(
             (
-                self._troubles[one]
-                for one in ("load", "identity", "mooncake")
-                if one in self._troubles
+                self._troubles[page]
+                for page in ("load", "identity", "mooncake")
+                if page in self._troubles
             ),
             "",
         )
 
     async def ask_identity(self) -> bool:
-        """Whether the engine answered."""
+        """Reads the identity; returns whether the engine answered."""
         try:
             self.identity = await self._who(self._engine)
         except (EngineSilent, LoadUnreadable) as error:
@@ -195,7 +196,7 @@ class Probe:
         return self._answered("identity")
 
     async def ask_load(self) -> bool:
-        """Whether the engine answered."""
+        """Reads the load; returns whether the engine answered."""
         try:
             self.loads = await self._load(self._engine, self.identity or EngineIdentity())
         except (EngineSilent, LoadUnreadable) as error:
@@ -203,7 +204,8 @@ class Probe:
         return self._answered("load")
 
     async def ask_mooncake(self) -> bool:
-        """Whether Mooncake's bootstrap server answered. Its silence is no trouble of the engine."""
+        """Reads the engine_ids; returns whether Mooncake's bootstrap server answered. If not, the
+        engine is healthy all the same."""
         if self._mooncake is None:
             return True
         self._troubles.pop("mooncake", None)
@@ -223,13 +225,13 @@ class Probe:
         if self.identity is not None:
             self.identity = replace(self.identity, kv_engine_ids=ids)
 
-    def _answered(self, question: str) -> bool:
-        self._troubles.pop(question, None)
+    def _answered(self, page: str) -> bool:
+        self._troubles.pop(page, None)
         self.refused = False
         return True
 
-    def _failed(self, question: str, error: EngineSilent | LoadUnreadable) -> bool:
-        self._troubles[question] = masked(str(error))
+    def _failed(self, page: str, error: EngineSilent | LoadUnreadable) -> bool:
+        self._troubles[page] = masked(str(error))
         if isinstance(error, LoadUnreadable):
             self._counts["malformed_page"] += 1
         else:

@@ -1,11 +1,12 @@
-"""What SGLang says about its KV cache, every release since 0.4.6.
+"""Decodes SGLang's KV events, of every release since 0.4.6.
 
 The structs below are its field tables: the order is that of the array encoding (up to 0.5.19), the
 names are those of the map encoding (0.5.20 and later).
 
-Every block counts: one radix tree, whose pages are full attention. Two things SGLang keeps apart
-without telling, and kvroute therefore can't: a request's `extra_key`, and before 0.5.22 its LoRA.
-Source: sglang/srt/disaggregation/kv_events.py in the wheels of 0.4.6.post5 to 0.5.23.
+Every block counts: there is one radix tree, whose pages are full attention. SGLang separates blocks
+by a request's `extra_key`, and before 0.5.22 by its LoRA, without naming them in its events, so
+that kvroute can't separate them. Source: sglang/srt/disaggregation/kv_events.py in the wheels of
+0.4.6.post5 to 0.5.23.
 """
 
 from typing import Any

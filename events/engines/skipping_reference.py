@@ -1,8 +1,7 @@
-"""Goes over MessagePack values without making anything of them: the definition of
-events.engines.skipping.
+"""Skips MessagePack values without decoding them: the definition of events.engines.skipping.
 
-Values still to come are counted by one number, however deep they stand in one another: a walk can
-stop after any header and go on later, and a bomb of nested arrays costs neither stack nor memory.
+The only state is the number of values still to come, at any depth of nesting. So a walk can stop
+after any header and go on later, and a bomb of nested arrays costs no stack and no memory.
 """
 
 _BYTES_AFTER = {0xCA: 4, 0xCB: 8}
@@ -14,11 +13,11 @@ _LENGTH_BYTES |= {0xDC: 2, 0xDD: 4, 0xDE: 2, 0xDF: 4}
 
 
 def skip(data: bytes, at: int, left: int, steps: int) -> tuple[int, int]:
-    """Goes over at most `steps` headers of the `left` values that begin at byte `at`.
+    """Skips at most `steps` headers of the `left` values that begin at byte `at`.
 
-    Returns the byte after them, and how many values are still to come: those of `left` that were
-    not begun, and those inside begun ones. Raises ValueError for bytes that end too soon, or that
-    can't hold as many values as a header before them says.
+    Returns the byte after them, and the number of values still to come: values of `left` that were
+    not begun, and values inside those begun. Raises ValueError for bytes that end too soon, or that
+    can't hold the number of values in a header before them.
     """
     if left > len(data) - at:
         raise ValueError("MessagePack that ends too soon")

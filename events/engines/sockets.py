@@ -1,13 +1,13 @@
-"""The ZMQ sockets between a relay and its engine: a subscription that comes back, and replays.
+"""The ZMQ sockets between a relay and its engine: a subscription that reconnects, and replays.
 
-Memory: no frame is larger than FRAME_BYTES_MAX, and ZMQ counts what waits in messages, not bytes.
-Of a subscription RECEIVE_QUEUE_MESSAGES wait here, 100 MiB of batches of 100 KiB (what a busy step
-publishes); more stays with the engine, whose own queue has a bound. Of a replay nothing may stay
-there, since an engine's replay socket drops what a slow reader doesn't take: so its bounds are
-messages, bytes and time together.
+Memory: no frame is larger than FRAME_BYTES_MAX, and ZMQ bounds its queues in messages, not bytes.
+A subscription queues RECEIVE_QUEUE_MESSAGES here, 100 MiB of batches of 100 KiB (those of a busy
+step); further messages stay with the engine, whose own queue is bounded. A replay must be read at
+once, since an engine's replay socket drops messages to a slow reader: its bounds are messages,
+bytes and time together.
 
 Law: a connection that libzmq gives up (an engine that breaks the protocol, a frame over the bound)
-raises ConnectionBroken, because libzmq itself never connects it again and says nothing.
+raises ConnectionBroken, because libzmq never connects it again and reports nothing.
 """
 
 import asyncio
@@ -23,25 +23,27 @@ from events.engines.wire import PAYLOAD_BYTES_MAX
 from events.engines.zmq_framing import ReplayEnd, ReplayPart, parse_replay, replay_request
 
 FRAME_BYTES_MAX = PAYLOAD_BYTES_MAX + 1024
-"""Of one frame. A payload over PAYLOAD_BYTES_MAX would be dropped anyway."""
+"""Bytes of a frame. A payload over PAYLOAD_BYTES_MAX would be dropped anyway."""
 RECEIVE_QUEUE_MESSAGES = 1_000
 REPLAY_MESSAGES_MAX = 100_000
 REPLAY_BYTES_MAX = 512 * 1024 * 1024
 REPLAY_QUIET_S = 2.0
-"""Silence that ends a replay, or after which a question without any answer is asked again."""
+"""Seconds of silence that end a replay, or after which an unanswered request is sent again."""
 REPLAY_QUESTIONS = 3
-"""For one replay. A question is lost with its connection, and an engine may be busy for longer than
-REPLAY_QUIET_S; without an answer the blocks of a healthy engine stay unknown."""
+"""Requests for one replay. A request is lost with its connection, and an engine may be busy for
+longer than REPLAY_QUIET_S; without an answer the blocks of a healthy engine stay unknown."""
 REPLAY_S = 20.0
-"""From the question to the end of the answer. Live messages wait as long, so beyond it the relay
-goes on with what has come, as partial. Engines send the 10,000 batches that they keep in 1 s."""
+"""Seconds from the request to the end of the answer. Live messages wait as long, so after that the
+relay goes on with the messages received, as partial. Engines send their 10,000 kept batches in
+1 s."""
 SUBSCRIBED_S = 0.1
-"""Until a subscription stands at the engine; what slips through shows as a gap, and heals."""
+"""Seconds until a subscription has reached the engine; a message lost before that shows as a gap,
+and is healed."""
 _PING_MS = 1000
 _PONG_MS = 3000
-"""Between us and the engine's publisher, which has nothing to say while it is idle."""
+"""Interval and time limit of ZMQ's heartbeats: an idle publisher sends nothing else."""
 _RETRY_S = 1.0
-"""libzmq announces that it connects again right after it has lost a connection."""
+"""Seconds without an announcement of libzmq that it reconnects, which follows each loss at once."""
 _EVENTS = (
     zmq.EVENT_HANDSHAKE_SUCCEEDED
     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
@@ -80,7 +82,7 @@ class Subscription:
             raise
 
     async def receive(self) -> list[bytes]:
-        """The next message; gives others a turn of the loop even while messages wait."""
+        """The next message; lets other tasks run even while messages wait."""
         await asyncio.sleep(0)
         return await self._socket.recv_multipart()
 
@@ -107,7 +109,7 @@ class Subscription:
             )
 
     def close(self) -> None:
-        """Closes both sockets; what waits in them is let go."""
+        """Closes both sockets; waiting messages are dropped."""
         self._socket.disable_monitor()
         self._monitor.close(linger=0)
         self._socket.close(linger=0)
@@ -119,7 +121,7 @@ class ReplayAnswer:
 
     parts: list[tuple[int, bytes]] = field(default_factory=list)
     ended: bool = False
-    """The end marker came: nothing is cut off."""
+    """Whether the end marker came, so that nothing is cut off."""
     malformed: int = 0
     trouble: str = ""
     """Why the answer was cut off: replay_timeout, replay_too_slow or replay_too_large."""
@@ -128,13 +130,13 @@ class ReplayAnswer:
 async def ask_replay(
     context: zmq.asyncio.Context, endpoint: str, from_seq: int, answer: ReplayAnswer
 ) -> None:
-    """Asks for all messages from a number on; fills the answer. Raises EndpointUnusable."""
+    """Requests all messages from a number on; fills the answer. Raises EndpointUnusable."""
     socket = _socket(context, zmq.DEALER, endpoint, REPLAY_MESSAGES_MAX)
     whole = asyncio.timeout(REPLAY_S)
     try:
         _attach(socket, endpoint, bind=False)
         async with whole:
-            await _question(socket, from_seq)
+            await _request(socket, from_seq)
             await _collect(socket, answer)
     except TimeoutError:
         answer.trouble = "replay_too_slow" if whole.expired() else "replay_timeout"
@@ -142,7 +144,7 @@ async def ask_replay(
         socket.close(linger=0)
 
 
-async def _question(socket: zmq.asyncio.Socket, from_seq: int) -> None:
+async def _request(socket: zmq.asyncio.Socket, from_seq: int) -> None:
     """Returns when the answer begins; raises TimeoutError."""
     for _ in range(REPLAY_QUESTIONS):
         await socket.send_multipart(replay_request(from_seq))
@@ -154,7 +156,7 @@ async def _question(socket: zmq.asyncio.Socket, from_seq: int) -> None:
 async def _collect(socket: zmq.asyncio.Socket, answer: ReplayAnswer) -> None:
     size = 0
     for _ in range(REPLAY_MESSAGES_MAX):
-        await asyncio.sleep(0)  # a message that waits is received without a turn of the loop
+        await asyncio.sleep(0)  # receiving a waiting message doesn't let other tasks run
         async with asyncio.timeout(REPLAY_QUIET_S):
             part = parse_replay(await socket.recv_multipart())
         match part:
@@ -189,6 +191,6 @@ def _attach(socket: zmq.asyncio.Socket, endpoint: str, *, bind: bool) -> None:
         else:
             socket.connect(endpoint)
     except (zmq.ZMQError, UnicodeError) as error:
-        # The error's own text has the endpoint in it, with a password if there is one.
+        # The error's own text has the endpoint, and its password if there is one.
         reason = zmq.strerror(error.errno or 0) if isinstance(error, zmq.ZMQError) else "no host"
         raise EndpointUnusable(f"{masked(endpoint)[:200]!r}: {reason}") from None

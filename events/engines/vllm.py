@@ -1,12 +1,12 @@
-"""What vLLM says about its KV cache, every release since 0.9.
+"""Decodes vLLM's KV events, of every release since 0.9.
 
 The structs below are its field tables: the order is that of the array encoding (up to 0.23), the
 names are those of the map encoding (0.24 and later). Both leave trailing or default fields out.
 
-Which groups count: vLLM sends one event per KV cache group, and a prefix is only held where the
-group keeps *every* block of it. So full attention, its MLA form and its form with attention sinks
-count; sliding windows, chunked-local, Mamba, cross-attention and mixtures vLLM itself calls
-"unknown" do not. No kind at all (before 0.22) is full attention.
+Groups that count: vLLM sends an event for each KV cache group, and a group holds a prefix only if
+it keeps *every* block of the prefix. So full attention, its MLA form and its form with attention
+sinks count; sliding windows, chunked-local, Mamba, cross-attention and mixtures that vLLM calls
+"unknown" do not. An event without a kind (before 0.22) is full attention.
 Source: vllm/v1/kv_cache_interface.py, KVCacheSpecKind and get_kv_cache_spec_kind, and the wheels of
 0.9.2 to 0.32.0 for the fields.
 """
@@ -55,7 +55,7 @@ class _Stored(Struct, tag="BlockStored"):
     kv_cache_spec_kind: str | None = None  # 0.22
     kv_cache_spec_sliding_window: Raw = _ABSENT  # 0.22
     locality: str | None = None  # 0.26
-    # 0.29 adds `ownership`, 0.30 `session_id`: whose block it is changes nothing for a router.
+    # 0.29 adds `ownership`, 0.30 `session_id`: the owner of a block changes nothing for a router.
 
 
 class _Removed(Struct, tag="BlockRemoved"):
@@ -134,7 +134,7 @@ def _stored(event: _Stored) -> BlocksStored:
         token_ids = read_token_ids(event.token_ids)
         check_lengths(len(token_ids), len(hashes), block_size)
         keys = _read_extra_keys(event, len(hashes))
-    # Other groups skip blocks, so their tokens can't be dealt out to their hashes; and nobody asks.
+    # Other groups skip blocks, so their tokens don't match their hashes; and no request needs them.
     return BlocksStored(
         hashes=hashes,
         parent=parent,
@@ -142,7 +142,7 @@ def _stored(event: _Stored) -> BlocksStored:
         block_size=block_size,
         medium=event.medium,
         lora_name=lora_name,
-        # LoRA ids count from 1, and belong to one process: the next one deals them out again.
+        # LoRA ids count from 1, and belong to one process: the next process assigns them again.
         unnamed_lora=lora_name is None and bool(event.lora_id),
         cache_salt=keys.cache_salt,
         item_ids=keys.item_ids,
@@ -163,20 +163,20 @@ _NO_KEYS = _ExtraKeys()
 
 
 def _read_extra_keys(event: _Stored, block_count: int) -> _ExtraKeys:
-    """What the blocks depend on besides their tokens, from vLLM's untagged values.
+    """The content of blocks besides their tokens, from vLLM's untagged values.
 
-    extra_keys has one entry a block: null, or LoRA name, multimodal items, salt, embedding digests,
-    in this order (generate_block_hash_extra_keys in vllm/v1/core/kv_cache_utils.py).
+    extra_keys has an entry for each block: null, or LoRA name, multimodal items, salt, embedding
+    digests, in this order (generate_block_hash_extra_keys in vllm/v1/core/kv_cache_utils.py).
 
     - The LoRA's name is on every block: the first string that equals `lora_name`. (A salt of the
       same text comes after it.)
-    - An item is a pair (id, offset). Before vllm#36708 it was the id alone; releases that say
-      `group_idx`, or use the map encoding, all send pairs.
-    - The salt is on block 0 of a chain without a parent, and nowhere else: any other string there.
-      Where ids could stand alone, 64 hex digits are taken for one, as that is what vLLM makes of
-      an image; ids of the user's own choice are taken for a salt, which costs hits on that chain.
-    - A string anywhere else, bytes (a digest of prompt embeddings), or any other value is something
-      that nobody can name from outside: unhashable.
+    - An item is a pair (id, offset). Before vllm#36708 it was the id alone; releases with
+      `group_idx`, or with the map encoding, all send pairs.
+    - The salt is on block 0 of a chain without a parent only: any other string there. Where ids
+      may stand alone, 64 hex digits are read as an id, which is vLLM's form for an image; ids of
+      the user's own choice are read as a salt, which costs hits on that chain.
+    - A string elsewhere, bytes (a digest of prompt embeddings), or any other value is content that
+      only the engine has: unhashable.
     """
     raw = event.extra_keys
     if not len(raw):
@@ -233,5 +233,5 @@ def _group(value: int | None) -> int | None:
 
 
 def _remote(locality: str | None) -> bool:
-    """Relative to the publisher. What is told, and is not LOCAL, can't be counted as its own."""
+    """Whether blocks are not the publisher's own: its locality is set and is not LOCAL."""
     return locality is not None and locality != "LOCAL"

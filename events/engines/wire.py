@@ -1,14 +1,14 @@
-"""Reads the MessagePack batches that engines publish: what vLLM's and SGLang's have in common.
+"""Reads the MessagePack batches that engines publish: the parts common to vLLM and SGLang.
 
     batch  [time, [event, ...], rank?]       or a map with these under their names
     event  ["BlockStored", field, ...]       vLLM up to 0.23, SGLang up to 0.5.19
            {"type": "BlockStored", ...}      since then
 
-Law: whatever the bytes are, the answer is an EngineBatch. One bad event costs that event, an
-unreadable batch costs that batch, and both leave a sentence behind.
+Law: for any bytes the result is an EngineBatch. A bad event costs that event, an unreadable batch
+costs that batch, and both leave a sentence in `malformed`.
 
-Pure. Batches are cut into events, and events into fields, without making objects of what nobody
-asked for: a newer engine's extra fields cost a skip, and a bomb of nested arrays costs no memory.
+Pure. Batches are cut into events, and events into fields, without objects for unused values: a
+newer engine's extra fields are skipped, and a bomb of nested arrays costs no memory.
 """
 
 import math
@@ -27,13 +27,13 @@ PAYLOAD_BYTES_MAX = 64 << 20
 """A million tokens with hashes and image ids are about 10 MiB; engines send far less a step."""
 
 EVENTS_MAX = 1 << 20
-"""Events in one batch. vLLM sends one for each block it evicts, so thousands are ordinary."""
+"""Events in a batch. vLLM sends an event for each evicted block, so thousands are ordinary."""
 
 TOKENS_MAX = 1 << 22
-"""Tokens, and so blocks, in one event: four times the longest prompt kvroute is made for."""
+"""Tokens, and so blocks, in an event: four times the longest prompt that kvroute supports."""
 
 BLOCK_SIZE_MAX = 1 << 20
-"""Tokens a block. Mamba groups have the largest: a whole context."""
+"""Tokens of a block. Mamba groups have the largest blocks: a whole context."""
 
 UNKNOWN_KIND_CHARS = 64
 REASON_CHARS = 200
@@ -49,7 +49,7 @@ Hashes = Annotated[list[int | bytes], Meta(max_length=TOKENS_MAX)]
 NO_TOKENS = array("I")
 
 READ_ERRORS = (ValueError, OverflowError, RecursionError, MemoryError)
-"""All that msgspec raises for bytes it can't read; its own errors and UnicodeDecodeError are
+"""All errors of msgspec for unreadable bytes; its own errors and UnicodeDecodeError are
 ValueErrors, a nesting deeper than the interpreter's stack is a RecursionError."""
 
 
@@ -62,7 +62,7 @@ WireEvent = TypeVar("WireEvent", bound=Struct)
 
 @dataclass(frozen=True, slots=True)
 class Schema(Generic[WireEvent]):
-    """One engine's events: how to read them in both encodings, and what they mean."""
+    """One engine's events: the decoders of both encodings, and the conversion to EngineEvents."""
 
     arrays: msgspec.msgpack.Decoder[WireEvent]
     maps: msgspec.msgpack.Decoder[WireEvent]
@@ -110,10 +110,10 @@ _TOKEN_PAIRS: msgspec.msgpack.Decoder[list[tuple[int, int]]] = msgspec.msgpack.D
 
 
 def decode_batch(payload: bytes, schema: Schema[Any]) -> EngineBatch:
-    """The events of one payload, in their order, and why the others are not among them.
+    """The events of a payload, in their order, and the reasons for those left out.
 
-    Never raises. A time or rank that can't be read is left out, with a sentence, and the events
-    stay: the relay knows both from elsewhere.
+    Never raises. An unreadable time or rank is left out, with a sentence, and the events stay: the
+    relay has both from elsewhere.
     """
     if len(payload) > PAYLOAD_BYTES_MAX:
         return _unreadable(f"{len(payload)} bytes are more than the {PAYLOAD_BYTES_MAX} allowed")
@@ -151,7 +151,7 @@ def decode_batch(payload: bytes, schema: Schema[Any]) -> EngineBatch:
 def decode_event(
     raw: bytes | Raw, schema: Schema[Any]
 ) -> tuple[EngineEvent | None, str | None, str]:
-    """One event; or None, its kind if it has one, and why it can't be read.
+    """An event; or None, its kind if it has one, and why it can't be read.
 
     The reason is empty for a kind that kvroute doesn't know. Never raises.
     """
@@ -165,7 +165,7 @@ def decode_event(
 
 
 def read_hash(value: int | bytes) -> EngineHash:
-    """One hash: a number as unsigned 64-bit, since -1 and 2^64-1 are the same 8 bytes; or bytes."""
+    """A hash: a number as unsigned 64-bit, since -1 and 2^64-1 are the same 8 bytes; or bytes."""
     if isinstance(value, int):
         return value & U64_MASK
     if HASH_BYTES_MIN <= len(value) <= HASH_BYTES_MAX:
@@ -184,10 +184,10 @@ def read_token_ids(raw: Raw) -> "array[int]":
     """Token ids as an array of u32; empty for none.
 
     Models with an EAGLE draft cache under SGLang send bigrams: (token, the token after it) at each
-    position. The first of each pair is the token of that position, so those alone give the tokens
-    of the blocks, and the same hashes as a plain model's. What is lost: such a block also depends
-    on the one token after it, so overlap may be told one block too long, where prompts part
-    exactly at a block's end.
+    position. The first of each pair is the token of that position, so the firsts are the tokens of
+    the blocks, with the same hashes as a plain model's. Such a block also depends on the token
+    after it, so the overlap may be a block too long where prompts differ exactly from a block's end
+    on.
     """
     try:
         token_ids = _TOKENS.decode(raw)
@@ -211,7 +211,7 @@ def _read_pairs(raw: Raw, not_plain: Exception) -> list[int]:
 
 
 def read_block_size(value: int | None) -> int:
-    """Tokens a block; 0 when not told."""
+    """Tokens of a block; 0: absent in the event."""
     if value is None:
         return 0
     if 0 <= value <= BLOCK_SIZE_MAX:
@@ -220,7 +220,7 @@ def read_block_size(value: int | None) -> int:
 
 
 def check_lengths(token_count: int, block_count: int, block_size: int) -> None:
-    """Raises Unreadable unless the tokens fill the blocks exactly, or there are none at all."""
+    """Raises Unreadable unless the tokens fill the blocks exactly, or there are no tokens."""
     if token_count and token_count != block_count * block_size:
         raise Unreadable(
             f"{token_count} tokens do not fill {block_count} blocks of {block_size} exactly"
@@ -234,7 +234,7 @@ def _is_array(encoded: bytes | Raw) -> bool:
 
 
 def _kind(raw: bytes | Raw, is_array: bool) -> str | None:
-    """An event's kind as it came, when there is one."""
+    """An event's kind, unchecked; None if it has none."""
     try:
         return _ARRAY_KIND.decode(raw).kind if is_array else _MAP_KIND.decode(raw).kind
     except READ_ERRORS:
@@ -242,7 +242,7 @@ def _kind(raw: bytes | Raw, is_array: bool) -> str | None:
 
 
 def read_time_s(raw: Raw, malformed: list[str]) -> float:
-    """A batch's time (Unix); 0.0, and a sentence more in `malformed`, where it is none."""
+    """A batch's time (Unix); 0.0, and a sentence added to `malformed`, if it is unreadable."""
     try:
         time_s = _TIME.decode(raw)
     except READ_ERRORS as error:
@@ -250,7 +250,7 @@ def read_time_s(raw: Raw, malformed: list[str]) -> float:
         return 0.0
     if math.isfinite(time_s) and time_s >= 0:
         return time_s
-    malformed.append(f"the batch's time: {time_s} is none")
+    malformed.append(f"the batch's time: {time_s} is no time")
     return 0.0
 
 
@@ -261,7 +261,7 @@ def _rank_of(batch: _ArrayBatch | _MapBatch) -> Raw:
 
 
 def read_dp_rank(raw: Raw, malformed: list[str]) -> int | None:
-    """A batch's rank; None where it is absent, and with a sentence in `malformed` where none."""
+    """A batch's rank; None if absent; None and a sentence in `malformed` if unreadable."""
     if not len(raw):
         return None
     try:
@@ -271,7 +271,7 @@ def read_dp_rank(raw: Raw, malformed: list[str]) -> int | None:
         return None
     if dp_rank is None or 0 <= dp_rank <= RANK_MAX:
         return dp_rank
-    malformed.append(f"the batch's rank: {dp_rank} is none")
+    malformed.append(f"the batch's rank: {dp_rank} is no rank")
     return None
 
 

@@ -1,13 +1,14 @@
 """Reads and writes the ZMQ multiparts of an engine's event publisher and its replay socket. Pure.
 
     live     [topic, sequence, payload]
-    ask      [b"", first sequence wanted]
+    request  [b"", first sequence]
     replay   [b"", sequence, payload] ...          vLLM up to 0.25, SGLang up to 0.5.21
              [b"", topic, sequence, payload] ...   since then
-             ... and at last the same with sequence -1 and no payload
+             ... and last the same with sequence -1 and no payload
 
-Sequences are 8 bytes, big-endian; one publisher is one rank, and counts from 0 with each life of
-its process. The end marker comes last or not at all: the socket drops silently for a slow reader.
+Sequences are 8 bytes, big-endian. A publisher is one rank, and counts from 0 since the start of its
+process. The end marker comes last or is missing: the socket silently drops messages to a slow
+reader.
 """
 
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ from typing import NamedTuple
 
 SEQUENCE_BYTES = 8
 SEQUENCE_LIMIT = 1 << 63
-"""Sequences are below it, so that the end marker's -1 can't be one."""
+"""Sequences are below it, so that the end marker's -1 is no sequence."""
 
 
 class LiveMessage(NamedTuple):
@@ -38,7 +39,7 @@ class ReplayEnd(NamedTuple):
 
 
 class Malformed(NamedTuple):
-    """Not what the socket is for; the reason is a sentence."""
+    """A message that does not belong on this socket; the reason is a sentence."""
 
     reason: str
 
@@ -49,17 +50,17 @@ def parse_live(parts: Sequence[bytes]) -> LiveMessage | Malformed:
         return Malformed(f"a live message of {len(parts)} parts, where 3 are expected")
     sequence = _sequence(parts[1])
     if sequence is None or sequence < 0:
-        return Malformed(f"the sequence {_shown(parts[1])} is none")
-    # The topic did its work in the subscription; a strange one is no reason to lose the batch.
+        return Malformed(f"{_shown(parts[1])} is no sequence")
+    # The subscription has checked the topic; a strange topic is no reason to lose the batch.
     return LiveMessage(parts[0].decode("utf-8", "replace"), sequence, parts[2])
 
 
 def replay_request(first_sequence: int) -> list[bytes]:
-    """What a DEALER sends to get every kept batch from `first_sequence` on, that one included.
+    """A DEALER's request for every kept batch from `first_sequence` on, inclusive.
 
-    The empty part stands for the one that a REQ socket would add. Raises ValueError outside
-    [0, 2^63). An engine that no longer keeps `first_sequence` answers from the oldest it has,
-    without a word.
+    The empty part is the delimiter that a REQ socket would add. Raises ValueError outside
+    [0, 2^63). An engine that no longer keeps `first_sequence` answers from its oldest batch on,
+    without saying so.
     """
     if not 0 <= first_sequence < SEQUENCE_LIMIT:
         raise ValueError(f"no sequence to replay from: {first_sequence}")
@@ -73,7 +74,7 @@ def parse_replay(parts: Sequence[bytes]) -> ReplayPart | ReplayEnd | Malformed:
     sequence = _sequence(parts[-2])
     payload = parts[-1]
     if sequence is None or sequence < -1:
-        return Malformed(f"the sequence {_shown(parts[-2])} is none")
+        return Malformed(f"{_shown(parts[-2])} is no sequence")
     if sequence >= 0:
         return ReplayPart(sequence, payload)
     if payload:

@@ -1,7 +1,7 @@
-/* Goes over MessagePack values without making anything of them.
+/* Skips MessagePack values without decoding them.
 
-   What is still to come is one number, however deep values stand in one another, so that a walk can
-   stop after any header and go on later, and nesting costs neither stack nor memory. A header whose
+   The only state is the number of values still to come, at any depth of nesting, so that a walk can
+   stop after any header and go on later, and nesting costs no stack and no memory. A header whose
    values can't fit into the bytes after it is refused at once.
 
    Source: the MessagePack specification, github.com/msgpack/msgpack/blob/master/spec.md. */
@@ -20,8 +20,8 @@ static inline uint64_t msgpack_number(const uint8_t *at, size_t bytes)
     return value;
 }
 
-/* Goes over at most `steps` headers of the `*left` values that begin at `*at`. Moves both; 0, or -1
-   where the bytes end too soon or begin with 0xc1, which MessagePack never uses. */
+/* Skips at most `steps` headers of the `*left` values that begin at `*at`. Moves both. Returns 0,
+   or -1 if the bytes end too soon or begin with 0xc1, which MessagePack never uses. */
 static int msgpack_skip(const uint8_t *data, size_t size, size_t *at, uint64_t *left, uint64_t steps)
 {
     size_t place = *at;
