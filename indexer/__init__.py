@@ -1,1 +1,1 @@
-"""What a block is, and who holds which prefix. Pure: no I/O, no clock, no randomness."""
+"""Block identity, and the index of prefixes by worker. Pure: no I/O, no clock, no randomness."""

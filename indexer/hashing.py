@@ -6,9 +6,9 @@
 
 Law: only full blocks have a hash, and a PrefixHash names the whole prompt up to the block's end.
 
-The native kernel does the work, and indexer/reference.py is what it is held to. The scheme is the
-field's common one: NVIDIA Dynamo's `lib/kv-router` (release 1.6.1, verified by the known answers in
-tests/indexer/test_hashing.py) and the Mooncake indexer RFC #1527 use it too.
+The native kernel does the work, and tests compare it with indexer/reference.py. The scheme is
+common in the field: NVIDIA Dynamo's `lib/kv-router` (release 1.6.1, verified by the known answers
+in tests/indexer/test_hashing.py) and the Mooncake indexer RFC #1527 use it, too.
 """
 
 from collections.abc import Iterable, Sequence
@@ -47,7 +47,7 @@ def hash_seed(lora_name: str = "", cache_salt: str = "") -> int:
 
 
 def multimodal_hash(item_id: str) -> int:
-    """64-bit content hash of an item id: 64 hex digits count as their first 16, else XXH3-64."""
+    """64-bit content hash of an item id: 64 hex digits are read as their first 16, else XXH3-64."""
     if len(item_id) == 64 and _HEX_DIGITS.issuperset(item_id):
         return int(item_id[:16], 16)
     return int(xxh3_64_intdigest(item_id.encode(), 0))
@@ -66,7 +66,7 @@ def block_hashes(
 ) -> HashArray:
     """BlockHashes of the full blocks of little-endian u32 tokens; shape (tokens // block_size,).
 
-    An item adds its content hash to every block that it covers a token of.
+    An item adds its content hash to every block with a token that it covers.
     """
     hashes = kernel.block_hashes(token_bytes, block_size, seed)
     spans = [
@@ -84,7 +84,7 @@ def block_hashes(
 
 
 def prefix_hashes(blocks: HashArray, parent: PrefixHash | None = None) -> HashArray:
-    """PrefixHashes of a chain of BlockHashes that goes on after `parent`, if there is one."""
+    """PrefixHashes of a chain of BlockHashes, after `parent` if there is one."""
     return kernel.prefix_hashes(blocks, parent)
 
 

@@ -1,4 +1,4 @@
-"""The names of things that every station shares: blocks, tiers, workers."""
+"""Types that every station shares: hashes of blocks, tiers, workers."""
 
 from enum import IntEnum
 from typing import NamedTuple, NewType
@@ -11,17 +11,17 @@ BlockHash = NewType("BlockHash", int)
 """XXH3-64 of one block's content, an unsigned 64-bit number."""
 
 PrefixHash = NewType("PrefixHash", int)
-"""A block and all that stands before it, an unsigned 64-bit number. What the index is keyed by."""
+"""A block and all blocks before it, an unsigned 64-bit number: the key of the index."""
 
 HashArray = npt.NDArray[np.uint64]
-"""Hashes as a one-dimensional array of little-endian u64: the form in which they travel."""
+"""Hashes as a one-dimensional array of little-endian u64, as in messages."""
 
 EngineHash = int | bytes
 """An engine's own name for a block: opaque, and only meaningful inside one (worker, rank)."""
 
 
 class Tier(IntEnum):
-    """Where a worker keeps a block; lower is faster."""
+    """The memory in which a worker keeps a block; lower is faster."""
 
     DEVICE = 0
     HOST = 1
@@ -29,7 +29,7 @@ class Tier(IntEnum):
 
 
 class WorkerKey(NamedTuple):
-    """One schedulable target. An engine with data parallelism is several workers, one a rank."""
+    """A schedulable target. An engine with data parallelism is a worker for each rank."""
 
     worker_id: str
     dp_rank: int

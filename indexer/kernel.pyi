@@ -18,15 +18,15 @@ def block_hashes(token_bytes: Buffer, block_size: int, seed: int) -> HashArray:
 def add_items(
     token_bytes: Buffer, block_size: int, seed: int, items: HashArray, hashes: HashArray
 ) -> None:
-    """Replaces, of the BlockHashes of some tokens, those of blocks that items cover.
+    """Replaces the BlockHashes of those blocks that items cover.
 
-    items: content hash, first block and last block of each, ascending."""
+    items: content hash, first block and last block of each item, ascending."""
 
 def prefix_hashes(blocks: HashArray, parent: int | None = None) -> HashArray:
-    """PrefixHashes of a chain of BlockHashes that goes on after `parent`, if there is one."""
+    """PrefixHashes of a chain of BlockHashes, after `parent` if there is one."""
 
 class NativeIndex:
-    """See indexer.index.BlockIndex; `stats().blocks` counts the forgotten until they are swept."""
+    """See indexer.index.BlockIndex; `stats().blocks` includes forgotten blocks until a sweep."""
 
     def __init__(self, bytes_max: int | None = None, share_max: int | None = None) -> None:
         """bytes_max: of the whole index. share_max: placements of one worker. None: no limit."""
@@ -56,24 +56,24 @@ def cheapest(
 ) -> tuple[list[int], list[int], list[int]]:
     """The lowest costs: (rows that tie for the lowest, the next rows after them, bad rows).
 
-    can: a bool for each row, False for one that must not be picked; None: all may be. count: rows
-    wanted in all; all that tie are given, and as many next ones as are missing, cheapest first.
-    bad: rows whose cost is no finite number; they are never among the others.
+    can: a bool for each row, False: the row must not be picked; None: all rows may be. count: rows
+    to return in all: all tied rows, then the next rows, cheapest first. bad: rows whose cost is no
+    finite number; they are never among the others.
     """
 
 class BlockUsers:
     """The distinct blocks that open requests use on one worker: a counted set of chains, each from
-    its prompt's first block on. Blocks are the same only if all hashes up to them are, so hashes
-    that a caller chose are counted like any others."""
+    its prompt's first block on. Two blocks are the same only if all hashes up to them are equal, so
+    a caller's own hashes are counted correctly, too."""
 
     def __len__(self) -> int: ...
     @override
     def __repr__(self) -> str: ...
     def open(self, prefixes: HashArray) -> None:
-        """One more user of each block of a chain."""
+        """Adds a user to each block of a chain."""
 
     def close(self, prefixes: HashArray) -> None:
-        """One user less of each block of a chain, which must have been opened."""
+        """Takes a user from each block of a chain, which must have been opened."""
 
     def leading(self, prefixes: HashArray) -> int:
-        """How many blocks of a chain have users, from its first on."""
+        """Leading blocks of a chain that have users."""

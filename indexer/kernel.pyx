@@ -1,8 +1,8 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """The native twin of indexer.hashing and indexer.reference: buffers in, arrays out.
 
-The algorithms stand in native/*.h; this file checks arguments and lets go of the GIL where work is
-long. One writer: an index must not be used by two threads at once.
+The algorithms are in native/*.h; this file checks arguments and releases the GIL for long work. One
+writer: an index must not be used by two threads at once.
 """
 
 from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t
@@ -20,11 +20,11 @@ DEF LEVELS = 5
 DEF ROWS = 4
 cdef uint64_t CHAIN_SEED = 1337
 cdef size_t LONG_WORK = 256
-"""Blocks from which on letting go of the GIL costs less than holding it."""
+"""Least number of blocks for which the GIL is released: below it, releasing costs more."""
 cdef uint64_t USERS_SALT = secrets.randbits(64) | 1
-"""Secret, so that callers can't choose hashes that meet in one place."""
+"""Secret, so that callers can't choose hashes that collide."""
 cdef uint64_t SWEPT_AT_ONCE = 1 << 13
-"""Steps (about 0.5 ms) of a sweep that nobody waits for the end of."""
+"""Steps of a sweep, about 0.5 ms."""
 
 
 def xxh3(const uint8_t[::1] data not None, uint64_t seed=0):
@@ -53,9 +53,9 @@ def block_hashes(const uint8_t[::1] token_bytes not None, Py_ssize_t block_size,
 
 
 def add_items(const uint8_t[::1] token_bytes not None, Py_ssize_t block_size, uint64_t seed, const uint64_t[:, ::1] items not None, uint64_t[::1] hashes not None):
-    """Replaces, of the BlockHashes of some tokens, those of blocks that items cover.
+    """Replaces the BlockHashes of those blocks that items cover.
 
-    items: content hash, first block and last block of each, ascending."""
+    items: content hash, first block and last block of each item, ascending."""
     cdef size_t count = hashes.shape[0], block_bytes = 4 * <size_t>block_size
     cdef int failed
     if block_size < 1 or items.shape[1] != 3 or count * block_bytes > <size_t>token_bytes.shape[0]:
@@ -69,7 +69,7 @@ def add_items(const uint8_t[::1] token_bytes not None, Py_ssize_t block_size, ui
 
 
 def prefix_hashes(const uint64_t[::1] blocks not None, parent=None):
-    """PrefixHashes of a chain of BlockHashes that goes on after `parent`, if there is one."""
+    """PrefixHashes of a chain of BlockHashes, after `parent` if there is one."""
     cdef size_t count = blocks.shape[0]
     chain = np.empty(count, np.uint64)
     if not count:
@@ -311,17 +311,17 @@ cdef class BlockUsers:
         return f"<BlockUsers {self._users.used} blocks>"
 
     def open(self, const uint64_t[::1] prefixes not None):
-        """One more user of each block of a chain."""
+        """Adds a user to each block of a chain."""
         if prefixes.shape[0] and users_open(&self._users, &prefixes[0], prefixes.shape[0]):
             raise MemoryError
 
     def close(self, const uint64_t[::1] prefixes not None):
-        """One user less of each block of a chain, which must have been opened."""
+        """Takes a user from each block of a chain, which must have been opened."""
         if prefixes.shape[0] and self._users.used:
             users_close(&self._users, &prefixes[0], prefixes.shape[0])
 
     def leading(self, const uint64_t[::1] prefixes not None):
-        """How many blocks of a chain have users, from its first on."""
+        """Leading blocks of a chain that have users."""
         if not prefixes.shape[0]:
             return 0
         return users_leading(&self._users, &prefixes[0], prefixes.shape[0])

@@ -1,6 +1,6 @@
-"""Hashes and the overlap index in plain Python: the definition of right.
+"""Hashes and the overlap index in plain Python: the definition of right results.
 
-Slow where a native twin is fast, and short enough to be believed by reading it.
+Slow where the native twin is fast, and short enough to be checked by reading.
 """
 
 from collections import defaultdict
@@ -15,7 +15,7 @@ from indexer.identity import BlockHash, HashArray, PrefixHash, Tier
 from indexer.index import GENERATIONS, PREDICTED, IndexStats, Match, mix_digest
 
 _PLACEMENT_BYTES = 200
-"""Share of the dicts, sets and ints in one placement, measured with tracemalloc."""
+"""Bytes of dicts, sets and ints for each placement, measured with tracemalloc."""
 
 
 def block_hashes(
@@ -31,7 +31,7 @@ def block_hashes(
 
 
 def prefix_hashes(blocks: HashArray, parent: PrefixHash | None = None) -> HashArray:
-    """Each block's hash chained to the one before."""
+    """Each block's hash chained to its predecessor."""
     chain = []
     for block in map(BlockHash, blocks.tolist()):
         parent = extend_prefix(parent, block)
@@ -40,18 +40,18 @@ def prefix_hashes(blocks: HashArray, parent: PrefixHash | None = None) -> HashAr
 
 
 class ReferenceIndex:
-    """A map from PrefixHash to its holders, and for each slot and tier the set of what it holds.
+    """A map from PrefixHash to its holders, and for each slot and tier the set of its hashes.
 
-    Generations of predictions are further tiers. It has no limits, so it forgets nothing.
+    Generations of predictions are further tiers. It has no limits, so it drops nothing.
     """
 
     def __init__(self) -> None:
         self._holders: dict[PrefixHash, dict[int, int]] = {}
         """PrefixHash -> slot -> bit mask of tiers and generations"""
         self._held: list[tuple[set[PrefixHash], ...]] = []
-        """slot -> tier or generation -> what it holds"""
+        """slot -> tier or generation -> its hashes"""
         self._xor: list[list[int]] = []
-        """slot -> tier -> xor of what it holds"""
+        """slot -> tier -> xor of its hashes"""
         self._free: list[int] = []
 
     @override
@@ -109,8 +109,8 @@ class ReferenceIndex:
                 held = self._held[slot][PREDICTED + generation]
                 self.unpredict(slot, generation, np.fromiter(held, np.uint64))
         return sum(
-            self.remove(slot, one, np.fromiter(self._held[slot][one], np.uint64))
-            for one in ([tier] if tier is not None else Tier)
+            self.remove(slot, each, np.fromiter(self._held[slot][each], np.uint64))
+            for each in ([tier] if tier is not None else Tier)
         )
 
     def match(self, hashes: HashArray) -> Match:
@@ -156,7 +156,7 @@ class ReferenceIndex:
         return IndexStats(len(self._holders), placements, placements * _PLACEMENT_BYTES)
 
     def _add(self, slot: int, level: int, prefix: PrefixHash) -> bool:
-        """Whether it was not there."""
+        """Adds a hash; returns whether it was absent."""
         held = self._held[slot][level]
         if prefix in held:
             return False
@@ -166,7 +166,7 @@ class ReferenceIndex:
         return True
 
     def _drop(self, slot: int, level: int, prefix: PrefixHash) -> bool:
-        """Whether it was there."""
+        """Drops a hash; returns whether it was present."""
         held = self._held[slot][level]
         if prefix not in held:
             return False
@@ -181,5 +181,5 @@ class ReferenceIndex:
 
 
 def _fastest(levels: int) -> int:
-    """The lowest bit of a non-empty mask, all predictions alike."""
+    """The row of the lowest bit of a non-empty mask; all predictions are one row."""
     return min(PREDICTED, (levels & -levels).bit_length() - 1)

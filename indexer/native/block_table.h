@@ -1,26 +1,26 @@
-/* The block table: PrefixHash -> who holds it, on which tier.
+/* The block table: PrefixHash -> its holders, by tier.
  *
- * Entries (key and holders: holder_sets.h) lie in a pool in the order in which they came
- * (entry_pool.h). Buckets find an entry by its key: a cache line of twelve tags and places, found
- * by the top bits of the mixed key through a directory of small segments (extendible hashing), so
- * that no growth moves more than a segment. A walk along a chain tries the next place in the pool
- * first, and asks the buckets only where a chain was not stored in one go.
+ * Entries (key and holders: holder_sets.h) are in a pool in the order of their arrival
+ * (entry_pool.h). Buckets map keys to entries: a bucket is a cache line of twelve tags and places,
+ * addressed by the top bits of the mixed key through a directory of small segments (extendible
+ * hashing), so that growth never moves more than a segment. A walk along a chain tries the next
+ * place in the pool first, and looks into the buckets only where a chain was not stored at once.
  *
- * A holder is one (slot, level). Levels are the tiers, and two generations of predictions: what a
- * worker will probably hold soon. A match counts a block by its fastest level; both generations are
- * one row. What becomes known of a block ends the predictions of it.
+ * A holder is one (slot, level). Levels are the tiers, and two generations of predictions. A match
+ * counts a block by its fastest level; both generations are one row. A placement of a block ends its
+ * predictions.
  *
- * A holder that is retired (its worker cleared or forgotten) is dead at once for every answer; its
- * number is taken out of the entries by a sweep, some extents at a time, and is used again only
- * after a whole sweep.
+ * A retired holder (its worker cleared or forgotten) is dead at once for every answer; a sweep takes
+ * its number out of the entries, some extents at a time, and the number is used again only after a
+ * whole sweep.
  *
- * Over the limit of bytes the clock's hand forgets extents that no match has come by; over its
- * share a worker loses placements of its own. A holder's digest and its `told` go on counting what
- * was forgotten, so that they still compare with its engine's.
+ * Over the limit of bytes, the clock's hand forgets extents that no match has used; over its share,
+ * a worker loses placements of its own. A holder's digest and `told` include forgotten
+ * placements, so that they are comparable with its relay's.
  *
- * Laws: a key has one entry, and only while it has a holder (a dead one until it is swept); a slot
- * holds a key on tiers or predicts it in one generation, never both; digest and told change only by
- * what is stored, removed and retired.
+ * Laws: a key has one entry, and only while it has a holder (a dead holder until it is swept); a
+ * slot holds a key on tiers or predicts it in one generation, never both; digest and told change
+ * only by stores, removals and retirements.
  *
  * Not thread-safe: one writer, which is also the only reader. */
 #ifndef KVROUTE_BLOCK_TABLE_H
@@ -42,12 +42,12 @@
 #define SEGMENT_BUCKETS 64
 #define SEGMENT_USED_MAX (SEGMENT_BUCKETS * BUCKET_PLACES * 5 / 6)
 #define SEGMENT_USED_SPREAD 128
-#define ENTRY_BYTES 32 /* entry, its share of a bucket, and the room they leave, at most */
-#define SWEEP_STEPS 2    /* what looking at an extent costs, in changes of an entry */
-#define CLOCK_LOOKS 4096 /* extents that the hand passes, before it takes one that was seen */
+#define ENTRY_BYTES 32 /* entry, its share of a bucket, and the space they leave, at most */
+#define SWEEP_STEPS 2    /* cost of checking an extent, in changes of an entry */
+#define CLOCK_LOOKS 4096 /* extents that the hand passes before it takes an extent that was used */
 #define SHARE_LOOKS 8    /* extents looked at for a placement of a worker that is over its share */
 
-/* One cache line. overflowed: keys that belong here and stand further on; 255: many, for ever. */
+/* A cache line. overflowed: keys of this bucket that are in later buckets; 255: many, for ever. */
 typedef struct {
     uint8_t tags[BUCKET_PLACES];
     uint8_t overflowed, unused[3];
@@ -56,13 +56,13 @@ typedef struct {
 
 typedef struct {
     uint32_t used, depth;
-    uint32_t used_max; /* then it splits; not the same for all, or all would split at one time */
+    uint32_t used_max; /* then it splits; different values, or all would split at the same time */
     uint8_t padding[52];
     Bucket buckets[SEGMENT_BUCKETS];
 } Segment;
 
 typedef struct {
-    uint64_t held, told, digest; /* told and digest: what was forgotten for room included */
+    uint64_t held, told, digest; /* told and digest: forgotten placements included */
     uint32_t slot;
     uint8_t level, alive;
 } Holder;
@@ -71,28 +71,28 @@ typedef struct {
     uint64_t salt;
     Segment **directory;
     uint32_t directory_bits;
-    uint64_t segments; /* made so far */
+    uint64_t segments; /* number of segments */
     Pool pool;
     HolderSets sets;
-    Holder *holders; /* by number; 0 is nobody */
+    Holder *holders; /* by number; 0 is no holder */
     uint32_t holders_used, holders_capacity;
     uint32_t *slots; /* slot * LEVELS + level -> holder number, 0 for none */
     uint32_t slots_used, slots_capacity;
-    uint32_t *since;   /* scratch of a match: slot -> block from which on it is not counted yet */
-    uint64_t *scratch; /* and slot maps: of survivors, and of the block at hand */
-    uint64_t epoch;    /* retirements so far: older slot maps may show the dead */
+    uint32_t *since;   /* scratch of a match: slot -> first block that is not counted yet */
+    uint64_t *scratch; /* and slot maps: of survivors, and of the current block */
+    uint64_t epoch;    /* retirements so far: older slot maps may have dead holders */
     uint32_t *dead, *dying, *free; /* holder numbers: retired, being swept, swept */
     uint32_t dead_used, dying_used, free_used;
-    uint32_t sweep_at; /* extent at which the sweep goes on */
-    uint32_t hand;     /* extent at which the clock's hand goes on */
+    uint32_t sweep_at; /* extent at which the sweep continues */
+    uint32_t hand;     /* extent at which the clock's hand continues */
     uint64_t bytes;    /* of all but pool and sets */
     uint64_t bytes_max, share_max; /* of the table; placements of a worker. UINT64_MAX: no limit */
-    uint64_t forgotten; /* placements, for want of room */
+    uint64_t forgotten; /* placements, for lack of space */
 } Table;
 
-/* ---- where a key is ---- */
+/* ---- the place of a key ---- */
 
-/* The salt is our secret: nobody outside can choose keys that meet in one place. */
+/* The salt is secret, so that callers can't choose keys that collide. */
 static inline uint64_t mixed(const Table *t, uint64_t key) {
     return xxh_fold(key ^ t->salt, XXH_P64_1 ^ (t->salt << 1));
 }
@@ -142,7 +142,7 @@ static inline void fetch_bucket(const Table *t, uint64_t key) {
     __builtin_prefetch(&segment_of(t, mix)->buckets[home_of(mix)]);
 }
 
-/* Writes a key's place into its segment, which must have room. */
+/* Writes a key's place into its segment, which must have a free place. */
 static inline void bucket_put(Segment *s, uint64_t mix, uint32_t at) {
     uint32_t b = home_of(mix);
     uint32_t empty;
@@ -156,7 +156,7 @@ static inline void bucket_put(Segment *s, uint64_t mix, uint32_t at) {
     s->used++;
 }
 
-/* The bucket and the place in it that name a place of the pool, which must be named. */
+/* The bucket's place that refers to a place of the pool; there must be one. */
 static inline uint32_t *bucket_place(Segment *s, uint64_t mix, uint32_t at, uint8_t **tag) {
     for (uint32_t b = home_of(mix);; b = next_bucket(b)) {
         Bucket *bucket = &s->buckets[b];
@@ -235,11 +235,11 @@ static int segment_split(Table *t, uint64_t mix) {
     return 0;
 }
 
-/* Where a walk along a chain is: blocks lie one after the other, or one before the other. */
+/* The position of a walk along a chain, whose blocks are in ascending or descending places. */
 typedef struct {
     uint32_t at;
     int32_t step;
-    uint32_t strays; /* keys in a row that were not where they were looked for first */
+    uint32_t strays; /* keys in a row that were not at the first place tried */
 } Walk;
 
 /* The pool's place of the next key of a walk, 0 for none. */
@@ -319,7 +319,7 @@ static int table_reserve_slots(Table *t, uint32_t slots) {
     return 0;
 }
 
-/* What a slot holds on a level. */
+/* The holder of a slot's level. */
 static inline const Holder *table_holder(const Table *t, uint32_t slot, int level) {
     static const Holder nobody = {0, 0, 0, 0, 0, 0};
     uint32_t id = t->slots[slot * LEVELS + level];
@@ -353,7 +353,7 @@ static uint32_t holder_of(Table *t, uint32_t slot, int level) {
     return t->slots[slot * LEVELS + level] = id;
 }
 
-/* Drops all that a slot holds on a level, at once for every answer. Returns how many it were. */
+/* Drops all placements of a slot on a level, at once for every answer. Returns how many. */
 static uint64_t table_retire(Table *t, uint32_t slot, int level) {
     uint32_t id = t->slots[slot * LEVELS + level];
     if (!id) return 0;
@@ -365,21 +365,21 @@ static uint64_t table_retire(Table *t, uint32_t slot, int level) {
     if (held)
         t->dead[t->dead_used++] = id;
     else
-        t->free[t->free_used++] = id; /* no entry names it */
+        t->free[t->free_used++] = id; /* no entry has it */
     return held;
 }
 
 /* ---- changes of an entry ---- */
 
-/* What is done to each key: `add` gets in and `drops` get out, unless the entry names one of
- * `unless`, or lacks `need`. Holder numbers; 0: none. */
+/* The change of each key: adds holder `add` and drops holders `drops`, unless the entry has a
+ * holder of `unless`, or lacks `need`. Holder numbers; 0: none. */
 typedef struct {
     uint32_t add, need;
     uint32_t drops[LEVELS], drops_used;
     uint32_t unless[TIERS], unless_used;
 } Edit;
 
-/* One remembered change of a set: what an edit makes of `from`. */
+/* A memo of an edit: its result for `from`. */
 typedef struct {
     uint64_t from, to;
     uint32_t dropped; /* bits over the edit's drops */
@@ -395,7 +395,7 @@ static inline void memo_set(Table *t, Memo *memo, uint64_t from, uint64_t to) {
     memo->to = to;
 }
 
-/* Remembers what an edit makes of a value; 0, or -1 without memory. */
+/* Stores an edit's result for a value in the memo; returns 0, or -1 without memory. */
 static int edit_value(Table *t, const Edit *edit, uint64_t from, Memo *memo) {
     uint32_t room[2], few[64], *ids = few, dropped = 0, kept = 0;
     const uint32_t *old;
@@ -444,7 +444,7 @@ static uint64_t value_swept(Table *t, uint64_t value) {
     return result;
 }
 
-/* Gives an entry another value; without holders it goes. */
+/* Sets an entry's value; an entry without holders is freed. */
 static inline void entry_set(Table *t, uint32_t at, Entry *entry, uint64_t to) {
     uint64_t from = entry->value;
     value_ref(to);
@@ -456,9 +456,9 @@ static inline void entry_set(Table *t, uint32_t at, Entry *entry, uint64_t to) {
     value_unref(&t->sets, from);
 }
 
-/* ---- room ---- */
+/* ---- space ---- */
 
-/* An entry's holders lose it, for want of room. */
+/* Forgets an entry, for lack of space: its holders lose it. */
 static void entry_forget(Table *t, uint32_t at) {
     Entry *entry = pool_entry(&t->pool, at);
     uint32_t room[2];
@@ -473,13 +473,13 @@ static void entry_forget(Table *t, uint32_t at) {
     entry_set(t, at, entry, 0);
 }
 
-/* The clock: forgets the next extent that no match came by since the hand was there last. */
+/* The clock: forgets the next extent that no match has used since the hand passed it. */
 static void forget_extent(Table *t) {
     Pool *p = &t->pool;
     uint32_t extents = pool_extents(p);
     for (uint32_t looks = 0; looks < CLOCK_LOOKS + extents; looks++) {
         uint32_t extent = t->hand = t->hand + 1 < extents ? t->hand + 1 : 0;
-        if (!*extent_live(p, extent) || extent_at_hand(p, extent)) continue;
+        if (!*extent_live(p, extent) || extent_is_current(p, extent)) continue;
         if (*extent_seen(p, extent) && looks < CLOCK_LOOKS) {
             *extent_seen(p, extent) = 0;
             continue;
@@ -490,23 +490,23 @@ static void forget_extent(Table *t) {
     }
 }
 
-/* Forgets until there is room for one more entry. What counts is what the table has use for, of what
- * it takes up: that it grows in steps is no reason to forget. */
+/* Forgets until there is space for another entry. Counts the used bytes, not the allocated bytes,
+ * which grow in steps. */
 static inline void make_room(Table *t) {
     while (t->pool.live * ENTRY_BYTES + t->sets.bytes + ENTRY_BYTES > t->bytes_max) {
         uint64_t before = t->pool.live;
         forget_extent(t);
-        if (t->pool.live == before) return; /* all that is left is in the extent at hand */
+        if (t->pool.live == before) return; /* all other entries are in the current extent */
     }
 }
 
-/* Takes one placement from a holder whose worker has its share; whether one was found. */
+/* Takes a placement from a holder whose worker is over its share; returns whether it did. */
 static int forget_of(Table *t, uint32_t id) {
     Pool *p = &t->pool;
     uint32_t extents = pool_extents(p);
     for (uint32_t looks = 0; looks < SHARE_LOOKS; looks++) {
         uint32_t extent = t->hand = t->hand + 1 < extents ? t->hand + 1 : 0;
-        if (!*extent_live(p, extent) || extent_at_hand(p, extent)) continue;
+        if (!*extent_live(p, extent) || extent_is_current(p, extent)) continue;
         for (uint32_t at = extent * EXTENT; at < (extent + 1) * EXTENT; at++) {
             Entry *entry = pool_entry(p, at);
             if (!entry->value || !value_has(entry->value, id)) continue;
@@ -541,12 +541,12 @@ static uint32_t next_thin(Table *t) {
     for (;;) {
         uint32_t extent = p->thin_at = p->thin_at + 1 < pool_extents(p) ? p->thin_at + 1 : 0;
         uint8_t live = *extent_live(p, extent);
-        if (live && live < EXTENT / 2 && !extent_at_hand(p, extent)) return extent;
+        if (live && live < EXTENT / 2 && !extent_is_current(p, extent)) return extent;
     }
 }
 
-/* Makes an extent vacant by moving what is in it into another thin one. The pool must be less than
- * half full, so that there are thin extents. 0, or -1 without memory. */
+/* Makes an extent vacant by moving its entries into another thin extent. The pool must be less than
+ * half full, so that there are thin extents. Returns 0, or -1 without memory. */
 static int pool_thin(Table *t) {
     Pool *p = &t->pool;
     uint32_t into = next_thin(t), from = next_thin(t), to = into * EXTENT + (into == 0);
@@ -567,8 +567,8 @@ static int pool_thin(Table *t) {
     return 0;
 }
 
-/* Makes sure that there is an extent at hand; 0, or -1 without memory. */
-static int extent_at_hand_needed(Table *t) {
+/* Makes sure that there is a current extent; returns 0, or -1 without memory. */
+static int extent_is_current_needed(Table *t) {
     Pool *p = &t->pool;
     if (p->cursor != p->end) return 0;
     if (!p->vacant_used) {
@@ -580,10 +580,10 @@ static int extent_at_hand_needed(Table *t) {
     return 0;
 }
 
-/* A new entry for a key that has none; 0 without memory. */
+/* A new entry for a key without an entry; 0 without memory. */
 static uint32_t entry_new(Table *t, uint64_t key, uint64_t value) {
     uint64_t mix = mixed(t, key);
-    if (extent_at_hand_needed(t)) return 0;
+    if (extent_is_current_needed(t)) return 0;
     while (segment_of(t, mix)->used >= segment_of(t, mix)->used_max)
         if (segment_split(t, mix)) return 0;
     uint32_t at = pool_take(&t->pool);
@@ -595,7 +595,7 @@ static uint32_t entry_new(Table *t, uint64_t key, uint64_t value) {
 
 /* ---- the operations ---- */
 
-/* Adds a slot's predictions that its known blocks end. */
+/* Adds the holders of a slot's predictions, which a placement ends. */
 static void edit_predictions(const Table *t, uint32_t slot, Edit *edit) {
     for (int level = TIERS; level < LEVELS; level++) {
         uint32_t id = t->slots[slot * LEVELS + level];
@@ -603,7 +603,7 @@ static void edit_predictions(const Table *t, uint32_t slot, Edit *edit) {
     }
 }
 
-/* Whether a worker, or a generation of predictions of it, has all that it may have. */
+/* Whether a worker, or a generation of its predictions, is at its bound. */
 static inline int is_over_share(const Table *t, const Holder *holder) {
     uint64_t held = holder->held;
     if (holder->level < TIERS) {
@@ -643,7 +643,7 @@ static uint64_t table_store(Table *t, uint32_t slot, int level, const uint64_t *
         if (from != memo.from && (failed = edit_value(t, &edit, from, &memo))) break;
         if (memo.added) {
             if (is_over_share(t, holder) && (!known || !forget_of(t, id))) {
-                if (known) { /* told, and not held */
+                if (known) { /* reported, and not held */
                     digest ^= keys[i];
                     holder->told++;
                     t->forgotten++;
@@ -651,7 +651,7 @@ static uint64_t table_store(Table *t, uint32_t slot, int level, const uint64_t *
                 }
                 continue;
             }
-            if (at && pool_entry(&t->pool, at)->value != from) { /* just forgotten itself */
+            if (at && pool_entry(&t->pool, at)->value != from) { /* it was just forgotten */
                 i--;
                 walk.at = 0;
                 continue;
@@ -675,8 +675,8 @@ static uint64_t table_store(Table *t, uint32_t slot, int level, const uint64_t *
     return failed ? NO_MEMORY : added;
 }
 
-/* Drops placements on a level. Returns how many were there, those forgotten for room included, or
- * NO_MEMORY. */
+/* Drops placements on a level. Returns how many were present, with those forgotten for lack of
+ * space, or NO_MEMORY. */
 static uint64_t table_remove(Table *t, uint32_t slot, int level, const uint64_t *keys, size_t count) {
     uint32_t id = t->slots[slot * LEVELS + level];
     if (!id) return 0;
@@ -696,7 +696,7 @@ static uint64_t table_remove(Table *t, uint32_t slot, int level, const uint64_t 
             count_dropped(t, &edit, memo.dropped);
         } else if (holder->told == holder->held || level >= TIERS) {
             continue;
-        } /* else: what is removed must be what was forgotten */
+        } /* else: the removed placement must be a forgotten one */
         holder->told--;
         digest ^= keys[i];
         removed++;
@@ -727,7 +727,7 @@ static int extent_sweep(Table *t, uint32_t extent, Memo *memo) {
 }
 
 /* Takes dead holders out of entries, for so many steps: SWEEP_STEPS an extent, one a change.
- * Returns whether there is more to do. */
+ * Returns whether any are left. */
 static int table_sweep(Table *t, uint64_t steps) {
     Memo memo = {0, 0, 0, 0};
     int64_t left = (int64_t)steps;
@@ -757,7 +757,7 @@ static int table_sweep(Table *t, uint64_t steps) {
 
 /* ---- match ---- */
 
-/* Adds the living among some holders to a map whose bits are zero; each slot in its fastest row. */
+/* Adds the living of these holders to a map whose bits are zero; each slot in its fastest row. */
 static void map_add(const Table *t, SlotMap map, const uint32_t *ids, uint32_t count) {
     for (uint32_t i = 0; i < count; i++) {
         const Holder *holder = &t->holders[ids[i]];
@@ -872,7 +872,7 @@ static int table_match(Table *t, const uint64_t *keys, size_t count, int32_t *ta
     return 0;
 }
 
-/* Goes on with the runs of the slots that hold all of the first `from` keys: runs[slot], in blocks. */
+/* Continues the runs of the slots that hold all of the first `from` keys: runs[slot], in blocks. */
 static void runs_go_on(const Table *t, const uint64_t *keys, size_t from, size_t count,
                        int32_t *runs) {
     for (size_t i = from; i < count; i++) {
@@ -890,8 +890,8 @@ static void runs_go_on(const Table *t, const uint64_t *keys, size_t from, size_t
     }
 }
 
-/* The match of some slots, and of the first `usable` keys alone: out[row * width + i], which must
- * be zero, with the run, the usable run, and the rows of the usable match. 0, or -1. */
+/* The match of these slots, and of the first `usable` keys alone: out[row * width + i], which must
+ * be zero, gets the run, the usable run, and the rows of the usable match. Returns 0, or -1. */
 static int table_overlap(Table *t, const uint64_t *keys, size_t count, size_t usable,
                          const intptr_t *slots, size_t width, int32_t *out) {
     size_t size = ROWS * (size_t)t->slots_used;
@@ -907,7 +907,7 @@ static int table_overlap(Table *t, const uint64_t *keys, size_t count, size_t us
         out[i] = out[width + i] = runs[slots[i]] = run;
         whole_run |= (size_t)run == usable;
     }
-    if (!failed && whole_run && usable < count) { /* somebody may hold what isn't usable, too */
+    if (!failed && whole_run && usable < count) { /* runs may go on after the usable keys */
         runs_go_on(t, keys, usable, count, runs);
         for (size_t i = 0; i < width; i++) out[i] = runs[slots[i]];
     }

@@ -1,14 +1,14 @@
-/* How many open requests use each block of a worker: a counted set of chains of PrefixHashes.
+/* The number of open requests that use each block of a worker: a counted set of chains of hashes.
  *
- * The chains form a tree, kept in runs: blocks in a row that the same requests use. A run is named by
- * the run before it and by its own first key, and two chains share a block only where all their keys
- * up to it are equal. Keys may therefore be chosen by a caller: equal keys after different beginnings
- * are different blocks here, and closing what was opened always ends at zero. A request that ends
- * within a run, or leaves it, splits it: the part in front becomes a run of its own, and the part
- * behind keeps its number, so that the runs after it are left alone.
+ * The chains form a tree, kept in runs: consecutive blocks that the same requests use. A run's key is
+ * the run before it and its own first key, and two chains share a block only if all their keys up to
+ * it are equal. So callers may choose keys: equal keys after different beginnings are different
+ * blocks, and closing all opened chains always ends at zero. A request that ends within a run, or
+ * branches off in it, splits the run: the front part becomes a run of its own, and the back part keeps
+ * its number, so that the runs after it are unchanged.
  *
- * Laws: chains begin at a prompt's first block; a chain that is open ends where a run ends; a run has
- * a user at least, and no fewer than the runs after it together. */
+ * Laws: chains begin at a prompt's first block; an open chain ends at the end of a run; a run has at
+ * least one user, and no fewer than the runs after it together. */
 #ifndef KVROUTE_BLOCK_USERS_H
 #define KVROUTE_BLOCK_USERS_H
 
@@ -21,7 +21,7 @@
 #define COMPARED_KEYS 32 /* compared at a time: 256 bytes */
 
 typedef struct {
-    uint64_t number; /* of this run; never used again, from 1 on */
+    uint64_t number; /* of this run, from 1 on; never reused */
     uint64_t before; /* number of the run before it; 0: it begins a prompt */
     uint64_t users;
     size_t length; /* at least 1 */
@@ -32,8 +32,8 @@ typedef struct {
     BlockRun **places; /* open addressing, by the run before and the first key */
     uint64_t capacity, runs;
     uint64_t used;    /* blocks of all runs */
-    uint64_t salt;    /* secret: callers can't choose keys that meet in one place */
-    uint64_t numbers; /* given out */
+    uint64_t salt;    /* secret: callers can't choose keys that collide */
+    uint64_t numbers; /* assigned so far */
 } BlockUsers;
 
 static inline uint64_t run_place(const BlockUsers *u, uint64_t before, uint64_t key) {
@@ -41,7 +41,7 @@ static inline uint64_t run_place(const BlockUsers *u, uint64_t before, uint64_t 
            (u->capacity - 1);
 }
 
-/* The place of the run with this name, or the empty one where it would stand. */
+/* The place of the run with this key, or the empty place for it. */
 static inline BlockRun **run_find(const BlockUsers *u, uint64_t before, uint64_t key) {
     uint64_t at = run_place(u, before, key);
     while (u->places[at] && (u->places[at]->keys[0] != key || u->places[at]->before != before))
@@ -49,7 +49,7 @@ static inline BlockRun **run_find(const BlockUsers *u, uint64_t before, uint64_t
     return &u->places[at];
 }
 
-/* How many keys a run shares with a chain that begins with its first. */
+/* Number of leading keys that a run shares with a chain. */
 static inline size_t run_shared(const BlockRun *run, const uint64_t *keys, size_t count) {
     size_t most = run->length < count ? run->length : count, shared = 0;
     while (shared + COMPARED_KEYS <= most &&
@@ -73,7 +73,7 @@ static int users_resize(BlockUsers *u, uint64_t capacity) {
     return 0;
 }
 
-/* Adds a run of these keys, whose name must be free; NULL without memory, with nothing changed. */
+/* Adds a run of these keys, which must be new; NULL without memory, with nothing changed. */
 static BlockRun *run_add(BlockUsers *u, uint64_t before, const uint64_t *keys, size_t length) {
     if (2 * (u->runs + 1) > u->capacity &&
         users_resize(u, u->capacity ? 2 * u->capacity : SMALLEST_USERS))
@@ -103,7 +103,7 @@ static void run_drop(BlockUsers *u, BlockRun **place) {
     u->places[gap] = NULL;
 }
 
-/* Splits a run after some of its keys, fewer than all; the part in front, or NULL without memory,
+/* Splits a run after `shared` keys, fewer than all; returns the front part, or NULL without memory,
  * with nothing changed. */
 static BlockRun *run_split(BlockUsers *u, BlockRun *run, size_t shared) {
     if (2 * (u->runs + 1) > u->capacity && users_resize(u, 2 * u->capacity)) return NULL;
@@ -116,8 +116,8 @@ static BlockRun *run_split(BlockUsers *u, BlockRun *run, size_t shared) {
     back->length = rest;
     back->before = run->number = ++u->numbers;
     run->length = shared;
-    /* Gives back what the part in front needs no longer: else many splits of one long run would keep
-     * the square of its length. */
+    /* Frees the memory of the keys that moved: else many splits of a long run would keep the square
+     * of its length. */
     BlockRun **place = run_find(u, run->before, run->keys[0]);
     BlockRun *front = (BlockRun *)realloc(run, sizeof(BlockRun) + shared * sizeof(uint64_t));
     if (front) *place = run = front;
@@ -126,7 +126,7 @@ static BlockRun *run_split(BlockUsers *u, BlockRun *run, size_t shared) {
     return run;
 }
 
-/* One more user of each block of a chain. 0, or -1 without memory, with no users changed. */
+/* Adds a user to each block of a chain. Returns 0, or -1 without memory, with no users changed. */
 static int users_open(BlockUsers *u, const uint64_t *keys, size_t count) {
     uint64_t before = 0;
     for (size_t at = 0; at < count;) {
@@ -152,7 +152,7 @@ static int users_open(BlockUsers *u, const uint64_t *keys, size_t count) {
     return 0;
 }
 
-/* One user less of each block of a chain, which must be open. */
+/* Takes a user from each block of a chain, which must be open. */
 static void users_close(BlockUsers *u, const uint64_t *keys, size_t count) {
     uint64_t before = 0;
     for (size_t at = 0; at < count && u->runs;) {
@@ -169,7 +169,7 @@ static void users_close(BlockUsers *u, const uint64_t *keys, size_t count) {
         users_resize(u, u->capacity / 4 > SMALLEST_USERS ? u->capacity / 4 : SMALLEST_USERS);
 }
 
-/* How many blocks of a chain are used, from its first on. */
+/* Leading blocks of a chain that have users. */
 static uint64_t users_leading(const BlockUsers *u, const uint64_t *keys, size_t count) {
     uint64_t before = 0;
     size_t known = 0;

@@ -1,11 +1,11 @@
-/* Where entries live: in the order in which they came, so that a chain of blocks lies in a row.
+/* The memory of entries, in the order of their arrival, so that a chain's blocks are adjacent.
  *
- * The pool is chunks of extents of EXTENT entries. New entries fill the extent at hand; an extent
- * that has emptied is filled again. Whoever walks a chain finds most blocks right after the one
- * before, in the same or the next cache line, and need not look them up.
+ * The pool is chunks of extents of EXTENT entries. New entries fill the current extent; an empty
+ * extent is filled again. In a walk along a chain, most blocks come right after their predecessor,
+ * in the same or the next cache line, so that they need no lookup.
  *
  * Laws: an entry keeps its place until it is freed or moved by `pool_thin`; an extent is filled
- * again only when it is empty; at least half of the extents' room is used, but for a chunk. */
+ * again only when it is empty; at least half of the extents' places are used, up to a chunk. */
 #ifndef KVROUTE_ENTRY_POOL_H
 #define KVROUTE_ENTRY_POOL_H
 
@@ -24,17 +24,17 @@ typedef struct {
 typedef struct {
     Entry entries[CHUNK_ENTRIES];
     uint8_t live[CHUNK_EXTENTS]; /* entries in use, by extent */
-    uint8_t seen[CHUNK_EXTENTS]; /* a match came by since the clock's hand did */
+    uint8_t seen[CHUNK_EXTENTS]; /* whether a match used it since the clock's hand passed */
 } Chunk;
 
 typedef struct {
     Chunk **chunks;
     uint32_t chunks_used, chunks_capacity;
-    uint32_t cursor;   /* the next place to give */
-    uint32_t end;      /* of the extent at hand; cursor == end: there is none */
-    uint32_t *vacant;  /* extents that are empty */
+    uint32_t cursor;   /* the next place to take */
+    uint32_t end;      /* of the current extent; cursor == end: there is none */
+    uint32_t *vacant;  /* empty extents */
     uint32_t vacant_used, vacant_capacity;
-    uint32_t thin_at;  /* extent at which the search for thin ones goes on */
+    uint32_t thin_at;  /* extent at which the search for thin extents continues */
     uint64_t live, bytes;
 } Pool;
 
@@ -52,16 +52,16 @@ static inline uint8_t *extent_seen(const Pool *p, uint32_t extent) {
 
 static inline uint32_t pool_extents(const Pool *p) { return p->chunks_used * CHUNK_EXTENTS; }
 
-/* Whether a place is inside the pool; place 0 is never given. */
+/* Whether a place is inside the pool; place 0 is never taken. */
 static inline int pool_has(const Pool *p, uint32_t at) {
     return at >> CHUNK_BITS < p->chunks_used;
 }
 
-static inline int extent_at_hand(const Pool *p, uint32_t extent) {
+static inline int extent_is_current(const Pool *p, uint32_t extent) {
     return p->cursor != p->end && p->cursor / EXTENT == extent;
 }
 
-/* Room for one more chunk's extents in the list of vacant ones, and the chunk; 0, or -1. */
+/* Adds a chunk, and its extents to the vacant extents; returns 0, or -1 without memory. */
 static int pool_grow(Pool *p) {
     if (p->chunks_used == p->chunks_capacity) {
         uint32_t capacity = p->chunks_capacity ? 2 * p->chunks_capacity : 4;
@@ -84,21 +84,21 @@ static int pool_grow(Pool *p) {
     if (!chunk) return -1;
     p->bytes += sizeof(Chunk);
     p->chunks[p->chunks_used++] = chunk;
-    /* The last one first, so that they are taken in order; never extent 0's first place. */
+    /* The last extent first, so that they are taken in order; never extent 0's first place. */
     for (uint32_t extent = extents; extent-- > extents - CHUNK_EXTENTS;)
         p->vacant[p->vacant_used++] = extent;
     return 0;
 }
 
-/* Takes the next vacant extent as the one at hand; there must be one. */
+/* Makes the next vacant extent the current extent; there must be a vacant extent. */
 static inline void pool_next_extent(Pool *p) {
     uint32_t extent = p->vacant[--p->vacant_used];
     p->cursor = extent * EXTENT + (extent == 0);
     p->end = (extent + 1) * EXTENT;
-    *extent_seen(p, extent) = 0; /* the hand has just been here, or comes last */
+    *extent_seen(p, extent) = 0; /* the hand has just passed, or comes last */
 }
 
-/* A place for one more entry; there must be an extent at hand. */
+/* A place for another entry; there must be a current extent. */
 static inline uint32_t pool_take(Pool *p) {
     uint32_t at = p->cursor++;
     ++*extent_live(p, at / EXTENT);
@@ -110,7 +110,7 @@ static inline void pool_give_back(Pool *p, uint32_t at) {
     *pool_entry(p, at) = (Entry){0, 0};
     p->live--;
     uint32_t extent = at / EXTENT;
-    if (--*extent_live(p, extent) == 0 && !extent_at_hand(p, extent))
+    if (--*extent_live(p, extent) == 0 && !extent_is_current(p, extent))
         p->vacant[p->vacant_used++] = extent;
 }
 

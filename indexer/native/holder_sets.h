@@ -1,16 +1,16 @@
 /* Sets of holders, in 8 bytes each.
  *
- * A *holder* is one (slot, level), named by a small number. A value names the set of a block's
+ * A *holder* is one (slot, level), with a small number. A value stands for the set of a block's
  * holders:
  *
- *     0                       nobody
- *     a << 2 | b << 33 | 1    one or two holders, a < b, b = 0 for one
+ *     0                       no holder
+ *     a << 2 | b << 33 | 1    one or two holders, a < b, b = 0 for a single holder
  *     pointer | 2             a shared, immutable, counted set of three or more
  *
- * Blocks of one chain are nearly always held by the same workers, so equal sets are kept once
- * (interned): a block that a thousand workers hold costs what a block of one does.
+ * Blocks of a chain are nearly always held by the same workers, so equal sets are stored once
+ * (interned): a block on a thousand workers takes as much memory as a block on one.
  *
- * Law: a set of three or more is interned once, and counted once for each entry and memo that has
+ * Law: a set of three or more is interned once, with a reference for each entry and memo that has
  * it. */
 #ifndef KVROUTE_HOLDER_SETS_H
 #define KVROUTE_HOLDER_SETS_H
@@ -30,7 +30,7 @@ typedef struct {
 
 typedef struct {
     uint64_t hash, epoch;
-    SlotMap map; /* of the living, made when a match first asks; valid in one epoch of the table */
+    SlotMap map; /* of living holders, made by the first match; valid in one epoch of the table */
     uint64_t map_bytes;
     uint32_t refs, count;
     uint32_t ids[]; /* ascending */
@@ -54,7 +54,7 @@ static inline uint64_t inline_value(uint32_t a, uint32_t b) {
     return a ? (uint64_t)a << 2 | (uint64_t)b << 33 | 1 : 0;
 }
 
-/* The holders of a value; room: two numbers, used when they are not in a set. */
+/* The holders of a value; room: space for two numbers, used when they are not in a set. */
 static inline uint32_t value_ids(uint64_t value, uint32_t *room, const uint32_t **ids) {
     if (is_set(value)) {
         *ids = as_set(value)->ids;
@@ -66,7 +66,7 @@ static inline uint32_t value_ids(uint64_t value, uint32_t *room, const uint32_t 
     return value == 0 ? 0 : room[1] ? 2 : 1;
 }
 
-/* Place of id among ascending ids, or where it would stand. */
+/* Place of id among ascending ids, or its place if it were inserted. */
 static inline uint32_t id_place(const uint32_t *ids, uint32_t count, uint32_t id) {
     uint32_t low = 0;
     while (count) {
@@ -117,7 +117,7 @@ static int sets_grow(HolderSets *sets) {
     return 0;
 }
 
-/* The value of some ascending holder numbers; takes no reference. NO_MEMORY when there is none. */
+/* The value of ascending holder numbers; takes no reference. NO_MEMORY without memory. */
 static uint64_t intern(HolderSets *sets, const uint32_t *ids, uint32_t count) {
     if (count < 3) return inline_value(count ? ids[0] : 0, count > 1 ? ids[1] : 0);
     if (2 * (sets->used + 1) > sets->capacity && sets_grow(sets)) return NO_MEMORY;

@@ -6,18 +6,18 @@
 
 #include "xxh3.h"
 
-/* An item: its content hash, and the first and last block that it covers a token of. */
+/* An item: its content hash, and the first and last block with a token that it covers. */
 typedef struct {
     uint64_t content, first, last;
 } ItemSpan;
 
-/* Hashes every covered block again, with the content hashes of its items, ascending, behind it.
- * items: in that order; blocks beyond the count are left out. 0, or -1 when there is no memory. */
+/* Hashes every covered block again, followed by the content hashes of its items, ascending.
+ * items: in that order; blocks beyond the count are left out. Returns 0, or -1 without memory. */
 static int item_hashes(const uint8_t *tokens, size_t count, size_t block_bytes, uint64_t seed,
                        const ItemSpan *items, size_t item_count, uint64_t *hashes) {
     uint8_t secret[XXH_SECRET_BYTES];
     xxh3_secret(seed, secret);
-    /* Where each block's content hashes end; while they are filled in, where the next one goes. */
+    /* End of each block's content hashes; while they are filled in, the next hash's place. */
     size_t *ends = (size_t *)calloc(count + 1, sizeof(size_t)), total = 0, most = 0;
     if (!ends) return -1;
     for (size_t n = 0; n < item_count; n++)
