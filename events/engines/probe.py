@@ -104,7 +104,7 @@ class EngineHttp:
             return None
 
 
-async def _vllm_who(engine: EngineHttp) -> EngineIdentity:
+async def _vllm_identity(engine: EngineHttp) -> EngineIdentity:
     models = await engine.page("/v1/models")
     version = await engine.optional_page("/version")
     sources = await engine.optional_page("/kv_event_sources")
@@ -122,30 +122,30 @@ async def _read(page: bytes, read: Callable[[str], Loads]) -> Loads:
     return await asyncio.to_thread(read, text)
 
 
-async def _vllm_load(engine: EngineHttp, _who: EngineIdentity) -> Loads:
+async def _vllm_load(engine: EngineHttp, _identity: EngineIdentity) -> Loads:
     return await _read(await engine.page("/metrics"), vllm_loads)
 
 
-async def _sglang_who(engine: EngineHttp) -> EngineIdentity:
+async def _sglang_identity(engine: EngineHttp) -> EngineIdentity:
     info = await engine.page("/server_info")
     models = await engine.optional_page("/v1/models")
     return sglang_identity(info, models, await engine.optional_page("/model_info"))
 
 
-async def _sglang_load(engine: EngineHttp, who: EngineIdentity) -> Loads:
+async def _sglang_load(engine: EngineHttp, identity: EngineIdentity) -> Loads:
     loads = await engine.optional_page("/v1/loads?include=core")
     if loads is not None:
-        return sglang_loads(loads, who.block_size or 1)
+        return sglang_loads(loads, identity.block_size or 1)
     page = await engine.page("/metrics")  # releases before /v1/loads; its values are older
-    return await _read(page, partial(sglang_metrics, page_size=who.block_size))
+    return await _read(page, partial(sglang_metrics, page_size=identity.block_size))
 
 
-Who = Callable[[EngineHttp], Awaitable[EngineIdentity]]
-Load = Callable[[EngineHttp, EngineIdentity], Awaitable[Loads]]
+ReadIdentity = Callable[[EngineHttp], Awaitable[EngineIdentity]]
+ReadLoad = Callable[[EngineHttp, EngineIdentity], Awaitable[Loads]]
 
-PROBES: dict[str, tuple[Who, Load]] = {
-    "vllm": (_vllm_who, _vllm_load),
-    "sglang": (_sglang_who, _sglang_load),
+PROBES: dict[str, tuple[ReadIdentity, ReadLoad]] = {
+    "vllm": (_vllm_identity, _vllm_load),
+    "sglang": (_sglang_identity, _sglang_load),
 }
 
 
@@ -172,7 +172,7 @@ class Probe:
         self._troubles: dict[str, str] = {}
         """load, identity or mooncake -> why its last request failed."""
         self._counts = Counter[str]() if counts is None else counts
-        self._who, self._load = PROBES[engine]
+        self._read_identity, self._read_load = PROBES[engine]
 
     @property
     def trouble(self) -> str:
@@ -189,7 +189,7 @@ class Probe:
     async def ask_identity(self) -> bool:
         """Reads the identity; returns whether the engine answered."""
         try:
-            self.identity = await self._who(self._engine)
+            self.identity = await self._read_identity(self._engine)
         except (EngineSilent, LoadUnreadable) as error:
             return self._failed("identity", error)
         self._set_engine_ids(self._kv_engine_ids)
@@ -198,7 +198,7 @@ class Probe:
     async def ask_load(self) -> bool:
         """Reads the load; returns whether the engine answered."""
         try:
-            self.loads = await self._load(self._engine, self.identity or EngineIdentity())
+            self.loads = await self._read_load(self._engine, self.identity or EngineIdentity())
         except (EngineSilent, LoadUnreadable) as error:
             return self._failed("load", error)
         return self._answered("load")

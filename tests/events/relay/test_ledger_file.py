@@ -61,7 +61,7 @@ async def test_what_was_written_at_the_end_is_read_at_the_next_start(
     await kept.keep(following(5))
     rank = await kept.resumed()
     assert rank._kept is not None
-    assert "has 5 placements, as after engine message 4" in caplog.text
+    assert "has 5 placements after engine message 4" in caplog.text
     assert "<" not in caplog.text
     checkpoint, ledger = rank._kept
     assert (checkpoint.seq, checkpoint.complete, ledger.count()) == (4, True, 5)
