@@ -267,6 +267,39 @@ class CapacitySettings(Settings, frozen=True):
             " its end raises that share again",
         ),
     ] = 1.0
+    prefill_budget_factor: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=1e6,
+            description="a worker has no room while it has so many times its engine's token budget"
+            " of prompt tokens to compute, where the engine says its budget; 0: no such bound",
+        ),
+    ] = 0.0
+    prefill_tokens_max: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="a worker has no room while it has so many prompt tokens to compute, of all"
+            " routers' requests; 0: no such bound",
+        ),
+    ] = 0
+    prefill_requests_max: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="a worker has no room while so many requests of this router have their"
+            " prompts computed there; 0: no such bound",
+        ),
+    ] = 0
+    decode_requests_max: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="a worker has no room while so many requests of this router, whose prompts"
+            " are computed, run there; 0: no such bound",
+        ),
+    ] = 0
     block_percent_min: Annotated[
         int,
         Meta(

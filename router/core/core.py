@@ -475,6 +475,7 @@ class RouterCore:
         if reservation.prefill_done:
             return False
         reservation.prefill_done = True
+        self.room += 1
         self._end_prefill(reservation, now_s)
         load = self.fleet.load(reservation.worker)
         load.prefill_done(reservation.new_tokens)

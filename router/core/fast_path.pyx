@@ -1136,7 +1136,12 @@ cdef class Lane:
         cdef double active_slots = <double>load.external_requests + <double>load.requests + peer_requests
         cdef double active_blocks = <double>load.external_blocks + <double>(users._users.used + load._tails) + peer_blocks
         cdef double reserved = active_slots - running - waiting
-        cdef bint out_of_room = active_slots >= slots_known or active_blocks >= total_blocks
+        cdef double prefill_tokens = <double>load.prefill_tokens + peer_tokens, prefills = load.prefills
+        cdef double prefill_tokens_max = settled[6], prefills_max = settled[7], decodes_max = settled[8]
+        cdef bint out_of_room = (
+            active_slots >= slots_known or active_blocks >= total_blocks or prefill_tokens >= prefill_tokens_max
+            or prefills >= prefills_max or <double>load.requests - prefills >= decodes_max
+        )
         cdef bint full = out_of_room or active_slots >= total_slots or active_blocks >= promised
         cdef double unheard = load.unheard, requests
         if full:
@@ -1160,7 +1165,7 @@ cdef class Lane:
         at[5 * width] = waiting
         at[6 * width] = reserved
         at[7 * width] = active_blocks
-        at[8 * width] = <double>load.prefill_tokens + peer_tokens
+        at[8 * width] = prefill_tokens
         at[9 * width] = load.last_picked
         at[10 * width] = active_slots
         at[11 * width] = active_blocks / total_blocks if total_blocks > 0 else 0.0

@@ -175,9 +175,9 @@ class Pools:
         self.others_waiting = np.zeros(0)
         """Of each slot: requests that wait there and that others have sent, for the fast path
         (Further.others_waiting). Replaced together with `columns`."""
-        self._settled: dict[int, tuple[float, float, float, float, float, float]] = {}
+        self._settled: dict[int, tuple[float, ...]] = {}
         """Slot -> its block_size, total_blocks, total_slots and trust; the slots that are known and
-        the blocks that picks may promise."""
+        the blocks that picks may promise; bounds by phase (_over_caps)."""
         self._down: dict[WorkerKey, str] = {}
         """Why workers get no requests."""
         self._identities: dict[WorkerKey, _Identity] = {}
@@ -246,10 +246,12 @@ class Pools:
         settled = self._settled.get(slot)
         if settled is None:
             return  # the load will be read once its heartbeat is
-        block_size, total_blocks, total_slots, trust, slots_known, blocks_promised = settled
+        block_size, total_blocks, total_slots, trust, slots_known, blocks_promised = settled[:6]
         active_slots, active_blocks = load.active_requests(), load.active_blocks()
         reserved = active_slots - load.running - load.waiting
-        out_of_room = is_full(active_slots, active_blocks, slots_known, total_blocks)
+        out_of_room = is_full(active_slots, active_blocks, slots_known, total_blocks) or (
+            _over_caps(load, *settled[6:])
+        )
         strained = not out_of_room and is_full(
             active_slots, active_blocks, total_slots, blocks_promised
         )
@@ -471,6 +473,9 @@ class Pools:
             _TRUST[source.stream.state],
             room.slots_known,
             room.blocks,
+            room.prefill_tokens,
+            room.prefills,
+            room.decodes,
         )
         self.put_load(source.slot, self._load_of(source.key))
 
@@ -546,6 +551,17 @@ class Pools:
         if self._served_text is None:
             self._served_text = ", ".join(nsmallest(10, self._served_models)) or "none"
         return self._served_text
+
+
+def _over_caps(
+    load: WorkerLoad, tokens_max: float, prefills_max: float, decodes_max: float
+) -> bool:
+    """Whether a worker has as much of one phase as it may; NaN: any."""
+    return (
+        load.prefill_tokens_active >= tokens_max
+        or load.prefills >= prefills_max
+        or load.requests - load.prefills >= decodes_max
+    )
 
 
 def _put(slots: set[int], slot: int, is_in: bool) -> None:

@@ -43,6 +43,13 @@ class Room(NamedTuple):
     """Requests, where the engine or the configuration says how many it runs at once."""
     blocks: float
     """Canonical KV blocks that picks may promise."""
+    prefill_tokens: float
+    """Prompt tokens that wait to be computed: at so many, and beyond, the worker has no room. NaN
+    for this and the next two is no bound."""
+    prefills: float
+    """Requests of this router whose prompts it computes; as above."""
+    decodes: float
+    """Requests of this router whose prompts are computed; as above."""
 
 
 class _Kind(NamedTuple):
@@ -194,7 +201,16 @@ class Capacities:
             slots_known if estimated is None else estimated + 1,
             slots_known,
             (heartbeat.total_blocks or nan) * self.block_share(key, heartbeat),
+            self._prefill_tokens(heartbeat),
+            self._settings.prefill_requests_max or nan,
+            self._settings.decode_requests_max or nan,
         )
+
+    def _prefill_tokens(self, heartbeat: Heartbeat) -> float:
+        """The bound on a worker's prompt tokens to compute."""
+        by_budget = (heartbeat.token_budget or 0) * self._settings.prefill_budget_factor
+        bounds = [bound for bound in (by_budget, self._settings.prefill_tokens_max) if bound]
+        return min(bounds, default=nan)
 
     def _weigh(self, kind: _Kind) -> None:
         """An estimate of a worker of this kind has changed."""

@@ -20,7 +20,7 @@ from indexer.hashing import block_hashes, pack_tokens
 from indexer.identity import Tier, WorkerKey
 from indexer.kernel import NativeIndex
 from kvroute.v1 import router_pb2
-from router.config.settings import GrpcSettings, GuardSettings
+from router.config.settings import CapacitySettings, GrpcSettings, GuardSettings
 from router.core.progress import Pick, Progress, ProgressState
 from router.desk import codec
 from router.desk.counters import Metrics
@@ -50,6 +50,12 @@ ROUTINGS: list[dict[str, Any]] = [
     {"policy": "dynamo-blocks", "guard": GUARDED, "parameters": {"dynamo-blocks": BLOCKS}},
 ]
 """Settings by which the fast path picks."""
+CAPPED: dict[str, Any] = {
+    "capacity": CapacitySettings(
+        prefill_tokens_max=100, prefill_requests_max=2, decode_requests_max=1
+    )
+}
+"""Bounds by which workers are soon full."""
 
 
 @dataclass
@@ -294,7 +300,7 @@ def request_of(about: dict[str, Any], number: int) -> router_pb2.RouteRequest:
 @given(
     workers=st.lists(WORKERS, min_size=1, max_size=5),
     steps=st.lists(STEPS, max_size=25),
-    routing=st.sampled_from(ROUTINGS),
+    routing=st.sampled_from([*ROUTINGS, CAPPED]),
     seed=st.integers(0, 5),
     alternatives=st.sampled_from([0, 1, 2, 16]),
     reservations_max=st.sampled_from([2, 5, 20_000]),

@@ -1,0 +1,75 @@
+"""Bounds on what a worker has of one phase: no room there while they are reached."""
+
+from typing import Any
+
+import pytest
+
+from router.config.settings import CapacitySettings
+from router.core.progress import Progress, ProgressState
+from router.decision.decision import NobodyFits
+from tests.stage.fleet import Fleet, prompt
+
+
+def fleet(**bounds: Any) -> Fleet:
+    made = Fleet(capacity=CapacitySettings(**bounds))
+    made.add("w0", token_budget=64)
+    return made
+
+
+def takes(stage: Fleet) -> bool:
+    """Whether another prompt of 100 tokens gets a worker; it does not stay."""
+    try:
+        pick = stage.route(prompt(100, 10_000))
+    except NobodyFits:
+        return False
+    stage.core.withdraw(pick.reservation, stage.now_s)
+    return True
+
+
+@pytest.mark.parametrize(
+    ("bounds", "tokens"),
+    [
+        ({"prefill_tokens_max": 100}, 100),
+        ({"prefill_budget_factor": 2.0}, 128),
+        ({"prefill_budget_factor": 2.0, "prefill_tokens_max": 100}, 100),
+    ],
+)
+def test_prompt_tokens_to_compute_are_bounded_exactly(bounds: dict[str, Any], tokens: int) -> None:
+    stage = fleet(**bounds)
+    stage.route(prompt(tokens - 1))
+    assert takes(stage)
+    held = stage.route(prompt(1, 5_000)).reservation
+    assert not takes(stage)
+    stage.core.report(Progress(held.id, ProgressState.PREFILL_DONE), stage.now_s)
+    assert takes(stage)
+
+
+def test_a_prompt_beyond_the_bound_goes_to_an_idle_worker() -> None:
+    assert takes(fleet(prefill_tokens_max=10))
+
+
+def test_requests_in_prefill_are_bounded() -> None:
+    stage = fleet(prefill_requests_max=2)
+    held = [stage.route(prompt(50, 1000 * i)).reservation for i in range(2)]
+    assert not takes(stage)
+    stage.core.report(Progress(held[0].id, ProgressState.PREFILL_DONE), stage.now_s)
+    assert takes(stage)
+
+
+def test_requests_in_decode_are_bounded() -> None:
+    stage = fleet(decode_requests_max=1)
+    held = stage.route(prompt(50)).reservation
+    assert takes(stage)
+    stage.core.report(Progress(held.id, ProgressState.PREFILL_DONE), stage.now_s)
+    assert not takes(stage)
+    stage.core.report(Progress(held.id, ProgressState.FINISHED), stage.now_s)
+    assert takes(stage)
+
+
+def test_bounds_change_while_the_router_runs() -> None:
+    stage = fleet()
+    stage.route(prompt(200))
+    assert takes(stage)
+    capacity = CapacitySettings(prefill_tokens_max=100)
+    stage.core.reconfigure(stage.core.routing.__class__(capacity=capacity))
+    assert not takes(stage)
