@@ -66,6 +66,19 @@ class TenantsSettings(Settings, frozen=True):
     ] = msgspec.field(default_factory=dict)
 
 
+class AutoSettings(Settings, frozen=True):
+    """An order for queues of some length."""
+
+    order: Annotated[str, Meta(description="as in queue.order")]
+    up_to: Annotated[
+        Annotated[int, Meta(ge=0, le=WAITING_MAX)] | None,
+        Meta(
+            description="requests of a model and role that wait at most for the order to count;"
+            " none: any number"
+        ),
+    ] = None
+
+
 class QueueSettings(Settings, frozen=True):
     """Requests that no worker has room for wait here, in an order."""
 
@@ -105,9 +118,25 @@ class QueueSettings(Settings, frozen=True):
         str,
         Meta(
             description="order in which waiting requests go: fcfs, priority, edf, lof,"
-            " shortest-first, wspt, prefill-first or random"
+            " shortest-first, wspt, las, prefill-first or random; several with + between them, of"
+            " which the next one decides between equals; or auto"
         ),
     ] = "priority"
+    auto: Annotated[
+        tuple[AutoSettings, ...],
+        Meta(
+            max_length=16,
+            description="orders by the number of requests that wait, for queue.order auto; fcfs"
+            " where none is named",
+        ),
+    ] = (AutoSettings(order="wspt", up_to=1024), AutoSettings(order="priority"))
+    length_max: Annotated[
+        dict[str, Annotated[int, Meta(ge=0)]],
+        Meta(
+            description="by order: requests of a model and role that wait at most for the order to"
+            " count; more go first come, first served; unless it is set, the order's own"
+        ),
+    ] = msgspec.field(default_factory=dict)
     aging: Annotated[
         Annotated[float, Meta(ge=0, le=1e9)] | None,
         Meta(

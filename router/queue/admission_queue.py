@@ -17,9 +17,11 @@ from typing_extensions import override
 from router.config.queue_settings import QueueSettings
 from router.queue.bands import Bands
 from router.queue.bounds import Bound, Bounds
+from router.queue.own_order import OwnFailure
 from router.queue.pool_queue import PoolQueue
-from router.queue.ranking import ranking
+from router.queue.ranking import rankings
 from router.queue.round import Rules
+from router.queue.sight import Fleet, Sight
 from router.queue.standing import Standing
 from router.queue.tenants import Tenants
 from router.queue.waiter import Fate, Waiter
@@ -40,12 +42,18 @@ class QueueFull(Refusal):
 class AdmissionQueue:
     """The requests that wait in one router."""
 
-    def __init__(self, settings: QueueSettings, rng: Random) -> None:
-        """Raises ConfigError for an order that there is not, and for bands with one name."""
+    def __init__(self, settings: QueueSettings, rng: Random, fleet: Fleet | None = None) -> None:
+        """Raises ConfigError for an order that there is not, and for two bands of one name.
+
+        fleet: what the driver knows of the workers, of which some orders make their scores. A
+        driver that names one gives requests their prefixes, too.
+        """
         self.counts: Counter[Fate] = Counter()
         self.refusals: Counter[Bound] = Counter()
         """Of the refused requests, by the bound that refused."""
-        self._rng = rng
+        self.own_failures: Counter[OwnFailure] = Counter()
+        """Of orders that are functions of the operator's."""
+        self._sight = Sight(rng, fleet)
         self._settings = settings
         self._rules = self._rules_of(settings)
         self._bounds = Bounds(settings)
@@ -152,6 +160,7 @@ class AdmissionQueue:
         cost = self._rules.tenants.cost(uncached_tokens, cached_tokens)
         queue = self._pools[waiter.pool]
         queue.charge(waiter, cost)
+        self._sight.service.add(waiter.tenant, cost, now_s)
         queue.rate.went(now_s)
         self._leave(waiter, Fate.DISPATCHED, now_s)
 
@@ -221,7 +230,7 @@ class AdmissionQueue:
 
     def _rules_of(self, settings: QueueSettings) -> Rules:
         return Rules(
-            ranking(settings, self._rng),
+            rankings(settings, self._sight, self.own_failures),
             Bands.of(settings.bands, settings.bands_aging),
             Tenants(settings.tenants),
             settings.bands_strict,

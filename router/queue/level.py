@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing_extensions import override
 
 from router.queue.line import Line
+from router.queue.ranking import Ranking
 from router.queue.shares import Shares
 from router.queue.waiter import Waiter
 
@@ -53,6 +54,11 @@ class Level:
         if not len(line):
             del self._lines[tenant]
             self._shares.leave(tenant)
+
+    def rank(self, ranking: Ranking, now_s: float) -> None:
+        """Sorts each line by keys that are made for all its requests together."""
+        for line in self._lines.values():
+            line.rank(ranking, now_s)
 
     def charge(self, tenant: str, cost: float, weight: float) -> None:
         """A request of a tenant goes; it is still in its line."""

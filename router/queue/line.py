@@ -12,6 +12,7 @@ from collections.abc import Hashable
 
 from typing_extensions import override
 
+from router.queue.ranking import Ranking
 from router.queue.waiter import Key, Waiter
 
 Entry = tuple[Key, float, int, Waiter]
@@ -55,6 +56,15 @@ class Line:
             self.restrictions[waiter.restriction] -= 1
             if not self.restrictions[waiter.restriction]:
                 del self.restrictions[waiter.restriction]
+
+    def rank(self, ranking: Ranking, now_s: float) -> None:
+        """Sorts by keys that are made for all requests together."""
+        waiters = [entry[3] for entry in self.entries]
+        waiters.sort(key=lambda waiter: (waiter.arrived_s, waiter.seq))
+        ranking.rank(waiters, now_s)
+        self.entries = sorted(
+            (waiter.key, waiter.arrived_s, waiter.seq, waiter) for waiter in waiters
+        )
 
     def place(self, waiter: Waiter) -> int:
         """How many are in front of a request of this line."""

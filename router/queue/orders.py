@@ -13,14 +13,15 @@ seconds after it: the bound on waiting that aging gives. Requests with equal key
 arrival. Adding an order is one entry here and one test.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
-from random import Random
 
+from router.queue.sight import Sight
+from router.queue.trie import depth_first
 from router.queue.waiter import Waiter
 
-Score = Callable[[Waiter, Random], float]
+Score = Callable[[Waiter, Sight], float]
 
 LAST = -1e300
 """Score of a request without the number that its order looks at: behind all that have it."""
@@ -42,6 +43,14 @@ class Order:
     """Which requests may wait for long, without aging."""
     source: str
     score: Score
+    scores: Callable[[Sequence[Waiter], Sight], list[float]] | None = None
+    """Of all requests of a line together, in the order of arrival; None: each has its own."""
+    length_max: int | None = None
+    """Longest pool that it ranks, where the configuration names none; None: any."""
+    is_dynamic: bool = False
+    """Whether scores change while requests wait."""
+    needs_fleet: bool = False
+    """Whether scores are of what the workers hold or do, or of what prompts are made of."""
 
 
 def _weight(waiter: Waiter) -> float:
@@ -60,6 +69,13 @@ def _due(waiter: Waiter) -> float:
     return LAST if due_s == inf else -due_s
 
 
+def _depth_first(waiters: Sequence[Waiter], sight: Sight) -> list[float]:
+    scores = [0.0] * len(waiters)
+    for place, number in enumerate(depth_first(waiters)):
+        scores[number] = -float(place)
+    return scores
+
+
 FCFS = Order(
     name="fcfs",
     formula="0",
@@ -68,7 +84,7 @@ FCFS = Order(
     good_for="equal treatment: waits vary least",
     starves="none; short requests wait behind long ones",
     source="vLLM V1 and SGLang, policy fcfs",
-    score=lambda waiter, rng: 0.0,
+    score=lambda waiter, sight: 0.0,
 )
 PRIORITY = Order(
     name="priority",
@@ -78,7 +94,7 @@ PRIORITY = Order(
     good_for="callers who know what is urgent",
     starves="low priorities while higher ones keep coming",
     source="vLLM V1, policy priority, with higher first and aging",
-    score=lambda waiter, rng: float(waiter.points),
+    score=lambda waiter, sight: float(waiter.points),
 )
 EDF = Order(
     name="edf",
@@ -88,7 +104,7 @@ EDF = Order(
     good_for="deadlines and goodput, while the fleet can meet most of them",
     starves="requests due late; in overload, those that could still be met wait behind late ones",
     source="Liu and Layland 1973, earliest deadline first",
-    score=lambda waiter, rng: _due(waiter),
+    score=lambda waiter, sight: _due(waiter),
 )
 LOF = Order(
     name="lof",
@@ -98,7 +114,7 @@ LOF = Order(
     good_for="throughput of batch jobs: long answers start first, and the fleet ends together",
     starves="short answers",
     source="SGLang, policy lof",
-    score=lambda waiter, rng: float(waiter.output_tokens),
+    score=lambda waiter, sight: float(waiter.output_tokens),
 )
 SHORTEST_FIRST = Order(
     name="shortest-first",
@@ -108,7 +124,7 @@ SHORTEST_FIRST = Order(
     good_for="mean wait, where all requests are equally urgent",
     starves="long requests",
     source="Schrage 1968, shortest processing time first",
-    score=lambda waiter, rng: -float(_work(waiter)),
+    score=lambda waiter, sight: -float(_work(waiter)),
 )
 WSPT = Order(
     name="wspt",
@@ -119,7 +135,7 @@ WSPT = Order(
     good_for="mean wait by urgency: short and urgent requests first",
     starves="long requests of low priority",
     source="Smith 1956; NVIDIA Dynamo, queue policy wspt, with output tokens and aging",
-    score=lambda waiter, rng: 1000.0 * _weight(waiter) / _work(waiter),
+    score=lambda waiter, sight: 1000.0 * _weight(waiter) / _work(waiter),
 )
 PREFILL_FIRST = Order(
     name="prefill-first",
@@ -129,7 +145,7 @@ PREFILL_FIRST = Order(
     good_for="short times to the first token, as a part of a composite order",
     starves="decode halves of pairs",
     source="Chitu, scorer prefill_first",
-    score=lambda waiter, rng: float(waiter.needs_prefill),
+    score=lambda waiter, sight: float(waiter.needs_prefill),
 )
 RANDOM = Order(
     name="random",
@@ -139,10 +155,61 @@ RANDOM = Order(
     good_for="comparisons",
     starves="none for certain",
     source="SGLang, policy random",
-    score=lambda waiter, rng: rng.random(),
+    score=lambda waiter, sight: sight.rng.random(),
+)
+LPM = Order(
+    name="lpm",
+    formula="leading prompt tokens that some worker with room holds",
+    unit="tokens",
+    aging=2000.0,
+    good_for="throughput of prompts that share prefixes: what is cached goes while it is cached",
+    starves="prompts that no worker holds",
+    source="SGLang, policy lpm, over the workers of a pool, with aging",
+    score=lambda waiter, sight: float(sight.overlap_tokens(waiter)),
+    length_max=128,
+    is_dynamic=True,
+    needs_fleet=True,
+)
+DFS_WEIGHT = Order(
+    name="dfs-weight",
+    formula="-(place in a depth-first walk of the trie of waiting prompts, heavy branches first)",
+    unit="places",
+    aging=20.0,
+    good_for="batches of prompts with many shared prefixes: those that share one go together",
+    starves="prompts that share nothing with others",
+    source="SGLang, policy dfs-weight, over the prompts that wait instead of a cache",
+    score=lambda waiter, sight: 0.0,
+    scores=_depth_first,
+    length_max=512,
+    is_dynamic=True,
+    needs_fleet=True,
+)
+LAS = Order(
+    name="las",
+    formula="-(tokens that the tenant got while requests waited, weighted by exp(-age / 60 s))",
+    unit="tokens",
+    aging=4000.0,
+    good_for="tenants that ask for little, beside tenants that ask for much",
+    starves="tenants that ask for much",
+    source="Rai, Urvoy-Keller and Biersack 2003, least attained service, by tenant",
+    score=lambda waiter, sight: -sight.attained(waiter),
+    length_max=2048,
+    is_dynamic=True,
 )
 
 ORDERS: dict[str, Order] = {
     order.name: order
-    for order in (FCFS, PRIORITY, EDF, LOF, SHORTEST_FIRST, WSPT, PREFILL_FIRST, RANDOM)
+    for order in (
+        FCFS,
+        PRIORITY,
+        EDF,
+        LOF,
+        SHORTEST_FIRST,
+        WSPT,
+        LPM,
+        DFS_WEIGHT,
+        LAS,
+        PREFILL_FIRST,
+        RANDOM,
+    )
 }

@@ -19,6 +19,9 @@ from router.queue.shares import Shares
 from router.queue.standing import Standing
 from router.queue.waiter import Waiter
 
+RANK_EACH_S = 1e-4
+"""Time for each waiting request, in which they are ranked once at most: scores that change with the
+fleet may take 10 us each, which is then a tenth of the time."""
 RISES_MAX = 256
 """Requests that come into a higher band in one round: about 1 ms."""
 
@@ -29,6 +32,13 @@ class PoolQueue:
     def __init__(self, rules: Rules) -> None:
         self.rate = DrainRate()
         self._rules = rules
+        self._ranking = rules.rankings.of(0)
+        """That made the keys."""
+        self._is_stale = False
+        """Whether requests came since they were made, and are behind all others."""
+        self._ranked_at: int | None = None
+        """Version of the room at which they were made."""
+        self._rank_again_s = -inf
         self._levels = [Level(number) for number in range(len(rules.bands.settings))]
         self._shares: Shares[int] = Shares()
         """Of bands, by number, in requests."""
@@ -39,12 +49,13 @@ class PoolQueue:
 
     @override
     def __repr__(self) -> str:
-        return f"<PoolQueue {self.count} waiting, {self._rules.ranking.order.name}>"
+        return f"<PoolQueue {self.count} waiting, {self._ranking.name}>"
 
     def configure(self, rules: Rules, now_s: float) -> None:
         """Ranks all that wait by other rules; shares begin from nothing."""
         waiting = sorted(self, key=lambda waiter: waiter.seq)
         self._rules = rules
+        self._ranking, self._rank_again_s = rules.rankings.of(self.count), -inf
         self._levels = [Level(number) for number in range(len(rules.bands.settings))]
         self._shares, self._rises, self.count = Shares(), Standing(), 0
         for waiter in waiting:
@@ -58,7 +69,8 @@ class PoolQueue:
 
     def add(self, waiter: Waiter, now_s: float) -> None:
         """Puts a request into its line."""
-        waiter.key = self._rules.ranking.key(waiter)
+        waiter.key = self._ranking.key(waiter)
+        self._is_stale = True
         self._put(waiter, self._rules.bands.level(waiter, now_s))
 
     def remove(self, waiter: Waiter) -> None:
@@ -82,9 +94,11 @@ class PoolQueue:
         """Whose turn it is, one after the other; each may leave its line before the next is taken.
 
         Leaves out requests that no worker had room for at this version of the room, and those whose
-        wait is over. Changes nothing but the bands of requests that waited long enough.
+        wait is over. Changes nothing but the bands of requests that waited long enough, and the
+        order of those whose scores changed.
         """
         self._rise(now_s)
+        self._rank(version, now_s)
         walk = Round(self._rules, version, now_s, self._line_count())
         lines = self._lines()
         while (line := next(lines, None)) is not None:
@@ -117,6 +131,20 @@ class PoolQueue:
             rises_at_s = self._rules.bands.rises_at_s(waiter, number)
             if rises_at_s < inf:
                 self._rises.put(waiter, rises_at_s)
+
+    def _rank(self, version: int, now_s: float) -> None:
+        """Makes keys again where the length of the pool wants another order, and where requests
+        came or the room changed under an order that looks at it."""
+        ranking = self._rules.rankings.of(self.count)
+        is_current = ranking is self._ranking and not (
+            ranking.is_dynamic and (self._is_stale or version != self._ranked_at)
+        )
+        if is_current or now_s < self._rank_again_s:
+            return
+        for level in self._levels:
+            level.rank(ranking, now_s)
+        self._ranking, self._is_stale, self._ranked_at = ranking, False, version
+        self._rank_again_s = now_s + RANK_EACH_S * self.count
 
     def _rise(self, now_s: float) -> None:
         """Requests that waited long enough come into the next higher band."""

@@ -1,39 +1,151 @@
-"""The order in force, as the configuration has it: from a waiting request to its key. Pure."""
+"""The order in force, as the configuration has it: from waiting requests to their keys. Pure.
 
-from random import Random
+A composite `a+b+c` ranks by a, equal requests by b, then by c. Its parts have no aging, but the one
+that queue.aging gives its first part; `fcfs` is by arrival in any place. An order that knows only
+short pools gives way to fcfs in longer ones, and `auto` names an order by the pool's length.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
 
 from typing_extensions import override
 
 from router.config.queue_settings import QueueSettings
 from router.config.settings import ConfigError
-from router.queue.orders import ORDERS, Order
+from router.queue.orders import FCFS, ORDERS, Order
+from router.queue.own_order import OwnFailure, is_own, own_order
+from router.queue.sight import Sight
 from router.queue.waiter import Key, Waiter
 
 WHERE = "$.queue.order"
+LENGTHS_WHERE = "$.queue.length_max"
+AUTO = "auto"
 
 
 class Ranking:
-    """An order with its aging."""
+    """One order, or several of which the next one decides between equals, with their aging."""
 
-    def __init__(self, order: Order, aging: float, rng: Random) -> None:
-        self.order = order
-        self.aging = aging
-        self._rng = rng
+    def __init__(self, parts: Sequence[tuple[Order, float]], sight: Sight) -> None:
+        self.name = "+".join(order.name for order, _ in parts)
+        self.is_dynamic = any(order.is_dynamic for order, _ in parts)
+        """Whether keys change while requests wait, so that they are made for all together."""
+        self.last: Key = inf if len(parts) == 1 else (inf,)
+        """Key of a request that stands behind all others, until the next ranking."""
+        self._parts = parts
+        self._sight = sight
 
     @override
     def __repr__(self) -> str:
-        return f"<Ranking {self.order.name}, {self.aging:g} {self.order.unit} a second>"
+        return f"<Ranking {self.name}>"
 
     def key(self, waiter: Waiter) -> Key:
-        """Where a request stands, lower is sooner."""
-        return self.aging * waiter.arrived_s - self.order.score(waiter, self._rng)
-
-
-def ranking(settings: QueueSettings, rng: Random) -> Ranking:
-    """The order that the configuration names; raises ConfigError."""
-    order = ORDERS.get(settings.order)
-    if order is None:
-        raise ConfigError(
-            f"unknown order {settings.order!r} at `{WHERE}`; there are {', '.join(ORDERS)}"
+        """Where a request stands by what is known of it alone, lower is sooner."""
+        if self.is_dynamic:
+            return self.last
+        if len(self._parts) == 1:
+            order, aging = self._parts[0]
+            return aging * waiter.arrived_s - order.score(waiter, self._sight)
+        return tuple(
+            aging * waiter.arrived_s - order.score(waiter, self._sight)
+            for order, aging in self._parts
         )
-    return Ranking(order, order.aging if settings.aging is None else settings.aging, rng)
+
+    def rank(self, waiters: Sequence[Waiter], now_s: float) -> None:
+        """Sets the keys of requests, given in the order of arrival."""
+        self._sight.now_s = now_s
+        columns = [self._column(order, aging, waiters) for order, aging in self._parts]
+        if len(columns) == 1:
+            for waiter, key in zip(waiters, columns[0], strict=True):
+                waiter.key = key
+        else:
+            for waiter, *keys in zip(waiters, *columns, strict=True):
+                waiter.key = tuple(keys)
+
+    def _column(self, order: Order, aging: float, waiters: Sequence[Waiter]) -> list[float]:
+        if order.scores is not None:
+            scores = order.scores(waiters, self._sight)
+        else:
+            scores = [order.score(waiter, self._sight) for waiter in waiters]
+        return [
+            aging * waiter.arrived_s - score for waiter, score in zip(waiters, scores, strict=True)
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Rankings:
+    """Rankings by the length of the pool: the first whose length is not exceeded."""
+
+    steps: tuple[tuple[float, Ranking], ...]
+    """Longest pools in ascending order, the last one without a bound."""
+
+    @property
+    def name(self) -> str:
+        """Of all that may come into force."""
+        return ", ".join(dict.fromkeys(ranking.name for _, ranking in self.steps))
+
+    def of(self, length: int) -> Ranking:
+        """The one for a pool with so many waiting requests."""
+        return next(ranking for length_max, ranking in self.steps if length <= length_max)
+
+
+def rankings(settings: QueueSettings, sight: Sight, failures: Counter[OwnFailure]) -> Rankings:
+    """What the configuration names; raises ConfigError."""
+    for name in settings.length_max:
+        if name not in ORDERS:
+            raise ConfigError(f"unknown order {name!r} at `{LENGTHS_WHERE}`; {_known(sight)}")
+    fcfs = Ranking([(FCFS, FCFS.aging)], sight)
+    if settings.order != AUTO:
+        named = [(inf, settings.order, WHERE)]
+    else:
+        named = [
+            (inf if step.up_to is None else step.up_to, step.order, f"$.queue.auto[{i}].order")
+            for i, step in enumerate(settings.auto)
+        ]
+        if named != sorted(named, key=lambda row: row[0]):
+            raise ConfigError("expected lengths that ascend - at `$.queue.auto`")
+    steps: list[tuple[float, Ranking]] = []
+    for length_max, name, where in named:
+        ranking, own_max = _ranking(name, where, settings, sight, failures)
+        steps.append((min(length_max, own_max), ranking))
+        if own_max < length_max:
+            steps.append((length_max, fcfs))
+    if not steps or steps[-1][0] < inf:
+        steps.append((inf, fcfs))
+    return Rankings(tuple(steps))
+
+
+def _ranking(
+    name: str,
+    where: str,
+    settings: QueueSettings,
+    sight: Sight,
+    failures: Counter[OwnFailure],
+) -> tuple[Ranking, float]:
+    """An order or a composite, and the longest pool that it ranks."""
+    names = [name] if is_own(name) else name.split("+")
+    parts = []
+    length_max = inf
+    for place, part in enumerate(names):
+        order = own_order(part, where, failures) if is_own(part) else ORDERS.get(part)
+        if order is None:
+            raise ConfigError(f"unknown order {part!r} at `{where}`; {_known(sight)}")
+        if order.needs_fleet and sight.fleet is None:
+            raise ConfigError(f"order {part!r} needs more than is known here - at `{where}`")
+        own_max = settings.length_max.get(part, order.length_max)
+        length_max = min(length_max, inf if own_max is None else own_max)
+        parts.append((order, _aging(order, place, len(names), settings)))
+    return Ranking(parts, sight), length_max
+
+
+def _aging(order: Order, place: int, count: int, settings: QueueSettings) -> float:
+    """Of a part of a composite, or of an order alone."""
+    if place == 0 and settings.aging is not None:
+        return settings.aging
+    return order.aging if count == 1 or order is FCFS else 0.0
+
+
+def _known(sight: Sight) -> str:
+    names = [order.name for order in ORDERS.values() if sight.fleet or not order.needs_fleet]
+    return f"there are {', '.join(names)}, composites such as priority+fcfs, and {AUTO}"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from router.queue.bands import Bands
 from router.queue.line import Line
-from router.queue.ranking import Ranking
+from router.queue.ranking import Rankings
 from router.queue.tenants import Tenants
 from router.queue.waiter import Waiter
 
@@ -26,7 +26,7 @@ FAILURES_FACTOR = 4
 class Rules:
     """What the configuration says of turns."""
 
-    ranking: Ranking
+    rankings: Rankings
     bands: Bands
     tenants: Tenants
     strict: bool

@@ -31,6 +31,8 @@ COMPOUND = (
     ("routing", "own_policies"),
     ("routing", "guard", "policies"),
     ("routing", "affinity", "bonus"),
+    ("queue", "auto"),
+    ("queue", "length_max"),
     ("queue", "bands"),
     ("queue", "tenants", "named"),
 )

@@ -11,7 +11,7 @@ from router.config.queue_settings import BandSettings, QueueSettings, TenantsSet
 from router.queue.admission_queue import AdmissionQueue, QueueFull
 from router.queue.orders import ORDERS
 from router.queue.waiter import Waiter
-from tests.router.queue.waiting import check_counts
+from tests.router.queue.waiting import Workers, check_counts
 
 MIB = 1 << 20
 POOLS = ("one", "two")
@@ -27,7 +27,7 @@ class Laws(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.queue = AdmissionQueue(SETTINGS, Random(1))
+        self.queue = AdmissionQueue(SETTINGS, Random(1), Workers())
         self.now_s = 0.0
         self.settings = SETTINGS
         self.waiting: list[Waiter] = []
@@ -127,7 +127,7 @@ class Laws(RuleBasedStateMachine):
             self.waiting.remove(waiter)
 
     @rule(
-        order=st.sampled_from(tuple(ORDERS)),
+        order=st.sampled_from((*ORDERS, "priority+lpm+fcfs", "auto")),
         bands=st.sampled_from(((), BANDS)),
         strict=st.booleans(),
         fair=st.booleans(),

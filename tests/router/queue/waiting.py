@@ -11,8 +11,25 @@ from router.queue.waiter import Fate, Waiter
 POOL = "model"
 
 
-def queue_of(**settings: Any) -> AdmissionQueue:
-    return AdmissionQueue(QueueSettings(**settings), Random(7))
+class Workers:
+    """What a driver knows of a fleet."""
+
+    def __init__(self) -> None:
+        self.overlaps: dict[str, int] = {}
+        """By id of a request."""
+        self.busy = 0.0
+        self.looks = 0
+
+    def overlap_tokens(self, waiter: Waiter) -> int:
+        self.looks += 1
+        return self.overlaps.get(waiter.request_id, 0)
+
+    def load(self, waiter: Waiter) -> float:
+        return self.busy
+
+
+def queue_of(workers: Workers | None = None, **settings: Any) -> AdmissionQueue:
+    return AdmissionQueue(QueueSettings(**settings), Random(7), workers or Workers())
 
 
 def offered(queue: AdmissionQueue, name: str, now_s: float = 0.0, **values: Any) -> Waiter:
