@@ -30,6 +30,15 @@ class BandSettings(Settings, frozen=True):
         float,
         Meta(gt=0, le=1e6, description="of the band's turns beside those of other bands"),
     ] = 1.0
+    share_percent: Annotated[
+        float,
+        Meta(
+            gt=0,
+            le=100,
+            description="percentage of a model's slots and KV blocks up to which requests of the"
+            " band get workers; the rest is kept for other bands",
+        ),
+    ] = 100.0
 
 
 class TenantSettings(Settings, frozen=True):
@@ -39,6 +48,14 @@ class TenantSettings(Settings, frozen=True):
         float,
         Meta(gt=0, le=1e6, description="of the tenant's share beside those of other tenants"),
     ] = 1.0
+    in_flight_max: Annotated[
+        int,
+        Meta(ge=0, description="requests of the tenant that run at once; 0: any number"),
+    ] = 0
+    tokens_per_s: Annotated[
+        float,
+        Meta(ge=0, description="uncached prompt tokens of the tenant a second; 0: any number"),
+    ] = 0.0
     priority: Annotated[
         int,
         Meta(ge=-(1 << 20), le=1 << 20, description="points added to its requests' priorities"),

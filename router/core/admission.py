@@ -26,6 +26,7 @@ from typing import Protocol
 from router.config.queue_settings import QueueSettings
 from router.core.core import RouterCore
 from router.core.waits import Waits
+from router.decision.decider import FULL_RETRY_S
 from router.decision.decision import Decision, NobodyFits
 from router.queue.admission_queue import AdmissionQueue
 from router.queue.waiter import Waiter
@@ -80,7 +81,11 @@ class Admission:
         self.waits: dict[str, Waits] = {}
         """By band: of the requests that got a worker."""
         self._core = core
+        self._tenants: dict[str, str] = {}
+        """Of open reservations, where tenants have quotas: reservation id -> tenant."""
         self._is_closed = False
+        self._has_rules = False
+        self._note_rules()
 
     def __len__(self) -> int:
         return len(self.queue)
@@ -88,6 +93,7 @@ class Admission:
     def configure(self, settings: QueueSettings, now_s: float) -> None:
         """Orders and bounds by other settings from now on. What waits, waits on."""
         self.queue.configure(settings, now_s)
+        self._note_rules()
 
     def may_wait(self, wait: Wait) -> bool:
         """Whether a request may wait at all."""
@@ -101,7 +107,7 @@ class Admission:
         now_s: float,
         size_bytes: int,
         job: Job,
-        decide: Callable[[bool], object],
+        decide: Callable[[bool], Reservation],
     ) -> Waiter | None:
         """Decides a request, or has it wait; returns its place if it waits. Raises Refusal.
 
@@ -109,9 +115,12 @@ class Admission:
         size_bytes: of memory, while it waits.
         """
         may_wait, decision = self.may_wait(wait), None
-        if not may_wait or not self._is_behind(request):
+        rule = self._rule_against(request, wait, now_s) if self._has_rules else None
+        if rule is not None and not may_wait:
+            raise rule
+        if rule is None and (not may_wait or not self._is_behind(request)):
             try:
-                decide(not may_wait)
+                self._took(request.tenant, decide(not may_wait), now_s)
                 return None
             except NobodyFits as refusal:
                 if not may_wait or refusal.reason is not Reason.ALL_WORKERS_FULL:
@@ -124,6 +133,12 @@ class Admission:
             _job(displaced).refuse(self.queue.displacement(displaced, now_s))
         return waiter
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether a request may be decided without a look at it: none waits, and no rule holds
+        requests while workers have room."""
+        return not len(self.queue) and not self._has_rules
+
     def leave(self, waiter: Waiter, now_s: float) -> bool:
         """A caller is gone; returns whether its request waited."""
         return self.queue.cancel(waiter, now_s)
@@ -131,6 +146,7 @@ class Admission:
     def turns(self, now_s: float) -> bool:
         """Decides requests whose turn it is, and ends waits that are over. Returns whether more may
         have their turn at once."""
+        self._note_ended()
         over = self.queue.expired(now_s, ENDS_MAX)
         for waiter in over:
             self._decide_last(waiter, now_s)
@@ -143,6 +159,9 @@ class Admission:
                     break
                 if not left:
                     return True
+                if self._is_beyond_share(waiter, now_s):
+                    self.queue.passed(waiter, self._core.room)
+                    continue
                 left -= 1
                 self._decide(waiter, now_s)
         return len(over) == ENDS_MAX
@@ -167,9 +186,13 @@ class Admission:
             self._note_wait(waiter, now_s)
             cached_tokens = max(0, waiter.prompt_tokens - reservation.new_tokens)
             self.queue.dispatched(waiter, reservation.new_tokens, cached_tokens, now_s)
+            self._count(waiter.tenant, reservation)
 
     def _decide_last(self, waiter: Waiter, now_s: float) -> None:
         job = _job(waiter)
+        if (rule := self._quota_against(waiter.tenant, now_s)) is not None:
+            job.refuse(rule)
+            return
         try:
             job.decide(now_s - waiter.arrived_s, may_strain=True)
             self._note_wait(waiter, now_s)
@@ -191,6 +214,74 @@ class Admission:
         """Something else than want of room refuses a request that waits."""
         self.queue.unserved(waiter, now_s)
         _job(waiter).refuse(refusal)
+
+    def _rule_against(self, request: Request, wait: Wait, now_s: float) -> Refusal | None:
+        """The rule that holds a newcomer though workers may have room."""
+        self._note_ended()
+        if self._is_known(request.request_id):
+            return None
+        if (rule := self._quota_against(request.tenant, now_s)) is not None:
+            return rule
+        waiter = self._waiter(request, wait, None, now_s, 0)
+        if not self._is_beyond_share(waiter, now_s):
+            return None
+        return Refusal(
+            Reason.ALL_WORKERS_FULL,
+            "the share of the workers that requests of this priority may fill is full"
+            " (queue.bands share_percent)",
+            FULL_RETRY_S,
+        )
+
+    def _quota_against(self, tenant: str, now_s: float) -> Refusal | None:
+        if not self.queue.tenants.have_quotas:
+            return None
+        key = self.queue.tenants.held_by(tenant, now_s)
+        if key is None:
+            return None
+        return Refusal(
+            Reason.TENANT_QUOTA,
+            f"tenant {tenant!r} is at its quota (queue.tenants {key})",
+            FULL_RETRY_S,
+        )
+
+    def _is_beyond_share(self, waiter: Waiter, now_s: float) -> bool:
+        """Whether the share of the pool is taken up to which a request's band gets workers."""
+        if not self.queue.has_shares:
+            return False
+        share = self.queue.share_of(waiter, now_s)
+        return share < 1 and self._core.fleet.fill(waiter.model) >= share
+
+    def _took(self, tenant: str, reservation: Reservation, now_s: float) -> None:
+        """A request that did not wait has its worker."""
+        if self.queue.tenants.have_quotas and reservation.id not in self._tenants:
+            cached_tokens = max(0, reservation.prompt_tokens - reservation.new_tokens)
+            cost = self.queue.tenants.cost(reservation.new_tokens, cached_tokens)
+            self.queue.tenants.took(tenant, cost, now_s)
+            self._count(tenant, reservation)
+
+    def _count(self, tenant: str, reservation: Reservation) -> None:
+        """Has the end of a reservation counted for its tenant."""
+        if not self.queue.tenants.have_quotas:
+            return
+        if reservation.ended is not None or reservation.id in self._tenants:
+            self.queue.tenants.ended(tenant)  # or another request with the same answer counts
+        else:
+            self._tenants[reservation.id] = tenant
+
+    def _note_ended(self) -> None:
+        """Takes reservations that ended off their tenants."""
+        if not self.queue.tenants.have_quotas:
+            return
+        for reservation in self._core.take_ended():
+            if (tenant := self._tenants.pop(reservation.id, None)) is not None:
+                self.queue.tenants.ended(tenant)
+
+    def _note_rules(self) -> None:
+        """The settings are others."""
+        self._has_rules = self.queue.tenants.have_quotas or self.queue.has_shares
+        if not self.queue.tenants.have_quotas:
+            self._tenants.clear()
+            self._core.ended = None
 
     def _is_behind(self, request: Request) -> bool:
         """Whether others wait for the workers of a request, which is no second one of its id."""

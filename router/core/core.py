@@ -94,6 +94,8 @@ class RouterCore:
         self._rng = rng
         self._picks = 0
         self.ids = ReservationIds(replica, random_bytes)
+        self.ended: list[Reservation] | None = None
+        """Reservations that ended since `take_ended`; None: nobody takes them."""
         self.room = 0
         """Changes by which a worker may have room that had none, or may take what it could not:
         requests that wait and were tried at one number are not tried again at the same."""
@@ -376,6 +378,11 @@ class RouterCore:
         self.fleet.sessions.forget_old(now_s)
         return len(expired)
 
+    def take_ended(self) -> list[Reservation]:
+        """Reservations that ended since the last call; from the first call on they are kept."""
+        ended, self.ended = self.ended or [], []
+        return ended
+
     def withdraw(self, reservation: Reservation, now_s: float) -> None:
         """Ends a reservation whose answer could not be given."""
         if reservation.ended is None:
@@ -521,6 +528,8 @@ class RouterCore:
             self.ttft_check.on_end(reservation.id)
         self.reservations.end(reservation, ending, now_s)
         self.endings[ending] += 1
+        if self.ended is not None:
+            self.ended.append(reservation)
         self.fleet.count(blamed or worker, ending)
         if ending is Ending.FINISHED:
             if hold is not None:

@@ -92,7 +92,7 @@ class Desk:
         try:
             if (
                 due is not None
-                or len(self.admission)
+                or not self.admission.is_idle
                 or ((plain := self._plain(request, now_s)) is None)
             ):
                 received = codec.receive(request, self._core.routing.prompt_tokens_max)
@@ -156,8 +156,8 @@ class Desk:
         watch = self.watch
         if watch is not None and watch.left < RUN_ITEMS:
             return answered  # one by one, so that the item that is due is seen
-        if len(self.admission):
-            return answered  # those that wait may be before these
+        if not self.admission.is_idle:
+            return answered  # one by one, so that each has its place
         if (lane := self._core.lane) is not None:
             now_s = self._clock()
             hot = self._core.hot
@@ -265,6 +265,11 @@ class Desk:
         """A request that the fast path didn't answer."""
         received, asked = read
         answers: list[Answered] = []
+
+        def decide(may_strain: bool) -> Reservation:
+            answers.append(self._any(read, now_s, due, may_strain))
+            return answers[0][1]
+
         kept = read if len(request) > LONG_BYTES else None
         waiting = Waiting(
             request, asked.request_id, due, kept, self._answer_waiting, self._refused_waiting
@@ -276,7 +281,7 @@ class Desk:
             # Of a long one its tokens are kept, too.
             (1 if kept is None else 2) * len(request) + WAITING_BYTES,
             waiting,
-            lambda may_strain: answers.append(self._any(read, now_s, due, may_strain)),
+            decide,
         )
         if waiting.waiter is None:
             self.on_change()

@@ -21,6 +21,7 @@ STATUS: dict[Reason, grpc.StatusCode] = {
     Reason.NO_BROKER: grpc.StatusCode.UNAVAILABLE,
     Reason.ALL_WORKERS_FULL: grpc.StatusCode.RESOURCE_EXHAUSTED,
     Reason.QUEUE_FULL: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    Reason.TENANT_QUOTA: grpc.StatusCode.RESOURCE_EXHAUSTED,
     Reason.QUEUE_TIMEOUT: grpc.StatusCode.RESOURCE_EXHAUSTED,
     Reason.TOO_MANY_RESERVATIONS: grpc.StatusCode.RESOURCE_EXHAUSTED,
     Reason.MESSAGE_TOO_LARGE: grpc.StatusCode.RESOURCE_EXHAUSTED,

@@ -46,6 +46,8 @@ _TRUST = {
 }
 _NAME_BOTH = "a LoRA that is to be loaded is named beside its model (lora_name)"
 _FULL = COLUMNS.index("full")
+_ACTIVE_SLOTS, _TOTAL_SLOTS = COLUMNS.index("active_slots"), COLUMNS.index("total_slots")
+_ACTIVE_BLOCKS, _TOTAL_BLOCKS = COLUMNS.index("active_blocks"), COLUMNS.index("total_blocks")
 _POOLS_MAX = 1024
 """Remembered, by the name in the request."""
 _Group = tuple[str, str]
@@ -292,6 +294,16 @@ class Pools:
     def has_room(self, pool: Pool) -> bool:
         """Whether any worker of a pool has a slot and a block left; True for a pool of none."""
         return not self._full or not len(pool.slots) or not self.columns[_FULL, pool.slots].all()
+
+    def fill(self, pool: Pool) -> float:
+        """The share of a pool's slots, or of its blocks if that is more, that is taken."""
+        columns = self.columns[:, pool.slots]
+        shares = [0.0]
+        for taken, total in ((_ACTIVE_SLOTS, _TOTAL_SLOTS), (_ACTIVE_BLOCKS, _TOTAL_BLOCKS)):
+            known = np.isfinite(columns[total])
+            if most := columns[total][known].sum():
+                shares.append(float(columns[taken][known].sum() / most))
+        return max(shares)
 
     def with_strained(
         self, pool: Pool, table: npt.NDArray[np.float64]

@@ -150,6 +150,16 @@ class Fleet:
             return True
         return self.pools.has_room(pool)
 
+    def fill(self, model: str) -> float:
+        """The share of a model's slots, or of its KV blocks if that is more, that is taken: 0 to 1
+        and beyond. Only workers count whose totals are known, or estimated."""
+        self.pools.refresh()
+        try:
+            pool, _ = self.pools.live(model, self.ready)
+        except Refusal:
+            return 0.0
+        return self.pools.fill(pool)
+
     def serves(self, source: Source, model: str) -> bool:
         """Whether a worker serves a model, by any of its names."""
         return source.heartbeat is not None and self.models.serves(source.heartbeat, model)

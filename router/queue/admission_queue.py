@@ -55,6 +55,9 @@ class AdmissionQueue:
         """Of orders that are functions of the operator's."""
         self._sight = Sight(rng, fleet)
         self._settings = settings
+        self.tenants = Tenants(settings.tenants)
+        """Their quotas: the driver says which requests were picked for without waiting, and which
+        ended."""
         self._rules = self._rules_of(settings)
         self._bounds = Bounds(settings)
         self._pools: dict[Hashable, PoolQueue] = {}
@@ -87,6 +90,7 @@ class AdmissionQueue:
         waiting = [waiter for pool in self._pools.values() for waiter in pool]
         self._settings, self._rules = settings, rules
         self._bounds = Bounds(settings, waiting)
+        self.tenants.configure(settings.tenants)
         for pool in self._pools.values():
             pool.configure(rules, now_s)
 
@@ -112,6 +116,18 @@ class AdmissionQueue:
         """The name of the band that a request is in, or was in at last."""
         return self._rules.bands.settings[waiter.level].name
 
+    def share_of(self, waiter: Waiter, now_s: float) -> float:
+        """The share of a pool up to which requests of a waiter's band get workers, 0 to 1. The
+        waiter may be one that was not offered yet."""
+        waiter.points = waiter.priority + self.tenants.of(waiter.tenant).priority
+        bands = self._rules.bands
+        return bands.settings[bands.level(waiter, now_s)].share_percent / 100
+
+    @property
+    def has_shares(self) -> bool:
+        """Whether some band gets workers up to a share only."""
+        return any(band.share_percent < 100 for band in self._rules.bands.settings)
+
     def waiters(self) -> Iterator[tuple[Hashable, Waiter]]:
         """All that wait, with their pools: in each by band, tenant and line."""
         return ((pool, waiter) for pool, queue in self._pools.items() for waiter in queue)
@@ -131,7 +147,7 @@ class AdmissionQueue:
         if waiter.waits or waiter.request_id in self._by_id:
             raise ValueError(f"{waiter} waits already")
         self.counts[Fate.ARRIVED] += 1
-        waiter.points = self._rules.tenants.points(waiter)
+        waiter.points = waiter.priority + self.tenants.of(waiter.tenant).priority
         displaced = self._displaced_by(waiter, now_s)
         if displaced is not None:
             self._leave(displaced, Fate.DISPLACED, now_s)
@@ -157,11 +173,13 @@ class AdmissionQueue:
         """A request has its worker. Raises ValueError if it does not wait."""
         if not waiter.waits:
             raise ValueError(f"{waiter} does not wait")
-        cost = self._rules.tenants.cost(uncached_tokens, cached_tokens)
+        cost = self.tenants.cost(uncached_tokens, cached_tokens)
         queue = self._pools[waiter.pool]
         queue.charge(waiter, cost)
         self._sight.service.add(waiter.tenant, cost, now_s)
         queue.rate.went(now_s)
+        if self.tenants.have_quotas:
+            self.tenants.took(waiter.tenant, cost, now_s)
         self._leave(waiter, Fate.DISPATCHED, now_s)
 
     def cancel(self, waiter: Waiter, now_s: float) -> bool:
@@ -206,7 +224,7 @@ class AdmissionQueue:
         queue.remove(waiter)
         self._bounds.remove(waiter)
         waiter.priority = priority
-        waiter.points = self._rules.tenants.points(waiter)
+        waiter.points = priority + self.tenants.of(waiter.tenant).priority
         self._bounds.add(waiter)
         queue.add(waiter, now_s)
         return True
@@ -232,7 +250,7 @@ class AdmissionQueue:
         return Rules(
             rankings(settings, self._sight, self.own_failures),
             Bands.of(settings.bands, settings.bands_aging),
-            Tenants(settings.tenants),
+            self.tenants,
             settings.bands_strict,
             settings.look_past,
         )

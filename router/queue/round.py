@@ -46,6 +46,7 @@ class Round:
         "_now_s",
         "_places",
         "_skips",
+        "_tenants",
         "_version",
         "went",
     )
@@ -53,6 +54,7 @@ class Round:
     def __init__(self, rules: Rules, version: int, now_s: float, lines: int) -> None:
         self.went = False
         """Whether the last line's turn ended since a request of it went."""
+        self._tenants = rules.tenants if rules.tenants.have_quotas else None
         self._look_past = rules.look_past
         self._line_look_past = rules.look_past // max(1, lines)
         """Requests without room that are looked past in one line: the same number in each."""
@@ -72,7 +74,11 @@ class Round:
 
     def may_go(self, line: Line) -> bool:
         """Whether some request of a line is still to be tried."""
-        return not (line in self._done or (self._failures and self._is_finished(line)))
+        return not (
+            line in self._done
+            or (line.tenant and self._holds(line.tenant))
+            or (self._failures and self._is_finished(line))
+        )
 
     def of_line(self, line: Line) -> Iterator[Waiter]:
         """Requests of a line up to the first that goes; then another line may have the turn."""
@@ -105,7 +111,13 @@ class Round:
             waiter.passed_at == self._version
             or waiter.expires_s <= self._now_s
             or (self._failures > 0 and self._is_closed(line, waiter.restriction))
+            or (self._tenants is not None and self._holds(waiter.tenant))
         )
+
+    def _holds(self, tenant: str) -> bool:
+        """Whether a quota holds a tenant."""
+        tenants = self._tenants
+        return tenants is not None and tenants.held_by(tenant, self._now_s) is not None
 
     def _is_closed(self, line: Line, restriction: Hashable) -> bool:
         """Whether enough requests of a restriction had no room."""

@@ -1,29 +1,94 @@
-"""What the configuration says of tenants. Pure."""
+"""What the configuration says of tenants, and their quotas. Pure.
 
-from dataclasses import dataclass
+A tenant over its quota is held: none of its requests has a turn until requests of it end, or time
+has filled its bucket again. Buckets hold one second of tokens; a request goes while the bucket is
+not empty and takes what it costs, so that over a time T a tenant gets at most
+
+    tokens_per_s * (T + 1) + one largest request
+
+Laws: a tenant has at most in_flight_max requests in flight that came through here; nothing is kept
+of a tenant with a full bucket and no request in flight.
+"""
+
+from collections import Counter
 
 from router.config.queue_settings import TenantSettings, TenantsSettings
 from router.queue.waiter import Waiter
 
+TENANTS_MAX = 4096
+"""Tenants whose buckets are remembered; over it the one that took least recently is forgiven."""
+BURST_S = 1.0
+"""Of a bucket, in seconds of its rate."""
 
-@dataclass(frozen=True, slots=True)
+
 class Tenants:
-    """Shares by settings."""
+    """Shares by settings, quotas by what was taken."""
 
-    settings: TenantsSettings
+    def __init__(self, settings: TenantsSettings) -> None:
+        self._in_flight: Counter[str] = Counter()
+        self._buckets: dict[str, tuple[float, float]] = {}
+        """Tokens that are left, and since when; the one that took least recently in front."""
+        self.configure(settings)
+
+    def configure(self, settings: TenantsSettings) -> None:
+        """Puts other settings in force. What is in flight stays counted as long as any tenant has a
+        quota."""
+        self._settings = settings
+        every = (settings.default, *settings.named.values())
+        self.have_quotas = any(one.in_flight_max or one.tokens_per_s for one in every)
+        """Whether some tenant may be held."""
+        if not self.have_quotas:
+            self._in_flight.clear()
+            self._buckets.clear()
+
+    @property
+    def bucket_count(self) -> int:
+        """Tenants whose buckets are remembered."""
+        return len(self._buckets)
 
     def of(self, tenant: str) -> TenantSettings:
         """The settings of a tenant."""
-        return self.settings.named.get(tenant, self.settings.default)
+        return self._settings.named.get(tenant, self._settings.default)
 
     def flow(self, waiter: Waiter) -> str:
         """The name under which a request has its share; empty where tenants don't share."""
-        return waiter.tenant if self.settings.fair else ""
+        return waiter.tenant if self._settings.fair else ""
 
     def cost(self, uncached_tokens: int, cached_tokens: int) -> float:
-        """Of a request, in uncached tokens; 1 at least, so that no request is free."""
-        return max(1.0, uncached_tokens + self.settings.cached_price * cached_tokens)
+        """Of a request, in uncached tokens; 1 at least."""
+        return max(1.0, uncached_tokens + self._settings.cached_price * cached_tokens)
 
-    def points(self, waiter: Waiter) -> int:
-        """A request's priority with what its tenant adds."""
-        return waiter.priority + self.of(waiter.tenant).priority
+    def took(self, tenant: str, cost: float, now_s: float) -> None:
+        """A request of a tenant has its worker, whether or not it waited."""
+        of_tenant = self.of(tenant)
+        if of_tenant.in_flight_max:
+            self._in_flight[tenant] += 1
+        if of_tenant.tokens_per_s:
+            left = self._left(tenant, of_tenant, now_s) - cost
+            self._buckets.pop(tenant, None)
+            self._buckets[tenant] = left, now_s
+            if len(self._buckets) > TENANTS_MAX:
+                del self._buckets[next(iter(self._buckets))]
+
+    def ended(self, tenant: str) -> None:
+        """A request in flight of a tenant is over."""
+        if self._in_flight[tenant] > 1:
+            self._in_flight[tenant] -= 1
+        else:
+            del self._in_flight[tenant]
+
+    def held_by(self, tenant: str, now_s: float) -> str | None:
+        """The key of the quota that holds a tenant; None: none does."""
+        of_tenant = self.of(tenant)
+        if of_tenant.in_flight_max and self._in_flight[tenant] >= of_tenant.in_flight_max:
+            return "in_flight_max"
+        if of_tenant.tokens_per_s and self._left(tenant, of_tenant, now_s) <= 0:
+            return "tokens_per_s"
+        return None
+
+    def _left(self, tenant: str, settings: TenantSettings, now_s: float) -> float:
+        most = settings.tokens_per_s * BURST_S
+        bucket = self._buckets.get(tenant)
+        if bucket is None:
+            return most
+        return min(most, bucket[0] + settings.tokens_per_s * max(0.0, now_s - bucket[1]))

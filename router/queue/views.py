@@ -22,7 +22,8 @@ class Row:
     waited_s: float
     expires_in_s: float
     held_by: str
-    """Why it has not gone: `turn` (others go first) or `room` (no worker had room at its turn)."""
+    """Why it has not gone: `turn` (others go first), `room` (no worker had room when it was its
+    turn), or the key of the rule that holds it."""
     behind: str
     """Id of the request in front of it in its pool; empty: none."""
 
@@ -52,7 +53,7 @@ def rows(queue: AdmissionQueue, now_s: float, most: int) -> Iterator[Row]:
             waiter.priority,
             now_s - waiter.arrived_s,
             waiter.expires_s - now_s,
-            _held_by(waiter),
+            _held_by(queue, waiter, now_s),
             last.get(pool, ""),
         )
         places[pool] += 1
@@ -75,5 +76,8 @@ def by_tenant(queue: AdmissionQueue, most: int) -> list[tuple[str, int]]:
     return Counter(waiter.tenant for _, waiter in queue.waiters()).most_common(most)
 
 
-def _held_by(waiter: Waiter) -> str:
+def _held_by(queue: AdmissionQueue, waiter: Waiter, now_s: float) -> str:
+    quota = queue.tenants.held_by(waiter.tenant, now_s)
+    if quota is not None:
+        return quota
     return "turn" if waiter.passed_at is None else "room"

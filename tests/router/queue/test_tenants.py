@@ -1,9 +1,12 @@
-"""Tenants' shares of the turns."""
+"""Tenants' shares of the turns, and quotas."""
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from router.config.queue_settings import TenantSettings, TenantsSettings
-from router.queue.tenants import Tenants
+from router.queue.tenants import TENANTS_MAX, Tenants
+from router.queue.views import rows
 from router.queue.waiter import Waiter
 from tests.router.queue.waiting import POOL, drained, names, offered, queue_of, turns
 
@@ -72,7 +75,69 @@ class TestShares:
             queue.passed(waiter, 1)
         assert names(attempts) == "blue0 blue1 blue2 red0 red1"
 
-    def test_a_request_is_its_tenants_where_tenants_share(self) -> None:
+
+class TestQuotas:
+    def test_so_many_requests_of_a_tenant_run_at_once(self) -> None:
+        limits = TenantsSettings(named={"blue": TenantSettings(in_flight_max=2)})
+        queue = queue_of(tenants=limits)
+        queue.tenants.took("blue", 1.0, 0.0)  # one that did not wait
+        for name in ("a", "b"):
+            offered(queue, name, tenant="blue")
+        offered(queue, "c", tenant="red")
+        assert drained(queue) == "a c"
+        assert [row.held_by for row in rows(queue, 0.0, 9)] == ["in_flight_max"]
+        queue.tenants.ended("blue")
+        assert drained(queue) == "b"
+
+    def test_a_held_tenant_does_not_hold_others_that_share(self) -> None:
+        queue = queue_of(tenants=fair(blue=TenantSettings(in_flight_max=1)))
+        for name in ("a", "b"):
+            offered(queue, name, tenant="blue")
+        for name in ("c", "d"):
+            offered(queue, name, tenant="red")
+        assert drained(queue) == "a c d"
+
+    def test_tokens_a_second_are_a_bucket(self) -> None:
+        limits = TenantsSettings(default=TenantSettings(tokens_per_s=100.0))
+        queue = queue_of(tenants=limits)
+        for name in ("a", "b", "c"):
+            offered(queue, name, tenant="blue", prompt_tokens=60, new_tokens=60)
+        assert drained(queue, 0.0) == "a b", "100 tokens are in the bucket, and 20 are owed"
+        assert drained(queue, 0.1999) == ""
+        assert [row.held_by for row in rows(queue, 0.1, 9)] == ["tokens_per_s"]
+        assert drained(queue, 0.21) == "c"
+
+    @settings(max_examples=40)
+    @given(steps=st.lists(st.tuples(st.floats(0, 0.5), st.integers(1, 300)), max_size=40))
+    def test_over_any_time_a_tenant_gets_its_rate_and_one_largest_request(
+        self, steps: list[tuple[float, int]]
+    ) -> None:
+        tenants = Tenants(TenantsSettings(default=TenantSettings(tokens_per_s=100.0)))
+        now_s, taken = 0.0, [(0.0, 0.0)]
+        for wait_s, cost in steps:
+            now_s += wait_s
+            if tenants.held_by("blue", now_s) is None:
+                tenants.took("blue", cost, now_s)
+                taken.append((now_s, cost))
+        for i, (start_s, _) in enumerate(taken):
+            for j in range(i, len(taken)):
+                got = sum(cost for _, cost in taken[i : j + 1])
+                assert got <= 100.0 * (taken[j][0] - start_s + 1.0) + 300 + 1e-6
+
+    def test_nothing_is_kept_of_tenants_beyond_bounds(self) -> None:
+        tenants = Tenants(
+            TenantsSettings(default=TenantSettings(tokens_per_s=1.0, in_flight_max=1))
+        )
+        for number in range(TENANTS_MAX + 9):
+            tenants.took(str(number), 5.0, 0.0)
+        assert tenants.bucket_count == TENANTS_MAX
+        for number in range(TENANTS_MAX + 9):
+            tenants.ended(str(number))
+        assert not tenants._in_flight
+        tenants.ended("never seen")
+        assert not tenants._in_flight
+
+    def test_a_waiter_is_asked_for_its_tenant_only(self) -> None:
         tenants = Tenants(fair())
         assert tenants.flow(Waiter("a", 0.0, tenant="blue")) == "blue"
         assert Tenants(TenantsSettings()).flow(Waiter("a", 0.0, tenant="blue")) == ""

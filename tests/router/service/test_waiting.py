@@ -10,7 +10,12 @@ import grpc.aio
 
 from kvroute.client import KvRouteClient
 from kvroute.v1 import router_pb2
-from router.config.queue_settings import QueueSettings
+from router.config.queue_settings import (
+    BandSettings,
+    QueueSettings,
+    TenantSettings,
+    TenantsSettings,
+)
 from tests.stage.served import Served, asked, refusal, served
 
 QUEUE = QueueSettings()
@@ -225,3 +230,69 @@ async def test_learned_capacity_makes_requests_wait_and_refuses_none() -> None:
         stage.fleet.now_s += 1.0
         stage.desk.turns()
         assert (await call).worker_id == "w0"
+
+
+async def test_a_tenant_at_its_quota_waits_while_workers_have_room() -> None:
+    tenants = TenantsSettings(named={"t": TenantSettings(in_flight_max=1)})
+    async with served(queue=QueueSettings(tenants=tenants)) as stage:
+        stage.fleet.add("w0")
+        held = (await stage.router.Route(asked(tenant="t"))).reservation_id
+        second = asyncio.ensure_future(stage.router.Route(asked(tenant="t")))
+        await waits(stage, 1)
+        assert (await stage.router.Route(asked(tenant="other"))).worker_id == "w0"
+        told = await refusal(stage.router.Route(asked(tenant="t", queue_timeout_ms=0)))
+        assert (told.code, told.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "TENANT_QUOTA")
+        await stage.router.Report(report(held))
+        held = (await second).reservation_id
+        await stage.router.Report(report(held))
+        await stage.router.Route(asked(tenant="t"))  # nothing is counted for longer than it runs
+
+
+async def test_the_same_request_twice_counts_once_for_its_tenant() -> None:
+    tenants = TenantsSettings(default=TenantSettings(in_flight_max=2))
+    async with served(queue=QueueSettings(tenants=tenants)) as stage:
+        stage.fleet.add("w0")
+        for _ in range(3):
+            answer = await stage.router.Route(asked(request_id="r", tenant="t"))
+        await stage.router.Report(report(answer.reservation_id))
+        for number in range(2):
+            await stage.router.Route(asked(request_id=f"r{number}", tenant="t"))
+        call = asyncio.ensure_future(stage.router.Route(asked(tenant="t")))
+        await waits(stage, 1)
+        call.cancel()
+
+
+async def test_tokens_a_second_bound_a_tenant() -> None:
+    tenants = TenantsSettings(default=TenantSettings(tokens_per_s=100.0))
+    async with served(queue=QueueSettings(tenants=tenants)) as stage:
+        stage.fleet.add("w0")
+        await stage.router.Route(asked(150))
+        call = asyncio.ensure_future(stage.router.Route(asked(1)))
+        await waits(stage, 1)
+        stage.fleet.now_s += 0.6
+        stage.desk.turns()
+        await call
+
+
+async def test_room_is_kept_for_the_high_band() -> None:
+    bands = (
+        BandSettings(name="low", from_priority=0, share_percent=50),
+        BandSettings(name="high", from_priority=10),
+    )
+    async with served(queue=QueueSettings(bands=bands, bands_aging=0)) as stage:
+        stage.fleet.add("w0", total_slots=4)
+        held = [(await stage.router.Route(asked())).reservation_id for _ in range(2)]
+        low = asyncio.ensure_future(stage.router.Route(asked()))
+        await waits(stage, 1)
+        told = await refusal(stage.router.Route(asked(queue_timeout_ms=0)))
+        assert told.reason == "ALL_WORKERS_FULL"
+        for _ in range(2):
+            await stage.router.Route(asked(priority=10))
+        assert not low.done()
+        await stage.router.Report(report(held[0]))
+        assert not low.done()
+        await stage.router.Report(report(held[1]))
+        assert not low.done()  # two of the high band run: half of the slots
+        call = asyncio.ensure_future(stage.router.Route(asked(priority=10)))
+        assert (await call).worker_id == "w0"
+        low.cancel()
