@@ -1,7 +1,8 @@
 """The connection to NATS: reconnects for ever, reports its loss, counts messages not sent.
 
-Law: once connected, `publish`, `request`, `unsubscribe` and `close` raise nothing that nats-py
-raises because of a connection or its loss: each fails as documented, and is counted.
+Law: `connect` raises nothing that nats-py raises because of a server, and, once connected, `publish`,
+`request`, `unsubscribe` and `close` raise nothing that it raises because of a connection or its
+loss: each fails as documented, and is counted.
 """
 
 import asyncio
@@ -31,6 +32,8 @@ FAILURE_S = 10.0
 """Least seconds between two log lines about listeners that raise; each failure is counted."""
 _RECONNECT_WAIT_S = 1
 _CONNECT_S = 2
+_BROKEN_S = 1.0
+"""Seconds before the next attempt at a first connection, when nats-py could not read the server."""
 _FLUSH_S = 1.0
 _CLOSE_S = 2.0
 _SCHEMES = ("nats", "tls", "ws", "wss")
@@ -72,7 +75,25 @@ class Broker:
         self._listeners.append(listener)
 
     async def connect(self) -> None:
-        """Returns with the first connection; waits for a broker without a time limit."""
+        """Returns with the first connection; waits for a broker without a time limit.
+
+        A server whose bytes can't be read is tried again, as a server that is away is.
+        """
+        while True:
+            try:
+                with _cancellation_kept():
+                    await self._connect()
+                break
+            except Exception as error:  # see the law: nats-py raises what its parsers raise
+                await self._on_error(error)
+                self._client.abort()
+                self._client = NatsClient()  # the one before holds half of a connection
+                await asyncio.sleep(_BROKEN_S)
+        self._last_warning = ""
+        log.info("%s: connected to NATS", self._name)
+        self._notify(True)
+
+    async def _connect(self) -> None:
         settings = self._settings
         await self._client.connect(
             servers=[self._url],
@@ -91,9 +112,6 @@ class Broker:
             nkeys_seed=settings.nkey_seed_file,
             tls=self._tls(),
         )
-        self._last_warning = ""
-        log.info("%s: connected to NATS", self._name)
-        self._notify(True)
 
     async def publish(self, subject: str, payload: bytes) -> bool:
         """Sends, or counts and returns False; never waits for a broker that is away."""

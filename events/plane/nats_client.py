@@ -30,6 +30,8 @@ _MESSAGE_COST = 512
 _READ_BYTES = 32 * 1024
 _BROKEN_S = 1.0
 """Seconds before the next attempt to connect to a server whose bytes could not be read."""
+_CLOSED_S = 2.0
+"""Most seconds that a client waits for the end of a TCP connection."""
 _LASTING_ERRORS = ("permissions violation",)
 """Errors after which the server keeps the connection."""
 
@@ -63,6 +65,13 @@ class _Tcp(TcpTransport):
             super().writelines(payload)  # type: ignore[no-untyped-call]
         except RuntimeError as error:
             raise ConnectionResetError(str(error)) from error
+
+    @override
+    async def wait_closed(self) -> None:
+        """Raises TimeoutError after _CLOSED_S: asyncio never learns that a connection is gone whose
+        TLS handshake failed, and nats-py would wait for ever."""
+        async with asyncio.timeout(_CLOSED_S):
+            await super().wait_closed()  # type: ignore[no-untyped-call]
 
 
 class NatsClient(Client):

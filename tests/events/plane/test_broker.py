@@ -276,6 +276,48 @@ def test_a_broker_closes_though_its_socket_is_gone_and_bytes_are_unsent() -> Non
     on_uvloop(scenario())
 
 
+@pytest.mark.parametrize(
+    "nonsense",
+    [
+        b"INFO []\r\n",
+        b"INFO\r\n",
+        b'INFO {"max_payload":1,"connect_urls":["[::1"]}\r\n',
+        b'INFO {"max_payload":1,"x":"' + bytes(200_000),
+        b"HTTP/1.1 400 Bad Request\r\n\r\n",
+        b'INFO {"max_payload":1,"tls_required":true}\r\n',
+    ],
+    ids=["no object", "no INFO", "no addresses", "a long line", "HTTP", "TLS that fails"],
+)
+async def test_a_server_that_says_nonsense_at_first_is_tried_until_it_does_not(
+    monkeypatch: pytest.MonkeyPatch, nonsense: bytes
+) -> None:
+    for pause in ("_BROKEN_S", "_RECONNECT_WAIT_S"):
+        monkeypatch.setattr(module, pause, 0.005)
+    monkeypatch.setattr(nats_client, "_CLOSED_S", 0.005)
+    answers = [nonsense, nonsense]
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            if answers:
+                writer.write(answers.pop())
+                await reader.read(1)
+                return
+            writer.write(b'INFO {"max_payload":1048576}\r\n')
+            while line := await reader.readline():
+                if line.startswith(b"PING"):
+                    writer.write(b"PONG\r\n")
+        except ConnectionError:
+            pass  # the client has left: what it was sent was nonsense
+        finally:
+            writer.transport.abort()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    async with server, connected(f"nats://127.0.0.1:{port}") as (broker, ear):
+        assert ear.connections == [True]
+        assert broker.counts["error"] >= 2
+
+
 @pytest.mark.parametrize("with_the_pong", [False, True])
 async def test_a_cancelled_subscribe_ends_and_leaves_nothing_behind(
     monkeypatch: pytest.MonkeyPatch, with_the_pong: bool

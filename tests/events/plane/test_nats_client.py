@@ -95,4 +95,6 @@ def test_a_transport_that_is_set_is_kept_and_holds_its_writer() -> None:
     for name in ("write", "writelines"):
         assert parameters(getattr(TcpTransport, name)) == ["self", "payload"]
         assert not inspect.iscoroutinefunction(getattr(TcpTransport, name))
+    assert parameters(TcpTransport.wait_closed) == ["self"]
+    assert inspect.iscoroutinefunction(TcpTransport.wait_closed)
     assert "if not self._transport:" in inspect.getsource(Client._connect_to_server)
