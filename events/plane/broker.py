@@ -1,6 +1,6 @@
 """The connection to NATS: reconnects for ever, reports its loss, counts messages not sent.
 
-Law: `connect` raises nothing that nats-py raises because of a server, and, once connected, `publish`,
+Law: `connect` raises nothing that nats-py raises because of a server; once connected, `publish`,
 `request`, `unsubscribe` and `close` raise nothing that it raises because of a connection or its
 loss: each fails as documented, and is counted.
 """
@@ -17,6 +17,7 @@ import nats.errors
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
+from events.plane.nats_check import check_credentials, check_seed, check_url, without_secret
 from events.plane.nats_client import NatsClient, OnRaw
 from events.plane.settings import NatsSettings
 
@@ -36,7 +37,6 @@ _BROKEN_S = 1.0
 """Seconds before the next attempt at a first connection, when nats-py could not read the server."""
 _FLUSH_S = 1.0
 _CLOSE_S = 2.0
-_SCHEMES = ("nats", "tls", "ws", "wss")
 
 log = logging.getLogger("kvroute.broker")
 
@@ -229,13 +229,12 @@ class Broker:
 
         Raises OSError or ValueError for credentials, certificates or a URL that can't be used.
         """
-        for file in (self._settings.credentials_file, self._settings.nkey_seed_file):
-            if file:
-                Path(file).read_bytes()
-        scheme, separator, _ = self._url.partition("://")
-        if not separator or scheme not in _SCHEMES:
-            shown = _without_secret(self._url)
-            raise ValueError(f"{shown!r} is no NATS URL: it begins with nats:// or tls://")
+        settings = self._settings
+        check_url(self._url)
+        if file := settings.credentials_file:
+            check_credentials(Path(file).read_bytes(), file)
+        if file := settings.nkey_seed_file:
+            check_seed(Path(file).read_bytes(), file)
         self._tls()
 
     def _tls(self) -> SSLContext | None:
@@ -263,7 +262,7 @@ class Broker:
         text = f"{type(error).__name__}: {error}".strip(": ")
         if text != self._last_warning:  # while a broker is away, the same error comes every second
             self._last_warning = text
-            log.warning("NATS at %s: %s", _without_secret(self._url), text)
+            log.warning("NATS at %s: %s", without_secret(self._url), text)
 
     async def _on_disconnected(self) -> None:
         if self._closing:
@@ -298,8 +297,3 @@ def _cancellation_kept() -> Iterator[None]:
     finally:
         if task is not None and task.cancelling() > before:
             raise asyncio.CancelledError
-
-
-def _without_secret(url: str) -> str:
-    scheme, separator, rest = url.partition("://")
-    return f"{scheme}{separator}{rest.rpartition('@')[2]}" if separator else url.rpartition("@")[2]

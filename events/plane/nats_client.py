@@ -8,8 +8,9 @@ override against a real server.
 
 import asyncio
 import json
-from collections import Counter
+from collections import Counter, UserString
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
 from nats.aio.client import Client, Srv
 from nats.aio.msg import Msg
@@ -17,6 +18,7 @@ from nats.aio.transport import TcpTransport
 from nats.errors import Error, StaleConnectionError, UnexpectedEOF
 from typing_extensions import override
 
+from events.plane.nats_check import user_jwt
 from events.plane.nats_wire import Frames, WireError
 
 PING_S = 0.7
@@ -117,6 +119,11 @@ class NatsClient(Client):
         if not self._transport and s.uri.scheme not in ("ws", "wss"):
             self._transport = _Tcp()  # type: ignore[no-untyped-call]
         await super()._connect_to_server(s)
+
+    @override
+    def _read_creds_user_jwt(self, creds: str | UserString | Path) -> bytes:
+        # nats-py's never returns from a file without a JWT, such as one that is being replaced.
+        return user_jwt(Path(str(creds)).read_bytes(), str(creds))
 
     @override
     async def _process_err(self, err_msg: str) -> None:

@@ -99,6 +99,7 @@ async def test_check_config_prints_what_would_be_used_with_secrets_masked(tmp_pa
         ("nonsense", "expected a mapping"),
         ("nats: {url: 'nats://h:1', credentials_file: /no/such}", "No such file"),
         ("nats: {url: 'http://h:1'}", "is no NATS URL"),
+        ("nats: {url: 'nats://h:99999'}", "its port is no number from 1 to 65535"),
     ],
 )
 async def test_a_wrong_configuration_ends_with_one_line_that_names_it(

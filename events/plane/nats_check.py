@@ -1,0 +1,70 @@
+"""NATS settings that can never connect, each with a sentence that says why."""
+
+import re
+from itertools import pairwise
+from urllib.parse import urlsplit
+
+import nkeys
+
+SCHEMES = ("nats", "tls", "ws", "wss")
+_PORT_MAX = 65_535
+
+
+def check_url(url: str) -> None:
+    """Raises ValueError, without the URL's password, when no connection to it can ever be made."""
+    shown = repr(without_secret(url))
+    scheme, separator, _ = url.partition("://")
+    if not separator or scheme not in SCHEMES:
+        raise ValueError(f"{shown} is no NATS URL: it begins with nats:// or tls://")
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        raise ValueError(
+            f"{shown} is no NATS URL: its host has a bracket without an IPv6 address"
+        ) from None
+    host = parts.netloc.rpartition("@")[2]
+    if "," in host:
+        raise ValueError(f"{shown} names several servers: give one, or a name that leads to all")
+    if re.search(r"\s", url):
+        raise ValueError(f"{shown} is no NATS URL: there is a space in it")
+    if not parts.hostname or parts.hostname == "none":  # nats-py takes "none" for no host
+        raise ValueError(f"{shown} is no NATS URL: it names no host")
+    try:
+        usable = parts.port is None or 0 < parts.port <= _PORT_MAX
+    except ValueError:
+        usable = False
+    if not usable:
+        raise ValueError(f"{shown} is no NATS URL: its port is no number from 1 to {_PORT_MAX}")
+
+
+def check_credentials(content: bytes, name: str) -> None:
+    """Raises ValueError for a .creds file without a JWT and a key."""
+    user_jwt(content, name)
+    check_seed(_line_after(b"BEGIN USER NKEY SEED", content, name), name)
+
+
+def check_seed(seed: bytes, name: str) -> None:
+    """Raises ValueError for a seed that no NKey can be made of; never shows it."""
+    try:
+        nkeys.from_seed(bytearray(seed.strip())).wipe()
+    except (nkeys.NkeysError, ValueError):
+        raise ValueError(f"{name} holds no NKey seed: that is a line that begins with S") from None
+
+
+def user_jwt(content: bytes, name: str) -> bytes:
+    """The JWT in a .creds file; raises ValueError when there is none."""
+    return _line_after(b"BEGIN NATS USER JWT", content, name)
+
+
+def without_secret(url: str) -> str:
+    """A URL without its user and password."""
+    scheme, separator, rest = url.partition("://")
+    return f"{scheme}{separator}{rest.rpartition('@')[2]}" if separator else url.rpartition("@")[2]
+
+
+def _line_after(title: bytes, content: bytes, name: str) -> bytes:
+    lines = content.splitlines()
+    for line, following in pairwise(lines):
+        if title in line and following.strip():
+            return following.strip()
+    raise ValueError(f"{name} is no NATS credentials file: no line follows {title.decode()!r}")
