@@ -1,6 +1,6 @@
 """`kvroute replay`, `capacity` and `simulate`: fleets without GPUs, in virtual time or live.
 
-What takes long to import is imported when a command runs: `kvroute --help` needn't wait for it.
+Modules that take long to import are imported when a command runs, so that `kvroute --help` is fast.
 """
 
 from collections.abc import Callable, Sequence
@@ -43,7 +43,7 @@ def _as_rates(context: click.Context, option: click.Parameter, text: str) -> tup
 def _as_failures(
     context: click.Context, option: click.Parameter, texts: tuple[str, ...]
 ) -> list[tuple[int, float, float]]:
-    """(worker, second, seconds down) of each."""
+    """(worker, second, seconds down) for each failure."""
     failures = []
     for text in texts:
         worker, _, when = text.partition("@")
@@ -70,7 +70,7 @@ def _as_options(
 
 
 def _as_output(context: click.Context, option: click.Parameter, file: Path | None) -> Path | None:
-    """Nobody shall learn after half an hour that the result has no place to go to."""
+    """Checks the output's folder at the start, not after half an hour of work."""
     if file is not None and not file.parent.is_dir():
         raise click.BadParameter(f"there is no folder {file.parent}")
     return file
@@ -96,15 +96,16 @@ def _options(*options: Callable[[Command], Command]) -> Callable[[Command], Comm
 _traffic_options = _options(
     click.option("--trace-block-size", type=click.IntRange(8, 1 << 16), default=512,
                  show_default=True,
-                 help="Tokens that each of a trace's hash_ids stands for: 512 in Mooncake's files,"
-                      " 16 in Bailian's. In a trace without hash_ids, prompts of a session or"
-                      " prefix share whole blocks of so many tokens."),
+                 help="Tokens of each of a trace's hash_ids: 512 in Mooncake's files, 16 in"
+                      " Bailian's. In a trace without hash_ids, prompts of a session or prefix"
+                      " share whole blocks of so many tokens."),
     click.option("--tick-s", type=_NotNegative, default=None,
-                 help="Spread requests of one stamp over so many seconds. [found in the stamps]"),
+                 help="Spread requests with the same time stamp over so many seconds."
+                      " [the distance between the stamps]"),
     click.option("--from", "from_s", type=_NotNegative, default=0.0, show_default=True,
-                 help="Leave out what arrives before this second of the trace."),
+                 help="Leave out requests that arrive before this second of the trace."),
     click.option("--until", "until_s", type=_Positive, default=None,
-                 help="Leave out what arrives from this second on."),
+                 help="Leave out requests that arrive from this second of the trace on."),
     click.option("--warm-up", "warm_up_s", type=_NotNegative, default=0.0, show_default=True,
                  help="Seconds of the trace that are run but not counted."),
     click.option("--warm-up-requests", type=click.IntRange(min=0), default=0, show_default=True,
@@ -114,17 +115,18 @@ _traffic_options = _options(
 _engine_options = _options(
     click.option("--engine", default="vllm", show_default=True,
                  type=click.Choice(["vllm", "sglang", "chitu", "chitu-skew", "chitu-dp"]),
-                 help="Whose scheduler the engines follow."),
+                 help="Scheduler of the engines."),
     click.option("--engine-option", "engine_options", callback=_as_options, multiple=True,
                  metavar="NAME=VALUE",
-                 help="One of the engine's own: max_num_seqs=64, or policy=lpm for sglang; a name"
-                      " that it doesn't have gets the list of all. Repeatable."),
+                 help="Option of the engine's own: max_num_seqs=64, or policy=lpm for sglang; an"
+                      " unknown name prints the list of all. Repeatable."),
     click.option("--profile", default="llama-8b-h100", show_default=True,
                  help="Model and GPU: llama-8b-h100, llama-70b-4xh100, qwen3-32b-2xh100, mocker"
-                      " (the peer's mock engine), or a YAML file."),
-    click.option("--block-size", type=_Count, default=64, show_default=True, help="Tokens."),
+                      " (NVIDIA Dynamo's mock engine), or a YAML file."),
+    click.option("--block-size", type=_Count, default=64, show_default=True,
+                 help="Tokens of a block."),
     click.option("--blocks", type=_Count, default=None,
-                 help="Blocks of each worker. [what the profile's memory holds]"),
+                 help="Blocks of each worker. [as many as the profile's memory holds]"),
     click.option("--host-blocks", type=_Count, default=None,
                  help="Blocks of each worker's host cache, with vllm only. [none]"),
 )  # fmt: skip
@@ -134,26 +136,27 @@ _fleet_options = _options(
     click.option("--ranks", type=_Count, default=1, show_default=True,
                  help="Data-parallel ranks of each engine."),
     click.option("--config", "-c", "config_file", type=_File, default=None,
-                 help="A router's YAML file, of which `routing` counts."),
+                 help="A router's YAML file; only its section `routing` is used."),
     click.option("--preset", type=click.Choice(list(PRESETS)), default=None,
-                 help="Routing settings with a name; `kvroute policies --presets` lists them. A key"
-                      " of the file wins over the preset's. [routing.preset of the file]"),
+                 help="Named routing settings; `kvroute policies --presets` lists them. A key of"
+                      " the file overrides the preset's. [routing.preset of the file]"),
     click.option("--replicas", type=_Count, default=1, show_default=True,
                  help="Routers, each with a view of its own."),
     click.option("--event-delay-ms", type=_NotNegative, default=5.0, show_default=True,
-                 help="From the end of an engine's step to the routers' index."),
+                 help="Milliseconds from the end of an engine's step to the routers' index."),
     click.option("--event-jitter-ms", type=_NotNegative, default=0.0, show_default=True,
-                 help="How much longer or shorter the delay of a message may be."),
+                 help="Milliseconds by which a message's delay may be longer or shorter."),
     click.option("--event-loss", type=_Share, default=0.0, show_default=True,
                  help="Share of the event messages that are lost."),
     click.option("--approximate-workers", type=click.IntRange(min=0), default=0, show_default=True,
-                 help="How many of the workers publish no events: routers go by their own picks."),
+                 help="Workers that publish no events: routers predict their blocks from their own"
+                      " picks."),
     click.option("--past-router", "past_router_share", type=click.FloatRange(0, 1), default=0.0,
                  show_default=True,
-                 help="Share of the requests that go to any worker, without asking a router."),
+                 help="Share of the requests that go to a random worker, past the routers."),
     click.option("--prefill-workers", type=_Count, default=None,
-                 help="How many of the workers compute prompts; the others fetch their KV cache and"
-                      " bring out the answers. [every worker does both]"),
+                 help="Workers that compute prompts; the others fetch the KV cache and decode."
+                      " [every worker does both]"),
     click.option("--engines-per-host", type=_Count, default=1, show_default=True,
                  help="Decides, with --hosts-per-rack, by which of the profile's links KV cache"
                       " travels."),
@@ -177,12 +180,12 @@ _fleet_options = _options(
     callback=_as_rates,
     default="1",
     show_default=True,
-    help="How much faster than recorded the trace is played; several with commas: 1,3,6.",
+    help="Speed of the trace's clock, times the recorded; several with commas: 1,3,6.",
 )
 @click.option(
     "--policy",
     default=None,
-    help="Who picks; `kvroute policies` lists them. [routing.policy of the preset or the file]",
+    help="Routing policy; `kvroute policies` lists them. [routing.policy of preset or file]",
 )
 @click.option("--compare", default="", help="More policies, with commas, on the same traffic.")
 @_fleet_options
@@ -194,13 +197,13 @@ _fleet_options = _options(
     multiple=True,
     default=(0,),
     show_default=True,
-    help="Repeatable: numbers are then means over the seeds.",
+    help="Seed of a run. Repeatable: numbers are then means over the seeds.",
 )
 @click.option(
     "--shadow",
     "shadows",
     multiple=True,
-    help="A policy that scores each request, too, and never acts. Repeatable.",
+    help="Policy that only scores each request, beside the policy that picks. Repeatable.",
 )
 @click.option(
     "--slo-ttft-ms",
@@ -262,10 +265,10 @@ def replay(
     (timestamp, input_length, output_length, hash_ids), Azure's (TIMESTAMP, ContextTokens,
     GeneratedTokens, or arrived_at, num_prefill_tokens, num_decode_tokens), BurstGPT's (Timestamp,
     Request tokens, Response tokens, Session ID, Model), Bailian's (chat_id and so on), arrival_s.
-    More columns, of any form: session_id, turn, think_ms (a turn starts so long after the one
-    before it has ended), prefix_id, prefix_tokens, model, lora_name, tenant, priority (higher is
-    sooner), deadline_ms. The first lines of the output say what each column was taken for, and
-    which ones are left unread; docs/simulate.md has them all.
+    More columns, of any form: session_id, turn, think_ms (the turn starts so long after the end of
+    the turn before), prefix_id, prefix_tokens, model, lora_name, tenant, priority (higher is
+    sooner), deadline_ms. The first lines of the output give the meaning of each column, and the
+    columns that are not read; docs/simulate.md lists them all.
 
     The router's own decision core picks, each policy from cold caches. Times are those of the
     profile's cost model, not of this machine.
@@ -322,24 +325,24 @@ def replay(
 @click.option(
     "--policy",
     default=None,
-    help="Who picks; `kvroute policies` lists them. [routing.policy of the preset or the file]",
+    help="Routing policy; `kvroute policies` lists them. [routing.policy of preset or file]",
 )
 @click.option(
-    "--ttft-ms", type=_Positive, required=True, help="The promised time to the first token."
+    "--ttft-ms", type=_Positive, required=True, help="The promised time to first token, ms."
 )
 @click.option(
     "--percentile",
     type=click.Choice(["mean", "p50", "p90", "p99"]),
     default="p90",
     show_default=True,
-    help="For which of all requests it holds. One that fails counts as waiting for ever.",
+    help="Statistic that the promise bounds. A failed request counts as infinitely late.",
 )
 @click.option(
     "--rate",
     type=_Positive,
     default=1.0,
     show_default=True,
-    help="How much faster than recorded the trace is played.",
+    help="Speed of the trace's clock, times the recorded.",
 )
 @click.option(
     "--workers-min", type=_Workers, default=1, show_default=True, help="The smallest fleet tried."
@@ -355,7 +358,7 @@ def replay(
     "json_file",
     type=_File,
     callback=_as_output,
-    help="Write the answer to this file; - for stdout.",
+    help="Write the result to this file; - for stdout.",
 )
 @click.option("--quiet", "-q", is_flag=True, help="Print the number alone.")
 def capacity(
@@ -373,9 +376,9 @@ def capacity(
 ) -> None:  # fmt: skip
     """Find the smallest fleet that keeps a promise about the time to first token.
 
-    Doubles the fleet until it keeps the promise, then halves what is between, and tries the next
-    larger fleet too, since more workers need not mean less waiting. TRACE is as for `kvroute
-    replay`. Exit code 1 when no fleet that was tried keeps it.
+    Doubles the fleet until it keeps the promise, then bisects, and tries the next larger fleet,
+    too, since more workers need not mean less waiting. TRACE is as for `kvroute replay`. Exit code
+    1 when no fleet that was tried keeps it.
     """
     import msgspec
     from rich.console import Console
@@ -396,48 +399,48 @@ def capacity(
 
     try:
         played = traffic.at(rate, seed)
-        found = smallest_fleet(measure, ttft_ms / 1e3, least=workers_min, most=workers_max)
+        answer = smallest_fleet(measure, ttft_ms / 1e3, least=workers_min, most=workers_max)
     except ValueError as error:
         raise click.ClickException(str(error)) from error
-    console.print(capacity_table(found, percentile, ttft_ms / 1e3))
-    if not found.is_monotone:
+    console.print(capacity_table(answer, percentile, ttft_ms / 1e3))
+    if not answer.is_monotone:
         console.print("More workers did not always mean less waiting: see the table.")
     if json_file is not None:
-        told = {
+        document = {
             "trace": traffic.trace.name,
             "policy": fleet.policy,
             "rate": rate,
             "percentile": percentile,
             "ttft_ms": ttft_ms,
-            "workers": found.workers,
+            "workers": answer.workers,
             "trials": [
                 {
                     "workers": trial.workers,
                     "ttft_ms": 1e3 * trial.ttft_s if trial.ttft_s < float("inf") else None,
                     "kept": trial.kept,
                 }
-                for trial in found.trials
+                for trial in answer.trials
             ],
         }
         try:
-            _write_json(json_file, msgspec.json.format(msgspec.json.encode(told)).decode())
+            _write_json(json_file, msgspec.json.format(msgspec.json.encode(document)).decode())
         except OSError as error:
             raise click.ClickException(str(error)) from error
-    if found.workers is None:
-        click.echo(f"kvroute: not even {workers_max} workers keep it", err=True)
+    if answer.workers is None:
+        click.echo(f"kvroute: not even {workers_max} workers keep the promise", err=True)
         raise click.exceptions.Exit(1)
     if quiet:
         if json_file != _STDOUT:
-            click.echo(found.workers)
+            click.echo(answer.workers)
     else:
-        keep = "worker keeps" if found.workers == 1 else "workers keep"
-        console.print(f"{found.workers} {keep} it with {fleet.policy}.", highlight=False)
+        keep = "worker keeps" if answer.workers == 1 else "workers keep"
+        console.print(f"{answer.workers} {keep} the promise with {fleet.policy}.", highlight=False)
 
 
 @click.command()
 @click.option("--engines", "count", type=_Count, default=2, show_default=True)
 @_engine_options
-@click.option("--model", default="stand-in", show_default=True, help="What it is called.")
+@click.option("--model", default="stand-in", show_default=True, help="Name of the model.")
 @click.option(
     "--speed",
     type=click.FloatRange(min=0.01, max=1000),
@@ -449,8 +452,8 @@ def capacity(
     "--port",
     type=click.IntRange(0, 65535),
     default=0,
-    help="Of the first engine's HTTP; its events, its replay and the next engine take those that"
-    " follow. [free ones]",
+    help="Port of the first engine's HTTP; its events, its replay and the next engine take the"
+    " ports that follow. [free ports]",
 )
 @click.option(
     "--write-config",
@@ -465,8 +468,8 @@ def simulate(
     """Run engines without GPUs on loopback, until Ctrl-C.
 
     They answer as vLLM does over HTTP (completions, chats, metrics, tokenize), publish real KV
-    events over ZMQ and replay them, take the time that the profile says, and make up their
-    answers. For trying kvroute, and for tests.
+    events over ZMQ and replay them, take the time of the profile, and generate random answers. For
+    trying kvroute, and for tests.
     """
     import asyncio
 
@@ -482,7 +485,7 @@ def simulate(
         raise click.UsageError(f"{count} engines need {PORTS * count} ports from {port} on")
     try:
         scheduler = _scheduler(given)
-        # Each with a seed of its own: no two engines of a fleet agree on a block's hash.
+        # A seed for each engine: engines of a fleet have different hashes of the same block.
         configs = [
             EngineConfig(
                 f"worker-{i}", replace(scheduler, hash_seed=i + 1), model, kind=given["engine"]
@@ -519,11 +522,9 @@ def _traffic(name: str, given: dict[str, Any]) -> "Traffic":
 def _fleet(
     policy: str | None, workers: int, given: dict[str, Any], *, shadows: Sequence[str] = ()
 ) -> "RunOptions":
-    """What every run of one policy has in common; `workers` is the smallest fleet that is played.
+    """The options of all runs of a policy; `workers` is the smallest fleet that is run.
 
-    policy: None: the one of the configuration.
-
-    Raises UsageError for what can't be run.
+    policy: None: the configured policy. Raises UsageError for options that can't be run.
     """
     from router.config.settings import ServeConfig, load
     from simulator.traffic.trace import check_block_size
@@ -565,7 +566,7 @@ def _fleet(
 
 
 def _check_fits(workers: int, given: dict[str, Any]) -> None:
-    """Raises UsageError for options that don't go together, by the names that they have here."""
+    """Raises UsageError for options that don't go together, with their names as flags."""
     needed = [("--fail", worker + 1) for worker, _, _ in given["failures"]]
     needed.append(("--approximate-workers", given["approximate_workers"]))
     if given["prefill_workers"] is not None:
@@ -574,7 +575,7 @@ def _check_fits(workers: int, given: dict[str, Any]) -> None:
         if count > workers:
             raise click.UsageError(f"{option}: needs a fleet of {count} workers, not {workers}")
     if given["event_jitter_ms"] > given["event_delay_ms"]:
-        raise click.UsageError("--event-jitter-ms: more than --event-delay-ms, which it is part of")
+        raise click.UsageError("--event-jitter-ms: more than --event-delay-ms")
 
 
 def _scheduler(given: dict[str, Any], *, ranks: int = 1, joined_steps_max: int = 1) -> Any:
@@ -586,7 +587,7 @@ def _scheduler(given: dict[str, Any], *, ranks: int = 1, joined_steps_max: int =
     options = dict(given["engine_options"])
     if given["host_blocks"] is not None:
         if given["engine"] != "vllm":
-            raise ValueError(f"--host-blocks: {given['engine']} has no host cache here, vllm has")
+            raise ValueError(f"--host-blocks: {given['engine']} has no host cache here, only vllm")
         options["host_block_count"] = str(given["host_blocks"])
     config = scheduler_config(
         given["engine"],
@@ -597,18 +598,18 @@ def _scheduler(given: dict[str, Any], *, ranks: int = 1, joined_steps_max: int =
         joined_steps_max=joined_steps_max,
         options=options,
     )
-    SCHEDULERS[given["engine"]](config)  # which has the last word on what fits together
+    SCHEDULERS[given["engine"]](config)  # raises if the options don't go together
     return config
 
 
 _JOINED_STEPS = 10_000
-"""Decode steps with nothing to decide between them are computed as one."""
+"""Consecutive decode steps without a decision between them are computed as one, at most so many."""
 
 
 def _about(traffic: "Traffic") -> str:
     trace = traffic.trace.spread(traffic.tick_s)
     ticks = f", stamped in ticks of {trace.tick_s:.3g} s, which are spread" if trace.tick_s else ""
-    loop = ", turns wait for the ones before them" if trace.is_closed_loop else ""
+    loop = ", turns wait for the turns before them" if trace.is_closed_loop else ""
     about = f"{trace.name}: {len(trace.requests)} requests{ticks}{loop}"
     width = max((len(use.name) for use in trace.columns), default=0)
     return "\n".join([about, *(f"  {use.name:{width}}  {use.meaning}" for use in trace.columns)])
@@ -619,7 +620,7 @@ def _about(traffic: "Traffic") -> str:
     "--json",
     "json_file",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Write what the table shows to this file.",
+    help="Write the table's numbers to this file.",
 )
 @click.option(
     "--policy",
@@ -631,7 +632,7 @@ def _about(traffic: "Traffic") -> str:
     "--speed",
     type=click.FloatRange(min=0.1, max=20),
     default=None,
-    help="Times faster than the trace.",
+    help="Speed, times the trace's own.",
 )
 @click.option("--verbose", "-v", is_flag=True, help="Show the logs of router and relays.")
 def demo(json_file: Path | None, chosen: tuple[str, ...], speed: float | None,

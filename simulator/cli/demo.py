@@ -1,4 +1,4 @@
-"""`kvroute demo`: every part of kvroute as a process of its own, in front of stand-in engines.
+"""`kvroute demo`: every part of kvroute in a process of its own, in front of stand-in engines.
 
 this process     eight stand-in engines, the client that replays the trace
 child processes  nats-server, `kvroute relay` for all eight, `kvroute serve`
@@ -43,7 +43,7 @@ async def run_demo(
     minutes = len(policies) * (trace[-1].arrival_s / speed + 5) / 60
     console.print(
         f"{len(trace)} requests of a public trace, {len(demo.demo_engines())} stand-in engines,"
-        f" {len(policies)} policies one after the other, each from cold caches:"
+        f" {len(policies)} policies in turn, each from cold caches:"
         f" about {minutes:.1f} minutes at {speed:g} times the trace's pace.\n"
     )
     runs = []
@@ -53,7 +53,7 @@ async def run_demo(
                 run = await demo.replay(
                     policy,
                     trace,
-                    {one.engine_id: one.engine for one in engines},
+                    {engine.engine_id: engine.engine for engine in engines},
                     routing,
                     clock=clock,
                     on_progress=on_progress,
@@ -72,7 +72,7 @@ async def run_demo(
 
 
 class ClientRouting:
-    """The demo's client: every pick and report goes over gRPC."""
+    """The demo's client, with every pick and report over gRPC."""
 
     def __init__(self, client: KvRouteClient) -> None:
         self._client = client
@@ -119,7 +119,7 @@ class ClientRouting:
 async def _stage(
     policy: str, speed: float, verbose: bool
 ) -> AsyncIterator[tuple[ScaledClock, Sequence[StandIn], ClientRouting]]:
-    """Engines, broker, relays and router, all fresh; gone at the end."""
+    """Starts engines, broker, relays and router; ends them all at the end."""
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvroute-demo-")))
         nats = NatsChild()
@@ -151,7 +151,7 @@ async def _stage(
 
 
 async def _all_schedulable(client: KvRouteClient, count: int) -> None:
-    """Waits until the router would send requests to every engine; raises TimeoutError."""
+    """Waits until every engine is schedulable; raises TimeoutError."""
     async with asyncio.timeout(READY_TIMEOUT_S):
         schedulable: dict[str, bool] = {}
         async for update in client.watch_workers():
@@ -164,7 +164,7 @@ async def _all_schedulable(client: KvRouteClient, count: int) -> None:
 async def _kvroute(
     command: str, config: Mapping[str, object], folder: Path, verbose: bool
 ) -> AsyncIterator[None]:
-    """A kvroute process; raises RuntimeError with its last words when it fails to stay."""
+    """A kvroute process; prints its log to stderr if it ended by itself."""
     file = folder / f"{command}.yaml"
     file.write_text(yaml.safe_dump(msgspec.to_builtins(config)), encoding="utf-8")
     logfile = folder / f"{command}.log"

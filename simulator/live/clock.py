@@ -1,7 +1,7 @@
-"""Time as an engine sees it: engine seconds, which may pass faster than those on the wall.
+"""An engine's clock: engine seconds, which may pass faster than wall seconds.
 
-Whoever makes the engine chooses the clock: a scaled one in the demo, a virtual one in tests, where
-time passes only between timers and no test sleeps.
+The clock is an argument of the engine: scaled in the demo, virtual in tests, where time passes only
+between timers and no test sleeps.
 """
 
 import asyncio
@@ -14,25 +14,25 @@ from typing import Any, Protocol, TypeVar
 Result = TypeVar("Result")
 
 _TURNS = 10
-"""Of the event loop, at one instant of virtual time: more than any chain of awaits here needs."""
+"""Turns of the event loop at one instant of virtual time: more than any chain of awaits needs."""
 
 
 class Timer(Protocol):
-    """A call that has been asked for."""
+    """A scheduled call."""
 
     def cancel(self) -> None: ...
 
 
 class Clock(Protocol):
-    """Engine seconds since some beginning, and calls at a later one."""
+    """Engine seconds since the clock's start, and calls at a later time."""
 
     def now_s(self) -> float: ...
 
     def unix_s(self) -> float:
-        """Wall time for what engines tell others about, such as a batch's timestamp."""
+        """Wall time for published values, such as a batch's timestamp."""
 
     def call_at(self, when_s: float, callback: Callable[[], None]) -> Timer:
-        """Calls back at engine time `when_s`, at once when that has passed."""
+        """Calls back at engine time `when_s`, or at once if that has passed."""
 
 
 async def sleep_until(clock: Clock, when_s: float) -> None:
@@ -94,11 +94,11 @@ class VirtualClock:
         return timer
 
     async def run(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Passes time until `work` is done, from timer to timer; returns what it returns.
+        """Passes time from timer to timer until `work` is done; returns its result.
 
         Tasks get a few turns of the event loop at each instant; they may wait for this clock's
-        timers and for one another, not for sockets. Raises RuntimeError, and cancels `work`, when
-        no timer is left that could go on with it.
+        timers and for each other, not for sockets. Raises RuntimeError, and cancels `work`, when no
+        timer is left that could continue it.
         """
         task = asyncio.ensure_future(work)
         while True:

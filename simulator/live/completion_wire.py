@@ -1,4 +1,4 @@
-"""Requests and answers in vLLM's OpenAI-style form, as far as routers' clients use it. Pure.
+"""Requests and answers in vLLM's OpenAI-style form: the fields that routers' clients use. Pure.
 
 The tokenizer is a toy: one token a UTF-8 byte. Fields that are not named here, such as temperature,
 are ignored.
@@ -15,9 +15,9 @@ from msgspec import Meta
 from simulator.live.engine import Completion
 
 COMPLETION_TOKENS = 16
-"""What a completion brings that doesn't say, as in vLLM."""
+"""Tokens of a completion without max_tokens, as in vLLM."""
 CHAT_TOKENS = 256
-"""What an answer in a chat brings that nobody limits: a real model stops by itself."""
+"""Tokens of a chat answer without a limit: a real model stops by itself."""
 
 TokenIds = list[Annotated[int, Meta(ge=0, lt=1 << 32)]]
 
@@ -26,8 +26,8 @@ class StreamOptions(msgspec.Struct):
     include_usage: bool = False
 
 
-class Asked(msgspec.Struct, kw_only=True):
-    """What both kinds of requests have."""
+class GenerationRequest(msgspec.Struct, kw_only=True):
+    """The fields that both kinds of requests have."""
 
     model: str | None = None
     max_tokens: int | None = None
@@ -42,7 +42,7 @@ class Asked(msgspec.Struct, kw_only=True):
         return self.stream_options is not None and self.stream_options.include_usage
 
 
-class CompletionRequest(Asked, kw_only=True):
+class CompletionRequest(GenerationRequest, kw_only=True):
     """POST /v1/completions."""
 
     prompt: str | TokenIds
@@ -65,13 +65,13 @@ class Message(msgspec.Struct):
     content: str | list[ContentPart] | None = None
 
     def text(self) -> str:
-        """Parts that are no text, such as images, are nothing here."""
+        """The text of all parts; other parts, such as images, are left out."""
         if isinstance(self.content, list):
             return "".join(part.text for part in self.content)
         return self.content or ""
 
 
-class ChatRequest(Asked, kw_only=True):
+class ChatRequest(GenerationRequest, kw_only=True):
     """POST /v1/chat/completions."""
 
     messages: Annotated[list[Message], Meta(min_length=1)]
@@ -81,7 +81,7 @@ class ChatRequest(Asked, kw_only=True):
         return tokenize(chat_text(self.messages))
 
     def limit(self) -> tuple[int, str]:
-        """As above; max_completion_tokens wins, as in vLLM."""
+        """As for completions; max_completion_tokens overrides max_tokens, as in vLLM."""
         for most in (self.max_completion_tokens, self.max_tokens):
             if most is not None:
                 return most, "length"
@@ -105,23 +105,23 @@ class DetokenizeRequest(msgspec.Struct):
 
 
 def chat_text(messages: Sequence[Message] | None) -> str:
-    """A chat as one prompt, at whose end the assistant is to speak."""
+    """A chat as one prompt, which ends where the assistant's answer begins."""
     turns = [f"<|{message.role}|>\n{message.text()}\n" for message in messages or ()]
     return "".join(turns) + "<|assistant|>\n"
 
 
 def tokenize(text: str) -> list[int]:
-    """One token a UTF-8 byte."""
+    """A token for each UTF-8 byte."""
     return list(text.encode())
 
 
 def detokenize(token_ids: Sequence[int]) -> str:
-    """Printable ASCII as what it is, other tokens by number: whole wherever a stream is cut."""
+    """Printable ASCII as text, other tokens as <number>: readable wherever a stream is cut."""
     return "".join(chr(token) if 32 <= token < 127 else f"<{token}>" for token in token_ids)
 
 
 def untokenize(token_ids: Sequence[int]) -> str:
-    """The text that `tokenize` made into these; tokens that are no byte by number."""
+    """The text that `tokenize` made into these tokens; as `detokenize` if a token is no byte."""
     if all(token < 256 for token in token_ids):
         return bytes(token_ids).decode(errors="replace")
     return detokenize(token_ids)
@@ -131,34 +131,35 @@ class Reply:
     """All parts of one answer: whole, or chunk by chunk."""
 
     def __init__(
-        self, asked: CompletionRequest | ChatRequest, model: str, request_id: str | None
+        self, request: CompletionRequest | ChatRequest, model: str, request_id: str | None
     ) -> None:
-        self._is_chat = isinstance(asked, ChatRequest)
+        self._is_chat = isinstance(request, ChatRequest)
         kind = "chatcmpl" if self._is_chat else "cmpl"
         self._id = f"{kind}-{request_id or uuid4().hex}"
         self._created = int(time.time())
         self._model = model
-        self._prompt = asked.token_ids() if asked.return_token_ids else None
-        self._finish_reason = asked.limit()[1]
+        self._prompt = request.token_ids() if request.return_token_ids else None
+        self._finish_reason = request.limit()[1]
 
     def whole(self, completion: Completion) -> dict[str, Any]:
         """The body of an answer that is not streamed."""
         text = detokenize(completion.token_ids)
-        said = {"message": {"role": "assistant", "content": text}} if self._is_chat else None
+        content = {"message": {"role": "assistant", "content": text}} if self._is_chat else None
         kind = "chat.completion" if self._is_chat else "text_completion"
-        choice = self._choice(said or {"text": text}, completion.token_ids, True, True)
+        choice = self._choice(content or {"text": text}, completion.token_ids, True, True)
         return self._body(kind, [choice]) | {"usage": usage(completion)}
 
     def chunk(self, token_ids: Sequence[int], *, first: bool, last: bool) -> dict[str, Any]:
         """Some tokens of a stream."""
         text = detokenize(token_ids)
-        said: dict[str, Any] = {"text": text}
+        content: dict[str, Any] = {"text": text}
         if self._is_chat:
-            said = {"delta": {"role": "assistant", "content": text} if first else {"content": text}}
-        return self._body(self._chunk_kind, [self._choice(said, token_ids, first, last)])
+            delta = {"role": "assistant", "content": text} if first else {"content": text}
+            content = {"delta": delta}
+        return self._body(self._chunk_kind, [self._choice(content, token_ids, first, last)])
 
     def usage_chunk(self, completion: Completion) -> dict[str, Any]:
-        """The last chunk, for clients that asked for it."""
+        """The last chunk, for clients that requested the usage."""
         return self._body(self._chunk_kind, []) | {"usage": usage(completion)}
 
     @property
@@ -175,11 +176,11 @@ class Reply:
         }
 
     def _choice(
-        self, said: dict[str, Any], token_ids: Sequence[int], first: bool, last: bool
+        self, content: dict[str, Any], token_ids: Sequence[int], first: bool, last: bool
     ) -> dict[str, Any]:
         choice = {
             "index": 0,
-            **said,
+            **content,
             "logprobs": None,
             "finish_reason": self._finish_reason if last else None,
             "stop_reason": None,
@@ -191,7 +192,7 @@ class Reply:
 
 
 def usage(completion: Completion) -> dict[str, Any]:
-    """How many tokens went in and came out, and how many of them were cached."""
+    """The usage of an answer: tokens of prompt and answer, and cached tokens."""
     answered = len(completion.token_ids)
     return {
         "prompt_tokens": completion.prompt_tokens,

@@ -1,8 +1,8 @@
-"""The heart of `kvroute demo`: replays a trace on stand-in engines and measures what came of it.
+"""The core of `kvroute demo`: replays a trace on stand-in engines and measures the results.
 
-Requests arrive when the trace says so, whether or not earlier ones are done (open loop). Who picks
-the worker is behind the `Routing` protocol. Times are engine time, so the speed at which the clock
-runs cancels out; only decisions are measured on the wall, since the router that makes them is real.
+Requests arrive at the trace's times, whether or not earlier requests are done (open loop). Workers
+are picked through the `Routing` protocol. Times are engine time, so the clock's speed cancels out;
+only decisions are measured in wall time, since they come from a real router.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ BLOCK_COUNT = 2048
 SPEED = 2.5
 """Engine seconds to a wall second."""
 COMPRESSION = 10.0
-"""Brings the thinned slice to the token rate of the whole trace, 41 thousand a second."""
+"""Brings the thinned slice to the token rate of the whole trace, 41,000 tokens/s."""
 
 
 class Pick(NamedTuple):
@@ -42,11 +42,11 @@ class Pick(NamedTuple):
     worker_id: str
     reservation_id: str
     decision_s: float
-    """Wall time from question to answer."""
+    """Wall time from request to answer."""
 
 
 class Routing(Protocol):
-    """The router, as the demo's client sees it. Whatever it raises counts as a failed request."""
+    """The router, as the demo's client sees it. Any exception counts as a failed request."""
 
     async def pick(self, request: TraceRequest) -> Pick: ...
 
@@ -61,16 +61,16 @@ class Routing(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """What one policy made of the trace."""
+    """One policy's results on the trace."""
 
     policy: str
     requests: int
-    """All that were sent, failed ones too."""
+    """All requests sent, also failed requests."""
     failed: int
     block_hit_rate: float
-    """Cached blocks by the engines' own account / full prompt blocks, over requests served."""
+    """Cached blocks by the engines' own count / full prompt blocks, over requests served."""
     ceiling: float
-    """What one infinite cache shared by all would have reached, in the same unit."""
+    """Hit rate of a single infinite cache shared by all, in the same unit."""
     ttft_ms_mean: float
     ttft_ms_p50: float
     ttft_ms_p99: float
@@ -112,7 +112,7 @@ def demo_engines() -> list[EngineConfig]:
         joined_steps_max=32,
         cost=load_profile("llama-70b-4xh100").cost_model(),
     )
-    # Each with a seed of its own: no two engines of a fleet agree on a block's hash.
+    # A seed for each engine: engines of a fleet have different hashes of the same block.
     return [
         EngineConfig(f"worker-{i}", replace(scheduler, hash_seed=i + 1))
         for i in range(ENGINE_COUNT)
@@ -120,7 +120,7 @@ def demo_engines() -> list[EngineConfig]:
 
 
 class _Tally:
-    """What is counted while a run goes on."""
+    """The counters of a run."""
 
     def __init__(self, workers: Sequence[str], block_size: int) -> None:
         self._block_size = block_size
@@ -128,8 +128,8 @@ class _Tally:
         self.ttft_s: list[float] = []
         self.decision_s: list[float] = []
         self.in_flight_s = dict.fromkeys(workers, 0.0)
-        """Worker -> seconds that requests spent there, which over the run's length is their mean
-        number in flight (Little's law)."""
+        """Worker -> seconds that requests spent there; divided by the run's length, it is their
+        mean number in flight (Little's law)."""
         self.failures: Counter[str] = Counter()
 
     def serve(self, worker_id: str, completion: Completion) -> None:
@@ -161,7 +161,7 @@ async def replay(
     clock: Clock,
     on_progress: OnProgress | None = None,
 ) -> RunResult:
-    """Sends a trace's requests through `routing` to the engines, from now on, until all have ended.
+    """Sends a trace's requests through `routing` to the engines, until all have ended.
 
     clock: the engines' own; arrivals follow it. engines: by worker id, all of one block size.
     A request that router or engine refuses counts as failed, and the run goes on.
@@ -176,7 +176,7 @@ async def replay(
     async def serve(request: TraceRequest) -> None:
         try:
             await _serve(request, engines, routing, tally)
-        except Exception as error:  # whatever the router's client raises
+        except Exception as error:  # any error of the router's client
             tally.failures[f"{type(error).__name__}: {error}"] += 1
         if on_progress is not None:
             on_progress(tally.progress(len(trace)))
@@ -209,33 +209,33 @@ async def replay(
 async def _serve(
     request: TraceRequest, engines: Mapping[str, Engine], routing: Routing, tally: _Tally
 ) -> None:
-    """One request's life, as a client of router and engine lives it."""
+    """One request, as a client of router and engine sends it."""
     pick = await routing.pick(request)
     tally.decision_s.append(pick.decision_s)
     first_token = asyncio.Event()
 
-    async def tell_first_token() -> None:
+    async def report_first_token() -> None:
         await first_token.wait()
         await routing.prefill_done(pick.reservation_id)
 
-    telling = asyncio.create_task(tell_first_token())
+    reporting = asyncio.create_task(report_first_token())
     try:
         completion = await engines[pick.worker_id].complete(
             request.token_ids(), request.output_tokens, on_first_token=first_token.set
         )
-        await telling
+        await reporting
     except Exception:
         await routing.failed(pick.reservation_id)
         raise
     finally:
-        telling.cancel()
+        reporting.cancel()
     tally.serve(pick.worker_id, completion)
     await routing.finished(pick.reservation_id, len(completion.token_ids), completion.cached_tokens)
 
 
 @contextmanager
 def progress_view(console: Console, policy: str, total: int) -> Iterator[OnProgress]:
-    """Shows how a run goes: a live bar on a terminal, else a line every tenth of the way."""
+    """Shows the progress of a run: a live bar on a terminal, else a line for each tenth."""
     if not console.is_terminal:
         yield _progress_lines(console, policy)
         return
@@ -274,7 +274,7 @@ def _progress_lines(console: Console, policy: str) -> OnProgress:
 
 
 def table(runs: Sequence[RunResult]) -> Table:
-    """The runs side by side, beside the ceiling, with the verdict below. Fits 80 columns."""
+    """The runs side by side, beside the ceiling, with the summary below. Fits 80 columns."""
     result = Table(title="The same traffic, each policy from a cold start", caption=verdict(runs))
     result.add_column("")
     for run in runs:
@@ -299,21 +299,21 @@ def table(runs: Sequence[RunResult]) -> Table:
 
 
 def verdict(runs: Sequence[RunResult]) -> str:
-    """One sentence: what the last run gained over the first."""
+    """The gain of the last run over the first, in a sentence."""
     if len(runs) < 2:
         return ""
     first, last = runs[0], runs[-1]
     sooner = 1 - last.ttft_ms_mean / first.ttft_ms_mean if first.ttft_ms_mean else 0.0
     when = f"{abs(sooner):.0%} {'sooner' if sooner >= 0 else 'later'}"
     return (
-        f"{last.policy} found {last.block_hit_rate:.1%} of all prompt blocks in a cache where "
-        f"{first.policy} found {first.block_hit_rate:.1%}, out of {last.ceiling:.1%} that anyone "
-        f"could; the first token came {when} on average."
+        f"{last.policy} reused {last.block_hit_rate:.1%} of all prompt blocks, {first.policy} "
+        f"{first.block_hit_rate:.1%}, of {last.ceiling:.1%} that can be reused at most; the first "
+        f"token came {when} on average."
     )
 
 
 def to_json(runs: Sequence[RunResult]) -> str:
-    """What the table shows, for programs."""
+    """The table's numbers as JSON."""
     return json.dumps({"runs": [run.to_dict() for run in runs]}, indent=2)
 
 

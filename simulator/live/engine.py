@@ -1,13 +1,13 @@
-"""A stand-in engine in asyncio: takes requests, takes time, hands out tokens and KV events.
+"""A stand-in engine in asyncio: takes requests, takes time, returns tokens and KV events.
 
-What is computed when is the scheduler's business, how fast time passes is the clock's.
-Here are one timer an engine, for the end of the step that is going on, and the futures of those who
-wait. Everything runs on one event loop.
+The scheduler decides which request is computed when, the clock how fast time passes. The engine has
+a timer for the end of its current step, and the futures of waiting clients. Everything runs on one
+event loop.
 
     engine = Engine(EngineConfig("w0", SchedulerConfig(block_count=2048, block_size=64)), clock)
     completion = await engine.complete(token_ids, max_tokens=100)
 
-Law: step follows step without a gap while there is work, in engine time, however late the event
+Law: while there is work, step follows step without a gap in engine time, however late the event
 loop calls; so durations are those of the cost model, not of this machine.
 """
 
@@ -38,35 +38,35 @@ __all__ = ["Chunk", "Completion", "Engine", "EngineConfig", "EngineStopped", "Re
 
 Prompt = list[int] | npt.NDArray[np.uint32]
 Publish = Callable[[bytes], object]
-"""Where the encoded event batches go."""
+"""Takes the encoded event batches."""
 
 
 class EngineStopped(RuntimeError):
-    """The engine ended before the request did, or is not there any more."""
+    """The engine ended before the request did, or has ended already."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """Who an engine is; the scheduler's part says what it can do."""
+    """An engine's identity, and its scheduler's limits."""
 
     engine_id: str
     scheduler: SchedulerConfig
     model: str = "stand-in"
     kind: str = "vllm"
-    """Whose scheduler it follows: a name of simulator.schedulers.SCHEDULERS."""
+    """Its scheduler: a name of simulator.schedulers.SCHEDULERS."""
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """What became of a request. Durations are in engine seconds."""
+    """The result of a request. Durations are in engine seconds."""
 
     token_ids: tuple[int, ...]
     """The answer."""
     prompt_tokens: int
     cached_tokens: int
-    """Prompt tokens found in the prefix cache when the request was first admitted."""
+    """Prompt tokens in the prefix cache when the request was first admitted."""
     queue_s: float
-    """From arrival to the first step that computed some of it."""
+    """From arrival to the first step that computed part of it."""
     ttft_s: float
     """From arrival to the first token."""
     e2e_s: float
@@ -75,7 +75,7 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Tokens of a stream; `completion` comes with the last ones."""
+    """Tokens of a stream; the last chunk has the `completion`."""
 
     token_ids: tuple[int, ...]
     completion: Completion | None
@@ -83,7 +83,7 @@ class Chunk:
 
 @dataclass(slots=True, eq=False)
 class _Client:
-    """Somebody who waits for a sequence: for its end, or for each chunk."""
+    """A caller that waits for a sequence: for its end, or for each chunk."""
 
     sequence: Sequence
     content: TokenContent
@@ -94,7 +94,7 @@ class _Client:
 
 @dataclass(slots=True)
 class Counters:
-    """What the shell itself counts."""
+    """Counters of the shell itself."""
 
     batches: int = 0
     published_bytes: int = 0
@@ -124,7 +124,7 @@ class Engine:
         self._clients: dict[str, _Client] = {}
         self._timer: Timer | None = None
         self._due_s = 0.0
-        """Engine time up to which all is decided: the end of the last step, or the last arrival."""
+        """Engine time up to which the schedule is fixed: end of the last step, or last arrival."""
 
     @override
     def __repr__(self) -> str:
@@ -134,27 +134,27 @@ class Engine:
         return self._scheduler.load()
 
     def cached_tokens(self, token_ids: Prompt, *, cache_salt: str = "", lora_name: str = "") -> int:
-        """What a request would find in the cache now: the truth that an index is measured by."""
-        asked, _ = token_submission(
+        """Prompt tokens that are in the cache now: the truth that an index is measured by."""
+        submission, _ = token_submission(
             _as_tokens(token_ids),
             0,
             self.config.scheduler,
             cache_salt=cache_salt,
             lora_name=lora_name,
         )
-        return self._scheduler.cached_tokens(asked)
+        return self._scheduler.cached_tokens(submission)
 
     def contents(self) -> list[tuple[Tier, int]]:
         """Tier and engine hash of every block that can be reused: the truth about the whole cache.
 
-        Blocks of a step that is going on are among them before their events are published.
+        Includes blocks of the current step, whose events are not published yet.
         """
         return list(self._scheduler.contents())
 
     def reset_prefix_cache(self) -> bool:
         """Forgets all cached content; False while requests hold blocks.
 
-        Subscribers hear of it with the next step's events, as with vLLM.
+        Subscribers get the event with the next step's events, as with vLLM.
         """
         done = self._scheduler.reset_prefix_cache()
         self.counters.resets_refused += not done
@@ -192,7 +192,7 @@ class Engine:
     ) -> AsyncGenerator[Chunk, None]:
         """Serves a request, yields tokens as they come; closing the iterator aborts it.
 
-        Raises as `complete` does, with the first chunk asked for.
+        Raises as `complete` does, at the first chunk.
         """
         client = self._submit(token_ids, max_tokens, cache_salt, lora_name, session_id)
         client.chunks = asyncio.Queue()
@@ -208,7 +208,7 @@ class Engine:
             self._leave(client)
 
     def stop(self) -> None:
-        """Ends the engine at once, as a crash would: everybody who waits gets EngineStopped."""
+        """Ends the engine at once, as a crash would: every waiting caller gets EngineStopped."""
         self.stopped = True
         if self._timer is not None:
             self._timer.cancel()
@@ -280,7 +280,7 @@ class Engine:
         self._begin_step()
 
     def _call_at(self, when_s: float, then: Callable[[], None]) -> None:
-        """The engine has one timer: what it waited for before is no more."""
+        """Sets the engine's only timer; the call set before is cancelled."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer = self.clock.call_at(when_s, then)
@@ -309,8 +309,8 @@ class Engine:
                     output_tokens=len(completion.token_ids),
                 )
             _deliver(client, output.first, output.last, completion)
-        # A newcomer may have come after the step's end but before this call; it is not served
-        # before it came.
+        # A request may have come after the step's end but before this call; it must not be served
+        # before its arrival.
         self._due_s = max(self._due_s, self._scheduler.newest_arrival_s)
         self._begin_step()
 

@@ -16,10 +16,10 @@ def metrics_text(engine: Engine) -> str:
         "block_size": str(scheduler.block_size),
         "enable_prefix_caching": "True",
         "engine": "0",
-        # vLLM counts its null block, which holds nothing, too.
+        # vLLM also counts its null block.
         "num_gpu_blocks": str(scheduler.block_count + 1),
     }
-    # It is counted by steps: somebody may have left since. Reasons add up to all who wait.
+    # Counted by the last step; requests may have left since. Reasons add up to all waiting.
     deferred = min(load.deferred, load.waiting)
     hit, queried = load.prefix_hit_tokens, load.prefix_queried_tokens
     return "".join(
@@ -76,8 +76,8 @@ def _metric(name: str, kind: str, labels: dict[str, str], value: float) -> str:
 
 
 def _family(name: str, kind: str, samples: Sequence[tuple[dict[str, str], float]]) -> str:
-    told = "".join(_sample(name, labels, value) for labels, value in samples)
-    return f"# TYPE {name} {kind}\n{told}"
+    lines = "".join(_sample(name, labels, value) for labels, value in samples)
+    return f"# TYPE {name} {kind}\n{lines}"
 
 
 def _histogram(name: str, labels: dict[str, str], histogram: Histogram) -> str:

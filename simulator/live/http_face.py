@@ -1,4 +1,4 @@
-"""The engine's HTTP side, as far as a router and its clients use it, in vLLM's form.
+"""The engine's HTTP server: the endpoints that a router and its clients use, in vLLM's form.
 
 GET  /health /version /v1/models /metrics /kv_event_sources
 POST /v1/completions /v1/chat/completions /tokenize /detokenize /reset_prefix_cache
@@ -27,12 +27,12 @@ from simulator.live.engine_metrics import metrics_text
 from simulator.live.publisher import Publisher
 
 SPEAKS_VLLM = "0.32.0"
-"""The release whose wire and endpoints this reproduces."""
+"""The release whose messages and endpoints this reproduces."""
 
 _BODY_BYTES_MAX = 64 << 20
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SHUTDOWN_S = 0.1
-"""For handlers to end: the engine has already answered all of them by then."""
+"""Seconds for handlers to end: the engine has already answered all of them."""
 
 Body = TypeVar("Body")
 
@@ -54,7 +54,7 @@ class HttpFace:
         return self._address
 
     async def start(self, port: int = 0) -> None:
-        """Listens; port 0 picks a free one. Raises OSError when the port is taken."""
+        """Listens; port 0: any free port. Raises OSError when the port is taken."""
         app = web.Application(client_max_size=_BODY_BYTES_MAX)
         app.add_routes(
             [
@@ -128,10 +128,10 @@ class HttpFace:
         return web.json_response({"0": source})
 
     async def _tokenize(self, request: web.Request) -> web.Response:
-        asked = await _read(request, TokenizeRequest)
-        if asked.prompt is None and asked.messages is None:
+        body = await _read(request, TokenizeRequest)
+        if body.prompt is None and body.messages is None:
             raise _error(400, "BadRequestError", "give a prompt or messages")
-        tokens = asked.token_ids()
+        tokens = body.token_ids()
         return web.json_response(
             {
                 "count": len(tokens),
@@ -142,8 +142,8 @@ class HttpFace:
         )
 
     async def _detokenize(self, request: web.Request) -> web.Response:
-        asked = await _read(request, DetokenizeRequest)
-        return web.json_response({"prompt": untokenize(asked.tokens)})
+        body = await _read(request, DetokenizeRequest)
+        return web.json_response({"prompt": untokenize(body.tokens)})
 
     async def _reset_prefix_cache(self, request: web.Request) -> web.Response:
         self._engine.reset_prefix_cache()
@@ -156,24 +156,24 @@ class HttpFace:
         return await self._answer(request, await _read(request, ChatRequest))
 
     async def _answer(
-        self, request: web.Request, asked: CompletionRequest | ChatRequest
+        self, request: web.Request, body: CompletionRequest | ChatRequest
     ) -> web.StreamResponse:
         config = self._engine.config
-        model = asked.model or config.model
+        model = body.model or config.model
         is_lora = model in config.scheduler.lora_names
         if not is_lora and model != config.model:
             raise _error(404, "NotFoundError", f"The model `{model}` does not exist.")
         arguments: dict[str, Any] = {
-            "token_ids": asked.token_ids(),
-            "max_tokens": asked.limit()[0],
-            "cache_salt": asked.cache_salt or "",
+            "token_ids": body.token_ids(),
+            "max_tokens": body.limit()[0],
+            "cache_salt": body.cache_salt or "",
             "lora_name": model if is_lora else "",
-            "session_id": asked.session_id or request.headers.get("X-Session-ID"),
+            "session_id": body.session_id or request.headers.get("X-Session-ID"),
         }
-        reply = Reply(asked, model, request.headers.get("X-Request-Id"))
+        reply = Reply(body, model, request.headers.get("X-Request-Id"))
         try:
-            if asked.stream:
-                return await self._stream(request, arguments, reply, asked.include_usage)
+            if body.stream:
+                return await self._stream(request, arguments, reply, body.include_usage)
             return web.json_response(reply.whole(await self._engine.complete(**arguments)))
         except RequestRefused as error:
             raise _error(400, "BadRequestError", str(error)) from error
@@ -200,7 +200,7 @@ class HttpFace:
 
 
 async def _read(request: web.Request, form: type[Body]) -> Body:
-    """A request's body. Raises HTTPException, which is the answer, when it has another form."""
+    """A request's body. Raises HTTPException, which is the answer, if it has another form."""
     try:
         return msgspec.json.decode(await request.read(), type=form)
     except msgspec.DecodeError as error:

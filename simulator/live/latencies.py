@@ -1,4 +1,4 @@
-"""How long requests took, in the histograms that vLLM 0.32 publishes. Pure."""
+"""Latencies of requests, in the histograms that vLLM 0.32 publishes. Pure."""
 
 from bisect import bisect_left
 from collections.abc import Iterator
@@ -33,13 +33,13 @@ class Histogram:
         self._counts[bisect_left(self._bounds_s, seconds)] += 1
 
     def buckets(self) -> Iterator[tuple[str, int]]:
-        """(le, observations up to it), in order, "+Inf" last."""
+        """(upper bound, observations up to it), in order, "+Inf" last."""
         bounds = [*map(str, self._bounds_s), "+Inf"]
         return zip(bounds, accumulate(self._counts), strict=True)
 
 
 class Latencies:
-    """Those of an engine's finished requests."""
+    """The latencies of an engine's finished requests."""
 
     def __init__(self) -> None:
         self.histograms = {
@@ -50,7 +50,7 @@ class Latencies:
         }
 
     def observe(self, *, queue_s: float, ttft_s: float, e2e_s: float, output_tokens: int) -> None:
-        """A request has ended. One of one token took no time for each further one, as in vLLM."""
+        """A request has ended. Without a second token, its time per token is 0, as in vLLM."""
         per_token_s = (e2e_s - ttft_s) / (output_tokens - 1) if output_tokens > 1 else 0.0
         observed = (ttft_s, per_token_s, e2e_s, queue_s)
         for histogram, seconds in zip(self.histograms.values(), observed, strict=True):

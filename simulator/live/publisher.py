@@ -1,10 +1,10 @@
-"""The engine's ZMQ side: publishes event batches, and replays the last ones to whoever asks.
+"""The engine's ZMQ sockets: publishes event batches, and replays the last of them on request.
 
-A message is (topic, sequence number in 8 bytes big-endian, payload); numbers count from 0, one a
-batch. A replay is asked for with ("", first number) and answered with one message a batch,
-("", topic, number, payload), and ("", "", -1, "") at the end: vLLM's framing since 0.26.
-As with the engine, batches older than the ring are left out silently, and so is what a slow
-reader's queue can't take.
+A message is (topic, sequence number in 8 bytes big-endian, payload); numbers count from 0, one for
+each batch. A replay request is ("", first number); its answer is a message for each batch,
+("", topic, number, payload), and ("", "", -1, "") at the end: vLLM's framing since 0.26. As with
+the engine, batches older than the ring are left out silently, and so are messages that don't fit
+into a slow reader's queue.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ import zmq.asyncio
 from simulator.engines.vllm_wire import END_OF_REPLAY, encode_sequence
 
 _SEND_QUEUE = 100_000
-"""Messages a subscriber; vLLM's default."""
+"""Messages queued for a subscriber; vLLM's default."""
 
 ANY_PORT = "tcp://127.0.0.1:*"
 
@@ -39,7 +39,7 @@ class Publisher:
     ) -> None:
         self.topic = topic
         self.malformed_requests = 0
-        """Replay requests that could not be read."""
+        """Unreadable replay requests."""
         self._next = 0
         self._ring: deque[tuple[int, bytes]] = deque(maxlen=ring_batches)
         self._events: zmq.Socket[bytes] = zmq.Context.shadow(context.underlying).socket(zmq.PUB)
@@ -57,7 +57,7 @@ class Publisher:
 
     @property
     def endpoint(self) -> str:
-        """Where to subscribe."""
+        """The endpoint for subscribers."""
         return _bound_to(self._events)
 
     @property
@@ -73,7 +73,7 @@ class Publisher:
         return self._next
 
     def publish(self, payload: bytes) -> int:
-        """Sends a batch to all who listen and keeps it for replays; returns its number."""
+        """Sends a batch to all subscribers and keeps it for replays; returns its number."""
         sequence = self._next
         self._next += 1
         self._ring.append((sequence, payload))

@@ -1,5 +1,4 @@
-"""`kvroute simulate`: engines on loopback until somebody ends them, and how to put kvroute before
-them."""
+"""`kvroute simulate`: engines on loopback until a signal, and commands to run kvroute with them."""
 
 import asyncio
 import signal
@@ -16,10 +15,10 @@ from simulator.live.engine import EngineConfig
 from simulator.live.stand_ins import StandIn, stand_ins
 
 _PROMPT = (
-    "A router that knows what the cache of every engine holds sends a prompt to where most of it"
-    " has been computed already, and says why."
+    "A router that knows the cache of every engine sends a prompt to the engine that has computed"
+    " most of it already, and gives its reasons."
 )
-"""Two blocks of 64 one-byte tokens, and a few more."""
+"""Two blocks of 64 one-byte tokens, and some more."""
 
 
 async def run_live(
@@ -32,9 +31,9 @@ async def run_live(
 ) -> int:
     """Runs engines until SIGINT or SIGTERM; returns the exit code.
 
-    speed: engine seconds to a wall second. port: of the first engine, 0: free ones. router_file:
-    where a configuration for `kvroute serve` is written. Raises OSError or zmq.ZMQError for a port
-    that is taken, OSError for a file that can't be written.
+    speed: engine seconds to a wall second. port: of the first engine, 0: free ports. router_file:
+    file for a configuration of `kvroute serve`. Raises OSError or zmq.ZMQError for a port that is
+    taken, OSError for a file that can't be written.
     """
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -43,7 +42,7 @@ async def run_live(
     async with stand_ins(configs, ScaledClock(speed), port=port) as engines:
         if router_file is not None:
             router_file.write_text(router_yaml(engines), encoding="utf-8")  # noqa: ASYNC240  # once
-        _tell(console, engines, router_file)
+        _show(console, engines, router_file)
         await ended.wait()
     return 0
 
@@ -55,7 +54,7 @@ def router_yaml(engines: Sequence[StandIn]) -> str:
     )
 
 
-def _tell(console: Console, engines: Sequence[StandIn], router_file: Path | None) -> None:
+def _show(console: Console, engines: Sequence[StandIn], router_file: Path | None) -> None:
     shown = Table(box=None, header_style="bold", pad_edge=False)
     for name in ("engine", "http", "events", "replay"):
         shown.add_column(name, no_wrap=True)
@@ -64,8 +63,8 @@ def _tell(console: Console, engines: Sequence[StandIn], router_file: Path | None
             engine.engine_id, engine.address, engine.events_endpoint, engine.replay_endpoint
         )
     console.print(shown, crop=False)
-    one = engines[0]
-    model = one.engine.config.model
+    first = engines[0]
+    model = first.engine.config.model
     if router_file is not None:
         lines = [f"kvroute serve --config {router_file}"]
     else:
@@ -78,9 +77,9 @@ def _tell(console: Console, engines: Sequence[StandIn], router_file: Path | None
         ]
     lines += [
         "kvroute workers",
-        f"curl {one.address}/v1/completions -H 'Content-Type: application/json'"
+        f"curl {first.address}/v1/completions -H 'Content-Type: application/json'"
         f''' -d '{{"model": "{model}", "prompt": "{_PROMPT}", "max_tokens": 8}}' ''',
-        f'kvroute explain --tokenize {one.address} --text "{_PROMPT}"',
+        f'kvroute explain --tokenize {first.address} --text "{_PROMPT}"',
     ]
     console.print("\nto try, each in a shell of its own:")
     for line in lines:

@@ -1,4 +1,4 @@
-"""Stand-in engines with their sockets: what a relay and a client find on loopback."""
+"""Stand-in engines with their sockets on loopback, for a relay and a client."""
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -14,7 +14,7 @@ from simulator.live.publisher import ANY_PORT, Publisher
 
 @dataclass(frozen=True, slots=True)
 class StandIn:
-    """An engine with its faces. The fields are what a relay has to be told."""
+    """An engine with its sockets, and the settings for its relay."""
 
     engine: Engine
     publisher: Publisher
@@ -51,7 +51,7 @@ class StandIn:
 
 
 PORTS = 3
-"""Of one engine: HTTP, events, replay."""
+"""Ports of an engine: HTTP, events, replay."""
 
 
 @asynccontextmanager
@@ -60,11 +60,11 @@ async def stand_in(
 ) -> AsyncIterator[StandIn]:
     """Runs one engine on loopback; it and its sockets end with the block.
 
-    port: of HTTP, followed by those of events and replay; 0: any free ones. Raises OSError or
-    zmq.ZMQError when one of them is taken.
+    port: of HTTP; events and replay have the next two; 0: any free ports. Raises OSError or
+    zmq.ZMQError when a port is taken.
     """
     endpoints = (
-        [f"tcp://127.0.0.1:{one}" for one in (port + 1, port + 2)] if port else [ANY_PORT] * 2
+        [f"tcp://127.0.0.1:{number}" for number in (port + 1, port + 2)] if port else [ANY_PORT] * 2
     )
     publisher = Publisher(context, endpoint=endpoints[0], replay_endpoint=endpoints[1])
     engine = Engine(config, clock, publisher.publish)
@@ -83,7 +83,7 @@ async def stand_ins(
     configs: Sequence[EngineConfig], clock: Clock, *, port: int = 0
 ) -> AsyncIterator[list[StandIn]]:
     """Runs several engines on one event loop and one ZMQ thread; each has PORTS ports from `port`
-    on, or any free ones."""
+    on, or any free ports."""
     with zmq.asyncio.Context() as context:
         async with AsyncExitStack() as stack:
             yield [

@@ -1,6 +1,6 @@
-"""Engines by name: which requests a step computes, after each engine's own scheduler.
+"""Schedulers by engine: each decides which requests a step computes, as the engine's own does.
 
-Adding one is one file, one entry here, one test.
+A new scheduler is a file, an entry here and a test.
 """
 
 from collections.abc import Callable

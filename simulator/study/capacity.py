@@ -1,11 +1,11 @@
 """The smallest fleet that keeps a promise about the time to first token.
 
-    sizes 1, 2, 4, ... until one keeps it; then halving between the last that failed and that one;
-    then the next larger one, which must keep it too
+    sizes 1, 2, 4, ... until a size keeps it; then bisection between that size and the last failed
+    size; then the next larger size, which must keep it, too
 
 More workers need not mean less waiting: each has a cache of its own, and a larger fleet spreads
-prefixes thinner. So a size counts only if its neighbour above keeps the promise as well, and the
-search goes on upwards when that one doesn't.
+prefixes thinner. So a size counts only if the next larger size keeps the promise as well; if it
+doesn't, the search continues upwards.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,26 +23,26 @@ Percentile = Literal["mean", "p50", "p90", "p99"]
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What one size came to."""
+    """The result of one size."""
 
     workers: int
     ttft_s: float
-    """The number that was promised; inf when requests that failed are among it."""
+    """The promised statistic; inf when it includes failed requests."""
     kept: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """The answer, and how it was found."""
+    """The smallest fleet, and all trials."""
 
     workers: int | None
-    """None: not even the largest fleet that was allowed keeps the promise."""
+    """None: not even the largest allowed fleet keeps the promise."""
     trials: Sequence[Trial]
     """In order of size."""
 
     @property
     def is_monotone(self) -> bool:
-        """Whether, of all sizes tried, every one above a good one is good."""
+        """Whether every tried size above a good size is good."""
         kept = [trial.kept for trial in self.trials]
         return kept == sorted(kept)
 
@@ -52,12 +52,12 @@ def smallest_fleet(
 ) -> Capacity:
     """The smallest number of workers in [least, most] whose `measure` is at most `ttft_s`.
 
-    measure(workers) -> seconds; called once a size, at most about 2 log2(most) times where more
-    workers do mean less waiting. A size at `most` has no neighbour that could speak against it.
-    Raises ValueError for an empty range.
+    measure(workers) -> seconds; called once for each size, at most about 2 log2(most) times if more
+    workers mean less waiting. For the size `most`, the next larger size is not tried. Raises
+    ValueError for an empty range.
     """
     if not 1 <= least <= most:
-        raise ValueError(f"a fleet of {least} to {most} workers is none")
+        raise ValueError(f"there is no fleet of {least} to {most} workers")
     trials: dict[int, Trial] = {}
 
     def keeps(workers: int) -> bool:
@@ -66,13 +66,13 @@ def smallest_fleet(
             trials[workers] = Trial(workers, measured_s, measured_s <= ttft_s)
         return trials[workers].kept
 
-    def found(workers: int | None) -> Capacity:
+    def capacity(workers: int | None) -> Capacity:
         return Capacity(workers, [trials[size] for size in sorted(trials)])
 
     failed, size = least - 1, least
     while not keeps(size):
         if size == most:
-            return found(None)
+            return capacity(None)
         failed, size = size, min(2 * size, most)
     while size - failed > 1:
         middle = (failed + size) // 2
@@ -82,14 +82,14 @@ def smallest_fleet(
             failed = middle
     while size < most and not (keeps(size) and keeps(size + 1)):
         size += 1
-    return found(size if keeps(size) else None)
+    return capacity(size if keeps(size) else None)
 
 
 def promised_ttft_s(run: RunResult, percentile: Percentile, warm_up: WarmUp) -> float:
-    """A run's time to first token in the form that was promised, in s.
+    """The promised statistic of a run's time to first token, in s.
 
-    A request that failed or was shed waits for ever. Percentiles are values that a request had.
-    Raises ValueError when no request counts: any promise would be kept.
+    A failed or shed request counts as infinitely late. Percentiles are values of a request. Raises
+    ValueError when no request counts: any promise would be kept.
     """
     ttft_s = np.where(run.outcome == Outcome.SERVED, run.ttft_s, np.inf)[warm_up.counted(run)]
     if not len(ttft_s):
@@ -100,7 +100,7 @@ def promised_ttft_s(run: RunResult, percentile: Percentile, warm_up: WarmUp) -> 
 
 
 def capacity_table(capacity: Capacity, percentile: Percentile, ttft_s: float) -> Table:
-    """All sizes that were tried."""
+    """A table of all trials."""
     title = f"time to first token, {percentile} <= {1e3 * ttft_s:g} ms"
     shown = Table(box=SIMPLE, title=title, min_width=len(title) + 1)
     for name in ("workers", percentile, ""):

@@ -24,27 +24,27 @@ from simulator.traffic.trace import Trace
 from simulator.world.options import RunOptions
 
 Play = Callable[[RunOptions, Trace, OnProgress | None], RunResult]
-"""simulator.world.world.run, or whatever stands for it."""
+"""simulator.world.world.run, or a test's substitute."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """A trace, and what of it is played how. Times are those of the trace's own clock."""
+    """A trace, and the part of it that is played. Times are those of the trace's own clock."""
 
     trace: Trace
     """As recorded."""
     tick_s: float | None = None
-    """Stamps are spread over so many seconds; None: as `Trace.spread` finds."""
+    """Requests of a time stamp are spread over so many seconds; None: see `Trace.spread`."""
     from_s: float = 0.0
     until_s: float = np.inf
     warm_up_s: float = 0.0
-    """After `from_s`: played, but not counted."""
+    """Seconds after `from_s` that are played but not counted."""
     warm_up_requests: int = 0
 
     def at(self, rate: float, seed: int) -> Trace:
-        """What is played: its clock goes `rate` times faster.
+        """The trace to play, with its clock `rate` times faster.
 
-        Raises ValueError for a bad rate, and when nothing is left to play.
+        Raises ValueError for a bad rate, and when no request is left to play.
         """
         spread = self.trace.spread(self.tick_s, seed)
         played = spread.window(self.from_s, self.until_s).at_rate(rate)
@@ -53,7 +53,7 @@ class Traffic:
         return played
 
     def warm_up(self, rate: float) -> WarmUp:
-        """The same requests at every rate."""
+        """The warm-up, of the same requests at every rate."""
         return WarmUp(self.warm_up_s / rate, self.warm_up_requests)
 
 
@@ -77,11 +77,11 @@ def compare(
     slo: Slo,
     jobs: int = 1,
 ) -> list[Comparison]:
-    """Plays the traffic for every rate, fleet (a policy each) and seed; one Comparison a rate.
+    """Plays the traffic for every rate, fleet (a policy each) and seed; a Comparison for each rate.
 
-    jobs: processes that share the work; with more than one, `play` must be importable there, and
-    runs are seen when they end. Raises ValueError for what `Traffic.at` refuses, and when the
-    warm-up leaves nothing to count.
+    jobs: processes that share the work; with several, `play` must be importable there, and runs
+    show when they end. Raises ValueError as `Traffic.at` does, and when the warm-up leaves nothing
+    to count.
     """
     traces = {(rate, seed): traffic.at(rate, seed) for rate in rates for seed in seeds}
     labels = {
@@ -140,7 +140,7 @@ def _play_all(
         for task in tasks:
             yield play(task.options, task.trace, watcher.begin(task.label))
         return
-    # Not forked: a forked child would have the parent's threads' locks, but not its threads.
+    # Not forked: a forked child has the locks of the parent's threads, but not the threads.
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
         yield from pool.map(
             play,
@@ -151,7 +151,7 @@ def _play_all(
 
 
 def reusable_by_request(trace: Trace, run: RunResult) -> Integers:
-    """Blocks that one infinite cache would have had of each prompt, as they came in this run."""
+    """Blocks of each prompt in a single infinite cache, in the order of arrival in this run."""
     order = np.argsort(run.arrival_s, kind="stable")
     reusable = np.empty(len(order), np.int64)
     reusable[order] = reusable_blocks([trace.requests[i] for i in order], run.block_size)

@@ -1,4 +1,4 @@
-"""Pictures of a comparison, as PNG. matplotlib is wanted, which `kvroute[plots]` brings."""
+"""Pictures of a comparison, as PNG. Needs matplotlib, which `kvroute[plots]` installs."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _WIDTH_IN, _HEIGHT_IN, _DPI = 8.0, 4.5, 120
 _SPANS = 40
-"""Into which a run's time is cut: enough to see it change, few enough to be steady."""
+"""Parts of a run's time: enough to show changes, few enough for steady values."""
 
 
 class PlotsMissing(RuntimeError):
@@ -23,7 +23,7 @@ class PlotsMissing(RuntimeError):
 
 
 def check_plots() -> None:
-    """Raises PlotsMissing, with what to do about it, before anything has been run for nothing."""
+    """Raises PlotsMissing, with the command that installs matplotlib; call before the runs."""
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
@@ -33,7 +33,7 @@ def check_plots() -> None:
 
 
 def write_plots(comparisons: Sequence[Comparison], folder: Path) -> list[Path]:
-    """Draws into `folder`, which is made; returns the files. Raises PlotsMissing and OSError.
+    """Draws into `folder`, which is created; returns the files. Raises PlotsMissing and OSError.
 
     ttft_over_rate.png, and for each rate hit_rate_over_time_1x.png and load_per_worker_1x.png.
     """
@@ -68,8 +68,9 @@ def _ttft_over_rate(comparisons: Sequence[Comparison]) -> "Figure":
     rates = [comparison.rate for comparison in by_rate]
     for i, run in enumerate(by_rate[0].runs):
         numbers = [comparison.runs[i].numbers.ttft_ms for comparison in by_rate]
-        (line,) = axes.plot(rates, [one.mean for one in numbers], marker="o", label=run.label)
-        axes.plot(rates, [one.p90 for one in numbers], ":", marker=".", color=line.get_color())
+        means, p90s = [ttft.mean for ttft in numbers], [ttft.p90 for ttft in numbers]
+        (line,) = axes.plot(rates, means, marker="o", label=run.label)
+        axes.plot(rates, p90s, ":", marker=".", color=line.get_color())
     axes.set(xlabel="rate (times the trace's clock)", ylabel="time to first token (ms)")
     axes.set_yscale("log", nonpositive="mask")
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
@@ -88,14 +89,14 @@ def _hit_rate_over_time(comparison: Comparison) -> "Figure":
     middles = (edges_s[:-1] + edges_s[1:]) / 2
     best = hit_rates_over_time(first, comparison.reusable, edges_s)
     label = f"ceiling ({comparison.ceiling.blocks:.1%})"
-    # Under the lines, and wider: it shows where a policy reaches it.
+    # Under the lines, and wider, so that it shows where a policy reaches it.
     axes.plot(middles, 100 * best, c="lightgray", lw=5, label=label)
     for run in comparison.runs:
         rates = hit_rates_over_time(run.first, run.first.cached_blocks, edges_s)
         label = f"{run.label} ({run.numbers.block_hit_rate:.1%})"
         axes.plot(middles, 100 * rates, label=label)
     axes.set(xlabel="arrival (s)", ylabel="block hit rate (%)", ylim=(0, 100))
-    axes.set_title(f"{_about(comparison)} at {comparison.rate:g}x\nprompt blocks found in a cache")
+    axes.set_title(f"{_about(comparison)} at {comparison.rate:g}x\nprompt blocks from a cache")
     _legend_below(figure, axes)
     return figure
 
@@ -137,7 +138,7 @@ def _figure() -> "tuple[Figure, Axes]":
 
 
 def _legend_below(figure: "Figure", axes: "Axes") -> None:
-    """Where it hides no line."""
+    """Draws the legend below the axes, where it hides no line."""
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=3)
 
 

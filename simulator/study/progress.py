@@ -1,4 +1,4 @@
-"""How runs go, while they do: a table on a terminal, else lines."""
+"""The progress of runs: a table on a terminal, else lines."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +15,7 @@ _REDRAWS_PER_S = 4
 
 
 class Watcher(Protocol):
-    """Sees runs begin, go on, and end."""
+    """Is called when a run begins, progresses and ends."""
 
     def begin(self, label: str) -> OnProgress: ...
 
@@ -24,7 +24,7 @@ class Watcher(Protocol):
 
 @contextmanager
 def watch(console: Console) -> Iterator[Watcher]:
-    """Shows how runs go: a table that is redrawn on a terminal, else a line every quarter."""
+    """Shows the progress of runs: a live table on a terminal, else a line for each quarter."""
     if not console.is_terminal:
         yield _Lines(console)
         return
@@ -33,7 +33,7 @@ def watch(console: Console) -> Iterator[Watcher]:
 
 
 class Unwatched:
-    """For --quiet."""
+    """Shows nothing, for --quiet."""
 
     def begin(self, label: str) -> OnProgress:
         return lambda now: None

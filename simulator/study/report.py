@@ -1,4 +1,4 @@
-"""What runs came to, side by side: a table, JSON and CSV."""
+"""The results of runs side by side: a table, JSON and CSV."""
 
 import csv
 import math
@@ -24,10 +24,10 @@ from simulator.traffic.reuse import Ceiling
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Run:
-    """One policy at one rate, once for each seed."""
+    """One policy at one rate, run with each seed."""
 
     first: RunResult
-    """With the first seed: what plots show."""
+    """The run with the first seed, which plots show."""
     by_seed: Sequence[Aggregates]
 
     @property
@@ -48,11 +48,11 @@ class Comparison:
     workers: int
     engine: str
     rate: float
-    """Times the trace's own clock."""
+    """Speed of the trace's clock, times the recorded."""
     ceiling: Ceiling
-    """Over the requests that count."""
+    """Ceiling over the requests that count."""
     reusable: Integers
-    """What one infinite cache would have had of each prompt, in blocks; shape (requests,)."""
+    """Blocks of each prompt in a single infinite cache; shape (requests,)."""
     slo: Slo
     seeds: Sequence[int]
     runs: Sequence[Run]
@@ -70,37 +70,38 @@ class Comparison:
 
 
 def run_label(policy: str, order: str) -> str:
-    """What a run is called in tables and plots."""
+    """The name of a run in tables and plots."""
     return policy if order == "fcfs" else f"{policy}, {order}"
 
 
 def mean_of(runs: Sequence[Aggregates]) -> Aggregates:
-    """Each number's mean over the runs, counts rounded; numbers of one run are its own."""
+    """Each number's mean over the runs, counts rounded; a single run is returned unchanged."""
     if len(runs) == 1:
         return runs[0]
     means: dict[str, Any] = {}
-    for one in fields(Aggregates):
-        values = [getattr(run, one.name) for run in runs]
+    for field in fields(Aggregates):
+        values = [getattr(run, field.name) for run in runs]
         if isinstance(values[0], str):
-            means[one.name] = values[0]
+            means[field.name] = values[0]
         elif isinstance(values[0], Distribution):
             columns = [[getattr(value, name) for name in _PARTS] for value in values]
-            means[one.name] = Distribution(*np.mean(columns, axis=0).tolist())
+            means[field.name] = Distribution(*np.mean(columns, axis=0).tolist())
         elif isinstance(values[0], int):
-            means[one.name] = round(float(np.mean(values)))
+            means[field.name] = round(float(np.mean(values)))
         else:
-            means[one.name] = float(np.mean(values))
+            means[field.name] = float(np.mean(values))
     return Aggregates(**means)
 
 
 def to_json(comparisons: Sequence[Comparison]) -> str:
-    """One comparison as an object, several (one a rate) as a list of them. NaN becomes null."""
-    told = [comparison.to_dict() for comparison in comparisons]
-    return msgspec.json.format(msgspec.json.encode(told[0] if len(told) == 1 else told)).decode()
+    """A single comparison as an object, several (one for each rate) as a list. NaN becomes null."""
+    objects = [comparison.to_dict() for comparison in comparisons]
+    document = objects[0] if len(objects) == 1 else objects
+    return msgspec.json.format(msgspec.json.encode(document)).decode()
 
 
 def write_csv(comparisons: Sequence[Comparison], path: Path) -> None:
-    """One row a run, each seed its own; what is not known is an empty cell."""
+    """A row for each run and seed; unknown values are empty cells."""
     with path.open("w", encoding="utf-8", newline="") as file:
         rows = csv.writer(file)
         rows.writerow([*_CSV_ABOUT, *_csv_names()])
@@ -113,8 +114,8 @@ def write_csv(comparisons: Sequence[Comparison], path: Path) -> None:
 
 
 def tables(comparison: Comparison, width: int) -> list[Table]:
-    """The runs side by side, beside the ceiling: as many in a table as `width` columns have room
-    for, and at least one."""
+    """The runs side by side, beside the ceiling: as many in a table as fit into `width` columns,
+    and at least one."""
     parts: list[list[Run]] = []
     room = 0
     for run in comparison.runs:
@@ -128,7 +129,7 @@ def tables(comparison: Comparison, width: int) -> list[Table]:
 
 
 def _table(comparison: Comparison, runs: Sequence[Run]) -> Table:
-    """Some of the runs."""
+    """A table of these runs."""
     of_seeds = f", mean of {len(comparison.seeds)} seeds" if len(comparison.seeds) > 1 else ""
     title = (
         f"{comparison.trace} at {comparison.rate:g}x, {comparison.workers} workers"
@@ -145,47 +146,47 @@ def _table(comparison: Comparison, runs: Sequence[Run]) -> Table:
     def row(name: str, cell: Callable[[Aggregates], str], best: str = "") -> None:
         shown.add_row(name, *map(cell, numbers), best)
 
-    row("block hit rate", lambda one: f"{one.block_hit_rate:.1%}", f"{ceiling.blocks:.1%}")
-    row("  of the ceiling", lambda one: _of(one.block_hit_rate, ceiling.blocks), "100%")
-    row("token hit rate", lambda one: f"{one.token_hit_rate:.1%}", f"{ceiling.tokens:.1%}")
+    row("block hit rate", lambda run: f"{run.block_hit_rate:.1%}", f"{ceiling.blocks:.1%}")
+    row("  of the ceiling", lambda run: _of(run.block_hit_rate, ceiling.blocks), "100%")
+    row("token hit rate", lambda run: f"{run.token_hit_rate:.1%}", f"{ceiling.tokens:.1%}")
     shown.add_section()
     for name, pick, digits in _DURATIONS:
         for part in _PARTS:
             label = f"{name} mean" if part == "mean" else f"  {part}"
 
             def cell(
-                one: Aggregates,
+                run: Aggregates,
                 pick: Callable[[Aggregates], Distribution] = pick,
                 part: str = part,
                 digits: int = digits,
             ) -> str:
-                return milliseconds(getattr(pick(one), part), digits)
+                return milliseconds(getattr(pick(run), part), digits)
 
             row(label, cell)
         if name == "TTFT" and len(comparison.seeds) > 1:
             deviations = [f"{_deviation(run):,.0f} ms" for run in runs]
             shown.add_row("  mean, std of seeds", *deviations, "")
     shown.add_section()
-    row(_promise(comparison.slo), lambda one: f"{one.goodput_rps:.2f} /s")
-    row("load, std / mean", lambda one: f"{one.load_cv:.2f}", "0.00")
-    row("requests", lambda one: f"{one.requests:,}")
-    row("  failed", lambda one: f"{one.failed:,}", "0")
-    row("  shed", lambda one: f"{one.shed:,}", "0")
-    row("preemptions", lambda one: f"{one.preemptions:,}", "0")
-    row("copies", lambda one: f"{one.copies:,}")
+    row(_promise(comparison.slo), lambda run: f"{run.goodput_rps:.2f} /s")
+    row("load, std / mean", lambda run: f"{run.load_cv:.2f}", "0.00")
+    row("requests", lambda run: f"{run.requests:,}")
+    row("  failed", lambda run: f"{run.failed:,}", "0")
+    row("  shed", lambda run: f"{run.shed:,}", "0")
+    row("preemptions", lambda run: f"{run.preemptions:,}", "0")
+    row("copies", lambda run: f"{run.copies:,}")
     for name in _noted(comparison.runs):
         cells = [f"{run.first.counters.get(name, 0):,}" for run in runs]
         shown.add_row(name.replace("_", " "), *cells, "")
-    row("took here", lambda one: f"{one.wall_s:.1f} s")
+    row("took here", lambda run: f"{run.wall_s:.1f} s")
     return shown
 
 
 def shadow_table(comparison: Comparison) -> Table | None:
-    """What policies that only watched would have done; None: there were none."""
+    """The results of shadow policies; None: there were none."""
     watched = [(run, name) for run in comparison.runs for name in run.first.shadows]
     if not watched:
         return None
-    shown = Table(title="policies that only watched", box=SIMPLE)
+    shown = Table(title="shadow policies", box=SIMPLE)
     for name in ("policy", "in the run of"):
         shown.add_column(name, no_wrap=True)
     for name in ("decisions", "same pick", "overlap beside the picks'", "TTFT beside theirs"):
@@ -201,18 +202,18 @@ def shadow_table(comparison: Comparison) -> Table | None:
 
 
 _CELL_WIDTH = 10
-"""Of most numbers."""
+"""Width of most numbers."""
 _COLUMN_GAP = 3
 _FIXED_WIDTH = 40
-"""Of the names of the rows, the ceiling and the edges."""
+"""Width of the rows' names, the ceiling and the edges."""
 _PARTS = ("mean", "p50", "p90", "p99")
 _DURATIONS: tuple[tuple[str, Callable[[Aggregates], Distribution], int], ...] = (
-    ("TTFT", lambda one: one.ttft_ms, 0),
-    ("queue", lambda one: one.queue_ms, 0),
-    ("ITL", lambda one: one.itl_ms, 1),
-    ("end to end", lambda one: one.e2e_ms, 0),
+    ("TTFT", lambda run: run.ttft_ms, 0),
+    ("queue", lambda run: run.queue_ms, 0),
+    ("ITL", lambda run: run.itl_ms, 1),
+    ("end to end", lambda run: run.e2e_ms, 0),
 )
-"""Name, what, digits after the point."""
+"""Name, values, digits after the point."""
 
 _CSV_ABOUT = ("trace", "workers", "engine", "rate", "seed", "ceiling", "token_ceiling")
 
@@ -236,41 +237,42 @@ def _run_dict(numbers: Aggregates) -> dict[str, Any]:
     }
 
 
-def _distribution_dict(one: Distribution) -> dict[str, float | None]:
-    values = {name: getattr(one, name) for name in _PARTS}
+def _distribution_dict(distribution: Distribution) -> dict[str, float | None]:
+    values = {name: getattr(distribution, name) for name in _PARTS}
     return {name: None if math.isnan(value) else value for name, value in values.items()}
 
 
 def _csv_names() -> list[str]:
     names = []
-    for one in fields(Aggregates):
-        is_distribution = one.type is Distribution
-        names += [f"{one.name}_{part}" for part in _PARTS] if is_distribution else [one.name]
+    for field in fields(Aggregates):
+        is_distribution = field.type is Distribution
+        names += [f"{field.name}_{part}" for part in _PARTS] if is_distribution else [field.name]
     return names
 
 
 def _csv_cells(numbers: Aggregates) -> list[object]:
     cells: list[object] = []
-    for one in fields(Aggregates):
-        value = getattr(numbers, one.name)
+    for field in fields(Aggregates):
+        value = getattr(numbers, field.name)
         if isinstance(value, Distribution):
-            cells += ["" if told is None else told for told in _distribution_dict(value).values()]
+            parts = _distribution_dict(value).values()
+            cells += ["" if part is None else part for part in parts]
         else:
             cells.append(value)
     return cells
 
 
 def _noted(runs: Sequence[Run]) -> list[str]:
-    """What else was counted in any of the runs, with the first seed."""
+    """Names of the other counters that any run, with its first seed, has."""
     names = {name for run in runs for name, count in run.first.counters.items() if count}
     return sorted(names - {"copies", "streams_live"})
 
 
 def _promise(slo: Slo) -> str:
-    """What goodput counts."""
+    """The row's name for goodput, with its bounds."""
     kept = [("TTFT", slo.ttft_s), ("ITL", slo.itl_s)]
-    told = [f"{name} <= {1e3 * most:g} ms" for name, most in kept if most is not None]
-    return "\n  ".join(["goodput", *told]) if told else "served"
+    bounds = [f"{name} <= {1e3 * most:g} ms" for name, most in kept if most is not None]
+    return "\n  ".join(["goodput", *bounds]) if bounds else "served"
 
 
 def _of(rate: float, ceiling: float) -> str:
@@ -282,5 +284,5 @@ def milliseconds(value: float, digits: int = 0) -> str:
 
 
 def _deviation(run: Run) -> float:
-    """Of the mean time to first token, in ms."""
+    """Standard deviation over seeds of the mean time to first token, in ms."""
     return float(np.std([numbers.ttft_ms.mean for numbers in run.by_seed]))

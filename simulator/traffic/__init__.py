@@ -1,1 +1,1 @@
-"""Traces: read, made, and what came of them. Pure but for files."""
+"""Traces and their results. Pure except for reading files."""

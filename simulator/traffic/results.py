@@ -1,8 +1,8 @@
-"""What a run left behind, request by request, and the numbers drawn from it. Pure.
+"""The results of a run, request by request, and their aggregates. Pure.
 
-A world fills a `RunResult`; `aggregate` makes the numbers that reports show. Durations are in
-virtual seconds, as the request's client sees them. What never happened is NaN (a failed request has
-no first token, an answer of one token no time between tokens), and NaN takes part in no mean.
+A world fills a `RunResult`; `aggregate` makes the numbers for reports. Durations are in virtual
+seconds, as the request's client sees them. Values that don't exist are NaN (a failed request has no
+first token, an answer of one token no time between tokens), and NaN takes part in no mean.
 
 Law: requests = served + failed + shed, in every result and in every part of one.
 """
@@ -19,10 +19,10 @@ Integers = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
 NOTHING_COUNTS = "the warm-up takes all requests: none is left to count"
-"""What is told of a run that can't be measured."""
+"""The error for a run that can't be measured."""
 
 NO_WORKER = -1
-"""In `RunResult.worker`: nobody was ever picked."""
+"""In `RunResult.worker`: no worker was ever picked."""
 
 
 class Outcome(IntEnum):
@@ -32,20 +32,20 @@ class Outcome(IntEnum):
     FAILED = 1
     """Refused by router or engine, or lost with its worker."""
     SHED = 2
-    """Turned away by the router for want of room."""
+    """Turned away by the router for lack of capacity."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunProgress:
-    """How far a run is."""
+    """The progress of a run."""
 
     total: int
     done: int
-    """Served, failed and shed."""
+    """Requests served, failed and shed."""
     failed: int
     in_flight: int
     block_hit_rate: float
-    """Of the requests served so far."""
+    """Block hit rate of the requests served so far."""
 
 
 OnProgress = Callable[[RunProgress], None]
@@ -53,15 +53,15 @@ OnProgress = Callable[[RunProgress], None]
 
 @dataclass(frozen=True, slots=True)
 class ShadowResult:
-    """What a policy that only watched would have done with the same decisions."""
+    """A shadow policy's choices for the same decisions."""
 
     decisions: int
     agreements: int
-    """Its cheapest workers included the one that was picked."""
+    """Decisions in which its cheapest workers include the picked worker."""
     predicted_tokens_more: int
-    """Usable overlap of its own choices, less that of the picks: the mean where it would draw."""
+    """Usable overlap of its own choices, less that of the picks; with ties, their mean."""
     predicted_s_sooner: float
-    """By which the first tokens would have come, in sum, as predicted by the router's rates."""
+    """Sum of the seconds by which first tokens would have come sooner, by the router's rates."""
 
 
 def _no_integers() -> Integers:
@@ -70,19 +70,19 @@ def _no_integers() -> Integers:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RunResult:
-    """One policy's run of one trace. The first columns have one entry a request, in trace order."""
+    """One policy's run of one trace. The first columns have an entry for each request, in order."""
 
     policy: str
     order: str
-    """In which order the router's queue was served; "fcfs" where there was none."""
+    """Order of the router's queue; "fcfs" without a queue."""
     workers: Sequence[str]
-    """Worker ids; `worker` counts in them."""
+    """Worker ids; `worker` has indexes into them."""
     block_size: int
 
     arrival_s: Floats
-    """When the client sent it, since the run began."""
+    """When the client sent it, since the start of the run."""
     queue_s: Floats
-    """From arrival to the first step that computed some of it, waiting in the router included."""
+    """From arrival to the first step that computed part of it, with the wait in the router."""
     ttft_s: Floats
     """From arrival to the first token."""
     itl_s: Floats
@@ -91,42 +91,42 @@ class RunResult:
     """From arrival to the last token, or to the failure."""
     prompt_tokens: Integers
     cached_tokens: Integers
-    """Found in the worker's cache, any tier, when first admitted; at most prompt_tokens - 1."""
+    """Tokens in the worker's cache, any tier, when first admitted; at most prompt_tokens - 1."""
     output_tokens: Integers
-    """Those that came."""
+    """Output tokens received."""
     prompt_blocks: Integers
-    """Full ones."""
+    """Full blocks of the prompt."""
     cached_blocks: Integers
     worker: Integers
-    """Index of the worker that served it (of prefill and decode workers: the prefill one)."""
+    """Index of the worker that served it; of a pair, the prefill worker."""
     preemptions: Integers
-    """How often its engine sent it back to the queue."""
+    """Times that its engine sent it back to the queue."""
     outcome: Integers
-    """An `Outcome` each."""
+    """`Outcome` of each request."""
 
     sample_s: Floats
     """Times, evenly spaced; shape (samples,)."""
     in_flight: Integers
-    """Requests a worker had at each of these times; shape (samples, workers)."""
+    """Requests at each worker at each of these times; shape (samples, workers)."""
 
     wall_s: float
-    """What the run took here."""
+    """Wall time of the run."""
     counters: Mapping[str, int] = field(default_factory=dict)
-    """What else happened in the fleet, such as `copies` of hot prefixes."""
+    """Other counters of the fleet, such as `copies` of hot prefixes."""
     failures: Mapping[str, int] = field(default_factory=dict)
-    """Reason -> requests; adds up to the failed ones."""
+    """Reason -> failed requests; adds up to all failed requests."""
 
     predicted_tokens: Integers = field(default_factory=_no_integers)
-    """One a request: the cached tokens that the router expected at the last pick; 0 without one."""
+    """For each request: cached tokens that the router expected at the last pick; 0: no pick."""
     losses: Integers = field(default_factory=_no_integers)
-    """One a request: how often its worker died under it."""
+    """For each request: times that its worker died."""
     waiting: Integers = field(default_factory=_no_integers)
-    """Requests in each worker's queue, as it told last; shape (samples, workers)."""
+    """Requests in each worker's queue, by its last heartbeat; shape (samples, workers)."""
     used_blocks: Integers = field(default_factory=_no_integers)
-    """Blocks that requests held, as it told last; shape (samples, workers)."""
+    """Blocks held by requests, by the worker's last heartbeat; shape (samples, workers)."""
     shadows: Mapping[str, ShadowResult] = field(default_factory=dict)
     digest: int = 0
-    """Of all that was decided and done, in order: the same for the same seed."""
+    """Digest of all decisions and results, in order: equal for equal seeds."""
 
     @property
     def request_count(self) -> int:
@@ -145,7 +145,7 @@ class Distribution:
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """What a request must keep to count as good; None: anything will do."""
+    """The bounds of a good request; None: no bound."""
 
     ttft_s: float | None = None
     itl_s: float | None = None
@@ -153,17 +153,17 @@ class Slo:
 
 @dataclass(frozen=True, slots=True)
 class Aggregates:
-    """The numbers of one run, over the requests that count (those after the warm-up)."""
+    """The numbers of a run, over the requests that count (those after the warm-up)."""
 
     policy: str
     order: str
     requests: int
-    """All that count: served + failed + shed."""
+    """Requests that count: served + failed + shed."""
     served: int
     failed: int
     shed: int
     block_hit_rate: float
-    """Cached / full prompt blocks of the requests served; 0 when there were none."""
+    """Cached / full prompt blocks of the requests served; 0 without any."""
     token_hit_rate: float
     """Cached / all prompt tokens of the requests served."""
     ttft_ms: Distribution
@@ -171,8 +171,8 @@ class Aggregates:
     itl_ms: Distribution
     e2e_ms: Distribution
     load_cv: float
-    """Std / mean over workers of the requests in flight, averaged over the time in which there
-    were any; 0 is even."""
+    """Std / mean over workers of the requests in flight, averaged over the times with any; 0 is
+    even."""
     goodput_rps: float
     """Requests served within the SLO / seconds from the first arrival to the last end."""
     preemptions: int
@@ -182,21 +182,21 @@ class Aggregates:
 
 @dataclass(frozen=True, slots=True)
 class WarmUp:
-    """What is run but not counted: requests that arrive before `until_s` of the run's time, and
-    the first `requests` of the trace."""
+    """Requests that are run but not counted: those that arrive before `until_s` of the run's time,
+    and the first `requests` of the trace."""
 
     until_s: float = 0.0
     requests: int = 0
 
     def counted(self, run: RunResult) -> Mask:
-        """Which requests count; one that was never sent doesn't."""
+        """Which requests count; a request that was never sent doesn't."""
         return (run.arrival_s >= self.until_s) & (np.arange(run.request_count) >= self.requests)
 
 
 def aggregate(
     run: RunResult, *, warm_up: WarmUp | None = None, slo: Slo | None = None
 ) -> Aggregates:
-    """The numbers of a run. Load counts from the first request on that does."""
+    """The numbers of a run. Load counts from the first counted request on."""
     counted = (warm_up or WarmUp()).counted(run)
     served = counted & (run.outcome == Outcome.SERVED)
     counts = np.bincount(run.outcome[counted], minlength=len(Outcome))
@@ -229,7 +229,7 @@ def share(part: Integers, whole: Integers) -> float:
 
 
 def distribution(values: Floats) -> Distribution:
-    """Mean and percentiles (linear between neighbours) of what is not NaN."""
+    """Mean and percentiles (linear between neighbours) of the values that are not NaN."""
     known = values[~np.isnan(values)]
     if not len(known):
         return Distribution(np.nan, np.nan, np.nan, np.nan)

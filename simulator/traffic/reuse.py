@@ -1,8 +1,8 @@
-"""How much of a trace's prompts could be reused at best: the ceiling of every hit rate. Pure.
+"""The ceiling of every hit rate: the part of a trace's prompts that can be reused at best. Pure.
 
-One cache for all, infinite, that knows a prompt as soon as it has arrived. Of a prompt it serves
-the leading blocks seen before, at most (prompt_tokens - 1) // block_size of them, since an engine
-computes at least one token. Hits are measured in the same unit.
+The ceiling is that of a single infinite cache that has a prompt as soon as it has arrived. Of a
+prompt it serves the leading blocks seen before, at most (prompt_tokens - 1) // block_size of them,
+since an engine computes at least one token. Hits are measured in the same unit.
 
 Law: no fleet that serves a trace's requests in this order has a higher hit rate.
 """
@@ -35,7 +35,7 @@ def reuse_ceiling(requests: Sequence[TraceRequest], block_size: int) -> Ceiling:
 
 
 def ceiling_of(prompt_tokens: Integers, reusable: Integers, block_size: int) -> Ceiling:
-    """The ceiling of prompts of which so many blocks can be reused."""
+    """The ceiling of prompts with these reusable blocks."""
     hits, blocks = int(reusable.sum()), int((prompt_tokens // block_size).sum())
     return Ceiling(
         blocks=hits / blocks if blocks else 0.0,
@@ -44,11 +44,11 @@ def ceiling_of(prompt_tokens: Integers, reusable: Integers, block_size: int) -> 
 
 
 def reusable_blocks(requests: Sequence[TraceRequest], block_size: int) -> Integers:
-    """Leading blocks of each prompt that were seen before, as far as usable; shape (requests,).
+    """Usable leading blocks of each prompt that were seen before; shape (requests,).
 
-    Works on the ids of the trace, which is exact: of a piece of text with one id, as many blocks
-    were seen as the longest earlier prompt with the same chain of ids reaches into it. Where a
-    block has several ids, its own name stands for them.
+    Works on the ids of the trace, which is exact: of a piece of text with one id, the blocks seen
+    are those that the longest earlier prompt with the same chain of ids has of it. If a block has
+    several ids, its own name stands for them.
     """
     for id_tokens in {request.id_tokens for request in requests}:
         check_block_size(block_size, id_tokens)
@@ -59,11 +59,12 @@ def reusable_blocks(requests: Sequence[TraceRequest], block_size: int) -> Intege
     pieces = np.array([len(names) for names in named])
     chains = np.concatenate([prefix_hashes(names) for names in named])
     request = np.repeat(np.arange(len(requests)), pieces)
-    piece_tokens = np.array([max(one.id_tokens, block_size) for one in requests], np.int64)[request]
+    sizes = np.array([max(each.id_tokens, block_size) for each in requests], np.int64)
+    piece_tokens = sizes[request]
     place = np.arange(len(chains)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
     reach = np.minimum(piece_tokens, tokens[request] - place * piece_tokens) // block_size
     """Full blocks of each piece that its prompt has."""
-    # By chain, and in it by request: what was reached before is the running maximum within a chain.
+    # By chain, and in it by request: the earlier reach is the running maximum within a chain.
     order = np.argsort(chains, kind="stable")
     same = np.flatnonzero(np.diff(chains[order], prepend=chains[order][:1]))
     group = np.zeros(len(chains), np.int64)
@@ -74,10 +75,10 @@ def reusable_blocks(requests: Sequence[TraceRequest], block_size: int) -> Intege
     before[1:] = running[:-1]
     seen = np.empty(len(chains), np.int64)
     seen[order] = np.minimum(np.maximum(before - offset, 0), reach[order])
-    found = np.bincount(request, weights=seen, minlength=len(requests)).astype(np.int64)
-    return np.minimum(found, (tokens - 1) // block_size)
+    blocks = np.bincount(request, weights=seen, minlength=len(requests)).astype(np.int64)
+    return np.minimum(blocks, (tokens - 1) // block_size)
 
 
 def _pieces(request: TraceRequest, block_size: int) -> HashIds:
-    """Names of the parts of a prompt: its ids, or its full blocks where these are longer."""
+    """Names of the parts of a prompt: its ids, or its full blocks if these are longer."""
     return request.hash_ids if block_size <= request.id_tokens else request.block_hashes(block_size)

@@ -1,9 +1,9 @@
-"""Requests of a trace: when they come, how long they are, and which text they share. Pure.
+"""Requests of a trace: their arrivals, lengths, and shared text. Pure.
 
-A prompt is told by ids, one for each 512 tokens (or another number, the same for a whole trace),
-the last one perhaps partial. Equal ids mean equal text, for the same model and LoRA. Everything is
+A prompt is given by ids, one for each 512 tokens (or another number, the same for a whole trace);
+the last may be partial. Equal ids mean equal text, for the same model and LoRA. Everything is
 derived from the id alone and lazily, since a long trace has a hundred million tokens: the names of
-a prompt's blocks for virtual runs, token ids for engines that want them.
+a prompt's blocks for virtual runs, token ids for engines that need them.
 
 Law: two requests whose first k ids are equal share block hashes, and token ids, as far as both
 reach into them, and nothing else is shared.
@@ -20,14 +20,14 @@ from xxhash import xxh3_64_intdigest
 from simulator.engines.scheduler import TokenArray
 
 ID_TOKENS = 512
-"""Tokens of an id, where a trace has no other number."""
+"""Tokens of an id, by default."""
 _TOKEN_MASK = np.uint32(0xFFFF)
 """Token ids below 65,536: inside every vocabulary of today."""
 
 HashIds = npt.NDArray[np.uint64]
 
 _TICK_S_MIN = 0.1
-"""Stamps this fine make no bursts worth spreading."""
+"""Seconds; finer ticks of time stamps need no spreading."""
 _TICK_SHARED = 0.25
 _TICK_FITTING = 0.95
 _TICK_TOLERANCE = 0.02
@@ -35,10 +35,10 @@ _TICK_TOLERANCE = 0.02
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TraceRequest:
-    """One request as it is sent."""
+    """A request as it is sent."""
 
     arrival_s: float
-    """Since the run began. Of a turn with `think_s`: where the recording had it."""
+    """Seconds since the start of the run. For a turn with `think_s`: as recorded."""
     prompt_tokens: int
     output_tokens: int
     """At least 1: an engine always samples one."""
@@ -46,19 +46,19 @@ class TraceRequest:
     session_id: str | None = None
     turn: int = 0
     think_s: float | None = None
-    """Sent this long after its session's turn before it ended; None: sent at `arrival_s`."""
+    """Seconds from the end of its session's turn before to its sending; None: sent at arrival_s."""
     id_tokens: int = ID_TOKENS
-    """Tokens that each of `hash_ids` stands for."""
+    """Tokens of each of `hash_ids`."""
     priority: int | None = None
     """Higher is sooner, as in a router's API."""
     tenant: str | None = None
     model: str | None = None
     lora_name: str | None = None
     deadline_s: float | None = None
-    """The answer is due this long after the arrival, at every rate of the trace."""
+    """Seconds from the arrival to the deadline of the answer, at every rate of the trace."""
 
     def block_hashes(self, block_size: int) -> HashIds:
-        """A name for each full block, that depends on the text of the block alone.
+        """A name for each full block, which depends on the text of the block alone.
 
         Shape (prompt_tokens // block_size,). Raises ValueError unless one of block_size and
         id_tokens divides the other.
@@ -76,17 +76,17 @@ class TraceRequest:
         return _mix(places.reshape(-1)[:block_count])
 
     def token_ids(self) -> TokenArray:
-        """The prompt's tokens, made again with every call."""
+        """The prompt's tokens, generated at every call."""
         return expand(self.hash_ids, self.prompt_tokens, self.id_tokens)
 
 
 class ColumnUse(NamedTuple):
-    """What a column of a trace's file was taken for."""
+    """The meaning of a column of a trace's file."""
 
     name: str
-    """As the file has it."""
+    """The file's name of the column."""
     meaning: str
-    """With its unit; or why it isn't read."""
+    """The meaning, with its unit; or why it isn't read."""
     is_read: bool = True
 
 
@@ -97,9 +97,9 @@ class Trace:
     name: str
     requests: Sequence[TraceRequest]
     tick_s: float = 0.0
-    """Arrivals were stamped in ticks of this length, and have been spread over them."""
+    """Length of the ticks of the time stamps, over which arrivals were spread; 0: no ticks."""
     columns: tuple[ColumnUse, ...] = ()
-    """Of the file that it comes from."""
+    """Columns of its file."""
 
     @property
     def is_closed_loop(self) -> bool:
@@ -107,10 +107,10 @@ class Trace:
         return any(request.think_s is not None for request in self.requests)
 
     def spread(self, tick_s: float | None = None, seed: int = 0) -> "Trace":
-        """The trace with requests of one stamp spread over `tick_s` seconds after it.
+        """The trace with the requests of each time stamp spread over the next `tick_s` seconds.
 
-        Never past the next stamp, each at a random place in its own equal share.
-        None: the tick that `detect_tick` finds. 0: they stay together.
+        Never past the next stamp, each at a random time in its own equal share. tick_s None: the
+        result of `detect_tick`; 0: no spreading.
         """
         stamps = np.array([request.arrival_s for request in self.requests])
         if tick_s is None:
@@ -126,7 +126,7 @@ class Trace:
     def window(self, from_s: float = 0.0, until_s: float = np.inf) -> "Trace":
         """The requests that arrive in [from_s, until_s), as a trace that begins at from_s.
 
-        A session's first turn inside is sent when it was recorded; its earlier ones are not.
+        A session's first turn inside is sent at its recorded time; earlier turns are left out.
         """
         begun: set[str] = set()
         kept = []
@@ -141,7 +141,7 @@ class Trace:
         return replace(self, requests=tuple(kept))
 
     def at_rate(self, rate: float) -> "Trace":
-        """The trace with its clock going `rate` times faster: arrivals and think times.
+        """The trace with its clock `rate` times faster: arrivals and think times.
 
         Raises ValueError unless rate is positive.
         """
@@ -169,13 +169,13 @@ def check_block_size(block_size: int, id_tokens: int = ID_TOKENS) -> None:
     """Raises ValueError for a size that blocks of a trace can't have."""
     if block_size < 1 or (id_tokens % block_size and block_size % id_tokens):
         raise ValueError(
-            f"a trace's ids stand for {id_tokens} tokens, and blocks of {block_size} are neither"
-            f" parts of {id_tokens} nor multiples of it: choose a power of 2, such as 64"
+            f"a trace's ids stand for {id_tokens} tokens: blocks of {block_size} are no part and no"
+            " multiple of that; choose a power of 2, such as 64"
         )
 
 
 def served_by(hash_ids: HashIds, model: str | None, lora_name: str | None) -> HashIds:
-    """Ids that are equal only where the text, the model and the LoRA are."""
+    """Ids that are equal only for equal text, model and LoRA."""
     if model is None and lora_name is None:
         return hash_ids
     key = xxh3_64_intdigest(f"{model or ''}\0{lora_name or ''}".encode())
@@ -183,10 +183,10 @@ def served_by(hash_ids: HashIds, model: str | None, lora_name: str | None) -> Ha
 
 
 def detect_tick(stamps_s: npt.NDArray[np.float64]) -> float:
-    """The length of the ticks in which arrivals were stamped, in s; 0: they were not.
+    """The length of the ticks of the time stamps, in s; 0: no ticks.
 
-    They were if a quarter of the requests share their stamp and nearly all distances between stamps
-    are multiples of the shortest one, within 2 % of it. stamps_s: ascending.
+    There are ticks if a quarter of the requests share their stamp and nearly all distances between
+    stamps are multiples of the shortest distance, within 2 % of it. stamps_s: ascending.
     """
     known, share = np.unique(stamps_s, return_counts=True)
     if len(known) < 3 or share[share > 1].sum() < _TICK_SHARED * len(stamps_s):
@@ -202,12 +202,12 @@ def detect_tick(stamps_s: npt.NDArray[np.float64]) -> float:
 def expand(
     hash_ids: HashIds | Sequence[int], token_count: int, id_tokens: int = ID_TOKENS
 ) -> TokenArray:
-    """Token ids of a prompt: id_tokens for each id, the last one cut off at `token_count`.
+    """Token ids of a prompt: id_tokens for each id, cut off at `token_count`.
 
     From numpy's Philox counter keyed by the id; its raw output is the same in every version.
     """
     word_count = -(-id_tokens // 2)
-    words = np.stack([np.random.Philox(key=int(one)).random_raw(word_count) for one in hash_ids])
+    words = np.stack([np.random.Philox(key=int(key)).random_raw(word_count) for key in hash_ids])
     tokens = words.view(np.uint32)[:, :id_tokens].reshape(-1)
     return tokens[:token_count] & _TOKEN_MASK
 

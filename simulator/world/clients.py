@@ -1,10 +1,10 @@
-"""The clients of a run: they ask a router, send the request on, report, and try again.
+"""The clients of a run: they request a worker, send the request there, report, and try again.
 
-    arrive -> route -> engine -> PREFILL_DONE at the first token -> FINISHED at the last one
-                                 prefill and decode apart: PREFILL_DONE when the first engine ends,
-                                 then the second one, which was picked with it, or is picked now
+    arrive -> route -> engine -> PREFILL_DONE at the first token -> FINISHED at the last token
+                                 disaggregated: PREFILL_DONE when the prefill engine ends, then the
+                                 decode engine, which was picked with it, or is picked now
 
-Law: every request that arrived is in an engine, waits for another try, or has ended.
+Law: every request that arrived is in an engine, waits for another attempt, or has ended.
 """
 
 import random
@@ -36,9 +36,9 @@ BACKOFF_S = 0.1
 BACKOFF_S_MAX = 2.0
 """As in kvroute's client: RetryInfo + uniform(0, min(max, backoff * 2^(failures - 1)))."""
 CALLERS = 16
-"""Hosts that requests come from, as far as routers tell them apart."""
+"""Number of hosts that send requests, by the addresses that routers see."""
 WAITING_BYTES = 1024
-"""Of a request while it waits at a router; prompts are not counted."""
+"""Bytes of a request while it waits at a router; prompts are not counted."""
 _UNAVAILABLE = (Reason.NO_WORKER, Reason.NO_ELIGIBLE_WORKER, Reason.DRAINING)
 
 
@@ -52,25 +52,25 @@ class Life:
     prompt: Prompt
     content: Callable[[], Content]
     role: Role
-    """What it wants a worker for now."""
+    """The role of the worker that it needs now."""
     losses: int = 0
-    """That were lost with their worker."""
+    """Attempts that were lost with their worker."""
     refusals: int = 0
     router: VirtualRouter | None = None
-    """Who picked; None: nobody was asked."""
+    """The router that picked its worker; None: sent past the routers."""
     reservation_id: str = ""
     worker: Worker | None = None
     decodes_at: Worker | None = None
-    """Who was picked with the worker that computes its prompt."""
+    """The decode worker, picked with the worker that computes its prompt."""
     prefilled_at: Worker | None = None
-    """Where its KV cache is to be fetched from."""
+    """The worker from which its KV cache is fetched."""
     sequence: Sequence | None = None
-    """While it is in an engine."""
+    """The engine's sequence, while it is in an engine."""
     failed_workers: set[str] = field(default_factory=set)
 
     @property
     def request_id(self) -> str:
-        """For router and engine: one for each try of each role."""
+        """The id for router and engine: another for each attempt of each role."""
         return f"r{self.index}-{self.role}-{self.losses}"
 
 
@@ -104,7 +104,7 @@ class Clients:
         self, timeline: Timeline, options: RunOptions, trace: Trace, record: RunRecord
     ) -> None:
         self.lives: dict[int, Life] = {}
-        """Index in the trace -> those that have arrived and not ended."""
+        """Index in the trace -> request that has arrived and not ended"""
         self.shadows = Shadows(options.shadows, options.routing)
         self._timeline = timeline
         self._options = options
@@ -114,10 +114,10 @@ class Clients:
         self._next_turn = _next_turns(trace)
         self._turn = 0
         self._computing: dict[str, Life] = {}
-        """By request id, those that are in an engine."""
+        """Request id -> request in an engine"""
 
     def start(self, fleet: VirtualFleet) -> None:
-        """Plans all arrivals that wait for nobody."""
+        """Plans all arrivals that don't wait for another request."""
         self._fleet = fleet
         for index, request in enumerate(self._requests):
             if request.think_s is None:
@@ -134,15 +134,15 @@ class Clients:
             self._finish(life, output.sequence)
 
     def on_engine_died(self, engine: VirtualEngine) -> None:
-        """Its requests are lost."""
+        """An engine died: its requests are lost."""
         for life in list(self._computing.values()):
             if life.worker is not None and life.worker.engine is engine:
                 self._lose(life)
 
-    # --- there ---
+    # --- to the engine ---
 
     def _first_role(self) -> Role:
-        """What a request wants a worker for, when it has none of its KV cache."""
+        """The role of a request's first worker."""
         return Role.BOTH if self._options.disaggregation is None else Role.PREFILL
 
     def _arrive(self, index: int) -> None:
@@ -158,7 +158,7 @@ class Clients:
         self._place(life)
 
     def _content(self, index: int, request: TraceRequest) -> tuple[Prompt, Callable[[], Content]]:
-        """The prompt for the router, and what the engines' caches see of it."""
+        """The prompt for the router, and its content for the engines' caches."""
         config, lora_name = self._options.scheduler, request.lora_name or ""
         if self._options.events == "engine":
             tokens = request.token_ids()
@@ -174,12 +174,12 @@ class Clients:
         return prompt, partial(ChainContent, names, f"r{index}")
 
     def _place(self, life: Life) -> None:
-        """Asks a router for a worker, and sends the request there."""
+        """Requests a worker from a router, and sends the request there."""
         options, now_s = self._options, self._timeline.now_s
         if options.past_router_share and self._rng.random() < options.past_router_share:
             self._record.counters["past_router"] += 1
             life.router = None
-            able = [one for one in self._fleet.workers if self._serves(one, life.role)]
+            able = [worker for worker in self._fleet.workers if self._serves(worker, life.role)]
             self._submit(life, self._rng.choice(able))
             return
         router = self._router()
@@ -254,14 +254,14 @@ class Clients:
         counters, now_s = self._record.counters, self._timeline.now_s
         counters["refusals"] += 1
         self._record.note(Happened.REFUSED, now_s, life.index)
-        asked_s = refusal.retry_after_s
+        after_s = refusal.retry_after_s
         life.refusals += 1
-        retry_s = (asked_s or 0.0) + self._backoff_s(life.refusals)
-        can_wait = asked_s is not None or refusal.reason in _UNAVAILABLE
+        retry_s = (after_s or 0.0) + self._backoff_s(life.refusals)
+        can_wait = after_s is not None or refusal.reason in _UNAVAILABLE
         if can_wait and now_s + retry_s - life.arrived_s <= self._options.patience_s:
             counters["retries"] += 1
             self._timeline.at(now_s + retry_s, partial(self._place, life))
-        elif asked_s is None:
+        elif after_s is None:
             self._fail(life, f"router: {refusal.reason}")
         else:
             self._record.turn_away(life.index)
@@ -301,15 +301,15 @@ class Clients:
         self._computing[life.request_id] = life
 
     def _engine_priority(self, request: TraceRequest) -> int | None:
-        """In the engine's direction; a trace's, and a router's, is higher for sooner."""
+        """A request's priority in the engine's direction; in a trace, higher is sooner."""
         priority = request.priority
         return None if priority is None else -priority * self._options.scheduler.priority_sign
 
-    # --- and back ---
+    # --- from the engine ---
 
     def _first_token(self, life: Life) -> None:
         now_s = self._timeline.now_s
-        if life.role is not Role.PREFILL:  # clients get none from a worker that hands over
+        if life.role is not Role.PREFILL:  # a prefill worker's token doesn't reach the client
             self._record.ttft_s[life.index] = now_s - life.arrived_s
             self._record.note(Happened.FIRST_TOKEN, now_s, life.index)
         self._report(life, ProgressState.PREFILL_DONE)
@@ -349,10 +349,10 @@ class Clients:
         self._end(life)
 
     def _lose(self, life: Life, failure: Ending = Ending.FAILED_WORKER) -> None:
-        """Its worker is gone: the client hears it, and sends it again."""
+        """Its worker is gone: the client gets an error, and sends it again."""
         worker = life.worker
         if worker is None:
-            raise AssertionError(f"{life.request_id} is lost, but was nowhere")
+            raise AssertionError(f"{life.request_id} is lost, but was at no worker")
         self._report(life, ProgressState.FAILED, failure=failure)
         self._leave(life)
         life.losses += 1
@@ -366,7 +366,7 @@ class Clients:
         self._timeline.at(self._timeline.now_s + retry_s, partial(self._place, life))
 
     def _leave(self, life: Life) -> None:
-        """It is at no worker any more."""
+        """Takes a request from its worker."""
         self._computing.pop(life.request_id, None)
         if life.worker is not None:
             life.worker.in_flight -= 1
@@ -378,7 +378,7 @@ class Clients:
         self._end(life)
 
     def _end(self, life: Life) -> None:
-        """However it ended: its client goes on."""
+        """Ends a request in any outcome; its client goes on."""
         record, now_s = self._record, self._timeline.now_s
         record.losses[life.index] = life.losses
         record.note(Happened.ENDED, now_s, life.index, int(record.outcome[life.index]))
@@ -413,14 +413,14 @@ class Clients:
         self._timeline.at(when_s, partial(self._renew, life, life.reservation_id))
 
     def _renew(self, life: Life, reservation_id: str) -> None:
-        """A client whose request takes long says so, before the lease ends."""
+        """Renews the lease of a long request."""
         if life.sequence is not None and life.reservation_id == reservation_id:
             self._report(life, ProgressState.RUNNING, life.sequence.output_tokens)
             self._renew_later(life)
 
 
 def _next_turns(trace: Trace) -> dict[int, int]:
-    """Request -> the one of its session that is sent when it has ended."""
+    """Request -> the next request of its session, which is sent after its end."""
     following: dict[int, int] = {}
     last: dict[str, int] = {}
     for index, request in enumerate(trace.requests):

@@ -1,12 +1,12 @@
-"""The laws of conservation of a virtual run, checked while it goes on (`RunOptions.check`). Pure.
+"""The laws of conservation of a virtual run, checked while it runs (`RunOptions.check`). Pure.
 
-- blocks: free + cached + in use = total, on every rank, whenever no step is going on;
-- events: those of all steps, applied in order, are what the rank's cache holds then;
+- blocks: free + cached + in use = total, on every rank, between steps;
+- events: the events of all steps, applied in order, give the content of the rank's cache;
 - requests: arrived = served + failed + shed + in flight; and in every engine, added = finished +
   aborted + waiting + running;
-- tokens: a request that finishes has computed its prompt and brought out all it was asked for;
-- load: what a router has reserved on a worker is the sum over its requests in flight;
-- index: once all is quiet, a router's index holds what the relays hold, to the digest.
+- tokens: a finished request has computed its prompt and all its requested output tokens;
+- load: a router's reserved load on a worker is the sum over its requests in flight;
+- index: at the end, once all is quiet, a router's index equals the relays' blocks, to the digest.
 """
 
 from collections import Counter
@@ -27,7 +27,7 @@ from simulator.world.virtual_fleet import VirtualFleet
 from simulator.world.virtual_router import VirtualRouter
 
 ENDED_BY_ROUTER = (Ending.EXPIRED, Ending.WORKER_LOST)
-"""The router gave up on the worker, which may be well."""
+"""The router gave the worker up, which may be healthy."""
 
 
 class LawBroken(AssertionError):
@@ -39,62 +39,62 @@ class LawBroken(AssertionError):
 
 
 class Laws:
-    """Watches one run."""
+    """Checks one run."""
 
     def __init__(self, fleet: VirtualFleet, clients: Clients, record: RunRecord) -> None:
         self.checks: Counter[str] = Counter()
-        """Law -> how often it was looked at."""
+        """Law -> checks"""
         self._fleet = fleet
         self._clients = clients
         self._record = record
         self._copies: dict[WorkerKey, Counter[tuple[Tier, int]]] = {
             worker.key: Counter() for worker in fleet.workers
         }
-        """What the events of a rank add up to."""
+        """Rank -> (tier, hash) -> copies by its events"""
         self._added: Counter[str] = Counter()
-        """Engine -> requests it took in this life."""
+        """Engine -> requests added since its last start"""
 
     def on_added(self, engine: VirtualEngine) -> None:
-        """An engine took a request in."""
+        """A request was added to an engine."""
         self._added[engine.engine_id] += 1
 
     def on_restart(self, engine: VirtualEngine) -> None:
-        """An engine came back, with nothing."""
+        """An engine has restarted, empty."""
         self._added[engine.engine_id] = 0
         for key, copies in self._copies.items():
             if key.worker_id == engine.engine_id:
                 copies.clear()
 
     def on_events(self, key: WorkerKey, events: Iterable[PoolEvent]) -> None:
-        """A rank told something."""
+        """Events of a rank."""
         copies = self._copies[key]
         for event in events:
             match event:
                 case Stored():
-                    copies.update((event.tier, one) for one in event.hashes)
+                    copies.update((event.tier, block) for block in event.hashes)
                 case Removed():
-                    for one in event.hashes:
-                        copies[event.tier, one] -= 1
-                        if copies[event.tier, one] < 0:
-                            raise LawBroken("events", f"{key}: {one} removed, but not there")
-                        if not copies[event.tier, one]:
-                            del copies[event.tier, one]
+                    for block in event.hashes:
+                        copies[event.tier, block] -= 1
+                        if copies[event.tier, block] < 0:
+                            raise LawBroken("events", f"{key}: {block} removed, but not there")
+                        if not copies[event.tier, block]:
+                            del copies[event.tier, block]
                 case Cleared():
                     copies.clear()
 
     def on_finished(self, sequence: Sequence) -> None:
-        """A request came to its end."""
+        """A request has finished."""
         self.checks["tokens"] += 1
-        asked = sequence.submission.output_tokens
+        requested = sequence.submission.output_tokens
         cached = sequence.cached_tokens
-        if sequence.output_tokens != asked:
-            told = f"{sequence.request_id} brought out {sequence.output_tokens} of {asked}"
-            raise LawBroken("tokens", told)
+        if sequence.output_tokens != requested:
+            detail = f"{sequence.request_id} has {sequence.output_tokens} of {requested} tokens"
+            raise LawBroken("tokens", detail)
         if cached is None or not 0 <= cached < sequence.prompt_tokens:
             raise LawBroken("tokens", f"{sequence.request_id} had {cached} tokens cached")
 
     def on_settled(self, engine: VirtualEngine) -> None:
-        """An engine's step has ended, and the next one has not begun."""
+        """An engine's step has ended, and the next has not begun."""
         self.checks["blocks"] += 1
         finished = 0
         for rank in range(engine.ranks):
@@ -104,23 +104,24 @@ class Laws:
                 raise LawBroken("blocks", f"{key}: {blocks}")
             self.checks["events"] += 1
             held = Counter(set(engine.scheduler.contents(rank)))
-            told = self._copies[key]
-            if held.keys() != told.keys():
-                more, less = len(held.keys() - told.keys()), len(told.keys() - held.keys())
-                raise LawBroken("events", f"{key} holds {more} untold, and lacks {less} told")
+            copies = self._copies[key]
+            if held.keys() != copies.keys():
+                more, less = len(held.keys() - copies.keys()), len(copies.keys() - held.keys())
+                detail = f"{key} holds {more} blocks without events, and lacks {less} with events"
+                raise LawBroken("events", detail)
             load = engine.load(rank)
             finished += load.finished + load.aborted + load.running + load.waiting
         if finished != self._added[engine.engine_id]:
             added = self._added[engine.engine_id]
-            raise LawBroken("requests", f"{engine!r} took {added}, accounts for {finished}")
+            raise LawBroken("requests", f"{engine!r} got {added}, and has {finished}")
 
     def on_tick(self) -> None:
-        """A second went by."""
+        """Called every second."""
         self.checks["requests"] += 1
         record, lives = self._record, self._clients.lives
         if record.arrived != record.ended + len(lives):
-            told = f"{record.arrived} arrived, {record.ended} ended, {len(lives)} in flight"
-            raise LawBroken("requests", told)
+            detail = f"{record.arrived} arrived, {record.ended} ended, {len(lives)} in flight"
+            raise LawBroken("requests", detail)
         for router in self._fleet.routers:
             self._check_reserved(router)
 
@@ -139,40 +140,43 @@ class Laws:
                 theirs = relay.count(), relay.digest()
                 if ours != theirs:
                     raise LawBroken("index", f"{relay.key}: index {ours}, relay {theirs}")
-                told = len(self._copies[relay.key])
-                if relay.complete and relay.tells_events and relay.count() != told:
-                    raise LawBroken("index", f"{relay.key}: relay {relay.count()}, told {told}")
+                blocks = len(self._copies[relay.key])
+                if relay.complete and relay.tells_events and relay.count() != blocks:
+                    raise LawBroken("index", f"{relay.key}: relay {relay.count()}, events {blocks}")
                 self.checks["index"] += 1
 
     def _check_reserved(self, router: VirtualRouter) -> None:
-        """A router's load is the sum over its open reservations, and those are in flight."""
+        """A router's load is the sum over its open reservations, whose requests are in flight."""
         self.checks["load"] += 1
         core = router.core
         keys = [worker.key for worker in self._fleet.workers]
-        open_ones = core.reservations.on_workers(keys)
+        reservations = core.reservations.on_workers(keys)
         in_flight = {
             life.reservation_id
             for life in self._clients.lives.values()
             if life.router is router and life.sequence is not None
         }
-        known = {one.id for one in open_ones}
-        for one in known ^ in_flight:
-            reservation = core.reservations.get(one)
-            if reservation is not None and reservation.ended not in ENDED_BY_ROUTER:
-                raise LawBroken("load", f"{router!r}: {one} is open or in flight, but not both")
+        known = {reservation.id for reservation in reservations}
+        for reservation_id in known ^ in_flight:
+            lone = core.reservations.get(reservation_id)
+            if lone is not None and lone.ended not in ENDED_BY_ROUTER:
+                detail = f"{router!r}: {reservation_id} is open or in flight, but not both"
+                raise LawBroken("load", detail)
         for worker in self._fleet.workers:
             key = worker.key
-            here = [one for one in open_ones if one.holds([key])]
-            chains = [one.prefixes for one in here]
+            here = [reservation for reservation in reservations if reservation.holds([key])]
+            chains = [reservation.prefixes for reservation in here]
             blocks = len(np.unique(np.concatenate(chains))) if chains else 0
-            computing = [one.where_computed() for one in here if not one.prefill_done]
+            computing = [
+                reservation.where_computed() for reservation in here if not reservation.prefill_done
+            ]
             sums = (
                 len(here),
-                blocks + sum(one.has_tail for one in here),
-                sum(one.new_tokens for one in computing if one.worker == key),
+                blocks + sum(reservation.has_tail for reservation in here),
+                sum(part.new_tokens for part in computing if part.worker == key),
             )
             load = core.fleet.loads.get(key) or WorkerLoad()
             ours = (load.requests, load.blocks, load.prefill_tokens)
             if ours != sums:
-                told = f"{key} at {router!r}: {ours}, but requests add up to {sums}"
-                raise LawBroken("load", told)
+                detail = f"{key} at {router!r}: {ours}, but requests add up to {sums}"
+                raise LawBroken("load", detail)

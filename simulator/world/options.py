@@ -1,6 +1,6 @@
-"""What a virtual run is asked for: fleet, router, traffic's way to it, and what goes wrong.
+"""The options of a virtual run: fleet, router, network, and faults.
 
-Every field has a unit and a check, so that a run never starts with a number that means nothing.
+Every field has a unit and a check, so that a run never starts with a meaningless number.
 """
 
 from dataclasses import dataclass, field, replace
@@ -23,7 +23,7 @@ EventForm = Literal["facts", "engine", "none"]
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An engine dies at once, with all its requests and its cache, and comes back empty."""
+    """An engine dies, with all its requests and its cache, and starts again empty."""
 
     at_s: float
     worker: int
@@ -33,18 +33,18 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class RelayRestart:
-    """An engine's relay ends and starts again; the engine goes on."""
+    """An engine's relay ends and starts again; the engine keeps running."""
 
     at_s: float
     worker: int
     down_s: float = 5.0
     keeps_map: bool = False
-    """Whether the new life knows what the engine holds; else its stream is partial."""
+    """Whether the new relay has the engine's blocks; else its stream is partial."""
 
 
 @dataclass(frozen=True, slots=True)
 class RouterRestart:
-    """A router ends, with all it knows, and another takes its place at once."""
+    """A router ends, with all its state, and a new process takes its place at once."""
 
     at_s: float
     router: int = 0
@@ -53,12 +53,13 @@ class RouterRestart:
 
 @dataclass(frozen=True, slots=True)
 class Disaggregation:
-    """Prefill and decode apart: the first engines compute prompts, the others fetch the KV cache of
-    a prompt and bring out the answer."""
+    """Disaggregated prefill: the first engines compute prompts, the others fetch a prompt's KV
+    cache and decode."""
 
     prefill_workers: int
     picks: Literal["pair", "each"] = "pair"
-    """pair: a router is asked once, for both. each: for who decodes when the prompt is computed."""
+    """pair: one request to the router, for both workers. each: another request, for the decode
+    worker, when the prompt is computed."""
 
 
 def default_scheduler() -> SchedulerConfig:
@@ -68,84 +69,82 @@ def default_scheduler() -> SchedulerConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
-    """One run. Raises ValueError for what can't be run."""
+    """The options of a run. Raises ValueError for options that can't be run."""
 
     policy: str = "dynamo-adaptive"
     order: str = "fcfs"
-    """Of the router's queue; "fcfs" is also what having none amounts to."""
+    """Order of the router's queue; "fcfs" also without a queue."""
     seed: int = 0
 
     workers: int = 8
     """Engines."""
     ranks: int = 1
-    """Of each engine; every one is a worker of its own."""
+    """Ranks of each engine; every rank is a worker."""
     engine: str = "vllm"
     """A name of simulator.schedulers.SCHEDULERS."""
     scheduler: SchedulerConfig = field(default_factory=default_scheduler)
     models: tuple[str, ...] = ()
-    """Names that every engine serves beside its own. A run adds those that its trace names, as it
-    adds the trace's LoRAs to the scheduler's."""
+    """Models that every engine serves beside its own. A run adds the models of its trace, and the
+    trace's LoRAs to the scheduler's."""
     models_apart: bool = False
-    """Each engine serves only one of `models`, by turns."""
+    """Whether each engine serves only one of `models`, in turn."""
     slow_workers: int = 0
-    """The first so many engines need `slow_factor` times as long for each step."""
+    """Number of engines, the first, that need `slow_factor` times as long for each step."""
     slow_factor: float = 2.0
 
     disaggregation: Disaggregation | None = None
     engines_per_host: int = 1
     hosts_per_rack: int = 8
-    """Racks are of one cluster."""
+    """Hosts in a rack; all racks are in one cluster."""
 
     routing: RoutingSettings = field(default_factory=RoutingSettings)
-    """Its policy is `policy`."""
+    """Routing settings; `policy` replaces their policy."""
     queue: QueueSettings = field(default_factory=QueueSettings)
-    """Of requests that wait at a router for a worker with room."""
+    """Settings of a router's queue, for requests that wait for a worker with room."""
     replicas: int = 1
     """Routers, each with a view of its own."""
     spread: Literal["round_robin", "random"] = "round_robin"
-    """How requests choose a replica."""
+    """The replica of each request: in turn, or random."""
     hot_prefixes: bool = False
-    """Whether prefixes that many ask for are copied from engine to engine; the numbers are those of
-    routing.hot_prefixes."""
+    """Whether hot prefixes are copied between engines, with the numbers of routing.hot_prefixes."""
     inflight: bool = True
-    """Whether replicas tell one another what they have reserved."""
+    """Whether replicas send each other their reserved load."""
     output_hint: bool = False
-    """Whether requests tell the router how much output they will bring."""
+    """Whether requests have expected_output_tokens."""
     shadows: tuple[str, ...] = ()
-    """Policies that score the same requests and never act."""
+    """Shadow policies, which only score the same requests."""
 
     events: EventForm = "facts"
-    """facts: what a relay would tell, directly. engine: the engine's own bytes through the relay's
-    code, token ids and all; slow, for tests. none: workers that publish nothing."""
+    """facts: facts directly. engine: the engine's own bytes through the relay's code, with token
+    ids; slow, for tests. none: workers that publish no events."""
     event_delay_s: float = 0.005
-    """From a step's end to the router's index, on average."""
+    """Seconds from a step's end to the router's index, on average."""
     event_jitter_s: float = 0.0
-    """The delay is uniform in delay +- jitter; one worker's messages stay in order."""
+    """The delay is uniform in delay +- jitter; a worker's messages stay in order."""
     event_loss: float = 0.0
     """Share of the relays' messages that a replica never gets."""
     approximate_workers: int = 0
-    """The first so many engines publish no events."""
+    """Number of engines, the first, that publish no events."""
     tells_capacity: bool = True
-    """Whether heartbeats say how many blocks and slots there are. A router takes no worker that is
-    full, by any policy; one of unknown capacity never counts as full."""
+    """Whether heartbeats have total_blocks and total_slots. No policy picks a full worker; a worker
+    of unknown capacity never counts as full."""
 
     tells_slots: bool = True
-    """Whether heartbeats say how many slots there are, as vLLM's own don't; only where they say how
-    many blocks."""
+    """Whether heartbeats with total_blocks have total_slots, too; vLLM's have not."""
 
     failures: tuple[Failure, ...] = ()
     relay_restarts: tuple[RelayRestart, ...] = ()
     router_restarts: tuple[RouterRestart, ...] = ()
     past_router_share: float = 0.0
-    """Share of the requests that go to a random worker without asking the router."""
+    """Share of the requests that go to a random worker, past the router."""
 
     patience_s: float = 60.0
-    """A client that is refused tries again for so long."""
+    """Seconds for which a refused client tries again."""
     resends_max: int = 3
-    """How often a request that died with its worker is sent again."""
+    """Times that a request is sent again after its worker died."""
 
     check: bool = False
-    """Whether the laws of conservation are checked, all the time: slow."""
+    """Whether the laws of conservation are checked during the run: slow."""
 
     def __post_init__(self) -> None:
         known = configured(self.routing)
@@ -189,26 +188,26 @@ class RunOptions:
             _between("RouterRestart.at_s", restart.at_s, 0.0, 1e9)
 
     def role_of(self, engine: int) -> Role:
-        """What an engine is for."""
+        """The role of an engine."""
         if self.disaggregation is None:
             return Role.BOTH
         return Role.PREFILL if engine < self.disaggregation.prefill_workers else Role.DECODE
 
     def scheduler_of(self, engine: int) -> SchedulerConfig:
-        """What an engine is made with."""
+        """The scheduler's configuration of an engine."""
         if engine >= self.slow_workers:
             return self.scheduler
         cost = SlowedCost(self.scheduler.cost, self.slow_factor)
         return replace(self.scheduler, cost=cost)
 
     def models_of(self, engine: int) -> tuple[str, ...]:
-        """What an engine serves beside its own model."""
+        """Models that an engine serves beside its own."""
         if not self.models_apart or not self.models:
             return self.models
         return (self.models[engine % len(self.models)],)
 
     def _check_links(self) -> None:
-        """Copies go from any engine to any other."""
+        """Raises ValueError unless the cost model has links between all engines, for copies."""
         try:
             for distance in Distance:
                 self.scheduler.cost.transfer_s(1, distance)

@@ -1,4 +1,4 @@
-"""What a run writes down while it goes on, request by request, and its RunResult. Pure."""
+"""The record of a run, request by request, and its RunResult. Pure."""
 
 import struct
 from collections import Counter
@@ -28,7 +28,7 @@ class Happened(IntEnum):
 
 
 class RunRecord:
-    """Columns with one entry a request, samples with one row a second, and a digest of the log."""
+    """Columns with an entry for each request, samples with a row a second, a digest of the log."""
 
     def __init__(self, request_count: int, worker_count: int, block_size: int) -> None:
         def floats() -> np.ndarray[tuple[int], np.dtype[np.float64]]:
@@ -47,7 +47,7 @@ class RunRecord:
         self.counters: Counter[str] = Counter()
         self.failures: Counter[str] = Counter()
         self.arrived = self.served = self.failed = self.shed = 0
-        self._hit_blocks = self._asked_blocks = 0
+        self._hit_blocks = self._prompt_blocks = 0
         self._worker_count = worker_count
         self._block_size = block_size
         self._samples: list[tuple[int, list[int], list[int], list[int]]] = []
@@ -57,16 +57,16 @@ class RunRecord:
     def ended(self) -> int:
         return self.served + self.failed + self.shed
 
-    def note(self, what: Happened, now_s: float, first: int = 0, second: int = 0) -> None:
-        """One more line of the log, which is kept as a digest only."""
-        self._log.update(_LOG.pack(what, now_s, first, second))
+    def note(self, kind: Happened, now_s: float, first: int = 0, second: int = 0) -> None:
+        """Adds a line to the log, which is kept as a digest only."""
+        self._log.update(_LOG.pack(kind, now_s, first, second))
 
     def serve(self, index: int) -> None:
-        """A request has come to its good end."""
+        """A request was served to its end."""
         self.outcome[index] = Outcome.SERVED
         self.served += 1
         self._hit_blocks += int(self.cached_tokens[index]) // self._block_size
-        self._asked_blocks += int(self.prompt_tokens[index]) // self._block_size
+        self._prompt_blocks += int(self.prompt_tokens[index]) // self._block_size
 
     def fail(self, index: int, reason: str) -> None:
         """A request got an error."""
@@ -75,19 +75,19 @@ class RunRecord:
         self.failed += 1
 
     def turn_away(self, index: int) -> None:
-        """A request was refused for want of room, until its client gave up."""
+        """A request was refused for lack of capacity, until its client gave up."""
         self.outcome[index] = Outcome.SHED
         self.shed += 1
 
     def sample(
         self, second: int, in_flight: list[int], waiting: list[int], used_blocks: list[int]
     ) -> None:
-        """Each worker's load at a full second; seconds left out had none."""
+        """Each worker's load at a full second; seconds without a sample had no load."""
         self._samples.append((second, in_flight, waiting, used_blocks))
 
     def progress(self) -> RunProgress:
-        """How far the run is."""
-        hit_rate = self._hit_blocks / self._asked_blocks if self._asked_blocks else 0.0
+        """The progress of the run."""
+        hit_rate = self._hit_blocks / self._prompt_blocks if self._prompt_blocks else 0.0
         in_flight = self.arrived - self.ended
         total = len(self.arrival_s)
         return RunProgress(total, self.ended, self.failed, in_flight, hit_rate)
@@ -99,7 +99,7 @@ class RunRecord:
         shadows: dict[str, ShadowResult],
         wall_s: float,
     ) -> RunResult:
-        """All of it."""
+        """The result of the run."""
         size = self._block_size
         seconds = 1 + max((sample[0] for sample in self._samples), default=-1)
         matrices = np.zeros((3, seconds, self._worker_count), np.int64)

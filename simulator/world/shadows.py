@@ -1,6 +1,6 @@
-"""Policies that watch: they score the requests that another one picks for, and never act. Pure.
+"""Shadow policies: they score the requests of a run, and never pick. Pure.
 
-Law: a run with shadows goes as it would without them.
+Law: a run with shadows has the same results as without.
 """
 
 from collections.abc import Sequence
@@ -13,30 +13,30 @@ from simulator.traffic.results import ShadowResult
 
 
 class Shadows:
-    """What the policies would have done, in sums."""
+    """The shadow policies of a run, and the sums of their results."""
 
     def __init__(self, names: Sequence[str], routing: RoutingSettings) -> None:
-        """names: of those that watch."""
+        """names: of the shadow policies."""
         policies = configured(routing)
         self._shadows = {
             name: Shadow(that_watches(routing, policies[name]), routing.guard) for name in names
         }
 
     def watch(self, decision: Decision) -> None:
-        """A decision that is about to be carried out."""
+        """A decision of the run's policy."""
         for shadow in self._shadows.values():
             shadow.watch(decision)
 
     def results(self) -> dict[str, ShadowResult]:
-        """By policy."""
+        """Policy -> result."""
         return {name: _result(shadow) for name, shadow in self._shadows.items()}
 
 
 def _result(shadow: Shadow) -> ShadowResult:
-    told = shadow.decisions
+    decisions = shadow.decisions
     return ShadowResult(
-        decisions=told.total() - told[Agreement.FAILED],
-        agreements=told[Agreement.SAME] + told[Agreement.TIED],
+        decisions=decisions.total() - decisions[Agreement.FAILED],
+        agreements=decisions[Agreement.SAME] + decisions[Agreement.TIED],
         predicted_tokens_more=round(shadow.overlap_tokens.gain - shadow.overlap_tokens.loss),
         predicted_s_sooner=shadow.ttft_s.gain - shadow.ttft_s.loss,
     )

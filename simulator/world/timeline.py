@@ -1,7 +1,7 @@
-"""Virtual time: timed calls in a heap, and clocks that strike again and again. Pure.
+"""Virtual time: timed calls in a heap, and periodic calls (clocks). Pure.
 
-Calls of one instant are made in the order in which they were asked for, clocks before calls. While
-somebody is busy every stroke is lived through; of a long quiet the end is skipped, since nothing
+Calls of the same instant are made in the order in which they were added, clocks before calls. While
+requests are in flight, every period is played; the end of a long quiet is skipped, since nothing
 can happen in it.
 
 Law: time never goes back.
@@ -13,35 +13,36 @@ from collections.abc import Callable
 Work = Callable[[], None]
 
 QUIET_S = 300.0
-"""So much of a quiet is lived through: predictions run out in it, and leases end."""
+"""Seconds of a quiet that are played: predictions and leases end in them."""
 
 
 class Timeline:
-    """The one clock of a run."""
+    """The clock of a run."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
         self.quiet_since_s: float | None = 0.0
-        """None while somebody is busy."""
+        """None while requests are in flight."""
         self.strokes = 0
-        """Of all clocks."""
+        """Periodic calls made so far."""
         self._calls: list[tuple[float, int, Work]] = []
         self._clocks: list[tuple[float, int, float, float, Work]] = []
-        """(next stroke, order, period, lead, call)"""
+        """(next time, order, period, lead, call)"""
         self._order = 0
 
     def at(self, when_s: float, work: Work) -> None:
-        """Calls `work` then, or at once when that has passed."""
+        """Calls `work` at when_s, or at once if that has passed."""
         self._order += 1
         heapq.heappush(self._calls, (max(when_s, self.now_s), self._order, work))
 
     def every(self, period_s: float, first_s: float, work: Work, lead_s: float = 0.0) -> None:
-        """Calls `work` again and again. lead_s: after a skipped quiet, so much earlier."""
+        """Calls `work` at first_s and every period_s after it; after a skipped quiet, lead_s
+        earlier."""
         self._order += 1
         heapq.heappush(self._clocks, (first_s, self._order, period_s, lead_s, work))
 
     def step(self) -> None:
-        """The next thing that happens. Needs a clock."""
+        """Makes the next call. Needs a clock."""
         when_s, order, period_s, lead_s, work = self._clocks[0]
         if self._calls and self._calls[0][0] < when_s:
             self.now_s, _, work = heapq.heappop(self._calls)
@@ -54,7 +55,7 @@ class Timeline:
         work()
 
     def _skip_quiet(self, when_s: float) -> bool:
-        """Moves all clocks on to just before the next call, if there is long to wait for it."""
+        """Moves all clocks to just before the next call, if that is far away."""
         if self.quiet_since_s is None or not self._calls:
             return False
         lead_s = max(clock[3] for clock in self._clocks)

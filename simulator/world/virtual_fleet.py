@@ -1,9 +1,9 @@
-"""The engines of a run, each with a relay for every rank, and what goes wrong with them.
+"""The engines of a run, each with a relay for every rank, and their faults.
 
-    step ends -> events to the relays, tokens to whoever waits for them (`on_output`)
+    step ends -> events to the relays, tokens to the clients (`on_output`)
     every second: a heartbeat and a beat of every relay
 
-Law: a router hears of a step's events one delay after the step, and of its own worker's in order.
+Law: a router gets a step's events one delay after the step, and those of a worker in order.
 """
 
 import random
@@ -28,11 +28,11 @@ from simulator.world.virtual_router import Plane, VirtualRouter
 
 BEAT_S = 1.0
 _BEATS_LEAD_S = 2.0
-"""After a skipped quiet relays beat again before the routers' clocks go on."""
+"""Seconds by which relays beat before the routers' clocks, after a skipped quiet."""
 
 
 class Witness(Protocol):
-    """Looks on while engines of a fleet work, as the laws of a run do."""
+    """Is called as engines of a fleet work; implemented by the laws of a run."""
 
     def on_added(self, engine: VirtualEngine) -> None: ...
     def on_events(self, key: WorkerKey, events: Iterable[PoolEvent]) -> None: ...
@@ -43,14 +43,14 @@ class Witness(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Worker:
-    """One schedulable target: a rank of an engine, and its relay."""
+    """A schedulable target: a rank of an engine, and its relay."""
 
     index: int
     engine: VirtualEngine
     rank: int
     relay: VirtualRelay
     load: Load
-    """As the engine told it last."""
+    """Load in the engine's last answer."""
     answered_at_s: float = 0.0
     """When the engine last answered its relay."""
     relay_up: bool = True
@@ -89,7 +89,7 @@ class VirtualFleet:
         return self.network.routers
 
     def start(self) -> None:
-        """Relays say who is there; troubles are planned."""
+        """Sends the first heartbeats, and plans all faults."""
         rng = random.Random(f"{self._options.seed}/phases")
         for worker in self.workers:
             self._beat(worker, delay_s=0.0)
@@ -114,7 +114,7 @@ class VirtualFleet:
         return self.workers[first : first + self._options.ranks]
 
     def submit(self, worker: Worker, submission: Submission) -> Sequence:
-        """A request comes to an engine that is up. Raises RequestRefused."""
+        """Sends a request to a running engine. Raises RequestRefused."""
         engine = worker.engine
         before = engine.due_s, engine.ready_s
         sequence = engine.add(submission, self._timeline.now_s)
@@ -124,20 +124,21 @@ class VirtualFleet:
             self._await(engine)
         return sequence
 
-    def distance(self, one: Worker, other: Worker) -> Distance:
-        """The nearest place that two workers share."""
-        hosts = [worker.engine.number // self._options.engines_per_host for worker in (one, other)]
+    def distance(self, source: Worker, target: Worker) -> Distance:
+        """The smallest place that two workers share."""
+        per_host = self._options.engines_per_host
+        hosts = [worker.engine.number // per_host for worker in (source, target)]
         if hosts[0] == hosts[1]:
             return Distance.HOST
         racks = [host // self._options.hosts_per_rack for host in hosts]
         return Distance.RACK if racks[0] == racks[1] else Distance.CLUSTER
 
     def bring_up_to_date(self, router: VirtualRouter) -> None:
-        """What engines did in steps that are still going on, as far as it can be known by now."""
-        heard_s = self._timeline.now_s - self._options.event_delay_s
+        """Delivers to a router the events of current steps that would have arrived by now."""
+        sent_s = self._timeline.now_s - self._options.event_delay_s
         for engine in self.engines:
             if engine.due_s is not None:
-                self._take(engine, engine.advance(heard_s), 0.0)
+                self._take(engine, engine.advance(sent_s), 0.0)
         router.hear(self._timeline.now_s)
 
     def _build(self, number: int) -> VirtualEngine:
@@ -179,7 +180,7 @@ class VirtualFleet:
     # --- steps ---
 
     def _await(self, engine: VirtualEngine) -> None:
-        """Calls back when the engine's step ends, or when it has something to compute again."""
+        """Plans a call at the end of the engine's step, or when it has work again."""
         if engine.due_s is not None:
             work = partial(self._end_step, engine, engine.life, engine.due_s)
             self._timeline.at(engine.due_s, work)
@@ -194,7 +195,7 @@ class VirtualFleet:
 
     def _end_step(self, engine: VirtualEngine, life: int, due_s: float) -> None:
         if engine.life != life or engine.due_s != due_s:
-            return  # it was cut shorter, or has died
+            return  # the step was cut, or the engine has died
         self._take(engine, engine.end_step(due_s), self.network.delay_s())
         if self.witness is not None:
             self.witness.on_settled(engine)
@@ -202,7 +203,7 @@ class VirtualFleet:
         self._await(engine)
 
     def _take(self, engine: VirtualEngine, result: StepResult, delay_s: float) -> None:
-        """Effects of steps: news for the routers, tokens for the clients."""
+        """Effects of steps: events for the routers, tokens for the clients."""
         if result.events:
             for worker in self.ranks(engine):
                 events = result.events
@@ -220,7 +221,7 @@ class VirtualFleet:
     # --- relays ---
 
     def _beat(self, worker: Worker, delay_s: float | None = None) -> None:
-        """What a relay says every second."""
+        """Sends a relay's heartbeat and beat, every second."""
         engine, relay, now_s = worker.engine, worker.relay, self._timeline.now_s
         delay_s = self.network.delay_s() if delay_s is None else delay_s
         if engine.up:
@@ -229,12 +230,12 @@ class VirtualFleet:
             worker.load = engine.load(worker.rank)
             worker.answered_at_s = now_s
         if worker.relay_up:
-            told = relay.heartbeat(worker.load, now_s, sampled_at_s=worker.answered_at_s)
-            self.network.send(worker.key, Plane.LOAD, [told], delay_s)
+            heartbeat = relay.heartbeat(worker.load, now_s, sampled_at_s=worker.answered_at_s)
+            self.network.send(worker.key, Plane.LOAD, [heartbeat], delay_s)
             self.network.send(worker.key, Plane.FACTS, relay.beat(now_s), delay_s)
 
     def _restart_router(self, number: int) -> None:
-        """Relays answer its hello at once."""
+        """Restarts a router; relays answer its hello at once."""
         self._record.note(Happened.TROUBLE, self._timeline.now_s, number, -1)
         self.network.restart(number)
         for worker in self.workers:

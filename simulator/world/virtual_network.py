@@ -1,4 +1,4 @@
-"""Between relays and routers: messages come late or not at all, and what was missed is asked for.
+"""The network between relays and routers: delayed and lost messages, and recoveries.
 
 relay -> facts, beats, heartbeats -> routers
 router -> Pull -> relay's ring or snapshot -> router
@@ -17,14 +17,14 @@ from simulator.world.virtual_relay import VirtualRelay
 from simulator.world.virtual_router import Plane, VirtualRouter
 
 TELL_S = 0.02
-"""A replica tells its peers what changed in so much time, as router/replicas/peer_link.py does."""
+"""Seconds between a replica's messages to its peers, as in router/replicas/peer_link.py."""
 _PULL_JITTER_S = 0.2
-"""As the feed's own, so that not all routers ask at once."""
+"""As in the feed, so that routers' requests don't come all at once."""
 _PULL_TIMEOUT_S = 2.0
 
 
 class VirtualNetwork:
-    """Carries messages to every router; `relay_of` finds who answers, None while nobody does."""
+    """Delivers messages to every router. relay_of: the relay of a worker, None while it is down."""
 
     def __init__(
         self,
@@ -46,42 +46,42 @@ class VirtualNetwork:
         self._rng = random.Random(f"{options.seed}/network")
         self._tells = options.inflight and options.replicas > 1
         self._telling: set[int] = set()
-        """Routers that will tell their peers at the end of this TELL_S."""
+        """Routers that send a message to their peers at the end of this TELL_S."""
         self._pulls: dict[tuple[int, WorkerKey], Pull] = {}
-        """Router and worker -> the recovery that is going on."""
+        """(router, worker) -> the recovery under way"""
 
     def delay_s(self) -> float:
-        """How long the next message is under way."""
+        """The delay of the next message."""
         if not self._jitter_s:
             return self._delay_s
         return self._delay_s + self._rng.uniform(-self._jitter_s, self._jitter_s)
 
     def send(self, key: WorkerKey, plane: Plane, messages: Iterable[bytes], delay_s: float) -> None:
-        """A relay publishes."""
+        """Publishes messages of a relay."""
         sent = list(messages)
         for router in self.routers:
             arrived = sent
             if self.loss:
-                arrived = [one for one in sent if self._rng.random() >= self.loss]
+                arrived = [message for message in sent if self._rng.random() >= self.loss]
                 self._counters["messages_lost"] += len(sent) - len(arrived)
             if arrived:
                 router.send(plane, key, arrived, self._timeline.now_s + delay_s)
 
     def reserved(self, router: VirtualRouter) -> None:
-        """What a router has reserved may have changed: its peers will hear of it."""
+        """A router's reservations may have changed: plans a message to its peers."""
         if self._tells and router.number not in self._telling:
             self._telling.add(router.number)
             when_s = (self._timeline.now_s // TELL_S + 1) * TELL_S
             self._timeline.at(when_s, partial(self._tell, router))
 
     def restart(self, number: int) -> None:
-        """A router begins again; what it had asked for is nobody's."""
+        """Restarts a router; its recoveries under way are dropped."""
         self.routers[number].restart()
         for pull in [pull for pull in self._pulls if pull[0] == number]:
             del self._pulls[pull]
 
     def ask(self, router: VirtualRouter, pulls: Iterable[Pull]) -> None:
-        """A router missed something: its questions go out, one a worker at a time."""
+        """Sends a router's recovery requests, at most one a worker at a time."""
         for pull in pulls:
             self._pulls[router.number, pull.worker] = pull
             self._counters["recoveries_asked"] += 1
@@ -115,6 +115,6 @@ class VirtualNetwork:
     def _end(self, router: VirtualRouter, pull: Pull, then: Callable[[float], list[Pull]]) -> None:
         now_s = self._timeline.now_s
         router.hear(now_s)
-        if self._pulls.get((router.number, pull.worker)) is pull:  # nothing newer was asked
+        if self._pulls.get((router.number, pull.worker)) is pull:  # no newer recovery
             del self._pulls[router.number, pull.worker]
             self.ask(router, then(now_s))

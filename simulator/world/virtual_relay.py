@@ -1,11 +1,11 @@
-"""What a relay would tell of one engine rank, in virtual time. Pure.
+"""The relay of one engine rank in virtual time. Pure.
 
-The scheduler's events become facts: physical copies are counted as events/relay/ledger.py counts
-them, messages get their numbers and bytes from the relay's real outbox. Blocks keep the names that
-the scheduler has for them, which in a virtual fleet are the router's own PrefixHashes.
+The scheduler's events become facts: physical copies are counted as in events/relay/ledger.py,
+messages get their numbers and bytes from the relay's real outbox. Blocks keep the scheduler's
+names, which in a virtual fleet are the router's own PrefixHashes.
 
-Law: what was told, applied in order, is what the relay holds; and while it is complete, that is
-what the engine's events add up to.
+Law: the facts, applied in order, give the relay's blocks; and while the stream is complete, these
+are the blocks by the engine's events.
 """
 
 from collections import Counter
@@ -30,11 +30,11 @@ from simulator.engines.scheduler import Load, SchedulerConfig
 from simulator.engines.vllm_wire import encode_batch
 
 HEALTH_S = 3.0
-"""An engine that doesn't answer for so long is told unhealthy."""
+"""Seconds without an answer after which an engine is reported unhealthy."""
 
 
 class Snapshot(NamedTuple):
-    """All that a relay holds after message `as_of`."""
+    """All blocks of a relay after message `as_of`."""
 
     epoch: Epoch
     as_of: int
@@ -51,7 +51,7 @@ class Held:
         self._xor = [0 for _ in Tier]
 
     def store(self, tier: Tier, hashes: Sequence[int], parent: int | None) -> list[Change]:
-        """One more copy of each block of a chain."""
+        """Adds a copy of each block of a chain."""
         held = self.blocks[tier]
         if held.isdisjoint(hashes):
             return [self._place(tier, hashes, parent)]
@@ -67,11 +67,12 @@ class Held:
         return changes
 
     def remove(self, tier: Tier, hashes: Sequence[int]) -> list[Change]:
-        """One copy less of each block. Those that were never told, as on a partial stream, count
-        for nothing."""
+        """Takes a copy of each block. Unknown blocks, as on a partial stream, are ignored."""
         held, more = self.blocks[tier], self._more[tier]
         if more or not held.issuperset(hashes):
-            hashes = [one for one in hashes if one in held and not self._take_copy(more, one)]
+            hashes = [
+                block for block in hashes if block in held and not self._take_copy(more, block)
+            ]
         if not hashes:
             return []
         held.difference_update(hashes)
@@ -79,7 +80,7 @@ class Held:
         return [Gone(tier, cast("list[PrefixHash]", hashes))]
 
     def wipe(self) -> list[Change]:
-        """No copies any more."""
+        """Drops all copies."""
         had_any = any(self.blocks)
         for held, more in zip(self.blocks, self._more, strict=True):
             held.clear()
@@ -92,7 +93,7 @@ class Held:
         return sum(map(len, self.blocks))
 
     def digest(self) -> int:
-        """Same as the digest of an index that holds the same."""
+        """Equal to the digest of an index with the same placements."""
         return mix_digest(*self._xor)
 
     def _place(self, tier: Tier, hashes: Sequence[int], parent: int | None) -> Placed:
@@ -105,7 +106,7 @@ class Held:
 
     @staticmethod
     def _take_copy(more: Counter[int], block_hash: int) -> bool:
-        """Whether there was a copy beyond the first, which is gone now."""
+        """Takes a copy beyond the first; returns whether there was one."""
         left = more.get(block_hash)
         if left is None:
             return False
@@ -153,7 +154,7 @@ class VirtualRelay:
         return f"<VirtualRelay {self.key} {self.count()} placements, {self.outbox!r}>"
 
     def tell(self, events: Iterable[PoolEvent], now_s: float) -> list[bytes]:
-        """The messages that some events of the engine make."""
+        """The messages with these events of the engine."""
         if not self.tells_events:
             return []
         messages: list[bytes] = []
@@ -166,11 +167,11 @@ class VirtualRelay:
         return [self.outbox.beat(self.count(), self.digest(), self.complete, now_s)]
 
     def count(self) -> int:
-        """Placements that were told and are still there."""
+        """Placements in the stream."""
         return self.held.count()
 
     def digest(self) -> int:
-        """Of these placements."""
+        """Digest of the placements in the stream."""
         return self.held.digest()
 
     def heartbeat(self, load: Load, now_s: float, *, sampled_at_s: float) -> bytes:
@@ -205,11 +206,11 @@ class VirtualRelay:
         )
 
     def ring(self, from_seq: int) -> list[bytes] | None:
-        """Messages from there on; None when the ring has lost some."""
+        """Messages from from_seq on; None when the ring lacks some of them."""
         return self.outbox.replay(from_seq)
 
     def snapshot(self) -> Snapshot:
-        """All that it holds."""
+        """All blocks of the stream."""
         facts = []
         for tier in Tier:
             packed = pack_hashes(list(self.held.blocks[tier]))
@@ -220,13 +221,13 @@ class VirtualRelay:
         return Snapshot(self.outbox.epoch, self.outbox.seq, facts, self.complete)
 
     def on_engine_restart(self, now_s: float) -> None:
-        """Another life of the engine: a new epoch, complete from its first word on."""
+        """The engine has restarted: a new epoch, complete from its first message on."""
         self.held.wipe()
         self.complete = True
         self.outbox.start_over(self._next_epoch(now_s))
 
     def on_restart(self, now_s: float, *, keeps_map: bool) -> None:
-        """Another life of the relay: with what it holds by now, or with nothing."""
+        """The relay has restarted: with its present blocks, or empty."""
         if not keeps_map:
             self.held.wipe()
             self.complete = False
@@ -236,7 +237,7 @@ class VirtualRelay:
         return Epoch(round(now_s * 1e9), self.outbox.epoch.nonce + 1)
 
     def _changes(self, removed_from: Tier | None, events: Iterable[PoolEvent]) -> list[Change]:
-        """What equal events in a row change."""
+        """The changes by consecutive events of the same kind."""
         if removed_from is not None:
             removed = (event.hashes for event in events if isinstance(event, BlockRemoved))
             return self.held.remove(removed_from, list(chain.from_iterable(removed)))
@@ -253,14 +254,14 @@ class VirtualRelay:
 
 
 def _removed_from(event: PoolEvent) -> Tier | None:
-    """Removals from one tier in a row make one fact."""
+    """The tier of a removal, by which consecutive removals become one fact; None: no removal."""
     return event.tier if isinstance(event, BlockRemoved) else None
 
 
 class EngineBytesRelay(VirtualRelay):
-    """The same with nothing left out: the scheduler's events in vLLM's bytes, through the relay's
-    own code. Needs sequences with token ids; blocks get their names from those. Slow, and knows of
-    no restarts: for tests."""
+    """The same with the real relay's code, which gets the scheduler's events as vLLM's bytes. Needs
+    sequences with token ids, from which blocks get their names. Slow, and without restarts: for
+    tests."""
 
     def __init__(self, key: WorkerKey, config: SchedulerConfig, now_s: float, **about: Any) -> None:
         """about: as for VirtualRelay."""
@@ -268,7 +269,7 @@ class EngineBytesRelay(VirtualRelay):
         self._rank = Rank("vllm", self.outbox.epoch, has_replay=False)
         self.outbox = self._rank.outbox
         self._next_seq = 0
-        """Of the engine's publisher."""
+        """Next number of the engine's publisher."""
 
     @override
     def tell(self, events: Iterable[PoolEvent], now_s: float) -> list[bytes]:

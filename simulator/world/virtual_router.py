@@ -1,8 +1,7 @@
-"""One router replica in virtual time: the real decision core, view and index, and a network to it.
+"""One router replica in virtual time: the real decision core, view and index, and its inbox.
 
-Messages arrive in the order of their times, those of one worker in the order in which they were
-sent. They are looked at when the replica next decides or ticks, which nobody can tell from looking
-at once.
+Messages arrive in the order of their times, those of a worker in the order in which they were sent.
+They are handled when the replica next decides or ticks, with the same result as at their arrival.
 """
 
 import heapq
@@ -30,7 +29,7 @@ OnPulls = Callable[["VirtualRouter", list[Pull]], None]
 
 
 def copy_means(options: RunOptions) -> Means:
-    """What the engines' cost model says of copies between them."""
+    """The times of copies between engines, from their cost model."""
     cost = options.scheduler.cost
     return carried(
         lambda tokens: cost.step_s([PrefillChunk(tokens, 0)]),
@@ -39,7 +38,7 @@ def copy_means(options: RunOptions) -> Means:
 
 
 class Plane(IntEnum):
-    """Which subject a message comes on."""
+    """The subject of a message."""
 
     FACTS = 0
     LOAD = 1
@@ -47,7 +46,7 @@ class Plane(IntEnum):
 
 
 class VirtualRouter:
-    """A replica. `on_pulls` is told which relays it wants to ask."""
+    """A replica. on_pulls: called with the recoveries to perform."""
 
     def __init__(
         self, number: int, options: RunOptions, on_pulls: OnPulls, now_s: Callable[[], float]
@@ -62,7 +61,7 @@ class VirtualRouter:
         self._begin()
 
     def restart(self) -> None:
-        """Another process, which knows nothing of its workers and of what was reserved."""
+        """A new process, without workers and reservations."""
         waiting, self._life = self.admission, self._life + 1
         self._begin()
         waiting.close(Refusal(Reason.DRAINING, "the router restarts"), self._now_s())
@@ -91,18 +90,18 @@ class VirtualRouter:
         rng = random.Random(f"{replica}/queue")
         self.admission = Admission(self.core, self._options.queue, rng)
         self.teller = Teller(self.core.replica, Epoch(self._life, self.number))
-        """Of what we have reserved, to the other replicas."""
+        """Writes the messages about reservations to the other replicas."""
         self._inbox: list[tuple[float, int, Plane, WorkerKey, bytes]] = []
         self._last_s: dict[WorkerKey, float] = {}
-        """When the last message of a worker, or of a replica, arrives."""
+        """Worker or replica -> arrival of its last message"""
 
     @override
     def __repr__(self) -> str:
         return f"<VirtualRouter {self.number} {self.view!r}, {len(self._inbox)} messages under way>"
 
     def send(self, plane: Plane, key: WorkerKey, messages: Sequence[bytes], when_s: float) -> None:
-        """Messages are under way, and arrive then, or after those sent before them. key: whose they
-        are; of a replica, any name of it."""
+        """Adds messages that arrive at when_s, but not before the same sender's earlier messages.
+        key: the sender; of a replica, any key."""
         when_s = self._last_s[key] = max(when_s, self._last_s.get(key, 0.0))
         for message in messages:
             self._sent += 1
@@ -114,7 +113,7 @@ class VirtualRouter:
             pass
 
     def hear(self, now_s: float) -> None:
-        """All that has arrived by now."""
+        """Handles all messages that have arrived by now."""
         inbox = self._inbox
         while inbox and inbox[0][0] <= now_s:
             when_s, _, plane, key, message = heapq.heappop(inbox)
@@ -130,7 +129,7 @@ class VirtualRouter:
                     self.core.on_inflight(message, when_s)
 
     def tick(self, now_s: float) -> None:
-        """Time went by: what the feed's and the service's clocks do."""
+        """The periodic work of the feed and the service."""
         self.hear(now_s)
         forgotten = self.view.tick(now_s)
         if forgotten:

@@ -4,14 +4,14 @@
                             ^ facts, beats, heartbeats, late as over a network |
                             +-- VirtualNetwork <-------- VirtualRelay <--------+
 
-Nothing awaits and nobody looks at a clock: time jumps from one timed call to the next. What has
-happened on an engine by a decision is brought up to date just before it, so that the router sees
-what it would see, and not less.
+Nothing awaits, and no part reads a clock: time jumps from one timed call to the next. Engines are
+brought up to date just before each decision, so that the router sees all events that would have
+arrived by then.
 
 Laws:
 - requests: arrived = served + failed + shed + in flight;
-- one seed, one log: `RunResult.digest`;
-- a decision sees no event before it could have come.
+- equal seeds give equal logs: `RunResult.digest`;
+- a decision sees no event before it could have arrived.
 """
 
 import time
@@ -38,7 +38,8 @@ from simulator.world.virtual_fleet import VirtualFleet, Worker
 
 TICK_S = 1.0
 SETTLE_S = 45.0
-"""After the last request and the last trouble: what is forgotten after 30 s is heard again."""
+"""Seconds played after the last request and the last fault: workers forgotten after 30 s have
+returned by then."""
 
 
 def run(options: RunOptions, trace: Trace, on_progress: OnProgress | None = None) -> RunResult:
@@ -47,9 +48,9 @@ def run(options: RunOptions, trace: Trace, on_progress: OnProgress | None = None
 
 
 def _serving(options: RunOptions, trace: Trace) -> RunOptions:
-    """A fleet whose engines serve all models and LoRAs that a trace names."""
-    models = {one.model for one in trace.requests if one.model is not None}
-    loras = {one.lora_name for one in trace.requests if one.lora_name is not None}
+    """A fleet whose engines serve all models and LoRAs of a trace."""
+    models = {request.model for request in trace.requests if request.model is not None}
+    loras = {request.lora_name for request in trace.requests if request.lora_name is not None}
     scheduler = options.scheduler
     if loras:
         names = tuple(sorted(loras.union(scheduler.lora_names)))
@@ -80,12 +81,12 @@ class World:
         self.fleet.witness = self.laws
         self._on_progress = on_progress
         self._copies: dict[str, Callable[[bool], None]] = {}
-        """Copies that are under way: request id -> who wants to know what came of it."""
+        """Request id of a copy under way -> callback with its success"""
         self._copy_count = 0
 
     def run(self) -> RunResult:
-        """Plays all of it."""
-        started = time.perf_counter()  # the run's own cost, which decides nothing
+        """Plays the whole trace."""
+        started = time.perf_counter()  # the run's own cost, for the report only
         self.fleet.start()
         self.timeline.every(TICK_S, 0.0, self._tick)
         self.clients.start(self.fleet)
@@ -107,11 +108,11 @@ class World:
         distance: Distance,
         on_done: Callable[[bool], None],
     ) -> None:
-        """Puts a prefix into a worker's cache, from an engine that far away.
+        """Puts a prefix into a worker's cache, from an engine at this distance.
 
-        names: PrefixHashes of full blocks, from the root on. The worker's engine takes it as a
-        prompt of these blocks, fetches what it lacks, and brings out one token. on_done is told
-        whether it came, or the engine refused it or died.
+        names: PrefixHashes of full blocks, from the root on. The worker's engine gets a prompt of
+        these blocks, fetches the blocks that it lacks, and generates one token. on_done: called
+        with True, or with False if the engine refused the request or died.
         """
         self._copy_count += 1
         request_id = f"copy-{self._copy_count}"
@@ -146,10 +147,9 @@ class World:
 
     def _on_engine_died(self, engine: VirtualEngine) -> None:
         self.clients.on_engine_died(engine)
-        there = {
-            one.request_id for one in (*engine.scheduler.running(), *engine.scheduler.waiting())
-        }
-        for request_id in [one for one in self._copies if one in there]:
+        sequences = (*engine.scheduler.running(), *engine.scheduler.waiting())
+        there = {sequence.request_id for sequence in sequences}
+        for request_id in [request_id for request_id in self._copies if request_id in there]:
             self._copies.pop(request_id)(False)
 
     def _tick(self) -> None:
@@ -172,8 +172,8 @@ class World:
             self._on_progress(self.record.progress())
 
     def _copy_hot_prefixes(self, hot: HotPrefixes) -> None:
-        """Carries out what a router decides. A transfer that is given up goes on: the router no
-        longer counts on it, that is all."""
+        """Performs a router's decisions about copies. A cancelled transfer goes on; only the router
+        no longer counts it."""
         for effect in hot.decide(self.timeline.now_s):
             if isinstance(effect, Cancel):
                 self.record.counters["copies_cancelled"] += 1
@@ -188,7 +188,7 @@ class World:
         hot.ended(copy, done, self.timeline.now_s)
 
     def _settle(self, laws: Laws) -> None:
-        """All is done: nothing is lost any more, and every stream has time to recover."""
+        """All requests have ended: plays on without losses, so that every stream recovers."""
         self.fleet.network.loss = 0.0
         self.timeline.quiet_since_s = None
         troubles: tuple[Failure | RelayRestart, ...] = (

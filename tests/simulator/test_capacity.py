@@ -57,7 +57,7 @@ def test_a_lucky_size_between_bad_ones_is_no_answer() -> None:
 
 def test_no_fleet_at_all_is_refused() -> None:
     for least, most in ((0, 4), (5, 4)):
-        with pytest.raises(ValueError, match="is none"):
+        with pytest.raises(ValueError, match="there is no fleet"):
             smallest_fleet(lambda size: 0.0, 1.0, least=least, most=most)
 
 

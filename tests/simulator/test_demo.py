@@ -185,8 +185,8 @@ def test_the_table_puts_the_runs_beside_the_best_possible() -> None:
 
 def test_the_verdict_is_one_plain_sentence() -> None:
     assert verdict(RUNS) == (
-        "dynamo-adaptive found 36.0% of all prompt blocks in a cache where round-robin found "
-        "10.0%, out of 40.0% that anyone could; the first token came 40% sooner on average."
+        "dynamo-adaptive reused 36.0% of all prompt blocks, round-robin 10.0%, of 40.0% that can "
+        "be reused at most; the first token came 40% sooner on average."
     )
     assert "67% later" in verdict([RUNS[1], RUNS[0]])
     assert verdict(RUNS[:1]) == ""

@@ -223,7 +223,7 @@ def test_a_trace_has_blocks_of_the_size_that_is_given() -> None:
     assert "--trace-block-size 16 would fit" in done.output
     done = kvroute("replay", path, "--trace-block-size", 16, "--block-size", 24)
     assert done.exit_code == 2
-    assert "blocks of 24 are neither parts of 16 nor multiples of it" in done.output
+    assert "blocks of 24 are no part and no multiple of that" in done.output
 
 
 def test_a_routers_file_gives_its_routing(trace: Path, tmp_path: Path) -> None:
@@ -266,14 +266,14 @@ def test_capacity_finds_the_smallest_fleet(trace: Path, tmp_path: Path) -> None:
     assert kept[smallest]
     assert kept[smallest + 1]
     assert not kept[smallest - 1]
-    assert f"{smallest} workers keep it with dynamo-adaptive." in done.output
+    assert f"{smallest} workers keep the promise with dynamo-adaptive." in done.output
     assert kvroute("capacity", trace, *options, "--quiet").output == f"{smallest}\n"
 
 
 def test_a_promise_that_no_fleet_keeps_ends_with_exit_code_1(trace: Path) -> None:
     done = kvroute("capacity", trace, "--ttft-ms", 1, "--workers-max", 3)
     assert done.exit_code == 1
-    assert "not even 3 workers keep it" in done.output
+    assert "not even 3 workers keep the promise" in done.output
 
 
 @pytest.mark.parametrize(
@@ -313,7 +313,7 @@ def test_hot_prefixes_are_copied_when_asked_for(
 def test_capacity_needs_a_range(trace: Path) -> None:
     done = kvroute("capacity", trace, "--ttft-ms", 1, "--workers-min", 9, "--workers-max", 3)
     assert done.exit_code == 1
-    assert "a fleet of 9 to 3 workers is none" in done.output
+    assert "there is no fleet of 9 to 3 workers" in done.output
 
 
 async def test_simulated_engines_answer_until_they_are_interrupted(tmp_path: Path) -> None:
