@@ -7,7 +7,7 @@ from importlib.metadata import entry_points
 import click
 
 from router.cli.policies import policies
-from router.cli.questions import explain, replay_log, workers
+from router.cli.questions import explain, queue, replay_log, workers
 from router.cli.relay import relay
 from router.cli.serve import check_config, serve
 from router.cli.verbs import drain, register, remove, resync, undrain
@@ -38,7 +38,7 @@ def cli() -> None:
 
 for command in (
     *(serve, relay, check_config),
-    *(workers, register, drain, undrain, remove, resync),
+    *(workers, queue, register, drain, undrain, remove, resync),
     *(explain, policies, replay_log),
 ):
     cli.add_command(command)

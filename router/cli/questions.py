@@ -1,4 +1,4 @@
-"""`kvroute workers`, `kvroute explain` and `kvroute replay-log`: commands that change nothing."""
+"""`kvroute workers`, `queue`, `explain` and `replay-log`: commands that change nothing."""
 
 from pathlib import Path
 from typing import IO, Any
@@ -20,6 +20,29 @@ def workers(target: str, model: str, timeout_s: float, as_json: bool) -> None:
     from router.cli.fleet import show_workers
 
     run(show_workers(target, model, as_json, timeout_s))
+
+
+@click.command()
+@target_flag
+@model_flag
+@timeout_flag
+@click.option(
+    "--limit",
+    type=click.IntRange(1, 4096),
+    default=100,
+    show_default=True,
+    help="Requests that are shown; the sums count all.",
+)
+@click.option("--json", "as_json", is_flag=True, help="The answer of ListQueue, as JSON.")
+def queue(target: str, model: str, limit: int, timeout_s: float, as_json: bool) -> None:
+    """Show the requests that wait in a router for a worker with room.
+
+    Each router has a queue of its own. The order is the one in which requests would go if all
+    workers had room now.
+    """
+    from router.cli.queue import show_queue
+
+    run(show_queue(target, model, limit, as_json, timeout_s))
 
 
 @click.command()

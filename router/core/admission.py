@@ -21,7 +21,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from math import inf
 from random import Random
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from router.config.queue_settings import QueueSettings
 from router.core.core import RouterCore
@@ -31,7 +31,7 @@ from router.decision.decision import Decision, NobodyFits
 from router.queue.admission_queue import AdmissionQueue
 from router.queue.waiter import Waiter
 from router.request.refusal import Reason, Refusal
-from router.request.request import Request
+from router.request.request import Request, Role
 from router.reservations.reservations import Reservation
 
 ATTEMPTS_MAX = 16
@@ -56,6 +56,14 @@ class Wait:
     """When the caller's call ends, on the router's clock."""
     ttft_slo_s: float | None = None
     """From arrival to the first token, as the caller wants it."""
+
+
+class Pool(NamedTuple):
+    """Requests of one pool wait in one order: those for the same model, by any of its names or
+    LoRAs, and for the same role."""
+
+    model: str
+    role: Role
 
 
 class Job(Protocol):
@@ -138,6 +146,10 @@ class Admission:
         """Whether a request may be decided without a look at it: none waits, and no rule holds
         requests while workers have room."""
         return not len(self.queue) and not self._has_rules
+
+    def base_model(self, model: str) -> str:
+        """The model of the pool that requests for a name wait in."""
+        return self._core.fleet.base_model(model)
 
     def leave(self, waiter: Waiter, now_s: float) -> bool:
         """A caller is gone; returns whether its request waited."""
@@ -307,10 +319,9 @@ class Admission:
         slo_ends_s = inf if wait.ttft_slo_s is None else now_s + wait.ttft_slo_s
         tokens = request.prompt.token_count
         held_tokens = decision.best_overlap_tokens() if decision is not None else 0
-        # A second request of an id waits by itself, and gets the first one's answer.
-        second = self.queue.find(request.request_id) is not None
         return Waiter(
-            request_id="" if second else request.request_id,
+            # A second request of an id waits by itself, and gets the first one's answer.
+            request_id=request.request_id,
             arrived_s=now_s,
             expires_s=max(now_s, min(wait.deadline_s - AHEAD_S, now_s + timeout_s)),
             deadline_s=min(wait.deadline_s, slo_ends_s),
@@ -326,10 +337,8 @@ class Admission:
             size_bytes=size_bytes,
         )
 
-    def _pool_of(self, request: Request) -> Hashable:
-        """Requests with the same key wait in one order: those for the same model, by any of its
-        names or LoRAs, and for the same role."""
-        return self._core.fleet.base_model(request.model), request.role
+    def _pool_of(self, request: Request) -> Pool:
+        return Pool(self.base_model(request.model), request.role)
 
 
 def _job(waiter: Waiter) -> Job:

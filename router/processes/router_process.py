@@ -311,6 +311,7 @@ class RouterApp:
                 self.clock,
                 self._stopping,
                 stream_age_s=config.grpc.stream_age_s,
+                admission=self.admission,
                 commands=self.commands,
                 send_control=self._send_control,
                 register=self.register,

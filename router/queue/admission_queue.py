@@ -8,7 +8,7 @@ Laws: those of router/queue/__init__.py.
 """
 
 from collections import Counter
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from math import inf
 from random import Random
 
@@ -61,7 +61,8 @@ class AdmissionQueue:
         self._rules = self._rules_of(settings)
         self._bounds = Bounds(settings)
         self._pools: dict[Hashable, PoolQueue] = {}
-        self._by_id: dict[str, Waiter] = {}
+        self._by_id: dict[str, list[Waiter]] = {}
+        """In order of arrival."""
         self._expiries: Standing[float] = Standing()
         self._seq = 0
         self._next_retry_s = -inf
@@ -103,9 +104,9 @@ class AdmissionQueue:
         """Those that requests wait for."""
         return [pool for pool, queue in self._pools.items() if queue.count]
 
-    def find(self, request_id: str) -> Waiter | None:
-        """The waiting request with an id."""
-        return self._by_id.get(request_id)
+    def find(self, request_id: str) -> Sequence[Waiter]:
+        """The waiting requests with an id, in order of arrival: a caller may send one twice."""
+        return tuple(self._by_id.get(request_id, ()))
 
     @property
     def bands(self) -> list[str]:
@@ -128,9 +129,16 @@ class AdmissionQueue:
         """Whether some band gets workers up to a share only."""
         return any(band.share_percent < 100 for band in self._rules.bands.settings)
 
-    def waiters(self) -> Iterator[tuple[Hashable, Waiter]]:
-        """All that wait, with their pools: in each by band, tenant and line."""
-        return ((pool, waiter) for pool, queue in self._pools.items() for waiter in queue)
+    def waiters(
+        self, wanted: Callable[[Hashable], bool] = lambda _: True
+    ) -> Iterator[tuple[Hashable, Waiter]]:
+        """All that wait, with their pools: in each by band, tenant and line. wanted: of a pool."""
+        return (
+            (pool, waiter)
+            for pool, queue in self._pools.items()
+            if wanted(pool)
+            for waiter in queue
+        )
 
     def wait_s(self, pool: Hashable, now_s: float) -> float | None:
         """Expected wait of a request that comes last; None: unknown."""
@@ -142,9 +150,9 @@ class AdmissionQueue:
     def offer(self, pool: Hashable, waiter: Waiter, now_s: float) -> Waiter | None:
         """Lets a request wait; the one whose place it took, if there is one, which waits no longer.
 
-        Raises QueueFull, and ValueError for a request whose id waits already.
+        Raises QueueFull, and ValueError for a request that waits already.
         """
-        if waiter.waits or waiter.request_id in self._by_id:
+        if waiter.waits:
             raise ValueError(f"{waiter} waits already")
         self.counts[Fate.ARRIVED] += 1
         waiter.points = waiter.priority + self.tenants.of(waiter.tenant).priority
@@ -295,7 +303,7 @@ class AdmissionQueue:
         self._bounds.add(waiter)
         self._expiries.put(waiter, waiter.expires_s)
         if waiter.request_id:
-            self._by_id[waiter.request_id] = waiter
+            self._by_id.setdefault(waiter.request_id, []).append(waiter)
         queue.add(waiter, now_s)
 
     def _leave(self, waiter: Waiter, fate: Fate, now_s: float) -> None:
@@ -303,7 +311,11 @@ class AdmissionQueue:
         queue.remove(waiter)
         self._bounds.remove(waiter)
         self._expiries.discard(waiter)
-        self._by_id.pop(waiter.request_id, None)
+        if waiter.request_id:
+            of_id = self._by_id[waiter.request_id]
+            of_id.remove(waiter)
+            if not of_id:
+                del self._by_id[waiter.request_id]
         self.counts[fate] += 1
         if not queue.count:
             queue.rate.ended(now_s)

@@ -1,11 +1,15 @@
 """What waits, as metrics and `kvroute queue` show it. Reads only. Pure."""
 
 from collections import Counter
-from collections.abc import Hashable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
 
 from router.queue.admission_queue import AdmissionQueue
 from router.queue.waiter import Waiter
+
+OTHER = "other"
+"""In the place of a tenant's name: all tenants that are not named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,62 +26,95 @@ class Row:
     waited_s: float
     expires_in_s: float
     held_by: str
-    """Why it has not gone: `turn` (others go first), `room` (no worker had room when it was its
-    turn), or the key of the rule that holds it."""
+    """Why it has not gone: `turn` (others go first), `room` (it is the first, or no worker had room
+    when it was its turn), or the key of the rule that holds it."""
     behind: str
     """Id of the request in front of it in its pool; empty: none."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Depth:
     """A band's waiting requests."""
 
-    count: int
-    oldest_s: float
+    count: int = 0
+    oldest_s: float = 0.0
     """Longest wait of them so far."""
 
 
-def rows(queue: AdmissionQueue, now_s: float, most: int) -> Iterator[Row]:
-    """The first waiting requests of each pool, so many in all at most."""
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """How many requests wait."""
+
+    bands: dict[str, Depth]
+    """Every band of the configuration, the lowest first."""
+    tenants: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def count(self) -> int:
+        """Waiting requests."""
+        return self.tenants.total()
+
+    def largest_tenants(self, most: int) -> list[tuple[str, int]]:
+        """The tenants with the most waiting requests, so many at most; those of the rest as one,
+        OTHER, at the end."""
+        ranked = self.tenants.most_common()
+        if rest := sum(count for _, count in ranked[most:]):
+            return [*ranked[:most], (OTHER, rest)]
+        return ranked
+
+
+def rows(
+    queue: AdmissionQueue,
+    now_s: float,
+    most: int,
+    wanted: Callable[[Hashable], bool] = lambda _: True,
+) -> Iterator[Row]:
+    """The first waiting requests of each pool, so many in all at most. wanted: of a pool.
+
+    Requests, places and bands are those of the call: between two rows requests may come and go.
+    """
+    waiting = islice(queue.waiters(wanted), most)
+    shown = [(pool, waiter, queue.band(waiter)) for pool, waiter in waiting]
+    return _rows(queue, shown, now_s)
+
+
+def sums(
+    queue: AdmissionQueue, now_s: float, wanted: Callable[[Hashable], bool] = lambda _: True
+) -> Sums:
+    """All waiting requests by band and by tenant, in one walk. wanted: of a pool."""
+    depths = [Depth() for _ in queue.bands]
+    tenants: Counter[str] = Counter()
+    for _, waiter in queue.waiters(wanted):
+        depth = depths[waiter.level]
+        depth.count += 1
+        waited_s = now_s - waiter.arrived_s
+        if waited_s > depth.oldest_s:
+            depth.oldest_s = waited_s
+        tenants[waiter.tenant] += 1
+    return Sums(dict(zip(queue.bands, depths, strict=True)), tenants)
+
+
+def _rows(
+    queue: AdmissionQueue, waiting: Sequence[tuple[Hashable, Waiter, str]], now_s: float
+) -> Iterator[Row]:
     places: Counter[Hashable] = Counter()
     last: dict[Hashable, str] = {}
-    for number, (pool, waiter) in enumerate(queue.waiters()):
-        if number == most:
-            return
+    for pool, waiter, band in waiting:
         yield Row(
             pool,
             places[pool],
             waiter.request_id,
-            queue.band(waiter),
+            band,
             waiter.tenant,
             waiter.priority,
             now_s - waiter.arrived_s,
             waiter.expires_s - now_s,
-            _held_by(queue, waiter, now_s),
+            queue.tenants.held_by(waiter.tenant, now_s) or _held_by(waiter, places[pool]),
             last.get(pool, ""),
         )
         places[pool] += 1
         last[pool] = waiter.request_id
 
 
-def by_band(queue: AdmissionQueue, now_s: float) -> dict[str, Depth]:
-    """Every band of the configuration, the lowest first."""
-    counts: Counter[str] = Counter()
-    oldest: dict[str, float] = {}
-    for _, waiter in queue.waiters():
-        band = queue.band(waiter)
-        counts[band] += 1
-        oldest[band] = max(oldest.get(band, 0.0), now_s - waiter.arrived_s)
-    return {name: Depth(counts[name], oldest.get(name, 0.0)) for name in queue.bands}
-
-
-def by_tenant(queue: AdmissionQueue, most: int) -> list[tuple[str, int]]:
-    """The tenants with the most waiting requests, so many at most."""
-    return Counter(waiter.tenant for _, waiter in queue.waiters()).most_common(most)
-
-
-def _held_by(queue: AdmissionQueue, waiter: Waiter, now_s: float) -> str:
-    quota = queue.tenants.held_by(waiter.tenant, now_s)
-    if quota is not None:
-        return quota
-    return "turn" if waiter.passed_at is None else "room"
+def _held_by(waiter: Waiter, place: int) -> str:
+    return "turn" if place and waiter.passed_at is None else "room"

@@ -23,11 +23,13 @@ from events.plane.facts import Control
 from events.plane.settings import EngineSettings
 from kvroute.v1 import fleet_pb2, fleet_pb2_grpc, router_pb2, router_pb2_grpc
 from router.config.settings import TOMBSTONE_MAX_S, ConfigError, GrpcSettings
+from router.core.admission import Admission
 from router.core.core import RouterCore
 from router.desk import codec
 from router.desk.answers import Answered, Waiting
 from router.desk.desk import LONG_BYTES, Desk
 from router.desk.methods import ROUTE_STREAM
+from router.desk.queue_list import listed
 from router.desk.reports import Reports
 from router.desk.stream_items import StreamLife, read_batch
 from router.replicas.fleet_commands import ControlDesk
@@ -151,6 +153,7 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         stopping: asyncio.Event,
         *,
         stream_age_s: float | None = None,
+        admission: Admission,
         commands: ControlDesk,
         send_control: Callable[[Control], Awaitable[bool]],
         register: Callable[[EngineSettings], Awaitable[None]],
@@ -158,10 +161,12 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         keep: Callable[[], Awaitable[object]] | None = None,
         watches_max: int = WATCHES_MAX,
     ) -> None:
-        """send_control: tells every replica. register: starts a relay; runs_relay: whether one runs
-        here for a worker. keep: waits until what is in force is on the disk; None: it is not kept.
+        """admission: the requests that wait. send_control: tells every replica. register: starts a
+        relay; runs_relay: whether one runs here for a worker. keep: waits until what is in force is
+        on the disk; None: it is not kept.
         """
         self._core = core
+        self._admission = admission
         self.feed = WorkerFeed(core, clock, stopping, watches_max)
         self._clock = clock
         self._stopping = stopping
@@ -228,6 +233,12 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
     ) -> fleet_pb2.ResyncWorkerResponse:
         ranks = await self._command(context, "resync", request.worker_id)
         return fleet_pb2.ResyncWorkerResponse(ranks=ranks)
+
+    @override
+    async def ListQueue(  # type: ignore[override]  # answers are bytes
+        self, request: fleet_pb2.ListQueueRequest, context: Context
+    ) -> bytes:
+        return await turned(listed(self._admission, request, self._clock()))
 
     @override
     async def GetIndexStats(
@@ -382,6 +393,9 @@ def fleet_handlers(fleet: FleetService) -> dict[str, Handler]:
     return collected.handlers | {
         "ListWorkers": grpc.unary_unary_rpc_method_handler(
             fleet.ListWorkers, fleet_pb2.ListWorkersRequest.FromString
+        ),
+        "ListQueue": grpc.unary_unary_rpc_method_handler(
+            fleet.ListQueue, fleet_pb2.ListQueueRequest.FromString
         ),
         "WatchWorkers": grpc.unary_stream_rpc_method_handler(
             fleet.WatchWorkers, fleet_pb2.WatchWorkersRequest.FromString

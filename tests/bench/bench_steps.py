@@ -192,6 +192,7 @@ async def _serving(core: RouterCore, now_s: float) -> AsyncIterator[int]:
         core,
         clock,
         stopping,
+        admission=admission,
         commands=ControlDesk(core, clock),
         send_control=nothing,
         register=registered,

@@ -114,6 +114,7 @@ async def served(
         fleet.clock,
         stopping,
         stream_age_s=settings.stream_age_s,
+        admission=desk.admission,
         commands=commands,
         send_control=send_control,
         register=register,

@@ -1,4 +1,4 @@
-"""The Fleet calls of a client: workers listed, watched, registered, drained, removed, resynced.
+"""The Fleet calls of a client: workers listed, watched, registered and so on; the queue listed.
 
 Lists are retried; commands are sent once, since their answer counts the ranks that they reached.
 """
@@ -18,6 +18,8 @@ from kvroute.v1 import (
     DrainWorkerResponse,
     GetIndexStatsRequest,
     GetIndexStatsResponse,
+    ListQueueRequest,
+    ListQueueResponse,
     ListWorkersRequest,
     RegisterWorkerRequest,
     RegisterWorkerResponse,
@@ -196,6 +198,17 @@ class FleetCalls:
         reached."""
         message = ResyncWorkerRequest(worker_id=worker_id)
         return await self._ranks(lambda line: line.fleet.ResyncWorker, message, timeout_s)
+
+    async def list_queue(
+        self, model: str | None = None, *, limit: int = 0, timeout_s: float | None = None
+    ) -> ListQueueResponse:
+        """The requests that wait in one router for a worker with room, and how many there are.
+
+        model: by any of its names; absent: of all. limit: of the list, 4,096 at most; 0: 100. Each
+        router has a queue of its own: a client of several gets the queue of any of them.
+        """
+        message = ListQueueRequest(model=model or "", limit=limit)
+        return await self._transport.unary(lambda line: line.fleet.ListQueue, message, timeout_s)
 
     async def index_stats(self, *, timeout_s: float | None = None) -> GetIndexStatsResponse:
         """The size of the overlap index."""

@@ -663,6 +663,162 @@ class ResyncWorkerResponse(google.protobuf.message.Message):
 Global___ResyncWorkerResponse: typing_extensions.TypeAlias = ResyncWorkerResponse
 
 @typing.final
+class ListQueueRequest(google.protobuf.message.Message):
+    """ListQueueRequest filters by model, and bounds the answer."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: builtins.int
+    LIMIT_FIELD_NUMBER: builtins.int
+    model: builtins.str
+    """by any name that the fleet serves it by; empty: requests of all models"""
+    limit: builtins.int
+    """requests that are listed, 4,096 at most; 0: 100. The sums count all"""
+    def __init__(
+        self,
+        *,
+        model: builtins.str = ...,
+        limit: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["limit", b"limit", "model", b"model"]) -> None: ...
+
+Global___ListQueueRequest: typing_extensions.TypeAlias = ListQueueRequest
+
+@typing.final
+class QueuedRequest(google.protobuf.message.Message):
+    """QueuedRequest is a request that waits for a worker with room. A pool is made of the requests for one model and one role."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PLACE_FIELD_NUMBER: builtins.int
+    MODEL_FIELD_NUMBER: builtins.int
+    ROLE_FIELD_NUMBER: builtins.int
+    REQUEST_ID_FIELD_NUMBER: builtins.int
+    BAND_FIELD_NUMBER: builtins.int
+    TENANT_FIELD_NUMBER: builtins.int
+    PRIORITY_FIELD_NUMBER: builtins.int
+    WAITED_S_FIELD_NUMBER: builtins.int
+    EXPIRES_IN_S_FIELD_NUMBER: builtins.int
+    HELD_BY_FIELD_NUMBER: builtins.int
+    BEHIND_FIELD_NUMBER: builtins.int
+    place: builtins.int
+    """requests of its pool in front of it, as if they went by band, tenant and line"""
+    model: builtins.str
+    """of its pool"""
+    role: builtins.str
+    """of its pool: both, prefill, decode or pair"""
+    request_id: builtins.str
+    """the caller's, or the one that the router made up"""
+    band: builtins.str
+    tenant: builtins.str
+    priority: builtins.int
+    """higher is sooner"""
+    waited_s: builtins.float
+    expires_in_s: builtins.float
+    """until its wait ends; below 0: in the router's next turn"""
+    held_by: builtins.str
+    """why it still waits: turn (others go first), room (it is the first of its pool, or no worker had room when it was its turn), or the key of the rule that holds it"""
+    behind: builtins.str
+    """request_id of the request in front of it in its pool; empty: there is none"""
+    def __init__(
+        self,
+        *,
+        place: builtins.int = ...,
+        model: builtins.str = ...,
+        role: builtins.str = ...,
+        request_id: builtins.str = ...,
+        band: builtins.str = ...,
+        tenant: builtins.str = ...,
+        priority: builtins.int = ...,
+        waited_s: builtins.float = ...,
+        expires_in_s: builtins.float = ...,
+        held_by: builtins.str = ...,
+        behind: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["band", b"band", "behind", b"behind", "expires_in_s", b"expires_in_s", "held_by", b"held_by", "model", b"model", "place", b"place", "priority", b"priority", "request_id", b"request_id", "role", b"role", "tenant", b"tenant", "waited_s", b"waited_s"]) -> None: ...
+
+Global___QueuedRequest: typing_extensions.TypeAlias = QueuedRequest
+
+@typing.final
+class QueuedBand(google.protobuf.message.Message):
+    """QueuedBand sums up the waiting requests of a band."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    BAND_FIELD_NUMBER: builtins.int
+    COUNT_FIELD_NUMBER: builtins.int
+    OLDEST_S_FIELD_NUMBER: builtins.int
+    band: builtins.str
+    count: builtins.int
+    oldest_s: builtins.float
+    """longest wait so far; 0: no request waits"""
+    def __init__(
+        self,
+        *,
+        band: builtins.str = ...,
+        count: builtins.int = ...,
+        oldest_s: builtins.float = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["band", b"band", "count", b"count", "oldest_s", b"oldest_s"]) -> None: ...
+
+Global___QueuedBand: typing_extensions.TypeAlias = QueuedBand
+
+@typing.final
+class QueuedTenant(google.protobuf.message.Message):
+    """QueuedTenant sums up the waiting requests of a tenant."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TENANT_FIELD_NUMBER: builtins.int
+    COUNT_FIELD_NUMBER: builtins.int
+    tenant: builtins.str
+    """`other`: of all tenants beyond the 64 with the most waiting requests"""
+    count: builtins.int
+    def __init__(
+        self,
+        *,
+        tenant: builtins.str = ...,
+        count: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["count", b"count", "tenant", b"tenant"]) -> None: ...
+
+Global___QueuedTenant: typing_extensions.TypeAlias = QueuedTenant
+
+@typing.final
+class ListQueueResponse(google.protobuf.message.Message):
+    """ListQueueResponse lists waiting requests pool by pool, those of the moment of the call."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REQUESTS_FIELD_NUMBER: builtins.int
+    WAITING_FIELD_NUMBER: builtins.int
+    BANDS_FIELD_NUMBER: builtins.int
+    TENANTS_FIELD_NUMBER: builtins.int
+    waiting: builtins.int
+    """requests that wait, of all or of the model"""
+    @property
+    def requests(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___QueuedRequest]: ...
+    @property
+    def bands(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___QueuedBand]:
+        """all bands of the configuration, the lowest first"""
+
+    @property
+    def tenants(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___QueuedTenant]:
+        """the one with the most waiting requests first"""
+
+    def __init__(
+        self,
+        *,
+        requests: collections.abc.Iterable[Global___QueuedRequest] | None = ...,
+        waiting: builtins.int = ...,
+        bands: collections.abc.Iterable[Global___QueuedBand] | None = ...,
+        tenants: collections.abc.Iterable[Global___QueuedTenant] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["bands", b"bands", "requests", b"requests", "tenants", b"tenants", "waiting", b"waiting"]) -> None: ...
+
+Global___ListQueueResponse: typing_extensions.TypeAlias = ListQueueResponse
+
+@typing.final
 class GetIndexStatsRequest(google.protobuf.message.Message):
     """GetIndexStatsRequest has no fields: the answer covers the whole index."""
 

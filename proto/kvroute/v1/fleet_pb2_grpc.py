@@ -65,6 +65,11 @@ class FleetStub(object):
                 request_serializer=kvroute_dot_v1_dot_fleet__pb2.ResyncWorkerRequest.SerializeToString,
                 response_deserializer=kvroute_dot_v1_dot_fleet__pb2.ResyncWorkerResponse.FromString,
                 _registered_method=True)
+        self.ListQueue = channel.unary_unary(
+                '/kvroute.v1.Fleet/ListQueue',
+                request_serializer=kvroute_dot_v1_dot_fleet__pb2.ListQueueRequest.SerializeToString,
+                response_deserializer=kvroute_dot_v1_dot_fleet__pb2.ListQueueResponse.FromString,
+                _registered_method=True)
         self.GetIndexStats = channel.unary_unary(
                 '/kvroute.v1.Fleet/GetIndexStats',
                 request_serializer=kvroute_dot_v1_dot_fleet__pb2.GetIndexStatsRequest.SerializeToString,
@@ -120,6 +125,14 @@ class FleetServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListQueue(self, request, context):
+        """ListQueue shows the requests that wait in this router for a worker with room, those of each pool in their order, and how many wait
+        by band and by tenant. Each router has a queue of its own.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetIndexStats(self, request, context):
         """GetIndexStats returns the size of the overlap index.
         """
@@ -159,6 +172,11 @@ def add_FleetServicer_to_server(servicer, server):
                     servicer.ResyncWorker,
                     request_deserializer=kvroute_dot_v1_dot_fleet__pb2.ResyncWorkerRequest.FromString,
                     response_serializer=kvroute_dot_v1_dot_fleet__pb2.ResyncWorkerResponse.SerializeToString,
+            ),
+            'ListQueue': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListQueue,
+                    request_deserializer=kvroute_dot_v1_dot_fleet__pb2.ListQueueRequest.FromString,
+                    response_serializer=kvroute_dot_v1_dot_fleet__pb2.ListQueueResponse.SerializeToString,
             ),
             'GetIndexStats': grpc.unary_unary_rpc_method_handler(
                     servicer.GetIndexStats,
@@ -329,6 +347,33 @@ class Fleet(object):
             '/kvroute.v1.Fleet/ResyncWorker',
             kvroute_dot_v1_dot_fleet__pb2.ResyncWorkerRequest.SerializeToString,
             kvroute_dot_v1_dot_fleet__pb2.ResyncWorkerResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListQueue(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvroute.v1.Fleet/ListQueue',
+            kvroute_dot_v1_dot_fleet__pb2.ListQueueRequest.SerializeToString,
+            kvroute_dot_v1_dot_fleet__pb2.ListQueueResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -121,6 +121,22 @@ _FleetResyncWorkerType = typing_extensions.TypeVar(
     ],
 )
 
+_FleetListQueueType = typing_extensions.TypeVar(
+    '_FleetListQueueType',
+    grpc.UnaryUnaryMultiCallable[
+        kvroute.v1.fleet_pb2.ListQueueRequest,
+        kvroute.v1.fleet_pb2.ListQueueResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        kvroute.v1.fleet_pb2.ListQueueRequest,
+        kvroute.v1.fleet_pb2.ListQueueResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        kvroute.v1.fleet_pb2.ListQueueRequest,
+        kvroute.v1.fleet_pb2.ListQueueResponse,
+    ],
+)
+
 _FleetGetIndexStatsType = typing_extensions.TypeVar(
     '_FleetGetIndexStatsType',
     grpc.UnaryUnaryMultiCallable[
@@ -137,7 +153,7 @@ _FleetGetIndexStatsType = typing_extensions.TypeVar(
     ],
 )
 
-class FleetStub(typing.Generic[_FleetListWorkersType, _FleetWatchWorkersType, _FleetRegisterWorkerType, _FleetDrainWorkerType, _FleetRemoveWorkerType, _FleetResyncWorkerType, _FleetGetIndexStatsType]):
+class FleetStub(typing.Generic[_FleetListWorkersType, _FleetWatchWorkersType, _FleetRegisterWorkerType, _FleetDrainWorkerType, _FleetRemoveWorkerType, _FleetResyncWorkerType, _FleetListQueueType, _FleetGetIndexStatsType]):
     """Fleet shows the workers behind a router, and changes what the router does with them."""
 
     @typing.overload
@@ -165,6 +181,10 @@ class FleetStub(typing.Generic[_FleetListWorkersType, _FleetWatchWorkersType, _F
         grpc.UnaryUnaryMultiCallable[
             kvroute.v1.fleet_pb2.ResyncWorkerRequest,
             kvroute.v1.fleet_pb2.ResyncWorkerResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            kvroute.v1.fleet_pb2.ListQueueRequest,
+            kvroute.v1.fleet_pb2.ListQueueResponse,
         ],
         grpc.UnaryUnaryMultiCallable[
             kvroute.v1.fleet_pb2.GetIndexStatsRequest,
@@ -199,6 +219,10 @@ class FleetStub(typing.Generic[_FleetListWorkersType, _FleetWatchWorkersType, _F
             kvroute.v1.fleet_pb2.ResyncWorkerResponse,
         ],
         grpc.aio.UnaryUnaryMultiCallable[
+            kvroute.v1.fleet_pb2.ListQueueRequest,
+            kvroute.v1.fleet_pb2.ListQueueResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
             kvroute.v1.fleet_pb2.GetIndexStatsRequest,
             kvroute.v1.fleet_pb2.GetIndexStatsResponse,
         ],
@@ -225,6 +249,11 @@ class FleetStub(typing.Generic[_FleetListWorkersType, _FleetWatchWorkersType, _F
 
     ResyncWorker: _FleetResyncWorkerType
     """ResyncWorker forgets the blocks of a worker and requests them from its relay again. Every replica follows."""
+
+    ListQueue: _FleetListQueueType
+    """ListQueue shows the requests that wait in this router for a worker with room, those of each pool in their order, and how many wait
+    by band and by tenant. Each router has a queue of its own.
+    """
 
     GetIndexStats: _FleetGetIndexStatsType
     """GetIndexStats returns the size of the overlap index."""
@@ -253,6 +282,10 @@ FleetAsyncStub: typing_extensions.TypeAlias = FleetStub[
     grpc.aio.UnaryUnaryMultiCallable[
         kvroute.v1.fleet_pb2.ResyncWorkerRequest,
         kvroute.v1.fleet_pb2.ResyncWorkerResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        kvroute.v1.fleet_pb2.ListQueueRequest,
+        kvroute.v1.fleet_pb2.ListQueueResponse,
     ],
     grpc.aio.UnaryUnaryMultiCallable[
         kvroute.v1.fleet_pb2.GetIndexStatsRequest,
@@ -314,6 +347,16 @@ class FleetServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[kvroute.v1.fleet_pb2.ResyncWorkerResponse, collections.abc.Awaitable[kvroute.v1.fleet_pb2.ResyncWorkerResponse]]:
         """ResyncWorker forgets the blocks of a worker and requests them from its relay again. Every replica follows."""
+
+    @abc.abstractmethod
+    def ListQueue(
+        self,
+        request: kvroute.v1.fleet_pb2.ListQueueRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[kvroute.v1.fleet_pb2.ListQueueResponse, collections.abc.Awaitable[kvroute.v1.fleet_pb2.ListQueueResponse]]:
+        """ListQueue shows the requests that wait in this router for a worker with room, those of each pool in their order, and how many wait
+        by band and by tenant. Each router has a queue of its own.
+        """
 
     @abc.abstractmethod
     def GetIndexStats(

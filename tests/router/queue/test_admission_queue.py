@@ -62,7 +62,7 @@ class TestTurns:
                 queue.passed(waiter, 1)
             else:
                 queue.dispatched(waiter, 1, 0, 0.0)
-        assert queue.find("e") is None
+        assert queue.find("e") == ()
 
     def test_a_round_fails_so_often_at_most_whatever_restrictions_there_are(self) -> None:
         queue = queue_of(look_past=1)
@@ -81,8 +81,7 @@ class TestTurns:
         offered(queue, "plain")
         queue.passed(next(queue.candidates(POOL, 1, 0.0)), 1)
         assert names(queue.candidates(POOL, 1, 0.0)) == ""
-        waiter = queue.find("5")
-        assert waiter is not None
+        (waiter,) = queue.find("5")
         queue.cancel(waiter, 0.0)
         assert names(queue.candidates(POOL, 1, 0.0)) == "plain"
 
@@ -161,19 +160,28 @@ class TestBounds:
             drained(queue, pool=str(number))
         assert len(queue._pools) <= IDLE_POOLS_MAX + 1
 
-    def test_an_id_waits_once(self) -> None:
+    def test_a_request_waits_once(self) -> None:
         queue = queue_of()
-        offered(queue, "a")
+        waiter = offered(queue, "a")
         with pytest.raises(ValueError, match="waits already"):
-            offered(queue, "a")
+            queue.offer(POOL, waiter, 0.0)
         assert queue.counts[Fate.ARRIVED] == 1
+
+    def test_requests_of_one_id_wait_each_by_itself(self) -> None:
+        queue = queue_of()
+        first, second = offered(queue, "a"), offered(queue, "a")
+        assert queue.find("a") == (first, second)
+        queue.cancel(first, 0.0)
+        assert queue.find("a") == (second,)
+        assert drained(queue) == "a"
+        assert queue.find("a") == ()
 
     def test_requests_without_an_id_wait_as_well(self) -> None:
         queue = queue_of()
         offered(queue, "")
         offered(queue, "")
         assert len(queue) == 2
-        assert queue.find("") is None
+        assert queue.find("") == ()
 
 
 class TestDisplacement:
@@ -262,7 +270,7 @@ class TestEnds:
         waiter = offered(queue, "a", expires_s=1.0)
         assert queue.cancel(waiter, 0.5)
         assert not queue.cancel(waiter, 0.5)
-        assert (len(queue), queue.next_expiry_s(), queue.find("a")) == (0, None, None)
+        assert (len(queue), queue.next_expiry_s(), queue.find("a")) == (0, None, ())
         check_counts(queue)
 
     def test_a_request_that_left_is_not_dispatched(self) -> None:

@@ -152,7 +152,7 @@ class Laws(RuleBasedStateMachine):
         for pool in POOLS:
             assert queue.waiting(pool) == sum(one.pool == pool for one in self.waiting)
         assert set(queue.pools()) == {one.pool for one in self.waiting}
-        assert all(queue.find(one.request_id) is one for one in self.waiting)
+        assert all(queue.find(one.request_id) == (one,) for one in self.waiting)
         ends = [one.expires_s for one in self.waiting]
         assert queue.next_expiry_s() == min(ends, default=None)
 

@@ -1,0 +1,62 @@
+"""ListQueue's answer: the requests that wait in this router, written in slices.
+
+Law: SLICE_ROWS requests are written without a turn for other calls, of those that waited when the
+call came.
+"""
+
+from collections.abc import Generator, Hashable
+
+from kvroute.v1 import fleet_pb2
+from router.core.admission import Admission, Pool
+from router.desk import codec
+from router.queue.views import Row, rows, sums
+
+LIMIT, LIMIT_MAX = 100, 4096
+"""Requests that are listed: where the caller names no number, and at most."""
+TENANTS_MAX = 64
+"""Tenants that are summed up by name."""
+SLICE_ROWS = 64
+"""About 0.5 ms."""
+_REQUESTS = 1
+"""Number of the field of a ListQueueResponse that repeats."""
+
+
+def listed(
+    admission: Admission, request: fleet_pb2.ListQueueRequest, now_s: float
+) -> Generator[None, None, bytes]:
+    """A ListQueueResponse, in steps."""
+    model = admission.base_model(request.model) if request.model else ""
+
+    def wanted(pool: Hashable) -> bool:
+        return not model or (isinstance(pool, Pool) and pool.model == model)
+
+    waiting = rows(admission.queue, now_s, min(request.limit or LIMIT, LIMIT_MAX), wanted)
+    found = sums(admission.queue, now_s, wanted)
+    rest = fleet_pb2.ListQueueResponse(waiting=found.count)
+    for band, depth in found.bands.items():
+        rest.bands.add(band=band, count=depth.count, oldest_s=depth.oldest_s)
+    for tenant, count in found.largest_tenants(TENANTS_MAX):
+        rest.tenants.add(tenant=tenant, count=count)
+    parts = [rest.SerializeToString()]
+    for number, row in enumerate(waiting, 1):
+        if number % SLICE_ROWS == 0:
+            yield
+        parts.append(codec.framed(_REQUESTS, _written(row).SerializeToString()))
+    return b"".join(parts)
+
+
+def _written(row: Row) -> fleet_pb2.QueuedRequest:
+    model, role = row.pool if isinstance(row.pool, Pool) else ("", "")
+    return fleet_pb2.QueuedRequest(
+        place=row.place,
+        model=model,
+        role=role,
+        request_id=row.request_id,
+        band=row.band,
+        tenant=row.tenant,
+        priority=row.priority,
+        waited_s=row.waited_s,
+        expires_in_s=row.expires_in_s,
+        held_by=row.held_by,
+        behind=row.behind,
+    )
