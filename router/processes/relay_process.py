@@ -57,19 +57,21 @@ class RelayApp:
             )
             for worker in config.workers
         ]
-        self._sources: list[Broker] = []
-        """Connections to other NATS servers than the routers'."""
-        self._dynamo = [
-            DynamoRelay(
+        self._dynamo: list[DynamoRelay] = []
+        self._sources: list[Broker | None] = []
+        """Of each Dynamo relay, the connection to its fleet's own NATS server."""
+        for settings in dynamo:
+            source = _source(settings)
+            relay = DynamoRelay(
                 settings,
                 self._broker,
-                source=self._source(settings),
+                source=source,
                 fleet=config.fleet,
                 clock=unix_now,
                 rng=rng,
             )
-            for settings in dynamo
-        ]
+            self._dynamo.append(relay)
+            self._sources.append(source)
         registry = CollectorRegistry()
         build = Gauge("kvroute_build_info", "Always 1.", ["version"], registry=registry)
         build.labels(kvroute_version()).set(1)
@@ -95,11 +97,12 @@ class RelayApp:
             self._tasks.spawn(self._connect(), "connection to NATS")
             await self._stop.wait()
         finally:
+            await self._tasks.close()  # first: relays start in them
             for relay in self._all:
                 await relay.stop()
-            await self._tasks.close()
             for broker in (self._broker, *self._sources):
-                await broker.close()
+                if broker is not None:
+                    await broker.close()
             if self._http is not None:
                 await self._http.stop()
             log.info("stopped")
@@ -110,27 +113,34 @@ class RelayApp:
         return 1
 
     async def _connect(self) -> None:
-        for broker in (self._broker, *self._sources):
-            await broker.connect()
-        for relay in self._all:
+        await self._broker.connect()
+        for relay in self._relays:
             await relay.start()
+        for dynamo, source in zip(self._dynamo, self._sources, strict=True):
+            work = self._start_dynamo(dynamo, source)
+            self._tasks.spawn(work, f"connection of {dynamo.settings.id}")
+
+    async def _start_dynamo(self, relay: DynamoRelay, source: Broker | None) -> None:
+        """Starts a relay as soon as its own source is there; an absent one delays no other."""
+        if source is not None:
+            await source.connect()
+        await relay.start()
 
     @property
     def _all(self) -> list[Relay | DynamoRelay]:
         return [*self._relays, *self._dynamo]
 
-    def _source(self, settings: DynamoSettings) -> Broker | None:
-        """The connection to a Dynamo fleet's own NATS server; None: it shares the routers'."""
-        if settings.nats_url is None:
-            return None
-        nats = NatsSettings(credentials_file=settings.nats_credentials_file)
-        source = checked_broker(nats, settings.nats_url, "kvroute relay of a Dynamo fleet")
-        self._sources.append(source)
-        return source
-
     def _broke(self, error: BaseException) -> None:
         self._failed = error
         self._stop.set()
+
+
+def _source(settings: DynamoSettings) -> Broker | None:
+    """The connection to a Dynamo fleet's own NATS server; None: it shares the routers'."""
+    if settings.nats_url is None:
+        return None
+    nats = NatsSettings(credentials_file=settings.nats_credentials_file)
+    return checked_broker(nats, settings.nats_url, "kvroute relay of a Dynamo fleet")
 
 
 def _writable(folder: str) -> Path:
