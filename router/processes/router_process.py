@@ -351,6 +351,7 @@ class RouterApp:
         self.desk.close()
         if self._grpc is not None:
             await self._grpc.drain(self.config.drain_timeout_s)
+        await self._tasks.close()  # before what they start: relays, and copies of prefixes
         await self.relays.stop()
         if self.copy_link is not None:
             await self.copy_link.stop()
@@ -358,7 +359,6 @@ class RouterApp:
             await self.link.stop()
         if self.feed is not None:
             await self.feed.stop()
-        await self._tasks.close()
         if self._state is not None:
             await self._state.keep()
         if self._http is not None:
