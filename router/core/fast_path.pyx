@@ -806,6 +806,9 @@ cdef class Lane:
         cdef uint64_t fingerprint = xxh3_64(content.at, content.size, HASH_SEED_C, self._secret) ^ form
         if not request_id:
             request_id = uuid.uuid4().hex
+        cdef double best_s = 0.0
+        if self._policy.kind == TTFT:  # of workers that have room now; the pick may take the last of it
+            best_s = shortest_ttft(&self._decided.rows, self._costs, self._in_use + 2 * self._decided.rows.rows)
         try:
             self._write(asked, now_s)
             reservation = self._reserve(request_id, (fingerprint, model, _both), now_s)
@@ -819,7 +822,7 @@ cdef class Lane:
         if self._timed or self._core.times_all:
             self._time(reservation, now_s)
         if self._policy.kind == TTFT:
-            self._note_ttft(reservation)
+            self._note_ttft(reservation, best_s)
         self._counts.picked(
             asked.prompt_tokens, self._best_overlap(), self._overlaps + self._order[0], self._decided.rows.rows,
             self._plan.model_row(self._order[0], self._counts.tally),
@@ -1004,12 +1007,13 @@ cdef class Lane:
         self._working_sets.on_sample(source.key, source.slot, sample, now_s)
         return 0
 
-    cdef int _note_ttft(self, reservation) except -1:
-        """TtftCheck.on_pick and PickTally.count, of a pick whose time to the first token was predicted."""
-        cdef const Rows *r = &self._decided.rows
-        cdef const double *seconds = self._in_use + 2 * r.rows
-        self._core.ttft_check.on_pick(reservation.id, seconds[self._order[0]])
-        self._counts.tally.predicted(seconds[self._order[0]], shortest_ttft(r, self._costs, seconds))
+    cdef int _note_ttft(self, reservation, double best_s) except -1:
+        """TtftCheck.on_pick and PickTally.count, of a pick whose time to the first token was predicted.
+
+        best_s: the shortest that was predicted of any worker with room, before the pick took of it."""
+        cdef double seconds = (self._in_use + 2 * self._decided.rows.rows)[self._order[0]]
+        self._core.ttft_check.on_pick(reservation.id, seconds)
+        self._counts.tally.predicted(seconds, best_s)
         return 0
 
     cdef int _move(self) except -1:

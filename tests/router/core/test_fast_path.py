@@ -443,6 +443,20 @@ def test_policies_of_the_fast_path_are_weighed_alike_under_load(routing: dict[st
     assert twins.sides[0].fast == 40
 
 
+def test_a_pick_of_the_last_slot_is_compared_with_workers_as_they_were() -> None:
+    twins = Twins(policy="ttft")
+    twins.tell("add", "w0", total_slots=1)
+    twins.tell("add", "w1", total_slots=9, waiting=3)
+    for i in range(2):
+        answer = twins.route(asked(400, first=1000 * i, request_id=f"r{i}"))
+        assert isinstance(answer, router_pb2.RouteResponse)
+        assert answer.worker_id == f"w{i}"
+        for side in twins.sides:
+            tally = side.metrics.tally
+            assert (tally.ttfts, tally.ttft_best_s) == (i + 1, tally.ttft_s)
+    assert twins.sides[0].fast == 2
+
+
 def test_picks_that_are_drawn_take_the_general_way() -> None:
     about = {"policy": "dynamo-blocks", "parameters": {"dynamo-blocks": {"temperature": 0.5}}}
     twins = Twins(**about)
