@@ -130,7 +130,8 @@ static inline int is_ascii(Span text) {
 
 /* ---- writing ---- */
 
-/* What is written lies from `at` to `capacity`. failed: there was no memory. */
+/* What is written lies from `at` to `capacity`. failed: there was no memory for some of it, and
+ * nothing is written after that. */
 typedef struct {
     uint8_t *bytes;
     size_t capacity, at;
@@ -150,12 +151,14 @@ static int backward_grow(Backward *b, size_t size) {
     }
     if (used) memcpy(bytes + capacity - used, b->bytes + b->at, used);
     free(b->bytes);
-    *b = (Backward){bytes, capacity, capacity - used, 0};
+    b->bytes = bytes;
+    b->at = capacity - used;
+    b->capacity = capacity;
     return 0;
 }
 
 static inline void put_raw(Backward *b, const void *bytes, size_t size) {
-    if (!size || (b->at < size && backward_grow(b, size))) return;
+    if (!size || b->failed || (b->at < size && backward_grow(b, size))) return;
     b->at -= size;
     memcpy(b->bytes + b->at, bytes, size);
 }
