@@ -7,7 +7,10 @@
 
 #include "router/wire/native/wire.h"
 
-#define TEXT_MAX 1024 /* as router/desk/codec.py has it */
+/* As router/desk/codec.py has them: what is over them is refused there. */
+#define TEXT_MAX 1024
+#define FIELDS_MAX 20480           /* of a request, beside its prompt, */
+#define ASIDE_BYTES_MAX (1u << 20) /* and bytes of them */
 
 typedef struct {
     Span request_id, model, session_id;
@@ -53,9 +56,15 @@ static int read_hashes(Span message, Asked *asked) {
 static int read_plain(Span message, Asked *asked) {
     Field field;
     int prompts = 0;
+    size_t fields = 0, bytes = 0;
     *asked = (Asked){.output_tokens = -1};
     while (message.size) {
+        size_t before = message.size;
         if (read_field(&message, &field)) return 0;
+        if (field.number != 4 && field.number != 5) {
+            bytes += before - message.size;
+            if (++fields > FIELDS_MAX || bytes > ASIDE_BYTES_MAX) return 0;
+        }
         switch (field.number) {
             case 1: /* request_id */
                 if (odd_text(&field)) return 0;

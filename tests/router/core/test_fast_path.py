@@ -544,6 +544,28 @@ def test_an_answer_without_a_receipt_is_the_same_otherwise() -> None:
     assert bare.overlap_tokens.predicted == 48
 
 
+FLAG = b"\xa0\x01\x00"
+"""RouteRequest.omit_receipt, false."""
+TENANT = b"\x5a\x80\x08" + 1024 * b"t"
+"""RouteRequest.tenant, as long as may be."""
+
+
+@pytest.mark.parametrize(
+    ("piece", "most"), [(FLAG, codec.FIELDS_MAX), (TENANT, codec.ASIDE_BYTES_MAX // len(TENANT))]
+)
+def test_both_ways_have_the_same_bounds_beside_the_prompt(piece: bytes, most: int) -> None:
+    for native in (True, False):
+        side = Side(native)
+        side.fleet.add("w0")
+        bare = router_pb2.RouteRequest(token_bytes=bytes(256)).SerializeToString()
+        answer, _, _ = side.desk.route(bare + most * piece)
+        assert router_pb2.RouteResponse.FromString(answer).worker_id == "w0"
+        assert side.fast == native
+        with pytest.raises(Refusal, match="beside its prompt"):
+            side.desk.route(bare + (most + 1) * piece)
+        assert (side.fast, len(side.fleet.core.reservations)) == (native, 1)
+
+
 def test_an_answer_that_can_t_be_written_reserves_nothing() -> None:
     side = Side(True)
     key = side.fleet.add("w0")
