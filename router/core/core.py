@@ -15,7 +15,6 @@ Laws:
 import random
 from collections import Counter
 from collections.abc import Callable, Collection
-from functools import partial
 
 from events.feed.fleet_view import FleetView, Source
 from indexer.hashing import HashArray
@@ -122,15 +121,6 @@ class RouterCore:
         prompt, view = request.prompt, self.fleet.view
         view.salted |= bool(prompt.cache_salt)
         view.itemized |= prompt.has_items
-        lane = self.lane if watch is None else None
-        if lane is not None and (picked := lane.pick(request, now_s, mark)) is not None:
-            reservation, overlap, weighed = picked
-            self._remember(request, reservation, now_s)
-            if self.times_all:
-                self.time(reservation, now_s)
-            if self.hot is not None:
-                self.hot.on_pick(reservation, request.for_all, lambda: request.prompt, now_s)
-            return Pick(reservation, partial(self.decider.told, request, weighed, now_s), overlap)
         earlier = self.reservations.of_request(request.request_id)
         if earlier is not None:
             if earlier.fingerprint != request.fingerprint():

@@ -1,13 +1,10 @@
-"""The native lane: plain requests picked, reserved and answered, bytes to bytes; see lane.pyx."""
+"""The native lane: plain requests picked, reserved and answered, bytes to bytes (fast_path.pyx)."""
 
 import random
-from collections.abc import Callable
 
 from indexer.hashing import HashArray
 from router.core.core import RouterCore
 from router.core.tally import PickTally
-from router.decision.decision import Overlap, Weighed
-from router.request.request import Request
 from router.reservations.load import WorkerLoad
 from router.reservations.reservations import Reservation
 
@@ -66,12 +63,6 @@ class Lane:
 
     def __init__(self, core: RouterCore, rng: random.Random) -> None:
         """core: with a NativeIndex. rng: the core's own."""
-
-    def pick(
-        self, request: Request, now_s: float, mark: Callable[[str], None]
-    ) -> tuple[Reservation, Overlap, Weighed] | None:
-        """A Request of RouterCore.route: its reservation, the pick's overlap, and what was weighed;
-        None: the general way must pick. mark is called with the name of each stage's end."""
 
     def put_load(self, slot: int, load: WorkerLoad) -> None:
         """Pools.put_load: a worker's load has changed."""

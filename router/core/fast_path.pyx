@@ -35,9 +35,8 @@ from indexer.kernel cimport (
     users_open, xxh3_64, xxh3_blocks, xxh3_chain, xxh3_secret,
 )
 from router.fleet.table import COLUMNS
-from router.decision.decision import Overlap, Weighed
 from router.request.request import Role
-from router.fleet.eligibility import DRAINED, OUTPUT_TOKENS_MAX
+from router.fleet.eligibility import OUTPUT_TOKENS_MAX
 from router.fleet.rates import ATTENTION_TOKENS, REQUEST_TOKENS
 from router.fleet.working_set import SAMPLE
 from router.reservations.load import HISTORY_MAX, HISTORY_S
@@ -542,7 +541,9 @@ cdef class _Counts:
     cdef int64_t *picks
     cdef int64_t *by_model
     cdef double bounds_s[BUCKETS]
-    cdef double began_s, last_s
+    cdef double began_s
+    cdef double ends_s[STAGES - 1]
+    """Of the decision at hand."""
 
     def __init__(self, tally):
         self.tally = tally
@@ -557,17 +558,17 @@ cdef class _Counts:
             self.bounds_s[i] = bound
 
     cdef void begin(self):
-        self.began_s = self.last_s = _clock_s()
+        self.began_s = _clock_s()
 
     cdef void mark(self, int stage):
-        """The end of a stage."""
-        cdef double now_s = _clock_s()
-        self._add(stage, now_s - self.last_s)
-        self.last_s = now_s
+        """The end of a stage, which counts once a worker is picked: what is not picked here is
+        measured where it is."""
+        self.ends_s[stage] = _clock_s()
 
     cdef void picked(self, uint64_t prompt_tokens, uint64_t reachable_tokens, const int32_t *overlaps, size_t rows, int64_t model_row):
         """Overlaps: of the pick, at every `rows`th place. model_row: in by_model."""
         cdef size_t at = 2 * (<size_t>self.picks[0] % RATIO_DECISIONS_C), i
+        cdef double last_s = self.began_s
         cdef int64_t *of_model = self.by_model + MODEL_COUNTS * model_row
         of_model[0] += 1
         of_model[1] += prompt_tokens
@@ -579,6 +580,9 @@ cdef class _Counts:
         self.recent[at] = overlaps[rows]
         self.recent[at + 1] = prompt_tokens
         self.picks[0] += 1
+        for i in range(STAGES - 1):
+            self._add(i, self.ends_s[i] - last_s)
+            last_s = self.ends_s[i]
         self._add(STAGES - 1, _clock_s() - self.began_s)
 
     cdef void _add(self, int stage, double seconds):
@@ -732,48 +736,6 @@ cdef class Lane:
             reservations[item.index] = reservation
             count += 1
             size += item.request.size
-
-    def pick(self, request, double now_s, mark):
-        """A Request of RouterCore.route: its reservation, the pick's overlap, and what was weighed;
-        None: the general way must pick. mark is called with the name of each stage's end."""
-        if (
-            request.policy and request.policy != self._core.routing.policy
-            or request.role is not _both
-            or request.required_labels or request.allowed_workers or request.excluded_workers
-        ):
-            return None
-        prompt = request.prompt
-        if prompt.lora_name or not self._prepare(request.request_id):
-            return None
-        if self._policy.kind != ADAPTIVE:  # Decider.told scores again, by columns that this pick changes
-            return None
-        if self._by_session and request.session_id:
-            return None
-        self._pools.refresh()
-        cdef _Plan plan = self._plan_of(request.model)
-        expected = request.expected_output_tokens
-        cdef uint64_t token_count = prompt.token_count
-        cdef uint32_t hashes_block_size = prompt.hashes_block_size
-        if not self._takes(plan, hashes_block_size, token_count, -1 if expected is None else expected):
-            return None
-        prefixes = prompt.prefixes(plan.block_size)
-        mark("hash")
-        self._match(plan, prefixes, token_count)
-        mark("match")
-        if not self._decide(now_s):
-            return None
-        mark("cost")
-        tokens = _empty((FIELDS, plan.rows), np.int32)
-        memcpy(<void *>_pointer(tokens), self._overlaps, FIELDS * plan.rows * sizeof(int32_t))
-        table = self._pools.table(plan.pool)
-        order = [self._order[i] for i in range(self._ordered)]
-        eligible = plan.pool.all_eligible
-        if plan.drained is not None:
-            eligible = [DRAINED if drained else "" for drained in plan.drained]
-        cdef const int32_t *overlaps = self._overlaps + self._order[0]
-        overlap = Overlap(*[overlaps[i * plan.rows] for i in range(FIELDS)])
-        reservation = self._reserve(request.request_id, request.fingerprint(), now_s)
-        return reservation, overlap, Weighed(plan.pool, plan.down, eligible, table, tokens, order, self._cheapest.tied, self._moved_from)
 
     cdef object _picked(self, Asked *asked, double now_s):
         """A reservation with its answer; None: the general way must pick."""

@@ -1,6 +1,5 @@
 """What the core answers a request with, and the steps of a request's life that callers report."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
@@ -15,16 +14,9 @@ class Pick:
     """A decision that was made, and its reservation."""
 
     reservation: Reservation
-    decided: Decision | Callable[[], Decision]
-    """The decision, or what makes it from what was weighed."""
+    decision: Decision
     overlap: Overlap
     """Of the worker that computes the prompt."""
-
-    @property
-    def decision(self) -> Decision:
-        if not isinstance(self.decided, Decision):
-            self.decided = self.decided()
-        return self.decided
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from math import isfinite
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +23,7 @@ from events.feed.fleet_view import Source
 from indexer.index import BlockIndex
 from indexer.kernel import cheapest
 from router.config.settings import GuardSettings, ModelSettings, RoutingSettings
-from router.decision.decision import Decision, NobodyFits, Overlap, Weighed
+from router.decision.decision import Decision, NobodyFits, Overlap
 from router.decision.guard import Guarded, Waits
 from router.decision.pairs import Matched, Pairs, Stages
 from router.fleet.eligibility import (
@@ -198,37 +197,6 @@ class Decider:
             away = self._further.mean_distance(pool, holders)
             return self._judge(matched, stage, self._eligible(request, pool), away)
         return self._judge(matched, policy, self._eligible(request, pool))
-
-    def told(self, request: Request, weighed: Weighed, now_s: float) -> Decision:
-        """A decision of the lane, as the general way would have told it."""
-        policy = self._policy(request, self._of_fleet)  # the lane knows no other settings
-        pool = weighed.pool
-        rows = self._rows(request, pool, weighed.table, weighed.tokens, weighed.eligible, now_s)
-        scores = policy.score(rows)
-        costs = scores.costs.tolist()
-        excluded = [
-            reason or (_FULL if full else "" if isfinite(cost) else NOT_A_NUMBER)
-            for reason, full, cost in zip(weighed.eligible, rows.full.tolist(), costs, strict=True)
-        ]
-        guard, guarded = self._routing.guard, None
-        if weighed.cheapest != weighed.order[0]:
-            can = np.array([not reason for reason in excluded], np.bool_)
-            guarded = Guarded(weighed.cheapest, Waits.of(rows, can, guard))
-        return Decision(
-            request,
-            policy,
-            rows,
-            pool.sources,
-            weighed.tokens,
-            scores,
-            excluded,
-            weighed.order,
-            weighed.tied,
-            weighed.not_live,
-            now_s,
-            guard=guard if guard.looks_at(policy.name) else None,
-            guarded=guarded,
-        )
 
     def refuse(self, decision: Decision) -> NobodyFits:
         """Why nobody in a pool can be picked."""

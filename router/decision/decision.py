@@ -12,7 +12,6 @@ import numpy.typing as npt
 from events.feed.fleet_view import Source
 from router.config.settings import GuardSettings
 from router.decision.guard import Guarded
-from router.fleet.pools import Pool
 from router.policies.candidates import Candidates
 from router.policies.policy import Policy, Scores
 from router.request.refusal import Refusal
@@ -109,19 +108,3 @@ class NobodyFits(Refusal):
 
     decision: Decision | None = None
     """What was weighed; of a pair, the half for which nobody fits."""
-
-
-class Weighed(NamedTuple):
-    """What the lane keeps of a decision, so that it can be told."""
-
-    pool: Pool
-    not_live: list[tuple[Source, str]]
-    eligible: Sequence[str]
-    """Why a row can't be picked, full ones left out; empty when it can."""
-    table: npt.NDArray[np.float64]
-    """Shape (columns of Candidates, rows)."""
-    tokens: npt.NDArray[np.int32]
-    order: list[int]
-    tied: int
-    cheapest: int
-    """The row that would have been picked by its cost; the guard moved the pick if it's another."""

@@ -28,22 +28,27 @@ OUTCOMES = ("picked", "repeated", "refused", "explained")
 
 
 class StageClock:
-    """Measures the stages of one decision: `core.route` calls it at the end of each."""
+    """Measures the stages of one decision: `core.route` calls it at the end of each.
+
+    A pick counts once in every stage; a decision that picks nobody, in none.
+    """
 
     def __init__(self, stages: dict[str, Durations]) -> None:
         self._stages = stages
         self._started = self._last = perf_counter()
+        self._took_s: dict[str, float] = {}
+        """By stage, in sum: a decision that looks at a last resort has stages twice."""
 
     def __call__(self, stage: str) -> None:
         now = perf_counter()
-        self._stages[stage].add(now - self._last)
+        self._took_s[stage] = self._took_s.get(stage, 0.0) + now - self._last
         self._last = now
 
-    def total(self) -> float:
-        """Ends the measurement; seconds since it began."""
-        seconds = perf_counter() - self._started
-        self._stages["total"].add(seconds)
-        return seconds
+    def total(self) -> None:
+        """A worker was picked: all stages count, and the time since the measurement began."""
+        self._took_s["total"] = perf_counter() - self._started
+        for stage, seconds in self._took_s.items():
+            self._stages[stage].add(seconds)
 
 
 class Metrics:
@@ -180,7 +185,9 @@ class TallyCollector(Collector):
             family.add_sample(f"{family.name}_total", {"outcome": "picked", "reason": ""}, picks)
             yield family
         durations = HistogramMetricFamily(
-            "kvroute_decision_seconds", "Time a decision takes, by stage.", labels=["stage"]
+            "kvroute_decision_seconds",
+            "Time of a decision that picks a worker, by stage.",
+            labels=["stage"],
         )
         bounds = (*map(str, BUCKETS_S), "+Inf")
         for stage, seconds in tally.stages.items():

@@ -21,7 +21,7 @@ from indexer.identity import Tier, WorkerKey
 from indexer.kernel import NativeIndex
 from kvroute.v1 import router_pb2
 from router.config.settings import CapacitySettings, GrpcSettings, GuardSettings
-from router.core.progress import Pick, Progress, ProgressState
+from router.core.progress import Progress, ProgressState
 from router.desk import codec
 from router.desk.counters import Metrics
 from router.desk.stream_items import RouteItems, read_batch
@@ -130,6 +130,7 @@ class Side:
             "outliers": (repr(core.fleet.outliers), core.fleet.outliers._standings),
             "tally": [one.tolist() for one in (tally.tokens, tally.recent, tally.picks)],
             "models": tally.models(),
+            "stages": {name: int(took.counts.sum()) for name, took in tally.stages.items()},
             "predictions": (tally.ttfts, tally.ttft_s, tally.ttft_best_s, vars(core.ttft_check)),
             "rates": (
                 core.fleet.rates._workers,
@@ -477,10 +478,6 @@ def test_a_plain_request_takes_the_lane(policy: str) -> None:
     for about in ({"policy": "random"}, {"allowed_worker_ids": ["w0"]}, {"cache_salt": "s"}):
         request = asked(40, **about)
         assert side.lane.answer(request.SerializeToString(), side.fleet.now_s) is None
-    picked = side.fleet.core.route(side.fleet.request(prompt(40)), side.fleet.now_s)
-    assert isinstance(picked, Pick)
-    if policy == "dynamo-adaptive":
-        assert picked.decided is not picked.decision  # made when it was asked for
 
 
 def test_a_drained_worker_keeps_nobody_from_the_lane() -> None:
@@ -542,6 +539,27 @@ def test_an_answer_without_a_receipt_is_the_same_otherwise() -> None:
     assert not bare.HasField("receipt")
     assert bare.labels == whole.labels
     assert bare.overlap_tokens.predicted == 48
+
+
+@pytest.mark.parametrize(
+    ("strained", "picks"), [(False, 0), (True, 3)], ids=["full", "over what was learned"]
+)
+def test_a_pick_counts_once_in_every_stage_and_a_refusal_in_none(
+    strained: bool, picks: int
+) -> None:
+    twins = Twins()
+    twins.tell("add", "w0", total_slots=None if strained else 2, running=2)
+    for _ in range(3):  # requests wait at two running ones: as many slots are learned
+        for side in twins.sides:
+            side.fleet.now_s += 0.1
+        twins.tell("say", known("w0"), running=2, waiting=1, used_blocks=6.0)
+    for i in range(3):
+        answer = twins.route(asked(40, request_id=f"r{i}"))
+        assert isinstance(answer, router_pb2.RouteResponse if strained else Status)
+    for side in twins.sides:
+        assert side.fleet.core.strained_picks == picks
+        stages = side.metrics.tally.stages.values()
+        assert [int(took.counts.sum()) for took in stages] == [picks] * 4
 
 
 FLAG = b"\xa0\x01\x00"

@@ -212,8 +212,6 @@ def test_the_lane_leaves_sessions_to_the_general_way_while_affinity_looks_at_its
     assert lane.answer(plain.SerializeToString(), fleet.now_s) is not None
     plain.session_id = "s"
     assert (lane.answer(plain.SerializeToString(), fleet.now_s) is not None) == takes
-    request = fleet.request(prompt(64), session_id="s")
-    assert (lane.pick(request, fleet.now_s, lambda _: None) is not None) == takes
     assert fleet.picked(prompt(64), session_id="s") == "w0"
 
 
