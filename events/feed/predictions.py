@@ -71,8 +71,8 @@ class Predictions:
             if not guess.told[1 - guess.young]:
                 self._turn(guess, now_s)
             self._end_oldest(slot, guess)
-        self._index.predict(slot, guess.young, prefixes)
         guess.told[guess.young].append(prefixes)
+        self._index.predict(slot, guess.young, prefixes)
 
     def forget(self, slot: int) -> None:
         """The index has dropped all predictions of a slot."""

@@ -145,10 +145,7 @@ class RouterCore:
             raise self.decider.refuse(decision)
         if watch is not None:
             watch(decision.computing)
-        source = decision.sources[decision.order[0]]
-        self.last_resorts += decision.last_resort
-        self.strained_picks += decision.strained
-        self.guarded += decision.computing.guarded is not None
+        source, computing = decision.sources[decision.order[0]], decision.computing
         reservation = self.reserve(
             source,
             request.request_id,
@@ -157,21 +154,13 @@ class RouterCore:
             request.prompt.token_count,
             decision.overlap(decision.order[0]),
             now_s,
-            computes=decision.computing is decision and request.resumed is None,
+            computes=computing is decision and request.resumed is None,
         )
-        self._remember(request, reservation, now_s)
-        computing = decision.computing
-        if decision.how is not None:
-            self.pair_picks[decision.how] += 1
-            if computing is not decision:
-                self._reserve_prefill(reservation, computing, now_s)
-        if computing.policy.timed or self.times_all:
-            self.time(reservation, now_s)
-        if (predicted_s := computing.scores.ttft_s) is not None:
-            self.ttft_check.on_pick(reservation.id, predicted_s.item(computing.order[0]))
-        if self.hot is not None:
-            seen = reservation.where_computed()
-            self.hot.on_pick(seen, request.for_all, lambda: request.prompt, now_s)
+        try:
+            self._on_reserved(request, decision, reservation, now_s)
+        except BaseException:
+            self.withdraw(reservation, now_s)
+            raise
         return Pick(reservation, decision, computing.overlap(computing.order[0]))
 
     @property
@@ -194,6 +183,35 @@ class RouterCore:
             now_s,
         )
         self.fleet.working_sets.on_pick(source.key, source.slot, reservation.prefixes, now_s)
+
+    def _on_reserved(
+        self, request: Request, decision: Decision, reservation: Reservation, now_s: float
+    ) -> None:
+        """What a pick changes beside its worker's load."""
+        source, computing = decision.sources[decision.order[0]], decision.computing
+        self.last_resorts += decision.last_resort
+        self.strained_picks += decision.strained
+        self.guarded += computing.guarded is not None
+        self._predict(source, reservation.prefixes, reservation.predicted_tokens, now_s)
+        self._note_probe(source.key, reservation.id, now_s)
+        self._remember(request, reservation, now_s)
+        if decision.how is not None:
+            self.pair_picks[decision.how] += 1
+            if computing is not decision:
+                self._reserve_prefill(reservation, computing, now_s)
+        if computing.policy.timed or self.times_all:
+            self.time(reservation, now_s)
+        if (predicted_s := computing.scores.ttft_s) is not None:
+            self.ttft_check.on_pick(reservation.id, predicted_s.item(computing.order[0]))
+        if self.hot is not None:
+            seen = reservation.where_computed()
+            self.hot.on_pick(seen, request.for_all, lambda: request.prompt, now_s)
+
+    def _predict(self, source: Source, prefixes: HashArray, told_tokens: int, now_s: float) -> None:
+        """A worker will hold a prompt. told_tokens: what its events told that it holds of it."""
+        if size := heartbeat_of(source).block_size:
+            # What it holds on from there, too: the index knows, and predicts only the rest.
+            self.fleet.view.predict(source, prefixes[told_tokens // size :], now_s)
 
     def _remember(self, request: Request, reservation: Reservation, now_s: float) -> None:
         """Where a session's KV cache will be."""
@@ -392,7 +410,8 @@ class RouterCore:
     ) -> Reservation:
         """Reserves a pick's load: prefixes are the prompt's, overlap is that of the source.
 
-        computes: whether the worker computes the prompt itself.
+        computes: whether the worker computes the prompt itself. What is open is in the reservations
+        before anything else happens, so that it can be withdrawn.
         """
         size = heartbeat_of(source).block_size
         self._picks += 1
@@ -412,22 +431,18 @@ class RouterCore:
         )
         load = self.fleet.load(source.key)
         load.open(prefixes, reservation.has_tail, reservation.new_tokens, now_s)
+        self.reservations.add(reservation)
         load.last_picked = self._picks
         self.fleet.pools.put_load(source.slot, load)
-        if size:
-            # What it holds on from there, too: the index knows, and predicts only the rest.
-            self.fleet.view.predict(source, prefixes[overlap.told // size :], now_s)
-        self.reservations.add(reservation)
-        self._note_probe(source.key, reservation.id, now_s)
         return reservation
 
     def _reserve_prefill(self, reservation: Reservation, decision: Decision, now_s: float) -> None:
         """Has another worker compute the prompt of what was just reserved."""
         row = decision.order[0]
         source, overlap = decision.sources[row], decision.overlap(row)
-        key, size = source.key, heartbeat_of(source).block_size
+        key = source.key
         ranks = max(1, len(self.fleet.view.ranks(key.worker_id)))
-        hold = reservation.prefill = PrefillHold(
+        hold = PrefillHold(
             worker=key,
             predicted_tokens=overlap.told,
             new_tokens=reservation.prompt_tokens - overlap.usable,
@@ -436,12 +451,12 @@ class RouterCore:
         )
         load = self.fleet.load(key)
         load.open(reservation.prefixes, reservation.has_tail, hold.new_tokens, now_s)
+        reservation.prefill = hold
         self._picks += 1
         load.last_picked = self._picks
         self.fleet.pools.put_load(source.slot, load)
         self._note_probe(key, reservation.id, now_s)
-        if size:
-            self.fleet.view.predict(source, reservation.prefixes[overlap.told // size :], now_s)
+        self._predict(source, reservation.prefixes, overlap.told, now_s)
 
     def _end_prefill(self, reservation: Reservation, now_s: float) -> None:
         """The prompt is computed, or nobody wants it any more: once."""

@@ -728,11 +728,15 @@ cdef class Lane:
             reservation = self._picked(&asked, now_s)
             if reservation is None:
                 return
+            try:
+                results._add(item.index, 2, _span(reservation.answer))
+            except BaseException:
+                self._core.withdraw(reservation, now_s)
+                raise
             if places is not None:
                 places.append((reservation, batch._left.at - _span(batch._content).at))
             batch._left = left
             batch._count -= 1
-            results._add(item.index, 2, _span(reservation.answer))
             reservations[item.index] = reservation
             count += 1
             size += item.request.size
@@ -777,14 +781,12 @@ cdef class Lane:
         except BaseException:
             _begin(&self._answer)
             raise
-        _put_text(&self._answer, 1, reservation.id)
-        reservation.answer = _taken(&self._answer)
-        if asked.session_id.size:
-            self._fleet.sessions.put(_text(asked.session_id), reservation, plan.block_size, "", now_s)
-        if self._timed or self._core.times_all:
-            self._time(reservation, now_s)
-        if self._policy.kind == TTFT:
-            self._note_ttft(reservation, best_s)
+        try:
+            self._on_reserved(asked.session_id, reservation, best_s, now_s)
+        except BaseException:
+            _begin(&self._answer)
+            self._core.withdraw(reservation, now_s)
+            raise
         self._counts.picked(
             asked.prompt_tokens, self._best_overlap(), self._overlaps + self._order[0], self._decided.rows.rows,
             self._plan.model_row(self._order[0], self._counts.tally),
@@ -1010,7 +1012,8 @@ cdef class Lane:
         return 0
 
     cdef object _reserve(self, str request_id, tuple fingerprint, double now_s):
-        """Reserves for the decision at hand, as RouterCore.reserve does."""
+        """Reserves for the decision at hand, as RouterCore.reserve does. What is open is in the
+        reservations before anything else happens, so that it can be withdrawn."""
         cdef size_t rows = self._decided.rows.rows, row = self._order[0]
         cdef const int32_t *overlaps = self._overlaps + row
         cdef uint64_t prompt_tokens = <uint64_t>self._decided.rows.prompt_tokens
@@ -1035,15 +1038,30 @@ cdef class Lane:
         if load is None:
             load = self._fleet.load(source.key)
         self._open(load, prefixes, has_tail, new_tokens, now_s)
+        self._remember(reservation, 8 * len(prefixes))
         load.last_picked = ordinal
         if self._moved_from != row:
             core.guarded = core.guarded + 1
         self._put_load(source.slot, load)
-        self._predict(source, told / size, now_s)
-        self._remember(reservation, 8 * len(prefixes))
+        return reservation
+
+    cdef int _on_reserved(self, Span session_id, reservation, double best_s, double now_s) except -1:
+        """RouterCore._on_reserved; and the answer, of which all but the reservation's id is written.
+        best_s: see _note_ttft."""
+        cdef uint32_t size = self._plan.block_size
+        source = self._plan.sources[self._order[0]]
+        self._predict(source, <int32_t>reservation.predicted_tokens / size, now_s)
         if self._probing and source.key in self._probing:
             self._fleet.outliers.on_pick(source.key, reservation.id, now_s)
-        return reservation
+        _put_text(&self._answer, 1, reservation.id)
+        reservation.answer = _taken(&self._answer)
+        if session_id.size:
+            self._fleet.sessions.put(_text(session_id), reservation, size, "", now_s)
+        if self._timed or self._core.times_all:
+            self._time(reservation, now_s)
+        if self._policy.kind == TTFT:
+            self._note_ttft(reservation, best_s)
+        return 0
 
     cdef int _open(self, load, prefixes, bint has_tail, new_tokens, double now_s) except -1:
         """WorkerLoad.open."""
@@ -1169,9 +1187,9 @@ cdef class Lane:
         guess.ttl_s = ttl_s
         young = guess.young
         cdef const uint64_t *hashes = <const uint64_t *>_pointer(self._prefixes)
+        guess.told[young].append(prefixes)  # first, so that what there is memory for ends, too
         if table_store(&self._index._table, slot, TIERS + <int>young, hashes + first, count - first) == NO_MEMORY:
             raise MemoryError
-        guess.told[young].append(prefixes)
         return 0
 
     cdef int _remember(self, reservation, size_t size) except -1:

@@ -104,3 +104,22 @@ def test_a_forgotten_worker_leaves_nothing() -> None:
     stage.add(chain(1, 2), 1.0)
     stage.predictions.tick(1.0 + TTL_S)
     assert stage.run(chain(1, 4)) == 2
+
+
+def test_what_memory_was_there_for_ends_like_any_prediction(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stage = Stage()
+    whole = stage.index.predict
+
+    def half(slot: int, generation: int, prefixes: HashArray) -> None:
+        whole(slot, generation, prefixes[: len(prefixes) // 2])
+        raise MemoryError
+
+    monkeypatch.setattr(stage.index, "predict", half)
+    with pytest.raises(MemoryError):
+        stage.add(chain(1, 4), 0.0)
+    assert stage.index.predicted(stage.slot) == 2
+    for now_s in (TTL_S, 2 * TTL_S, 3 * TTL_S):
+        stage.predictions.tick(now_s)
+    assert stage.index.predicted(stage.slot) == 0

@@ -584,6 +584,34 @@ def test_both_ways_have_the_same_bounds_beside_the_prompt(piece: bytes, most: in
         assert (side.fast, len(side.fleet.core.reservations)) == (native, 1)
 
 
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("part", ["view", "sessions", "rates"])
+def test_a_pick_that_fails_half_way_leaves_nothing_reserved(
+    native: bool, part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    side = Side(native, {"policy": "ttft"})
+    side.fleet.add("w0")
+    core, request = side.fleet.core, asked(40, request_id="r", session_id="s")
+    owner, name = {
+        "view": (core.fleet.view, "predict"),
+        "sessions": (core.fleet.sessions, "put"),
+        "rates": (core.fleet.rates, "on_pick"),
+    }[part]
+
+    def out_of_memory(*_: Any) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(owner, name, out_of_memory)
+        refused = side.route(request)
+    assert isinstance(refused, Status)
+    assert refused.code == 13
+    assert side.fleet.loads() == {}
+    assert (len(core.reservations), side.requests("refused", "INTERNAL")) == (0, 1)
+    assert isinstance(side.route(request), router_pb2.RouteResponse)
+    assert (len(core.reservations), int(side.metrics.tally.picks[0])) == (1, 1)
+
+
 def test_an_answer_that_can_t_be_written_reserves_nothing() -> None:
     side = Side(True)
     key = side.fleet.add("w0")
