@@ -10,6 +10,8 @@ from router.reservations.reservations import Reservation
 
 ITEMS_MAX: int
 """Items of a batch."""
+LONG_BYTES: int
+"""A request up to this size is read, hashed and picked for in one step."""
 
 class Batch:
     """A RouteBatch, item by item: `next` goes on to one, and the attributes are of that one."""
@@ -93,7 +95,8 @@ class Lane:
         reservations: dict[int, Reservation],
         places: list[tuple[Reservation, int]] | None,
     ) -> None:
-        """Answers a batch's items from the next one on, until one isn't plain or enough is done.
+        """Answers a batch's items from the next one on, until one isn't plain, or is longer than
+        LONG_BYTES, or enough is done.
 
         waited_ms: how long they have waited; one that has waited too long stays, too.
         reservations: gets each item's, by index. places: gets each with the item's place, for

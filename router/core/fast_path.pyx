@@ -181,10 +181,13 @@ DEF ITEM_FIELDS_MAX = 8
 """Of an item and beside it, on average; the contract has 4."""
 ITEMS_MAX = 4096
 """Items of a batch."""
+LONG_BYTES = 512 * 1024
+"""A request up to this size is read, hashed and picked for in one step."""
 cdef size_t RUN_ITEMS_MAX = 16
 """Items decided without a look at the clock,"""
 cdef size_t RUN_BYTES_MAX = 1 << 19
 """and bytes of them."""
+cdef size_t LONG_BYTES_C = LONG_BYTES
 cdef int64_t OUTPUT_TOKENS_MAX_C = OUTPUT_TOKENS_MAX
 cdef uint64_t HASH_SEED_C = HASH_SEED
 cdef uint64_t SAMPLE_C = SAMPLE
@@ -708,7 +711,7 @@ cdef class Lane:
         return self._picked(&asked, now_s)
 
     def answers(self, Batch batch not None, Results results not None, uint64_t waited_ms, double now_s, dict reservations not None, list places):
-        """Answers a batch's items from the next one on, until one isn't plain or enough is done.
+        """Answers a batch's items from the next one on, until one isn't plain, or is long, or enough is done.
 
         waited_ms: how long they have waited; one that has waited too long stays, too.
         reservations: gets each item's, by index. places: gets each with the item's place, for
@@ -721,7 +724,7 @@ cdef class Lane:
         self._pools.refresh()
         while count < RUN_ITEMS_MAX and size < RUN_BYTES_MAX:
             left = batch._left
-            if read_item(&left, &item) <= 0 or not item.is_request:
+            if read_item(&left, &item) <= 0 or not item.is_request or item.request.size > LONG_BYTES_C:
                 return
             if 0 < item.timeout_ms <= waited_ms or not read_plain(item.request, &asked):
                 return

@@ -25,7 +25,7 @@ from router.audit.sampling import Due, Watch
 from router.copies.hot_prefixes import HotPrefixes
 from router.core.admission import Admission
 from router.core.core import RouterCore
-from router.core.fast_path import Batch, Results
+from router.core.fast_path import LONG_BYTES, Batch, Results
 from router.core.progress import Progress, ProgressState, Repeated
 from router.desk import codec
 from router.desk.answers import Answered, Steps, Waiting
@@ -39,8 +39,6 @@ from router.reservations.reservations import Ending, Reservation
 Read: TypeAlias = tuple[codec.Received, Request]
 WAITING_BYTES = 1024
 """Of a request that waits, beside its message: about what its objects take up."""
-LONG_BYTES = 512 * 1024
-"""A request up to this size is read, hashed and picked for in one step."""
 RUN_ITEMS = 16
 """Plain items that the fast path answers at once, at most."""
 

@@ -25,9 +25,10 @@ from kvroute.v1 import fleet_pb2, fleet_pb2_grpc, router_pb2, router_pb2_grpc
 from router.config.settings import TOMBSTONE_MAX_S, ConfigError, GrpcSettings
 from router.core.admission import Admission
 from router.core.core import RouterCore
+from router.core.fast_path import LONG_BYTES
 from router.desk import codec
 from router.desk.answers import Answered, Waiting
-from router.desk.desk import LONG_BYTES, Desk
+from router.desk.desk import Desk
 from router.desk.methods import ROUTE_STREAM
 from router.desk.queue_list import listed
 from router.desk.reports import Reports

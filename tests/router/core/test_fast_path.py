@@ -21,6 +21,7 @@ from indexer.identity import Tier, WorkerKey
 from indexer.kernel import NativeIndex
 from kvroute.v1 import router_pb2
 from router.config.settings import CapacitySettings, GrpcSettings, GuardSettings
+from router.core.fast_path import LONG_BYTES, Results
 from router.core.progress import Progress, ProgressState
 from router.desk import codec
 from router.desk.counters import Metrics
@@ -582,6 +583,25 @@ def test_both_ways_have_the_same_bounds_beside_the_prompt(piece: bytes, most: in
         with pytest.raises(Refusal, match="beside its prompt"):
             side.desk.route(bare + (most + 1) * piece)
         assert (side.fast, len(side.fleet.core.reservations)) == (native, 1)
+
+
+def test_a_long_item_is_left_to_the_general_way() -> None:
+    twins = Twins()
+    twins.tell("add", "w0", total_blocks=1_000_000)
+    fits = LONG_BYTES // 4 - 20  # tokens; beside them are an id of two letters and a few tags
+    items = [
+        router_pb2.RouteItem(index=i, request=asked(tokens, request_id=f"r{i}"))
+        for i, tokens in enumerate((40, fits, LONG_BYTES // 4, 40))
+    ]
+    content = router_pb2.RouteBatch(items=items)
+    results = twins.decide(content)
+    assert [one.response.worker_id for one in results] == ["w0"] * 4
+    side = Side(True)
+    side.fleet.add("w0", total_blocks=1_000_000)
+    batch, taken = read_batch(content.SerializeToString()), Results()
+    assert set(side.desk.run(batch, taken, 0.0)) == {0, 1}
+    assert side.desk.run(batch, taken, 0.0) == {}
+    assert len(batch) == 2
 
 
 @pytest.mark.parametrize("native", [True, False])
