@@ -25,6 +25,7 @@ from typing import NamedTuple, Protocol
 
 from router.config.queue_settings import QueueSettings
 from router.core.core import RouterCore
+from router.core.progress import ProgressResult
 from router.core.waits import Waits
 from router.decision.decider import FULL_RETRY_S
 from router.decision.decision import Decision, NobodyFits
@@ -154,6 +155,25 @@ class Admission:
     def leave(self, waiter: Waiter, now_s: float) -> bool:
         """A caller is gone; returns whether its request waited."""
         return self.queue.cancel(waiter, now_s)
+
+    def cancel(self, request_id: str, now_s: float) -> bool:
+        """Ends the waits of a request, not by its own caller; returns whether it waited."""
+        waiting = self.queue.find(request_id)
+        for waiter in waiting:
+            self.queue.cancel(waiter, now_s)
+            message = "a Report with the request's id cancelled the wait"
+            _job(waiter).refuse(Refusal(Reason.CANCELLED, message))
+        return bool(waiting)
+
+    def reprioritize(self, request_id: str, priority: int, now_s: float) -> ProgressResult:
+        """Gives a request that waits another priority."""
+        waiting = self.queue.find(request_id)
+        if not waiting:
+            return ProgressResult.UNKNOWN
+        others = [waiter for waiter in waiting if waiter.priority != priority]
+        for waiter in others:
+            self.queue.reprioritize(waiter, priority, now_s)
+        return ProgressResult.APPLIED if others else ProgressResult.UNCHANGED
 
     def turns(self, now_s: float) -> bool:
         """Decides requests whose turn it is, and ends waits that are over. Returns whether more may

@@ -47,6 +47,14 @@ class Progress(NamedTuple):
     """Of a pair: which half failed; empty, or neither of them: by how far the request came."""
 
 
+class WaitStep(NamedTuple):
+    """A step of a request that waits, named by its caller's id."""
+
+    request_id: str
+    priority: int | None
+    """The new one; None: the wait ends."""
+
+
 class ProgressResult(StrEnum):
     """What became of a step."""
 

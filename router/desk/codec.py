@@ -21,7 +21,7 @@ from indexer.identity import Tier
 from kvroute.v1 import fleet_pb2, router_pb2
 from router.core.admission import Wait
 from router.core.core import RouterCore
-from router.core.progress import Pick, Progress, ProgressResult, ProgressState
+from router.core.progress import Pick, Progress, ProgressResult, ProgressState, WaitStep
 from router.decision.decision import Decision
 from router.decision.guard import Guarded
 from router.decision.handover import hand_over
@@ -228,6 +228,23 @@ def read_progress(message: router_pb2.Progress) -> Progress | str:
         failure=failure,
         failed_worker_id=message.failed_worker_id,
     )
+
+
+def read_wait_step(message: router_pb2.Progress) -> WaitStep | str:
+    """A step that names a request by its id, or why it can't be one."""
+    if message.reservation_id:
+        return "a step names a reservation_id or a request_id, not both"
+    if len(message.request_id) > TEXT_MAX:
+        return f"request_id is longer than {TEXT_MAX} characters"
+    if message.state == router_pb2.PROGRESS_STATE_FAILED:
+        if message.failure_reason != router_pb2.FAILURE_REASON_CANCELLED:
+            return "a request that waits fails by failure_reason CANCELLED alone"
+        return WaitStep(message.request_id, None)
+    if message.state != router_pb2.PROGRESS_STATE_UNSPECIFIED:
+        return "of a request that waits the state is FAILED (with CANCELLED), or not set"
+    if not message.HasField("priority"):
+        return "a step of a request that waits has a priority, or the state FAILED"
+    return WaitStep(message.request_id, message.priority)
 
 
 def progress_result(result: ProgressResult) -> router_pb2.ProgressResult.ValueType:

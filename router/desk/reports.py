@@ -17,12 +17,15 @@ from typing import TypeAlias
 from google.protobuf.message import DecodeError
 
 from kvroute.v1 import router_pb2
+from router.core.admission import Admission
 from router.core.core import RouterCore
+from router.core.progress import Progress, ProgressResult, ProgressState
 from router.desk import codec
 from router.desk.counters import Metrics
 from router.desk.stream_items import SLICE_S
 from router.replicas.peer_link import PeerLink
 from router.request.refusal import Reason, Refusal
+from router.reservations.reservations import Ending
 from router.wire.received import Pieces, TooMuch
 
 PROGRESS_MAX = 65_536
@@ -38,6 +41,8 @@ OWNERS_MAX = 64
 _STEP = 1
 """Number of the field, in ReportRequest and in ReportResponse, that repeats."""
 
+_KEEPS_PRIORITY = "the request has its worker, where another priority changes nothing"
+
 Elsewhere: TypeAlias = tuple[list[bytes], int, bytes]
 """A step that another replica answers: the outcomes of its slice, its place there, its bytes."""
 
@@ -50,14 +55,17 @@ class Reports:
         core: RouterCore,
         metrics: Metrics,
         clock: Callable[[], float],
+        admission: Admission,
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
-        """on_change: called when what is reserved here may have changed."""
+        """admission: the requests that wait. on_change: called when what is reserved here may have
+        changed."""
         self.peers: PeerLink | None = None
         """The link to other replicas, once there is one."""
         self._core = core
         self._metrics = metrics
         self._clock = clock
+        self._admission = admission
         self.on_change = on_change
 
     async def report(self, content: bytes, caller: str) -> bytes:
@@ -151,6 +159,53 @@ class Reports:
 
     def _of(self, message: router_pb2.Progress, caller: str) -> router_pb2.ProgressOutcome:
         """A step that a caller reports, here or to another replica."""
+        if message.request_id:
+            return self._of_waiting(message, caller)
+        if message.HasField("priority"):
+            return self._of_running(message, caller)
+        return self._of_reservation(message, caller)
+
+    def _of_waiting(self, message: router_pb2.Progress, caller: str) -> router_pb2.ProgressOutcome:
+        """A step that names its request by the id: of a request that waits, or waited."""
+        step = codec.read_wait_step(message)
+        if isinstance(step, str):
+            return router_pb2.ProgressOutcome(
+                result=router_pb2.PROGRESS_RESULT_INVALID, message=step
+            )
+        now_s = self._clock()
+        reservation = self._core.reservations.of_request(step.request_id)
+        if step.priority is None:
+            result = ProgressResult.APPLIED
+            if not self._admission.cancel(step.request_id, now_s):
+                cancelled = Progress(
+                    reservation.id if reservation is not None else "",
+                    ProgressState.FAILED,
+                    failure=Ending.FAILED_CANCELLED,
+                )
+                result = self._core.report(cancelled, now_s, caller)
+            self.on_change()
+            return router_pb2.ProgressOutcome(result=codec.progress_result(result))
+        result = self._admission.reprioritize(step.request_id, step.priority, now_s)
+        if result is ProgressResult.UNKNOWN and reservation and reservation.ended is None:
+            return _unchanged("")
+        self.on_change()
+        return router_pb2.ProgressOutcome(result=codec.progress_result(result))
+
+    def _of_running(self, message: router_pb2.Progress, caller: str) -> router_pb2.ProgressOutcome:
+        """A step with a priority of a request that has its worker."""
+        if message.state or len(message.reservation_id) > codec.TEXT_MAX:
+            outcome = self._of_reservation(message, caller)
+            outcome.message = outcome.message or _KEEPS_PRIORITY
+            return outcome
+        if self._core.reservations.get(message.reservation_id) is not None:
+            return _unchanged(message.reservation_id)
+        return router_pb2.ProgressOutcome(
+            reservation_id=message.reservation_id, result=router_pb2.PROGRESS_RESULT_UNKNOWN
+        )
+
+    def _of_reservation(
+        self, message: router_pb2.Progress, caller: str
+    ) -> router_pb2.ProgressOutcome:
         progress = codec.read_progress(message)
         if isinstance(progress, str):
             return router_pb2.ProgressOutcome(
@@ -167,6 +222,14 @@ class Reports:
         return router_pb2.ProgressOutcome(
             reservation_id=message.reservation_id, result=codec.progress_result(result)
         )
+
+
+def _unchanged(reservation_id: str) -> router_pb2.ProgressOutcome:
+    return router_pb2.ProgressOutcome(
+        reservation_id=reservation_id,
+        result=router_pb2.PROGRESS_RESULT_UNCHANGED,
+        message=_KEEPS_PRIORITY,
+    )
 
 
 def _pieces(content: bytes, most: int) -> Pieces:

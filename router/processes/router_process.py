@@ -146,7 +146,7 @@ class RouterApp:
             admission=self.admission,
             soon=lambda call: asyncio.get_running_loop().call_soon(call),
         )
-        self.reports = Reports(self.core, self.metrics, clock, self.desk.changed)
+        self.reports = Reports(self.core, self.metrics, clock, self.admission, self.desk.changed)
         self.commands = ControlDesk(self.core, clock)
         self.commands.on_removed = self.relays.on_removed
         self._state: FleetState | None = None

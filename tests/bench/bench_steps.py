@@ -180,7 +180,7 @@ async def _serving(core: RouterCore, now_s: float) -> AsyncIterator[int]:
     admission = Admission(core, QueueSettings(), random.Random(0))
     soon = asyncio.get_running_loop().call_soon
     desk = Desk(core, metrics, clock, fault=guard.fault, admission=admission, soon=soon)
-    service = RouterService(desk, Reports(core, metrics, clock), guard, stopping)
+    service = RouterService(desk, Reports(core, metrics, clock, admission), guard, stopping)
 
     async def nothing(*_: object) -> bool:
         return True

@@ -107,7 +107,7 @@ async def served(
     guard = Guard.of(settings, fleet.core.routing.prompt_tokens_max, metrics)
     soon = asyncio.get_running_loop().call_soon
     desk = desk_of(fleet, metrics, guard.fault, watch=watch, queue=queue, soon=soon)
-    reports = Reports(fleet.core, metrics, fleet.clock, desk.changed)
+    reports = Reports(fleet.core, metrics, fleet.clock, desk.admission, desk.changed)
     service = RouterService(desk, reports, guard, stopping, stream_age_s=settings.stream_age_s)
     workers = FleetService(
         fleet.core,

@@ -315,3 +315,24 @@ def test_an_older_release_reads_the_calls_of_this_one(name: str) -> None:
     expected = message_factory.GetMessageClass(message.DESCRIPTOR)()
     fill(expected)
     assert message == expected
+
+
+def test_an_older_router_does_nothing_about_a_step_of_a_request_that_waits() -> None:
+    cancel = router_pb2.Progress(
+        request_id="a",
+        state=router_pb2.PROGRESS_STATE_FAILED,
+        failure_reason=router_pb2.FAILURE_REASON_CANCELLED,
+    )
+    steps = [router_pb2.Progress(request_id="a", priority=3), cancel]
+    payload = router_pb2.ReportRequest(progress=steps).SerializeToString()
+    older: Any = CONTRACT.message("kvroute.v1.ReportRequest", payload)
+    # No reservation has an empty id (UNKNOWN); without a state a step is INVALID.
+    assert [(one.reservation_id, one.state) for one in older.progress] == [("", 0), ("", 4)]
+
+
+def test_steps_of_an_older_client_name_no_request_that_waits() -> None:
+    (payload,) = [payload for name, payload in CALLS if name == "kvroute.v1.ReportRequest"]
+    for step in router_pb2.ReportRequest.FromString(payload).progress:
+        assert step.reservation_id
+        assert not step.request_id
+        assert not step.HasField("priority")

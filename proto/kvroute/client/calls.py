@@ -258,8 +258,9 @@ class KvRouteClient(FleetCalls):
     ) -> list[ProgressOutcome]:
         """Moves reservations on; one outcome for each step, in order. Counts are cumulative.
 
-        Each step goes to the router that made its reservation; more than 1,024 of them go in
-        several calls, one after the other. Raises the error of the first call that fails, though
+        Each step goes to the router that made its reservation. A step with a request_id goes to one
+        of the routers, and each knows only the requests that wait in it. More than 1,024 steps go
+        in several calls, one after the other. Raises the error of the first call that fails, though
         other calls may have succeeded; a repeated step changes nothing.
         """
         return await self._reporter.report(progress, timeout_s)

@@ -1031,6 +1031,8 @@ class Progress(google.protobuf.message.Message):
     FAILURE_REASON_FIELD_NUMBER: builtins.int
     REFUSED_FIELD_NUMBER: builtins.int
     FAILED_WORKER_ID_FIELD_NUMBER: builtins.int
+    REQUEST_ID_FIELD_NUMBER: builtins.int
+    PRIORITY_FIELD_NUMBER: builtins.int
     reservation_id: builtins.str
     state: Global___ProgressState.ValueType
     output_tokens: builtins.int
@@ -1042,6 +1044,13 @@ class Progress(google.protobuf.message.Message):
     """of reason WORKER: the worker refused the connection, so nothing of the request arrived. A single refusal counts"""
     failed_worker_id: builtins.str
     """of a pair: the worker that failed; empty: the prefill worker before PREFILL_DONE, else the picked worker"""
+    request_id: builtins.str
+    """A request that waits in this router's queue, in the place of reservation_id. With `priority` its priority changes; with state FAILED
+    and failure_reason CANCELLED its wait ends, and its caller gets CANCELLED. Nothing waits under the id: CANCELLED is for the
+    reservation of that request, if there is one. Routers of older releases ignore it, and find no reservation.
+    """
+    priority: builtins.int
+    """higher is sooner; changes nothing for a request that has its worker"""
     def __init__(
         self,
         *,
@@ -1052,10 +1061,15 @@ class Progress(google.protobuf.message.Message):
         failure_reason: Global___FailureReason.ValueType = ...,
         refused: builtins.bool = ...,
         failed_worker_id: builtins.str = ...,
+        request_id: builtins.str = ...,
+        priority: builtins.int | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_cached_tokens", b"_cached_tokens", "cached_tokens", b"cached_tokens"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_cached_tokens", b"_cached_tokens", "cached_tokens", b"cached_tokens", "failed_worker_id", b"failed_worker_id", "failure_reason", b"failure_reason", "output_tokens", b"output_tokens", "refused", b"refused", "reservation_id", b"reservation_id", "state", b"state"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_cached_tokens", b"_cached_tokens", "_priority", b"_priority", "cached_tokens", b"cached_tokens", "priority", b"priority"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_cached_tokens", b"_cached_tokens", "_priority", b"_priority", "cached_tokens", b"cached_tokens", "failed_worker_id", b"failed_worker_id", "failure_reason", b"failure_reason", "output_tokens", b"output_tokens", "priority", b"priority", "refused", b"refused", "request_id", b"request_id", "reservation_id", b"reservation_id", "state", b"state"]) -> None: ...
+    @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_cached_tokens", b"_cached_tokens"]) -> typing.Literal["cached_tokens"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_priority", b"_priority"]) -> typing.Literal["priority"] | None: ...
 
 Global___Progress: typing_extensions.TypeAlias = Progress
 
