@@ -4,7 +4,7 @@ import asyncio
 import random
 import socket
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +57,16 @@ async def servers() -> AsyncIterator[list[Server]]:
     yield servers
     for server in servers:
         await server.stop()
+
+
+@pytest.fixture
+def silent_addresses() -> Iterator[list[str]]:
+    """Two addresses that take connections and say nothing on them."""
+    with (
+        socket.create_server(("127.0.0.1", 0)) as one,
+        socket.create_server(("127.0.0.1", 0)) as two,
+    ):
+        yield [f"127.0.0.1:{listener.getsockname()[1]}" for listener in (one, two)]
 
 
 async def until(condition: Callable[[], object]) -> None:
@@ -368,6 +378,41 @@ async def test_a_name_that_is_gone_for_a_moment_changes_nothing(
         await until(lambda: "routers stay as they are" in caplog.text)
         assert len(client._transport.open()._lines) == 3
         await client.route(token_ids=TOKENS)
+
+
+async def waiting_for(client: KvRouteClient, count: int) -> asyncio.Task[Any]:
+    """A call that waits for one of several routers, none of which connects."""
+    call = asyncio.create_task(client.route(token_ids=TOKENS))
+    await until(lambda: client._transport.lines is not None)
+    lines = client._transport.open()
+    await until(lambda: len(lines._lines) == count and not any(map(is_idle, lines._lines)))
+    return call
+
+
+def is_idle(line: Line) -> bool:
+    return line.channel.get_state() is grpc.ChannelConnectivity.IDLE
+
+
+async def test_a_call_that_waits_for_a_router_ends_with_its_client(
+    silent_addresses: list[str],
+) -> None:
+    client, _ = make_client(silent_addresses)
+    call = await waiting_for(client, 2)
+    await client.close()
+    with pytest.raises(ClientClosed):
+        await call
+
+
+async def test_a_call_that_waits_for_routers_that_are_replaced_goes_to_others(
+    silent_addresses: list[str], servers: list[Server], dns: Names
+) -> None:
+    dns.addresses = silent_addresses
+    client, _ = make_client("router.local:80")
+    async with client:
+        call = await waiting_for(client, 2)
+        dns.addresses = addresses(servers[:1])
+        await client._transport.open()._look_up()
+        assert (await call).worker_id == "w0"
 
 
 async def test_closing_ends_a_lookup(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from typing_extensions import override
 
 from kvroute.client.channel import Address, Target, addresses_of, open_channel
-from kvroute.client.errors import RouterUnreachable, error_from_call, unreachable
+from kvroute.client.errors import ClientClosed, RouterUnreachable, error_from_call, unreachable
 from kvroute.client.lane import Lane
 from kvroute.client.report_lane import ReportLane
 from kvroute.client.silence import Watch
@@ -80,10 +80,16 @@ class Line:
         return self.channel.get_state(connect) is grpc.ChannelConnectivity.READY
 
     async def settled(self) -> bool:
-        """Waits until it is connected or has failed to connect; returns whether it is connected."""
+        """Waits until it is connected or has failed to connect; returns whether it is connected.
+
+        A line that is closed meanwhile is not.
+        """
         trying = (grpc.ChannelConnectivity.IDLE, grpc.ChannelConnectivity.CONNECTING)
-        while (state := self.channel.get_state(try_to_connect=True)) in trying:
-            await self.channel.wait_for_state_change(state)
+        try:
+            while (state := self.channel.get_state(try_to_connect=True)) in trying:
+                await self.channel.wait_for_state_change(state)
+        except grpc.aio.UsageError:  # which gRPC raises for a closed channel
+            return False
         return state is grpc.ChannelConnectivity.READY
 
     def silence(self) -> RouterUnreachable:
@@ -150,6 +156,7 @@ class Lines:
         self._named = any(target.host is not None for target in targets)
         self._looked_up_s = 0.0
         self._lookup: asyncio.Task[None] | None = None
+        self._closed = False
 
     @override
     def __repr__(self) -> str:
@@ -167,11 +174,14 @@ class Lines:
 
     async def wait(self) -> Line:
         """The line for a call, after a wait for addresses, and until one of several routers is
-        connected or all have failed to. Raises RouterUnreachable when no name has an address."""
+        connected or all have failed to. Raises RouterUnreachable when no name has an address, and
+        ClientClosed after close()."""
         if not self._lines:
             await asyncio.shield(self._look_up())
         if len(self._lines) > 1:
             await self._any_settled()
+        if self._closed:
+            raise ClientClosed
         return self._least_busy(self._connected() or self._lines)
 
     def owner(self, reservation_id: str) -> Line | None:
@@ -208,6 +218,7 @@ class Lines:
 
     async def close(self) -> None:
         """Ends all connections."""
+        self._closed = True
         if self._lookup is not None:
             self._lookup.cancel()
             await asyncio.wait({self._lookup})
