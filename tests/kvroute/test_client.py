@@ -649,6 +649,8 @@ async def test_several_targets_share_the_requests_and_one_may_be_away() -> None:
         ("10.0.0.1:1", [Target("10.0.0.1:1")]),
         ("[::1]:1", [Target("[::1]:1")]),
         ("[::1]", [Target("[::1]")]),
+        ("unix:50051", [Target("unix:50051", "unix", "50051")]),
+        ("ipv6:2001:db8::1,[::1]:2", [Target("2001:db8::1"), Target("[::1]:2")]),
         ("unix:/run/kvroute.sock", [Target("unix:/run/kvroute.sock")]),
         ("xds:///router:1", [Target("xds:///router:1")]),
         ("dns://10.0.0.53/router:1", [Target("dns://10.0.0.53/router:1")]),
@@ -663,6 +665,21 @@ def test_targets_are_names_to_resolve_or_what_grpc_knows(
     targets: Any, expected: list[Target]
 ) -> None:
     assert targets_of(targets) == expected
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        *("router:0", "router:65536", "router:65537", "router:500510", "10.0.0.1:99999"),
+        *("[::1]:70000", "ipv4:10.0.0.1:70000", "ipv6:[::1]:0", "dns:///router:70000"),
+        *("fe80::1:50051", "::1", "[::1", "[router]:1", "[::1]50051", ":50051", "router:"),
+        *("http://router:50051", "https://router", "tcp://router:1", "a:1,b:2", "router:abc"),
+        *("two words:1", "ipv4:", "ipv4:10.0.0.1:1,"),
+    ],
+)
+def test_a_target_that_grpc_would_read_as_another_is_refused(target: str) -> None:
+    with pytest.raises(ValueError, match="is no target: "):
+        targets_of(target)
 
 
 @pytest.mark.parametrize("targets", ["", [], ["a", ""]])

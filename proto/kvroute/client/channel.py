@@ -31,7 +31,10 @@ OPTIONS: tuple[tuple[str, str | int], ...] = (
 )
 _PORT = "443"
 """Port of a name without a port, as in gRPC."""
-_SCHEME = re.compile(r"[a-z][a-z0-9+.-]*:(?![0-9]+$)")
+_PORT_MAX = 65_535
+_SCHEMES = frozenset({"dns", "google-c2p", "unix", "unix-abstract", "vsock", "xds"})
+"""Of targets that gRPC takes as they are. Source: gRPC's documentation, "gRPC Name Resolution"."""
+_HOST_AND_PORT = re.compile(r"(\[[^\[\]\s]+\]|[^\[\]:,/\s]+)(?::([0-9]+))?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,15 +73,34 @@ def targets_of(targets: str | Sequence[str]) -> list[Target]:
 def _read(text: str) -> list[Target]:
     scheme, _, rest = text.partition(":")
     if scheme in {"ipv4", "ipv6"}:
-        return [Target(address) for address in rest.split(",")]
+        return [Target(_checked(address)) for address in rest.split(",")]
     if text.startswith("dns:///"):
         text = text.removeprefix("dns:///")
-    elif _SCHEME.match(text):
+    elif scheme in _SCHEMES and rest and not rest.isdigit():
         return [Target(text)]
-    host, _, port = text.rpartition(":")
-    if not port.isdigit():
-        host, port = text, _PORT
+    host, port = _host_and_port(text)
     return [Target(text) if _is_ip(host) else Target(text, host, port)]
+
+
+def _checked(address: str) -> str:
+    """An address of ipv4: or ipv6:, which may be an IPv6 address without brackets and port."""
+    if not _is_ip(address):
+        _host_and_port(address)
+    return address
+
+
+def _host_and_port(text: str) -> tuple[str, str]:
+    """The host, with its brackets, and the port; raises ValueError where gRPC would take another
+    host or port than the one that is written."""
+    read = _HOST_AND_PORT.fullmatch(text)
+    if read is None or (text.startswith("[") and not _is_ip(read[1])):
+        raise ValueError(
+            f"{text!r} is no target: give HOST:PORT without http://, an IPv6 address in brackets"
+        )
+    host, port = read[1], read[2] or _PORT
+    if len(port) > len(str(_PORT_MAX)) or not 0 < int(port) <= _PORT_MAX:
+        raise ValueError(f"{text!r} is no target: its port is not from 1 to {_PORT_MAX}")
+    return host, port
 
 
 async def addresses_of(target: Target) -> list[Address]:

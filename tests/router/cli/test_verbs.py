@@ -150,6 +150,8 @@ def test_a_label_without_a_value_is_refused() -> None:
         (("w", "--engine=vllm", "--address=a", "--ranks=two"), "'two' is not a valid integer"),
         (("w", "--engine=vllm", "--address=a", "--timeout=0"), "0<x<=86400"),
         (("w", "--engine=vllm", "--address=a", "--target="), "expected HOST:PORT"),
+        (("w", "--engine=vllm", "--address=a", "--target=h:99999"), "not from 1 to 65535"),
+        (("w", "--engine=vllm", "--address=a", "--target=http://h:1"), "without http://"),
     ],
 )
 def test_wrong_arguments_are_refused_before_any_call(given: tuple[str, ...], told: str) -> None:
