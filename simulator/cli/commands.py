@@ -307,8 +307,8 @@ def replay(
                 console.print(shadows_shown)
             for run in one.runs:
                 for reason, count in sorted(run.first.failures.items()):
-                    told = f"{run.label}: {count} failed: {reason}"
-                    console.print(told, style="red", highlight=False, soft_wrap=True)
+                    line = f"{run.label}: {count} failed: {reason}"
+                    console.print(line, style="red", highlight=False, soft_wrap=True)
         if json_file is not None:
             _write_json(json_file, to_json(runs))
         if csv_file is not None:

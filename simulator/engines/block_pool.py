@@ -4,19 +4,19 @@ A block is in one of three states, and the law is that they add up:
 
     free + cached + in_use = total
 
-*free*: nobody uses it and it has no content. *cached*: nobody uses it, but its content has a hash
-and can be found again. *in use*: at least one request counts on it. Free and cached blocks stand in
-one queue, free ones and then the longest unused first; taking a cached block evicts it.
+*free*: without user and content. *cached*: without user, but with content, which can be looked up
+by its hash. *in use*: at least one request uses it. Free and cached blocks share a queue: free
+blocks first, then the longest unused. Taking a cached block evicts it.
 
-What a naive model of this cache gets wrong, and this one does like the engine:
+Details of the engine that a naive model misses:
 - a content hash can have several physical copies: a prompt that is cached to its last token
-  recomputes its last block into a new one, and each copy is announced and removed by itself;
+  recomputes its last block into a new block, and each copy is announced and removed by itself;
 - a hit never covers the whole prompt, since at least one token must be computed;
-- nothing is told when a request ends, only when somebody else takes its block;
-- a reset is told with the next step's events, not at once.
+- the end of a request causes no event; the eviction of its block does;
+- a reset is announced with the next step's events, not at once.
 
 Behaviour checked against a recording of vLLM 0.32 (tests/simulator/test_against_recording.py).
-One difference: vLLM sets one block aside as a null block, so its 64 blocks are 63 here.
+A difference: vLLM sets a block aside as a null block, so its 64 blocks are 63 here.
 """
 
 from collections import OrderedDict
@@ -28,7 +28,7 @@ from typing_extensions import override
 from indexer.identity import Tier
 
 BlockId = int
-"""A physical block: its place in the pool, 0 <= id < block_count."""
+"""Place of a physical block in the pool, 0 <= id < block_count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +38,9 @@ class Stored:
     hashes: tuple[int, ...]
     parent: int | None
     token_ids: tuple[int, ...]
-    """Of these blocks only."""
+    """Tokens of these blocks only."""
     extra_keys: tuple[tuple[str, ...] | None, ...]
-    """For each block, what besides its tokens went into its hash: LoRA name, cache salt."""
+    """For each block, the hashed keys besides its tokens: LoRA name, cache salt."""
     lora_name: str | None = None
     lora_id: int | None = None
     session_id: str | None = None
@@ -59,7 +59,7 @@ class Removed:
 
 @dataclass(frozen=True, slots=True)
 class Cleared:
-    """The cache was reset: no block can be found any more, on any tier."""
+    """The cache was reset: all tiers are empty."""
 
     dp_rank: int = 0
 
@@ -68,7 +68,7 @@ PoolEvent = Stored | Removed | Cleared
 
 
 class BlockPool:
-    """A fixed number of blocks, found by content hash, evicted longest unused first."""
+    """A fixed number of blocks, looked up by content hash, evicted longest unused first."""
 
     def __init__(self, block_count: int, block_size: int) -> None:
         if block_count < 1 or block_size < 1:
@@ -76,7 +76,7 @@ class BlockPool:
         self.block_count = block_count
         self.block_size = block_size
         self._users = [0] * block_count
-        """block -> requests that count on it"""
+        """block -> requests that use it"""
         self._content: list[int | None] = [None] * block_count
         """block -> hash of its content"""
         self._block_of: dict[int, BlockId] = {}
@@ -84,7 +84,7 @@ class BlockPool:
         self._further: dict[int, list[BlockId]] = {}
         """hash -> its other copies, oldest first; never empty"""
         self._idle: OrderedDict[BlockId, None] = OrderedDict.fromkeys(range(block_count))
-        """blocks nobody uses, in the order in which they will be taken"""
+        """blocks without user, in the order in which they will be taken"""
         self._events: list[PoolEvent] = []
 
     @override
@@ -100,16 +100,16 @@ class BlockPool:
 
     @property
     def cached_count(self) -> int:
-        """Blocks that nobody uses and whose content can still be found. O(idle blocks)."""
+        """Blocks without user whose content is still cached. O(idle blocks)."""
         return sum(self._content[block] is not None for block in self._idle)
 
     @property
     def free_count(self) -> int:
-        """Blocks that nobody uses and that hold nothing. O(idle blocks)."""
+        """Blocks without user and content. O(idle blocks)."""
         return len(self._idle) - self.cached_count
 
     def contents(self) -> KeysView[int]:
-        """The hashes that can be found."""
+        """The hashes of all cached content."""
         return self._block_of.keys()
 
     def copies(self, block_hash: int) -> int:
@@ -119,27 +119,28 @@ class BlockPool:
     def find_prefix(self, hashes: Sequence[int], token_count: int) -> list[BlockId]:
         """The blocks to reuse for a sequence: its longest cached run of leading blocks.
 
-        At most (token_count - 1) // block_size of them, so that one token is left to compute.
-        Takes nothing: `take` does.
+        At most (token_count - 1) // block_size blocks, so that a token is left to compute. Changes
+        nothing: `take` does.
         """
         block_of = self._block_of
-        found: list[BlockId] = []
+        prefix: list[BlockId] = []
         for block_hash in hashes[: max(0, token_count - 1) // self.block_size]:
             block = block_of.get(block_hash)
             if block is None:
                 break
-            found.append(block)
-        return found
+            prefix.append(block)
+        return prefix
 
     def fits(self, reused: Collection[BlockId], new_count: int) -> bool:
-        """Whether `new_count` blocks are left once `reused` ones are out of the queue."""
+        """Whether `new_count` blocks are left once the `reused` blocks are out of the queue."""
         users = self._users
         return new_count <= len(self._idle) - sum(not users[block] for block in reused)
 
     def take(self, reused: Collection[BlockId], new_count: int) -> list[BlockId] | None:
-        """Counts a new user on `reused` blocks and takes `new_count` fresh ones; returns the fresh.
+        """Counts a new user of the `reused` blocks and takes `new_count` fresh blocks; returns the
+        fresh blocks.
 
-        None, and nothing changed, when there are not enough. Evicts the contents of what it takes.
+        None, and nothing changed, when there are not enough. Evicts the contents of fresh blocks.
         """
         if not self.fits(reused, new_count):
             return None
@@ -165,10 +166,10 @@ class BlockPool:
             self._events.append(Removed(tuple(evicted)))
         return fresh
 
-    def store(self, blocks: Sequence[BlockId], told: Stored) -> None:
-        """Gives `blocks` their content, `told.hashes` one by one, and tells it."""
+    def store(self, blocks: Sequence[BlockId], stored: Stored) -> None:
+        """Gives `blocks` their content, in the order of `stored.hashes`, and adds the event."""
         users, content, block_of = self._users, self._content, self._block_of
-        for block, block_hash in zip(blocks, told.hashes, strict=True):
+        for block, block_hash in zip(blocks, stored.hashes, strict=True):
             if content[block] is not None or not users[block]:
                 raise ValueError(f"block {block} has content already, or no user")
             content[block] = block_hash
@@ -176,13 +177,13 @@ class BlockPool:
                 self._further.setdefault(block_hash, []).append(block)
             else:
                 block_of[block_hash] = block
-        self._events.append(told)
+        self._events.append(stored)
 
     def release(self, blocks: Sequence[BlockId]) -> None:
-        """Drops one user of each of a sequence's blocks, given from the root on.
+        """Drops a user of each of a sequence's blocks, given from the root on.
 
         Tails join the queue before roots, so that a chain is evicted from its end. Blocks without
-        content, such as a half-filled last one, go to the front: taking them again costs nobody.
+        content, such as a partly filled last block, go to the front: taking them evicts nothing.
         """
         users, content, idle = self._users, self._content, self._idle
         for block in reversed(blocks):
@@ -205,17 +206,17 @@ class BlockPool:
         self._events.append(Cleared())
         return True
 
-    def tell(self, event: PoolEvent) -> None:
-        """Puts in what another tier did, so that there is one order of events."""
+    def add_event(self, event: PoolEvent) -> None:
+        """Adds another tier's event, so that all tiers share an order of events."""
         self._events.append(event)
 
     def take_events(self) -> list[PoolEvent]:
-        """What happened since the last call, in order."""
+        """The events since the last call, in order."""
         events, self._events = self._events, []
         return events
 
     def _forget_copy(self, block_hash: int, block: BlockId) -> None:
-        """Of a content that has several."""
+        """Forgets a copy of a content that has several."""
         others = self._further[block_hash]
         if self._block_of[block_hash] == block:
             self._block_of[block_hash] = others.pop(0)

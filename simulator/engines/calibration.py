@@ -1,13 +1,12 @@
 """Fits a linear cost model to measured steps of a real engine. Pure.
 
     measurements = read_measurements(lines)
-    found = calibrate(measurements)
-    found.cost, found.error_mean      # prices, and how far they are off
+    calibration = calibrate(measurements)
+    calibration.cost, calibration.error_mean      # prices, and their mean error
 
-Least squares over *relative* errors, since steps last from a few milliseconds to seconds and all of
-them should be right; no price is negative, since none of a step's work gives time back. With five
-prices that is solved exactly: when the others are zero, the best fit is the plain least squares of
-the prices that are left, and there are only 31 sets of those.
+The fit is least squares over *relative* errors, since steps last from a few milliseconds to seconds
+and all should be right. No price is negative, since no work saves time. With five prices the fit is
+exact: for each of the 31 sets of nonzero prices, plain least squares yields the best prices.
 """
 
 from collections.abc import Iterable, Sequence
@@ -30,29 +29,29 @@ PRICES = ("base_s", "sequence_s", "context_token_s", "prefill_token_s", "pair_s"
 
 
 class CalibrationError(ValueError):
-    """Measurements that determine no cost model; one sentence that says what is missing."""
+    """Measurements that determine no cost model; a sentence that says what is missing."""
 
 
 class Measurement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One step: its work, and how long it took."""
+    """A step: its work, and its duration."""
 
     seconds: Annotated[float, Meta(gt=0, le=1e6)]
     prefill_tokens: Annotated[int, Meta(ge=0)] = 0
     pairs: Annotated[float, Meta(ge=0, le=1e15)] = 0.0
     """Attention pairs of the prompt tokens: `PrefillChunk.attention_pairs`, summed."""
     sequences: Annotated[int, Meta(ge=0)] = 0
-    """Requests in the step: those that decode, and prompts."""
+    """Requests in the step: decodes and prompts."""
     context_tokens: Annotated[float, Meta(ge=0, le=1e12)] = 0.0
-    """That the decoding requests attend to, summed."""
+    """Tokens that the decoding requests attend to, summed."""
 
     def work(self) -> tuple[float, ...]:
-        """Amounts that the prices are multiplied with."""
+        """Amounts by which the prices are multiplied."""
         return 1.0, self.sequences, self.context_tokens, self.prefill_tokens, self.pairs
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Calibration:
-    """Prices, and how well they tell the measurements again."""
+    """Prices, and how well they reproduce the measurements."""
 
     cost: LinearCost
     relative_errors: _Floats
@@ -83,13 +82,13 @@ class Calibration:
 
 
 def calibrate(measurements: Sequence[Measurement]) -> Calibration:
-    """The prices that tell the measurements with the least relative error, none of them negative.
+    """The prices that reproduce the measurements with the least relative error, none negative.
 
     Raises CalibrationError when the measurements leave a price undetermined: too few of them, or
     work that always comes in the same proportion.
     """
-    work = np.array([one.work() for one in measurements], dtype=np.float64)
-    seconds = np.array([one.seconds for one in measurements], dtype=np.float64)
+    work = np.array([step.work() for step in measurements], dtype=np.float64)
+    seconds = np.array([step.seconds for step in measurements], dtype=np.float64)
     if len(measurements) < len(PRICES):
         raise CalibrationError(
             f"{len(PRICES)} prices need at least as many measurements, got {len(measurements)}"
@@ -101,7 +100,7 @@ def calibrate(measurements: Sequence[Measurement]) -> Calibration:
     relative = work / scale / seconds[:, None]
     if np.linalg.matrix_rank(relative) < len(PRICES):
         raise CalibrationError(
-            "the measurements can't tell the prices apart: vary prompt length, batch and context "
+            "the measurements can't separate the prices: vary prompt length, batch and context "
             "independently"
         )
     prices = _non_negative(relative, np.ones(len(seconds))) / scale
@@ -118,15 +117,15 @@ def read_measurements(lines: Iterable[str]) -> list[Measurement]:
     Raises CalibrationError, with the line's number.
     """
     decoder = msgspec.json.Decoder(Measurement)
-    found: list[Measurement] = []
+    measurements: list[Measurement] = []
     for number, text in enumerate(lines, 1):
         if not text.strip():
             continue
         try:
-            found.append(decoder.decode(text))
+            measurements.append(decoder.decode(text))
         except msgspec.DecodeError as error:
             raise CalibrationError(f"line {number}: {error}") from error
-    return found
+    return measurements
 
 
 def _non_negative(matrix: _Floats, wanted: _Floats) -> _Floats:

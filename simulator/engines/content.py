@@ -1,7 +1,7 @@
-"""What sequences are made of, as caches see it. Pure.
+"""The content of sequences, as caches see it. Pure.
 
-A chain is named block by block: equal names mean equal text from the beginning on. Tokens for the
-engines that talk to clients and relays; bare names for virtual runs, where nobody reads the text.
+A chain is named block by block: equal names mean equal text from the beginning on. Live engines
+have tokens; virtual runs have names alone, since no client reads their text.
 """
 
 from collections.abc import Callable
@@ -22,14 +22,14 @@ _names = count()
 def greedy_answer(
     prompt: TokenArray, max_tokens: int, config: SchedulerConfig, lora_name: str
 ) -> TokenArray:
-    """An answer that depends on the prompt only, as greedy sampling would on any engine."""
+    """An answer that depends on the prompt only, as with greedy sampling on any engine."""
     key = xxh3_64_intdigest(prompt.tobytes() + lora_name.encode())
     words = np.random.Philox(key=key).random_raw(max_tokens)
     return (words % np.uint64(config.vocabulary)).astype(np.uint32)
 
 
 class TokenContent:
-    """Token ids, and an engine's own hashes of them: a chain over parent, tokens, LoRA and salt."""
+    """Token ids, and the engine's hashes of them: a chain over parent, tokens, LoRA and salt."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class TokenContent:
         session_id: str | None = None,
     ) -> None:
         self.token_ids = token_ids
-        """Prompt, and the answer that it will get: a model is a function of its prompt."""
+        """The prompt, and its answer, which is a function of the prompt."""
         self._block_size = config.block_size
         self._seed = config.hash_seed
         self._cache_salt = cache_salt
@@ -63,8 +63,8 @@ class TokenContent:
         for i in range(last - first):
             block = tokens[4 * size * i : 4 * size * (i + 1)]
             own = suffix + salt if first + i == 0 else suffix
-            told = b"".join((parent.to_bytes(8, "big"), block, own))
-            parent = xxh3_64_intdigest(told, self._seed)
+            hashed = b"".join((parent.to_bytes(8, "big"), block, own))
+            parent = xxh3_64_intdigest(hashed, self._seed)
             hashes.append(parent)
         return hashes
 
@@ -81,15 +81,15 @@ class TokenContent:
         )
 
     def _extra_keys(self, block_index: int) -> tuple[str, ...] | None:
-        """As vLLM tells them: LoRA name with every block, salt with the first one only."""
+        """Keys as in vLLM's events: LoRA name with every block, salt with the first block only."""
         salt = self._cache_salt if block_index == 0 else ""
         return tuple(key for key in (self._lora_name, salt) if key) or None
 
 
 class ChainContent:
-    """Names of a prompt's blocks that somebody else computed; the answer's are made here.
+    """Given names of a prompt's blocks, and new names for the blocks of its answer.
 
-    An answer is nobody else's: its blocks, and a last block that prompt and answer share, get
+    No two requests share an answer: its blocks, and a last block that prompt and answer share, get
     names that depend on the request alone.
     """
 
@@ -122,7 +122,7 @@ def token_submission(
     session_id: str | None = None,
     priority: int | None = None,
 ) -> tuple[Submission, TokenContent]:
-    """A request of token ids, and its content: an engine's client needs the tokens back."""
+    """A request of token ids, and its content, from which a live engine takes its answer."""
     known_lora = lora_name if lora_name in config.lora_names else ""
     content = TokenContent(
         np.concatenate([prompt, answer(prompt, max(max_tokens, 0), config, lora_name)]),

@@ -1,15 +1,15 @@
-"""How long an engine's step takes, and how long its KV cache takes to move. Pure.
+"""Durations of an engine's steps and of transfers of its KV cache. Pure.
 
-Two models of a step, with one face:
+Two models of a step share an interface:
 
-- `LinearCost`, ours: linear in the work of a step; attention makes a prompt quadratic through the
-  number of its pairs, which is the same whole or in chunks. Its prices come from a roofline
+- `LinearCost`: linear in the work of a step. Attention makes a prompt quadratic by its number of
+  pairs, which is the same whole or in chunks. Its prices come from a roofline
   (simulator/engines/profile.py) or from measurements (simulator/engines/calibration.py).
 - `PolynomialCost`: quadratic in a step's prompt tokens, and in the share of the cache that decoding
-  requests attend to; NVIDIA Dynamo's mock engine is priced so.
+  requests attend to, like NVIDIA Dynamo's mock engine.
 
 Laws:
-- a run of k decode steps costs what its k steps cost one by one;
+- a run of k decode steps costs as much as its k steps alone;
 - more work never takes less time.
 """
 
@@ -27,11 +27,11 @@ from indexer.identity import Tier
 
 @dataclass(frozen=True, slots=True)
 class PrefillChunk:
-    """A run of prompt tokens that one step computes."""
+    """A run of prompt tokens that a step computes."""
 
     token_count: int
     context_tokens: int
-    """Tokens of the same request that are computed already, or were found in the cache."""
+    """Tokens of the same request that are computed already, or were cached."""
 
     def attention_pairs(self) -> float:
         """Pairs of a query in the chunk and a key at or before it."""
@@ -39,7 +39,7 @@ class PrefillChunk:
 
 
 class Distance(IntEnum):
-    """How far apart two engines are: the nearest place that they share."""
+    """Distance of two engines: the smallest unit that they share."""
 
     HOST = 0
     RACK = 1
@@ -48,19 +48,19 @@ class Distance(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A way for KV cache to travel: a transfer of n bytes takes latency_s + n / bytes_per_s."""
+    """A connection for KV cache: a transfer of n bytes takes latency_s + n / bytes_per_s."""
 
     bytes_per_s: float
     latency_s: float = 0.0
 
     def seconds(self, byte_count: float) -> float:
-        """Nothing to carry takes no time."""
+        """Duration of a transfer; no bytes take no time."""
         return self.latency_s + byte_count / self.bytes_per_s if byte_count else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class KvTransfer:
-    """What a token's KV cache weighs, and the links that it can take."""
+    """Size of a token's KV cache, and the links for it."""
 
     bytes_per_token: int
     """Keys and values of all layers, over all GPUs of the engine."""
@@ -71,12 +71,12 @@ class KvTransfer:
 
 
 class NoLink(LookupError):
-    """The model knows no way for this transfer: a mistake in the profile or in the options."""
+    """The model has no link for this transfer: a mistake in the profile or in the options."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostModel(ABC):
-    """What time an engine needs, in seconds."""
+    """Times of an engine, in seconds."""
 
     kv: KvTransfer | None = None
     """None: this model doesn't move KV cache."""
@@ -95,8 +95,8 @@ class CostModel(ABC):
 
     @abstractmethod
     def run_s(self, steps: int, decode_sequences: int, decode_context_tokens: float) -> float:
-        """Duration of decode steps on end: `decode_context_tokens` are those of the first one, and
-        each step leaves every sequence one token longer. No step: 0. (Its inverse:
+        """Duration of consecutive decode steps. `decode_context_tokens` are those of the first
+        step; each step makes every sequence a token longer. No step: 0. (Inverse:
         simulator/engines/decode_run.py.)"""
 
     @property
@@ -105,7 +105,7 @@ class CostModel(ABC):
         return self._kv().bytes_per_token
 
     def load_s(self, tokens: int, tier: Tier) -> float:
-        """Time to bring the KV cache of `tokens` from a tier to the device, the device's own: 0.
+        """Time to load the KV cache of `tokens` from a tier to the device; from the device: 0.
 
         Raises NoLink.
         """
@@ -141,10 +141,10 @@ class LinearCost(CostModel):
                + prefill_tokens * prefill_token_s
                + attention_pairs * pair_s
 
-    - base_s: reading the weights, and whatever else a step costs however small it is;
+    - base_s: reading the weights, and other costs of the smallest step;
     - sequence_s: sampling and bookkeeping;
     - context_token_s: reading one token's keys and values;
-    - prefill_token_s: a prompt token's way through the weights;
+    - prefill_token_s: multiplying a prompt token with the weights;
     - pair_s: attention of one query to one key.
     """
 
@@ -187,13 +187,15 @@ class PolynomialCost(CostModel):
         decode_s  = d0 + d1 * share + d2 * share ** 2
         share     = min(1, decode_context_tokens / capacity_tokens)
 
-    What a chunk's request has computed before costs nothing: chunks make a long prompt cheaper.
+    Tokens that the request computed before a chunk cost nothing, so chunks make a long prompt
+    cheaper.
     """
 
     prefill_s: tuple[float, float, float]
     """p0 to p2, in seconds."""
     decode_s: tuple[float, float, float]
-    """d0 to d2, in seconds. Must not fall between 0 and 1, or a longer context took less time."""
+    """d0 to d2, in seconds. Must not fall between 0 and 1, else a longer context takes less time.
+    """
     capacity_tokens: int
     """Tokens that the KV cache holds."""
 
@@ -218,7 +220,7 @@ class PolynomialCost(CostModel):
     @override
     def run_s(self, steps: int, decode_sequences: int, decode_context_tokens: float) -> float:
         room = self.capacity_tokens - decode_context_tokens
-        # Steps below full capacity are summed in closed form, those at it all cost the same.
+        # Steps below full capacity are summed in closed form; steps at full capacity cost the same.
         n = min(steps, max(0, ceil(room / decode_sequences)))
         first = decode_context_tokens / self.capacity_tokens
         growth = decode_sequences / self.capacity_tokens
@@ -233,7 +235,7 @@ class PolynomialCost(CostModel):
 
 @dataclass(frozen=True, slots=True)
 class SlowedCost(CostModel):
-    """Another model's times, each `factor` times as long; KV cache moves as fast as in it."""
+    """Another model's times, each `factor` times as long; transfers of KV cache take as long."""
 
     cost: CostModel
     factor: float

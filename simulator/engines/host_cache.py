@@ -1,12 +1,12 @@
 """The host tier of an engine: blocks that were computed on the device, kept in the host's memory.
 
-As vLLM's OffloadingConnector keeps it: a block is copied when it is full, in whatever state the
-device's copy ends; the longest unused goes when room is needed, but never one that is being loaded
-or that was offered with the newcomers; when that leaves too little room, none of them is kept. A
-request that ends makes its blocks the last used, tails before roots. Pure.
+Modelled on vLLM's OffloadingConnector. A block is copied when it is full, whatever happens to the
+device's copy. The longest unused block is evicted when room is needed, except for blocks that are
+being loaded and blocks of the same offer. When that leaves too little room, nothing of the offer is
+kept. A request that ends makes its blocks the last used, tails before roots. Pure.
 
-Copies take the step that fills the blocks, and nothing else: what a link to the host costs is the
-load (cost_model.py).
+Copies to the host take no time beyond the step that fills the blocks; only loads cost time
+(cost_model.py).
 
 Source: vllm-project/vllm vllm/v1/kv_offload/cpu/{manager,policies/lru}.py, release 0.32.0.
 """
@@ -22,26 +22,26 @@ from simulator.engines.block_pool import PoolEvent, Removed, Stored
 
 
 class HostCache:
-    """A fixed number of blocks, found by content hash, one copy of each."""
+    """A fixed number of blocks, looked up by content hash, one copy of each."""
 
-    def __init__(self, block_count: int, tell: Callable[[PoolEvent], None]) -> None:
+    def __init__(self, block_count: int, add_event: Callable[[PoolEvent], None]) -> None:
         self.block_count = block_count
-        self._tell = tell
+        self._add_event = add_event
         self._blocks: OrderedDict[int, int] = OrderedDict()
-        """hash -> loads going on, in the order in which they will go"""
+        """hash -> its present loads, in the order of eviction"""
         self._fresh: set[int] = set()
-        """What came since the last `settle`: it is still being copied, and can't go."""
+        """Blocks offered since the last `settle`: still being copied, so not evictable."""
 
     @override
     def __repr__(self) -> str:
         return f"<HostCache {len(self._blocks)} of {self.block_count} blocks>"
 
     def contents(self) -> KeysView[int]:
-        """The hashes that can be found."""
+        """The hashes of all cached blocks."""
         return self._blocks.keys()
 
     def run_length(self, hashes: Sequence[int], first: int, last: int) -> int:
-        """How many of the blocks from `first` to before `last` are here, without a hole."""
+        """How many consecutive blocks from `first` to before `last` are here."""
         at = first
         while at < last and hashes[at] in self._blocks:
             at += 1
@@ -54,11 +54,11 @@ class HostCache:
         stored: Callable[[int, int], Stored],
         seen: set[int],
     ) -> bool:
-        """Keeps those of the blocks from `first` to the end that are not here; False, and nothing
-        changed, when they don't find room.
+        """Keeps the missing blocks from `first` to the end; False, and nothing changed, when they
+        don't fit.
 
-        stored: the news of blocks i to j. seen: gets the places of the blocks that the owner's end
-        will make the last used: all but those that somebody else is just copying.
+        stored: makes the event of blocks i to j. seen: gets the places of the blocks that the end
+        of the request makes the last used, without blocks that other requests are copying.
         """
         places = range(first, len(hashes))
         missing = [i for i in places if hashes[i] not in self._blocks]
@@ -69,40 +69,40 @@ class HostCache:
             self._blocks[hashes[i]] = 0
             self._fresh.add(hashes[i])
         for begin, end in _runs(missing):
-            self._tell(replace(stored(begin, end), tier=Tier.HOST))
+            self._add_event(replace(stored(begin, end), tier=Tier.HOST))
         return True
 
     def touch(self, hashes: Sequence[int]) -> None:
-        """A request that used these blocks, from the root on, has ended."""
+        """Makes these blocks the last used: a request with them, from the root on, has ended."""
         for block_hash in reversed(hashes):
             if block_hash in self._blocks:
                 self._blocks.move_to_end(block_hash)
 
     def any_loading(self, hashes: Iterable[int]) -> bool:
-        """Whether a load of any of these blocks is going on."""
+        """Whether any of these blocks is being loaded."""
         return any(self._blocks.get(block_hash) for block_hash in hashes)
 
     def begin_load(self, hashes: Iterable[int]) -> None:
-        """Keeps these blocks from going until `end_load`."""
+        """Protects these blocks from eviction until `end_load`."""
         for block_hash in hashes:
             self._blocks[block_hash] += 1
 
     def end_load(self, hashes: Iterable[int]) -> None:
-        """The blocks of a load may go again."""
+        """Ends the protection by a load."""
         for block_hash in hashes:
             self._blocks[block_hash] -= 1
 
     def settle(self) -> None:
-        """All copies have ended."""
+        """Ends all copies."""
         self._fresh.clear()
 
     def clear(self) -> None:
-        """Forgets everything. Whoever resets the device tells it."""
+        """Forgets everything. The reset of the device adds the event."""
         self._blocks.clear()
         self._fresh.clear()
 
     def _make_room(self, count: int, protected: set[int]) -> bool:
-        """Evicts what is needed for `count` more; False, and nothing changed, when it can't."""
+        """Evicts enough for `count` more blocks; False, and nothing changed, when it can't."""
         needed = len(self._blocks) + count - self.block_count
         if needed <= 0:
             return True
@@ -116,7 +116,7 @@ class HostCache:
             return False
         for block_hash in victims:
             del self._blocks[block_hash]
-        self._tell(Removed(tuple(victims), tier=Tier.HOST))
+        self._add_event(Removed(tuple(victims), tier=Tier.HOST))
         return True
 
 

@@ -1,10 +1,10 @@
-"""What hardware and model an engine stands for: YAML files that become a cost model and defaults.
+"""Hardware and model of an engine: YAML files that become a cost model and defaults.
 
-    profile = load_profile("llama-8b-h100")      # one of simulator/engines/profiles, or a path
+    profile = load_profile("llama-8b-h100")      # a name in simulator/engines/profiles, or a path
     cost = profile.cost_model()
 
-Every section names the source of its numbers, and a file without one is refused, as is an unknown
-key: a misspelt price would otherwise be a free one.
+Every section names the source of its numbers; a section without a source is refused. So is an
+unknown key, since a misspelt price would be 0.
 """
 
 from functools import cache
@@ -37,7 +37,7 @@ Text = Annotated[str, Meta(min_length=1)]
 
 
 class ProfileError(ValueError):
-    """The author's mistake in a profile, or a name that is none: one sentence with the key."""
+    """A mistake in a profile, or an unknown name: a sentence with the key."""
 
 
 class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -56,23 +56,23 @@ class Model(_Section, frozen=True):
 
 
 class Hardware(_Section, frozen=True):
-    """The GPUs of one engine; the numbers are of one of them."""
+    """The GPUs of an engine; the numbers are per GPU."""
 
     source: Text
     gpus: Count
     tflops: Positive
-    """Dense, in the precision that the model computes in; 1e12 operations a second."""
+    """Dense, in the model's precision; 1e12 operations a second."""
     memory_gb_per_s: Positive
 
 
 class Efficiency(_Section, frozen=True):
-    """What of the data sheet is reached, and what a step costs beside arithmetic and memory."""
+    """Reached shares of the data sheet, and a step's costs beside arithmetic and memory."""
 
     source: Text
     flops: Share
     memory: Share
     parallel: Share
-    """What of both is left when several GPUs work together."""
+    """Share of both that is left when several GPUs work together."""
     step_ms: Amount
     sequence_us: Amount
 
@@ -106,7 +106,7 @@ class Roofline(_Section, frozen=True, tag="roofline", tag_field="kind"):
 
 
 class Linear(_Section, frozen=True, tag="linear", tag_field="kind"):
-    """Prices as measured; simulator/engines/calibration.py writes such a section."""
+    """Measured prices; simulator/engines/calibration.py writes such a section."""
 
     source: Text
     base_ms: Amount
@@ -152,7 +152,7 @@ class Polynomial(_Section, frozen=True, tag="polynomial", tag_field="kind"):
 
 
 class LinkSection(_Section, frozen=True):
-    """One way for KV cache, all GPUs of the engine together."""
+    """A connection for KV cache, all GPUs of the engine together."""
 
     gb_per_s: Positive
     latency_us: Amount = 0.0
@@ -162,14 +162,14 @@ class LinkSection(_Section, frozen=True):
 
 
 class Tiers(_Section, frozen=True):
-    """From where to the device."""
+    """Links from each tier to the device."""
 
     host: LinkSection
     disk: LinkSection
 
 
 class Distances(_Section, frozen=True):
-    """To another engine's device: on the same host, in the same rack, anywhere in the cluster."""
+    """Links to another engine's device on the same host, in the same rack, and in the cluster."""
 
     host: LinkSection
     rack: LinkSection
@@ -177,7 +177,7 @@ class Distances(_Section, frozen=True):
 
 
 class Kv(_Section, frozen=True):
-    """A token's keys and values, and the ways that they can take."""
+    """Size of a token's keys and values, and the links for them."""
 
     source: Text
     bytes_per_token: Count
@@ -198,7 +198,7 @@ class Kv(_Section, frozen=True):
 
 
 class EngineDefaults(_Section, frozen=True):
-    """An engine's limits when nobody says otherwise."""
+    """An engine's default limits."""
 
     source: Text
     block_size: Count
@@ -216,7 +216,7 @@ class EngineDefaults(_Section, frozen=True):
 
 
 class Profile(_Section, frozen=True):
-    """One engine: what it costs to run, and its limits."""
+    """An engine: its costs, and its limits."""
 
     summary: Text
     step: Roofline | Linear | Polynomial

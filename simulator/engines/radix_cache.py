@@ -1,22 +1,22 @@
 """A KV cache kept as a tree of page runs, as SGLang keeps it. Pure: no clock, no sockets.
 
-A page holds `page_size` tokens. The tree has the pages that can be found again; a node is a run of
-them, named by their chained hashes, and a path from the root is a prefix. Requests lock the path
-that they read and compute into pages of their own, which join the tree when they are *inserted*.
-Pages have no numbers here, since nothing depends on which one it is, so the whole account is
+A page holds `page_size` tokens. The tree has the cached pages. A node is a run of pages, named by
+their chained hashes, and a path from the root is a prefix. Requests lock the path that they read
+and compute into private pages, which join the tree when they are *inserted*. Pages are counted and
+have no numbers here:
 
     free + evictable + protected + private = total
 
-*free*: nobody's. *evictable*: of the tree, in nodes that nobody locks. *protected*: of the tree, in
-nodes that somebody locks. *private*: a request's, taken with `take` and not yet inserted.
+*free*: without content. *evictable*: in unlocked nodes of the tree. *protected*: in locked nodes of
+the tree. *private*: a request's pages, taken with `take` and not yet inserted.
 
-What a naive model of this cache gets wrong, and this one does like the engine:
-- whole nodes are evicted, the leaf first whose last use is longest ago, so more may go than asked;
-- a lookup counts as a use, and splits the node in which it ends; splitting is not told;
-- a page that two requests compute at once is stored once: the second one's copy is freed.
+Details of the engine that a naive model misses:
+- whole nodes are evicted, the longest unused leaf first, so more pages may go than needed;
+- a lookup counts as a use, and splits the node in which it ends; a split causes no event;
+- a page that two requests compute at once is stored once: the second copy is freed.
 
-Since names are chained, two runs that agree in one place agree in all places before it: a node is
-compared by its last page alone, and the place where two runs part is found by halving.
+Since names are chained, two runs that agree at a place agree at all places before it. So a node is
+compared by its last page alone, and a bisection yields the place where two runs part.
 
 Source: sgl-project/sglang python/sglang/srt/mem_cache/radix_cache.py, releases 0.5.7 and 0.5.23.
 Held against a recording of 0.5.23 in tests/simulator/schedulers/test_sglang_recording.py.
@@ -35,7 +35,7 @@ from simulator.engines.scheduler import Content
 class RadixNode:
     """A run of pages after its parent's.
 
-    lock_count of a node >= that of each of its children: who locks a node locks its path.
+    Law: lock_count of a node >= that of each of its children, since a lock covers the whole path.
     """
 
     __slots__ = ("children", "hashes", "last_use", "lock_count", "offered", "parent")
@@ -56,7 +56,7 @@ class RadixNode:
 
 
 class RadixCache:
-    """A fixed number of pages, found by prefix, evicted leaf by leaf, longest unused first."""
+    """A fixed number of pages, looked up by prefix, evicted leaf by leaf, longest unused first."""
 
     def __init__(self, page_count: int) -> None:
         self.page_count = page_count
@@ -68,10 +68,10 @@ class RadixCache:
         self._uses = 0
         """Lookups, insertions and new nodes so far: the clock of last uses."""
         self._queue: list[tuple[int, int, RadixNode]] = []
-        """(last use when offered, serial number, node): a heap with at most one entry a node.
+        """(last use when offered, serial number, node): a heap with at most one entry per node.
 
-        An entry may be late: its node was used, locked or extended meanwhile. What is due is
-        checked when it comes up.
+        An entry may be outdated: its node was used, locked or extended meanwhile. That is checked
+        when it comes up.
         """
         self._serial = count()
         self._events: list[PoolEvent] = []
@@ -85,7 +85,7 @@ class RadixCache:
 
     @property
     def available(self) -> int:
-        """Pages that can be taken: free ones, and those that eviction would free."""
+        """Pages that can be taken: free and evictable pages."""
         return self.free + self.evictable
 
     @property
@@ -107,45 +107,45 @@ class RadixCache:
             yield from node.hashes
 
     def find(self, hashes: Sequence[int], page_count: int) -> int:
-        """How many of the first `page_count` pages are here. Changes nothing, uses nothing."""
-        node, found = self.root, 0
-        while found < page_count:
-            child = node.children.get(hashes[found])
+        """How many of the first `page_count` pages are here. Changes nothing, counts as no use."""
+        node, depth = self.root, 0
+        while depth < page_count:
+            child = node.children.get(hashes[depth])
             if child is None:
                 break
-            shared = _shared(child.hashes, hashes, found, page_count)
-            found += shared
+            shared = _shared(child.hashes, hashes, depth, page_count)
+            depth += shared
             if shared < len(child.hashes):
                 break
             node = child
-        return found
+        return depth
 
     def match(self, hashes: Sequence[int], page_count: int) -> tuple[RadixNode, int]:
-        """The node in which the longest cached prefix ends, and how many pages that has.
+        """The node in which the longest cached prefix ends, and the prefix's number of pages.
 
-        At most the first `page_count` pages. Counts as a use; splits the last node if need be.
+        At most the first `page_count` pages. Counts as a use; splits the last node if necessary.
         """
         self._uses += 1
         return self._walk(hashes, page_count)
 
     def insert(self, content: Content, page_count: int) -> tuple[RadixNode, int]:
-        """Puts the first `page_count` pages of a sequence into the tree, unlocked, and tells it.
+        """Puts the first `page_count` pages of a sequence into the tree, unlocked.
 
-        Returns the node in which they end, and how many pages were in the tree before; for all
-        after those, the tree takes over private pages.
+        Returns the node in which they end, and how many pages were in the tree before; the pages
+        after these are private pages that the tree takes over.
         """
         hashes = content.hashes(page_count)
         self._uses += 1
-        node, found = self._walk(hashes, page_count)
-        if found < page_count:
-            self._uses += 1  # new nodes are younger than what the same call only passed
-            leaf = RadixNode(hashes[found:page_count], node, self._uses)
-            node.children[hashes[found]] = leaf
+        node, known = self._walk(hashes, page_count)
+        if known < page_count:
+            self._uses += 1  # new nodes are younger than nodes that the same call only passed
+            leaf = RadixNode(hashes[known:page_count], node, self._uses)
+            node.children[hashes[known]] = leaf
             node = leaf
-            self.evictable += page_count - found
+            self.evictable += page_count - known
             self._offer(leaf)
-            self._tell_stored(content.stored(found, page_count))
-        return node, found
+            self._add_stored(content.stored(known, page_count))
+        return node, known
 
     def lock(self, node: RadixNode) -> None:
         """Keeps a node and its path from being evicted."""
@@ -171,7 +171,7 @@ class RadixCache:
             self._offer(leaf)
 
     def make_room(self, page_count: int) -> bool:
-        """Evicts until that many pages are free; False when all that could go has gone."""
+        """Evicts until `page_count` pages are free; False when too few pages were evictable."""
         queue = self._queue
         removed: list[int] = []
         while self.free < page_count and queue:
@@ -192,11 +192,11 @@ class RadixCache:
             if parent.parent is not None and not parent.children and not parent.lock_count:
                 self._offer(parent)
         if removed:
-            self._tell_removed(tuple(removed))
+            self._add_removed(tuple(removed))
         return self.free >= page_count
 
     def take(self, page_count: int) -> None:
-        """Makes free pages private. Raises ValueError when there are not enough: `make_room`."""
+        """Makes free pages private. Raises ValueError when there are too few: see `make_room`."""
         if page_count > self.free:
             raise ValueError(f"{page_count} pages wanted of {self!r}")
         self.free -= page_count
@@ -218,26 +218,26 @@ class RadixCache:
         return True
 
     def take_events(self) -> list[PoolEvent]:
-        """What happened since the last call, in order."""
+        """The events since the last call, in order."""
         events, self._events = self._events, []
         return events
 
     def _walk(self, hashes: Sequence[int], page_count: int) -> tuple[RadixNode, int]:
-        node, found = self.root, 0
-        while found < page_count:
-            child = node.children.get(hashes[found])
+        node, depth = self.root, 0
+        while depth < page_count:
+            child = node.children.get(hashes[depth])
             if child is None:
                 break
             child.last_use = self._uses
-            shared = _shared(child.hashes, hashes, found, page_count)
-            found += shared
+            shared = _shared(child.hashes, hashes, depth, page_count)
+            depth += shared
             if shared < len(child.hashes):
-                return self._split(child, shared), found
+                return self._split(child, shared), depth
             node = child
-        return node, found
+        return node, depth
 
     def _split(self, node: RadixNode, head_count: int) -> RadixNode:
-        """Makes a node of a node's first pages; returns it. The rest stays the node that it was."""
+        """Moves a node's first pages to a new parent node; returns the new node."""
         parent = node.parent
         if parent is None:
             raise RuntimeError("the root can't be split")
@@ -251,42 +251,42 @@ class RadixCache:
         return head
 
     def _offer(self, node: RadixNode) -> None:
-        """Puts a leaf that nobody locks up for eviction."""
+        """Puts an unlocked leaf into the eviction queue."""
         if not node.offered:
             node.offered = True
             heappush(self._queue, (node.last_use, next(self._serial), node))
 
-    def _tell_removed(self, hashes: tuple[int, ...]) -> None:
-        """Removals with nothing between them are one event."""
+    def _add_removed(self, hashes: tuple[int, ...]) -> None:
+        """Adds an event; consecutive removals become one event."""
         before = self._events[-1] if self._events else None
         if isinstance(before, Removed):
             self._events[-1] = Removed(before.hashes + hashes)
         else:
             self._events.append(Removed(hashes))
 
-    def _tell_stored(self, told: Stored) -> None:
-        """A chain that goes on where the event before it ended is the same event."""
+    def _add_stored(self, stored: Stored) -> None:
+        """Adds an event; a chain that continues the chain of the event before joins that event."""
         before = self._events[-1] if self._events else None
         if (
             isinstance(before, Stored)
-            and told.parent == before.hashes[-1]
-            and told.session_id == before.session_id
+            and stored.parent == before.hashes[-1]
+            and stored.session_id == before.session_id
         ):
             self._events[-1] = Stored(
-                before.hashes + told.hashes,
+                before.hashes + stored.hashes,
                 before.parent,
-                before.token_ids + told.token_ids,
-                before.extra_keys + told.extra_keys,
+                before.token_ids + stored.token_ids,
+                before.extra_keys + stored.extra_keys,
                 before.lora_name,
                 before.lora_id,
                 before.session_id,
             )
         else:
-            self._events.append(told)
+            self._events.append(stored)
 
 
 def _shared(run: list[int], hashes: Sequence[int], first: int, last: int) -> int:
-    """How many leading pages of `run` are hashes[first:last]; the first one is known to be."""
+    """How many leading pages of `run` equal hashes[first:last]; at least the first does."""
     most = min(len(run), last - first)
     if run[most - 1] == hashes[first + most - 1]:
         return most

@@ -1,12 +1,12 @@
-"""What every simulated scheduler has in common: requests in, steps out, effects at their end. Pure.
+"""The common interface of all simulated schedulers: requests, steps, and their effects. Pure.
 
-A caller runs one as  step = begin_step(now) -> wait until step.end_s -> end_step(now), and may call
-add and abort at any time. Which requests a step computes is the scheduler's own business
-(simulator/schedulers/); how fast time passes is the caller's: an asyncio shell on sockets
+A caller runs a scheduler with  step = begin_step(now) -> wait until step.end_s -> end_step(now),
+and may call add and abort at any time. The scheduler decides which requests a step computes
+(simulator/schedulers/). The caller decides how fast time passes: an asyncio shell on sockets
 (simulator/live/engine.py) or the virtual world (simulator/world/world.py).
 
-What tokens a sequence has matters to caches only by the hash of each full block, so a scheduler
-knows its `Content` and no token ids (simulator/engines/content.py).
+Caches depend on tokens only by the hash of each full block, so a scheduler knows the `Content` of a
+sequence and no token ids (simulator/engines/content.py).
 
 Laws:
 - no request waits for ever, and none is lost: added = finished + aborted + waiting + running;
@@ -15,9 +15,9 @@ Laws:
 - the events of all steps, applied in order, give the contents of the caches.
 
 *Joined steps.* While consecutive steps differ only in their number, up to `joined_steps_max` of
-them are done as one run; `cut_step` shortens the run when somebody comes or goes, and `advance`
-applies the steps of it that have ended by now. Tokens, blocks, events and times are those of the
-steps done one by one.
+them are joined to a run. `cut_step` shortens the run when a request comes or goes, and `advance`
+applies its steps that have ended by now. Tokens, blocks, events and times equal those of single
+steps.
 """
 
 from collections.abc import Iterable
@@ -36,29 +36,29 @@ TokenArray = npt.NDArray[np.uint32]
 
 
 class RequestRefused(ValueError):
-    """The client's mistake, in one sentence."""
+    """A mistake of the client, in a sentence."""
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
-    """Limits that every engine has. Defaults: vLLM's on an H100-class GPU."""
+    """Limits of every engine. Defaults: vLLM's on an H100-class GPU."""
 
     block_count: int
     block_size: int = 16
     max_model_len: int = 0
-    """Tokens of prompt and answer; 0: what the pool holds."""
+    """Tokens of prompt and answer; 0: as many as the pool holds."""
     max_num_seqs: int = 256
     step_tokens_max: int = 8192
     joined_steps_max: int = 1
     vocabulary: int = 128_256
     hash_seed: int = 0
-    """Two engines with different seeds name the same block differently."""
+    """Engines with different seeds have different hashes of the same block."""
     cost: CostModel = field(default_factory=load_profile("llama-8b-h100").cost_model)
     lora_names: tuple[str, ...] = ()
 
     @property
     def priority_sign(self) -> int:
-        """priority * priority_sign is smaller for whom comes sooner."""
+        """priority * priority_sign is smaller for requests that go first."""
         return -1
 
     @property
@@ -78,67 +78,67 @@ class SchedulerConfig:
 
 
 class Content(Protocol):
-    """What a sequence is made of, as caches see it: prompt, and the answer that it will get."""
+    """A sequence as caches see it: the prompt, and its future answer."""
 
     def hashes(self, block_count: int) -> list[int]:
-        """The names of at least the first `block_count` full blocks. Nobody may change the list."""
+        """The names of at least the first `block_count` full blocks. Callers must not change it."""
 
     def stored(self, first: int, last: int) -> Stored:
-        """The news that blocks first <= i < last are on the device."""
+        """The event that blocks first <= i < last are on the device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submission:
-    """A request as an engine gets it."""
+    """A request as an engine receives it."""
 
     request_id: str
     content: Content
     prompt_tokens: int
     output_tokens: int
-    """What it will bring out."""
+    """Length of its answer."""
     max_tokens: int | None = None
-    """What it may bring out, all that a scheduler knows beforehand. None: output_tokens."""
+    """Longest answer that it allows, all that a scheduler knows beforehand. None: output_tokens."""
     priority: int | None = None
-    """In the engine's own direction."""
+    """In the engine's own order."""
     lora_name: str = ""
     session_id: str | None = None
     dp_rank: int | None = None
     """The rank that shall serve it; None: the engine chooses."""
     ready_s: float = 0.0
-    """It isn't computed before: its grammar is being compiled. Engines that have no such state
-    begin at once."""
+    """When its grammar is compiled; it is not computed before. Engines without such a state begin
+    at once."""
     input_ready_s: float = 0.0
-    """The same for a session whose input is still streaming in; it holds a slot of the batch."""
+    """When the input of its session is complete; it holds a slot of the batch meanwhile."""
     remote_tokens: int = 0
-    """Leading tokens of the prompt whose KV another engine has, and sends once blocks are found."""
+    """Leading tokens of the prompt whose KV another engine sends once there are blocks for it."""
     remote_distance: Distance = Distance.RACK
-    """How far that engine is."""
+    """Distance of that engine."""
 
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """One request inside the engine.
+    """A request inside the engine.
 
-    0 <= computed_tokens < known_tokens <= total_tokens while it lives: the last known token is the
-    one that the next step computes.
+    Law: 0 <= computed_tokens < known_tokens <= total_tokens while it lives. The next step computes
+    the last known token.
     """
 
     submission: Submission
     known_tokens: int
-    """Of the prompt, and of the answer so far."""
+    """Tokens of the prompt, and of the answer so far."""
     arrival_s: float
     computed_tokens: int = 0
     blocks: list[BlockId] = field(default_factory=list)
     stored_count: int = 0
     """Leading blocks whose content the pool knows."""
     cached_tokens: int | None = None
-    """Found in the cache at the first admission; None: not admitted yet."""
+    """Tokens reused from the cache at the first admission; None: not admitted yet."""
     first_token_s: float | None = None
     scheduled_s: float | None = None
     preemptions: int = 0
     prompt_tokens: int = field(init=False)
     total_tokens: int = field(init=False)
-    """Of the prompt, and of the whole answer."""
+    """Tokens of the prompt, and of the whole answer."""
 
     def __post_init__(self) -> None:
         self.prompt_tokens = self.submission.prompt_tokens
@@ -154,7 +154,7 @@ class Sequence:
 
     @property
     def output_tokens(self) -> int:
-        """Of the answer so far."""
+        """Tokens of the answer so far."""
         return self.known_tokens - self.prompt_tokens
 
     @property
@@ -168,7 +168,7 @@ class Sequence:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What the engine is computing: `count` steps on end that differ only in their number."""
+    """What the engine is computing: `count` consecutive steps that differ only in their number."""
 
     start_s: float
     end_s: float
@@ -194,7 +194,7 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What an engine tells about itself; counters are totals since its start."""
+    """An engine's metrics; counters are totals since its start."""
 
     running: int
     waiting: int
@@ -208,19 +208,19 @@ class Load:
     finished: int
     aborted: int
     deferred: int = 0
-    """Of the waiting: those whom the last step passed over, since they wait for something else
-    than their turn, or for a LoRA's."""
+    """Waiting requests that the last step passed over, since they wait for something else than
+    their turn, or for a LoRA's turn."""
     external_queried_tokens: int = 0
-    """Not found on the device, looked for on the host or asked of another engine."""
+    """Tokens missing on the device and looked up on the host or at another engine."""
     external_hit_tokens: int = 0
-    """Of these, found and loaded."""
+    """Tokens loaded from the host or from another engine."""
     drafted_tokens: int = 0
-    """Verified by steps."""
+    """Drafted tokens verified by steps."""
     accepted_tokens: int = 0
 
     @property
     def usage(self) -> float:
-        """Share of blocks that requests hold, 0 to 1; reclaimable cache is not in it."""
+        """Share of blocks that requests hold, 0 to 1, without reclaimable cache."""
         return self.used_blocks / self.total_blocks
 
 
@@ -246,28 +246,28 @@ class Scheduler(Protocol):
 
     @property
     def next_ready_s(self) -> float | None:
-        """When the next of those who wait for something else than their turn (KV cache on its way,
-        a grammar, more input) will be ready. An engine whose `begin_step` found nothing to do tries
-        again then; a step that is going on needs no care."""
+        """When the next request that waits for KV cache, a grammar or more input will be ready. An
+        engine whose `begin_step` returned None tries again then; a step that is going on takes
+        this time into account by itself."""
 
     def running(self) -> list[Sequence]:
         """The batch, in the scheduler's order. For checks."""
 
     def waiting(self) -> list[Sequence]:
-        """Those who wait, next one first. For checks."""
+        """Waiting requests, next first. For checks."""
 
     def scheduled(self) -> list[tuple[Sequence, int]]:
-        """Whom the step that is going on computes, with the tokens of each. For checks."""
+        """The requests of the present step, with the tokens of each. For checks."""
 
     def load(self, dp_rank: int = 0) -> Load:
-        """What one rank tells about itself."""
+        """The metrics of a rank."""
 
     def blocks(self, dp_rank: int = 0) -> BlockCounts:
-        """Of one rank. May take time in proportion to the pool: for checks."""
+        """The counts of a rank. May take time in proportion to the pool: for checks."""
 
     def contents(self, dp_rank: int = 0) -> Iterable[tuple[Tier, int]]:
-        """What one rank's cache holds: the oracle of the events told so far and of those to come
-        at the end of the step. For checks."""
+        """The contents of a rank's cache: the oracle of all events so far and of the events at the
+        end of the step. For checks."""
 
     def add(self, submission: Submission, now_s: float) -> Sequence:
         """Takes a request in. Raises RequestRefused."""
@@ -275,11 +275,11 @@ class Scheduler(Protocol):
     def abort(self, sequence: Sequence) -> bool:
         """Forgets a request, gives its blocks back; False when it has already ended.
 
-        Cut joined steps first, or who waits for these blocks gets them at the end of the run; and
-        let an idle engine begin a step, for somebody may have waited for nothing else."""
+        Cut joined steps first: else other requests get these blocks only at the end of the run.
+        Then let an idle engine begin a step, since a request may have waited for these blocks."""
 
     def cached_tokens(self, submission: Submission) -> int:
-        """What a request would find in the cache if it were admitted now. Changes nothing."""
+        """Tokens that a request would reuse if it were admitted now. Changes nothing."""
 
     def reset_prefix_cache(self) -> bool:
         """Forgets all cached content; False, and nothing changed, while requests hold blocks."""
@@ -288,18 +288,18 @@ class Scheduler(Protocol):
         """Decides what to compute next and takes the blocks for it; None when there is nothing."""
 
     def cut_step(self, now_s: float) -> Step | None:
-        """Shortens joined steps to the end of the one going on; returns the step as it is now."""
+        """Ends joined steps with the present step; returns what is left of them."""
 
     def advance(self, now_s: float) -> StepResult:
-        """Applies those of the joined steps that have ended by now, but not the last; the rest go
-        on. So what is asked between is true: load, contents, events."""
+        """Applies the joined steps that have ended by now, except for the last; the rest go on.
+        Afterwards load, contents and events are those of now."""
 
     def end_step(self, now_s: float) -> StepResult:
-        """Applies the step: tokens come out, requests finish, events are told."""
+        """Applies the step: tokens come out, requests finish, events are published."""
 
 
 def check(submission: Submission, config: SchedulerConfig) -> None:
-    """Raises RequestRefused for what no engine takes."""
+    """Raises RequestRefused for a request that no engine accepts."""
     max_tokens = (
         submission.output_tokens if submission.max_tokens is None else submission.max_tokens
     )
@@ -310,7 +310,7 @@ def check(submission: Submission, config: SchedulerConfig) -> None:
     if submission.prompt_tokens + max_tokens > config.model_len:
         raise RequestRefused(
             f"the model's maximum length is {config.model_len} tokens, but the prompt has "
-            f"{submission.prompt_tokens} and up to {max_tokens} are asked for"
+            f"{submission.prompt_tokens} and its answer up to {max_tokens}"
         )
     if submission.lora_name and submission.lora_name not in config.lora_names:
         raise RequestRefused(f"no such LoRA: {submission.lora_name}")

@@ -1,7 +1,7 @@
-"""Writes KV events in the very bytes that vLLM 0.32 publishes. Pure.
+"""Encodes KV events in the very bytes that vLLM 0.32 publishes. Pure.
 
 A batch is the MessagePack array [Unix time, [events], rank]; an event is a map whose first key is
-its type. Fields come in vLLM's order; those that have no default there (lora_id, medium, lora_name)
+its type. Fields come in vLLM's order. Fields without a default in vLLM (lora_id, medium, lora_name)
 are sent even when null, the others only when they have a value.
 Checked byte for byte against recorded messages in tests/simulator/test_vllm_wire.py.
 """
@@ -57,8 +57,8 @@ def encode_batch(
     unix_s: float, events: Iterable[PoolEvent], block_size: int, dp_rank: int = 0
 ) -> bytes:
     """The payload of one message: all events of one step, in order."""
-    told = [one for event in events for one in _told(event, block_size)]
-    return _encoder.encode(_Batch(unix_s, told, dp_rank))
+    wire_events = [wire for event in events for wire in _wire_events(event, block_size)]
+    return _encoder.encode(_Batch(unix_s, wire_events, dp_rank))
 
 
 def encode_sequence(sequence: int) -> bytes:
@@ -69,13 +69,13 @@ def encode_sequence(sequence: int) -> bytes:
 _Event = _BlockStored | _BlockRemoved | _AllBlocksCleared
 
 
-def _told(event: PoolEvent, block_size: int) -> list[_Event]:
+def _wire_events(event: PoolEvent, block_size: int) -> list[_Event]:
     match event:
         case Stored(tier=Tier.HOST):
-            # As the offloading connector tells it by default: each block by itself, hash only.
+            # The offloading connector's default: an event per block, with its hash only.
             return [
-                _BlockStored((one,), None, (), 0, None, HOST_MEDIUM, None, group_idx=0)
-                for one in event.hashes
+                _BlockStored((block_hash,), None, (), 0, None, HOST_MEDIUM, None, group_idx=0)
+                for block_hash in event.hashes
             ]
         case Stored():
             stored = _BlockStored(
@@ -94,8 +94,11 @@ def _told(event: PoolEvent, block_size: int) -> list[_Event]:
             return [stored]
         case Removed(tier=Tier.HOST):
             return [_BlockRemoved(event.hashes, medium=HOST_MEDIUM, group_idx=0)]
-        case Removed():  # each block in an event of its own
-            return [_BlockRemoved((one,), medium=MEDIUM, group_idx=0) for one in event.hashes]
+        case Removed():  # an event per block
+            return [
+                _BlockRemoved((block_hash,), medium=MEDIUM, group_idx=0)
+                for block_hash in event.hashes
+            ]
         case Cleared():
             return [_AllBlocksCleared()]
         case _:

@@ -19,7 +19,7 @@ _CONFIGS: dict[str, type[SchedulerConfig]] = {
     "chitu-skew": ChituConfig,
     "chitu-dp": ChituConfig,
 }
-"""By engine, what it is told."""
+"""Engine -> class of its configuration."""
 
 _GIVEN_OTHERWISE = ("block_size", "block_count", "cost", "hash_seed", "lora_names", "vocabulary")
 
@@ -52,7 +52,7 @@ def scheduler_config(
     if config is ChituConfig:
         values["dp_size"] = ranks
     hints = get_type_hints(config)
-    known = [one.name for one in fields(config) if one.name not in _GIVEN_OTHERWISE]
+    known = [option.name for option in fields(config) if option.name not in _GIVEN_OTHERWISE]
     for name, text in (options or {}).items():
         if name not in known:
             raise ValueError(f"{engine} has no option {name!r}; there are {', '.join(known)}")
@@ -69,5 +69,5 @@ def _expected(hint: Any) -> str:
         return "one of " + ", ".join(get_args(hint))
     words = {bool: "true or false", int: "a whole number", float: "a number"}
     return words.get(hint) or " or ".join(
-        "null" if one is type(None) else words[one] for one in get_args(hint)
+        "null" if choice is type(None) else words[choice] for choice in get_args(hint)
     )

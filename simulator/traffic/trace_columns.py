@@ -1,7 +1,7 @@
-"""Columns of trace files: the names that public traces use, their units, and the checks of a cell.
+"""Columns of trace files: the names in public traces, their units, and the checks of a cell.
 
-A file's first name for a field is its column for it; every other column is left unread, and
-`TraceColumns.uses` says so for each.
+The first name for a field is the file's column for it. Every other column is not read, and
+`TraceColumns.uses` lists each of them.
 
 Sources of the names, read 2026-11-22: kvcache-ai/Mooncake, FAST25-release; Azure's
 AzurePublicDataset, LLM inference 2023 and 2024, LMM inference 2025; microsoft/vidur, processed
@@ -22,17 +22,17 @@ from simulator.traffic.trace import ColumnUse
 
 CLOCK_S_MAX = 1e12
 UNREAD_MAX = 100
-"""Names of unread columns that are kept; a file of JSON may have new ones on every line."""
+"""Names of unread columns that are kept; a file of JSON may have new columns on every line."""
 
 
 class TraceError(ValueError):
-    """A line that is no request, with its number and column; or a file that is no trace."""
+    """A line that is not a request, with its number and column; or a file that is not a trace."""
 
 
 Text = Annotated[str, Meta(min_length=1, max_length=1024)]
-"""As long as a router takes it."""
+"""At most as long as a router accepts."""
 _Time = Annotated[float, Meta(ge=0, le=1e15)]
-# No prompt is that long: a mistake shall be told before the memory is full of its ids.
+# No prompt is longer: a mistake is reported before its ids fill the memory.
 _PromptTokens = Annotated[int, Meta(ge=1, le=100_000_000)]
 _Count = Annotated[int, Meta(ge=0, le=100_000_000)]
 _Priority = Annotated[int, Meta(ge=-(1 << 31), lt=1 << 31)]
@@ -40,21 +40,21 @@ _Ids = list[Annotated[int, Meta(ge=0)]]
 
 
 class Column(NamedTuple):
-    """What a name stands for."""
+    """The meaning of a name."""
 
     field: str
-    """Of a Row."""
+    """Field of a Row."""
     type: Any
     meaning: str
     per_second: float = 1.0
-    """Of a time: the column's units in a second."""
+    """For times: the column's units in a second."""
     is_clock: bool = False
-    """Seconds, or a date and time, from any beginning on: the first row's is 0."""
+    """Seconds, or a date and time, with any origin: the first row's time counts as 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One request, as its cells tell it."""
+    """A request as its cells give it."""
 
     arrival_s: float
     prompt_tokens: int
@@ -74,7 +74,7 @@ class Row:
     parent_chat: str | None = None
 
 
-_NO_IDS = "none: prompts share no text, but for that of a session or prefix"
+_NO_IDS = "none: prompts share no text except within a session or prefix"
 _REQUIRED = ("arrival_s", "prompt_tokens", "output_tokens")
 
 _SECONDS = Column("arrival_s", _Time, "arrival, in seconds")
@@ -86,10 +86,10 @@ _CLOCK = Column(
 _PROMPT = Column("prompt_tokens", _PromptTokens, "prompt tokens")
 _OUTPUT = Column("output_tokens", _Count, "output tokens; 0 counts as 1")
 _SESSION = Column("session_id", Text, "session; without hash_ids its prompts begin alike")
-_TENANT = Column("tenant", Text, "tenant, for the router, which weighs it nowhere yet")
+_TENANT = Column("tenant", Text, "tenant, sent to the router, which does not use it yet")
 _MODEL = Column("model", Text, "model; every engine serves all models, which share no KV cache")
 _LORA = Column("lora_name", Text, "LoRA; every engine has all LoRAs, which share no KV cache")
-_DEADLINE = "deadline after the arrival, carried along, which nothing reads yet"
+_DEADLINE = "deadline after the arrival, kept but not used yet"
 
 COLUMNS: dict[str, Column] = {
     "arrival_s": _SECONDS,
@@ -113,9 +113,9 @@ COLUMNS: dict[str, Column] = {
     "Session ID": _SESSION,
     "turn": Column("turn", _Count, "turn of the session"),
     "think_ms": Column(
-        "think_s", _Time, "pause after the session's turn before, in milliseconds", 1e3
+        "think_s", _Time, "pause after the session's previous turn, in milliseconds", 1e3
     ),
-    "prefix_id": Column("prefix_id", Text, "common text that the prompt begins with"),
+    "prefix_id": Column("prefix_id", Text, "common text at the beginning of the prompt"),
     "prefix_tokens": Column("prefix_tokens", _Count, "tokens of that common text"),
     "priority": Column(
         "priority", _Priority, "priority, higher is sooner, for engines that schedule by it"
@@ -128,20 +128,20 @@ COLUMNS: dict[str, Column] = {
     "deadline_ms": Column("deadline_s", _Time, f"{_DEADLINE}; in milliseconds", 1e3),
     "deadline_s": Column("deadline_s", _Time, f"{_DEADLINE}; in seconds"),
 }
-"""Name in a file -> what it stands for. Names are compared as they are written, since BurstGPT's
-`Timestamp` and Mooncake's `timestamp` have different units."""
+"""Name in a file -> its meaning. Case matters, since BurstGPT's `Timestamp` and Mooncake's
+`timestamp` have different units."""
 
 _BAILIAN: dict[str, Column | None] = {
     "timestamp": _SECONDS,
     "turn": None,  # a chat may branch, and the branches come in any order
-    "chat_id": Column("chat", Text, "chat, whose first one names the session"),
-    "parent_chat_id": Column("parent_chat", Text, "chat that this one goes on; -1: none"),
+    "chat_id": Column("chat", Text, "chat; the first chat of a chain names the session"),
+    "parent_chat_id": Column("parent_chat", Text, "chat that this chat continues; -1: none"),
 }
-"""What differs in a file that has a `chat_id`."""
+"""Other meanings in a file with a `chat_id`."""
 
 
 class TraceColumns:
-    """The columns of one file, as its names are seen. `first`: those of its first row or header."""
+    """The columns of a file. `first`: the names in its first row or header."""
 
     def __init__(self, first: Collection[str], *, cells_are_text: bool) -> None:
         self._table: Mapping[str, Column | None] = COLUMNS
@@ -154,21 +154,21 @@ class TraceColumns:
         self._names: dict[str, str] = {}
         """Field -> the file's column for it."""
         self._unread: dict[str, str] = {}
-        """Name -> why it isn't read."""
+        """Name -> why the column isn't read."""
         self._more_unread = False
         self._clock_began_s: float | None = None
         for name in first:
             self._see(name)
         self.has_ids = "hash_ids" in self._names
-        """Whether prompts are given as ids of their text, all or none of them."""
+        """Whether prompts are given as ids of their text, either all or none."""
 
     @property
     def missing(self) -> list[str]:
-        """For each field that a request must have and no column seen so far gives: its names."""
+        """For each required field without a column so far: its possible names."""
         return [_names_of(field) for field in _REQUIRED if field not in self._names]
 
     def uses(self) -> tuple[ColumnUse, ...]:
-        """What each column was taken for; the unread ones last."""
+        """The meaning of each column; unread columns last."""
         uses = [ColumnUse(name, column.meaning) for name, column in self._read.items()]
         uses += [ColumnUse(name, why, is_read=False) for name, why in self._unread.items()]
         if not self.has_ids and "hash_ids" not in self._unread:
@@ -182,7 +182,7 @@ class TraceColumns:
         return self._names.get(field, field)
 
     def row(self, cells: Iterable[tuple[str, Any]], number: int) -> Row:
-        """One request of name and cell, where None or an empty text is no cell.
+        """A request from pairs of name and cell, where None or an empty text is no cell.
 
         Raises TraceError, with the line's number and the column.
         """
@@ -201,12 +201,12 @@ class TraceColumns:
                     f"line {number}, column {self._wanted(field)}: is empty or missing"
                 )
         if self.has_ids != ("hash_ids" in fields):
-            told = "is empty or missing" if self.has_ids else "the first row has none"
-            raise TraceError(f"line {number}, column hash_ids: {told}")
+            mistake = "is empty or missing" if self.has_ids else "the first row has none"
+            raise TraceError(f"line {number}, column hash_ids: {mistake}")
         return Row(**fields)
 
     def _see(self, name: str) -> Column | None:
-        """Decides about a name of the file, where that isn't done yet."""
+        """The column of a name; decides about a name that is new."""
         if name in self._unread:
             return None
         column = self._table.get(name)
@@ -243,7 +243,7 @@ def _names_of(field: str) -> str:
 
 
 def _clock_s(cell: Any) -> float:
-    """Seconds of a number, or of a date and time, which is UTC unless it says otherwise."""
+    """Seconds of a number, or of a date and time, which is UTC unless it names a zone."""
     try:
         clock_s = float(cell)
     except (OverflowError, TypeError, ValueError):
@@ -262,7 +262,7 @@ def _date_s(text: str) -> float:
 
 
 def _bad_cell(number: int, name: str, cell: Any, error: Exception) -> str:
-    """As in `line 3, column input_length: '-4': expected int >= 1`."""
+    """For example `line 3, column input_length: '-4': expected int >= 1`."""
     mistake, _, place = str(error).replace("`", "").partition(" - at $")
-    told = f" at {place}" if place else f": {str(cell)[:60]!r}"
-    return f"line {number}, column {name}{told}: {mistake[0].lower()}{mistake[1:]}"
+    where = f" at {place}" if place else f": {str(cell)[:60]!r}"
+    return f"line {number}, column {name}{where}: {mistake[0].lower()}{mistake[1:]}"

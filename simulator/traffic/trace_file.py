@@ -1,12 +1,12 @@
-"""Reads trace files: JSON, an object a line, or CSV with a header, as the first line tells.
+"""Reads trace files: JSON with an object per line, or CSV with a header; the first line decides.
 
-Names of columns are those of simulator/traffic/trace_columns.py. Mooncake's files, and agents' with
-`session_id`, `turn` and `think_ms`, say by `hash_ids` which text prompts share, an id for each 512
-tokens (or `id_tokens`), the last one perhaps partial. Prompts of other files share nothing, but for
-what these columns tell: `session_id` (each prompt goes on where the session's longest one so far
-ended) and `prefix_id` with `prefix_tokens` (the prompt begins with these tokens of a common text;
-whole ids are shared). A turn with `think_ms` starts so long after the one before it ended, and its
-arrival only says where the recording had it.
+Names of columns: simulator/traffic/trace_columns.py. In Mooncake's files, and files of agents with
+`session_id`, `turn` and `think_ms`, `hash_ids` name the text of a prompt: an id for each 512 tokens
+(or `id_tokens`), the last id perhaps partial. Prompts of other files share text only by these
+columns: `session_id` (each prompt continues the session's longest prompt so far) and `prefix_id`
+with `prefix_tokens` (the prompt begins with these tokens of a common text; whole ids are shared).
+A turn with `think_ms` starts so long after the end of the turn before; its arrival is then only the
+time in the recording.
 
 Blank lines are skipped. Lines are in order of time.
 """
@@ -33,7 +33,7 @@ SLICES = {
         "agentic": "claude_code_agentic_slice.jsonl",
     }.items()
 }
-"""The slices of public traces that ship with the project; data/README.md tells their origin."""
+"""The slices of public traces in this package; data/README.md names their origin."""
 
 NAMES_MAX = 256
 """Models, and LoRAs, of a trace: every engine's heartbeat lists them."""
@@ -42,7 +42,7 @@ _U64_MAX = (1 << 64) - 1
 
 
 def load_trace(trace: str | Path, id_tokens: int = ID_TOKENS) -> Trace:
-    """A file's requests, or those of a slice that ships, by its name.
+    """The requests of a file, or of a slice in this package, by its name.
 
     id_tokens: tokens of each of `hash_ids`. Raises TraceError, with the file's name and the line's
     number.
@@ -55,10 +55,10 @@ def load_trace(trace: str | Path, id_tokens: int = ID_TOKENS) -> Trace:
             return Trace(path.stem, requests, columns=file.columns.uses() if file.columns else ())
     except OSError as error:
         raise TraceError(
-            f"{trace}: {error.strerror}; the slices that ship are {', '.join(SLICES)}"
+            f"{trace}: {error.strerror}; included slices: {', '.join(SLICES)}"
         ) from error
     except UnicodeDecodeError as error:
-        raise TraceError(f"{path}: is no text: {error}") from error
+        raise TraceError(f"{path}: is not text: {error}") from error
     except TraceError as error:
         raise TraceError(f"{path}: {error}") from error
 
@@ -73,12 +73,12 @@ class _TraceFile:
 
     def __init__(self, lines: Iterable[str], id_tokens: int) -> None:
         self.columns: TraceColumns | None = None
-        """None: there is no row yet."""
+        """None before the first row."""
         self._lines = iter(enumerate(lines, 1))
         self._id_tokens = id_tokens
         self._texts = _Texts(id_tokens)
         self._first_chats: dict[str, str] = {}
-        """Chat -> the first one of those that it goes on."""
+        """Chat -> the first chat of its chain."""
         self._names: dict[str, set[str]] = {"model": set(), "lora_name": set()}
 
     def requests(self) -> Iterator[TraceRequest]:
@@ -100,7 +100,7 @@ class _TraceFile:
             except msgspec.ValidationError as error:
                 raise TraceError(f"line {number}: expected an object: {error}") from error
             except msgspec.DecodeError as error:
-                raise TraceError(f"line {number}: no JSON: {error}") from error
+                raise TraceError(f"line {number}: not JSON: {error}") from error
             if self.columns is None:
                 self.columns = TraceColumns(cells.keys(), cells_are_text=False)
             yield number, self.columns.row(cells.items(), number)
@@ -154,7 +154,7 @@ class _TraceFile:
         )
 
     def _in_order(self, requests: Iterable[tuple[int, TraceRequest]]) -> Iterator[TraceRequest]:
-        """Checks that time and turns go forward, and lets a session begin with its first turn."""
+        """Checks that time and turns go forward; a session begins with its first turn."""
         previous_s = 0.0
         turns: dict[str, int] = {}
         for number, request in requests:
@@ -162,7 +162,7 @@ class _TraceFile:
                 raise self._bad(
                     number,
                     "arrival_s",
-                    f"{request.arrival_s:.12g} s is before the request before, {previous_s:.12g} s",
+                    f"{request.arrival_s:.12g} s is before the previous request, {previous_s:.12g} s",
                 )
             previous_s = request.arrival_s
             session_id = request.session_id
@@ -186,7 +186,7 @@ class _TraceFile:
         return TraceError(f"line {number}, column {column}: {mistake}")
 
     def _remember(self, field: str, name: str | None, number: int) -> None:
-        """Raises TraceError for more names than a heartbeat shall list."""
+        """Raises TraceError for more names than a heartbeat may list."""
         names = self._names[field]
         if name is not None and name not in names:
             if len(names) == NAMES_MAX:
@@ -217,7 +217,7 @@ class _TraceFile:
 
 @dataclass(slots=True)
 class _Texts:
-    """Ids for the texts of a file that has none: of prefixes, of sessions, of everything else."""
+    """Ids for the texts of a file without ids: of prefixes, of sessions, of everything else."""
 
     id_tokens: int
     _fresh: Iterator[int] = field(default_factory=count)
@@ -240,7 +240,7 @@ class _Texts:
 
 
 def _csv_columns(header: list[str], number: int) -> TraceColumns:
-    """Raises TraceError for a line that is no header, or lacks a column."""
+    """Raises TraceError for a line that is not a header, or lacks a column."""
     columns = TraceColumns(header, cells_are_text=True)
     if columns.missing:
         wanted = " and ".join(columns.missing)

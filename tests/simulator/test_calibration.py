@@ -107,7 +107,7 @@ def test_work_that_always_comes_together_is_refused() -> None:
         Measurement(0.01, prefill_tokens=i, pairs=2.0 * i, sequences=i % 7, context_tokens=i**3)
         for i in range(1, 20)
     ]
-    with pytest.raises(CalibrationError, match="can't tell the prices apart"):
+    with pytest.raises(CalibrationError, match="can't separate the prices"):
         calibrate(one_chunk)
 
 

@@ -1,9 +1,9 @@
-"""The blocks of one rank's sequences: found, taken, filled, told, given back. Pure.
+"""The blocks of one rank's sequences, from lookup to release. Pure.
 
-Who gets some is decided elsewhere (chitu_rank.py). A block is told with the round that fills it.
+Which sequence gets blocks is decided in rank.py. A block is announced with the round that fills it.
 
-Law: a sequence's blocks have room for all its computed tokens, and its first `stored_count` ones
-can be found by their hashes.
+Law: a sequence's blocks have room for all its computed tokens, and the pool knows the hashes of the
+first `stored_count` blocks.
 """
 
 from bisect import bisect_right
@@ -39,7 +39,7 @@ class RankCache:
         return [replace(event, dp_rank=self._dp_rank) for event in events]
 
     def cached_tokens(self, submission: Submission) -> int:
-        """What a request would find if it were let in now. Changes nothing."""
+        """Tokens that a request would reuse if it were admitted now. Changes nothing."""
         length = submission.prompt_tokens
         if not self._prefixes:
             return 0
@@ -47,28 +47,28 @@ class RankCache:
         return min(len(self.pool.find_prefix(hashes, length + 1)) * self._size, length - 1)
 
     def find(self, sequence: Sequence) -> list[BlockId]:
-        """Blocks to reuse: up to the whole of what is known."""
+        """Blocks to reuse, up to all known tokens."""
         if not self._prefixes:
             return []
         hashes = sequence.content.hashes(sequence.known_tokens // self._size)
         return self.pool.find_prefix(hashes, sequence.known_tokens + 1)
 
-    def next_hash(self, sequence: Sequence, found: int) -> int | None:
-        """Of the block after the `found` ones; None when no full block is missing."""
+    def next_hash(self, sequence: Sequence, reused: int) -> int | None:
+        """Hash of the block after the `reused` blocks; None when no full block is missing."""
         full = sequence.known_tokens // self._size
-        if found == full or not self._prefixes:
+        if reused == full or not self._prefixes:
             return None
-        return sequence.content.hashes(full)[found]
+        return sequence.content.hashes(full)[reused]
 
     def missing(self, sequence: Sequence, token_count: int) -> int:
-        """Blocks that a sequence needs for so many tokens, and doesn't hold."""
+        """Blocks that a sequence needs for `token_count` tokens and doesn't hold."""
         return max(0, self.blocks_for(token_count) - len(sequence.blocks))
 
     def blocks_for(self, token_count: int) -> int:
         return -(-token_count // self._size)
 
     def begin(self, sequence: Sequence, reused: list[BlockId], new_count: int) -> None:
-        """A sequence's first blocks. They must fit."""
+        """Gives a sequence its first blocks. They must fit."""
         fresh = self.pool.take(reused, new_count)
         if fresh is None:
             raise RuntimeError(f"no {new_count} blocks: {self!r}")
@@ -76,7 +76,7 @@ class RankCache:
         sequence.stored_count = len(reused)
 
     def grow(self, sequence: Sequence, token_count: int) -> bool:
-        """Takes what is missing; False, and nothing changed, when there is no room."""
+        """Takes the missing blocks; False, and nothing changed, when there is no room."""
         missing = self.missing(sequence, token_count)
         if not missing:
             return True
@@ -99,12 +99,12 @@ class RankCache:
         sequence.blocks = []
         sequence.stored_count = 0
 
-    # Decode steps on end: the first of them is scheduled, with its blocks.
+    # Consecutive decode steps: the first of them is scheduled, with its blocks.
 
     def steps_alike(
         self, sequences: list[Sequence], steps: int, blocked_hashes: Iterable[int]
     ) -> int:
-        """How many of the next `steps` steps find their blocks, until one of them has stored one of
+        """How many of the next `steps` steps have blocks, until a step has stored one of
         `blocked_hashes`. At least 1."""
         if steps > 1 and not self._steps_fit(sequences, steps):
             steps = bisect_right(
@@ -127,11 +127,13 @@ class RankCache:
                 raise RuntimeError(f"a run of steps that doesn't fit: {self!r}")
 
     def _steps_fit(self, sequences: list[Sequence], steps: int) -> bool:
-        missing = sum(self.missing(one, one.computed_tokens + steps) for one in sequences)
+        missing = sum(
+            self.missing(sequence, sequence.computed_tokens + steps) for sequence in sequences
+        )
         return self.pool.fits((), missing)
 
     def _steps_to_store(self, sequences: list[Sequence], block_hash: int, steps: int) -> int:
-        """The first step has stored its blocks already."""
+        """Steps until `block_hash` is stored. The first step has stored its blocks already."""
         if block_hash in self.pool.contents():
             return 1
         for sequence in sequences:

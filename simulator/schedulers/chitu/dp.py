@@ -1,15 +1,15 @@
 """Chitu's data-parallel FIFO: several ranks in one engine, each with a cache of its own. Pure.
 
-All ranks compute the same type of task in a round: prefills while any can be let in, else decodes.
-With its first prefill a request gets a *cache owner*, the next rank in turn that has a place, and
-keeps it. Each rank has a budget of prompt tokens of its own.
+All ranks compute the same type of task in a round: prefills while any can be admitted, else
+decodes. With its first prefill a request gets a *cache owner*, the next rank in turn with a free
+place, and keeps it. Each rank has its own budget of prompt tokens.
 
 Law: a rank never owns more than max_num_seqs tasks (max_num_tasks_per_dp).
 
 Source: the description of Chitu's scheduling (part 10 of its series), and thu-pacman/chitu
 chitu/scheduler.py as of the release it describes (`DPFifoScheduler`), read 2026-11-21. That class
-leaves out whether there are blocks; here each rank checks and evicts as every rank of the present
-code does (chitu_rank.py), and an evicted task keeps its owner.
+doesn't check for free blocks; here each rank checks and evicts as every rank of the present code
+does (rank.py), and an evicted task keeps its owner.
 """
 
 from itertools import islice
@@ -23,12 +23,12 @@ from simulator.schedulers.chitu.task import Batch, Task, TaskType, Work
 
 
 class DpFifoScheduler(ChituScheduler):
-    """The ranks of one engine, and who owns what."""
+    """The ranks of one engine, and the tasks that each rank owns."""
 
     def __init__(self, config: SchedulerConfig) -> None:
         super().__init__(config)
         self._turn = 0
-        """The rank whose turn it is to own a task."""
+        """The rank that owns the next task."""
         self._owned = [0] * len(self.ranks)
         """Tasks of each rank."""
 
@@ -82,7 +82,7 @@ class DpFifoScheduler(ChituScheduler):
 
     @override
     def _check_options(self) -> None:
-        """Any number of ranks. The scheduler type is not asked: it is first in, first out."""
+        """Any number of ranks is valid. The scheduler type has no effect: first in, first out."""
 
     def _prefills(self) -> list[Task]:
         """The earliest prefills that are not in flight, as many as all ranks have places."""
@@ -94,7 +94,7 @@ class DpFifoScheduler(ChituScheduler):
         return list(islice(ready, self.options.max_num_seqs * len(self.ranks)))
 
     def _give_owner(self, task: Task) -> None:
-        """An owner for good, unless it has one, or no rank that may own it has a place."""
+        """Gives a task its owner, unless it has an owner or no rank that may own it has a place."""
         if task.owner is not None:
             return
         wanted = task.sequence.submission.dp_rank
@@ -109,14 +109,14 @@ class DpFifoScheduler(ChituScheduler):
         self._owned[wanted] += 1
 
     def _next_rank(self) -> int | None:
-        """The next one in turn that has a place."""
+        """The next rank in turn that has a place."""
         ranks = len(self.ranks)
         in_turn = ((self._turn + i) % ranks for i in range(ranks))
         most = self.options.max_num_seqs
         return next((rank for rank in in_turn if self._owned[rank] < most), None)
 
     def _by_owner(self, tasks: list[Task]) -> list[list[Task]]:
-        """Of each rank its own; who has no owner is left out."""
+        """The tasks of each rank; tasks without an owner are left out."""
         by_owner: list[list[Task]] = [[] for _ in self.ranks]
         for task in tasks:
             if task.owner is not None:

@@ -1,13 +1,13 @@
-"""One rank of Chitu: who gets blocks, who gives them up, how much is let in. Pure.
+"""One rank of Chitu: admission, blocks and eviction. Pure.
 
-A prefill is let in if what it needs fits under the *block threshold*. That is the whole pool until
-a decode finds no block: each task that is evicted then halves it, and any task that ends restores
+A prefill is admitted if its blocks fit under the *block threshold*. The threshold is the whole pool
+until a decode lacks a block: each eviction for a decode halves it, and each task that ends restores
 it. So after an eviction prompts wait while the tasks that made it necessary go on.
 
 Laws:
-- a new prefill leaves room for all that is missing to the prefills on their way, so these can't
+- a new prefill leaves room for the missing blocks of all partly computed prefills, so these can't
   block one another for ever;
-- of the tasks of one round, no task gives way to one behind it.
+- within a round, no task is evicted for a task behind it.
 
 Source: thu-pacman/chitu chitu/scheduler.py (read 2026-11-21), where this is the scheduler of a
 rank: `_schedule_prefill_tasks`, `_schedule_decode_tasks`, `evict_task`.
@@ -24,7 +24,7 @@ from simulator.schedulers.chitu.task import ChituConfig, Task, TaskType, Work
 
 
 class Rank:
-    """The cache of a rank, the tasks that hold its blocks, and what it counts."""
+    """The cache of a rank, the tasks that hold its blocks, and its counters."""
 
     def __init__(self, config: ChituConfig, dp_rank: int, allowed: Set[TaskType]) -> None:
         """allowed: types of task that are scheduled at all."""
@@ -38,8 +38,8 @@ class Rank:
         """Tasks that hold blocks."""
         self.evictions = 0
         self.blocked_hashes: list[int] = []
-        """What those new tasks of this round that found no room would need in the cache to find
-        more of their prompts there."""
+        """For each new task of this round that didn't fit: the hash of the first block that it
+        misses in the cache."""
         self._arrivals: dict[Task, float] = {}
         """Tasks that hold blocks, and when their KV will be in them."""
         self._queried_tokens = self._hit_tokens = 0
@@ -76,9 +76,9 @@ class Rank:
     def prefill(self, ordered: list[Task], limit: int, budget: int, now_s: float) -> list[Work]:
         """At most `limit` prefills of at most `budget` tokens, the best first, with their blocks.
 
-        When a new task finds no room, no new one behind it is let in, but those on their way go on.
-        When one on its way finds none, it evicts the last one on its way behind it. That doesn't
-        lower the threshold, since it makes room for this very task.
+        When a new task doesn't fit, no new task behind it is admitted; partly computed prefills go
+        on. When a partly computed prefill lacks blocks, the last partly computed prefill behind it
+        is evicted. That doesn't lower the threshold, since it makes room for this very task.
         """
         tasks = [task for task in ordered if task.type is TaskType.PREFILL]
         work: list[Work] = []
@@ -86,8 +86,8 @@ class Rank:
         i = 0
         while i < len(tasks) and len(work) < limit and budget:
             task = tasks[i]
-            on_its_way = task.holds_blocks
-            if on_its_way:
+            begun = task.holds_blocks
+            if begun:
                 tokens = self._extend(task, budget)
             else:
                 tokens = 0 if full else self._admit(task, budget, now_s)
@@ -95,20 +95,21 @@ class Rank:
             if tokens:
                 work.append((task, tokens))
                 budget -= tokens
-            elif on_its_way:
-                behind = next((one for one in reversed(tasks[i + 1 :]) if one.holds_blocks), None)
-                if behind is None:
+            elif begun:
+                behind = (later for later in reversed(tasks[i + 1 :]) if later.holds_blocks)
+                victim = next(behind, None)
+                if victim is None:
                     break
-                self._evict(behind)
+                self._evict(victim)
                 continue
             i += 1
         return work
 
     def decode(self, ordered: list[Task], limit: int) -> list[Work]:
-        """At most `limit` decodes, the best first, with a block for those that need one.
+        """At most `limit` decodes, the best first, with new blocks where they are needed.
 
-        Who finds none evicts the last prefill on its way, or else the last decode. When nobody is
-        left to evict, it waits for the batches in flight.
+        A decode that lacks a block evicts the last partly computed prefill, or else the last
+        decode. When there is none to evict, it waits for the batches in flight.
         """
         decodes = [task for task in ordered if task.type is TaskType.DECODE]
         prefills = [task for task in ordered if task.type is TaskType.PREFILL and task.holds_blocks]
@@ -132,35 +133,35 @@ class Rank:
         return work
 
     def begin_round(self, now_s: float) -> None:
-        """Before anybody is scheduled: what has arrived by now can be used."""
+        """Makes KV that has arrived by now usable, before tasks are scheduled."""
         self.blocked_hashes.clear()
         for task, arrives_s in list(self._arrivals.items()):
             if arrives_s <= now_s:
                 self._land(task)
 
     def receive(self, ordered: list[Task], now_s: float) -> None:
-        """Finds blocks for new tasks that get KV from another engine, and for the token after it;
-        the KV is on its way then. Ends with the first that finds no room.
+        """Takes blocks for new tasks that get KV from another engine, and for the token after it;
+        then the transfer begins. Ends with the first task that doesn't fit.
 
-        In decode_only all tasks do, of all tokens but the last; at once when nobody says from
-        where.
+        In decode_only all tasks get KV, of all tokens but the last; at once when the request names
+        no remote tokens.
         """
         prefills = TaskType.PREFILL in self.allowed
         for task in ordered:
             sequence, submission = task.sequence, task.sequence.submission
-            if not self.asks(task):
+            if not self.awaits_kv(task):
                 continue
             last = sequence.known_tokens - 1
             reused = self.cache.find(sequence)
-            found = min(len(reused) * self.config.block_size, last)
-            have = max(found, min(submission.remote_tokens, last) if prefills else last)
+            cached = min(len(reused) * self.config.block_size, last)
+            have = max(cached, min(submission.remote_tokens, last) if prefills else last)
             missing = self.cache.blocks_for(have + 1) - len(reused)
             if not self._take(task, reused, missing):
                 return
             task.fetched = task.in_flight = True
             sequence.computed_tokens = have
-            coming = have - found
-            self._count_hits(sequence, found, coming, now_s)
+            coming = have - cached
+            self._count_hits(sequence, cached, coming, now_s)
             took_s = 0.0
             if submission.remote_tokens:
                 took_s = self.config.cost.transfer_s(coming, submission.remote_distance)
@@ -168,9 +169,9 @@ class Rank:
             if not took_s:
                 self._land(task)
 
-    def asks(self, task: Task) -> bool:
-        """Whether a task waits for room for KV from another engine. An evicted one computes it
-        itself, if it may."""
+    def awaits_kv(self, task: Task) -> bool:
+        """Whether a task waits for room for KV from another engine. An evicted task computes the
+        KV itself, if it may."""
         if task.holds_blocks:
             return False
         if TaskType.PREFILL not in self.allowed:
@@ -178,17 +179,17 @@ class Rank:
         return bool(task.sequence.submission.remote_tokens and not task.fetched)
 
     def schedulable(self, tasks: list[Task]) -> list[Task]:
-        """Without those whose KV comes from elsewhere, until it is here."""
-        return [task for task in tasks if not task.in_flight and not self.asks(task)]
+        """Tasks that neither are in flight nor wait for KV from another engine."""
+        return [task for task in tasks if not task.in_flight and not self.awaits_kv(task)]
 
     def next_arrival_s(self) -> float | None:
-        """When the next KV on its way will have come."""
+        """When the next transfer of KV will have ended."""
         return min(self._arrivals.values(), default=None)
 
     def compute(self, task: Task, tokens: int, steps: int, now_s: float) -> int:
         """Applies `steps` rounds that each computed `tokens`; returns how many new tokens came out.
 
-        A task that is at its end gives its blocks back.
+        A finished task gives its blocks back.
         """
         sequence = task.sequence
         sequence.computed_tokens += tokens * steps
@@ -232,7 +233,7 @@ class Rank:
 
     def _take(self, task: Task, reused: list[BlockId], missing: int) -> bool:
         """Gives a new task its blocks, if they fit under the threshold and leave enough for the
-        prefills on their way."""
+        partly computed prefills."""
         kept = self.config.block_count - self.block_threshold + self._reserved()
         if missing and not self.pool.fits(reused, missing + kept):
             lacking = self.cache.next_hash(task.sequence, len(reused))
@@ -244,7 +245,7 @@ class Rank:
         return True
 
     def _extend(self, task: Task, budget: int) -> int:
-        """The next chunk of a prefill on its way; returns its tokens, 0 when there is no room."""
+        """The next chunk of a partly computed prefill; returns its tokens, 0 without room."""
         sequence = task.sequence
         tokens = min(sequence.known_tokens - sequence.computed_tokens, budget)
         wanted = sequence.computed_tokens + tokens
@@ -258,7 +259,7 @@ class Rank:
         return tokens
 
     def _reserved(self) -> int:
-        """Blocks that are missing to the whole prompts of the prefills on their way."""
+        """Blocks that the partly computed prefills still need for their whole prompts."""
         return sum(
             self.cache.missing(task.sequence, task.sequence.known_tokens)
             for task in self.holders
@@ -266,7 +267,7 @@ class Rank:
         )
 
     def _land(self, task: Task) -> None:
-        """The KV of all computed tokens is here."""
+        """Ends a transfer: the KV of all computed tokens is here."""
         self._arrivals.pop(task)
         task.in_flight = False
         sequence = task.sequence
@@ -275,20 +276,20 @@ class Rank:
         if whole and TaskType.DECODE in self.allowed:
             task.type = TaskType.DECODE
 
-    def _count_hits(self, sequence: Sequence, found: int, coming: int, now_s: float) -> None:
-        """Tokens found here, and tokens that come from elsewhere."""
+    def _count_hits(self, sequence: Sequence, cached: int, coming: int, now_s: float) -> None:
+        """Counts tokens cached here, and tokens that come from another engine."""
         if sequence.cached_tokens is not None:
-            return  # coming back after an eviction is no query
-        sequence.cached_tokens = found + coming
+            return  # admission after an eviction is no query
+        sequence.cached_tokens = cached + coming
         sequence.scheduled_s = now_s
         self._queried_tokens += sequence.prompt_tokens
-        self._hit_tokens += found
+        self._hit_tokens += cached
         if sequence.submission.remote_tokens:
-            self._external_queried_tokens += sequence.prompt_tokens - found
+            self._external_queried_tokens += sequence.prompt_tokens - cached
             self._external_hit_tokens += coming
 
     def _evict(self, task: Task) -> None:
-        """Back to before the prefill, which will compute the answer so far, too."""
+        """Puts a task back before its prefill, which will compute the answer so far as well."""
         self._release(task)
         task.type = TaskType.PREFILL
         task.sequence.computed_tokens = 0

@@ -1,16 +1,16 @@
-"""Chitu: a pool of tasks, and one type of them a round. Pure.
+"""Chitu: a pool of tasks, and rounds of a single type of task. Pure.
 
-A round takes the tasks that are not in flight, orders them by score, and lets the type of the best
-one decide: either prefills are computed, or decodes. When no prefill can be let in, decodes
-go on instead. Who finds no block, and who gives his up, is the rank's matter (chitu_rank.py).
+A round takes the tasks that are not in flight and orders them by score. The type of the best task
+decides whether the round computes prefills or decodes. When no prefill can be admitted, decodes go
+on instead. Blocks and evictions: rank.py.
 
 *Scheduling groups.* A batch goes through `num_scheduler_groups` stages, one in each step of the
-engine. Its group is taken until it comes out, and so are its tasks. A stage takes its share of the
-batch's time, and a step as long as the slowest stage in it. One group: no pipeline.
+engine. Its group and its tasks are taken until it leaves the last stage. A stage takes its share of
+the batch's time, and a step takes as long as its slowest stage. One group: no pipeline.
 
-*prefill_only* takes requests for one token, *decode_only* such whose KV was computed elsewhere. A
-request whose KV another engine has (`remote_tokens`) holds its blocks until the KV has come, and is
-scheduled then.
+*prefill_only* takes requests for one token, *decode_only* requests whose KV was computed elsewhere.
+A request whose KV another engine has (`remote_tokens`) takes its blocks first, and is scheduled
+when the KV has arrived.
 
 Laws:
 - a round has tasks of one type only;
@@ -18,11 +18,11 @@ Laws:
 - KV of a token exists once it has been computed, so never for the last token of an answer.
 
 Source: the description of Chitu's scheduling (part 10 of its series), and where it is silent
-thu-pacman/chitu chitu/scheduler.py, read 2026-11-21. What differs from the code:
-- a hit is looked for when a prefill begins, not again with every chunk of it;
-- a new prefill that finds no room keeps those behind it waiting, as described; in the code they
-  may overtake it;
-- an evicted task that has the same score as another keeps its place before it.
+thu-pacman/chitu chitu/scheduler.py, read 2026-11-21. Differences from the code:
+- the cache is looked up when a prefill begins, not again with every chunk;
+- a new prefill that doesn't fit keeps those behind it waiting, as described; in the code they may
+  overtake it;
+- an evicted task keeps its place among tasks of the same score.
 """
 
 from collections import deque
@@ -61,7 +61,7 @@ from simulator.schedulers.chitu.task import (
 class ChituScheduler:
     """The task pool, the batches in flight and the cache of one engine.
 
-    Chitu's other schedulers are this one with another `select` (chitu_skew.py, chitu_dp.py).
+    Chitu's other schedulers derive from it and replace `select` (skew.py, dp.py).
     """
 
     def __init__(self, config: SchedulerConfig) -> None:
@@ -74,15 +74,15 @@ class ChituScheduler:
         self.pool: dict[Sequence, Task] = {}
         """In order of arrival."""
         self.free_groups = deque(range(self.options.num_scheduler_groups))
-        """The one that was freed first stands first."""
+        """The group that was freed first stands first."""
         self.in_flight: deque[Batch] = deque()
-        """The one that will come out first stands first."""
+        """In the order in which they will leave the pipeline."""
         self._added = 0
         self._step: Step | None = None
         self._run: DecodeRun | None = None
-        """The step that is going on, if it is one of several."""
+        """The joined steps that are going on, if any."""
         self._begun = self._ended = 0
-        """Its steps whose blocks are taken, and those whose tokens are out."""
+        """Joined steps whose blocks are taken; joined steps whose tokens are out."""
         self._check_options()
 
     @override
@@ -98,20 +98,20 @@ class ChituScheduler:
 
     @property
     def next_ready_s(self) -> float | None:
-        """When the next KV that is on its way will have come."""
+        """When the next transfer of KV will have ended."""
         times = (rank.next_arrival_s() for rank in self.ranks)
-        return min((one for one in times if one is not None), default=None)
+        return min((time_s for time_s in times if time_s is not None), default=None)
 
     def running(self) -> list[Sequence]:
-        """Those that hold blocks with KV in them, in order of arrival."""
+        """Sequences whose blocks hold KV, in order of arrival."""
         return [task.sequence for task in self.pool.values() if self._runs(task)]
 
     def waiting(self) -> list[Sequence]:
-        """The others, in order of arrival."""
+        """The other sequences, in order of arrival."""
         return [task.sequence for task in self.pool.values() if not self._runs(task)]
 
     def scheduled(self) -> list[tuple[Sequence, int]]:
-        """Of all batches in flight, each in a stage of its own."""
+        """The sequences and tokens of all batches in flight."""
         work = chain.from_iterable(batch.work for batch in self.in_flight)
         return [(task.sequence, tokens) for task, tokens in work]
 
@@ -120,7 +120,7 @@ class ChituScheduler:
         return rank.load(self.waiting_count(rank))
 
     def waiting_count(self, rank: Rank) -> int:
-        """Tasks that hold no blocks, as far as they are this rank's."""
+        """Tasks of this rank that hold no blocks."""
         return len(self.pool) - len(rank.holders)
 
     def blocks(self, dp_rank: int = 0) -> BlockCounts:
@@ -157,13 +157,13 @@ class ChituScheduler:
         if task is None:
             return False
         for batch in self.in_flight:
-            batch.work = [one for one in batch.work if one[0] is not task]
+            batch.work = [work for work in batch.work if work[0] is not task]
         self.rank_of(task).abort(task)
         self.forget(task)
         return True
 
     def cached_tokens(self, submission: Submission) -> int:
-        """What a request would find in the cache if it were let in now. Changes nothing."""
+        """Tokens that a request would reuse if it were admitted now. Changes nothing."""
         return self.ranks[submission.dp_rank or 0].cache.cached_tokens(submission)
 
     def reset_prefix_cache(self) -> bool:
@@ -175,7 +175,7 @@ class ChituScheduler:
         return True
 
     def begin_step(self, now_s: float) -> Step | None:
-        """Sends the next round's batch into the pipeline; None when nothing is in it then."""
+        """Sends the next round's batch into the pipeline; None when the pipeline stays empty."""
         if self._step is not None:
             raise RuntimeError("a step is going on")
         batch = self.select(now_s) if self.free_groups else None
@@ -189,14 +189,14 @@ class ChituScheduler:
         if not self.in_flight:
             return None
         self._begun, self._ended = 1, 0
-        end_s = now_s + max(one.stage_s for one in self.in_flight)
+        end_s = now_s + max(batch.stage_s for batch in self.in_flight)
         self._step = Step(now_s, end_s)
         if batch is not None and batch.may_join and self.options.num_scheduler_groups == 1:
             self._step = self._join(batch, now_s) or self._step
         return self._step
 
     def cut_step(self, now_s: float) -> Step | None:
-        """Shortens joined steps to the end of the one going on; returns the step as it is now."""
+        """Ends joined steps with the present step; returns what is left of them."""
         step, run = self._step, self._run
         if step is not None and run is not None:
             steps = max(run.begun(now_s, step.count), self._begun)
@@ -204,7 +204,7 @@ class ChituScheduler:
         return self._step
 
     def advance(self, now_s: float) -> StepResult:
-        """Applies those of the joined steps that have ended by now, but not the last."""
+        """Applies the joined steps that have ended by now, except for the last."""
         step, run = self._step, self._run
         if step is None or run is None:
             return StepResult([], [])
@@ -218,7 +218,7 @@ class ChituScheduler:
         return StepResult(outputs, events)
 
     def end_step(self, now_s: float) -> StepResult:
-        """Moves every batch a stage on, and applies the one that comes out."""
+        """Moves every batch a stage on, and applies the batch that leaves the pipeline."""
         if self._step is None:
             raise RuntimeError("no step is going on")
         outputs: list[Output] = []
@@ -259,7 +259,7 @@ class ChituScheduler:
         del self.pool[task.sequence]
 
     def _check_options(self) -> None:
-        """Raises ValueError for what this scheduler can't be."""
+        """Raises ValueError for options that this scheduler doesn't support."""
         if self.options.dp_size != 1:
             raise ValueError("dp_size is for the data-parallel FIFO")
 
@@ -270,14 +270,13 @@ class ChituScheduler:
         """Tasks that can be scheduled, best first."""
         rank.begin_round(now_s)
         ready = self._ready(rank)
-        if any(rank.asks(task) for task in ready):
+        if any(rank.awaits_kv(task) for task in ready):
             rank.receive(self.order.sort(ready, now_s), now_s)
             ready = rank.schedulable(ready)
         return self.order.sort(ready, now_s)
 
     def _ready(self, rank: Rank) -> list[Task]:
-        """Tasks that are not in flight; of those without blocks, as many as have a place, the
-        earliest."""
+        """Tasks that are not in flight; of tasks without blocks, the earliest that have a place."""
         holders = len(rank.holders)
         places = self.options.max_num_seqs - holders
         ready = []
@@ -294,17 +293,17 @@ class ChituScheduler:
         return ready
 
     def _batch_s(self, batch: Batch) -> float:
-        """Of all stages. Ranks wait for one another at every layer, so the slowest counts."""
+        """Time of all stages. Ranks wait for one another at every layer, so the slowest counts."""
         cost = self.config.cost
         if batch.type is TaskType.DECODE:
             return max(cost.step_s((), *load) for load in self._decode_loads(batch))
         chunks: list[list[PrefillChunk]] = [[] for _ in self.ranks]
         for task, tokens in batch.work:
             chunks[task.owner or 0].append(PrefillChunk(tokens, task.sequence.computed_tokens))
-        return max(cost.step_s(one) for one in chunks if one)
+        return max(cost.step_s(prefill) for prefill in chunks if prefill)
 
     def _decode_loads(self, batch: Batch) -> list[tuple[int, int]]:
-        """(sequences, tokens they attend to) of each rank that has some."""
+        """(sequences, tokens they attend to) of each rank with sequences."""
         loads = []
         for rank in self.ranks:
             own = self._sequences(batch, rank)
@@ -316,7 +315,8 @@ class ChituScheduler:
         return [task.sequence for task, _ in batch.work if self.rank_of(task) is rank]
 
     def _join(self, batch: Batch, now_s: float) -> Step | None:
-        """This step and those after it that differ only in their number; None if there are none."""
+        """This step and the steps after it that differ only in their number, as one; None if there
+        are none."""
         sequences = [task.sequence for task, _ in batch.work]
         steps = min(
             self.config.joined_steps_max, *(sequence.remaining_tokens for sequence in sequences)
@@ -329,7 +329,7 @@ class ChituScheduler:
         loads, cost = self._decode_loads(batch), self.config.cost
 
         def slowest(step: int) -> tuple[int, int]:
-            return max(loads, key=lambda one: cost.step_s((), one[0], one[1] + one[0] * step))
+            return max(loads, key=lambda load: cost.step_s((), load[0], load[1] + load[0] * step))
 
         while steps > 1 and slowest(0) != slowest(steps - 1):
             steps //= 2
@@ -351,7 +351,7 @@ class ChituScheduler:
             self._begun = target
 
     def _apply(self, batch: Batch, ended: int, now_s: float) -> list[Output]:
-        """Brings out the tokens of all steps up to the `ended`-th."""
+        """Returns the tokens of all steps up to the `ended`-th."""
         steps = ended - self._ended
         self._ended = ended
         outputs = []

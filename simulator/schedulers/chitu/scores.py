@@ -1,7 +1,7 @@
 """Chitu's order of tasks: scores by name, combined. Pure.
 
-A `scheduler_type` is a comma-separated list of names. A task's score is the tuple of theirs, the
-highest goes first, and between equal tuples the place in the pool decides, so an earlier request.
+A `scheduler_type` is a comma-separated list of names. A task's score is the tuple of the scores
+with these names. The highest goes first; of equal tuples, the earlier request.
 
 Source: thu-pacman/chitu chitu/scheduler.py and chitu/task.py, read 2026-11-21.
 """
@@ -15,7 +15,7 @@ Score = Callable[[Task, float], float]
 
 _DEADLINE_TOKEN_S = 0.001
 _DEADLINE_OUTPUT_TOKENS = 1024
-"""Chitu assumes this answer of every request."""
+"""Chitu assumes an answer of this length for every request."""
 
 
 def _arrival(task: Task, now_s: float) -> float:
@@ -58,14 +58,14 @@ _MODES = {
     "prefill_only": ("prefill_first", TaskType.PREFILL),
     "decode_only": ("fcfs", TaskType.DECODE),
 }
-"""Mode -> the score that it stands for, and the only type of task that it schedules."""
+"""Mode -> its score, and the only type of task that it schedules."""
 
 
 class Order:
-    """The order of a scheduler type, and the types of task that it lets through."""
+    """The order of a scheduler type, and the types of task that it schedules."""
 
     def __init__(self, scheduler_type: str) -> None:
-        """Raises ValueError for a name that nobody knows."""
+        """Raises ValueError for an unknown name."""
         names = [name.strip().lower() for name in scheduler_type.split(",") if name.strip()]
         unknown = [name for name in names if name not in SCORES and name not in _MODES]
         if unknown:
@@ -74,10 +74,10 @@ class Order:
             )
         modes = {_MODES[name][1] for name in names if name in _MODES}
         self.allowed = frozenset(modes if len(modes) == 1 else TaskType)
-        """Both modes together are none."""
+        """Both modes together allow both types, as none does."""
         self.decode_only = self.allowed == {TaskType.DECODE}
         self.steady = not {"stride", "prefix_align"} & set(names)
-        """Whether it stays while decodes go on."""
+        """Whether the order of tasks stays while decodes go on."""
         scores = [_MODES[name][0] if name in _MODES else name for name in names] or ["fcfs"]
         self._scores = [SCORES[name] for name in scores]
 

@@ -1,17 +1,17 @@
 """Chitu's skew scheduler: a dense cache, whose slots are the scheduling groups. Pure.
 
-A slot has places for its share of max_num_seqs requests, and every place room for a whole
-sequence, so nobody lacks a block and nobody is evicted. The slot that was freed first comes first.
-It is filled from the pool, best score first, with tasks of the type of its last one, or of the best
-in the pool when it is empty; then its tasks of that type are computed. So no prefill joins a slot
-that decodes.
+A slot has places for its share of max_num_seqs requests, and every place has room for a whole
+sequence, so no task lacks blocks and none is evicted. The slot that was freed first comes first.
+It is filled from the pool, best score first, with tasks of the type of its last task, or of the
+best task in the pool when it is empty; then its tasks of that type are computed. So no prefill
+joins a slot that decodes.
 
 Law: a task stays in its slot until it ends, and a slot never has more tasks than places.
 
 Source: the description of Chitu's scheduling (part 10 of its series), and thu-pacman/chitu
 chitu/scheduler.py as of the release it describes (`SkewScheduler`), read 2026-11-21. Chitu's dense
-cache finds no prefixes: `prefix_caching` off is like it. Nor does it take KV from other engines: it
-computes what they have again.
+cache reuses no prefixes, like `prefix_caching` off. Nor does it take KV from other engines: it
+computes those tokens again.
 """
 
 from typing_extensions import override
@@ -73,6 +73,6 @@ class SkewScheduler(ChituScheduler):
             return
         outside = self.order.sort((task for task in self.pool.values() if task.slot is None), now_s)
         wanted = (slot or outside)[-1 if slot else 0].type if slot or outside else None
-        for task in [one for one in outside if one.type is wanted][:places]:
+        for task in [task for task in outside if task.type is wanted][:places]:
             task.slot = group
             slot.append(task)

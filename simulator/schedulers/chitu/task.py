@@ -1,4 +1,4 @@
-"""What Chitu schedules: its options, a request as a task, and the batch of one round. Pure."""
+"""Chitu's options, a request as a task, and the batch of a round. Pure."""
 
 from dataclasses import dataclass, fields
 from enum import Enum
@@ -8,11 +8,11 @@ from typing_extensions import override
 from simulator.engines.scheduler import SchedulerConfig, Sequence
 
 ORDINARY_PRIORITY = 1
-"""Of a request that names none. Higher goes first."""
+"""Priority of a request that names none. Higher goes first."""
 
 
 class TaskType(Enum):
-    """What a task needs next. A new task is a prefill, and an evicted one is again."""
+    """What a task needs next. New and evicted tasks are prefills."""
 
     PREFILL = "prefill"
     DECODE = "decode"
@@ -23,15 +23,15 @@ class ChituConfig(SchedulerConfig):
     """Chitu's own options beside the common ones.
 
     max_num_seqs is Chitu's max_batch_size, the requests that hold cache, and step_tokens_max its
-    prefill_chunk_size, the prompt tokens of one round. Chitu divides both among ranks; here they
-    are a rank's share, as block_count is.
+    prefill_chunk_size, the prompt tokens of one round. Chitu divides both among ranks; here both
+    are a rank's share, like block_count.
     """
 
     scheduler_type: str = "request_preset,prefill_first"
-    """Scores by name, the leading one first (simulator/schedulers/chitu/scores.py), and at most
+    """Scores by name, the leading score first (simulator/schedulers/chitu/scores.py), and at most
     one of prefill_only and decode_only."""
     chunked_prefill: bool = True
-    """False: prompts are computed whole, whatever step_tokens_max says."""
+    """False: prompts are computed whole, step_tokens_max has no effect."""
     prefill_num_tasks: int | None = None
     """Most prefills in one round. None: a scheduling group's share of the places."""
     decode_num_tasks: int | None = None
@@ -46,7 +46,8 @@ class ChituConfig(SchedulerConfig):
         """The config itself, or the common options with Chitu's defaults beside them."""
         if isinstance(config, ChituConfig):
             return config
-        return cls(**{one.name: getattr(config, one.name) for one in fields(SchedulerConfig)})
+        common = (option.name for option in fields(SchedulerConfig))
+        return cls(**{name: getattr(config, name) for name in common})
 
     @property
     def prefill_limit(self) -> int:
@@ -58,18 +59,18 @@ class ChituConfig(SchedulerConfig):
 
     @property
     def chunk_tokens(self) -> int:
-        """Prompt tokens that one round may compute; without chunks, more than there can be."""
+        """Prompt tokens that a round may compute; without chunks, more than requests can have."""
         return self.step_tokens_max if self.chunked_prefill else self.model_len * self.max_num_seqs
 
     @override
     def __post_init__(self) -> None:
-        # Not super(): a dataclass with slots is made again, and super() would mean the old one.
+        # Not super(): a dataclass with slots is a new class, and super() would mean the old class.
         SchedulerConfig.__post_init__(self)
         limits = (self.prefill_num_tasks, self.decode_num_tasks)
         counts = (
             self.num_scheduler_groups,
             self.dp_size,
-            *(one for one in limits if one is not None),
+            *(limit for limit in limits if limit is not None),
         )
         if min(counts) < 1:
             raise ValueError(
@@ -86,7 +87,7 @@ class ChituConfig(SchedulerConfig):
 class Task:
     """A request in the task pool.
 
-    It holds blocks from its first prefill on; a prefill that holds some is on its way.
+    It holds blocks from its first prefill on; a prefill with blocks is partly computed.
     """
 
     sequence: Sequence
@@ -95,13 +96,13 @@ class Task:
     priority: int
     type: TaskType = TaskType.PREFILL
     in_flight: bool = False
-    """In a batch that has not come out, or its KV is on its way: "waiting", in Chitu's words."""
+    """Its batch is in the pipeline, or its KV is being transferred: Chitu's "waiting"."""
     fetched: bool = False
-    """Whether it has had KV from another engine: it asks once."""
+    """Whether KV from another engine was requested: that happens once."""
     owner: int | None = None
-    """The rank that holds its cache: the data-parallel FIFO's."""
+    """The rank that holds its cache, in the data-parallel FIFO."""
     slot: int | None = None
-    """Its place in a dense cache: the skew scheduler's."""
+    """Its slot of a dense cache, in the skew scheduler."""
 
     @property
     def holds_blocks(self) -> bool:
@@ -109,18 +110,18 @@ class Task:
 
 
 Work = tuple[Task, int]
-"""A task, and how many of its tokens the round computes."""
+"""(task, tokens of it that the round computes)"""
 
 
 @dataclass(slots=True)
 class Batch:
-    """One round's tasks, all of one type, on their way through the pipeline."""
+    """The tasks of a round, all of the same type, in the pipeline."""
 
     group: int
     type: TaskType
     work: list[Work]
     may_join: bool = False
-    """Whether the next round would be the same: decodes, while nobody comes or goes."""
+    """Whether the next round would be the same: decodes, while no request comes or goes."""
     stage_s: float = 0.0
     """Time that each stage of the pipeline takes."""
     stages_left: int = 1

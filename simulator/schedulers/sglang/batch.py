@@ -1,9 +1,9 @@
-"""SGLang's decode batch: all requests whose prompt is computed, a token each a step. Pure.
+"""SGLang's decode batch: all requests whose prompt is computed; each gets a token per step. Pure.
 
-Before a step there must be a page for everyone whose last one is full. If eviction doesn't bring
-enough, requests are *retracted*: they give up all pages, and compute them again later.
+Before a step there must be a page for each request whose last page is full. If eviction doesn't
+free enough, requests are *retracted*: they give up all pages, and compute them again later.
 
-A run of steps takes its pages when they are due: `take_pages` goes on to the step that begins,
+Joined steps take their pages when they are due: `take_pages` goes on to the step that begins,
 `apply` to the step that ends.
 
 Source: sgl-project/sglang python/sglang/srt/managers/schedule_batch.py, class ScheduleBatch, and
@@ -20,7 +20,7 @@ from simulator.schedulers.sglang.ratio import RETRACT_DECODE_STEPS, NewTokenRati
 
 
 class DecodeBatch:
-    """Who decodes, and the steps that are going on."""
+    """The requests that decode, and the steps that are going on."""
 
     def __init__(
         self, config: SglangConfig, cache: RadixCache, pages: SequencePages, ratio: NewTokenRatio
@@ -31,29 +31,31 @@ class DecodeBatch:
         self._ratio = ratio
         self.members: list[SglangSequence] = []
         self.decoding: list[SglangSequence] = []
-        """Whose next token the step that is going on computes."""
+        """Members whose next token the present step computes."""
         self.begun = self.ended = 0
-        """Steps of the run whose pages are taken, and those whose tokens are out."""
+        """Joined steps whose pages are taken; joined steps whose tokens are out."""
 
     def join(self, sequences: list[SglangSequence]) -> None:
-        """Their prompts are computed. The order decides who of equals is retracted: those of a
-        mixed batch come before whom they were computed beside."""
+        """Adds requests whose prompts are computed. The order decides which of equal requests is
+        retracted: after a mixed batch, the new requests come first."""
         if self.decoding:
             self.members = sequences + self.members
         else:
             self.members += sequences
 
     def make_room(self, *, may_empty: bool) -> list[SglangSequence]:
-        """Sees to it that a step can begin; returns whom it retracted for that.
+        """Makes room for the next step; returns the requests that were retracted for it.
 
-        Fewest tokens out go first, the longest prompt among those. may_empty: all may have to go,
-        since others than the members hold pages.
+        The request with the fewest output tokens goes first, of equals the longest prompt.
+        may_empty: all may have to go, since requests outside the batch hold pages.
         """
         if self._room_for(self.members):
             self._ratio.decay(1)
             return []
         kept = sorted(
-            self.members, key=lambda one: (one.output_tokens, -one.prompt_tokens), reverse=True
+            self.members,
+            key=lambda member: (member.output_tokens, -member.prompt_tokens),
+            reverse=True,
         )
         kept_min = 0 if may_empty else 1
         retracted: list[SglangSequence] = []
@@ -67,21 +69,21 @@ class DecodeBatch:
         return retracted
 
     def preempt(self, victims: list[SglangSequence]) -> None:
-        """Stops members for somebody more important."""
+        """Stops members for a more important request."""
         left = len(self.members)
-        for one in self.members:
-            if one in victims:
+        for member in self.members:
+            if member in victims:
                 left -= 1
-                self._stop(one, left)
-        self.members = [one for one in self.members if one not in victims]
+                self._stop(member, left)
+        self.members = [member for member in self.members if member not in victims]
 
     def begin(self) -> None:
-        """All members decode in the steps to come, of which none has begun yet."""
+        """All members decode in the next steps; none of these has begun yet."""
         self.decoding = list(self.members)
         self.begun = self.ended = 0
 
     def begin_beside_prefill(self) -> None:
-        """The same in a mixed batch; without room they wait, where the engine would fail."""
+        """The same in a mixed batch; without room the members wait, where the engine would fail."""
         if self._room_for(self.members):
             self.begin()
             self.take_pages(1)
@@ -91,38 +93,38 @@ class DecodeBatch:
         self.decoding = []
 
     def steps_max(self, limit: int) -> int:
-        """How many steps on end have the same members and enough pages, at least one."""
+        """How many consecutive steps have the same members and enough pages, at least 1."""
         steps = limit
-        for one in self.decoding:
-            # a first token, of somebody whose prompt came from elsewhere, is told when it is out
-            steps = min(steps, one.remaining_tokens if one.first_token_s is not None else 1)
+        for member in self.decoding:
+            # The first token after a transfer is reported as soon as it is out.
+            steps = min(steps, member.remaining_tokens if member.first_token_s is not None else 1)
         if steps > 1 and not self._steps_fit(steps):
             steps = bisect_right(range(1, steps), False, key=lambda n: not self._steps_fit(n))
         return max(steps, 1)
 
     def take_pages(self, target: int) -> None:
-        """Takes the pages of the steps up to the `target`-th, as one by one would.
+        """Takes the pages of the steps up to the `target`-th, with the effects of single steps.
 
-        Each step first makes room for a page of every request, whether it needs one or not. What
-        that evicts in all is what the last step's room evicts on top of what those before took.
+        Each step first makes room for a page of every request, needed or not. So the joined steps
+        evict for the pages of all steps but the last, and for a page of every request.
         """
         if target <= self.begun or not self.decoding:
             return
         size, ahead = self._config.block_size, target - self.ended
         decoding = before = last = 0
-        for one in self.decoding:
-            if one.node is None:
+        for member in self.decoding:
+            if member.node is None:
                 continue  # aborted
             decoding += 1
-            held = one.shared_pages + one.private_pages
-            tokens = one.computed_tokens + ahead
+            held = member.shared_pages + member.private_pages
+            tokens = member.computed_tokens + ahead
             if tokens <= held * size:
                 continue
             held_before = max(held, -(-(tokens - 1) // size))
             held_then = -(-tokens // size)
             before += held_before - held
             last += held_then - held_before
-            one.private_pages += held_then - held
+            member.private_pages += held_then - held
         self._cache.make_room(before + decoding)
         self._cache.take(before + last)
         if self.begun:
@@ -130,39 +132,41 @@ class DecodeBatch:
         self.begun = target
 
     def apply(self, ended: int) -> list[Output]:
-        """Brings out the tokens of all steps up to the `ended`-th; who has finished leaves, with
-        all that it computed put into the tree."""
+        """Returns the tokens of all steps up to the `ended`-th. A finished request leaves, and its
+        computed pages join the tree."""
         steps = ended - self.ended
         self.ended = ended
         outputs: list[Output] = []
-        for one in self.decoding:
-            if one.node is None:
+        for member in self.decoding:
+            if member.node is None:
                 continue  # aborted
-            first = one.known_tokens
-            one.computed_tokens += steps
-            one.known_tokens = last = first + steps
-            finished = last == one.total_tokens
-            outputs.append(Output(one, first, last, finished))
+            first = member.known_tokens
+            member.computed_tokens += steps
+            member.known_tokens = last = first + steps
+            finished = last == member.total_tokens
+            outputs.append(Output(member, first, last, finished))
             if finished:
-                self.members.remove(one)
-                self._pages.store(one)
-                self._pages.release(one)
+                self.members.remove(member)
+                self._pages.store(member)
+                self._pages.release(member)
         return outputs
 
     def _room_for(self, sequences: list[SglangSequence]) -> bool:
-        """Whether there is a page for everyone who lacks one for the next token."""
+        """Whether there is a page for each request that needs a page for its next token."""
         size = self._config.block_size
-        return self._cache.make_room(sum(not one.computed_tokens % size for one in sequences))
+        return self._cache.make_room(sum(not member.computed_tokens % size for member in sequences))
 
     def _steps_fit(self, steps: int) -> bool:
         size = self._config.block_size
         return self._cache.available >= sum(
-            -(-(one.computed_tokens + steps) // size) - one.shared_pages - one.private_pages
-            for one in self.decoding
+            -(-(member.computed_tokens + steps) // size)
+            - member.shared_pages
+            - member.private_pages
+            for member in self.decoding
         )
 
     def _stop(self, sequence: SglangSequence, others: int) -> None:
-        """Takes all pages from a member, and makes room for those who stay."""
+        """Takes all pages from a member, and makes room for those that stay."""
         self._pages.release(sequence)
         sequence.computed_tokens = 0
         sequence.preemptions += 1

@@ -1,16 +1,16 @@
-"""What SGLang lets into one prefill batch: tokens now, and tokens to come. Pure.
+"""Which requests SGLang admits to a prefill batch, by tokens now and tokens to come. Pure.
 
-A request is admitted while its prompt and the answer that it may bring are less than
+A request is admitted while its prompt and its longest answer are less than
 
-    total_left = available - prompts admitted - answers of those admitted
-               - new_token_ratio * (what running requests may still bring)
+    total_left = available - admitted prompts - answers of admitted requests
+               - new_token_ratio * (tokens that running requests may still generate)
 
-where `available` are the tokens of free and evictable pages: locking a prefix that was found takes
-its pages out of them. An answer counts at most CLIP_MAX_NEW_TOKENS; that of a request which joins
-now counts whole, that of one which runs at the ratio, which falls from step to step and rises when
-the bet was lost and requests had to be retracted. The other two limits are on the batch alone:
-`input_left` (--max-prefill-tokens) stops it after the request that exceeds it, and `chunk_left`
-(--chunked-prefill-size) cuts a prompt, so that at most one request is half computed.
+where `available` are the tokens of free and evictable pages: locking a cached prefix takes its
+pages out of them. An answer counts at most CLIP_MAX_NEW_TOKENS. The answer of a new request counts
+whole, the rest of a running request's answer by the ratio. The ratio falls from step to step and
+rises when requests had to be retracted. Two further limits concern the batch alone: `input_left`
+(--max-prefill-tokens) ends it after the request that exceeds it, and `chunk_left`
+(--chunked-prefill-size) cuts a prompt, so that at most one request is partly computed.
 
 Source: sgl-project/sglang python/sglang/srt/managers/schedule_policy.py, class PrefillAdder,
 release 0.5.7.
@@ -29,7 +29,7 @@ IGNORE_EOS_RESERVE_TOKENS = 1
 
 
 class Verdict(Enum):
-    """Whether the batch may go on growing."""
+    """Whether the batch may grow further."""
 
     GO_ON = auto()
     NO_MEMORY = auto()
@@ -48,7 +48,7 @@ class PrefillBudget:
         new_token_ratio: float,
         mixed_tokens: int = 0,
     ) -> None:
-        """mixed_tokens: of running requests that the batch will decode, too."""
+        """mixed_tokens: tokens of running requests that the batch also decodes."""
         self._config = config
         self._cache = cache
         self._pages = pages
@@ -60,36 +60,36 @@ class PrefillBudget:
         self._exact = config.ignore_eos and not config.radix_cache
         self._running = list(running)
         self._ends: list[tuple[int, int]] = []
-        """(tokens still to bring, tokens held) of running requests and those looked at, first to
-        end first."""
+        """(tokens still to generate, tokens held) of running and examined requests, in the order
+        in which they end."""
         self.admitted: list[SglangSequence] = []
         self.chunked: SglangSequence | None = None
-        """The last of the batch, if it gets only a part of its prompt computed."""
+        """The last request of the batch, if only a part of its prompt is computed."""
 
     @property
     def total_left(self) -> float:
-        """Tokens, after all that is set aside."""
+        """Tokens left after everything that is set aside."""
         return self._available_tokens - self._total_set_aside
 
     @property
     def current_left(self) -> int:
-        """Tokens, after the prompts of this batch."""
+        """Tokens left after the prompts of this batch."""
         return self._available_tokens - self._current_set_aside
 
     def still_to_bring(self, sequence: SglangSequence) -> float:
-        """Tokens set aside for a running request. (For a fixed length the whole: as 0.5.23.)"""
+        """Tokens set aside for a running request; of answers of fixed length all, as in 0.5.23."""
         ratio = 1.0 if self._config.ignore_eos else self._ratio
         left = sequence.max_tokens - sequence.output_tokens
         return min(left, CLIP_MAX_NEW_TOKENS) * ratio
 
     def add_next_chunk(self, sequence: SglangSequence) -> bool:
-        """The request that is half computed goes first, whatever is set aside for others.
+        """Adds the partly computed request, which goes first, whatever is set aside for others.
 
-        False when there is no page for it, which only those who decode beside it can have taken.
+        False when there is no page for it, since requests that decode beside it took the pages.
         (SGLang fails then.)
         """
         if self._chunk_left is None:
-            raise RuntimeError("a half computed prompt without chunked prefill")
+            raise RuntimeError("a partly computed prompt without chunked prefill")
         left = min(self._chunk_left, int(self.total_left))
         if left <= 0:
             left = self._chunk_left
@@ -110,7 +110,7 @@ class PrefillBudget:
     def add(self, sequence: SglangSequence) -> Verdict:
         """Looks a waiting request up in the cache; if it fits, locks its prefix and admits it."""
         config, cache = self._config, self._cache
-        node, pages = self._pages.match(sequence)  # a use, even of who isn't admitted then
+        node, pages = self._pages.match(sequence)  # counts as a use, even without admission
         limit = config.prefill_requests_max
         if limit is not None and len(self.admitted) >= limit:
             return Verdict.BATCH_FULL
@@ -138,30 +138,30 @@ class PrefillBudget:
     def victims(
         self, sequence: SglangSequence, running: Sequence[SglangSequence]
     ) -> list[SglangSequence]:
-        """Whom to stop so that a waiting request finds room; nobody when that would not do.
+        """Running requests to stop so that a waiting request fits; none if that isn't enough.
 
-        The least important go first, the youngest of equals, and only those whose priority is worse
-        by more than the threshold.
+        The least important go first, of equals the youngest, and only requests whose priority is
+        worse by more than the threshold.
         """
         config, sign = self._config, self._config.priority_sign
         missing = (
             sequence.known_tokens
-            - self._pages.found(sequence) * config.block_size
+            - self._pages.cached_pages(sequence) * config.block_size
             + min(sequence.max_tokens, CLIP_MAX_NEW_TOKENS)
             - self.total_left
         )
-        found: list[SglangSequence] = []
-        for one in sorted(running, key=lambda one: (-one.priority * sign, -one.queued)):
-            if (one.priority - sequence.priority) * sign <= config.preemption_threshold:
+        victims: list[SglangSequence] = []
+        for other in sorted(running, key=lambda other: (-other.priority * sign, -other.queued)):
+            if (other.priority - sequence.priority) * sign <= config.preemption_threshold:
                 break
-            found.append(one)
-            missing -= self.still_to_bring(one)
+            victims.append(other)
+            missing -= self.still_to_bring(other)
             if missing <= 0:
-                return found
+                return victims
         return []
 
     def forgo(self, sequence: SglangSequence) -> None:
-        """A running request is stopped: nothing is set aside for it any more."""
+        """Sets nothing aside any more for a running request that is stopped."""
         self._running.remove(sequence)
         self._total_set_aside -= self.still_to_bring(sequence)
 
@@ -198,10 +198,10 @@ class PrefillBudget:
         return Verdict.GO_ON
 
     def _add_exact(self, sequence: SglangSequence) -> Verdict:
-        """Without a cache and with answers of known length, memory is planned to each one's end.
+        """Without a cache and with answers of known length, plans memory to each request's end.
 
-        As requests end one after another, what they hold comes back: at no end may less than a
-        token for each of those that still run be left.
+        Each request that ends frees its tokens. At each end there must be left a token for each
+        request that still runs.
         """
         held_back = min(self.current_left, self.total_left)
         extend = sequence.known_tokens
@@ -212,7 +212,7 @@ class PrefillBudget:
             others = map(_end, (*self._running, *self.admitted))
             self._ends = sorted([own, *others], key=itemgetter(0))
         else:
-            last = len(self._ends) - 1  # whose place is taken by one that ends later, as there
+            last = len(self._ends) - 1  # a request that ends later than all takes this place
             places = (i for i, (to_bring, _) in enumerate(self._ends) if own[0] <= to_bring)
             self._ends.insert(next(places, last), own)
         left = self.current_left - self._ceil(extend)
@@ -232,5 +232,5 @@ class PrefillBudget:
 
 
 def _end(sequence: SglangSequence) -> tuple[int, int]:
-    """(tokens that it still brings, tokens that it holds)."""
+    """(tokens still to generate, tokens held) of a request."""
     return sequence.max_tokens - sequence.output_tokens, sequence.known_tokens

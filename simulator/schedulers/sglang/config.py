@@ -1,4 +1,4 @@
-"""What SGLang's scheduler is asked to do, and what it knows of a request. Pure."""
+"""The options of SGLang's scheduler, and its state of a request. Pure."""
 
 from dataclasses import dataclass, fields
 from typing import Literal
@@ -11,43 +11,43 @@ from simulator.engines.scheduler import SchedulerConfig, Sequence
 Policy = Literal["fcfs", "lpm", "dfs-weight", "lof", "random"]
 
 LOWEST_PRIORITY = {True: 2**63 - 1, False: -(2**63)}
-"""Low values first? -> the priority of a request without one: it comes last either way."""
+"""Low values first? -> the priority of a request without a priority: it comes last either way."""
 
 
 @dataclass(frozen=True, slots=True)
 class SglangConfig(SchedulerConfig):
     """Limits and choices of one engine. Defaults: those of SGLang 0.5.7.
 
-    The common limits under their names there: block_size is --page-size, max_num_seqs
+    SGLang's names of the common limits: block_size is --page-size, max_num_seqs
     --max-running-requests, step_tokens_max --chunked-prefill-size (8192 on an 80 GB GPU).
     """
 
     policy: Policy = "fcfs"
     prefill_tokens_max: int = 16_384
-    """Of one prefill batch; its first request may exceed it."""
+    """Prompt tokens of a prefill batch; its first request may exceed it."""
     prefill_requests_max: int | None = None
     chunked_prefill: bool = True
     mixed_chunk: bool = False
     """Whether prefill batches also decode; only with chunked_prefill."""
     radix_cache: bool = True
-    """Whether anything is kept when a request has ended."""
+    """Whether KV is kept after its request has ended."""
     conservativeness: float = 1.0
     """Above 1, more memory is set aside for running requests' answers."""
     ignore_eos: bool = False
-    """Whether requests ask for answers of exactly max_tokens, as benchmarks do. The scheduler then
-    sets aside the whole answer instead of a share."""
+    """Whether answers have exactly max_tokens, as in benchmarks. The scheduler then sets aside the
+    whole answer instead of a share."""
     priority_scheduling: bool = False
     low_priority_values_first: bool = False
     preemption_threshold: int = 10
-    """A running request gives way to one whose priority is better by more than this."""
+    """A running request is preempted for a request whose priority is better by more than this."""
     loras_max: int = 8
-    """Of one batch, the base model counted as one."""
+    """Adapters in a batch; the base model counts as an adapter."""
     seed: int = 0
-    """Of the policy "random"."""
+    """Seed of the policy "random"."""
 
     @override
     def __post_init__(self) -> None:
-        # not super(): a slotted dataclass is a copy of the class that `super` means
+        # Not super(): a dataclass with slots is a new class, and super() would mean the old class.
         SchedulerConfig.__post_init__(self)
         if self.chunked_prefill and self.step_tokens_max % self.block_size:
             raise ValueError(
@@ -77,34 +77,35 @@ class SglangConfig(SchedulerConfig):
 
 
 def sglang_config(config: SchedulerConfig) -> SglangConfig:
-    """The same limits, with SGLang's own choices as they are by default."""
+    """The same limits, with the defaults of SGLang's own options."""
     if isinstance(config, SglangConfig):
         return config
-    return SglangConfig(**{one.name: getattr(config, one.name) for one in fields(config)})
+    names = (option.name for option in fields(config))
+    return SglangConfig(**{name: getattr(config, name) for name in names})
 
 
 @dataclass(slots=True, eq=False)
 class SglangSequence(Sequence):
-    """A request, and its pages: held_pages = shared_pages + private_pages.
+    """A request and its pages: held_pages = shared_pages + private_pages.
 
-    While it is admitted, computed_tokens <= held_pages * page size.
+    Law: computed_tokens <= held_pages * page size while it is admitted.
     """
 
     priority: int = 0
     queued: int = 0
     """Serial number of its last arrival in the waiting queue."""
     node: RadixNode | None = None
-    """Where its shared pages end, locked; None: it holds nothing."""
+    """The node in which its shared pages end, locked; None: it holds no pages."""
     shared_pages: int = 0
-    """Leading pages that are in the tree."""
+    """Leading pages, which are in the tree."""
     private_pages: int = 0
-    """The pages after those."""
+    """The pages after the shared pages."""
     extend_tokens: int = 0
-    """That the step which is going on computes of it."""
+    """Tokens of it that the present step computes."""
 
     @property
     def max_tokens(self) -> int:
-        """What the answer may come to: all that the scheduler knows of its length."""
+        """The longest answer: all that the scheduler knows of its length."""
         submission = self.submission
         limit = submission.max_tokens
         return submission.output_tokens if limit is None else limit

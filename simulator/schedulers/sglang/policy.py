@@ -1,7 +1,7 @@
-"""In which order SGLang goes through its waiting queue. Pure.
+"""The order in which SGLang goes through its waiting queue. Pure.
 
-    fcfs        as they came; with priority scheduling, by priority first
-    lpm         longest cached prefix first; as fcfs while more than 128 wait
+    fcfs        order of arrival; with priority scheduling, by priority first
+    lpm         longest cached prefix first; like fcfs while more than 128 wait
     dfs-weight  branch of the radix tree with most waiting requests first
     lof         most max_tokens first; with priority scheduling, by priority first
     random      shuffled again for every prefill batch
@@ -9,8 +9,8 @@
 Sorting is stable, and the queue stays as it was sorted. A retracted request joins at the end.
 
 Source: sgl-project/sglang python/sglang/srt/managers/schedule_policy.py, class SchedulePolicy,
-release 0.5.7. Prefixes are known here in whole pages, so of two requests that share 32 tokens in
-the queue and no page, this policy knows nothing.
+release 0.5.7. Prefixes are compared in whole pages here, so two queued requests that share 32
+tokens and no page count as different.
 """
 
 from collections import defaultdict
@@ -20,11 +20,11 @@ from simulator.engines.radix_cache import RadixCache, RadixNode
 from simulator.schedulers.sglang.config import SglangConfig, SglangSequence
 
 LPM_WAITING_MAX = 128
-"""With more waiting, looking all their prefixes up costs more than it brings."""
+"""With more requests waiting, looking up all prefixes costs more than it saves."""
 IN_BATCH_CHECK_TOKENS = 32
-"""A request that finds no more than this in the cache is compared with those before it."""
+"""A request with at most this much cached is compared with the requests before it."""
 IN_BATCH_DEPRIORITIZE_TOKENS = 32
-"""When they share at least this, it waits: the first of them will put it into the cache."""
+"""A request that shares at least this with an earlier request waits until that is cached."""
 
 
 class WaitingOrder:
@@ -36,12 +36,12 @@ class WaitingOrder:
         self._random = Random(config.seed)
 
     def sort(self, waiting: list[SglangSequence]) -> None:
-        """Sorts in place. lpm and dfs-weight look every prefix up, which counts as a use of it."""
+        """Sorts in place. lpm and dfs-weight look up every prefix, which counts as a use."""
         match self._config.policy:
             case "fcfs":
                 if self._config.priority_scheduling:
                     sign = self._config.priority_sign
-                    waiting.sort(key=lambda one: (one.priority * sign, one.queued))
+                    waiting.sort(key=lambda request: (request.priority * sign, request.queued))
             case "lpm" if not self._config.radix_cache or len(waiting) > LPM_WAITING_MAX:
                 pass
             case "lpm":
@@ -52,9 +52,9 @@ class WaitingOrder:
             case "lof":
                 if self._config.priority_scheduling:
                     sign = self._config.priority_sign
-                    waiting.sort(key=lambda one: (one.priority * sign, -one.max_tokens))
+                    waiting.sort(key=lambda request: (request.priority * sign, -request.max_tokens))
                 else:
-                    waiting.sort(key=lambda one: -one.max_tokens)
+                    waiting.sort(key=lambda request: -request.max_tokens)
             case "random":
                 self._random.shuffle(waiting)
 
@@ -66,13 +66,13 @@ class WaitingOrder:
         size = self._config.block_size
         compared = -(-IN_BATCH_DEPRIORITIZE_TOKENS // size)
         seen: set[int] = set()
-        """The `compared`-th pages of those before: equal ones mean equal prefixes up to there."""
+        """The `compared`-th pages of the requests before: equal pages mean equal prefixes."""
         place: dict[SglangSequence, float] = {}
         for sequence in waiting:
-            _, found = self._match(sequence)
-            place[sequence] = -found
+            _, cached = self._match(sequence)
+            place[sequence] = -cached
             known_pages = sequence.known_tokens // size
-            if found * size <= IN_BATCH_CHECK_TOKENS and known_pages >= compared:
+            if cached * size <= IN_BATCH_CHECK_TOKENS and known_pages >= compared:
                 page = sequence.content.hashes(compared)[compared - 1]
                 if page in seen:
                     place[sequence] = float("inf")
@@ -83,8 +83,9 @@ class WaitingOrder:
         """Depth first, heaviest child first, a node's own requests after its children's."""
         ending: dict[RadixNode, list[SglangSequence]] = defaultdict(list)
         weight: dict[RadixNode, int] = defaultdict(int)
-        """node -> requests whose prefix ends in it or below; only those that have any"""
-        # match may split the node in which an earlier one ended; that one still ends in the rest
+        """node -> requests whose prefix ends in it or below; only nodes with requests"""
+        # A match may split a node in which an earlier prefix ended; that prefix still ends in the
+        # lower part.
         for sequence in waiting:
             node, _ = self._match(sequence)
             ending[node].append(sequence)

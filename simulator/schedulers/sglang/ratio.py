@@ -1,7 +1,7 @@
-"""The share of running requests' answers that SGLang sets memory aside for. Pure.
+"""The share of running requests' answers for which SGLang sets memory aside. Pure.
 
-It bets on answers that end early: the share falls from decode step to decode step, to a floor, and
-is set again when the bet was lost and requests had to be retracted.
+Most answers end early, so the share falls from decode step to decode step, to a floor. It is set
+again when requests had to be retracted.
 
 Source: sgl-project/sglang python/sglang/srt/managers/scheduler.py, `init_schedule_policy` and
 `update_running_batch`, schedule_batch.py, `retract_decode`, and environ.py, release 0.5.7.
@@ -15,13 +15,14 @@ INITIAL_RATIO = 0.7
 FLOOR_FACTOR = 0.14
 DECAY_STEPS = 600
 RETRACT_DECODE_STEPS = 20
-"""Tokens for each running request that a retraction makes room for."""
+"""A retraction makes room for so many tokens of each running request."""
 
 
 class NewTokenRatio:
     """The share of running requests' answers that is set aside.
 
-    value = max(start - steps * decay, floor): counted, so that steps done as one give the same.
+    value = max(start - steps * decay, floor): steps are counted, so that joined steps give the same
+    value as single steps.
     """
 
     def __init__(self, conservativeness: float) -> None:
@@ -36,15 +37,15 @@ class NewTokenRatio:
         return max(self._start - self._steps * self._decay, self._floor)
 
     def decay(self, steps: int) -> None:
-        """So many decode steps began without a retraction."""
+        """Counts decode steps that began without a retraction."""
         self._steps += steps
 
     def set_after_retraction(self, kept: Sequence[SglangSequence]) -> None:
-        """The share that those who stayed would use if they ended in RETRACT_DECODE_STEPS."""
-        brought = sum(one.output_tokens + RETRACT_DECODE_STEPS for one in kept)
-        self._start = min(1.0, brought / (sum(one.max_tokens for one in kept) + 1))
+        """Sets the share that the kept requests would use if they ended in RETRACT_DECODE_STEPS."""
+        brought = sum(sequence.output_tokens + RETRACT_DECODE_STEPS for sequence in kept)
+        self._start = min(1.0, brought / (sum(sequence.max_tokens for sequence in kept) + 1))
         self._steps = 0
 
     def restart(self) -> None:
-        """The engine is idle."""
+        """Starts again at the initial share: the engine is idle."""
         self._start, self._steps = self._initial, 0

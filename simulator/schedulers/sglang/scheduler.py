@@ -1,30 +1,32 @@
-"""SGLang: which requests a step computes, and what comes of it. Pure.
+"""SGLang: which requests a step computes, and its results. Pure.
 
-A step is a prefill batch if anybody can be admitted (or is half computed), else one token for each
-running request. Who is let in: sglang_budget.py; in which order: sglang_policy.py; what can be
-found again: radix_cache.py. A prompt joins the radix tree when it has been computed, an answer when
-it ends. Memory is not set aside for whole answers, so running requests can outgrow it: then those
-with the fewest tokens out are *retracted*, back to the queue, until the others have room for their
-next token, and the share that is set aside rises.
+A step is a prefill batch if a request can be admitted or is partly computed, else it computes a
+token of each running request. Admission: budget.py; order of the queue: policy.py; cached prefixes:
+radix_cache.py. A prompt joins the radix tree when it has been computed, an answer when it ends.
+Memory is not set aside for whole answers, so running requests can outgrow it. Then the requests
+with the fewest output tokens are *retracted*, back to the queue, until the others have room for
+their next token, and the share that is set aside rises.
 
-Once somebody found no memory, or all places are taken, nobody is looked at until a request has left
-the batch (`_full`), except under priority scheduling, where whom the new one may stop is tried
-before each step.
+After a request that lacked memory, or with all places taken, the queue is not examined until a
+request has left the batch (`_full`). Under priority scheduling it is: each step tries which running
+requests a new request may preempt.
 
 Laws, besides those of every scheduler (simulator/engines/scheduler.py):
 - pages add up: free + evictable + protected + private = total, private those of admitted requests;
-- at most one request is half computed, and while one is, nobody decodes (unless mixed_chunk).
+- at most one request is partly computed, and meanwhile none decodes (unless mixed_chunk).
 
 Source: sgl-project/sglang python/sglang/srt/managers/scheduler.py and schedule_batch.py, release
-0.5.7 without overlap; where that loses requests or pages, or where a recording differs, as 0.5.23:
-- preempted requests go back to the queue even when nobody was admitted for them;
+0.5.7 without overlap. Like 0.5.23, where 0.5.7 loses requests or pages or a recording differs:
+- preempted requests go back to the queue even when no request was admitted for them;
 - an empty batch is never full;
-- eviction frees what is missing, not once more all that is wanted;
+- eviction frees the missing pages, not again all wanted pages;
 - an ended answer joins the tree (0.5.7 keeps the prompt only);
-- events are told with each step, not every 40 decode steps.
-What differs here: an aborted request leaves at once instead of after one more step, a request that
-can never fit is refused instead of its answer shortened, a lookup precedes preemption, and where
-mixed chunks run out of memory somebody waits instead of the engine failing.
+- events are published with each step, not every 40 decode steps.
+Unlike SGLang:
+- an aborted request leaves at once instead of after another step;
+- a request that can never fit is refused instead of its answer shortened;
+- a lookup precedes preemption;
+- when mixed chunks run out of memory, a request waits; the engine would fail.
 """
 
 from collections.abc import Iterable
@@ -57,7 +59,7 @@ from simulator.schedulers.sglang.policy import WaitingOrder
 from simulator.schedulers.sglang.ratio import NewTokenRatio
 
 LENGTH_MARGIN_TOKENS = 2
-"""Of the pool, that prompt and answer of one request leave free."""
+"""Tokens of the pool that prompt and answer of a request must leave free."""
 
 
 class SglangScheduler:
@@ -72,17 +74,17 @@ class SglangScheduler:
         self._order = WaitingOrder(self._config, self.cache)
         self._waiting: list[SglangSequence] = []
         self._arrivals = Arrivals(self._config, self.cache, self._pages)
-        """Those who wait, but not for their turn."""
+        """Requests that wait for a grammar or for KV of another engine."""
         self._batch = DecodeBatch(self._config, self.cache, self._pages, self.ratio)
         self._chunked: SglangSequence | None = None
-        """The request that is half computed."""
+        """The partly computed request."""
         self._prefill: list[SglangSequence] = []
-        """Those whose prompt, or a part of it, the step that is going on computes."""
+        """Requests whose prompt, or a part of it, the present step computes."""
         self._full = False
-        """Nobody is admitted until somebody has left the batch."""
+        """Whether admission waits until a request has left the batch."""
         self._step: Step | None = None
         self._run: DecodeRun | None = None
-        """The step that is going on, if it only decodes."""
+        """The present step, if it only decodes."""
         self.newest_arrival_s = 0.0
         self._serial = count()
         self._queried_tokens = self._hit_tokens = self._preemptions = 0
@@ -104,9 +106,11 @@ class SglangScheduler:
         return self._arrivals.next_ready_s
 
     def running(self) -> list[Sequence]:
-        """The decode batch, then those whose prompt is being computed."""
+        """The decode batch, then the requests whose prompt is being computed."""
         joining = [
-            one for one in self._prefill if one.node is not None and one is not self._chunked
+            request
+            for request in self._prefill
+            if request.node is not None and request is not self._chunked
         ]
         half = [] if self._chunked is None else [self._chunked]
         return [*self._batch.members, *joining, *half]
@@ -116,13 +120,15 @@ class SglangScheduler:
 
     def scheduled(self) -> list[tuple[Sequence, int]]:
         return [
-            *((one, one.extend_tokens) for one in self._prefill),
-            *((one, 1) for one in self._batch.decoding),
+            *((request, request.extend_tokens) for request in self._prefill),
+            *((request, 1) for request in self._batch.decoding),
         ]
 
     def load(self, dp_rank: int = 0) -> Load:
-        """Running ones include those in prefill, whom SGLang's own gauge leaves out."""
-        joining = sum(one.node is not None and one is not self._chunked for one in self._prefill)
+        """Running requests include requests in prefill, unlike in SGLang's own gauge."""
+        joining = sum(
+            request.node is not None and request is not self._chunked for request in self._prefill
+        )
         return Load(
             running=len(self._batch.members) + joining + (self._chunked is not None),
             waiting=len(self._waiting) + len(self._arrivals),
@@ -184,7 +190,7 @@ class SglangScheduler:
         return True
 
     def cached_tokens(self, submission: Submission) -> int:
-        """What a request would find in the cache if it were admitted now. Changes nothing."""
+        """Tokens that a request would reuse if it were admitted now. Changes nothing."""
         if not self._config.radix_cache:
             return 0
         pages = (submission.prompt_tokens - 1) // self._config.block_size
@@ -206,7 +212,7 @@ class SglangScheduler:
         if not self._prefill:
             self._decode()
             if not self._batch.decoding:
-                self._admit(now_s)  # all were stopped, to no avail till now
+                self._admit(now_s)  # all were retracted, so there is room for waiting requests
         if not self._prefill and not self._batch.decoding:
             self.ratio.restart()
             return None
@@ -214,7 +220,7 @@ class SglangScheduler:
         return self._step
 
     def cut_step(self, now_s: float) -> Step | None:
-        """Shortens joined steps to the end of the one going on; returns the step as it is now."""
+        """Ends joined steps with the present step; returns what is left of them."""
         step, run = self._step, self._run
         if step is not None and run is not None:
             steps = max(run.begun(now_s, step.count), self._batch.begun)
@@ -223,8 +229,8 @@ class SglangScheduler:
         return self._step
 
     def advance(self, now_s: float) -> StepResult:
-        """Applies those of the joined steps that have ended by now, but not the last. What a reset
-        has to tell is told at once: SGLang does so even when idle."""
+        """Applies the joined steps that have ended by now, except for the last. The event of a
+        reset is published at once, as by SGLang, even when idle."""
         step, run = self._step, self._run
         if step is None:
             return StepResult([], self.cache.take_events())
@@ -238,7 +244,7 @@ class SglangScheduler:
         return StepResult(outputs, events)
 
     def end_step(self, now_s: float) -> StepResult:
-        """Applies the step: tokens come out, requests finish, events are told."""
+        """Applies the step: tokens come out, requests finish, events are published."""
         if self._step is None:
             raise RuntimeError("no step is going on")
         outputs = self._apply_prefill(now_s)
@@ -250,7 +256,7 @@ class SglangScheduler:
         return StepResult(outputs, self.cache.take_events())
 
     def _refuse_hopeless(self, sequence: SglangSequence) -> None:
-        """Raises RequestRefused for what not even an empty engine would ever admit."""
+        """Raises RequestRefused for a request that not even an empty engine would admit."""
         config = self._config
         room = config.block_count * config.block_size - LENGTH_MARGIN_TOKENS
         if config.ignore_eos and not config.radix_cache:
@@ -258,7 +264,7 @@ class SglangScheduler:
         if sequence.prompt_tokens + sequence.max_tokens > room:
             raise RequestRefused(
                 f"the cache has room for {room} tokens, but the prompt has "
-                f"{sequence.prompt_tokens} and up to {sequence.max_tokens} are asked for"
+                f"{sequence.prompt_tokens} and its answer up to {sequence.max_tokens}"
             )
 
     def _enqueue(self, sequence: SglangSequence) -> None:
@@ -266,33 +272,35 @@ class SglangScheduler:
         self._waiting.append(sequence)
 
     def _welcome(self, now_s: float) -> None:
-        """Lets those in whose grammar or KV cache has come, and KV cache be fetched."""
+        """Takes in requests whose grammar or KV cache is ready, and begins transfers."""
         arrivals = self._arrivals
-        for one in arrivals.grammars_ready(now_s):
-            if not arrivals.add(one, now_s):
-                self._enqueue(one)
+        for request in arrivals.grammars_ready(now_s):
+            if not arrivals.add(request, now_s):
+                self._enqueue(request)
         fetches: list[tuple[SglangSequence, int]] = []
-        if self._chunked is None:  # whose next parts have been promised their pages
+        if self._chunked is None:  # pages are set aside for its next chunks
             fetches = arrivals.begin_fetches(len(self._batch.members), now_s)
-        for one, tokens in fetches:
-            found = one.computed_tokens
-            one.cached_tokens = min(found + tokens, one.known_tokens - 1)
-            self._queried_tokens += one.prompt_tokens
-            self._hit_tokens += found
-            self._external_queried_tokens += one.prompt_tokens - found
+        for request, tokens in fetches:
+            cached = request.computed_tokens
+            request.cached_tokens = min(cached + tokens, request.known_tokens - 1)
+            self._queried_tokens += request.prompt_tokens
+            self._hit_tokens += cached
+            self._external_queried_tokens += request.prompt_tokens - cached
             self._external_hit_tokens += tokens
-        for one in arrivals.arrived(self._config.max_num_seqs - len(self._batch.members), now_s):
-            self._pages.store(one)
-            if one.computed_tokens + 1 == one.known_tokens:
-                one.scheduled_s = now_s
-                self._batch.join([one])
-            else:  # the rest of its prompt is computed here, and finds what came in the cache
-                self._pages.release(one)
-                one.computed_tokens = 0
-                self._enqueue(one)
+        for request in arrivals.arrived(
+            self._config.max_num_seqs - len(self._batch.members), now_s
+        ):
+            self._pages.store(request)
+            if request.computed_tokens + 1 == request.known_tokens:
+                request.scheduled_s = now_s
+                self._batch.join([request])
+            else:  # the rest of its prompt is computed here, after the transferred prefix
+                self._pages.release(request)
+                request.computed_tokens = 0
+                self._enqueue(request)
 
     def _admit(self, now_s: float) -> None:
-        """Makes a prefill batch of the half computed request and of waiting ones."""
+        """Makes a prefill batch of the partly computed request and of waiting requests."""
         config, batch = self._config, self._batch
         if config.priority_scheduling or not batch.members:
             self._full = False
@@ -327,17 +335,19 @@ class SglangScheduler:
                 break
         if budget.admitted:
             admitted = set(budget.admitted)
-            self._waiting = [one for one in self._waiting if one not in admitted]
-        for one in preempted:
-            self._enqueue(one)
+            self._waiting = [request for request in self._waiting if request not in admitted]
+        for request in preempted:
+            self._enqueue(request)
         self._chunked = budget.chunked
         self._prefill = budget.admitted
         if self._prefill:
             self._begin_prefill(now_s)
 
     def _loras_fit(self, sequence: SglangSequence, budget: PrefillBudget) -> bool:
-        """Whether the batch has room for its adapter."""
-        names = {one.submission.lora_name for one in (*self._batch.members, *budget.admitted)}
+        """Whether the batch has room for the adapter of a request."""
+        names = {
+            request.submission.lora_name for request in (*self._batch.members, *budget.admitted)
+        }
         return len(names | {sequence.submission.lora_name}) <= self._config.loras_max
 
     def _preempt_for(self, sequence: SglangSequence, budget: PrefillBudget) -> list[SglangSequence]:
@@ -345,49 +355,55 @@ class SglangScheduler:
         if not self._config.priority_scheduling:
             return []
         victims = budget.victims(sequence, self._batch.members)
-        for one in victims:
-            budget.forgo(one)
+        for request in victims:
+            budget.forgo(request)
         self._batch.preempt(victims)
         self._preemptions += len(victims)
         return victims
 
     def _begin_prefill(self, now_s: float) -> None:
         """Takes the pages of the prefill batch, and of the decodes that join it."""
-        for one in self._prefill:
-            if one.scheduled_s is None:
-                one.scheduled_s = now_s
-            if one.cached_tokens is None:  # computing it again is no query
-                one.cached_tokens = one.computed_tokens
-                self._queried_tokens += one.prompt_tokens
-                self._hit_tokens += one.computed_tokens
-        size, extend = self._config.block_size, sum(one.extend_tokens for one in self._prefill)
+        for request in self._prefill:
+            if request.scheduled_s is None:
+                request.scheduled_s = now_s
+            if request.cached_tokens is None:  # a second computation is no query
+                request.cached_tokens = request.computed_tokens
+                self._queried_tokens += request.prompt_tokens
+                self._hit_tokens += request.computed_tokens
+        size, extend = (
+            self._config.block_size,
+            sum(request.extend_tokens for request in self._prefill),
+        )
         self.cache.make_room(extend if size == 1 else -(-extend // size) + len(self._prefill))
-        ends = (one.computed_tokens + one.extend_tokens for one in self._prefill)
+        ends = (request.computed_tokens + request.extend_tokens for request in self._prefill)
         self._pages.take(self._prefill, ends)
         if self._config.mixes:
             self._batch.begin_beside_prefill()
 
     def _decode(self) -> None:
-        """Begins a step that only decodes, retracts whom that has no room for."""
+        """Begins a step that only decodes, and retracts the requests that don't fit."""
         others_hold = self._arrivals.fetching or self._chunked is not None
-        for one in self._batch.make_room(may_empty=others_hold):
+        for request in self._batch.make_room(may_empty=others_hold):
             self._preemptions += 1
-            self._enqueue(one)
+            self._enqueue(request)
             self._full = False
         self._batch.begin()
 
     def _price(self, now_s: float) -> Step:
-        """The step's duration; joins steps where that changes nothing but their number."""
+        """The step with its duration; joins steps that differ only in their number."""
         batch, cost = self._batch, self._config.cost
         decoding = len(batch.decoding)
-        context = sum(one.computed_tokens for one in batch.decoding)
+        context = sum(request.computed_tokens for request in batch.decoding)
         if self._prefill:
-            chunks = [PrefillChunk(one.extend_tokens, one.computed_tokens) for one in self._prefill]
+            chunks = [
+                PrefillChunk(request.extend_tokens, request.computed_tokens)
+                for request in self._prefill
+            ]
             return Step(now_s, now_s + cost.step_s(chunks, decoding, context))
         self._run = DecodeRun(cost, now_s, decoding, context)
         steps = 1
-        nobody_joins = not self._waiting or (self._full and not self._config.priority_scheduling)
-        if nobody_joins and self._chunked is None:
+        none_joins = not self._waiting or (self._full and not self._config.priority_scheduling)
+        if none_joins and self._chunked is None:
             steps = batch.steps_max(self._config.joined_steps_max)
             ready_s = self._arrivals.ready_after(now_s)
             if ready_s is not None:
@@ -398,38 +414,40 @@ class SglangScheduler:
     def _apply_prefill(self, now_s: float) -> list[Output]:
         outputs: list[Output] = []
         joining: list[SglangSequence] = []
-        for one in self._prefill:
-            if one.node is None:
+        for request in self._prefill:
+            if request.node is None:
                 continue  # aborted
-            one.computed_tokens += one.extend_tokens
-            if one is self._chunked:
+            request.computed_tokens += request.extend_tokens
+            if request is self._chunked:
                 self._full = False
                 continue
-            one.known_tokens += 1
-            if one.first_token_s is None:
-                one.first_token_s = now_s
-                self._prompt_tokens += one.prompt_tokens
+            request.known_tokens += 1
+            if request.first_token_s is None:
+                request.first_token_s = now_s
+                self._prompt_tokens += request.prompt_tokens
             self._generated_tokens += 1
-            outputs.append(Output(one, one.known_tokens - 1, one.known_tokens, one.finished))
-            self._pages.store(one)
-            if one.finished:
-                self._pages.release(one)
+            outputs.append(
+                Output(request, request.known_tokens - 1, request.known_tokens, request.finished)
+            )
+            self._pages.store(request)
+            if request.finished:
+                self._pages.release(request)
                 self._finished += 1
                 self._full = False
             else:
-                joining.append(one)
+                joining.append(request)
         self._batch.join(joining)
         return outputs
 
     def _apply_decode(self, ended: int, now_s: float) -> list[Output]:
-        """Brings out the tokens of all decode steps up to the `ended`-th."""
+        """Returns the tokens of all decode steps up to the `ended`-th."""
         steps = ended - self._batch.ended
         outputs = self._batch.apply(ended)
         for output in outputs:
-            one = output.sequence
-            if one.first_token_s is None:  # another engine computed its prompt
-                one.first_token_s = now_s
-                self._prompt_tokens += one.prompt_tokens
+            request = output.sequence
+            if request.first_token_s is None:  # another engine computed its prompt
+                request.first_token_s = now_s
+                self._prompt_tokens += request.prompt_tokens
             if output.finished:
                 self._finished += 1
                 self._full = False

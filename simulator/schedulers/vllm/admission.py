@@ -1,13 +1,14 @@
-"""Who waits at vLLM, and who of them gets in. Pure.
+"""Waiting requests at vLLM, and their admission. Pure.
 
-In order of arrival or priority, while tokens, slots and blocks last. A request waits until its
-whole prompt fits, since two half-admitted prompts could block one another. Who waits for a grammar,
-for more input, for KV on its way or for a LoRA's turn is passed over and holds up nobody.
+Requests are admitted in order of arrival or priority, while tokens, slots and blocks last. A
+request waits until its whole prompt fits, since two half-admitted prompts could block one another.
+A request that waits for a grammar, more input, KV or a LoRA's turn is passed over and holds up no
+other.
 
-KV that the host cache or another engine has is loaded: the request holds its blocks meanwhile, and
-has computed what came when it is its turn again.
+KV in the host cache or at another engine is loaded: the request holds its blocks meanwhile. The
+loaded tokens count as computed when the request is admitted.
 
-Law: the first in line always gets in: no request waits for ever, and none is lost.
+Law: the first in line is always admitted at last: no request waits for ever, and none is lost.
 
 Source: vllm-project/vllm vllm/v1/core/sched/scheduler.py, release 0.32.0.
 """
@@ -25,43 +26,43 @@ from simulator.schedulers.vllm.queue import QUEUES, WaitingQueue
 
 @dataclass(slots=True)
 class Room:
-    """What a step has left for those who wait, and who is in it already."""
+    """What a step has left for waiting requests, and the requests that are in it already."""
 
     budget: int
     """Tokens."""
     chunk_max: int
-    """The most tokens of one request."""
+    """The most tokens of a request."""
     running: list[VllmSequence]
     scheduled: list[tuple[VllmSequence, int]]
-    """Of the step, with tokens. Who gets in joins both lists."""
+    """(request, its tokens) of the step. Admitted requests join both lists."""
     padding: int = 0
-    """Tokens that a single one is padded with."""
+    """Tokens by which a single token is padded."""
     loras: set[str] = field(default_factory=set)
     came_first: int = 0
-    """How many of the scheduled ran before."""
+    """How many of the scheduled requests ran before."""
 
 
 class Admission:
-    """Those who wait."""
+    """The waiting requests."""
 
     def __init__(self, config: VllmConfig, cache: VllmCache) -> None:
         self.unready: dict[VllmSequence, float] = {}
-        """Who waits for something else than its turn, and when that is there."""
+        """Requests that wait for a grammar, input or KV -> when that will be ready."""
         self.blocked_hash: int | None = None
-        """What the first in line would need in the cache to find more of its prompt there; None
-        when that is not what it waits for."""
+        """Hash of the first block that the first request in line misses in the cache; None when it
+        doesn't wait for blocks."""
         self.deferred = 0
-        """How many the last step passed over."""
+        """Requests that the last step passed over."""
         self.queried_tokens = self.hit_tokens = 0
         self.external_queried_tokens = self.external_hit_tokens = 0
         self._config = config
         self._cache = cache
         self._waiting: WaitingQueue = QUEUES[config.policy]()
         self._holding: WaitingQueue = QUEUES[config.policy]()
-        """Who waits with blocks: KV for them is on its way, or has come. They come first."""
+        """Requests that wait with blocks: their KV is being loaded, or is here. They go first."""
         self._watermark_blocks = int(config.watermark * config.block_count)
         self._looked_s = 0.0
-        """When it was last decided who gets in."""
+        """Time of the last `look`."""
 
     def __len__(self) -> int:
         return len(self._waiting) + len(self._holding)
@@ -72,12 +73,12 @@ class Admission:
 
     @property
     def next_ready_s(self) -> float | None:
-        """When the next of those who are passed over will be ready."""
+        """When the next request that is passed over will be ready."""
         later = [ready_s for ready_s in self.unready.values() if ready_s > self._looked_s]
         return min(later, default=None)
 
     def add(self, sequence: VllmSequence, now_s: float) -> None:
-        """Somebody comes."""
+        """Puts a new request into the queue."""
         self._waiting.add(sequence)
         submission = sequence.submission
         ready_s = max(submission.ready_s, submission.input_ready_s)
@@ -85,37 +86,38 @@ class Admission:
             sequence.ready_s = self.unready[sequence] = ready_s
 
     def put_back(self, sequence: VllmSequence) -> None:
-        """Somebody was preempted."""
+        """Puts a preempted request back into the queue."""
         self._waiting.put_back([sequence])
 
     def remove(self, sequence: VllmSequence) -> bool:
-        """Somebody leaves; False when it doesn't wait."""
+        """Removes a request; False when it doesn't wait."""
         self.unready.pop(sequence, None)
         return self._holding.remove(sequence) or self._waiting.remove(sequence)
 
     def look(self, now_s: float) -> None:
-        """A step is being decided: what has been loaded by now may leave the host."""
+        """Begins the decision of a step: blocks that are loaded by now may leave the host."""
         self._looked_s = now_s
         for sequence, ready_s in self.unready.items():
             if ready_s <= now_s:
                 self._cache.unpin(sequence)
 
     def admit(self, room: Room, now_s: float) -> None:
-        """Lets in whom the step has room for."""
+        """Admits the requests that the step has room for."""
         config = self._config
         self.blocked_hash = None
         passed: list[VllmSequence] = []
         passed_holding: list[VllmSequence] = []
         slots = config.max_num_seqs - sum(
-            one.submission.input_ready_s > now_s for one in self.unready
+            unready.submission.input_ready_s > now_s for unready in self.unready
         )
         room.came_first = len(room.scheduled)
         # An admitted decode is padded to a whole draft when only decodes run: steps of equal rows
         # are faster.
-        if all(one.draft_tokens for one, _ in room.scheduled):
+        if all(scheduled.draft_tokens for scheduled, _ in room.scheduled):
             room.padding = config.num_speculative_tokens
         if config.lora_names:
-            room.loras = {one.submission.lora_name for one, _ in room.scheduled} - {""}
+            names = {scheduled.submission.lora_name for scheduled, _ in room.scheduled}
+            room.loras = names - {""}
         while room.budget and len(room.running) < slots:
             queue = self._holding if len(self._holding) else self._waiting
             if not len(queue):
@@ -131,27 +133,27 @@ class Admission:
             if sequence.loading:
                 passed_holding.append(sequence)
             else:
-                self._let_in(sequence, tokens, room, now_s)
+                self._schedule(sequence, tokens, room, now_s)
         self._waiting.put_back(passed)
         self._holding.put_back(passed_holding)
         self.deferred = len(passed) + len(passed_holding)
 
     def _is_passed(self, sequence: VllmSequence, room: Room, now_s: float) -> bool:
-        """Whether it waits for something else than its turn."""
+        """Whether a request waits for something else than its turn."""
         if not self._is_ready(sequence, now_s):
             return True
         lora = sequence.submission.lora_name
         if lora and lora not in room.loras and len(room.loras) >= self._config.max_loras:
             return True
-        if sequence.blocks or self._cache.host is None or self._asks_another(sequence):
+        if sequence.blocks or self._cache.host is None or self._fetches(sequence):
             return False
-        # What somebody else is loading will be on the device when that load has ended.
+        # Blocks that another request is loading will be on the device at the end of that load.
         hashes, reused = self._find(sequence)
         last = len(reused) + self._cache.host_run(hashes, len(reused))
         return self._cache.any_loading(hashes[len(reused) : last])
 
     def _is_ready(self, sequence: VllmSequence, now_s: float) -> bool:
-        """KV that has come by now counts as computed."""
+        """Whether a request has what it waits for. KV that is loaded by now counts as computed."""
         if sequence.ready_s is None:
             return True
         if now_s < sequence.ready_s:
@@ -167,30 +169,30 @@ class Admission:
     def _find_room(
         self, sequence: VllmSequence, room: Room, passed_holding: list[VllmSequence], now_s: float
     ) -> int | None:
-        """Finds blocks for somebody; returns the tokens to compute, none when it begins to load
-        them. None when there is no room."""
+        """Takes blocks for a request; returns the tokens to compute, 0 when a load begins. None
+        when there is no room."""
         if sequence.blocks:
             return self._place(sequence, [], sequence.computed_tokens, room)
         size = self._config.block_size
         hashes, reused = self._find(sequence)
-        found = len(reused) * size
-        if self._asks_another(sequence):
-            external = max(sequence.submission.remote_tokens - found, 0)
+        cached = len(reused) * size
+        if self._fetches(sequence):
+            external = max(sequence.submission.remote_tokens - cached, 0)
         else:
             external = self._cache.host_run(hashes, len(reused)) * size
         if external:
             left = self._reserved_blocks(room, passed_holding)
             tokens = self._load(sequence, reused, external, left, self._watermark(room), now_s)
         else:
-            tokens = self._place(sequence, reused, found, room)
+            tokens = self._place(sequence, reused, cached, room)
         if tokens is not None:
-            self._count_query(sequence, found, external)
+            self._count_query(sequence, cached, external)
         elif len(reused) < (sequence.known_tokens - 1) // size:
             self.blocked_hash = hashes[len(reused)]
         return tokens
 
     def _find(self, sequence: VllmSequence) -> tuple[list[int], list[BlockId]]:
-        """The names of its full blocks, and the leading ones that are on the device."""
+        """The hashes of a request's full blocks, and its leading blocks that are on the device."""
         count = sequence.known_tokens // self._config.block_size
         hashes = sequence.content.hashes(count)[:count]
         return hashes, self._cache.pool.find_prefix(hashes, sequence.known_tokens)
@@ -198,10 +200,10 @@ class Admission:
     def _place(
         self, sequence: VllmSequence, reused: list[BlockId], computed: int, room: Room
     ) -> int | None:
-        """Finds blocks for somebody's first chunk; returns its tokens, None when there is no room.
+        """Takes blocks for a request's first chunk; returns its tokens, None when there is no room.
 
-        computed: tokens of it that are in the cache, or were loaded. A single token is padded with
-        some that the step verifies like drafted ones, and rejects.
+        computed: tokens that are in the cache, or were loaded. A single token is padded with tokens
+        that the step verifies like drafted tokens, and rejects.
         """
         config, cache = self._config, self._cache
         tokens = sequence.known_tokens - computed
@@ -235,32 +237,32 @@ class Admission:
         watermark: int,
         now_s: float,
     ) -> int | None:
-        """Finds blocks for KV that has to come, and lets it come; None when there is no room.
+        """Takes blocks for KV and begins to load it; None when there is no room.
 
-        Such blocks are held without progress, so `left` ones must be left to others.
+        The blocks are held without progress, so `left` blocks must be left to other requests.
         """
         config, cost, cache = self._config, self._config.cost, self._cache
-        found = len(reused) * config.block_size
-        needed = cache.blocks_for(found + external) - len(reused)
+        cached = len(reused) * config.block_size
+        needed = cache.blocks_for(cached + external) - len(reused)
         wanted = needed + left
         if config.scheduler_reserve_full_isl:
             wanted = max(wanted, cache.blocks_for(sequence.known_tokens) - len(reused))
         if not cache.pool.fits(reused, wanted + watermark):
             return None
         cache.take(sequence, reused, needed)
-        sequence.computed_tokens = found + external
+        sequence.computed_tokens = cached + external
         sequence.offered_count = sequence.computed_tokens // config.block_size
         sequence.loading = True
-        if self._asks_another(sequence):
+        if self._fetches(sequence):
             took_s = cost.transfer_s(external, sequence.submission.remote_distance)
-            sequence.remote_asked = True
+            sequence.remote_fetched = True
         else:
             took_s = cost.load_s(external, Tier.HOST)
             cache.pin(sequence)
         sequence.ready_s = self.unready[sequence] = now_s + took_s
         return 0
 
-    def _let_in(self, sequence: VllmSequence, tokens: int, room: Room, now_s: float) -> None:
+    def _schedule(self, sequence: VllmSequence, tokens: int, room: Room, now_s: float) -> None:
         if sequence.scheduled_s is None:
             sequence.scheduled_s = now_s
         if sequence.submission.lora_name:
@@ -271,14 +273,15 @@ class Admission:
         certain = min(sequence.computed_tokens + tokens, sequence.known_tokens)
         self._cache.fill(sequence, certain)
 
-    def _asks_another(self, sequence: VllmSequence) -> bool:
-        return bool(sequence.submission.remote_tokens) and not sequence.remote_asked
+    def _fetches(self, sequence: VllmSequence) -> bool:
+        """Whether KV of another engine has yet to be fetched."""
+        return bool(sequence.submission.remote_tokens) and not sequence.remote_fetched
 
     def _reserved_blocks(self, room: Room, passed_holding: list[VllmSequence]) -> int:
-        """What those who hold blocks, and whose prompts are not through yet, still need; with
-        drafted tokens, also what each of them and the newcomer need for a step of these.
+        """Blocks that holders of blocks still need for their prompts; with drafted tokens, also the
+        blocks of a step's drafts, for each holder and the new request.
 
-        Nothing when nobody holds blocks: who is alone always gets in.
+        0 when no request holds blocks: a single request is always admitted.
         """
         drafts = self._config.num_speculative_tokens
         ahead = 1 + drafts + self._config.lookahead_tokens if drafts else 0
@@ -286,31 +289,34 @@ class Admission:
         if not room.running and not holders:
             return 0
         through = {
-            one
-            for one, tokens in room.scheduled[room.came_first :]
-            if one.computed_tokens + tokens >= one.known_tokens
+            sequence
+            for sequence, tokens in room.scheduled[room.came_first :]
+            if sequence.computed_tokens + tokens >= sequence.known_tokens
         }
-        for one in room.running:
+        for sequence in room.running:
             prefilling = (
-                not one.draft_tokens if drafts else one.computed_tokens + 1 < one.known_tokens
+                not sequence.draft_tokens
+                if drafts
+                else sequence.computed_tokens + 1 < sequence.known_tokens
             )
-            if prefilling and one not in through:
-                holders.append(one)
+            if prefilling and sequence not in through:
+                holders.append(sequence)
         blocks_for = self._cache.blocks_for
         needed = sum(
-            max(blocks_for(one.known_tokens + ahead) - len(one.blocks), 0) for one in holders
+            max(blocks_for(sequence.known_tokens + ahead) - len(sequence.blocks), 0)
+            for sequence in holders
         )
         return needed + blocks_for(ahead)
 
     def _watermark(self, room: Room) -> int:
         return self._watermark_blocks if room.running else 0
 
-    def _count_query(self, sequence: VllmSequence, found: int, external: int) -> None:
+    def _count_query(self, sequence: VllmSequence, cached: int, external: int) -> None:
         if sequence.cached_tokens is not None:
-            return  # recomputing after a preemption is no query
-        sequence.cached_tokens = min(found + external, sequence.known_tokens - 1)
+            return  # recomputation after a preemption is no query
+        sequence.cached_tokens = min(cached + external, sequence.known_tokens - 1)
         self.queried_tokens += sequence.prompt_tokens
-        self.hit_tokens += found
+        self.hit_tokens += cached
         if self._cache.host is not None or sequence.submission.remote_tokens:
-            self.external_queried_tokens += sequence.prompt_tokens - found
+            self.external_queried_tokens += sequence.prompt_tokens - cached
             self.external_hit_tokens += external

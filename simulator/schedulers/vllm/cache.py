@@ -1,8 +1,9 @@
 """Blocks of vLLM's requests: on the device, and in the host cache when there is one. Pure.
 
 Laws:
-- a block is announced when the step that fills it is decided, and told when that step ends;
-- the host sees what a step fills when all of that step is decided.
+- the content of a block is stored when the step that fills it is decided, and its event is
+  published when that step ends;
+- the host is offered a step's full blocks when the whole step is decided.
 
 Source: vllm-project/vllm vllm/v1/core/kv_cache_manager.py and
 vllm/distributed/kv_transfer/kv_connector/v1/offloading/scheduler.py, release 0.32.0.
@@ -19,31 +20,33 @@ from simulator.schedulers.vllm.config import VllmConfig, VllmSequence
 
 
 class VllmCache:
-    """The block pool and the host cache of one engine, and who holds what."""
+    """The block pool and the host cache of one engine, and the blocks that requests hold."""
 
     def __init__(self, config: VllmConfig) -> None:
         self.pool = BlockPool(config.block_count, config.block_size)
         self.host = (
-            HostCache(config.host_block_count, self.pool.tell) if config.host_block_count else None
+            HostCache(config.host_block_count, self.pool.add_event)
+            if config.host_block_count
+            else None
         )
         self._config = config
         self._offers: list[tuple[VllmSequence, int]] = []
-        """Whose leading blocks the host shall see when the step is decided, and how many."""
+        """(request, leading blocks to offer to the host) of the step that is being decided."""
         self._gone: list[tuple[VllmSequence, int]] = []
-        """The same of those who ended since the last step was decided."""
+        """(request, leading blocks) of the requests that ended since the last step was decided."""
 
     def contents(self) -> Iterator[tuple[Tier, int]]:
-        """What can be found."""
-        yield from ((Tier.DEVICE, one) for one in self.pool.contents())
+        """(tier, hash) of all cached blocks."""
+        yield from ((Tier.DEVICE, block_hash) for block_hash in self.pool.contents())
         if self.host is not None:
-            yield from ((Tier.HOST, one) for one in self.host.contents())
+            yield from ((Tier.HOST, block_hash) for block_hash in self.host.contents())
 
     def cached_tokens(self, submission: Submission) -> int:
-        """What a request would find if it were admitted now."""
+        """Tokens that a request would reuse if it were admitted now."""
         length, size = submission.prompt_tokens, self._config.block_size
         hashes = submission.content.hashes(length // size)[: length // size]
-        found = len(self.pool.find_prefix(hashes, length))
-        return min((found + self.host_run(hashes, found)) * size, length - 1)
+        blocks = len(self.pool.find_prefix(hashes, length))
+        return min((blocks + self.host_run(hashes, blocks)) * size, length - 1)
 
     def reset(self) -> bool:
         """Forgets all content; False, and nothing changed, while requests hold blocks."""
@@ -57,7 +60,7 @@ class VllmCache:
         return -(-token_count // self._config.block_size)
 
     def take(self, sequence: VllmSequence, reused: list[BlockId], new_count: int) -> None:
-        """Gives somebody found blocks and new ones, which there must be."""
+        """Gives a request its reused blocks and new blocks; these must be available."""
         fresh = self.pool.take(reused, new_count)
         if fresh is None:
             raise RuntimeError(f"room for a whole prompt, but not for a part: {self.pool!r}")
@@ -66,7 +69,8 @@ class VllmCache:
         sequence.blocks += [*reused, *fresh]
 
     def grow(self, sequence: VllmSequence, token_count: int) -> bool:
-        """Takes what `token_count` tokens need; False, and nothing changed, without room."""
+        """Takes the missing blocks for `token_count` tokens; False, and nothing changed, without
+        room."""
         missing = self.blocks_for(token_count) - len(sequence.blocks)
         if missing <= 0:
             return True
@@ -77,7 +81,7 @@ class VllmCache:
         return True
 
     def fill(self, sequence: VllmSequence, token_count: int) -> None:
-        """A step computes somebody's first `token_count` tokens, as far as they are certain."""
+        """Stores the blocks that a step fills, given the certain tokens of a request after it."""
         if token_count // self._config.block_size > sequence.stored_count:
             self.announce(sequence, token_count)
         if self.host is not None:
@@ -87,18 +91,18 @@ class VllmCache:
         """Gives the blocks that are full with the first `token_count` tokens their content."""
         first, last = sequence.stored_count, token_count // self._config.block_size
         if last > first:
-            told = sequence.content.stored(first, last)
-            self.pool.store(sequence.blocks[first:last], told)
+            stored = sequence.content.stored(first, last)
+            self.pool.store(sequence.blocks[first:last], stored)
             sequence.stored_count = last
 
     def release(self, sequence: VllmSequence) -> None:
-        """Somebody gives up its blocks."""
+        """Takes a request's blocks back."""
         self.pool.release(sequence.blocks)
         sequence.blocks = []
         sequence.stored_count = 0
 
     def end(self, sequence: VllmSequence) -> None:
-        """Somebody has ended."""
+        """Takes back the blocks of a request that has ended."""
         self.unpin(sequence)
         if self.host is not None:
             self._gone.append((sequence, sequence.computed_tokens // self._config.block_size))
@@ -106,16 +110,16 @@ class VllmCache:
 
     # ---- the host ----
 
-    def host_run(self, hashes: list[int], found: int) -> int:
-        """Blocks that can be loaded beyond the first `found` ones."""
-        return 0 if self.host is None else self.host.run_length(hashes, found, len(hashes))
+    def host_run(self, hashes: list[int], first: int) -> int:
+        """Consecutive blocks from `first` on that can be loaded from the host."""
+        return 0 if self.host is None else self.host.run_length(hashes, first, len(hashes))
 
     def any_loading(self, hashes: Iterable[int]) -> bool:
-        """Whether some of this is on its way from the host to the device."""
+        """Whether any of these blocks is being loaded from the host."""
         return self.host is not None and self.host.any_loading(hashes)
 
     def pin(self, sequence: VllmSequence) -> None:
-        """A load begins, of what is computed and not on the device."""
+        """Begins a load of the computed blocks that are not on the device."""
         if self.host is not None:
             first, last = sequence.stored_count, sequence.computed_tokens // self._config.block_size
             sequence.pinned = sequence.content.hashes(last)[first:last]
@@ -123,14 +127,14 @@ class VllmCache:
             self.host.begin_load(sequence.pinned)
 
     def unpin(self, sequence: VllmSequence) -> None:
-        """Its load, if there was one, has ended."""
+        """Ends a request's load, if there was a load."""
         if self.host is not None and sequence.pinned:
             self.host.end_load(sequence.pinned)
             sequence.pinned = []
 
     def settle(self) -> None:
-        """A step is decided. The host may keep what it fills, and what an earlier one would not let
-        it keep; then those who have ended make their blocks the last used."""
+        """Ends the decision of a step. The host may keep its full blocks, and blocks of earlier
+        steps that didn't fit. Then the blocks of ended requests become the last used."""
         if self.host is None:
             return
         size, prompt_only = self._config.block_size, self._config.offload_prompt_only

@@ -1,4 +1,4 @@
-"""vLLM's settings, and what its scheduler knows of a request beside what every engine knows."""
+"""vLLM's settings, and its own state of a request."""
 
 from dataclasses import dataclass, field, fields
 from typing import Literal
@@ -10,31 +10,32 @@ from simulator.engines.scheduler import SchedulerConfig, Sequence
 
 @dataclass(frozen=True, slots=True)
 class VllmConfig(SchedulerConfig):
-    """Names and defaults are vLLM 0.32's, where it has the setting."""
+    """Names and defaults of vLLM 0.32, where it has the setting."""
 
     policy: Literal["fcfs", "priority"] = "fcfs"
-    """priority: the lowest value first, then the earliest."""
+    """priority: the lowest value first, of equals the earliest request."""
     enable_chunked_prefill: bool = True
     long_prefill_token_threshold: int = 0
-    """The most tokens of one prompt in one step while there is anybody else; 0: no such limit."""
+    """The most tokens of a prompt in a step while there are other requests; 0: no such limit."""
     scheduler_reserve_full_isl: bool = True
-    """Whether a request waits until its whole prompt fits, or only the first chunk of it."""
+    """Whether a request waits until its whole prompt fits, or only until its first chunk fits."""
     watermark: float = 0.0
-    """Share of the blocks that an admission leaves idle while others run."""
+    """Share of the blocks that an admission leaves idle while other requests run."""
     max_loras: int = 1
-    """Different LoRAs in one step."""
+    """Different LoRAs in a step."""
     num_speculative_tokens: int = 0
-    """Drafted after each step, for the next one to verify."""
+    """Tokens drafted after each step, for the next step to verify."""
     draft_in_cache: bool = False
-    """Whether the drafter keeps KV of its own (EAGLE, a draft model; n-grams don't)."""
+    """Whether the drafter keeps its own KV (EAGLE, a draft model; n-grams don't)."""
     acceptance_rate: float = 0.7
-    """Chance that a drafted token is accepted once those before it are. Ours, not vLLM's."""
+    """Probability that a drafted token is accepted after the drafted tokens before it. The
+    simulator's option, not vLLM's."""
     seed: int = 0
-    """Of the draws of acceptance."""
+    """Seed of the draws of acceptance."""
     host_block_count: int = 0
     """Blocks of the host cache (OffloadingConnector); 0: none."""
     offload_prompt_only: bool = True
-    """Whether the host keeps no blocks that an answer filled."""
+    """Whether the host keeps blocks of prompts only, not of answers."""
 
     @property
     @override
@@ -60,10 +61,11 @@ class VllmConfig(SchedulerConfig):
 
 
 def vllm_config(config: SchedulerConfig) -> VllmConfig:
-    """A configuration that names no engine gets vLLM's defaults."""
+    """The config itself, or the common options with vLLM's defaults beside them."""
     if isinstance(config, VllmConfig):
         return config
-    return VllmConfig(**{one.name: getattr(config, one.name) for one in fields(SchedulerConfig)})
+    names = (option.name for option in fields(SchedulerConfig))
+    return VllmConfig(**{name: getattr(config, name) for name in names})
 
 
 @dataclass(slots=True, eq=False)
@@ -71,21 +73,21 @@ class VllmSequence(Sequence):
     """0 <= computed_tokens < known_tokens + draft_tokens between steps."""
 
     number: int = 0
-    """By arrival."""
+    """Serial number by arrival."""
     draft_tokens: int = 0
-    """To be verified in the next step."""
+    """Drafted tokens that the next step verifies."""
     ready_s: float | None = None
-    """What it waits for is there then; None: it waits for nothing but its turn."""
+    """When its grammar, input or KV will be ready; None: it waits for its turn only."""
     loading: bool = False
-    """Whether KV is on its way into its blocks."""
+    """Whether KV is being loaded into its blocks."""
     pinned: list[int] = field(default_factory=list)
-    """What the host must keep meanwhile, if it comes from there."""
-    remote_asked: bool = False
+    """Hashes that the host must keep during the load."""
+    remote_fetched: bool = False
     """KV from another engine is fetched once; after a preemption it is computed here."""
     offered_count: int = 0
-    """Leading blocks that the host cache has kept, or had."""
+    """Leading blocks that the host cache has kept, or had before."""
     seen_blocks: set[int] = field(default_factory=set)
-    """Places of the blocks that it offered to the host or loaded from there."""
+    """Places of the blocks that were offered to the host or loaded from it."""
 
     @property
     def rank(self) -> tuple[int, float, int]:

@@ -1,10 +1,11 @@
-"""Decode steps of vLLM's on end, as one: how many may be joined, and what each of them takes. Pure.
+"""Joined decode steps of vLLM: how many steps may be joined, and the blocks of each. Pure.
 
-While all running requests decode and nobody can be admitted, consecutive steps differ only in their
-number. A run of them ends when somebody finishes, when the blocks would not suffice for another
-step, when somebody passed over becomes ready, or before a step stores what the first in line lacks.
+While all running requests decode and none can be admitted, consecutive steps differ only in their
+number. The run ends when a request finishes, when blocks would not suffice for another step, when a
+request that was passed over becomes ready, or before a step stores the block that the first request
+in line misses.
 
-Law: a run takes, evicts and stores what its steps would one by one, in the same order.
+Law: a run takes, evicts and stores the same blocks as single steps, in the same order.
 """
 
 from bisect import bisect_right
@@ -16,7 +17,7 @@ from simulator.schedulers.vllm.config import VllmConfig, VllmSequence
 
 
 class JoinedSteps:
-    """The run that is going on, if there is one."""
+    """The run of steps that is going on, if any."""
 
     def __init__(self, config: VllmConfig, cache: VllmCache, admission: Admission) -> None:
         self.run: DecodeRun | None = None
@@ -29,7 +30,7 @@ class JoinedSteps:
         self._admission = admission
 
     def start(self, run: DecodeRun | None) -> None:
-        """A step has begun; None: a single one."""
+        """Begins a run; None: a single step."""
         self.run = run
         self.begun, self.ended = 1, 0
 
@@ -38,9 +39,8 @@ class JoinedSteps:
         if self._config.num_speculative_tokens or self._host_may_change():
             return 1
         steps = self._config.joined_steps_max
-        for one in running:
-            left = one.total_tokens - one.known_tokens
-            steps = min(steps, left)
+        for sequence in running:
+            steps = min(steps, sequence.remaining_tokens)
         if steps > 1 and not self._fit(steps, running):
             steps = bisect_right(range(1, steps), False, key=lambda n: not self._fit(n, running))
         lacked = self._admission.blocked_hash
@@ -58,7 +58,8 @@ class JoinedSteps:
             return
         size, cache = self._config.block_size, self._cache
         crossings: list[tuple[int, int, bool, int]] = []
-        """(step after those begun, place in the batch, whether it fills a block, tokens there)"""
+        """(step counted from the begun steps, place in the batch, whether a block becomes full,
+        tokens at that place)"""
         lead = self.begun - self.ended
         for place, (sequence, _) in enumerate(scheduled):
             if not sequence.blocks:
@@ -84,7 +85,7 @@ class JoinedSteps:
         self.begun = target
 
     def _host_may_change(self) -> bool:
-        """Whether decoding can change what somebody who waits would load from the host."""
+        """Whether decoding can change which blocks a waiting request loads from the host."""
         cache = self._cache
         return (
             cache.host is not None
@@ -94,16 +95,19 @@ class JoinedSteps:
 
     def _fit(self, steps: int, running: list[VllmSequence]) -> bool:
         size = self._config.block_size
-        needed = sum(-(-(one.computed_tokens + steps) // size) - len(one.blocks) for one in running)
+        needed = sum(
+            -(-(sequence.computed_tokens + steps) // size) - len(sequence.blocks)
+            for sequence in running
+        )
         return self._cache.pool.fits((), needed)
 
     def _before_store(self, block_hash: int, steps: int, running: list[VllmSequence]) -> int:
-        """How many of the next steps pass before one stores this content."""
+        """How many of the next steps pass before a step stores this block."""
         size = self._config.block_size
-        for one in running:
-            last = (one.computed_tokens + steps) // size
-            hashes = one.content.hashes(last)
-            if block_hash in hashes[one.stored_count : last]:
-                at = hashes.index(block_hash, one.stored_count, last)
-                steps = (at + 1) * size - one.computed_tokens - 1
+        for sequence in running:
+            last = (sequence.computed_tokens + steps) // size
+            hashes = sequence.content.hashes(last)
+            if block_hash in hashes[sequence.stored_count : last]:
+                at = hashes.index(block_hash, sequence.stored_count, last)
+                steps = (at + 1) * size - sequence.computed_tokens - 1
         return steps

@@ -12,31 +12,31 @@ from simulator.schedulers.vllm.config import VllmSequence
 
 
 class WaitingQueue(Protocol):
-    """Who comes next."""
+    """Waiting requests in an order."""
 
     def __len__(self) -> int: ...
 
     def __iter__(self) -> Iterator[VllmSequence]:
-        """In the order in which they come."""
+        """The requests, next first."""
 
     def add(self, sequence: VllmSequence) -> None:
-        """Somebody comes."""
+        """Puts a new request in."""
 
     def put_back(self, sequences: Iterable[VllmSequence]) -> None:
-        """Who was taken out, and is still waiting, in the order in which they were."""
+        """Puts requests back in that were taken out and still wait, given in their old order."""
 
     def peek(self) -> VllmSequence:
-        """The next one. Raises IndexError."""
+        """The next request. Raises IndexError."""
 
     def pop(self) -> VllmSequence:
-        """Takes the next one out. Raises IndexError."""
+        """Takes the next request out. Raises IndexError."""
 
     def remove(self, sequence: VllmSequence) -> bool:
-        """Takes one out wherever it stands; False when it isn't there. O(length)."""
+        """Takes a request out at any place; False when it isn't there. O(length)."""
 
 
 class FcfsQueue:
-    """In order of arrival; who comes back goes to the head."""
+    """In order of arrival; a request that is put back goes to the head."""
 
     def __init__(self) -> None:
         self._queue: deque[VllmSequence] = deque()
@@ -67,7 +67,7 @@ class FcfsQueue:
 
 
 class PriorityQueue:
-    """By (priority, arrival), lowest first; who comes back takes the place that this gives."""
+    """By (priority, arrival), lowest first, for requests that are put back as well."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[tuple[int, float, int], VllmSequence]] = []

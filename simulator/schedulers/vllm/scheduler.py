@@ -1,17 +1,16 @@
-"""vLLM V1: which requests a step computes, and what comes of it. Pure.
+"""vLLM V1: which requests a step computes, and its results. Pure.
 
-One step computes at most `step_tokens_max` tokens. Running requests come first: one token each, the
-next chunk of their prompt, or drafted tokens to verify. Then waiting ones (vllm_admission.py). When
-a running request finds no block, the one that came last, or has the worst priority, gives up its
-blocks and starts over ("preempted by recompute"); nobody is admitted in such a step.
+A step computes at most `step_tokens_max` tokens. Running requests go first: a token each, the next
+chunk of their prompt, or drafted tokens to verify. Then come waiting requests (admission.py). When
+a running request lacks a block, the request that arrived last, or has the worst priority, gives up
+its blocks and starts over ("preempted by recompute"). Such a step admits no requests.
 
-Decode steps on end are one (vllm_joined.py); who holds which blocks, and what the host keeps of
-them, says vllm_cache.py.
+Joined decode steps: joined.py. Blocks on the device and at the host: cache.py.
 
 Laws:
 - every request ends: finished or aborted; added = finished + aborted + waiting + running;
 - KV of a token exists once it has been computed, so never for the last token of an answer;
-- what a step is, is decided when it begins; what comes of it is told when it ends.
+- a step is decided when it begins; its results are published when it ends.
 
 Source: vllm-project/vllm vllm/v1/core/sched/scheduler.py, release 0.32.0, read
 2026-11-21.
@@ -54,7 +53,7 @@ class VllmScheduler:
         self._waiting = Admission(own, self._cache)
         self._running: list[VllmSequence] = []
         self._scheduled: list[tuple[VllmSequence, int]] = []
-        """Sequences of the step that is going on, with the tokens it computes of each."""
+        """(sequence, its tokens) of the present step."""
         self._step: Step | None = None
         self._joined = JoinedSteps(own, self._cache, self._waiting)
         self._rng = Random(own.seed)
@@ -134,12 +133,12 @@ class VllmScheduler:
         return True
 
     def cached_tokens(self, submission: Submission) -> int:
-        """What a request would find in the caches if it were admitted now. Changes nothing."""
+        """Tokens that a request would reuse if it were admitted now. Changes nothing."""
         return self._cache.cached_tokens(submission)
 
     def reset_prefix_cache(self) -> bool:
-        """Forgets all cached content, the host's too; False, and nothing changed, while requests
-        hold blocks."""
+        """Forgets all cached content, on the host as well; False, and nothing changed, while
+        requests hold blocks."""
         return self._cache.reset()
 
     def begin_step(self, now_s: float) -> Step | None:
@@ -148,7 +147,7 @@ class VllmScheduler:
             raise RuntimeError("a step is going on")
         self._waiting.look(now_s)
         preempted = True
-        while preempted and not self._scheduled:  # a step that nobody is left in takes no time
+        while preempted and not self._scheduled:  # a step that preempted all takes no time
             preemptions = self._preemptions
             chunk_max = self._chunk_max()
             budget = self._schedule_running(chunk_max)
@@ -163,7 +162,7 @@ class VllmScheduler:
         return self._step
 
     def cut_step(self, now_s: float) -> Step | None:
-        """Shortens joined steps to the end of the one going on; returns the step as it is now."""
+        """Ends joined steps with the present step; returns what is left of them."""
         step, run = self._step, self._joined.run
         if step is not None and run is not None:
             steps = max(run.begun(now_s, step.count), self._joined.begun)
@@ -171,7 +170,7 @@ class VllmScheduler:
         return self._step
 
     def advance(self, now_s: float) -> StepResult:
-        """Applies those of the joined steps that have ended by now, but not the last."""
+        """Applies the joined steps that have ended by now, except for the last."""
         step, joined = self._step, self._joined
         if step is None or joined.run is None:
             return StepResult([], [])
@@ -185,7 +184,7 @@ class VllmScheduler:
         return StepResult(outputs, events)
 
     def end_step(self, now_s: float) -> StepResult:
-        """Applies the step: tokens come out, requests finish, events are told."""
+        """Applies the step: tokens come out, requests finish, events are published."""
         if self._step is None:
             raise RuntimeError("no step is going on")
         self._joined.begin(self._step.count, self._scheduled)
@@ -195,13 +194,13 @@ class VllmScheduler:
         return StepResult(outputs, self.pool.take_events())
 
     def _chunk_max(self) -> int:
-        """The most tokens of one request in this step."""
+        """The most tokens of a request in this step."""
         threshold = self._config.long_prefill_token_threshold
         alone = len(self._running) + len(self._waiting) <= 1
         return threshold if threshold and not alone else self._config.step_tokens_max
 
     def _schedule_running(self, chunk_max: int) -> int:
-        """Schedules who runs already; returns the tokens that are left."""
+        """Schedules the running requests; returns the tokens that are left."""
         size, running, cache = self._config.block_size, self._running, self._cache
         length_max, lookahead = self._config.model_len, self._config.lookahead_tokens
         budget = self._config.step_tokens_max
@@ -232,14 +231,14 @@ class VllmScheduler:
         return budget
 
     def _victim(self) -> VllmSequence:
-        """Who gives way: the last to come, or the worst priority (the latest of these)."""
+        """The request to preempt: the last to arrive, or the worst priority, of equals the last."""
         if self._config.policy == "fcfs":
             return self._running[-1]
-        return max(self._running, key=lambda one: one.rank[:2])
+        return max(self._running, key=lambda sequence: sequence.rank[:2])
 
     def _unschedule(self, victim: VllmSequence) -> int:
-        """Takes somebody out of this step again; returns its tokens. What was announced as filled
-        stays announced, as with vLLM."""
+        """Takes a request out of this step again; returns its tokens. Blocks that were stored for
+        this step stay stored, as in vLLM."""
         for place, (sequence, tokens) in enumerate(self._scheduled):
             if sequence is victim:
                 del self._scheduled[place]
@@ -254,7 +253,7 @@ class VllmScheduler:
         self._waiting.put_back(victim)
 
     def _apply(self, ended: int, now_s: float) -> list[Output]:
-        """Brings out the tokens of all steps up to the `ended`-th."""
+        """Returns the tokens of all steps up to the `ended`-th."""
         steps = ended - self._joined.ended
         self._joined.ended = ended
         drafts = self._config.num_speculative_tokens
@@ -266,10 +265,10 @@ class VllmScheduler:
             computed = sequence.computed_tokens + tokens + steps - 1
             first = sequence.known_tokens
             if computed < first:
-                sequence.computed_tokens = computed  # more of the prompt to come
+                sequence.computed_tokens = computed  # the prompt is not complete
                 continue
             end = first + steps
-            if computed >= end:  # with drafted tokens, of which some may be rejected
+            if computed >= end:  # with drafted tokens, which may be rejected
                 drafted = min(computed - first, sequence.draft_tokens)
                 computed = first + self._accepted(drafted)
                 end = min(computed + 1, sequence.total_tokens)
@@ -298,7 +297,7 @@ class VllmScheduler:
         return accepted
 
     def _price(self, now_s: float, *, may_join: bool) -> Step:
-        """The step's duration; joins steps where that changes nothing but their number."""
+        """The step with its duration; joins steps that differ only in their number."""
         cost = self._config.cost
         prefill: list[PrefillChunk] = []
         decoding = context = 0
@@ -307,7 +306,7 @@ class VllmScheduler:
             if computed + 1 == sequence.known_tokens > sequence.prompt_tokens:
                 decoding += 1
                 context += computed
-                if tokens > 1:  # drafted tokens go through the model like a prompt's
+                if tokens > 1:  # drafted tokens go through the model like prompt tokens
                     prefill.append(PrefillChunk(tokens - 1, computed + 1))
             else:
                 prefill.append(PrefillChunk(tokens, computed))
