@@ -260,7 +260,7 @@ def replay(
 ) -> None:  # fmt: skip
     """Replay a trace on simulated engines, in virtual time, and compare policies.
 
-    TRACE is one of the slices that ship (conversation, synthetic, agentic) or a file of requests in
+    TRACE is an included slice (conversation, synthetic, agentic) or a file of requests in
     order of time: JSON lines or CSV with a header. Columns are known by their names: Mooncake's
     (timestamp, input_length, output_length, hash_ids), Azure's (TIMESTAMP, ContextTokens,
     GeneratedTokens, or arrived_at, num_prefill_tokens, num_decode_tokens), BurstGPT's (Timestamp,
@@ -300,12 +300,12 @@ def replay(
         else:
             with watch(console) as watcher:
                 runs = compare_runs(traffic, fleets, world.run, watcher, **arguments)
-        for one in runs:
-            for table in tables(one, console.width):
+        for comparison in runs:
+            for table in tables(comparison, console.width):
                 console.print(table)
-            if (shadows_shown := shadow_table(one)) is not None:
+            if (shadows_shown := shadow_table(comparison)) is not None:
                 console.print(shadows_shown)
-            for run in one.runs:
+            for run in comparison.runs:
                 for reason, count in sorted(run.first.failures.items()):
                     line = f"{run.label}: {count} failed: {reason}"
                     console.print(line, style="red", highlight=False, soft_wrap=True)
@@ -603,7 +603,7 @@ def _scheduler(given: dict[str, Any], *, ranks: int = 1, joined_steps_max: int =
 
 
 _JOINED_STEPS = 10_000
-"""Consecutive decode steps without a decision between them are computed as one, at most so many."""
+"""The most consecutive decode steps without a decision between them that are joined."""
 
 
 def _about(traffic: "Traffic") -> str:

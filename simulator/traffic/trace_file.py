@@ -162,7 +162,7 @@ class _TraceFile:
                 raise self._bad(
                     number,
                     "arrival_s",
-                    f"{request.arrival_s:.12g} s is before the previous request, {previous_s:.12g} s",
+                    f"{request.arrival_s:.12g} s is before the last request, {previous_s:.12g} s",
                 )
             previous_s = request.arrival_s
             session_id = request.session_id

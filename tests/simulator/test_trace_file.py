@@ -306,7 +306,7 @@ AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
         ([HEADER, "0,5,5\n", '0,"5,5\n'], "line 3: "),
         (
             [HEADER, "9,5,5\n", "1,5,5\n"],
-            "line 3, column arrival_s: 1 s is before the request before, 9 s",
+            "line 3, column arrival_s: 1 s is before the last request, 9 s",
         ),
     ],
 )
@@ -355,7 +355,7 @@ def test_a_file_is_named_in_its_errors(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match=r"t\.jsonl: line 1, column arrival_s "):
         load_trace(file)
     file.write_bytes(b"\xff\xfe{}")
-    with pytest.raises(TraceError, match=r"t\.jsonl: is no text"):
+    with pytest.raises(TraceError, match=r"t\.jsonl: is not text"):
         load_trace(file)
     with pytest.raises(TraceError, match=r"nowhere: No such file.*conversation"):
         load_trace("nowhere")
