@@ -131,6 +131,14 @@ class QueueSettings(Settings, frozen=True):
         Seconds,
         Meta(description="longest wait of a request that names no queue_timeout_ms"),
     ] = 10.0
+    blocks_ahead: Annotated[
+        bool,
+        Meta(
+            description="a request that may wait gets a worker only once the KV blocks of its"
+            " prompt and expected output fit there beside those in use, unless the worker is idle;"
+            " false: once a block is free"
+        ),
+    ] = True
     order: Annotated[
         str,
         Meta(

@@ -311,6 +311,8 @@ class Admission:
     def _note_rules(self) -> None:
         """The settings are others."""
         self._has_rules = self.queue.tenants.have_quotas or self.queue.has_shares
+        settings = self.queue.settings
+        self._core.decider.looks_ahead = settings.blocks_ahead and settings.max_waiting > 0
         if not self.queue.tenants.have_quotas:
             self._tenants.clear()
             self._core.ended = None

@@ -16,7 +16,7 @@ Laws:
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.unicode cimport PyUnicode_DecodeASCII
-from libc.math cimport isnan
+from libc.math cimport ceil, isnan
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcpy
@@ -768,7 +768,7 @@ cdef class Lane:
         self._counts.mark(0)
         self._match(plan, prefixes, asked.prompt_tokens)
         self._counts.mark(1)
-        if not self._decide(now_s):
+        if not self._decide(now_s) or self._core.decider.looks_ahead and not self._fits(asked.output_tokens):
             return None
         self._counts.mark(2)
         cdef uint64_t form = asked.prompt_tokens | <uint64_t>asked.hashes_block_size << 32
@@ -908,6 +908,23 @@ cdef class Lane:
         if self._guards:
             self._move()
         return True
+
+    cdef bint _fits(self, int64_t output_tokens) except -1:
+        """Whether the pick has KV blocks for the whole request: see Decider._with_blocks."""
+        cdef uint32_t row = self._order[0]
+        cdef uint32_t slot = self._plan.slots[row]
+        cdef double promised = (<tuple>self._settled[slot])[5], need
+        cdef size_t count = len(self._prefixes)
+        if isnan(promised) or self._columns.active_slots[slot] <= 0:
+            return True
+        if output_tokens < 0:
+            output_tokens = self._output_tokens
+        output_tokens = min(output_tokens, OUTPUT_TOKENS_MAX_C)
+        need = ceil((self._decided.rows.prompt_tokens + <double>output_tokens) / self._plan.block_size)
+        cdef const Users **users = self._plan.users_of(self._loads, self._fleet.loads_changed)
+        if count and users[row] and users[row].used:
+            need -= <double>users_leading(users[row], <const uint64_t *>_pointer(self._prefixes), count)
+        return need <= promised - self._columns.active_blocks[slot]
 
     cdef int _read_users(self) except -1:
         """Further.blocks_in_use, of what was matched."""

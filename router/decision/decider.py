@@ -54,6 +54,8 @@ from router.request.request import Request, Role, Session
 FULL_RETRY_S = 0.5
 """What RetryInfo says when all are full: about the time until something ends."""
 _FULL = "full"
+_BLOCK_SIZE, _ACTIVE_BLOCKS = COLUMNS.index("block_size"), COLUMNS.index("active_blocks")
+_ACTIVE_SLOTS, _FULL_COLUMN = COLUMNS.index("active_slots"), COLUMNS.index("full")
 
 
 class Decider:
@@ -68,6 +70,8 @@ class Decider:
     ) -> None:
         """models: may have settings of their own."""
         self.reconfigure(routing, models)
+        self.looks_ahead = False
+        """Whether a request that can wait needs a worker with KV blocks for all of it."""
         self.policy_failures: Counter[tuple[str, Failure]] = Counter()
         """Decisions that a policy of the operator's could not make."""
         self._policy_error = ""
@@ -170,6 +174,8 @@ class Decider:
     def _with_room(self, matched: Matched, may_strain: bool) -> Decision:
         """The decision among workers with room; where there is none, among strained ones, too."""
         decision = self._decide(matched)
+        if self.looks_ahead and not may_strain and decision.order and decision.prefill is None:
+            return self._with_blocks(matched, decision)
         if not decision.order and may_strain:
             table = self._pools.with_strained(matched.pool, matched.table)
             if table is not None:
@@ -177,6 +183,28 @@ class Decider:
                 strained.strained = True
                 return strained if strained.order else decision
         return decision
+
+    def _with_blocks(self, matched: Matched, decision: Decision) -> Decision:
+        """The decision, if its pick has KV blocks for the whole request; else one among the workers
+        that have, and the others count as full.
+
+        need = blocks of the prompt and of the expected output, less those of the prompt's start
+        that open requests of this router use there, which the request shares. Source: the check of
+        Chitu's scheduler before a task is admitted, which simulates the blocks ahead.
+        """
+        pool, table, request = matched.pool, matched.table, matched.request
+        size = table[_BLOCK_SIZE]
+        tokens = request.prompt.token_count + self.output_tokens(request)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            blocks = np.ceil(tokens / size)  # not a number, or infinite, without a block size
+        need = blocks - self._further.blocks_in_use(pool, request.prompt)
+        left = self._pools.blocks_promised(pool) - table[_ACTIVE_BLOCKS]
+        short = (need > left) & (size > 0) & (table[_ACTIVE_SLOTS] > 0)
+        if not short[decision.order[0]]:
+            return decision
+        table = table.copy()
+        table[_FULL_COLUMN, short] = 1.0
+        return self._decide(matched._replace(table=table))
 
     def _decide(self, matched: Matched) -> Decision:
         request, pool, settings = matched.request, matched.pool, matched.settings
@@ -395,7 +423,7 @@ class Decider:
         Where the policy gives chances, the pick is drawn by them.
         """
         excluded, can = rows.excluded, None
-        if self._pools.any_full or any(excluded):
+        if self._pools.any_full or any(excluded) or rows.full.any():
             excluded = [
                 reason or (_FULL if full else "")
                 for reason, full in zip(excluded, rows.full.tolist(), strict=True)

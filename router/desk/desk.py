@@ -136,9 +136,9 @@ class Desk:
 
     def explain(self, request: bytes) -> Generator[None, None, list[bytes]]:
         """What `route` would decide, in steps: the parts of an ExplainResponse; raises Refusal."""
-        received, asked = yield from self._read(request)
+        received, parsed = yield from self._read(request)
         waits = self.admission.may_wait(codec.read_wait(received.message, 0.0, inf))
-        decision = self._core.decide(asked, self._clock(), may_strain=not waits)
+        decision = self._core.decide(parsed, self._clock(), may_strain=not waits)
         self._metrics.requests.labels("explained", "").inc()
         refusal_instead = None if decision.order else self._core.decider.refuse(decision)
         yield
@@ -204,13 +204,13 @@ class Desk:
         """Reads a request, and hashes its prompt, in steps; raises Refusal."""
         received = codec.receive(request, self._core.routing.prompt_tokens_max)
         yield
-        asked = codec.read_request(received, self._core)
-        for size in self._core.fleet.block_sizes(asked.model):
-            yield from asked.prompt.hashed(size)
+        parsed = codec.read_request(received, self._core)
+        for size in self._core.fleet.block_sizes(parsed.model):
+            yield from parsed.prompt.hashed(size)
             yield
-        asked.prompt.fingerprint()
+        parsed.prompt.fingerprint()
         yield
-        return received, asked
+        return received, parsed
 
     def _refused(self, refusal: Refusal, request: bytes, now_s: float, due: Due | None) -> Refusal:
         """Counts a request that got no worker. Returns what it was given.
@@ -261,7 +261,7 @@ class Desk:
         self, request: bytes, read: Read, now_s: float, left_s: float, due: Due | None
     ) -> Answered | Waiting:
         """A request that the fast path didn't answer."""
-        received, asked = read
+        received, parsed = read
         answers: list[Answered] = []
 
         def decide(may_strain: bool) -> Reservation:
@@ -270,10 +270,10 @@ class Desk:
 
         kept = read if len(request) > LONG_BYTES else None
         waiting = Waiting(
-            request, asked.request_id, due, kept, self._answer_waiting, self._refused_waiting
+            request, parsed.request_id, due, kept, self._answer_waiting, self._refused_waiting
         )
         waiting.waiter = self.admission.route(
-            asked,
+            parsed,
             codec.read_wait(received.message, now_s, left_s),
             now_s,
             # Of a long one its tokens are kept, too.
@@ -313,9 +313,9 @@ class Desk:
 
     def _any(self, read: Read, now_s: float, due: Due | None, may_strain: bool) -> Answered:
         """A request answered the general way."""
-        received, asked = read
+        received, parsed = read
         request, mark = received.message, self._metrics.stage_clock()
-        outcome = self._core.route(asked, now_s, mark, due, may_strain=may_strain)
+        outcome = self._core.route(parsed, now_s, mark, due, may_strain=may_strain)
         reservation = outcome.reservation
         if isinstance(outcome, Repeated):
             self._metrics.requests.labels("repeated", "").inc()

@@ -295,6 +295,10 @@ class Pools:
         """Whether any worker of a pool has a slot and a block left; True for a pool of none."""
         return not self._full or not len(pool.slots) or not self.columns[_FULL, pool.slots].all()
 
+    def blocks_promised(self, pool: Pool) -> npt.NDArray[np.float64]:
+        """KV blocks that picks may promise of each worker; NaN: unknown."""
+        return np.array([self._settled[slot][5] for slot in pool.slots.tolist()])
+
     def fill(self, pool: Pool) -> float:
         """The share of a pool's slots, or of its blocks if that is more, that is taken."""
         columns = self.columns[:, pool.slots]

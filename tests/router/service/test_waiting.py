@@ -7,7 +7,9 @@ from typing import Any
 
 import grpc
 import grpc.aio
+import pytest
 
+from indexer.kernel import NativeIndex
 from kvroute.client import KvRouteClient
 from kvroute.v1 import router_pb2
 from router.config.queue_settings import (
@@ -296,3 +298,36 @@ async def test_room_is_kept_for_the_high_band() -> None:
         call = asyncio.ensure_future(stage.router.Route(asked(priority=10)))
         assert (await call).worker_id == "w0"
         low.cancel()
+
+
+@pytest.mark.parametrize("native", [True, False])
+async def test_a_request_waits_until_its_blocks_fit(native: bool) -> None:
+    index = {"index": NativeIndex()} if native else {}
+    async with served(queue=QueueSettings(), **index) as stage:
+        stage.fleet.add("w0", total_blocks=100)  # of 16 tokens
+        held = (await stage.router.Route(asked(800, expected_output_tokens=0))).reservation_id
+        fits = asked(800, first=5_000, expected_output_tokens=0)  # exactly
+        second = (await stage.router.Route(fits)).reservation_id
+        await stage.router.Report(report(second))
+        too_long = asked(800, first=9_000, expected_output_tokens=1)
+        call = asyncio.ensure_future(stage.router.Route(too_long))
+        await waits(stage, 1)
+        shares = asked(808, expected_output_tokens=1)  # its start is in use there
+        shared = (await stage.router.Route(shares)).reservation_id
+        await stage.router.Report(report(held))
+        assert not call.done()  # the other request still uses these blocks
+        await stage.router.Report(report(shared))
+        assert (await call).worker_id == "w0"
+
+
+async def test_an_idle_worker_takes_what_fits_nowhere_else() -> None:
+    async with served(queue=QueueSettings()) as stage:
+        stage.fleet.add("w0", total_blocks=10)
+        assert (await stage.router.Route(asked(800))).worker_id == "w0"
+
+
+async def test_blocks_are_not_looked_at_ahead_where_nothing_waits() -> None:
+    async with served(queue=QueueSettings(blocks_ahead=False)) as stage:
+        stage.fleet.add("w0", total_blocks=100)
+        for first in (0, 5_000):
+            await stage.router.Route(asked(1000, first=first))
