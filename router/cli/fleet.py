@@ -21,7 +21,7 @@ from kvroute.v1 import (
     Receipt,
     WorkerStatus,
 )
-from router.cli.receipt import PREFILL_TOLD
+from router.cli.receipt import prefill_told
 from router.cli.text import add_row, console, line, styled, table
 from router.config.printable import shown
 
@@ -143,7 +143,7 @@ def _told_of(worker: WorkerStatus) -> str:
 def _print_explanation(screen: Console, explanation: Explanation) -> None:
     if explanation.HasField("prefill_receipt"):
         other = explanation.prefill_worker
-        told = PREFILL_TOLD[explanation.receipt.prefill]
+        told = prefill_told(explanation.receipt.prefill)
         screen.print(line(styled("the prompt", "bold"), f": {told}"))
         pick = (other.worker_id, other.dp_rank)
         _print_stage(screen, explanation.prefill_receipt, explanation.prefill_candidates, pick)
@@ -236,6 +236,8 @@ def _read_tokens(text: str) -> list[int]:
             text = Path(text[1:]).read_text(encoding="utf-8")
         except OSError as error:
             raise click.UsageError(f"{text[1:]}: {error.strerror}") from error
+        except UnicodeDecodeError:
+            raise click.UsageError(f"{text[1:]}: expected a text with token ids") from None
     try:
         return [int(word) for word in text.strip().strip("[]").replace(",", " ").split()]
     except ValueError:
@@ -254,10 +256,18 @@ async def _tokenize(base: str, model: str, text: str, timeout_s: float) -> list[
                     if response.status == 404:
                         continue
                     response.raise_for_status()
-                    return list((await response.json())["tokens"])
-    except (aiohttp.ClientError, TimeoutError, KeyError, ValueError) as error:
+                    return _tokens_in(await response.json())
+    except (aiohttp.ClientError, TimeoutError, ValueError, RecursionError) as error:
         raise click.ClickException(f"{base}: can't tokenize: {error!r}") from error
     raise click.ClickException(f"{base} has no /tokenize")
+
+
+def _tokens_in(answer: object) -> list[int]:
+    """The token ids in an engine's answer; raises ValueError."""
+    tokens = answer.get("tokens") if isinstance(answer, dict) else None
+    if not isinstance(tokens, list) or not all(type(token) is int for token in tokens):
+        raise ValueError("its answer has no list of token ids")
+    return tokens
 
 
 def complain(target: str, error: KvRouteError) -> int:

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Sequence
 from importlib.metadata import entry_points
 
 import click
@@ -19,6 +20,7 @@ def main() -> None:
     """Runs the command line; mistakes of the operator end with one line and exit code 2."""
     prepare(os.environ)
     try:
+        _check_text(sys.argv[1:])
         sys.exit(cli(standalone_mode=False) or 0)
     except click.Abort:
         sys.exit(130)
@@ -28,6 +30,15 @@ def main() -> None:
     except ConfigError as error:
         click.echo(f"kvroute: {error}", err=True)
         sys.exit(2)
+
+
+def _check_text(arguments: Sequence[str]) -> None:
+    """Raises ConfigError for an argument whose bytes are no UTF-8, which no message can carry."""
+    for argument in arguments:
+        try:
+            argument.encode()
+        except UnicodeEncodeError:
+            raise ConfigError(f"the argument {argument!a} is not UTF-8") from None
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})

@@ -16,7 +16,7 @@ from router.cli.text import add_row, console, line, styled, table
 from router.config.printable import shown
 
 WIDTH_MIN = 200
-PREFILL_TOLD = {
+_PREFILL_TOLD = {
     "remote": "by a worker that hands its KV cache over",
     "local": "by the one that decodes, since hardly anything is new there; it could have been",
     "absent": "by one worker alone, since nobody can hand over",
@@ -40,7 +40,7 @@ def show_receipt(file: IO[bytes]) -> int:
         raise click.ClickException(shown(f"{file.name}: {error}")) from error
     if read.prefill is None:
         return _show(screen, answer)
-    told = PREFILL_TOLD.get(read.answer.prefill, "by whoever")
+    told = prefill_told(read.answer.prefill)
     screen.print(line(styled("the prompt", "bold"), f": {told}"))
     if prefill is None:
         _show_excluded(screen, read.prefill.excluded)
@@ -50,6 +50,11 @@ def show_receipt(file: IO[bytes]) -> int:
     screen.print()
     screen.print(line(styled("the answer", "bold"), ":"))
     return _show(screen, answer) | wrong
+
+
+def prefill_told(prefill: str) -> str:
+    """How the prompt is computed, in words, by Receipt.prefill; a newer router's may be unknown."""
+    return _PREFILL_TOLD.get(prefill, f"in a way that this kvroute does not know ({prefill})")
 
 
 def _check_prefill(receipt: router_pb2.Receipt) -> Verdict | None:

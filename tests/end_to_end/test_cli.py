@@ -113,6 +113,11 @@ async def test_a_wrong_configuration_ends_with_one_line_that_names_it(
     assert len(err.strip().splitlines()) == 1
 
 
+async def test_an_argument_that_is_no_text_ends_with_one_line() -> None:
+    code, out, err = await kvroute("explain", "--model", os.fsdecode(b"\xff"), "--tokens", "1")
+    assert (code, out, err) == (2, "", "kvroute: the argument '\\udcff' is not UTF-8\n")
+
+
 async def test_a_relay_without_an_engine_or_a_broker_says_what_is_missing() -> None:
     code, _, err = await kvroute("relay")
     assert (code, "no engine to relay" in err) == (2, True)

@@ -1,10 +1,22 @@
 """What `kvroute workers` prints."""
 
+from pathlib import Path
 from typing import Any
 
+import click
 import pytest
+from aiohttp import web
 
-from router.cli.fleet import show_explanation, show_workers
+from kvroute.v1 import Explanation, Receipt
+from router.cli.fleet import (
+    WIDTH_MIN,
+    _print_explanation,
+    _read_tokens,
+    _tokenize,
+    show_explanation,
+    show_workers,
+)
+from router.cli.text import console
 from router.core.progress import Progress, ProgressState
 from router.request.request import Role
 from router.reservations.reservations import Ending
@@ -146,3 +158,43 @@ async def test_passwords_in_addresses_are_masked(capsys: pytest.CaptureFixture[s
         out = capsys.readouterr().out
         assert "secret" not in out
         assert out.count("http://***@w0:8000") == 2
+
+
+def test_a_prefill_that_only_a_newer_router_knows_is_named(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    explanation = Explanation(worker_id="d", receipt=Receipt(policy="p", prefill="by_moonlight"))
+    explanation.prefill_receipt.policy = "p"
+    _print_explanation(console(WIDTH_MIN), explanation)
+    assert "does not know (by_moonlight)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [b"[1]", b"null", b'{"tokens":null}', b'{"tokens":["a"]}', b"{}", b"\xff", b"[" * 100_000],
+    ids=["a list", "null", "no tokens", "words", "empty", "no UTF-8", "deep"],
+)
+async def test_an_answer_of_tokenize_without_token_ids_is_one_line(answer: bytes) -> None:
+    async def page(_request: web.Request) -> web.Response:
+        return web.Response(body=answer, content_type="application/json")
+
+    app = web.Application()
+    app.router.add_post("/tokenize", page)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        host, port = runner.addresses[0]
+        with pytest.raises(click.ClickException, match="can't tokenize") as caught:
+            await _tokenize(f"http://{host}:{port}", "", "a text", 5.0)
+    finally:
+        await runner.cleanup()
+    assert "\n" not in caught.value.format_message()
+
+
+def test_a_file_of_tokens_that_is_no_text_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "tokens"
+    file.write_bytes(b"1,2,\xff")
+    with pytest.raises(click.UsageError, match="tokens: expected a text with token ids"):
+        _read_tokens(f"@{file}")
