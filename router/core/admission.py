@@ -142,6 +142,11 @@ class Admission:
             _job(displaced).refuse(self.queue.displacement(displaced, now_s))
         return waiter
 
+    def waiting(self) -> dict[Pool, int]:
+        """Requests of each pool that wait."""
+        pools = self.queue.pools()
+        return {pool: self.queue.waiting(pool) for pool in pools if isinstance(pool, Pool)}
+
     @property
     def is_idle(self) -> bool:
         """Whether a request may be decided without a look at it: none waits, and no rule holds

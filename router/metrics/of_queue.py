@@ -1,47 +1,122 @@
-"""Metrics of requests that wait for a worker with room."""
+"""Metrics of requests that wait for a worker with room, and of how full pools are."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
 from router.core.admission import Admission
+from router.core.saturation import pool_loads
 from router.core.waits import Waits
+from router.fleet.state import Fleet
 from router.metrics.families import counter, gauge
 from router.queue.bounds import Bound
+from router.queue.recent_tenants import TENANTS_MAX
+from router.queue.views import OTHER, Depth, sums
 from router.queue.waiter import Fate
 
 
 class QueueCollector(Collector):
     """Reads the admission queue at each scrape."""
 
-    def __init__(self, admission: Admission) -> None:
+    def __init__(self, admission: Admission, fleet: Fleet, clock: Callable[[], float]) -> None:
         self._admission = admission
+        self._fleet = fleet
+        self._clock = clock
 
     @override
     def collect(self) -> Iterator[Metric]:
+        now_s = self._clock()
+        found = sums(self._admission.queue, now_s)
+        yield from self._bands(found.bands, now_s)
+        yield self._tenants(found.tenants)
+        yield from self._pools()
+        yield from self._wholes()
+
+    def _bands(self, bands: Mapping[str, Depth], now_s: float) -> Iterator[Metric]:
         queue, waits = self._admission.queue, self._admission.waits
         depth = GaugeMetricFamily(
             "kvroute_queue_depth",
             "Requests that wait in this router for a worker with room.",
             labels=["band"],
         )
-        depths = Counter(dict.fromkeys(queue.bands, 0))
-        depths.update(queue.band(waiter) for _, waiter in queue.waiters())
-        for band, count in depths.items():
-            depth.add_metric([band], count)
-        yield depth
+        oldest = GaugeMetricFamily(
+            "kvroute_queue_oldest_seconds",
+            "Longest wait so far of a request that waits; 0: no request waits.",
+            labels=["band"],
+        )
+        for band, of_band in bands.items():
+            depth.add_metric([band], of_band.count)
+            oldest.add_metric([band], of_band.oldest_s)
+        predicted = GaugeMetricFamily(
+            "kvroute_queue_predicted_wait_seconds",
+            "Wait of a request that comes now, from how fast waiting requests got workers lately;"
+            " absent: requests wait, and none of their pool got a worker yet.",
+            labels=["band"],
+        )
+        for band, wait_s in queue.band_waits_s(now_s).items():
+            if wait_s is not None:
+                predicted.add_metric([band], wait_s)
+        yield from (depth, oldest, predicted)
         wait = HistogramMetricFamily(
             "kvroute_queue_wait_seconds",
             "Waits that ended with a worker.",
             labels=["band"],
         )
         for band in dict.fromkeys([*queue.bands, *waits]):
-            of_band = waits.get(band) or Waits()
-            wait.add_metric([band], of_band.buckets(), of_band.total_s)
+            ended = waits.get(band) or Waits()
+            wait.add_metric([band], ended.buckets(), ended.total_s)
         yield wait
+
+    def _tenants(self, counts: Mapping[str, int]) -> Metric:
+        depth = GaugeMetricFamily(
+            "kvroute_queue_tenant_depth",
+            f"Requests that wait in this router: of the {TENANTS_MAX} tenants whose requests waited"
+            f" most recently each, and of the rest as `{OTHER}`.",
+            labels=["tenant"],
+        )
+        shown = Counter({OTHER: 0, **dict.fromkeys(self._admission.queue.recent_tenants, 0)})
+        for tenant, count in counts.items():
+            shown[tenant if tenant in shown else OTHER] += count
+        for tenant, count in shown.items():
+            depth.add_metric([tenant], count)
+        return depth
+
+    def _pools(self) -> Iterator[Metric]:
+        labels = ["model", "role"]
+        saturation = GaugeMetricFamily(
+            "kvroute_pool_saturation",
+            "(Active requests + requests that wait in this router) / slots, of the workers of a"
+            " model and role that may get requests; absent: no worker's slots are known.",
+            labels=labels,
+        )
+        requests = GaugeMetricFamily(
+            "kvroute_pool_requests",
+            "Requests of a model and role: active at workers, or waiting in this router.",
+            labels=[*labels, "state"],
+        )
+        slots = GaugeMetricFamily(
+            "kvroute_pool_slots",
+            "Requests that the workers of a model and role run at once, known or estimated.",
+            labels=labels,
+        )
+        for pool, load in pool_loads(self._fleet, self._admission.waiting()).items():
+            requests.add_metric([*pool, "active"], load.active)
+            requests.add_metric([*pool, "waiting"], load.waiting)
+            if load.slots is not None and load.saturation is not None:
+                slots.add_metric(pool, load.slots)
+                saturation.add_metric(pool, load.saturation)
+        yield from (saturation, requests, slots)
+
+    def _wholes(self) -> Iterator[Metric]:
+        queue = self._admission.queue
+        yield gauge(
+            "kvroute_queue_timeout_seconds",
+            "Longest wait of a request that names none (queue.timeout_s).",
+            queue.settings.timeout_s,
+        )
         yield gauge("kvroute_queue_bytes", "Memory that waiting requests take.", queue.size_bytes)
         yield gauge(
             "kvroute_queue_bytes_max",

@@ -288,7 +288,7 @@ class RouterApp:
             RelayCollector(self.relays.running),
             PeerCollector(self.core, link, self.clock),
             HotPrefixCollector(self.core),
-            QueueCollector(self.admission),
+            QueueCollector(self.admission, self.core.fleet, self.clock),
         ):
             self.registry.register(collector)
         if self._state is not None:

@@ -20,6 +20,7 @@ from router.queue.bounds import Bound, Bounds
 from router.queue.own_order import OwnFailure
 from router.queue.pool_queue import PoolQueue
 from router.queue.ranking import rankings
+from router.queue.recent_tenants import RecentTenants
 from router.queue.round import Rules
 from router.queue.sight import Fleet, Sight
 from router.queue.standing import Standing
@@ -64,6 +65,7 @@ class AdmissionQueue:
         self._by_id: dict[str, list[Waiter]] = {}
         """In order of arrival."""
         self._expiries: Standing[float] = Standing()
+        self.recent_tenants = RecentTenants()
         self._seq = 0
         self._next_retry_s = -inf
 
@@ -146,6 +148,17 @@ class AdmissionQueue:
         if queue is None or not queue.count:
             return 0.0
         return queue.rate.wait_s(queue.count + 1, now_s)
+
+    def band_waits_s(self, now_s: float) -> dict[str, float | None]:
+        """Of each band: the expected wait of a request that comes last in it, in the pool with the
+        longest; None: of some pool that requests wait for none went yet."""
+        queues = [queue for queue in self._pools.values() if queue.count]
+        waits: dict[str, float | None] = {}
+        for number, band in enumerate(self.bands):
+            of_pools = [queue.wait_s(number, now_s) for queue in queues]
+            known = [wait_s for wait_s in of_pools if wait_s is not None]
+            waits[band] = max(known, default=0.0) if len(known) == len(of_pools) else None
+        return waits
 
     def offer(self, pool: Hashable, waiter: Waiter, now_s: float) -> Waiter | None:
         """Lets a request wait; the one whose place it took, if there is one, which waits no longer.
@@ -301,6 +314,7 @@ class AdmissionQueue:
         self._seq += 1
         waiter.pool, waiter.seq, waiter.passed_at = pool, self._seq, None
         self._bounds.add(waiter)
+        self.recent_tenants.add(waiter.tenant)
         self._expiries.put(waiter, waiter.expires_s)
         if waiter.request_id:
             self._by_id.setdefault(waiter.request_id, []).append(waiter)

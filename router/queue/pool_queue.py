@@ -67,6 +67,24 @@ class PoolQueue:
             for entry in line.entries:
                 yield entry[3]
 
+    def wait_s(self, number: int, now_s: float) -> float | None:
+        """Expected wait of a request that comes last in a band; None: no request went yet.
+
+        strict: (requests of this band and of higher ones + 1) / rate
+        else:   (requests of this band + 1) / (rate * its share by weight among bands that wait), at
+                most (all requests + 1) / rate
+        """
+        counts = [level.count for level in self._levels]
+        if self._rules.strict:
+            places = float(sum(counts[number:]) + 1)
+        else:
+            bands = self._rules.bands.settings
+            weights = sum(band.weight for i, band in enumerate(bands) if counts[i] or i == number)
+            share = bands[number].weight / weights
+            places = min((counts[number] + 1) / share, self.count + 1.0)
+        rate = self.rate.per_s(now_s)
+        return places / rate if rate > 0 else None
+
     def add(self, waiter: Waiter, now_s: float) -> None:
         """Puts a request into its line."""
         waiter.key = self._ranking.key(waiter)

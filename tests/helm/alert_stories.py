@@ -37,6 +37,7 @@ REFUSED = 'kvroute_requests_total{reason="NO_WORKER"}'
 PICKED = 'kvroute_requests_total{outcome="picked"}'
 PROMPTS = "kvroute_prompt_tokens_total"
 REACHABLE = "kvroute_overlap_reachable_tokens_total"
+WAITS = "kvroute_queue_wait_seconds_bucket"
 SOCKET = "kvroute_relay_socket_errors_total"
 STORIES = [
     Story("nothing is wrong", {}, set()),
@@ -82,6 +83,42 @@ STORIES = [
     Story(
         "half of a minute's requests were refused",
         {PICKED: growing(100), REFUSED: JUST_NOW},
+        set(),
+    ),
+    Story(
+        "requests wait 5 to 10 s at one router",
+        {
+            WAITS + '{pod="router-1"}': NONE,
+            WAITS + '{pod="router-1",le=~"10.0|30.0|60.0|.Inf"}': growing(60),
+        },
+        {"KvrouteRequestsWaitLong"},
+    ),
+    Story(
+        "requests wait half a second to one second",
+        {WAITS: growing(60), WAITS + '{le=~"0.*"}': NONE},
+        set(),
+    ),
+    Story(
+        "requests have waited long for some minutes",
+        {WAITS: NONE, WAITS + '{le=~"10.0|30.0|60.0|.Inf"}': JUST_NOW},
+        set(),
+    ),
+    Story(
+        "one router's queue is full",
+        {'kvroute_queue_requests_total{fate="refused",pod="router-1"}': growing(5)},
+        {"KvrouteQueueRefuses"},
+    ),
+    Story(
+        "requests of low priority lose their places",
+        {'kvroute_queue_requests_total{fate="displaced"}': growing(1)},
+        {"KvrouteQueueRefuses"},
+    ),
+    Story(
+        "a queue was full long ago, and requests wait",
+        {
+            'kvroute_queue_requests_total{fate="refused"}': ONCE,
+            'kvroute_queue_requests_total{fate=~"arrived|dispatched|expired"}': growing(9),
+        },
         set(),
     ),
     Story(

@@ -53,7 +53,7 @@ def router_families() -> list[Metric]:
     registry.register(RouterCollector(fleet.core, fleet.clock))
     registry.register(WorkerCollector(fleet.core))
     admission = Admission(fleet.core, QueueSettings(), random.Random(0))
-    registry.register(QueueCollector(admission))
+    registry.register(QueueCollector(admission, fleet.core.fleet, fleet.clock))
     hot = HotPrefixSettings(enabled=True)
     fleet.core.hot = HotPrefixes(fleet.core.fleet, hot, recomputed(20_000.0))
     registry.register(HotPrefixCollector(fleet.core))

@@ -115,6 +115,7 @@ def test_thresholds_are_the_operators(
 ) -> None:
     thresholds: dict[str, Any] = {
         "refusedShare": 0.11,
+        "queueWaitShare": 0.16,
         "expiredShare": 0.12,
         "decisionSecondsP99": 0.013,
         "hitsTakenShare": 0.15,
@@ -135,6 +136,7 @@ def test_thresholds_are_the_operators(
         )
     )
     assert changed["KvrouteRequestsRefused"]["expr"].endswith("> 0.11")
+    assert " 0.16 * max by" in changed["KvrouteRequestsWaitLong"]["expr"]
     assert changed["KvrouteReservationsExpire"]["expr"].endswith("> 0.12")
     assert changed["KvrouteDecisionsSlow"]["expr"].endswith("> 0.013")
     assert "< 0.15\n" in changed["KvrouteHitsMissed"]["expr"]
