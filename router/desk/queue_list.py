@@ -1,7 +1,7 @@
 """ListQueue's answer: the requests that wait in this router, written in slices.
 
 Law: SLICE_ROWS requests are written without a turn for other calls, of those that waited when the
-call came.
+call came. The sums are taken one step later.
 """
 
 from collections.abc import Generator, Hashable
@@ -31,6 +31,7 @@ def listed(
         return not model or (isinstance(pool, Pool) and pool.model == model)
 
     waiting = rows(admission.queue, now_s, min(request.limit or LIMIT, LIMIT_MAX), wanted)
+    yield
     found = sums(admission.queue, now_s, wanted)
     rest = fleet_pb2.ListQueueResponse(waiting=found.count)
     for band, depth in found.bands.items():

@@ -142,6 +142,14 @@ class AdmissionQueue:
             for waiter in queue
         )
 
+    def of_bands(
+        self, wanted: Callable[[Hashable], bool] = lambda _: True
+    ) -> Iterator[tuple[str, list[Waiter]]]:
+        """Each band of each pool that requests wait for, with its requests. wanted: of a pool."""
+        for pool, queue in self._pools.items():
+            if queue.count and wanted(pool):
+                yield from ((band, queue.of_band(n)) for n, band in enumerate(self.bands))
+
     def wait_s(self, pool: Hashable, now_s: float) -> float | None:
         """Expected wait of a request that comes last; None: unknown."""
         queue = self._pools.get(pool)

@@ -67,6 +67,10 @@ class PoolQueue:
             for entry in line.entries:
                 yield entry[3]
 
+    def of_band(self, number: int) -> list[Waiter]:
+        """Those that wait in a band, in the order of `__iter__`."""
+        return [entry[3] for line in self._levels[number].lines() for entry in line.entries]
+
     def wait_s(self, number: int, now_s: float) -> float | None:
         """Expected wait of a request that comes last in a band; None: no request went yet.
 

@@ -4,10 +4,12 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from operator import attrgetter
 
 from router.queue.admission_queue import AdmissionQueue
 from router.queue.waiter import Waiter
 
+_ARRIVED_S, _TENANT = attrgetter("arrived_s"), attrgetter("tenant")
 OTHER = "other"
 """In the place of a tenant's name: all tenants that are not named."""
 
@@ -74,7 +76,8 @@ def rows(
     Requests, places and bands are those of the call: between two rows requests may come and go.
     """
     waiting = islice(queue.waiters(wanted), most)
-    shown = [(pool, waiter, queue.band(waiter)) for pool, waiter in waiting]
+    bands = queue.bands
+    shown = [(pool, waiter, bands[waiter.level]) for pool, waiter in waiting]
     return _rows(queue, shown, now_s)
 
 
@@ -82,16 +85,13 @@ def sums(
     queue: AdmissionQueue, now_s: float, wanted: Callable[[Hashable], bool] = lambda _: True
 ) -> Sums:
     """All waiting requests by band and by tenant, in one walk. wanted: of a pool."""
-    depths = [Depth() for _ in queue.bands]
-    tenants: Counter[str] = Counter()
-    for _, waiter in queue.waiters(wanted):
-        depth = depths[waiter.level]
-        depth.count += 1
-        waited_s = now_s - waiter.arrived_s
-        if waited_s > depth.oldest_s:
-            depth.oldest_s = waited_s
-        tenants[waiter.tenant] += 1
-    return Sums(dict(zip(queue.bands, depths, strict=True)), tenants)
+    found = Sums({band: Depth() for band in queue.bands})
+    for band, waiting in queue.of_bands(wanted):
+        depth = found.bands[band]
+        depth.count += len(waiting)
+        depth.oldest_s = max(depth.oldest_s, now_s - min(map(_ARRIVED_S, waiting), default=now_s))
+        found.tenants.update(map(_TENANT, waiting))
+    return found
 
 
 def _rows(
