@@ -16,8 +16,11 @@ from router.config.settings import LogSettings
 from router.processes.logs import set_up
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from simulator.study.capacity import Percentile
     from simulator.study.comparison import Traffic
+    from simulator.study.report import Comparison
     from simulator.world.options import RunOptions
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -278,7 +281,7 @@ def replay(
     from simulator.study.comparison import compare as compare_runs
     from simulator.study.plots import PlotsMissing, check_plots, write_plots
     from simulator.study.progress import Unwatched, watch
-    from simulator.study.report import shadow_table, tables, to_json, write_csv
+    from simulator.study.report import to_json, write_csv
     from simulator.traffic.results import Slo
     from simulator.world import world
 
@@ -301,14 +304,7 @@ def replay(
             with watch(console) as watcher:
                 runs = compare_runs(traffic, fleets, world.run, watcher, **arguments)
         for comparison in runs:
-            for table in tables(comparison, console.width):
-                console.print(table)
-            if (shadows_shown := shadow_table(comparison)) is not None:
-                console.print(shadows_shown)
-            for run in comparison.runs:
-                for reason, count in sorted(run.first.failures.items()):
-                    line = f"{run.label}: {count} failed: {reason}"
-                    console.print(line, style="red", highlight=False, soft_wrap=True)
+            _print_comparison(console, comparison)
         if json_file is not None:
             _write_json(json_file, to_json(runs))
         if csv_file is not None:
@@ -318,6 +314,20 @@ def replay(
                 console.print(f"drawn: {file}", highlight=False, soft_wrap=True)
     except (ValueError, OSError, PlotsMissing) as error:
         raise click.ClickException(str(error)) from error
+
+
+def _print_comparison(console: "Console", comparison: "Comparison") -> None:
+    from simulator.study.report import shadow_table, tables
+
+    for table in tables(comparison, console.width):
+        console.print(table)
+    shadows = shadow_table(comparison)
+    if shadows is not None:
+        console.print(shadows)
+    for played in comparison.runs:
+        for reason, count in sorted(played.first.failures.items()):
+            line = f"{played.label}: {count} failed: {reason}"
+            console.print(line, style="red", highlight=False, soft_wrap=True)
 
 
 @click.command()
@@ -412,15 +422,7 @@ def capacity(
             "rate": rate,
             "percentile": percentile,
             "ttft_ms": ttft_ms,
-            "workers": answer.workers,
-            "trials": [
-                {
-                    "workers": trial.workers,
-                    "ttft_ms": 1e3 * trial.ttft_s if trial.ttft_s < float("inf") else None,
-                    "kept": trial.kept,
-                }
-                for trial in answer.trials
-            ],
+            **answer.to_dict(),
         }
         try:
             _write_json(json_file, msgspec.json.format(msgspec.json.encode(document)).decode())

@@ -10,7 +10,7 @@ doesn't, the search continues upwards.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from rich.box import SIMPLE
@@ -45,6 +45,20 @@ class Capacity:
         """Whether every tried size above a good size is good."""
         kept = [trial.kept for trial in self.trials]
         return kept == sorted(kept)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON: without a measurement the time is None."""
+        return {
+            "workers": self.workers,
+            "trials": [
+                {
+                    "workers": trial.workers,
+                    "ttft_ms": 1e3 * trial.ttft_s if trial.ttft_s < float("inf") else None,
+                    "kept": trial.kept,
+                }
+                for trial in self.trials
+            ],
+        }
 
 
 def smallest_fleet(

@@ -90,46 +90,54 @@ def compare(
         for rate in rates
         for place, fleet in enumerate(fleets)
     }
-    results = _play_all(
-        [
-            _Task(label, replace(fleets[place], seed=seed), traces[rate, seed])
-            for (rate, place), label in labels.items()
-            for seed in seeds
-        ],
-        play,
-        watcher,
-        jobs,
-    )
+    tasks = [
+        _Task(label, replace(fleets[place], seed=seed), traces[rate, seed])
+        for (rate, place), label in labels.items()
+        for seed in seeds
+    ]
+    results = _play_all(tasks, play, watcher, jobs)
     runs: dict[float, list[Run]] = {rate: [] for rate in rates}
     for (rate, _), label in labels.items():
-        warm_up = traffic.warm_up(rate)
         of_seeds = list(islice(results, len(seeds)))
-        if not all(warm_up.counted(result).any() for result in of_seeds):
-            raise ValueError(NOTHING_COUNTS)
-        by_seed = [aggregate(result, warm_up=warm_up, slo=slo) for result in of_seeds]
-        runs[rate].append(Run(of_seeds[0], by_seed))
+        runs[rate].append(_run_of(of_seeds, traffic.warm_up(rate), slo))
         watcher.end(label, runs[rate][-1].numbers)
-    comparisons = []
-    for rate, played in runs.items():
-        first = played[0].first
-        reusable = reusable_by_request(traces[rate, seeds[0]], first)
-        counted = traffic.warm_up(rate).counted(first)
-        comparisons.append(
-            Comparison(
-                trace=traffic.trace.name,
-                workers=fleets[0].workers,
-                engine=fleets[0].engine,
-                rate=rate,
-                ceiling=ceiling_of(
-                    first.prompt_tokens[counted], reusable[counted], first.block_size
-                ),
-                reusable=reusable,
-                slo=slo,
-                seeds=seeds,
-                runs=played,
-            )
-        )
-    return comparisons
+    return [
+        _comparison(traffic, fleets[0], rate, traces[rate, seeds[0]], played, slo, seeds)
+        for rate, played in runs.items()
+    ]
+
+
+def _run_of(of_seeds: list[RunResult], warm_up: WarmUp, slo: Slo) -> Run:
+    """A policy's run from its results for all seeds. Raises ValueError when nothing counts."""
+    if not all(warm_up.counted(result).any() for result in of_seeds):
+        raise ValueError(NOTHING_COUNTS)
+    return Run(of_seeds[0], [aggregate(result, warm_up=warm_up, slo=slo) for result in of_seeds])
+
+
+def _comparison(
+    traffic: Traffic,
+    fleet: RunOptions,
+    rate: float,
+    trace: Trace,
+    runs: list[Run],
+    slo: Slo,
+    seeds: Sequence[int],
+) -> Comparison:
+    """The runs at a rate. The ceiling is that of the first run. trace: as played in that run."""
+    first = runs[0].first
+    reusable = reusable_by_request(trace, first)
+    counted = traffic.warm_up(rate).counted(first)
+    return Comparison(
+        trace=traffic.trace.name,
+        workers=fleet.workers,
+        engine=fleet.engine,
+        rate=rate,
+        ceiling=ceiling_of(first.prompt_tokens[counted], reusable[counted], first.block_size),
+        reusable=reusable,
+        slo=slo,
+        seeds=seeds,
+        runs=runs,
+    )
 
 
 def _play_all(
