@@ -1,15 +1,11 @@
 """SGLang: which requests a step computes, and its results. Pure.
 
 A step is a prefill batch if a request can be admitted or is partly computed, else it computes a
-token of each running request. Admission: budget.py; order of the queue: policy.py; cached prefixes:
-radix_cache.py. A prompt joins the radix tree when it has been computed, an answer when it ends.
-Memory is not set aside for whole answers, so running requests can outgrow it. Then the requests
-with the fewest output tokens are *retracted*, back to the queue, until the others have room for
-their next token, and the share that is set aside rises.
-
-After a request that lacked memory, or with all places taken, the queue is not examined until a
-request has left the batch (`_full`). Under priority scheduling it is: each step tries which running
-requests a new request may preempt.
+token of each running request. Admission: prefills.py and budget.py; order of the queue: policy.py;
+cached prefixes: radix_cache.py. A prompt joins the radix tree when it has been computed, an answer
+when it ends. Memory is not set aside for whole answers, so running requests can outgrow it. Then
+the requests with the fewest output tokens are *retracted*, back to the queue, until the others have
+room for their next token, and the share that is set aside rises.
 
 Laws, besides those of every scheduler (simulator/engines/scheduler.py):
 - pages add up: free + evictable + protected + private = total, private those of admitted requests;
@@ -30,7 +26,6 @@ Unlike SGLang:
 """
 
 from collections.abc import Iterable
-from itertools import count
 
 from typing_extensions import override
 
@@ -52,10 +47,9 @@ from simulator.engines.scheduler import (
 )
 from simulator.schedulers.sglang.arrivals import Arrivals
 from simulator.schedulers.sglang.batch import DecodeBatch
-from simulator.schedulers.sglang.budget import PrefillBudget, Verdict
 from simulator.schedulers.sglang.config import LOWEST_PRIORITY, SglangSequence, sglang_config
 from simulator.schedulers.sglang.pages import SequencePages
-from simulator.schedulers.sglang.policy import WaitingOrder
+from simulator.schedulers.sglang.prefills import Counts, Prefills
 from simulator.schedulers.sglang.ratio import NewTokenRatio
 
 LENGTH_MARGIN_TOKENS = 2
@@ -71,25 +65,17 @@ class SglangScheduler:
         self.cache = RadixCache(config.block_count)
         self.ratio = NewTokenRatio(self._config.conservativeness)
         self._pages = SequencePages(self._config, self.cache)
-        self._order = WaitingOrder(self._config, self.cache)
-        self._waiting: list[SglangSequence] = []
         self._arrivals = Arrivals(self._config, self.cache, self._pages)
         """Requests that wait for a grammar or for KV of another engine."""
         self._batch = DecodeBatch(self._config, self.cache, self._pages, self.ratio)
-        self._chunked: SglangSequence | None = None
-        """The partly computed request."""
-        self._prefill: list[SglangSequence] = []
-        """Requests whose prompt, or a part of it, the present step computes."""
-        self._full = False
-        """Whether admission waits until a request has left the batch."""
+        self._counts = Counts()
+        self._prefills = Prefills(
+            self._config, self.cache, self._pages, self._batch, self.ratio, self._counts
+        )
         self._step: Step | None = None
         self._run: DecodeRun | None = None
         """The present step, if it only decodes."""
         self.newest_arrival_s = 0.0
-        self._serial = count()
-        self._queried_tokens = self._hit_tokens = self._preemptions = 0
-        self._external_queried_tokens = self._external_hit_tokens = 0
-        self._prompt_tokens = self._generated_tokens = self._finished = self._aborted = 0
 
     @override
     def __repr__(self) -> str:
@@ -107,43 +93,38 @@ class SglangScheduler:
 
     def running(self) -> list[Sequence]:
         """The decode batch, then the requests whose prompt is being computed."""
-        joining = [
-            request
-            for request in self._prefill
-            if request.node is not None and request is not self._chunked
-        ]
-        half = [] if self._chunked is None else [self._chunked]
-        return [*self._batch.members, *joining, *half]
+        chunked = self._prefills.chunked
+        partly = [] if chunked is None else [chunked]
+        return [*self._batch.members, *self._prefills.joining(), *partly]
 
     def waiting(self) -> list[Sequence]:
-        return [*self._waiting, *self._arrivals.sequences()]
+        return [*self._prefills.waiting, *self._arrivals.sequences()]
 
     def scheduled(self) -> list[tuple[Sequence, int]]:
         return [
-            *((request, request.extend_tokens) for request in self._prefill),
+            *((request, request.extend_tokens) for request in self._prefills.current),
             *((request, 1) for request in self._batch.decoding),
         ]
 
     def load(self, dp_rank: int = 0) -> Load:
         """Running requests include requests in prefill, unlike in SGLang's own gauge."""
-        joining = sum(
-            request.node is not None and request is not self._chunked for request in self._prefill
-        )
+        counts, prefills = self._counts, self._prefills
+        in_prefill = len(prefills.joining()) + (prefills.chunked is not None)
         return Load(
-            running=len(self._batch.members) + joining + (self._chunked is not None),
-            waiting=len(self._waiting) + len(self._arrivals),
+            running=len(self._batch.members) + in_prefill,
+            waiting=len(prefills.waiting) + len(self._arrivals),
             used_blocks=self.cache.page_count - self.cache.available,
             total_blocks=self.cache.page_count,
-            prefix_queried_tokens=self._queried_tokens,
-            prefix_hit_tokens=self._hit_tokens,
-            preemptions=self._preemptions,
-            prompt_tokens=self._prompt_tokens,
-            generated_tokens=self._generated_tokens,
-            finished=self._finished,
-            aborted=self._aborted,
+            prefix_queried_tokens=counts.queried_tokens,
+            prefix_hit_tokens=counts.hit_tokens,
+            preemptions=counts.preemptions,
+            prompt_tokens=counts.prompt_tokens,
+            generated_tokens=counts.generated_tokens,
+            finished=counts.finished,
+            aborted=counts.aborted,
             deferred=len(self._arrivals),
-            external_queried_tokens=self._external_queried_tokens,
-            external_hit_tokens=self._external_hit_tokens,
+            external_queried_tokens=counts.external_queried_tokens,
+            external_hit_tokens=counts.external_hit_tokens,
         )
 
     def blocks(self, dp_rank: int = 0) -> BlockCounts:
@@ -164,7 +145,7 @@ class SglangScheduler:
             priority = LOWEST_PRIORITY[self._config.low_priority_values_first]
         sequence.priority = priority
         if not self._arrivals.add(sequence, now_s):
-            self._enqueue(sequence)
+            self._prefills.enqueue(sequence)
         self.newest_arrival_s = max(self.newest_arrival_s, now_s)
         return sequence
 
@@ -173,20 +154,20 @@ class SglangScheduler:
         if not isinstance(sequence, SglangSequence):
             raise TypeError(f"{sequence!r} is another engine's")
         if sequence.node is not None:
-            if sequence is self._chunked:
-                self._chunked = None
+            if sequence is self._prefills.chunked:
+                self._prefills.chunked = None
             elif sequence in self._batch.members:
                 self._batch.members.remove(sequence)
             else:
                 self._arrivals.drop(sequence)
             self._pages.store(sequence)
             self._pages.release(sequence)
-            self._full = False
-        elif sequence in self._waiting:
-            self._waiting.remove(sequence)
+            self._prefills.full = False
+        elif sequence in self._prefills.waiting:
+            self._prefills.waiting.remove(sequence)
         elif not self._arrivals.drop(sequence):
             return False
-        self._aborted += 1
+        self._counts.aborted += 1
         return True
 
     def cached_tokens(self, submission: Submission) -> int:
@@ -204,16 +185,17 @@ class SglangScheduler:
         """Decides what to compute next and takes the pages for it; None when there is nothing."""
         if self._step is not None:
             raise RuntimeError("a step is going on")
-        if self._chunked is not None:
-            self._pages.store(self._chunked)
+        if self._prefills.chunked is not None:
+            self._pages.store(self._prefills.chunked)
         if self._arrivals:
             self._welcome(now_s)
-        self._admit(now_s)
-        if not self._prefill:
+        self._prefills.admit(now_s)
+        if not self._prefills.current:
             self._decode()
             if not self._batch.decoding:
-                self._admit(now_s)  # all were retracted, so there is room for waiting requests
-        if not self._prefill and not self._batch.decoding:
+                # All were retracted, so there is room for waiting requests.
+                self._prefills.admit(now_s)
+        if not self._prefills.current and not self._batch.decoding:
             self.ratio.restart()
             return None
         self._step = self._price(now_s)
@@ -247,10 +229,10 @@ class SglangScheduler:
         """Applies the step: tokens come out, requests finish, events are published."""
         if self._step is None:
             raise RuntimeError("no step is going on")
-        outputs = self._apply_prefill(now_s)
+        outputs = self._prefills.apply(now_s)
         self._batch.take_pages(self._step.count)
         outputs += self._apply_decode(self._step.count, now_s)
-        self._prefill = []
+        self._prefills.current = []
         self._batch.end()
         self._step = self._run = None
         return StepResult(outputs, self.cache.take_events())
@@ -267,29 +249,24 @@ class SglangScheduler:
                 f"{sequence.prompt_tokens} and its answer up to {sequence.max_tokens}"
             )
 
-    def _enqueue(self, sequence: SglangSequence) -> None:
-        sequence.queued = next(self._serial)
-        self._waiting.append(sequence)
-
     def _welcome(self, now_s: float) -> None:
         """Takes in requests whose grammar or KV cache is ready, and begins transfers."""
         arrivals = self._arrivals
         for request in arrivals.grammars_ready(now_s):
             if not arrivals.add(request, now_s):
-                self._enqueue(request)
+                self._prefills.enqueue(request)
         fetches: list[tuple[SglangSequence, int]] = []
-        if self._chunked is None:  # pages are set aside for its next chunks
+        if self._prefills.chunked is None:  # pages are set aside for its next chunks
             fetches = arrivals.begin_fetches(len(self._batch.members), now_s)
         for request, tokens in fetches:
             cached = request.computed_tokens
             request.cached_tokens = min(cached + tokens, request.known_tokens - 1)
-            self._queried_tokens += request.prompt_tokens
-            self._hit_tokens += cached
-            self._external_queried_tokens += request.prompt_tokens - cached
-            self._external_hit_tokens += tokens
-        for request in arrivals.arrived(
-            self._config.max_num_seqs - len(self._batch.members), now_s
-        ):
+            self._counts.queried_tokens += request.prompt_tokens
+            self._counts.hit_tokens += cached
+            self._counts.external_queried_tokens += request.prompt_tokens - cached
+            self._counts.external_hit_tokens += tokens
+        places = self._config.max_num_seqs - len(self._batch.members)
+        for request in arrivals.arrived(places, now_s):
             self._pages.store(request)
             if request.computed_tokens + 1 == request.known_tokens:
                 request.scheduled_s = now_s
@@ -297,96 +274,15 @@ class SglangScheduler:
             else:  # the rest of its prompt is computed here, after the transferred prefix
                 self._pages.release(request)
                 request.computed_tokens = 0
-                self._enqueue(request)
-
-    def _admit(self, now_s: float) -> None:
-        """Makes a prefill batch of the partly computed request and of waiting requests."""
-        config, batch = self._config, self._batch
-        if config.priority_scheduling or not batch.members:
-            self._full = False
-        if self._chunked is None:
-            if self._full or not self._waiting:
-                return
-            if len(batch.members) >= config.max_num_seqs and not config.priority_scheduling:
-                self._full = True
-                return
-        self._order.sort(self._waiting)
-        mixed = len(batch.members) if config.mixes else 0
-        budget = PrefillBudget(
-            config, self.cache, self._pages, batch.members, self.ratio.value, mixed
-        )
-        if self._chunked is not None and not budget.add_next_chunk(self._chunked):
-            return
-        preempted: list[SglangSequence] = []
-        for sequence in self._waiting:
-            if sequence.submission.lora_name and not self._loras_fit(sequence, budget):
-                continue
-            if len(budget.admitted) >= config.max_num_seqs - len(self._batch.members):
-                self._full = True
-            if self._full:
-                stopped = self._preempt_for(sequence, budget)
-                if not stopped:
-                    break
-                preempted += stopped
-            verdict = budget.add(sequence)
-            if verdict is Verdict.NO_MEMORY:
-                self._full = bool(budget.admitted or self._batch.members)
-            if verdict is not Verdict.GO_ON:
-                break
-        if budget.admitted:
-            admitted = set(budget.admitted)
-            self._waiting = [request for request in self._waiting if request not in admitted]
-        for request in preempted:
-            self._enqueue(request)
-        self._chunked = budget.chunked
-        self._prefill = budget.admitted
-        if self._prefill:
-            self._begin_prefill(now_s)
-
-    def _loras_fit(self, sequence: SglangSequence, budget: PrefillBudget) -> bool:
-        """Whether the batch has room for the adapter of a request."""
-        names = {
-            request.submission.lora_name for request in (*self._batch.members, *budget.admitted)
-        }
-        return len(names | {sequence.submission.lora_name}) <= self._config.loras_max
-
-    def _preempt_for(self, sequence: SglangSequence, budget: PrefillBudget) -> list[SglangSequence]:
-        """Stops less important running requests, if that makes room; returns them."""
-        if not self._config.priority_scheduling:
-            return []
-        victims = budget.victims(sequence, self._batch.members)
-        for request in victims:
-            budget.forgo(request)
-        self._batch.preempt(victims)
-        self._preemptions += len(victims)
-        return victims
-
-    def _begin_prefill(self, now_s: float) -> None:
-        """Takes the pages of the prefill batch, and of the decodes that join it."""
-        for request in self._prefill:
-            if request.scheduled_s is None:
-                request.scheduled_s = now_s
-            if request.cached_tokens is None:  # a second computation is no query
-                request.cached_tokens = request.computed_tokens
-                self._queried_tokens += request.prompt_tokens
-                self._hit_tokens += request.computed_tokens
-        size, extend = (
-            self._config.block_size,
-            sum(request.extend_tokens for request in self._prefill),
-        )
-        self.cache.make_room(extend if size == 1 else -(-extend // size) + len(self._prefill))
-        ends = (request.computed_tokens + request.extend_tokens for request in self._prefill)
-        self._pages.take(self._prefill, ends)
-        if self._config.mixes:
-            self._batch.begin_beside_prefill()
+                self._prefills.enqueue(request)
 
     def _decode(self) -> None:
         """Begins a step that only decodes, and retracts the requests that don't fit."""
-        others_hold = self._arrivals.fetching or self._chunked is not None
+        others_hold = self._arrivals.fetching or self._prefills.chunked is not None
         for request in self._batch.make_room(may_empty=others_hold):
-            self._preemptions += 1
-            self._enqueue(request)
-            self._full = False
+            self._counts.preemptions += 1
+            self._prefills.enqueue(request)
+            self._prefills.full = False
         self._batch.begin()
 
     def _price(self, now_s: float) -> Step:
@@ -394,50 +290,24 @@ class SglangScheduler:
         batch, cost = self._batch, self._config.cost
         decoding = len(batch.decoding)
         context = sum(request.computed_tokens for request in batch.decoding)
-        if self._prefill:
+        if self._prefills.current:
             chunks = [
                 PrefillChunk(request.extend_tokens, request.computed_tokens)
-                for request in self._prefill
+                for request in self._prefills.current
             ]
             return Step(now_s, now_s + cost.step_s(chunks, decoding, context))
         self._run = DecodeRun(cost, now_s, decoding, context)
         steps = 1
-        none_joins = not self._waiting or (self._full and not self._config.priority_scheduling)
-        if none_joins and self._chunked is None:
+        none_joins = not self._prefills.waiting or (
+            self._prefills.full and not self._config.priority_scheduling
+        )
+        if none_joins and self._prefills.chunked is None:
             steps = batch.steps_max(self._config.joined_steps_max)
             ready_s = self._arrivals.ready_after(now_s)
             if ready_s is not None:
                 steps = self._run.begun(ready_s, steps)
         batch.take_pages(1)
         return Step(now_s, self._run.end_s(steps), steps)
-
-    def _apply_prefill(self, now_s: float) -> list[Output]:
-        outputs: list[Output] = []
-        joining: list[SglangSequence] = []
-        for request in self._prefill:
-            if request.node is None:
-                continue  # aborted
-            request.computed_tokens += request.extend_tokens
-            if request is self._chunked:
-                self._full = False
-                continue
-            request.known_tokens += 1
-            if request.first_token_s is None:
-                request.first_token_s = now_s
-                self._prompt_tokens += request.prompt_tokens
-            self._generated_tokens += 1
-            outputs.append(
-                Output(request, request.known_tokens - 1, request.known_tokens, request.finished)
-            )
-            self._pages.store(request)
-            if request.finished:
-                self._pages.release(request)
-                self._finished += 1
-                self._full = False
-            else:
-                joining.append(request)
-        self._batch.join(joining)
-        return outputs
 
     def _apply_decode(self, ended: int, now_s: float) -> list[Output]:
         """Returns the tokens of all decode steps up to the `ended`-th."""
@@ -447,9 +317,9 @@ class SglangScheduler:
             request = output.sequence
             if request.first_token_s is None:  # another engine computed its prompt
                 request.first_token_s = now_s
-                self._prompt_tokens += request.prompt_tokens
+                self._counts.prompt_tokens += request.prompt_tokens
             if output.finished:
-                self._finished += 1
-                self._full = False
-        self._generated_tokens += steps * len(outputs)
+                self._counts.finished += 1
+                self._prefills.full = False
+        self._counts.generated_tokens += steps * len(outputs)
         return outputs
