@@ -10,6 +10,7 @@ import os
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from xxhash import xxh3_64_hexdigest
@@ -102,7 +103,7 @@ class MapKeeper:
         try:
             kept = self._rank.kept(self._clock())
             if kept is not None:
-                await asyncio.to_thread(self._write, *kept)
+                await run_to_end(partial(self._write, *kept))
                 self._saved = position
         except Exception as error:  # of the disk or the ledger: the next attempt may succeed
             self._counts["map_not_saved"] += 1
@@ -127,8 +128,30 @@ def map_path(state_dir: Path, fleet: str, worker: WorkerKey) -> Path:
     return state_dir / f"{whole[:_READABLE_CHARS]}-{xxh3_64_hexdigest(whole.encode())}.map"
 
 
+async def run_to_end(work: Callable[[], None]) -> None:
+    """Runs work in a thread, and returns or raises when the thread has ended, cancelled or not.
+
+    A caller that left a thread behind would let the next one write the same file beside it.
+    """
+    running = asyncio.get_running_loop().run_in_executor(None, work)
+    cancelled: asyncio.CancelledError | None = None
+    while not running.done():
+        try:
+            await asyncio.wait([running])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        _ = running.exception()  # of a write that nobody waits for any more
+        raise cancelled
+    running.result()
+
+
 def write_file(path: Path, data: bytes) -> None:
-    """Replaces the file's content. Raises OSError, and then the old file stays."""
+    """Replaces the file's content. Raises OSError, and then the old file stays.
+
+    One writer at a time: the second file has the same name each time, so that ends of the process
+    in the middle of a write leave one behind and not many.
+    """
     _check_size(len(data))
     new = path.with_suffix(".new")
     with new.open("wb") as file:

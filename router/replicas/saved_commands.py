@@ -15,12 +15,13 @@ Laws:
 import asyncio
 import logging
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
 from events.plane.facts import Control
-from events.relay.ledger_file import read_file, write_file
+from events.relay.ledger_file import read_file, run_to_end, write_file
 from router.replicas.fleet_commands import ControlDesk
 
 VERSION = 1
@@ -79,7 +80,7 @@ class FleetState:
             state = _State(VERSION, self._fleet, self._desk.in_force())
             content = msgspec.json.encode(state)
             try:
-                await asyncio.to_thread(write_file, self._path, content)
+                await run_to_end(partial(write_file, self._path, content))
             except OSError as error:
                 self.counts["write_failed"] += 1
                 log.error("%s: the fleet commands in force can't be kept: %s", self._path, error)

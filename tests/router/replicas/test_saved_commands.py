@@ -3,13 +3,16 @@
 import asyncio
 import os
 import secrets
+import threading
 from pathlib import Path
 
 import pytest
 
 from events.plane.facts import VERSION, Control
+from events.relay.ledger_file import write_file
 from router.config.settings import ConfigError, FleetSettings
 from router.processes.router_process import RouterApp
+from router.replicas import saved_commands
 from router.replicas.fleet_commands import ControlDesk
 from router.replicas.saved_commands import FleetState
 from tests.end_to_end.stage import serve_config
@@ -109,3 +112,35 @@ def test_a_file_that_cannot_be_is_refused_with_its_key(tmp_path: Path, name: str
     config = serve_config("nats://127.0.0.1:1", fleet=FleetSettings(state_file=path))
     with pytest.raises(ConfigError, match=r"fleet\.state_file"):
         RouterApp(config)
+
+
+async def test_a_write_whose_caller_has_gone_ends_before_the_next_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, desk, state = a_life(tmp_path / "state")
+    begun, released = threading.Event(), threading.Event()
+    happened: list[str] = []
+
+    def write(path: Path, content: bytes) -> None:
+        happened.append("begin")
+        if not begun.is_set():
+            begun.set()
+            released.wait(30.0)
+        write_file(path, content)
+        happened.append("end")
+
+    monkeypatch.setattr(saved_commands, "write_file", write)
+    desk.apply(desk.give("drain", "w0"))
+    first = asyncio.create_task(state.keep())
+    assert await asyncio.to_thread(begun.wait, 30.0)
+    first.cancel()
+    desk.apply(desk.give("undrain", "w0"))
+    second = asyncio.create_task(state.keep())
+    for _turn in range(10):
+        await asyncio.sleep(0)
+    released.set()
+    assert await second
+    assert first.cancelled()
+    assert happened == ["begin", "end", "begin", "end"]
+    again, _, _ = a_life(tmp_path / "state")
+    assert again.core.fleet.drained == {}
