@@ -27,9 +27,13 @@ class Child:
         self.returncode: int | None = None
         """Its exit code, or less than 0: the number of the signal that ended it."""
         self._ended = asyncio.Event()
-        self._descriptor = os.pidfd_open(pid)
         self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(self._descriptor, self._reap)
+        self._descriptor = os.pidfd_open(pid)
+        try:
+            self._loop.add_reader(self._descriptor, self._reap)
+        except BaseException:
+            os.close(self._descriptor)
+            raise
 
     @override
     def __repr__(self) -> str:
@@ -73,7 +77,7 @@ def spawn(command: Sequence[str], output: IO[bytes] | None) -> Child:
 
     It has a session of its own, so that Ctrl-C and signals to our group reach us alone, and
     we end our children in order. output: where it writes; None: where we do. A program that isn't
-    there leaves with code 127.
+    there leaves with code 127. Raises OSError when no process can be started or watched.
     """
     files: list[tuple[int, int, str, int, int] | tuple[int, int, int]] = [
         (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)
@@ -84,7 +88,12 @@ def spawn(command: Sequence[str], output: IO[bytes] | None) -> Child:
     pid = os.posix_spawn(
         command[0], command, os.environ, file_actions=files, setsid=True, setsigmask=()
     )
-    return Child(pid)
+    try:
+        return Child(pid)
+    except BaseException:  # such as no room for a descriptor: nobody else would end the process
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        raise
 
 
 def launched(command: Sequence[str]) -> list[str]:

@@ -222,10 +222,10 @@ class RouterApp:
 
     async def _embedded_nats(self) -> tuple[NatsSettings, str]:
         """Starts the embedded NATS server; how to connect to it. Raises ConfigError."""
-        self._nats = child = NatsChild(secrets.token_urlsafe(32))
         try:
+            self._nats = child = NatsChild(secrets.token_urlsafe(32))
             await child.start()
-        except NatsChildError as error:
+        except (NatsChildError, OSError) as error:
             raise ConfigError(
                 f"nats.url is empty, and the embedded NATS server can't be started: {error}"
             ) from error

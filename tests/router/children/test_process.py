@@ -1,6 +1,7 @@
 """Children that are spawned, and never outlive whoever started them."""
 
 import asyncio
+import errno
 import os
 import signal
 import subprocess
@@ -10,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from router.children.process import Child, end, launched, start
-from tests.end_to_end.stage import until
+from router.config.settings import ConfigError
+from router.processes.router_process import RouterApp
+from tests.end_to_end.stage import serve_config, until
 
 ROOT = Path(__file__).parents[3]
 
@@ -113,3 +116,24 @@ async def test_nothing_of_ours_is_run_between_fork_and_program(
     processes: list[Child] = [await start(["true"], None) for _ in range(3)]
     assert [await one.wait() for one in processes] == [0, 0, 0]
     assert forks == []
+
+
+async def test_a_child_that_can_not_be_watched_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    pids: list[int] = []
+
+    def no_room(pid: int) -> int:
+        pids.append(pid)
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(os, "pidfd_open", no_room)
+    with pytest.raises(OSError, match="Too many open files"):
+        await start(["sleep", "60"], None)
+    assert len(pids) == 1
+    assert state(pids[0]) == ""
+    app = RouterApp(serve_config(None))
+    try:
+        with pytest.raises(ConfigError, match=r"embedded NATS server can't be started.*Too many"):
+            await app.start()
+    finally:
+        await app.stop()
+    assert [state(pid) for pid in pids] == ["", ""]
