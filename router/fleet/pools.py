@@ -164,9 +164,13 @@ class Pools:
         load_of: Callable[[WorkerKey], WorkerLoad],
         capacities: Capacities,
         ejected: Callable[[WorkerKey], str] = lambda _: "",
+        on_moved: Callable[[WorkerKey, int], None] = lambda *_: None,
     ) -> None:
         """ejected: why a worker is kept out for what became of earlier requests; empty: it isn't.
-        When that has changed, `on_ejected` must be called; `on_capacity` when capacities have."""
+        When that has changed, `on_ejected` must be called; `on_capacity` when capacities have.
+        on_moved: called with the slot that a worker has instead of an earlier one.
+        """
+        self._on_moved = on_moved
         self._view = view
         self._ejected = ejected
         self._models = models
@@ -224,6 +228,8 @@ class Pools:
                 self._settled.pop(known.slot, None)
                 self._full.discard(known.slot)
                 self._strained.discard(known.slot)
+                if source is not None:
+                    self._on_moved(key, source.slot)
         for key in changed:
             source = self._view.sources.get(key)
             if source is None or source.heartbeat is None:

@@ -22,6 +22,8 @@ reports late, or a stall, moves a rate by a few percent and not by a factor.
 Laws:
 - a rate is a positive, finite number; without samples it is the anchor;
 - waiting time is never negative, and 0 where no prompt is under way;
+- a slot's columns say what is known of the worker in it: a worker that gets another slot takes them
+  with it;
 - memory: what is open, and one record a worker that is known.
 """
 
@@ -101,6 +103,9 @@ class PrefillRates:
         self._anchors: dict[str, float] = {}
         """By model, of those that workers were measured with."""
         self._workers: dict[WorkerKey, WorkerRate] = {}
+        self._in_slot: dict[int, WorkerRate] = {}
+        """Whose columns are at a slot. A worker that left it, without `on_moved` yet, isn't here
+        once another one has come."""
         self.under_way = 0
         """Prompts, at all workers; while there are none, nobody need call `on_end`."""
         self.mean_work = MEAN_WORK
@@ -207,7 +212,16 @@ class PrefillRates:
             worker = self._workers.pop(key, None)
             if worker is not None:
                 self.under_way -= len(worker.open)
-                self._columns[:, worker.slot] = 0.0
+                self._leave_slot(worker)
+
+    def on_moved(self, key: WorkerKey, slot: int) -> None:
+        """A worker has another slot, as after a snapshot of its blocks."""
+        worker = self._workers.get(key)
+        if worker is not None and worker.slot != slot:
+            self._leave_slot(worker)
+            worker.slot = slot
+            self._enter_slot(worker)
+            self._put(worker)
 
     def tick(self) -> None:
         """Finds the anchors again."""
@@ -222,14 +236,25 @@ class PrefillRates:
 
     def _worker(self, key: WorkerKey, slot: int, model: str) -> WorkerRate:
         worker = self._workers.get(key)
-        if worker is not None and (worker.slot, worker.model) != (slot, model):
+        if worker is not None and worker.model != model:
             self.on_forgotten([key])  # it came back as another
             worker = None
         if worker is None:
             worker = self._workers[key] = WorkerRate(slot, model, self.anchor(model))
-            if slot >= self._columns.shape[1]:
-                self._make_room(slot)
+            self._enter_slot(worker)
+        elif worker.slot != slot:
+            self.on_moved(key, slot)
         return worker
+
+    def _enter_slot(self, worker: WorkerRate) -> None:
+        if worker.slot >= self._columns.shape[1]:
+            self._make_room(worker.slot)
+        self._in_slot[worker.slot] = worker
+
+    def _leave_slot(self, worker: WorkerRate) -> None:
+        if self._in_slot.get(worker.slot) is worker:
+            del self._in_slot[worker.slot]
+            self._columns[:, worker.slot] = 0.0
 
     def _settle(self, worker: WorkerRate) -> None:
         anchor = self.anchor(worker.model)
@@ -254,6 +279,8 @@ class PrefillRates:
             worker.open_work = 0.0  # whatever the sums of floats have left
 
     def _put(self, worker: WorkerRate) -> None:
+        if self._in_slot.get(worker.slot) is not worker:
+            return
         least_s = 0.0
         if worker.open and worker.samples:  # it reports, so what is open is not done
             first, _, _ = next(iter(worker.open.values()))

@@ -78,7 +78,14 @@ class Fleet:
         """Changes of `drained`."""
         self.models = Models(models, model_memory_s)
         self.capacities = Capacities(routing.capacity)
-        self.pools = Pools(view, self.models, self.load_of, self.capacities, self.outliers.reason)
+        self.pools = Pools(
+            view,
+            self.models,
+            self.load_of,
+            self.capacities,
+            self.outliers.reason,
+            self._on_moved,
+        )
         self.rates = PrefillRates(routing.prefill_rate)
         self.sessions = Sessions(routing.session_ttl_s, routing.sessions_max)
         self.working_sets = WorkingSets()
@@ -93,6 +100,11 @@ class Fleet:
         self.outliers.reconfigure(routing.outliers)
         self.capacities.reconfigure(routing.capacity)
         self.pools.on_capacities()
+
+    def _on_moved(self, key: WorkerKey, slot: int) -> None:
+        """A worker has another slot."""
+        self.rates.on_moved(key, slot)
+        self.working_sets.on_moved(key, slot)
 
     def forget(self, workers: list[WorkerKey]) -> None:
         """Lets go of all that is known of workers which the view has forgotten."""

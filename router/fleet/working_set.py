@@ -7,6 +7,7 @@ hash is a multiple of SAMPLE, so that the sample is the same in all prompts and 
 
 Laws:
 - a block that is asked for again counts once;
+- a slot's number is that of the worker in it: a worker that gets another slot takes it with it;
 - a worker has SAMPLES_MAX of them at most, all workers ALL_SAMPLES_MAX: a prompt past either has
   the oldest of its worker forgotten, and counted.
 
@@ -50,6 +51,9 @@ class WorkingSets:
         self.forgotten = 0
         """Samples dropped while they still counted, for want of room."""
         self._asked: dict[WorkerKey, _Asked] = {}
+        self._in_slot: dict[int, _Asked] = {}
+        """Whose number is at a slot. A worker that left it, without `on_moved` yet, isn't here once
+        another one has come."""
         self._blocks = np.zeros(0)
         """By slot: about how many blocks are in the worker's working set."""
         self._count = 0
@@ -77,12 +81,11 @@ class WorkingSets:
     def on_sample(self, key: WorkerKey, slot: int, sample: list[int], now_s: float) -> None:
         """As on_pick. sample: those of the prefixes that are multiples of SAMPLE."""
         known = self._asked.get(key)
-        if known is not None and known.slot != slot:
-            self.on_forgotten([key])  # it came back in another slot
-            known = None
         if known is None:
             known = self._asked[key] = _Asked(slot)
-            self.table(slot)
+            self._in_slot[slot] = known
+        elif known.slot != slot:
+            self.on_moved(key, slot)
         asked = known.at_s
         self._count -= len(asked)
         for prefix in sample:
@@ -95,14 +98,23 @@ class WorkingSets:
                 del asked[prefix]
             self.forgotten += len(oldest)
         self._count += len(asked)
-        self._blocks[slot] = SAMPLE * len(asked)
+        self._put(known)
 
     def on_forgotten(self, workers: Collection[WorkerKey]) -> None:
         """Workers that are known no more."""
         for key in workers:
             if (known := self._asked.pop(key, None)) is not None:
                 self._count -= len(known.at_s)
-                self._blocks[known.slot] = 0.0
+                self._leave_slot(known)
+
+    def on_moved(self, key: WorkerKey, slot: int) -> None:
+        """A worker has another slot, as after a snapshot of its blocks."""
+        known = self._asked.get(key)
+        if known is not None and known.slot != slot:
+            self._leave_slot(known)
+            known.slot = slot
+            self._in_slot[slot] = known
+            self._put(known)
 
     def tick(self, now_s: float) -> None:
         """Drops what was asked for too long ago."""
@@ -112,7 +124,16 @@ class WorkingSets:
                 del known.at_s[prefix]
             if old:
                 self._count -= len(old)
-                self._blocks[known.slot] = SAMPLE * len(known.at_s)
+                self._put(known)
+
+    def _put(self, known: _Asked) -> None:
+        if self._in_slot.get(known.slot) is known:
+            self.table(known.slot)[known.slot] = SAMPLE * len(known.at_s)
+
+    def _leave_slot(self, known: _Asked) -> None:
+        if self._in_slot.get(known.slot) is known:
+            del self._in_slot[known.slot]
+            self._blocks[known.slot] = 0.0
 
 
 def _asked_before(time_s: float, at_s: dict[int, float]) -> list[int]:

@@ -154,6 +154,19 @@ class TestWaiting:
         assert (found.rate[0], found.wait_s[0], found.count[0]) == (PRIOR, 0, 0)
         assert len(rates) == 0
 
+    def test_a_worker_that_gets_another_slot_takes_its_columns_with_it(self) -> None:
+        rates = PrefillRates(PRIOR)
+        for key, slot in ((KEYS[0], 0), (KEYS[1], 1)):
+            rates.on_done(key, slot, "m", 1000, 1000, 0.0, 0.01)
+            rates.on_pick(key, slot, "m", f"r{slot}", 1000 + slot, 2000, 0.0)
+        rates.on_moved(KEYS[1], 0)  # before it is said where the one there has gone
+        rates.tick()
+        rates.on_moved(KEYS[0], 2)
+        assert columns(rates, 0.0).tokens.tolist() == [1001, 0, 1000, 0]
+        assert (rates.samples(KEYS[0]), rates.samples(KEYS[1])) == (1, 1)
+        rates.on_forgotten([KEYS[0]])
+        assert columns(rates, 0.0).tokens.tolist() == [1001, 0, 0, 0]
+
     def test_a_worker_that_comes_back_with_another_model_is_another(self) -> None:
         rates = PrefillRates(PRIOR)
         rates.on_done(KEYS[0], 0, "m", 1000, 1000, 0.0, 0.01)
@@ -219,8 +232,7 @@ def test_prompts_under_way_are_counted_until_they_end_or_their_worker_is_gone() 
     assert rates.under_way == 5
     rates.on_forgotten([KEYS[1], KEYS[2]])
     assert rates.under_way == 2
-    rates.on_pick(KEYS[0], 3, "m", "0-3", 100, 100, 0.0)  # it came back in another slot
-    rates.on_end(KEYS[0], "0-0")
-    assert rates.under_way == 1
-    rates.on_end(KEYS[0], "0-3")
-    assert rates.under_way == 0
+    rates.on_pick(KEYS[0], 3, "m", "0-3", 100, 100, 0.0)  # it has another slot now
+    for i, left in ((0, 2), (3, 1), (2, 0)):
+        rates.on_end(KEYS[0], f"0-{i}")
+        assert rates.under_way == left

@@ -129,9 +129,17 @@ def test_picks_by_a_policy_that_reads_them_are_kept_and_forgotten_with_the_worke
     assert sets.blocks(slots).tolist() == [0]
 
 
-def test_a_worker_that_comes_back_in_another_slot_begins_empty() -> None:
+def test_a_worker_that_gets_another_slot_takes_its_working_set_with_it() -> None:
     sets = WorkingSets()
+    slots = np.array([0, 5], np.intp)
     sets.on_pick(HERE, 0, sampled(1, 2), 0.0)
     sets.on_pick(HERE, 5, sampled(3), 0.0)
-    assert sets.blocks(np.array([0, 5], np.intp)).tolist() == [0, SAMPLE]
+    assert sets.blocks(slots).tolist() == [0, 3 * SAMPLE]
+    sets.on_moved(HERE, 7)
+    sets.on_pick(THERE, 5, sampled(4), 0.0)
+    sets.on_moved(THERE, 7)  # before it is said where the one there has gone
+    sets.on_moved(HERE, 0)
+    assert sets.blocks(np.array([0, 5, 7], np.intp)).tolist() == [3 * SAMPLE, 0, SAMPLE]
+    sets.on_forgotten([HERE])
+    assert sets.blocks(np.array([0, 5, 7], np.intp)).tolist() == [0, 0, SAMPLE]
     assert len(sets) == 1
