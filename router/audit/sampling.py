@@ -10,7 +10,7 @@ alike.
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import log
+from math import inf, log
 
 from router.decision.decision import Decision
 from router.request.refusal import Refused
@@ -50,15 +50,16 @@ class Watch:
         self.use(watchers)
 
     def use(self, watchers: Sequence[Sampled]) -> None:
-        """Others watch from now on; at least one, before any decision is asked about."""
+        """Others watch from now on."""
         self._watchers = watchers
         for one in watchers:
             one.left = self._gap(one)
 
     @property
-    def left(self) -> int:
-        """Decisions before the next one that somebody sees; 0 or less: the next one is seen."""
-        return min(one.left for one in self._watchers)
+    def left(self) -> float:
+        """Decisions before the next one that somebody sees; 0 or less: the next one is seen; inf:
+        nobody watches."""
+        return min((one.left for one in self._watchers), default=inf)
 
     def passed(self, count: int) -> None:
         """Decisions were made that nobody saw."""

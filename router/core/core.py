@@ -30,6 +30,7 @@ from router.fleet.pools import heartbeat_of
 from router.fleet.state import CacheReport, Fleet
 from router.health.outliers import Fault
 from router.health.ttft_check import TtftCheck
+from router.policies.configured import DecisionSettings
 from router.policies.policy import Policy
 from router.request.refusal import Reason, Refusal
 from router.request.request import Fingerprint, Request
@@ -232,13 +233,14 @@ class RouterCore:
         return self.decider.decide(request, self.fleet.ready, now_s, mark, may_strain=may_strain)
 
     def reconfigure(self, routing: RoutingSettings, models: tuple[ModelSettings, ...] = ()) -> None:
-        """Decides by other settings from now on (those of router/config/reload.py may differ).
+        """`use` of settings that are still to be checked; raises ConfigError, and changes nothing,
+        for policies that can't be."""
+        self.use(DecisionSettings.of(routing, models))
 
-        models: of them, `routing` alone counts here.
-        Raises ConfigError, and changes nothing, for policies that can't be.
-        """
-        self.decider.reconfigure(routing, models)
-        self.routing = routing
+    def use(self, settings: DecisionSettings) -> None:
+        """Decides by other settings from now on (those of router/config/reload.py may differ)."""
+        self.decider.use(settings)
+        self.routing = routing = settings.of_fleet.routing
         self.fleet.reconfigure(routing)
         if self.lane is not None:
             tally = self.lane.tally

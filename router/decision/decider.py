@@ -43,7 +43,7 @@ from router.fleet.state import Fleet
 from router.fleet.table import COLUMNS, Column, Flags
 from router.policies.affinity import held, with_bonus
 from router.policies.candidates import Candidates
-from router.policies.configured import PolicySettings, configured, configured_of_models
+from router.policies.configured import DecisionSettings, PolicySettings
 from router.policies.dynamo_adaptive import DYNAMO_ADAPTIVE
 from router.policies.own import Failure, PolicyFailed
 from router.policies.policy import Policy, Scores
@@ -69,7 +69,7 @@ class Decider:
         models: Iterable[ModelSettings] = (),
     ) -> None:
         """models: may have settings of their own."""
-        self.reconfigure(routing, models)
+        self.use(DecisionSettings.of(routing, models))
         self.looks_ahead = False
         """Whether a request that can wait needs a worker with KV blocks for all of it."""
         self.policy_failures: Counter[tuple[str, Failure]] = Counter()
@@ -84,12 +84,10 @@ class Decider:
         self._of_role: dict[Role, tuple[Pool, Sequence[str]]] = {}
         """Who is of another role, in the pool that was asked last."""
 
-    def reconfigure(self, routing: RoutingSettings, models: Iterable[ModelSettings]) -> None:
-        """Decides by other settings from now on; raises ConfigError, and changes nothing."""
-        fleet = PolicySettings(routing, configured(routing))
-        self._of_models = configured_of_models(fleet, models)
-        self._of_fleet = fleet
-        self._routing = routing
+    def use(self, settings: DecisionSettings) -> None:
+        """Decides by other settings from now on."""
+        self._of_fleet, self._of_models = settings.of_fleet, settings.of_models
+        self._routing = settings.of_fleet.routing
 
     @property
     def policies(self) -> dict[str, Policy]:

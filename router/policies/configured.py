@@ -22,6 +22,21 @@ class PolicySettings:
     """By name, with the numbers of routing.parameters."""
 
 
+@dataclass(frozen=True, slots=True)
+class DecisionSettings:
+    """What all requests are decided by, checked."""
+
+    of_fleet: PolicySettings
+    of_models: Mapping[str, PolicySettings]
+    """By any name of a model that has settings of its own."""
+
+    @classmethod
+    def of(cls, routing: RoutingSettings, models: Iterable[ModelSettings]) -> "DecisionSettings":
+        """models: of them, `routing` alone counts here. Raises ConfigError."""
+        fleet = PolicySettings(routing, configured(routing))
+        return cls(fleet, configured_of_models(fleet, models))
+
+
 def configured(routing: RoutingSettings) -> dict[str, Policy]:
     """All policies by name, with the numbers of routing.parameters; raises ConfigError."""
     policies = dict(POLICIES)

@@ -57,7 +57,7 @@ from router.metrics.of_relays import (
 )
 from router.metrics.of_replicas import FleetStateCollector, PeerCollector
 from router.metrics.of_workers import WorkerCollector
-from router.policies.configured import shadow_policy
+from router.policies.configured import DecisionSettings, shadow_policy
 from router.replicas.copy_link import CopyLink
 from router.replicas.fleet_commands import ControlDesk
 from router.replicas.peer_link import PeerLink
@@ -375,10 +375,14 @@ class RouterApp:
             return
         try:
             config, changed, waiting = reloaded(self.config, self._read_again())
-            self.watchers.use(config)  # first, since it looks at all that may be wrong
-            self.core.reconfigure(config.routing, config.models)
+            # All that may fail comes before the first change.
+            settings = DecisionSettings.of(config.routing, config.models)
+            self.admission.queue.check(config.queue)
+            self.watchers.use(config)  # changes nothing if it fails
+            self.core.use(settings)
             self.admission.configure(config.queue, self.clock())
             self.core.times_all = self.watchers.timed
+            self.desk.watch = self.watchers.watch
         except ConfigError as error:
             self.metrics.config_reloads.labels("failed").inc()
             log.error("configuration not reloaded, all stays as it was: %s", error)
@@ -389,7 +393,6 @@ class RouterApp:
             return
         self.config = config
         self._use_hot_prefixes(config.routing)
-        self.desk.watch = self.watchers.watch
         self.metrics.config_reloads.labels("ok").inc()
         log.info("configuration reloaded; changed: %s", ", ".join(changed) or "nothing")
         if waiting:

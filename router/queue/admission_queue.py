@@ -87,6 +87,10 @@ class AdmissionQueue:
         """In force."""
         return self._settings
 
+    def check(self, settings: QueueSettings) -> None:
+        """Raises ConfigError for settings that `configure` would refuse; changes nothing."""
+        self._rules_of(settings)
+
     def configure(self, settings: QueueSettings, now_s: float) -> None:
         """Puts other settings in force; requests beyond new bounds stay. Raises ConfigError."""
         rules = self._rules_of(settings)

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from events.plane.settings import NatsSettings
+from router.config.queue_settings import QueueSettings
 from router.config.reload import RELOADED, reloaded
 from router.config.settings import (
     ConfigError,
@@ -21,8 +22,38 @@ from router.config.settings import (
     load,
 )
 from router.processes.router_process import RouterApp
+from router.request.refusal import Refusal
 from router.request.request import Role
 from tests.stage.fleet import Fleet, prompt
+from tests.stage.served import asked
+
+TYPO = (ModelSettings(name="m", routing=ModelRoutingSettings(policy="no-such")),)
+SHADOW = RoutingSettings(shadow_policy="ttft", shadow_share=1.0)
+
+
+@pytest.mark.parametrize("watched", [True, False])
+@pytest.mark.parametrize(
+    "wrong",
+    [{"models": TYPO}, {"queue": QueueSettings(order="no-such")}],
+    ids=["models", "queue"],
+)
+def test_a_reload_that_fails_leaves_all_as_it_was(watched: bool, wrong: dict[str, Any]) -> None:
+    base = ServeConfig(models=(ModelSettings(name="m"),))
+    base = msgspec.structs.replace(base, nats=NatsSettings(url="nats://127.0.0.1:1"))
+    shadowed = msgspec.structs.replace(base, routing=SHADOW)
+    first, second = (shadowed, base) if watched else (base, shadowed)
+    files = iter([first, msgspec.structs.replace(second, **wrong)])
+    app = RouterApp(base, read_again=partial(next, files))
+    app.reload()
+    app.reload()
+    assert app.metrics.config_reloads.labels("failed")._value.get() == 1
+    assert (app.watchers.shadow is not None, app.desk.watch is not None) == (watched, watched)
+    assert app.core.times_all is watched
+    assert app.desk.watch is app.watchers.watch
+    for _ in range(3):  # calls are refused for want of a worker, by nothing else
+        with pytest.raises(Refusal, match="no worker has been heard of"):
+            app.desk.route(asked(40).SerializeToString())
+    assert app.watchers.failures == 0
 
 
 def test_routing_changes_at_once_and_the_rest_waits() -> None:
