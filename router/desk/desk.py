@@ -83,11 +83,12 @@ class Desk:
     def route(self, request: bytes, left_s: float = inf) -> Answered | Waiting:
         """A request, answered at once or later; raises Refusal, counted.
 
-        left_s: until the caller's deadline.
+        left_s: until the caller's deadline; 0 or less: it has passed.
         """
-        now_s = self._clock()
-        due = self.watch.take() if self.watch is not None else None
+        now_s, due = self._clock(), None
         try:
+            due = self.watch.take() if self.watch is not None else None
+            _check_in_time(left_s)
             if (
                 due is not None
                 or not self.admission.is_idle
@@ -104,8 +105,12 @@ class Desk:
         except Exception as error:  # a fault of ours, which ends one request and no other
             raise self._refused(self._fault(ROUTE, error), request, now_s, due) from error
 
-    def steps(self, request: bytes, left_s: float = inf) -> Steps:
-        """One request, answered in as many steps as its length asks for."""
+    def steps(self, request: bytes | None, left_s: float = inf) -> Steps:
+        """One request, answered in as many steps as its length needs; None: the item of a stream
+        holds no request."""
+        if request is None:
+            refusal = Refusal(Reason.INVALID_FIELD, "the item holds no request")
+            raise self._refused(refusal, b"", self._clock(), None)
         if len(request) <= LONG_BYTES:
             return self.route(request, left_s)
         return (yield from self._long(request, left_s))
@@ -151,27 +156,12 @@ class Desk:
     def run(self, batch: Batch, results: Results, waited_s: float) -> dict[int, Reservation]:
         """Plain items at the front of what is left of a batch, answered by the lane."""
         answered: dict[int, Reservation] = {}
-        watch = self.watch
-        if watch is not None and watch.left < RUN_ITEMS:
-            return answered  # one by one, so that the item that is due is seen
-        if not self.admission.is_idle:
-            return answered  # one by one, so that each has its place
-        if (lane := self._core.lane) is not None:
-            now_s = self._clock()
-            hot = self._core.hot
-            places: list[tuple[Reservation, int]] | None = [] if hot is not None else None
-            try:
-                lane.answers(batch, results, int(waited_s * 1000), now_s, answered, places)
-            except Refusal:
-                pass  # of the item that is next: the general way comes to it again
-            except Exception as error:  # ours; the next item is tried once more by itself
-                self._fault(ROUTE_STREAM, error)
-            for reservation, place in places or ():
-                if hot is not None:
-                    self._count(hot, reservation, partial(batch.request_of, place), now_s)
-            if watch is not None:
-                watch.passed(len(answered))
-            self.on_change()
+        try:
+            self._run(batch, results, waited_s, answered)
+        except Refusal:
+            pass  # of the item that is next: the general way comes to it again
+        except Exception as error:  # ours; the next item is tried once more by itself
+            self._fault(ROUTE_STREAM, error)
         return answered
 
     def cancel(self, reservation: Reservation) -> None:
@@ -188,9 +178,10 @@ class Desk:
 
     def _long(self, request: bytes, left_s: float) -> Steps:
         """One long request, answered in steps; raises Refusal, counted. The last step reserves."""
-        now_s = self._clock()
-        due = self.watch.take() if self.watch is not None else None
+        now_s, due = self._clock(), None
         try:
+            due = self.watch.take() if self.watch is not None else None
+            _check_in_time(left_s)
             read = yield from self._read(request)
             read_s = self._clock()
             return self._general(request, read, read_s, left_s - (read_s - now_s), due)
@@ -234,6 +225,27 @@ class Desk:
             self._count(hot, reservation, lambda: request, now_s)
         return reservation.answer, reservation, False
 
+    def _run(
+        self, batch: Batch, results: Results, waited_s: float, answered: dict[int, Reservation]
+    ) -> None:
+        """See `run`; raises a Refusal of the item that is next."""
+        watch, lane, hot = self.watch, self._core.lane, self._core.hot
+        if watch is not None and watch.left < RUN_ITEMS:
+            return  # one by one, so that the item that is due is seen
+        if lane is None or not self.admission.is_idle:
+            return  # one by one, so that each has its place
+        now_s = self._clock()
+        places: list[tuple[Reservation, int]] | None = [] if hot is not None else None
+        try:
+            lane.answers(batch, results, int(waited_s * 1000), now_s, answered, places)
+        finally:
+            for reservation, place in places or ():
+                if hot is not None:
+                    self._count(hot, reservation, partial(batch.request_of, place), now_s)
+            if watch is not None:
+                watch.passed(len(answered))
+            self.on_change()
+
     def _count(
         self,
         hot: HotPrefixes,
@@ -242,16 +254,16 @@ class Desk:
         now_s: float,
     ) -> None:
         """The lane answered a plain request, which every worker may see."""
-        hot.on_pick(
-            reservation,
-            True,
-            lambda: (
-                codec.read_request(
-                    codec.receive(request(), self._core.routing.prompt_tokens_max), self._core
-                ).prompt
-            ),
-            now_s,
-        )
+        tokens_max = self._core.routing.prompt_tokens_max
+        try:
+            hot.on_pick(
+                reservation,
+                True,
+                lambda: codec.read_request(codec.receive(request(), tokens_max), self._core).prompt,
+                now_s,
+            )
+        except Exception as error:  # of the copies alone: the request keeps its answer
+            self._fault(ROUTE, error)
 
     def _turns_again(self) -> None:
         self._is_due = False
@@ -333,3 +345,11 @@ class Desk:
         self._metrics.picked(outcome)
         mark.total()
         return reservation.answer, reservation, False
+
+
+def _check_in_time(left_s: float) -> None:
+    """Raises Refusal when a caller's deadline has passed: nobody waits for the answer."""
+    if left_s <= 0:
+        raise Refusal(
+            Reason.DEADLINE_EXCEEDED, "the caller's deadline passed before the request's turn"
+        )

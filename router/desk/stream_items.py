@@ -41,16 +41,17 @@ class RouteItems:
 
     def __init__(
         self,
-        route: Callable[[bytes, float], Steps],
+        route: Callable[[bytes | None, float], Steps],
         cancel: Callable[[Reservation], None],
         run: Callable[[Batch, Results, float], dict[int, Reservation]] = lambda *_: {},
         leave: Callable[[Waiting], None] = lambda _: None,
         clock: Callable[[], float] = perf_counter,
         cpu_clock: Callable[[], float] = thread_time,
     ) -> None:
-        """route answers a RouteRequest, whose caller waits for so many seconds more, in steps, or
-        raises Refusal; cancel ends a reservation that nobody waits for any more, leave the wait of
-        a request; run answers some items at once: see Lane.answers."""
+        """route answers a RouteRequest (None: the item has none), whose caller waits for so many
+        seconds more (0: its time is over), in steps, or raises Refusal; cancel ends a reservation
+        that nobody waits for any more, leave the wait of a request; run answers some items at once:
+        see Lane.answers."""
         self._route = route
         self._cancel = cancel
         self._run = run
@@ -154,17 +155,11 @@ class RouteItems:
         results.add_answer(index, answer)
 
     def _routed(self, item: Batch, began_s: float) -> Steps:
-        request = item.request
-        if request is None:
-            raise Refusal(Reason.INVALID_FIELD, f"item {item.index} holds no request")
-        waited_s = self._clock() - began_s
-        if 0 < item.timeout_ms <= waited_s * 1000:
-            raise Refusal(
-                Reason.DEADLINE_EXCEEDED,
-                f"item {item.index} waited {waited_s * 1000:.0f} ms for its turn in the batch",
-            )
-        left_s = item.timeout_ms / 1000 - waited_s if item.timeout_ms else inf
-        return (yield from self._route(request, left_s))
+        waited_s, left_s = self._clock() - began_s, inf
+        if item.timeout_ms:
+            is_over = item.timeout_ms <= waited_s * 1000
+            left_s = 0.0 if is_over else item.timeout_ms / 1000 - waited_s
+        return (yield from self._route(item.request, left_s))
 
     def _remember(self, answered: dict[int, Reservation]) -> None:
         self._answered.update(answered)

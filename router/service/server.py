@@ -89,11 +89,11 @@ class RouterService(router_pb2_grpc.RouterServicer):
             answered = await self._waited(answered)
         answer, reservation, repeated = answered
         if not repeated:
-            try:
-                _time_left(context)
-            except Refusal:
+            if _time_left(context) <= 0:
                 self._desk.unsent(reservation)
-                raise
+                raise Refusal(
+                    Reason.DEADLINE_EXCEEDED, "the call's deadline passed before its answer"
+                )
             when_unsent(partial(self._desk.unsent, reservation))
         return answer
 
@@ -489,11 +489,6 @@ async def _write_soon(late: LateResults, results: bytes | None) -> None:
 
 
 def _time_left(context: Context) -> float:
-    """Seconds until a call's deadline; raises Refusal when it has passed: nobody waits for the
-    answer."""
+    """Seconds until a call's deadline; 0 when it has passed: nobody waits for the answer."""
     left_s = context.time_remaining()
-    if left_s is None:
-        return inf
-    if left_s == 0:
-        raise Refusal(Reason.DEADLINE_EXCEEDED, "the call's deadline passed before its answer")
-    return left_s
+    return inf if left_s is None else left_s

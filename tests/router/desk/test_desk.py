@@ -1,0 +1,121 @@
+"""What the desk counts and keeps, whatever fails."""
+
+from itertools import count
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from indexer.kernel import NativeIndex
+from kvroute.v1 import router_pb2
+from router.config.settings import GrpcSettings, HotPrefixSettings
+from router.copies.hot_prefixes import HotPrefixes, recomputed
+from router.desk.counters import Metrics
+from router.desk.desk import LONG_BYTES
+from router.desk.stream_items import RouteItems, read_batch
+from router.request.refusal import Reason, Refusal
+from router.service.calls import Guard
+from tests.stage.fleet import Fleet
+from tests.stage.served import asked, desk_of
+
+
+class Stage:
+    """A desk with one worker behind it."""
+
+    def __init__(self) -> None:
+        self.fleet = Fleet(index=NativeIndex())
+        self.fleet.add("w0", total_blocks=1_000_000)
+        self.metrics = Metrics(CollectorRegistry())
+        guard = Guard.of(GrpcSettings(), 1 << 20, self.metrics)
+        self.desk = desk_of(self.fleet, self.metrics, guard.fault)
+
+    def decide(self, items: RouteItems, *sent: router_pb2.RouteItem) -> list[str]:
+        """What each item came to, the worker's id or the status's message."""
+        content = router_pb2.RouteBatch(items=sent).SerializeToString()
+        return [
+            result.response.worker_id or result.status.message
+            for message in items.decide(read_batch(content))
+            if message is not None
+            for result in router_pb2.RouteResults.FromString(message).results
+        ]
+
+    def faults(self) -> float:
+        """kvroute_call_faults_total, of all methods."""
+        families = self.metrics.call_faults.collect()
+        samples = [one for family in families for one in family.samples]
+        return sum(one.value for one in samples if one.name.endswith("_total"))
+
+    def counted(self) -> dict[str, float]:
+        """Requests by outcome or reason, those above 0."""
+        return {
+            one.labels["reason"] or one.labels["outcome"]: one.value
+            for family in self.metrics.registry.collect()
+            for one in family.samples
+            if one.name == "kvroute_requests_total" and one.value
+        }
+
+
+@pytest.mark.parametrize("tokens", [40, LONG_BYTES // 4])
+def test_a_call_past_its_deadline_is_counted_as_refused(tokens: int) -> None:
+    stage = Stage()
+    steps = stage.desk.steps(asked(tokens).SerializeToString(), 0.0)
+    with pytest.raises(Refusal, match="deadline") as refused:
+        for _ in steps:
+            pass
+    assert refused.value.reason is Reason.DEADLINE_EXCEEDED
+    assert stage.counted() == {"DEADLINE_EXCEEDED": 1}
+    assert stage.fleet.loads() == {}
+
+
+def test_every_item_of_a_stream_is_counted() -> None:
+    stage = Stage()
+    desk, seconds = stage.desk, count()
+    items = RouteItems(desk.steps, desk.cancel, desk.run, clock=lambda: next(seconds))
+    answers = stage.decide(
+        items,
+        router_pb2.RouteItem(index=1),
+        router_pb2.RouteItem(index=2, request=asked(40), timeout_ms=1),
+        router_pb2.RouteItem(index=3, request=asked(40)),
+    )
+    assert len(answers) == 3
+    assert answers[2] == "w0"
+    assert stage.counted() == {"INVALID_FIELD": 1, "DEADLINE_EXCEEDED": 1, "picked": 1}
+
+
+def test_what_fails_about_hot_prefixes_takes_no_answer_away() -> None:
+    stage = Stage()
+    core = stage.fleet.core
+    core.hot = hot = HotPrefixes(core.fleet, HotPrefixSettings(enabled=True), recomputed(10_000.0))
+
+    def fails(*_: Any) -> None:
+        raise RuntimeError("a fault of ours")
+
+    hot.on_pick = fails  # type: ignore[method-assign]
+    answer, reservation, _ = stage.desk.route(asked(40).SerializeToString())  # type: ignore[misc]
+    assert router_pb2.RouteResponse.FromString(answer).reservation_id == reservation.id
+    items = stage.desk.items()
+    sent = [router_pb2.RouteItem(index=i, request=asked(40)) for i in range(3)]
+    assert stage.decide(items, *sent) == ["w0"] * 3
+    assert stage.counted() == {"picked": 4}
+    assert len(core.reservations) == 4
+    stage.decide(items, *(router_pb2.RouteItem(index=i, cancel=True) for i in range(3)))
+    assert len(core.reservations) == 1
+    assert stage.faults() == 4
+
+
+def test_an_observer_that_fails_ends_no_stream() -> None:
+    class Broken:
+        @property
+        def left(self) -> float:
+            raise RuntimeError("a fault of ours")
+
+        def take(self) -> None:
+            raise RuntimeError("a fault of ours")
+
+    stage = Stage()
+    stage.desk.watch = Broken()  # type: ignore[assignment]
+    sent = router_pb2.RouteItem(index=1, request=asked(40))
+    (told,) = stage.decide(stage.desk.items(), sent)
+    assert "the router failed on this request" in told
+    assert stage.counted() == {"INTERNAL": 1}
+    assert stage.faults() > 0
