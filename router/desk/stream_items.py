@@ -118,6 +118,7 @@ class RouteItems:
                 self._cancel(reservation)
             return
         index = item.index
+        self._answered.pop(index, None)  # from now on a cancel of the index means this item
         try:
             answered = yield from self._routed(item, began_s)
             if isinstance(answered, Waiting):
@@ -162,7 +163,9 @@ class RouteItems:
         return (yield from self._route(item.request, left_s))
 
     def _remember(self, answered: dict[int, Reservation]) -> None:
-        self._answered.update(answered)
+        for index, reservation in answered.items():
+            self._answered[index] = reservation
+            self._answered.move_to_end(index)
         while len(self._answered) > CANCELLABLE_MAX:
             self._answered.popitem(last=False)
 

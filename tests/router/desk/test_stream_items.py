@@ -137,6 +137,27 @@ def test_a_refused_item_has_nothing_to_cancel() -> None:
     assert desk.cancelled == []
 
 
+@pytest.mark.parametrize("again", ["refused", "repeated", "too late"])
+def test_a_cancel_means_the_last_item_of_its_index(again: str) -> None:
+    desk = Desk(cost_s=0.010)
+    desk.decide(item(0))
+    later = {
+        "refused": [router_pb2.RouteItem(index=0, request={"model": "none"})],
+        "repeated": [item(0)],
+        "too late": [item(1), item(0, name="other", timeout_ms=1)],
+    }[again]
+    desk.decide(*later, cancel(0))
+    assert desk.cancelled == []
+
+
+def test_an_index_that_is_used_again_is_among_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(route_stream, "CANCELLABLE_MAX", 2)
+    desk = Desk()
+    desk.decide(item(0), item(1), item(0, name="again"), item(2))
+    desk.decide(cancel(0), cancel(1), cancel(2))
+    assert desk.cancelled == ["again", "r2"]
+
+
 def test_a_cancel_leaves_a_reservation_that_another_item_shares() -> None:
     desk = Desk()
     desk.decide(item(0, "same"), item(1, "same"), cancel(0), cancel(1))
