@@ -199,8 +199,8 @@ class StreamLife:
         self._stopping = stopping
         self._age_s = age_s
         self._over = stopping.is_set()
-        self._reader: asyncio.Task[Any] | None = None
-        """The call's task, while it waits for a message."""
+        self._reading: asyncio.Task[Any] | None = None
+        """The wait for a message."""
 
     async def __aenter__(self) -> Self:
         self._end = asyncio.create_task(self._wait())
@@ -218,15 +218,16 @@ class StreamLife:
         """The next batch; None when the client or we have had enough."""
         if self._over:
             return None
-        self._reader = reader = asyncio.current_task()
+        reading = self._reading = asyncio.create_task(_read(context))
         try:
-            batch: Any = await context.read()
+            batch = await reading
         except asyncio.CancelledError:
-            if self._over and reader is not None and not reader.uncancel():
+            call = asyncio.current_task()
+            if self._over and call is not None and not call.cancelling():
                 return None
             raise
         finally:
-            self._reader = None
+            self._reading = None
         return None if batch is grpc.aio.EOF else batch
 
     async def _wait(self) -> None:
@@ -236,8 +237,13 @@ class StreamLife:
         except TimeoutError:
             pass
         self._over = True
-        if self._reader is not None:
-            self._reader.cancel()
+        await asyncio.sleep(0)  # a message that has just come is read: it will be answered
+        if self._reading is not None:
+            self._reading.cancel()
+
+
+async def _read(context: "Context") -> Any:
+    return await context.read()
 
 
 Context: TypeAlias = grpc.aio.ServicerContext[bytes, bytes]

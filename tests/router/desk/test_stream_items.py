@@ -361,6 +361,22 @@ async def test_a_life_that_ends_while_something_is_decided_leaves_that_alone() -
         assert await life.read(wire) is None
 
 
+async def test_a_message_that_comes_as_the_life_ends_is_read() -> None:
+    stopping = asyncio.Event()
+    wire: Any = Wire()
+
+    async def call() -> list[bytes | None]:
+        async with StreamLife(stopping, None) as life:
+            return [await life.read(wire), await life.read(wire)]
+
+    task = asyncio.create_task(call())
+    for _ in range(3):
+        await asyncio.sleep(0)
+    stopping.set()  # both in one turn of the loop
+    wire.messages.put_nowait(b"a batch")
+    assert await task == [b"a batch", None]
+
+
 async def test_a_life_begun_when_the_server_stops_is_over() -> None:
     stopping = asyncio.Event()
     stopping.set()
