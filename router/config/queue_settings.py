@@ -83,6 +83,26 @@ class TenantsSettings(Settings, frozen=True):
     ] = msgspec.field(default_factory=dict)
 
 
+class SiblingsSettings(Settings, frozen=True):
+    """Requests with the same long uncached prefix: the first goes, the others follow it."""
+
+    enabled: Annotated[bool, Meta(description="hold siblings until the first one's prefill")] = (
+        False
+    )
+    min_blocks: Annotated[
+        int, Meta(ge=1, le=65_536, description="uncached blocks that siblings share at least")
+    ] = 32
+    hold_s: Annotated[Seconds, Meta(description="longest hold after the first one went")] = 2.0
+    load_min: Annotated[
+        float,
+        Meta(
+            ge=0,
+            description="load of a pool, work in flight over work that can be taken, below which no"
+            " request is held",
+        ),
+    ] = 0.5
+
+
 class AutoSettings(Settings, frozen=True):
     """An order for queues of some length."""
 
@@ -208,3 +228,4 @@ class QueueSettings(Settings, frozen=True):
         ),
     ] = 1.0
     tenants: TenantsSettings = TenantsSettings()
+    siblings: SiblingsSettings = SiblingsSettings()

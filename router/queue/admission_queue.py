@@ -15,6 +15,7 @@ from random import Random
 from typing_extensions import override
 
 from router.config.queue_settings import QueueSettings
+from router.config.settings import ConfigError
 from router.queue.bands import Bands
 from router.queue.bounds import Bound, Bounds
 from router.queue.own_order import OwnFailure
@@ -22,6 +23,7 @@ from router.queue.pool_queue import PoolQueue
 from router.queue.ranking import rankings
 from router.queue.recent_tenants import RecentTenants
 from router.queue.round import Rules
+from router.queue.siblings import Siblings
 from router.queue.sight import Fleet, Sight
 from router.queue.standing import Standing
 from router.queue.tenants import Tenants
@@ -59,6 +61,7 @@ class AdmissionQueue:
         self.tenants = Tenants(settings.tenants)
         """Their quotas: the driver says which requests were picked for without waiting, and which
         ended."""
+        self.siblings = Siblings(settings.siblings, self._sight)
         self._rules = self._rules_of(settings)
         self._bounds = Bounds(settings)
         self._pools: dict[Hashable, PoolQueue] = {}
@@ -96,6 +99,7 @@ class AdmissionQueue:
         rules = self._rules_of(settings)
         waiting = [waiter for pool in self._pools.values() for waiter in pool]
         self._settings, self._rules = settings, rules
+        self.siblings.configure(settings.siblings)
         self._bounds = Bounds(settings, waiting)
         self.tenants.configure(settings.tenants)
         for pool in self._pools.values():
@@ -210,6 +214,7 @@ class AdmissionQueue:
         queue = self._pools[waiter.pool]
         queue.charge(waiter, cost)
         self._sight.service.add(waiter.tenant, cost, now_s)
+        self.siblings.went(waiter, now_s)
         queue.rate.went(now_s)
         if self.tenants.have_quotas:
             self.tenants.took(waiter.tenant, cost, now_s)
@@ -280,10 +285,13 @@ class AdmissionQueue:
         )
 
     def _rules_of(self, settings: QueueSettings) -> Rules:
+        if settings.siblings.enabled and self._sight.fleet is None:
+            raise ConfigError("more than is known here is needed - at `$.queue.siblings.enabled`")
         return Rules(
             rankings(settings, self._sight, self.own_failures),
             Bands.of(settings.bands, settings.bands_aging),
             self.tenants,
+            self.siblings,
             settings.bands_strict,
             settings.look_past,
         )
@@ -325,6 +333,7 @@ class AdmissionQueue:
             queue.rate.began(now_s)
         self._seq += 1
         waiter.pool, waiter.seq, waiter.passed_at = pool, self._seq, None
+        waiter.run = self.siblings.run_of(waiter)
         self._bounds.add(waiter)
         self.recent_tenants.add(waiter.tenant)
         self._expiries.put(waiter, waiter.expires_s)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from router.queue.bands import Bands
 from router.queue.line import Line
 from router.queue.ranking import Rankings
+from router.queue.siblings import Siblings
 from router.queue.tenants import Tenants
 from router.queue.waiter import Waiter
 
@@ -29,6 +30,7 @@ class Rules:
     rankings: Rankings
     bands: Bands
     tenants: Tenants
+    siblings: Siblings
     strict: bool
     look_past: int
 
@@ -45,6 +47,7 @@ class Round:
         "_look_past",
         "_now_s",
         "_places",
+        "_siblings",
         "_skips",
         "_tenants",
         "_version",
@@ -63,6 +66,7 @@ class Round:
         self._done: set[Line] = set()
         self._places: dict[Line, int] = {}
         self._skips = 0
+        self._siblings = rules.siblings
         self._failures = 0
         self._failures_max = FAILURES_FACTOR * (rules.look_past + 1)
         self._failed: dict[tuple[int | Line, Hashable], int] = {}
@@ -112,6 +116,7 @@ class Round:
             or waiter.expires_s <= self._now_s
             or (self._failures > 0 and self._is_closed(line, waiter.restriction))
             or (self._tenants is not None and self._holds(waiter.tenant))
+            or (waiter.run is not None and self._siblings.holds(waiter, self._now_s))
         )
 
     def _holds(self, tenant: str) -> bool:

@@ -29,7 +29,8 @@ class Row:
     expires_in_s: float
     held_by: str
     """Why it has not gone: `turn` (others go first), `room` (it is the first, or no worker had room
-    when it was its turn), or the key of the rule that holds it."""
+    when it was its turn), `sibling` (another request computes the prefix that it shares), or the
+    key of the quota that holds it."""
     behind: str
     """Id of the request in front of it in its pool; empty: none."""
 
@@ -109,12 +110,16 @@ def _rows(
             waiter.priority,
             now_s - waiter.arrived_s,
             waiter.expires_s - now_s,
-            queue.tenants.held_by(waiter.tenant, now_s) or _held_by(waiter, places[pool]),
+            _held_by(queue, waiter, places[pool], now_s),
             last.get(pool, ""),
         )
         places[pool] += 1
         last[pool] = waiter.request_id
 
 
-def _held_by(waiter: Waiter, place: int) -> str:
+def _held_by(queue: AdmissionQueue, waiter: Waiter, place: int, now_s: float) -> str:
+    if quota := queue.tenants.held_by(waiter.tenant, now_s):
+        return quota
+    if queue.siblings.holds(waiter, now_s):
+        return "sibling"
     return "turn" if place and waiter.passed_at is None else "room"

@@ -75,6 +75,8 @@ class Waiter:
     seq: int = 0
     """Number of its arrival."""
     key: Key = 0.0
+    run: int | None = None
+    """PrefixHash of the uncached blocks by which it has siblings (router/queue/siblings.py)."""
     level: int = 0
     """Number of its band, 0 for the lowest."""
     passed_at: int | None = None

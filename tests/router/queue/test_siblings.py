@@ -1,0 +1,126 @@
+"""Requests that share a prefix which no worker holds."""
+
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from router.config.queue_settings import QueueSettings, SiblingsSettings
+from router.config.settings import ConfigError
+from router.queue.admission_queue import AdmissionQueue
+from router.queue.siblings import LEADS_MAX, Siblings
+from router.queue.sight import Sight
+from router.queue.views import rows
+from router.queue.waiter import Waiter
+from tests.router.queue.waiting import POOL, Workers, drained, names, offered, queue_of, turns
+
+BLOCK = 16
+
+
+def prompt(prefix: int, own: int, blocks: int = 40, shared: int = 36) -> dict[str, Any]:
+    """A prompt whose first blocks others have, too."""
+    chain = [prefix * 1000 + i for i in range(shared)]
+    chain += [own * 10_000_000 + i for i in range(blocks - shared)]
+    tokens = blocks * BLOCK
+    return {
+        "prefixes": np.array(chain, np.uint64),
+        "block_size": BLOCK,
+        "prompt_tokens": tokens,
+        "new_tokens": tokens,
+    }
+
+
+def holding(load: float = 1.0, **settings: Any) -> AdmissionQueue:
+    workers = Workers()
+    workers.busy = load
+    return queue_of(workers, siblings=SiblingsSettings(enabled=True, **settings))
+
+
+def test_the_first_goes_and_the_others_follow_its_prefill() -> None:
+    queue = holding()
+    for number, name in enumerate("abc"):
+        offered(queue, name, **prompt(1, number))
+    offered(queue, "other", **prompt(2, 9))
+    assert drained(queue) == "a other"
+    assert [row.held_by for row in rows(queue, 0.0, 9)] == ["sibling", "sibling"]
+    assert queue.siblings.prefilled("a")
+    assert drained(queue) == "b", "which leads the others in turn, until what it held is known"
+    assert not queue.siblings.prefilled("a")
+
+
+def test_a_hold_is_over_after_its_time() -> None:
+    queue = holding(hold_s=2.0)
+    for number, name in enumerate("ab"):
+        offered(queue, name, **prompt(1, number))
+    assert drained(queue, 10.0) == "a"
+    assert queue.siblings.next_release_s() == 12.0
+    assert turns(queue, 11.9) == ""
+    assert turns(queue, 12.0) == "b"
+
+
+def test_what_some_worker_holds_makes_no_siblings() -> None:
+    """36 blocks are shared: 4 that are cached leave 32, and 5 leave 31."""
+    for cached_blocks, order in ((4, "a"), (5, "a b")):
+        queue = holding()
+        for number, name in enumerate("ab"):
+            values = prompt(1, number)
+            values["new_tokens"] -= cached_blocks * BLOCK
+            offered(queue, name, **values)
+        assert drained(queue) == order
+
+
+def test_a_pool_with_little_load_holds_none() -> None:
+    for load, order in ((0.49, "a b"), (0.5, "a")):
+        queue = holding(load)
+        for number, name in enumerate("ab"):
+            offered(queue, name, **prompt(1, number))
+        assert drained(queue) == order
+
+
+def test_unless_it_is_enabled_none_is_held() -> None:
+    queue = queue_of()
+    for number, name in enumerate("ab"):
+        offered(queue, name, **prompt(1, number))
+    assert drained(queue) == "a b"
+
+
+def test_requests_without_known_blocks_have_no_siblings() -> None:
+    queue = holding()
+    for name in "ab":
+        offered(queue, name, prompt_tokens=4000, new_tokens=4000)
+    assert drained(queue) == "a b"
+
+
+def test_held_requests_do_not_count_as_looked_past() -> None:
+    workers = Workers()
+    workers.busy = 1.0
+    queue = queue_of(workers, look_past=0, siblings=SiblingsSettings(enabled=True))
+    for number in range(9):
+        offered(queue, str(number), **prompt(1, number))
+    offered(queue, "other")
+    assert drained(queue) == "0 other"
+
+
+def test_a_driver_that_knows_no_fleet_has_none() -> None:
+    with pytest.raises(ConfigError, match=r"at `\$.queue.siblings.enabled`"):
+        AdmissionQueue(QueueSettings(siblings=SiblingsSettings(enabled=True)), Random(1))
+
+
+def test_settings_that_change_hold_from_the_next_request_on() -> None:
+    queue = queue_of()
+    queue.configure(holding().settings, 0.0)
+    for number, name in enumerate("ab"):
+        offered(queue, name, **prompt(1, number))
+    assert names(queue.candidates(POOL, 1, 0.0)) == "a b", "none went"
+
+
+def test_leads_are_bounded_and_forgotten() -> None:
+    siblings = Siblings(SiblingsSettings(enabled=True, hold_s=1.0), Sight(Random(1), None))
+    for number in range(LEADS_MAX + 9):
+        siblings.went(Waiter(str(number), 0.0, run=number), 0.0)
+    assert len(siblings) == LEADS_MAX
+    assert not siblings.prefilled("0")
+    assert siblings.prefilled(str(LEADS_MAX))
+    siblings.went(Waiter("late", 0.0, run=1), 1.0)
+    assert len(siblings) == 1
