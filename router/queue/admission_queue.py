@@ -67,7 +67,7 @@ class AdmissionQueue:
         self._pools: dict[Hashable, PoolQueue] = {}
         self._by_id: dict[str, list[Waiter]] = {}
         """In order of arrival."""
-        self._expiries: Standing[float] = Standing()
+        self._expiries = Standing()
         self.recent_tenants = RecentTenants()
         self._seq = 0
         self._next_retry_s = -inf
@@ -213,8 +213,10 @@ class AdmissionQueue:
         cost = self.tenants.cost(uncached_tokens, cached_tokens)
         queue = self._pools[waiter.pool]
         queue.charge(waiter, cost)
-        self._sight.service.add(waiter.tenant, cost, now_s)
-        self.siblings.went(waiter, now_s)
+        if self._rules.rankings.look_at_service:
+            self._sight.service.add(waiter.tenant, cost, now_s)
+        if waiter.run is not None:
+            self.siblings.went(waiter, now_s)
         queue.rate.went(now_s)
         if self.tenants.have_quotas:
             self.tenants.took(waiter.tenant, cost, now_s)

@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from enum import StrEnum
 
 from router.config.queue_settings import QueueSettings
-from router.queue.standing import Standing
 from router.queue.waiter import Waiter
 
 MIB = 1 << 20
@@ -81,11 +80,10 @@ class Bounds:
 
     def worst(self, waiter: Waiter, bound: Bound) -> Waiter | None:
         """Of the requests that a bound counts with a newcomer, the one of the lowest priority, of
-        equal ones the last that arrived."""
+        equal ones the last that came."""
         of_tenant = bound in (Bound.TENANT_WAITING, Bound.TENANT_MIB)
         tally = self._tenants.get(waiter.tenant, _NONE) if of_tenant else self._all
-        lowest = tally.worst.lowest()
-        return lowest[1] if lowest is not None else None
+        return tally.worst()
 
     def sentence(self, bound: Bound) -> str:
         """Why a request was refused."""
@@ -112,22 +110,44 @@ class Bounds:
 class _Tally:
     """Waiting requests that are counted together."""
 
-    __slots__ = ("count", "size_bytes", "worst")
+    __slots__ = ("_by_points", "_lowest", "count", "size_bytes")
 
     def __init__(self) -> None:
         self.count = 0
         self.size_bytes = 0
-        self.worst: Standing[tuple[float, ...]] = Standing()
+        self._by_points: dict[int, dict[Waiter, None]] = {}
+        """By priority, the request that came last at the end."""
+        self._lowest: int | None = None
+        """The lowest priority; None: to be looked for."""
 
     def add(self, waiter: Waiter) -> None:
         self.count += 1
         self.size_bytes += waiter.size_bytes
-        self.worst.put(waiter, (waiter.points, -waiter.arrived_s, -waiter.seq))
+        alike = self._by_points.get(waiter.points)
+        if alike is None:
+            self._by_points[waiter.points] = {waiter: None}
+            if self._lowest is not None and waiter.points < self._lowest:
+                self._lowest = waiter.points
+        else:
+            alike[waiter] = None
 
     def remove(self, waiter: Waiter) -> None:
         self.count -= 1
         self.size_bytes -= waiter.size_bytes
-        self.worst.discard(waiter)
+        alike = self._by_points[waiter.points]
+        del alike[waiter]
+        if not alike:
+            del self._by_points[waiter.points]
+            if waiter.points == self._lowest:
+                self._lowest = None
+
+    def worst(self) -> Waiter | None:
+        """The request of the lowest priority, of equal ones the last that came."""
+        if not self._by_points:
+            return None
+        if self._lowest is None:
+            self._lowest = min(self._by_points)
+        return next(reversed(self._by_points[self._lowest]))
 
     def count_with(self, without: Waiter | None) -> int:
         """With one more, and without one."""

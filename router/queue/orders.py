@@ -180,7 +180,7 @@ DFS_WEIGHT = Order(
     source="SGLang, policy dfs-weight, over the prompts that wait instead of a cache",
     score=lambda waiter, sight: 0.0,
     scores=_depth_first,
-    length_max=512,
+    length_max=256,
     is_dynamic=True,
     needs_fleet=True,
 )
@@ -193,7 +193,7 @@ LAS = Order(
     starves="tenants that ask for much",
     source="Rai, Urvoy-Keller and Biersack 2003, least attained service, by tenant",
     score=lambda waiter, sight: -sight.attained(waiter),
-    length_max=2048,
+    length_max=1024,
     is_dynamic=True,
 )
 

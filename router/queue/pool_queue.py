@@ -42,7 +42,7 @@ class PoolQueue:
         self._levels = [Level(number) for number in range(len(rules.bands.settings))]
         self._shares: Shares[int] = Shares()
         """Of bands, by number, in requests."""
-        self._rises: Standing[float] = Standing()
+        self._rises = Standing()
         """When requests come into the next higher band."""
         self.count = 0
         """Waiting requests."""
@@ -121,7 +121,7 @@ class PoolQueue:
         """
         self._rise(now_s)
         self._rank(version, now_s)
-        walk = Round(self._rules, version, now_s, self._line_count())
+        walk = Round(self._rules, version, now_s, self._line_count)
         lines = self._lines()
         while (line := next(lines, None)) is not None:
             if walk.may_go(line):
@@ -170,7 +170,7 @@ class PoolQueue:
 
     def _rise(self, now_s: float) -> None:
         """Requests that waited long enough come into the next higher band."""
-        if not len(self._rises):
+        if len(self._levels) == 1:
             return
         for _ in range(RISES_MAX):
             lowest = self._rises.lowest()

@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from router.config.queue_settings import QueueSettings
 from router.config.settings import ConfigError
-from router.queue.orders import FCFS, ORDERS, Order
+from router.queue.orders import FCFS, LAS, ORDERS, Order
 from router.queue.own_order import OwnFailure, is_own, own_order
 from router.queue.sight import Sight
 from router.queue.waiter import Key, Waiter
@@ -31,6 +31,8 @@ class Ranking:
         self.name = "+".join(order.name for order, _ in parts)
         self.is_dynamic = any(order.is_dynamic for order, _ in parts)
         """Whether keys change while requests wait, so that they are made for all together."""
+        self.looks_at_service = any(order is LAS for order, _ in parts)
+        """Whether keys are of what tenants got."""
         self.last: Key = inf if len(parts) == 1 else (inf,)
         """Key of a request that stands behind all others, until the next ranking."""
         self._parts = parts
@@ -79,6 +81,8 @@ class Rankings:
 
     steps: tuple[tuple[float, Ranking], ...]
     """Longest pools in ascending order, the last one without a bound."""
+    look_at_service: bool
+    """Whether some order looks at what tenants got."""
 
     @property
     def name(self) -> str:
@@ -87,6 +91,8 @@ class Rankings:
 
     def of(self, length: int) -> Ranking:
         """The one for a pool with so many waiting requests."""
+        if len(self.steps) == 1:
+            return self.steps[0][1]
         return next(ranking for length_max, ranking in self.steps if length <= length_max)
 
 
@@ -113,7 +119,7 @@ def rankings(settings: QueueSettings, sight: Sight, failures: Counter[OwnFailure
             steps.append((length_max, fcfs))
     if not steps or steps[-1][0] < inf:
         steps.append((inf, fcfs))
-    return Rankings(tuple(steps))
+    return Rankings(tuple(steps), any(ranking.looks_at_service for _, ranking in steps))
 
 
 def _ranking(

@@ -7,7 +7,7 @@ Law: a round has at most FAILURES_FACTOR * (look_past + 1) attempts that fail, l
 band and restriction, and LOOKS_MAX requests that are skipped without an attempt.
 """
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 
 from router.queue.bands import Bands
@@ -44,6 +44,7 @@ class Round:
         "_failures",
         "_failures_max",
         "_line_look_past",
+        "_lines",
         "_look_past",
         "_now_s",
         "_places",
@@ -54,12 +55,13 @@ class Round:
         "went",
     )
 
-    def __init__(self, rules: Rules, version: int, now_s: float, lines: int) -> None:
+    def __init__(self, rules: Rules, version: int, now_s: float, lines: Callable[[], int]) -> None:
         self.went = False
         """Whether the last line's turn ended since a request of it went."""
         self._tenants = rules.tenants if rules.tenants.have_quotas else None
         self._look_past = rules.look_past
-        self._line_look_past = rules.look_past // max(1, lines)
+        self._lines = lines
+        self._line_look_past = rules.look_past
         """Requests without room that are looked past in one line: the same number in each."""
         self._version = version
         self._now_s = now_s
@@ -139,6 +141,8 @@ class Round:
         )
 
     def _fail(self, line: Line, waiter: Waiter) -> None:
+        if not self._failures:
+            self._line_look_past = self._look_past // max(1, self._lines())
         self._failures += 1
         for where in (line.level, line):
             key = (where, waiter.restriction)

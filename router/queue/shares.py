@@ -89,5 +89,6 @@ class Shares(Generic[Flow]):
 
     def _take(self, flow: Flow) -> float:
         start, seq = self._starts.pop(flow)
-        del self._order[bisect_left(self._order, (start, seq, flow))]
+        order = self._order
+        del order[0 if order[0][2] == flow else bisect_left(order, (start, seq, flow))]
         return start

@@ -8,22 +8,19 @@ entries.
 """
 
 from heapq import heapify, heappop, heappush
-from typing import Generic, TypeVar
 
 from router.queue.waiter import Waiter
 
 SPARE = 64
 """Entries of requests that are gone, which are kept however few live ones there are."""
 
-Number = TypeVar("Number", float, tuple[float, ...])
 
-
-class Standing(Generic[Number]):
+class Standing:
     """Each live request with its number."""
 
     def __init__(self) -> None:
-        self._live: dict[Waiter, Number] = {}
-        self._heap: list[tuple[Number, int, Waiter]] = []
+        self._live: dict[Waiter, float] = {}
+        self._heap: list[tuple[float, int, Waiter]] = []
 
     def __len__(self) -> int:
         return len(self._live)
@@ -33,7 +30,7 @@ class Standing(Generic[Number]):
         """Entries of the heap, those of requests that are gone included."""
         return len(self._heap)
 
-    def put(self, waiter: Waiter, number: Number) -> None:
+    def put(self, waiter: Waiter, number: float) -> None:
         """Adds a request, or gives it another number."""
         self._live[waiter] = number
         heappush(self._heap, (number, waiter.seq, waiter))
@@ -46,7 +43,7 @@ class Standing(Generic[Number]):
         if gone and len(self._heap) > 2 * len(self._live) + SPARE:
             self._compact()
 
-    def lowest(self) -> tuple[Number, Waiter] | None:
+    def lowest(self) -> tuple[float, Waiter] | None:
         """The live request with the lowest number, of equal ones the first that arrived."""
         heap, live = self._heap, self._live
         while heap:

@@ -12,7 +12,7 @@ CHANGES = st.lists(st.tuples(st.integers(0, 40), st.one_of(st.none(), st.integer
 @given(changes=CHANGES)
 def test_the_lowest_is_that_of_the_live_ones(changes: list[tuple[int, int | None]]) -> None:
     waiters = [Waiter(str(number), 0.0, seq=number) for number in range(41)]
-    standing: Standing[float] = Standing()
+    standing = Standing()
     live: dict[Waiter, float] = {}
     for who, number in changes:
         waiter = waiters[who]
@@ -29,7 +29,7 @@ def test_the_lowest_is_that_of_the_live_ones(changes: list[tuple[int, int | None
 
 
 def test_entries_of_requests_that_are_gone_are_bounded() -> None:
-    standing: Standing[float] = Standing()
+    standing = Standing()
     stays = Waiter("stays", 0.0)
     standing.put(stays, 0.0)
     for number in range(10 * SPARE):
