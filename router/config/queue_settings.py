@@ -163,8 +163,9 @@ class QueueSettings(Settings, frozen=True):
         str,
         Meta(
             description="order in which waiting requests go: fcfs, priority, edf, lof,"
-            " shortest-first, wspt, las, prefill-first or random; several with + between them, of"
-            " which the next one decides between equals; or auto"
+            " shortest-first, wspt, lpm, dfs-weight, las, prefill-first or random; module:function,"
+            " one of your own; several with + between them, of which the next one decides between"
+            " equals; or auto"
         ),
     ] = "priority"
     auto: Annotated[

@@ -26,6 +26,7 @@ from typing import NamedTuple, Protocol
 from router.config.queue_settings import QueueSettings
 from router.core.core import RouterCore
 from router.core.progress import ProgressResult
+from router.core.sight import FleetSight
 from router.core.waits import Waits
 from router.decision.decider import FULL_RETRY_S
 from router.decision.decision import Decision, NobodyFits
@@ -86,7 +87,8 @@ class Admission:
     """The admission queue of one replica, and what it knows of the fleet."""
 
     def __init__(self, core: RouterCore, settings: QueueSettings, rng: Random) -> None:
-        self.queue = AdmissionQueue(settings, rng)
+        self._sight = FleetSight(core)
+        self.queue = AdmissionQueue(settings, rng, self._sight)
         self.waits: dict[str, Waits] = {}
         """By band: of the requests that got a worker."""
         self._core = core
@@ -222,6 +224,7 @@ class Admission:
         else:
             self._note_wait(waiter, now_s)
             cached_tokens = max(0, waiter.prompt_tokens - reservation.new_tokens)
+            waiter.reservation_id = reservation.id
             self.queue.dispatched(waiter, reservation.new_tokens, cached_tokens, now_s)
             self._count(waiter.tenant, reservation)
 
@@ -346,6 +349,11 @@ class Admission:
         slo_ends_s = inf if wait.ttft_slo_s is None else now_s + wait.ttft_slo_s
         tokens = request.prompt.token_count
         held_tokens = decision.best_overlap_tokens() if decision is not None else 0
+        chain, block_size = None, 0
+        if self.queue.needs_prefixes:
+            chain, block_size = self._sight.chain(request.prompt, request.model)
+            if chain is not None and decision is None:
+                held_tokens = self._sight.held_tokens(chain, block_size, tokens, request.model)
         return Waiter(
             # A second request of an id waits by itself, and gets the first one's answer.
             request_id=request.request_id,
@@ -362,6 +370,8 @@ class Admission:
             new_tokens=tokens - held_tokens,
             output_tokens=self._core.decider.output_tokens(request),
             size_bytes=size_bytes,
+            prefixes=chain,
+            block_size=block_size,
         )
 
     def _pool_of(self, request: Request) -> Pool:

@@ -305,6 +305,11 @@ class Pools:
         """KV blocks that picks may promise of each worker; NaN: unknown."""
         return np.array([self._settled[slot][5] for slot in pool.slots.tolist()])
 
+    def with_room(self, pool: Pool) -> npt.NDArray[np.intp]:
+        """The slots of a pool's workers that have a slot and a block left."""
+        slots: npt.NDArray[np.intp] = pool.slots[self.columns[_FULL, pool.slots] == 0]
+        return slots
+
     def fill(self, pool: Pool) -> float:
         """The share of a pool's slots, or of its blocks if that is more, that is taken."""
         columns = self.columns[:, pool.slots]

@@ -123,6 +123,11 @@ class AdmissionQueue:
         """Names of all bands, the lowest first."""
         return [band.name for band in self._rules.bands.settings]
 
+    @property
+    def needs_prefixes(self) -> bool:
+        """Whether some rule in force looks at prompts and at what workers hold of them."""
+        return self._settings.siblings.enabled or self._rules.rankings.need_fleet
+
     def band(self, waiter: Waiter) -> str:
         """The name of the band that a request is in, or was in at last."""
         return self._rules.bands.settings[waiter.level].name

@@ -33,6 +33,8 @@ class Ranking:
         """Whether keys change while requests wait, so that they are made for all together."""
         self.looks_at_service = any(order is LAS for order, _ in parts)
         """Whether keys are of what tenants got."""
+        self.needs_fleet = any(order.needs_fleet for order, _ in parts)
+        """Whether keys are of the workers, or of what prompts are made of."""
         self.last: Key = inf if len(parts) == 1 else (inf,)
         """Key of a request that stands behind all others, until the next ranking."""
         self._parts = parts
@@ -83,6 +85,8 @@ class Rankings:
     """Longest pools in ascending order, the last one without a bound."""
     look_at_service: bool
     """Whether some order looks at what tenants got."""
+    need_fleet: bool
+    """Whether some order looks at the workers, or at what prompts are made of."""
 
     @property
     def name(self) -> str:
@@ -119,7 +123,11 @@ def rankings(settings: QueueSettings, sight: Sight, failures: Counter[OwnFailure
             steps.append((length_max, fcfs))
     if not steps or steps[-1][0] < inf:
         steps.append((inf, fcfs))
-    return Rankings(tuple(steps), any(ranking.looks_at_service for _, ranking in steps))
+    return Rankings(
+        tuple(steps),
+        any(ranking.looks_at_service for _, ranking in steps),
+        any(ranking.needs_fleet for _, ranking in steps),
+    )
 
 
 def _ranking(

@@ -7,8 +7,8 @@ is below load_min holds none: computing a prefix twice is sooner there.
 
 Source: SGLang's in-batch prefix caching check, over the workers of a pool.
 
-Laws: no request is held for longer than hold_s after the first of its siblings went; leads are
-LEADS_MAX at most.
+Laws: no request is held for longer than hold_s after the first of its siblings went, which is once
+in KEPT_S at most; leads are LEADS_MAX at most.
 """
 
 from router.config.queue_settings import SiblingsSettings
@@ -16,7 +16,10 @@ from router.queue.sight import Sight
 from router.queue.waiter import Waiter
 
 LEADS_MAX = 4096
-"""Requests that lead siblings; over it the one that went first leads no longer."""
+"""Requests that lead siblings; over it the one that went first is forgotten."""
+KEPT_S = 60.0
+"""How long a lead is remembered, so that those who follow it don't lead one another in turn: they
+know only what workers held when they came."""
 
 
 class Siblings:
@@ -26,9 +29,8 @@ class Siblings:
         self._settings = settings
         self._sight = sight
         self._leads: dict[int, tuple[float, str]] = {}
-        """By PrefixHash of the shared run: up to when the others are held, and who leads; the one
-        that went first in front."""
-        self._by_id: dict[str, int] = {}
+        """By PrefixHash of the shared run: when the first request went, and its reservation; the
+        lead that went first in front."""
 
     def __len__(self) -> int:
         return len(self._leads)
@@ -53,37 +55,24 @@ class Siblings:
             return
         self._forget(now_s)
         if run not in self._leads:
-            self._leads[run] = now_s + self._settings.hold_s, waiter.request_id
-            self._by_id[waiter.request_id] = run
-
-    def prefilled(self, request_id: str) -> bool:
-        """The prefill of a request is done, or the request is over; whether it led siblings."""
-        run = self._by_id.pop(request_id, None)
-        if run is None:
-            return False
-        del self._leads[run]
-        return True
+            self._leads[run] = now_s, waiter.reservation_id
 
     def holds(self, waiter: Waiter, now_s: float) -> bool:
         """Whether a request waits for the prefill of a sibling."""
-        if waiter.run is None or not self._leads:
+        if waiter.run is None:
             return False
         lead = self._leads.get(waiter.run)
         return (
             lead is not None
-            and now_s < lead[0]
+            and now_s < lead[0] + self._settings.hold_s
+            and self._sight.is_prefilling(lead[1])
             and self._sight.load(waiter) >= self._settings.load_min
         )
-
-    def next_release_s(self) -> float | None:
-        """When the next hold is over by itself; None: none is."""
-        return next((until_s for until_s, _ in self._leads.values()), None)
 
     def _forget(self, now_s: float) -> None:
         """Leads whose time is over, and those beyond the bound."""
         while self._leads:
-            run, (until_s, request_id) = next(iter(self._leads.items()))
-            if until_s > now_s and len(self._leads) < LEADS_MAX:
+            run, (went_s, _) = next(iter(self._leads.items()))
+            if went_s + KEPT_S > now_s and len(self._leads) < LEADS_MAX:
                 return
             del self._leads[run]
-            self._by_id.pop(request_id, None)

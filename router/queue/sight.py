@@ -22,6 +22,9 @@ class Fleet(Protocol):
     def load(self, waiter: Waiter) -> float:
         """Work in flight over work that can be taken, 0 to 1 and beyond."""
 
+    def is_prefilling(self, reservation_id: str) -> bool:
+        """Whether a reservation is open, and its prompt is not known to be computed."""
+
 
 class Service:
     """Tokens that tenants got lately."""
@@ -65,6 +68,10 @@ class Sight:
     def load(self, waiter: Waiter) -> float:
         """Of the request's pool."""
         return self.fleet.load(waiter) if self.fleet is not None else 0.0
+
+    def is_prefilling(self, reservation_id: str) -> bool:
+        """Whether a reservation's prompt is not known to be computed."""
+        return self.fleet is not None and self.fleet.is_prefilling(reservation_id)
 
     def waited_s(self, waiter: Waiter) -> float:
         """How long a request has waited."""

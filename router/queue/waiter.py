@@ -66,6 +66,8 @@ class Waiter:
     block_size: int = 0
     payload: object = None
     """The driver's own."""
+    reservation_id: str = ""
+    """The driver sets it before it says `dispatched`."""
 
     # Set by the queue.
     pool: Hashable = None

@@ -62,6 +62,9 @@ class Workers:
     def load(self, waiter: Waiter) -> float:
         return 1.0
 
+    def is_prefilling(self, reservation_id: str) -> bool:
+        return False
+
 
 class Stage:
     """A queue with requests of all bands and tenants, and the next ones."""

@@ -28,8 +28,7 @@ def order_of(name: str, *rows: dict[str, Any], aging: float | None = 0.0) -> str
 
 def test_the_configuration_names_every_order() -> None:
     text = str(QueueSettings.__annotations__["order"])
-    known = [order.name for order in ORDERS.values() if not order.needs_fleet]
-    assert [name for name in known if name not in text] == []
+    assert [name for name in ORDERS if name not in text] == []
 
 
 def test_priority_is_higher_first_then_arrival() -> None:

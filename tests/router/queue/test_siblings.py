@@ -9,7 +9,7 @@ import pytest
 from router.config.queue_settings import QueueSettings, SiblingsSettings
 from router.config.settings import ConfigError
 from router.queue.admission_queue import AdmissionQueue
-from router.queue.siblings import LEADS_MAX, Siblings
+from router.queue.siblings import KEPT_S, LEADS_MAX, Siblings
 from router.queue.sight import Sight
 from router.queue.views import rows
 from router.queue.waiter import Waiter
@@ -31,22 +31,35 @@ def prompt(prefix: int, own: int, blocks: int = 40, shared: int = 36) -> dict[st
     }
 
 
-def holding(load: float = 1.0, **settings: Any) -> AdmissionQueue:
-    workers = Workers()
-    workers.busy = load
-    return queue_of(workers, siblings=SiblingsSettings(enabled=True, **settings))
+class Prefilling(Workers):
+    """Prompts that take their time."""
+
+    def __init__(self, load: float = 1.0) -> None:
+        super().__init__()
+        self.busy = load
+        self.done: set[str] = set()
+
+    def is_prefilling(self, reservation_id: str) -> bool:
+        return reservation_id not in self.done
+
+
+def holding(
+    load: float = 1.0, workers: Prefilling | None = None, **settings: Any
+) -> AdmissionQueue:
+    siblings = SiblingsSettings(enabled=True, **settings)
+    return queue_of(workers or Prefilling(load), siblings=siblings)
 
 
 def test_the_first_goes_and_the_others_follow_its_prefill() -> None:
-    queue = holding()
+    workers = Prefilling()
+    queue = holding(workers=workers)
     for number, name in enumerate("abc"):
-        offered(queue, name, **prompt(1, number))
+        offered(queue, name, **prompt(1, number), reservation_id=name)
     offered(queue, "other", **prompt(2, 9))
     assert drained(queue) == "a other"
     assert [row.held_by for row in rows(queue, 0.0, 9)] == ["sibling", "sibling"]
-    assert queue.siblings.prefilled("a")
-    assert drained(queue) == "b", "which leads the others in turn, until what it held is known"
-    assert not queue.siblings.prefilled("a")
+    workers.done = {"a"}
+    assert drained(queue) == "b c", "neither holds the other"
 
 
 def test_a_hold_is_over_after_its_time() -> None:
@@ -54,7 +67,6 @@ def test_a_hold_is_over_after_its_time() -> None:
     for number, name in enumerate("ab"):
         offered(queue, name, **prompt(1, number))
     assert drained(queue, 10.0) == "a"
-    assert queue.siblings.next_release_s() == 12.0
     assert turns(queue, 11.9) == ""
     assert turns(queue, 12.0) == "b"
 
@@ -93,9 +105,7 @@ def test_requests_without_known_blocks_have_no_siblings() -> None:
 
 
 def test_held_requests_do_not_count_as_looked_past() -> None:
-    workers = Workers()
-    workers.busy = 1.0
-    queue = queue_of(workers, look_past=0, siblings=SiblingsSettings(enabled=True))
+    queue = queue_of(Prefilling(), look_past=0, siblings=SiblingsSettings(enabled=True))
     for number in range(9):
         offered(queue, str(number), **prompt(1, number))
     offered(queue, "other")
@@ -116,11 +126,11 @@ def test_settings_that_change_hold_from_the_next_request_on() -> None:
 
 
 def test_leads_are_bounded_and_forgotten() -> None:
-    siblings = Siblings(SiblingsSettings(enabled=True, hold_s=1.0), Sight(Random(1), None))
+    siblings = Siblings(SiblingsSettings(enabled=True, hold_s=1.0), Sight(Random(1), Prefilling()))
     for number in range(LEADS_MAX + 9):
         siblings.went(Waiter(str(number), 0.0, run=number), 0.0)
     assert len(siblings) == LEADS_MAX
-    assert not siblings.prefilled("0")
-    assert siblings.prefilled(str(LEADS_MAX))
-    siblings.went(Waiter("late", 0.0, run=1), 1.0)
+    assert not siblings.holds(Waiter("x", 0.0, run=0), 0.5)
+    assert siblings.holds(Waiter("x", 0.0, run=LEADS_MAX), 0.5)
+    siblings.went(Waiter("late", 0.0, run=1), KEPT_S)
     assert len(siblings) == 1

@@ -18,6 +18,8 @@ class Workers:
         self.overlaps: dict[str, int] = {}
         """By id of a request."""
         self.busy = 0.0
+        self.prefilling: set[str] = set()
+        """Ids of reservations."""
         self.looks = 0
 
     def overlap_tokens(self, waiter: Waiter) -> int:
@@ -26,6 +28,9 @@ class Workers:
 
     def load(self, waiter: Waiter) -> float:
         return self.busy
+
+    def is_prefilling(self, reservation_id: str) -> bool:
+        return reservation_id in self.prefilling
 
 
 def queue_of(workers: Workers | None = None, **settings: Any) -> AdmissionQueue:
