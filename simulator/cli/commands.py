@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+import msgspec
 
 from router.cli.run import run
 from router.config.presets import PRESETS
@@ -113,6 +114,17 @@ _traffic_options = _options(
                  help="Seconds of the trace that are run but not counted."),
     click.option("--warm-up-requests", type=click.IntRange(min=0), default=0, show_default=True,
                  help="Requests that are run but not counted."),
+    click.option("--tenants", type=click.IntRange(0, 10_000), default=0, show_default=True,
+                 help="Requests, or sessions, belong to one of so many tenants, drawn by the seed;"
+                      " 0: to those of the trace."),
+    click.option("--tenant-skew", type=click.FloatRange(0, 10), default=1.0, show_default=True,
+                 help="Exponent s of Zipf's law for --tenants: tenant-K sends a share of the"
+                      " requests proportional to 1 / K^s; 0: all send alike."),
+    click.option("--priority-of", default="trace", show_default=True, metavar="FORM",
+                 help="Priorities of the requests, higher is sooner: trace, or"
+                      " random:LOW,HIGH:SHARE (SHARE of the requests have HIGH; further ones"
+                      " follow with commas, as in random:0,10,20:0.5,0.2), or"
+                      " tenant:NAME=PRIORITY,..."),
 )  # fmt: skip
 
 _engine_options = _options(
@@ -139,7 +151,13 @@ _fleet_options = _options(
     click.option("--ranks", type=_Count, default=1, show_default=True,
                  help="Data-parallel ranks of each engine."),
     click.option("--config", "-c", "config_file", type=_File, default=None,
-                 help="A router's YAML file; only its section `routing` is used."),
+                 help="A router's YAML file; only its sections `routing` and `queue` are used."),
+    click.option("--queue", "queue_settings", callback=_as_options, multiple=True,
+                 metavar="KEY=VALUE",
+                 help="A key of the section `queue` and its value in YAML, over the file's:"
+                      " max_waiting=0, timeout_s=30, tenants.fair=true, or"
+                      " 'bands=[{name: low, from_priority: 0}, {name: high, from_priority: 10}]'."
+                      " Repeatable."),
     click.option("--preset", type=click.Choice(list(PRESETS)), default=None,
                  help="Named routing settings; `kvroute policies --presets` lists them. A key of"
                       " the file overrides the preset's. [routing.preset of the file]"),
@@ -191,6 +209,14 @@ _fleet_options = _options(
     help="Routing policy; `kvroute policies` lists them. [routing.policy of preset or file]",
 )
 @click.option("--compare", default="", help="More policies, with commas, on the same traffic.")
+@click.option(
+    "--order",
+    "orders",
+    default="",
+    metavar="NAME[,NAME...]",
+    help="Orders in which requests wait for a worker with room; each is played with each policy."
+    " [queue.order of the file: priority]",
+)
 @_fleet_options
 @_traffic_options
 @click.option(
@@ -212,7 +238,8 @@ _fleet_options = _options(
     "--slo-ttft-ms",
     type=_Positive,
     default=None,
-    help="Goodput counts requests whose first token came within this time.",
+    help="Goodput counts requests whose first token came within this time. Requests without a"
+    " TTFT of their own in the trace name it to the router as their ttft_slo_ms.",
 )
 @click.option(
     "--slo-itl-ms",
@@ -250,6 +277,7 @@ def replay(
     rates: tuple[float, ...],
     policy: str | None,
     compare: str,
+    orders: str,
     seeds: tuple[int, ...],
     shadows: tuple[str, ...],
     slo_ttft_ms: float | None,
@@ -270,8 +298,8 @@ def replay(
     Request tokens, Response tokens, Session ID, Model), Bailian's (chat_id and so on), arrival_s.
     More columns, of any form: session_id, turn, think_ms (the turn starts so long after the end of
     the turn before), prefix_id, prefix_tokens, model, lora_name, tenant, priority (higher is
-    sooner), deadline_ms. The first lines of the output give the meaning of each column, and the
-    columns that are not read; docs/simulate.md lists them all.
+    sooner), deadline_ms, ttft_slo_ms. The first lines of the output give the meaning of each
+    column, and the columns that are not read; docs/simulate.md lists them all.
 
     The router's own decision core picks, each policy from cold caches. Times are those of the
     profile's cost model, not of this machine.
@@ -285,11 +313,8 @@ def replay(
     from simulator.traffic.results import Slo
     from simulator.world import world
 
-    traffic = _traffic(trace, given)
-    first = _fleet(policy, workers, given, shadows=shadows)
-    more = dict.fromkeys(filter(None, map(str.strip, compare.split(","))))
-    more.pop(first.policy, None)
-    fleets = [first, *(_fleet(name, workers, given, shadows=shadows) for name in more)]
+    traffic = _traffic(trace, given, slo_ttft_ms)
+    fleets = _fleets(policy, compare, orders, workers, given, shadows)
     slo = Slo(*(None if ms is None else ms / 1e3 for ms in (slo_ttft_ms, slo_itl_ms)))
     console = Console(quiet=quiet)
     try:
@@ -390,7 +415,6 @@ def capacity(
     too, since more workers need not mean less waiting. TRACE is as for `kvroute replay`. Exit code
     1 when no fleet that was tried keeps it.
     """
-    import msgspec
     from rich.console import Console
 
     from simulator.study.capacity import capacity_table, promised_ttft_s, smallest_fleet
@@ -501,8 +525,9 @@ def simulate(
         raise click.ClickException(str(error)) from error
 
 
-def _traffic(name: str, given: dict[str, Any]) -> "Traffic":
+def _traffic(name: str, given: dict[str, Any], ttft_slo_ms: float | None = None) -> "Traffic":
     from simulator.study.comparison import Traffic
+    from simulator.traffic.callers import Callers, Priorities
     from simulator.traffic.trace_columns import TraceError
     from simulator.traffic.trace_file import load_trace
 
@@ -511,6 +536,15 @@ def _traffic(name: str, given: dict[str, Any]) -> "Traffic":
     except TraceError as error:
         raise click.UsageError(str(error)) from error
     until_s = given["until_s"]
+    try:
+        callers = Callers(
+            tenants=given["tenants"],
+            skew=given["tenant_skew"],
+            priorities=Priorities.parse(given["priority_of"]),
+            ttft_slo_s=None if ttft_slo_ms is None else ttft_slo_ms / 1e3,
+        )
+    except ValueError as error:
+        raise click.UsageError(f"--priority-of: {error}") from error
     return Traffic(
         trace=trace,
         tick_s=given["tick_s"],
@@ -518,7 +552,36 @@ def _traffic(name: str, given: dict[str, Any]) -> "Traffic":
         until_s=float("inf") if until_s is None else until_s,
         warm_up_s=given["warm_up_s"],
         warm_up_requests=given["warm_up_requests"],
+        callers=callers,
     )
+
+
+def _fleets(
+    policy: str | None,
+    compare: str,
+    orders: str,
+    workers: int,
+    given: dict[str, Any],
+    shadows: Sequence[str],
+) -> "list[RunOptions]":
+    """A fleet for each policy and order. Raises UsageError."""
+    first = _fleet(policy, workers, given, shadows=shadows)
+    more = _names(compare)
+    more.pop(first.policy, None)
+    fleets = [first, *(_fleet(name, workers, given, shadows=shadows) for name in more)]
+    try:
+        return [
+            replace(fleet, queue=msgspec.structs.replace(fleet.queue, order=order))
+            for fleet in fleets
+            for order in _names(orders) or [fleet.queue.order]
+        ]
+    except ValueError as error:
+        raise click.UsageError(f"--order: {error}") from error
+
+
+def _names(text: str) -> dict[str, None]:
+    """Names with commas between them, each once."""
+    return dict.fromkeys(filter(None, map(str.strip, text.split(","))))
 
 
 def _fleet(
@@ -536,9 +599,11 @@ def _fleet(
     flags: dict[tuple[str, ...], object] = {}
     if given["preset"] is not None:
         flags["routing", "preset"] = given["preset"]
-    config = load(ServeConfig, given["config_file"], {}, flags)
+    for key, text in given["queue_settings"].items():
+        flags["queue", *key.split(".")] = _yaml(key, text)
     prefill_workers = given["prefill_workers"]
     try:
+        config = load(ServeConfig, given["config_file"], {}, flags)
         check_block_size(given["block_size"], given["trace_block_size"])
         return RunOptions(
             policy=policy or config.routing.policy,
@@ -547,6 +612,7 @@ def _fleet(
             engine=given["engine"],
             scheduler=_scheduler(given, ranks=given["ranks"], joined_steps_max=_JOINED_STEPS),
             routing=config.routing,
+            queue=config.queue,
             replicas=given["replicas"],
             shadows=tuple(shadows),
             event_delay_s=given["event_delay_ms"] / 1e3,
@@ -565,6 +631,15 @@ def _fleet(
         )
     except ValueError as error:
         raise click.UsageError(str(error)) from error
+
+
+def _yaml(key: str, text: str) -> object:
+    import yaml
+
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise click.UsageError(f"--queue {key}={text}: not YAML: {error}") from error
 
 
 def _check_fits(workers: int, given: dict[str, Any]) -> None:

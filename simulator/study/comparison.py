@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice, repeat
 from multiprocessing import get_context
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from simulator.study.progress import Watcher
 from simulator.study.report import Comparison, Run, run_label
+from simulator.traffic.callers import Callers
 from simulator.traffic.results import (
     NOTHING_COUNTS,
     Integers,
@@ -40,6 +41,8 @@ class Traffic:
     warm_up_s: float = 0.0
     """Seconds after `from_s` that are played but not counted."""
     warm_up_requests: int = 0
+    callers: Callers = field(default_factory=Callers)
+    """Tenants, priorities and wanted TTFTs that the trace doesn't have."""
 
     def at(self, rate: float, seed: int) -> Trace:
         """The trace to play, with its clock `rate` times faster.
@@ -50,7 +53,7 @@ class Traffic:
         played = spread.window(self.from_s, self.until_s).at_rate(rate)
         if not played.requests:
             raise ValueError("no request of the trace is left to play")
-        return played
+        return self.callers.of(played, seed)
 
     def warm_up(self, rate: float) -> WarmUp:
         """The warm-up, of the same requests at every rate."""
@@ -85,7 +88,7 @@ def compare(
     """
     traces = {(rate, seed): traffic.at(rate, seed) for rate in rates for seed in seeds}
     labels = {
-        (rate, place): run_label(fleet.policy, fleet.order)
+        (rate, place): run_label(fleet.policy, fleet.queue.order)
         + (f" at {rate:g}x" if len(rates) > 1 else "")
         for rate in rates
         for place, fleet in enumerate(fleets)

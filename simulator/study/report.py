@@ -12,6 +12,7 @@ import numpy as np
 from rich.box import SIMPLE
 from rich.table import Table
 
+from router.config.queue_settings import QueueSettings
 from simulator.traffic.results import (
     Aggregates,
     Distribution,
@@ -20,6 +21,8 @@ from simulator.traffic.results import (
     Slo,
 )
 from simulator.traffic.reuse import Ceiling
+
+DEFAULT_ORDER = QueueSettings().order
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,7 +74,7 @@ class Comparison:
 
 def run_label(policy: str, order: str) -> str:
     """The name of a run in tables and plots."""
-    return policy if order == "fcfs" else f"{policy}, {order}"
+    return policy if order in ("", DEFAULT_ORDER) else f"{policy}, {order}"
 
 
 def mean_of(runs: Sequence[Aggregates]) -> Aggregates:
@@ -168,10 +171,14 @@ def _table(comparison: Comparison, runs: Sequence[Run]) -> Table:
             shown.add_row("  mean, std of seeds", *deviations, "")
     shown.add_section()
     row(_promise(comparison.slo), lambda run: f"{run.goodput_rps:.2f} /s")
+    row("  of all requests", lambda run: f"{run.goodput_share:.1%}", "100.0%")
     row("load, std / mean", lambda run: f"{run.load_cv:.2f}", "0.00")
     row("requests", lambda run: f"{run.requests:,}")
     row("  failed", lambda run: f"{run.failed:,}", "0")
     row("  shed", lambda run: f"{run.shed:,}", "0")
+    row("waited in a router's queue", lambda run: f"{run.queued:,}", "0")
+    row("  waits without a worker", lambda run: f"{run.queue_timeouts:,}", "0")
+    row("  refused by a full queue", lambda run: f"{run.queue_full:,}", "0")
     row("preemptions", lambda run: f"{run.preemptions:,}", "0")
     row("copies", lambda run: f"{run.copies:,}")
     for name in _noted(comparison.runs):
@@ -209,6 +216,7 @@ _FIXED_WIDTH = 40
 _PARTS = ("mean", "p50", "p90", "p99")
 _DURATIONS: tuple[tuple[str, Callable[[Aggregates], Distribution], int], ...] = (
     ("TTFT", lambda run: run.ttft_ms, 0),
+    ("wait in the router", lambda run: run.wait_ms, 0),
     ("queue", lambda run: run.queue_ms, 0),
     ("ITL", lambda run: run.itl_ms, 1),
     ("end to end", lambda run: run.e2e_ms, 0),
@@ -228,10 +236,15 @@ def _run_dict(numbers: Aggregates) -> dict[str, Any]:
         "block_hit_rate": numbers.block_hit_rate,
         "token_hit_rate": numbers.token_hit_rate,
         "ttft_ms": _distribution_dict(numbers.ttft_ms),
+        "wait_ms": _distribution_dict(numbers.wait_ms),
         "itl_ms": _distribution_dict(numbers.itl_ms),
         "e2e_ms": _distribution_dict(numbers.e2e_ms),
         "load_cv": numbers.load_cv,
         "goodput_rps": numbers.goodput_rps,
+        "goodput_share": numbers.goodput_share,
+        "queued": numbers.queued,
+        "queue_timeouts": numbers.queue_timeouts,
+        "queue_full": numbers.queue_full,
         "copies": numbers.copies,
         "wall_s": numbers.wall_s,
     }
@@ -265,7 +278,7 @@ def _csv_cells(numbers: Aggregates) -> list[object]:
 def _noted(runs: Sequence[Run]) -> list[str]:
     """Names of the other counters that any run, with its first seed, has."""
     names = {name for run in runs for name, count in run.first.counters.items() if count}
-    return sorted(names - {"copies", "streams_live"})
+    return sorted(names - {"copies", "streams_live", "queue_timeouts", "queue_full"})
 
 
 def _promise(slo: Slo) -> str:

@@ -10,6 +10,7 @@ Law: requests = served + failed + shed, in every result and in every part of one
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -64,6 +65,10 @@ class ShadowResult:
     """Sum of the seconds by which first tokens would have come sooner, by the router's rates."""
 
 
+def _no_floats() -> Floats:
+    return np.zeros(0, np.float64)
+
+
 def _no_integers() -> Integers:
     return np.zeros(0, np.int64)
 
@@ -74,7 +79,7 @@ class RunResult:
 
     policy: str
     order: str
-    """Order of the router's queue; "fcfs" without a queue."""
+    """Of the router's queue."""
     workers: Sequence[str]
     """Worker ids; `worker` has indexes into them."""
     block_size: int
@@ -120,6 +125,14 @@ class RunResult:
     """For each request: cached tokens that the router expected at the last pick; 0: no pick."""
     losses: Integers = field(default_factory=_no_integers)
     """For each request: times that its worker died."""
+    wait_s: Floats = field(default_factory=_no_floats)
+    """For each request: seconds from arrival to the last pick for its prompt."""
+    waits: Integers = field(default_factory=_no_integers)
+    """For each request: times that a router's queue took the request in."""
+    ttft_slo_s: Floats = field(default_factory=_no_floats)
+    """For each request: TTFT that the request itself asks for; NaN: none."""
+    deadline_s: Floats = field(default_factory=_no_floats)
+    """For each request: seconds from arrival to its deadline; NaN: none."""
     waiting: Integers = field(default_factory=_no_integers)
     """Requests in each worker's queue, by its last heartbeat; shape (samples, workers)."""
     used_blocks: Integers = field(default_factory=_no_integers)
@@ -167,6 +180,8 @@ class Aggregates:
     token_hit_rate: float
     """Cached / all prompt tokens of the requests served."""
     ttft_ms: Distribution
+    wait_ms: Distribution
+    """From arrival to the router's pick."""
     queue_ms: Distribution
     itl_ms: Distribution
     e2e_ms: Distribution
@@ -175,6 +190,14 @@ class Aggregates:
     even."""
     goodput_rps: float
     """Requests served within the SLO / seconds from the first arrival to the last end."""
+    goodput_share: float
+    """Requests served within the SLO / all that count."""
+    queued: int
+    """That a router's queue took in, once or more often."""
+    queue_timeouts: int
+    """Waits in a router's queue that ended without a worker, in the whole run."""
+    queue_full: int
+    """Refusals by a full queue, in the whole run; those that another request displaced included."""
     preemptions: int
     copies: int
     wall_s: float
@@ -201,6 +224,7 @@ def aggregate(
     served = counted & (run.outcome == Outcome.SERVED)
     counts = np.bincount(run.outcome[counted], minlength=len(Outcome))
     begin_s = float(run.arrival_s[counted].min()) if counted.any() else np.inf
+    good = is_good(run, slo or Slo()) & counted
     return Aggregates(
         policy=run.policy,
         order=run.order,
@@ -211,11 +235,16 @@ def aggregate(
         block_hit_rate=share(run.cached_blocks[served], run.prompt_blocks[served]),
         token_hit_rate=share(run.cached_tokens[served], run.prompt_tokens[served]),
         ttft_ms=distribution(1e3 * run.ttft_s[served]),
+        wait_ms=distribution(1e3 * _of_each(run, run.wait_s, np.nan)[served]),
         queue_ms=distribution(1e3 * run.queue_s[served]),
         itl_ms=distribution(1e3 * run.itl_s[served]),
         e2e_ms=distribution(1e3 * run.e2e_s[served]),
         load_cv=load_cv(run.in_flight[run.sample_s >= begin_s]),
-        goodput_rps=_goodput_rps(run, counted, _is_good(run, served, slo or Slo())),
+        goodput_rps=_goodput_rps(run, counted, good),
+        goodput_share=int(good.sum()) / max(1, int(counted.sum())),
+        queued=int((_of_each(run, run.waits, 0)[counted] > 0).sum()),
+        queue_timeouts=run.counters.get("queue_timeouts", 0),
+        queue_full=run.counters.get("queue_full", 0),
         preemptions=int(run.preemptions[counted].sum()),
         copies=run.counters.get("copies", 0),
         wall_s=run.wall_s,
@@ -248,13 +277,22 @@ def load_cv(in_flight: Integers) -> float:
     return float((in_flight[busy].std(axis=1) / means[busy]).mean())
 
 
-def _is_good(run: RunResult, served: Mask, slo: Slo) -> Mask:
-    good = served.copy()
+def is_good(run: RunResult, slo: Slo) -> Mask:
+    """Which requests were served within the SLO, and within their own TTFT and deadline."""
+    good: Mask = run.outcome == Outcome.SERVED
     if slo.ttft_s is not None:
         good &= run.ttft_s <= slo.ttft_s
     if slo.itl_s is not None:
         good &= np.isnan(run.itl_s) | (run.itl_s <= slo.itl_s)
+    for took_s, wanted_s in ((run.ttft_s, run.ttft_slo_s), (run.e2e_s, run.deadline_s)):
+        own_s = _of_each(run, wanted_s, np.nan)
+        good &= np.isnan(own_s) | (took_s <= own_s)
     return good
+
+
+def _of_each(run: RunResult, column: npt.NDArray[Any], unknown: float) -> npt.NDArray[Any]:
+    """A column that a run may lack."""
+    return column if len(column) else np.full(run.request_count, unknown)
 
 
 def _goodput_rps(run: RunResult, counted: Mask, good: Mask) -> float:

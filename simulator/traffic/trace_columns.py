@@ -70,6 +70,7 @@ class Row:
     model: str | None = None
     lora_name: str | None = None
     deadline_s: float | None = None
+    ttft_slo_s: float | None = None
     chat: str | None = None
     parent_chat: str | None = None
 
@@ -86,10 +87,11 @@ _CLOCK = Column(
 _PROMPT = Column("prompt_tokens", _PromptTokens, "prompt tokens")
 _OUTPUT = Column("output_tokens", _Count, "output tokens; 0 counts as 1")
 _SESSION = Column("session_id", Text, "session; without hash_ids its prompts begin alike")
-_TENANT = Column("tenant", Text, "tenant, sent to the router, which does not use it yet")
+_TENANT = Column("tenant", Text, "tenant, for the router's queue")
 _MODEL = Column("model", Text, "model; every engine serves all models, which share no KV cache")
 _LORA = Column("lora_name", Text, "LoRA; every engine has all LoRAs, which share no KV cache")
-_DEADLINE = "deadline after the arrival, kept but not used yet"
+_DEADLINE = "deadline of the answer after the arrival, for the router's queue and goodput"
+_SLO = "TTFT that counts as good, for the router's queue and goodput"
 
 COLUMNS: dict[str, Column] = {
     "arrival_s": _SECONDS,
@@ -118,7 +120,7 @@ COLUMNS: dict[str, Column] = {
     "prefix_id": Column("prefix_id", Text, "common text at the beginning of the prompt"),
     "prefix_tokens": Column("prefix_tokens", _Count, "tokens of that common text"),
     "priority": Column(
-        "priority", _Priority, "priority, higher is sooner, for engines that schedule by it"
+        "priority", _Priority, "priority, higher is sooner, for the router's queue and for engines"
     ),
     "tenant": _TENANT,
     "model": _MODEL,
@@ -127,6 +129,7 @@ COLUMNS: dict[str, Column] = {
     "lora": _LORA,
     "deadline_ms": Column("deadline_s", _Time, f"{_DEADLINE}; in milliseconds", 1e3),
     "deadline_s": Column("deadline_s", _Time, f"{_DEADLINE}; in seconds"),
+    "ttft_slo_ms": Column("ttft_slo_s", _Time, f"{_SLO}; in milliseconds", 1e3),
 }
 """Name in a file -> its meaning. Case matters, since BurstGPT's `Timestamp` and Mooncake's
 `timestamp` have different units."""

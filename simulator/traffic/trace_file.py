@@ -151,6 +151,7 @@ class _TraceFile:
             model=row.model,
             lora_name=row.lora_name,
             deadline_s=row.deadline_s,
+            ttft_slo_s=row.ttft_slo_s,
         )
 
     def _in_order(self, requests: Iterable[tuple[int, TraceRequest]]) -> Iterator[TraceRequest]:

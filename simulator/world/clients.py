@@ -11,6 +11,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from math import inf
 
 import numpy as np
 
@@ -75,7 +76,7 @@ class Life:
 
 
 @dataclass(slots=True, eq=False)
-class _Asking:
+class Asking:
     """A request at a router: a Job of router/core/admission.py."""
 
     clients: "Clients"
@@ -153,6 +154,10 @@ class Clients:
         record.arrived += 1
         record.arrival_s[index] = now_s
         record.prompt_tokens[index] = request.prompt_tokens
+        if request.ttft_slo_s is not None:
+            record.ttft_slo_s[index] = request.ttft_slo_s
+        if request.deadline_s is not None:
+            record.deadline_s[index] = request.deadline_s
         record.note(Happened.ARRIVED, now_s, index)
         self._timeline.quiet_since_s = None
         self._place(life)
@@ -197,8 +202,8 @@ class Clients:
             tenant=life.request.tenant or "",
             session_id=life.request.session_id or "",
         )
-        asking = _Asking(self, life, router, request)
-        wait = Wait(priority=life.request.priority or 0)
+        asking = Asking(self, life, router, request)
+        wait = _wait(life, now_s)
         try:
             waiter = router.admission.route(
                 request, wait, now_s, WAITING_BYTES, asking, partial(asking.decide, 0.0)
@@ -207,9 +212,11 @@ class Clients:
             self._on_refusal(life, refusal)
             return
         if waiter is not None:
-            self._record.counters["queued"] += 1
+            self._record.waits[life.index] += 1
             self._timeline.at(waiter.expires_s, router.turns)
             router.turns()
+            if self._fleet.witness is not None:
+                self._fleet.witness.on_turns(router, now_s)
 
     def route(self, life: Life, router: VirtualRouter, request: Request, may_strain: bool) -> Pick:
         """Reserves a worker, and sends the request there; raises Refusal."""
@@ -220,10 +227,13 @@ class Clients:
             raise AssertionError(f"{life.request_id} is in flight already")
         self._record.counters["moved_by_guard"] += pick.decision.computing.guarded is not None
         self._fleet.network.reserved(router)
+        if self._fleet.witness is not None:
+            self._fleet.witness.on_picked(router, pick.reservation.worker)
         reservation, computed = pick.reservation, pick.reservation.where_computed()
         life.router, life.reservation_id = router, reservation.id
         if life.role is not Role.DECODE:
             self._record.predicted_tokens[life.index] = computed.predicted_tokens
+            self._record.wait_s[life.index] = now_s - life.arrived_s
         worker = self._fleet.worker(computed.worker)
         self._record.note(Happened.PICKED, now_s, life.index, worker.index)
         if request.role is Role.PAIR:
@@ -238,6 +248,7 @@ class Clients:
 
     def refused(self, life: Life, refusal: Refusal) -> None:
         """A request that waited gets no worker."""
+        self._record.counters["displaced"] += refusal.reason is Reason.QUEUE_FULL
         self._on_refusal(life, refusal)
 
     def _router(self) -> VirtualRouter:
@@ -253,12 +264,14 @@ class Clients:
     def _on_refusal(self, life: Life, refusal: Refusal) -> None:
         counters, now_s = self._record.counters, self._timeline.now_s
         counters["refusals"] += 1
+        counters["queue_timeouts"] += refusal.reason is Reason.QUEUE_TIMEOUT
+        counters["queue_full"] += refusal.reason is Reason.QUEUE_FULL
         self._record.note(Happened.REFUSED, now_s, life.index)
         after_s = refusal.retry_after_s
         life.refusals += 1
         retry_s = (after_s or 0.0) + self._backoff_s(life.refusals)
         can_wait = after_s is not None or refusal.reason in _UNAVAILABLE
-        if can_wait and now_s + retry_s - life.arrived_s <= self._options.patience_s:
+        if can_wait and now_s + retry_s - life.arrived_s <= self._patience_s(life):
             counters["retries"] += 1
             self._timeline.at(now_s + retry_s, partial(self._place, life))
         elif after_s is None:
@@ -266,6 +279,11 @@ class Clients:
         else:
             self._record.turn_away(life.index)
             self._end(life)
+
+    def _patience_s(self, life: Life) -> float:
+        """How long after the arrival a request is sent again: no longer than to its deadline."""
+        deadline_s, patience_s = life.request.deadline_s, self._options.patience_s
+        return patience_s if deadline_s is None else min(patience_s, deadline_s)
 
     def _backoff_s(self, failures: int) -> float:
         ceiling_s = min(BACKOFF_S_MAX, BACKOFF_S * 2.0 ** min(failures - 1, 10))
@@ -417,6 +435,17 @@ class Clients:
         if life.sequence is not None and life.reservation_id == reservation_id:
             self._report(life, ProgressState.RUNNING, life.sequence.output_tokens)
             self._renew_later(life)
+
+
+def _wait(life: Life, now_s: float) -> Wait:
+    """What a request's caller says of its wait, on the router's clock."""
+    request, waited_s = life.request, now_s - life.arrived_s
+    slo_s, deadline_s = request.ttft_slo_s, request.deadline_s
+    return Wait(
+        priority=request.priority or 0,
+        deadline_s=inf if deadline_s is None else life.arrived_s + deadline_s,
+        ttft_slo_s=None if slo_s is None else slo_s - waited_s,
+    )
 
 
 def _next_turns(trace: Trace) -> dict[int, int]:

@@ -6,21 +6,29 @@
   aborted + waiting + running;
 - tokens: a finished request has computed its prompt and all its requested output tokens;
 - load: a router's reserved load on a worker is the sum over its requests in flight;
+- queue: in every router's queue, arrived = dispatched + waiting + refused + expired + cancelled +
+  displaced + unserved, and a request that waits is in no engine;
+- work: no request waits while a worker that may take it has room, as far as its router knows, but
+  behind queue.look_past others that have none;
+- slots: no router picks a worker beyond the slots that it knows of;
 - index: at the end, once all is quiet, a router's index equals the relays' blocks, to the digest.
 """
 
 from collections import Counter
 from collections.abc import Iterable
+from itertools import islice
 
 import numpy as np
 
 from events.feed.stream import StreamState
 from indexer.identity import Tier, WorkerKey
+from router.fleet.pools import heartbeat_of
+from router.queue.waiter import Fate
 from router.reservations.load import WorkerLoad
 from router.reservations.reservations import Ending
 from simulator.engines.block_pool import Cleared, PoolEvent, Removed, Stored
 from simulator.engines.scheduler import Sequence
-from simulator.world.clients import Clients
+from simulator.world.clients import Asking, Clients
 from simulator.world.run_record import RunRecord
 from simulator.world.virtual_engine import VirtualEngine
 from simulator.world.virtual_fleet import VirtualFleet
@@ -28,6 +36,8 @@ from simulator.world.virtual_router import VirtualRouter
 
 ENDED_BY_ROUTER = (Ending.EXPIRED, Ending.WORKER_LOST)
 """The router gave the worker up, which may be healthy."""
+NEVER = -1
+"""No version of the room: every request that waits is to be looked at again."""
 
 
 class LawBroken(AssertionError):
@@ -115,7 +125,28 @@ class Laws:
             added = self._added[engine.engine_id]
             raise LawBroken("requests", f"{engine!r} got {added}, and has {finished}")
 
-    def on_tick(self) -> None:
+    def on_picked(self, router: VirtualRouter, key: WorkerKey) -> None:
+        """A router has just reserved a worker."""
+        self.checks["slots"] += 1
+        slots = heartbeat_of(router.view.sources[key]).total_slots
+        taken = (router.core.fleet.loads.get(key) or WorkerLoad()).active_requests()
+        if slots and taken > slots:
+            raise LawBroken("slots", f"{key} at {router!r}: {taken} requests, {slots} slots")
+
+    def on_turns(self, router: VirtualRouter, now_s: float) -> None:
+        """The requests that wait at a router have had their turns."""
+        queue, core = router.admission.queue, router.core
+        for pool in queue.pools():
+            self.checks["work"] += 1
+            first = islice(queue.candidates(pool, NEVER, now_s), queue.settings.look_past + 1)
+            for waiter in list(first):
+                asking = waiter.payload
+                if not isinstance(asking, Asking):
+                    raise LawBroken("work", f"{waiter} is of no client")
+                if core.decide(asking.request, now_s, may_strain=False).order:
+                    raise LawBroken("work", f"{waiter} waits at {router!r}, which has room for it")
+
+    def on_tick(self, now_s: float) -> None:
         """Called every second."""
         self.checks["requests"] += 1
         record, lives = self._record, self._clients.lives
@@ -124,6 +155,8 @@ class Laws:
             raise LawBroken("requests", detail)
         for router in self._fleet.routers:
             self._check_reserved(router)
+            self._check_queue(router)
+            self.on_turns(router, now_s)
 
     def at_the_end(self) -> None:
         """All requests have ended, and every stream had time to recover."""
@@ -144,6 +177,18 @@ class Laws:
                 if relay.complete and relay.tells_events and relay.count() != blocks:
                     raise LawBroken("index", f"{relay.key}: relay {relay.count()}, events {blocks}")
                 self.checks["index"] += 1
+
+    def _check_queue(self, router: VirtualRouter) -> None:
+        """What came into a router's queue has left it in one of the ways, or waits there alone."""
+        self.checks["queue"] += 1
+        queue = router.admission.queue
+        left = sum(count for fate, count in queue.counts.items() if fate is not Fate.ARRIVED)
+        if queue.counts[Fate.ARRIVED] != left + len(queue):
+            raise LawBroken("queue", f"{queue!r}: {queue.counts[Fate.ARRIVED]} arrived")
+        for _, waiter in queue.waiters():
+            asking = waiter.payload
+            if not isinstance(asking, Asking) or asking.life.sequence is not None:
+                raise LawBroken("queue", f"{waiter} waits at {router!r}, and is in an engine")
 
     def _check_reserved(self, router: VirtualRouter) -> None:
         """A router's load is the sum over its open reservations, whose requests are in flight."""

@@ -72,8 +72,6 @@ class RunOptions:
     """The options of a run. Raises ValueError for options that can't be run."""
 
     policy: str = "dynamo-adaptive"
-    order: str = "fcfs"
-    """Order of the router's queue; "fcfs" also without a queue."""
     seed: int = 0
 
     workers: int = 8

@@ -39,9 +39,10 @@ class RunRecord:
 
         self.arrival_s, self.queue_s, self.ttft_s = floats(), floats(), floats()
         self.itl_s, self.e2e_s = floats(), floats()
+        self.wait_s, self.ttft_slo_s, self.deadline_s = floats(), floats(), floats()
         self.prompt_tokens, self.cached_tokens = integers(), integers()
         self.output_tokens, self.predicted_tokens = integers(), integers()
-        self.preemptions, self.losses = integers(), integers()
+        self.preemptions, self.losses, self.waits = integers(), integers(), integers()
         self.worker = np.full(request_count, NO_WORKER, np.int64)
         self.outcome = np.full(request_count, Outcome.FAILED, np.int64)
         self.counters: Counter[str] = Counter()
@@ -107,7 +108,7 @@ class RunRecord:
             matrices[:, second] = rows
         return RunResult(
             policy=options.policy,
-            order=options.order,
+            order=options.queue.order,
             workers=workers,
             block_size=size,
             arrival_s=self.arrival_s,
@@ -130,6 +131,10 @@ class RunRecord:
             failures=dict(self.failures),
             predicted_tokens=self.predicted_tokens,
             losses=self.losses,
+            wait_s=self.wait_s,
+            waits=self.waits,
+            ttft_slo_s=self.ttft_slo_s,
+            deadline_s=self.deadline_s,
             waiting=matrices[1],
             used_blocks=matrices[2],
             shadows=shadows,

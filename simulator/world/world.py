@@ -160,7 +160,7 @@ class World:
             if router.core.hot is not None:
                 self._copy_hot_prefixes(router.core.hot)
         if self.laws is not None:
-            self.laws.on_tick()
+            self.laws.on_tick(now_s)
         if self.clients.lives:
             self.record.sample(
                 ceil(now_s),

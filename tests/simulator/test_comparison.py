@@ -35,7 +35,7 @@ class FakeWorld:
         cached = np.array([0, 0] + [15] * count)[:count]
         tenth = np.full(count, 0.1)
         return RunResult(
-            *(options.policy, options.order, ["w0"], 64, np.array(arrivals_s, float)),
+            *(options.policy, options.queue.order, ["w0"], 64, np.array(arrivals_s, float)),
             *(tenth, tenth, tenth, tenth, np.full(count, 1024), 64 * cached, np.full(count, 5)),
             *(np.full(count, 16), cached, np.zeros(count, np.int64), np.zeros(count, np.int64)),
             *(np.full(count, Outcome.SERVED), np.empty(0), np.empty((0, 1), np.int64)),

@@ -54,11 +54,12 @@ def result(
     cached_blocks = np.where(arrival_s >= count / 2, 5, 0)
     return RunResult(
         policy=policy,
-        order="fcfs",
+        order="priority",
         workers=["w0", "w1"],
         block_size=64,
         arrival_s=arrival_s,
         queue_s=ttft_s / 2,
+        wait_s=ttft_s / 4,
         ttft_s=ttft_s,
         itl_s=np.full(count, np.nan if failed else 0.02),
         e2e_s=e2e_s,
@@ -110,10 +111,11 @@ def test_json_has_exactly_the_published_fields() -> None:
         assert parts == set(run["ttft_ms"]) == set(run["itl_ms"]) == set(run["e2e_ms"])
         assert set(run) == {
             *("policy", "order", "requests", "failed", "shed", "block_hit_rate"),
-            *("token_hit_rate", "ttft_ms", "itl_ms", "e2e_ms", "load_cv", "goodput_rps"),
+            *("token_hit_rate", "ttft_ms", "wait_ms", "itl_ms", "e2e_ms", "load_cv"),
+            *("goodput_rps", "goodput_share", "queued", "queue_timeouts", "queue_full"),
             *("copies", "wall_s"),
         }
-        assert (run["order"], run["requests"], run["failed"], run["shed"]) == ("fcfs", 40, 0, 0)
+        assert (run["order"], run["requests"], run["failed"], run["shed"]) == ("priority", 40, 0, 0)
         assert run["block_hit_rate"] == run["token_hit_rate"] == 0.25
         assert run["itl_ms"]["p99"] == pytest.approx(20.0)
         assert (run["copies"], run["wall_s"]) == (3, 1.5)
@@ -156,7 +158,7 @@ def test_runs_that_find_no_room_in_a_table_get_another_one() -> None:
     for width, count in ((120, 1), (80, 2), (60, 5), (20, 5)):
         assert len(tables(comparison(*names), width)) == count
     shown = printed(comparison(*names), 80)
-    assert shown.count("TTFT mean") == shown.count("40.0%") == 2
+    assert shown.count("TTFT mean") == shown.count("2 workers (vllm)") == 2
     assert max(map(len, shown.splitlines())) <= 80
     for name in names:
         assert shown.count(name) == 1  # whole, not folded

@@ -217,8 +217,10 @@ def test_all_that_a_request_carries_is_read() -> None:
     assert (third.priority, third.tenant, third.lora_name, third.turn) == (5, "blue", "poems", 1)
     assert (third.deadline_s, third.think_s) == (None, 0.25)
     assert (plain.priority, plain.tenant, plain.model, plain.deadline_s) == (None,) * 4
-    one, two = read(line(0, 3, [1], tenant=7, model="m", lora="l", deadline_s=3), line(1, 3, [1]))
+    more = {"tenant": 7, "model": "m", "lora": "l", "deadline_s": 3, "ttft_slo_ms": 500}
+    one, two = read(line(0, 3, [1], **more), line(1, 3, [1]))
     assert (one.tenant, one.model, one.lora_name, one.deadline_s) == ("7", "m", "l", 3.0)
+    assert (one.ttft_slo_s, two.ttft_slo_s) == (0.5, None)
     assert (two.tenant, two.model) == (None, None)
 
 

@@ -82,6 +82,42 @@ def test_replay_compares_policies_and_writes_what_it_found(trace: Path, tmp_path
     assert all(file.read_bytes().startswith(PNG) for file in pictures)
 
 
+def test_replay_plays_orders_with_bands_tenants_and_goodput(trace: Path, tmp_path: Path) -> None:
+    json_file = tmp_path / "a.json"
+    done = kvroute(
+        *("replay", trace, "--workers", 1, "--rate", 10, "--order", "priority,fcfs"),
+        *("--engine-option", "max_num_seqs=2", "--queue", "tenants.fair=true"),
+        *("--queue", "bands=[{name: low, from_priority: 0}, {name: high, from_priority: 10}]"),
+        *("--priority-of", "random:0,10:0.3", "--tenants", 3, "--slo-ttft-ms", 1500),
+        *("--json", json_file),
+    )
+    assert done.exit_code == 0, done.output
+    told = json.loads(json_file.read_text())
+    assert [run["order"] for run in told["runs"]] == ["priority", "fcfs"]
+    for run in told["runs"]:
+        assert run["queued"] > 0
+        assert 0 < run["goodput_share"] < 1
+        assert run["wait_ms"]["p99"] > run["wait_ms"]["p50"]
+    assert "of all requests" in done.output
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--order", "fifo"], "unknown order 'fifo'"),
+        (["--queue", "order=fifo"], "unknown order 'fifo'"),
+        (["--queue", "max=1"], "max"),
+        (["--queue", "bands=[{"], "not YAML"),
+        (["--priority-of", "fast"], "expected trace, random:LOW,HIGH:SHARE"),
+    ],
+)
+def test_mistakes_about_the_queue_are_told(trace: Path, words: list[str], told: str) -> None:
+    done = kvroute("replay", trace, *words)
+    assert done.exit_code == 2 or done.exit_code == 1
+    assert told in " ".join(done.output.split())
+    assert "Traceback" not in done.output
+
+
 def test_json_alone_goes_to_stdout(trace: Path) -> None:
     words = ("--until", 5, "--quiet", "--json", "-")
     [run] = json.loads(kvroute("replay", trace, *words).output)["runs"]

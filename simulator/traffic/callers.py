@@ -1,0 +1,132 @@
+"""Callers of a trace's requests: tenants, priorities and wanted TTFTs, drawn by a seed. Pure.
+
+Drawn tenants and priorities replace those of the trace; a TTFT of the trace stays.
+
+Laws: turns of a session have one tenant and one priority; the same seed gives the same callers.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
+from math import isfinite
+from random import Random
+
+from simulator.traffic.trace import Trace, TraceRequest
+
+TENANTS_MAX = 10_000
+PRIORITY_MIN, PRIORITY_MAX = -(1 << 31), (1 << 31) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Priorities:
+    """Priorities by chance, or by tenant; a request that has neither keeps the trace's."""
+
+    shares: tuple[tuple[int, float], ...] = ()
+    """Priority and its share of the requests or sessions; the shares add up to 1."""
+    by_tenant: Mapping[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, text: str) -> "Priorities":
+        """Raises ValueError with the three forms.
+
+        trace                     as in the trace
+        random:LOW,HIGH:SHARE     SHARE of the requests have HIGH, the others LOW; further
+                                  priorities and shares follow with commas: random:0,10,20:0.5,0.2
+        tenant:NAME=P,NAME=P      by tenant
+        """
+        form, _, rest = text.partition(":")
+        try:
+            match form:
+                case "trace" if not rest:
+                    return cls()
+                case "random":
+                    return cls(shares=_shares(rest))
+                case "tenant":
+                    pairs = (word.rpartition("=") for word in rest.split(","))
+                    return cls(by_tenant={name: _priority(value) for name, _, value in pairs})
+                case _:
+                    pass
+        except ValueError as error:
+            raise ValueError(f"{text!r}: {error}; {_FORMS}") from None
+        raise ValueError(f"{text!r}: {_FORMS}")
+
+
+_FORMS = "expected trace, random:LOW,HIGH:SHARE or tenant:NAME=PRIORITY,..."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Callers:
+    """Raises ValueError for what can't be drawn."""
+
+    tenants: int = 0
+    """Drawn for the requests or sessions, and named tenant-1 and so on; 0: those of the trace."""
+    skew: float = 1.0
+    """Exponent s of Zipf's law: tenant k has a share of requests proportional to 1 / k^s."""
+    priorities: Priorities = field(default_factory=Priorities)
+    ttft_slo_s: float | None = None
+    """What a request names to the router that has no TTFT of its own in the trace."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.tenants <= TENANTS_MAX:
+            raise ValueError(f"tenants: 0 to {TENANTS_MAX:,}, got {self.tenants:,}")
+        if not 0 <= self.skew <= 10:
+            raise ValueError(f"the exponent of tenants' sizes is 0 to 10, got {self.skew:g}")
+
+    def of(self, trace: Trace, seed: int) -> Trace:
+        """The trace with its callers."""
+        if self == Callers():
+            return trace
+        rng = Random(f"{seed}/callers")
+        sizes = list(accumulate(k**-self.skew for k in range(1, self.tenants + 1)))
+        known: dict[str, TraceRequest] = {}
+        requests = []
+        for request in trace.requests:
+            first = known.get(request.session_id) if request.session_id else None
+            if first is None:
+                first = self._drawn(request, sizes, rng)
+                if request.session_id:
+                    known[request.session_id] = first
+            requests.append(self._named(request, first))
+        return replace(trace, requests=tuple(requests))
+
+    def _drawn(self, request: TraceRequest, sizes: list[float], rng: Random) -> TraceRequest:
+        """The first request of a session, or one without a session, with what chance gives it."""
+        if sizes:
+            number = rng.choices(range(len(sizes)), cum_weights=sizes)[0]
+            request = replace(request, tenant=f"tenant-{number + 1}")
+        if self.priorities.shares:
+            values, weights = zip(*self.priorities.shares, strict=True)
+            request = replace(request, priority=rng.choices(values, weights)[0])
+        return request
+
+    def _named(self, request: TraceRequest, first: TraceRequest) -> TraceRequest:
+        """A request with what was drawn for it, or for the first one of its session."""
+        tenant = first.tenant if self.tenants else request.tenant
+        priority = first.priority if self.priorities.shares else request.priority
+        slo_s = self.ttft_slo_s if request.ttft_slo_s is None else request.ttft_slo_s
+        return replace(
+            request,
+            tenant=tenant,
+            priority=self.priorities.by_tenant.get(tenant or "", priority),
+            ttft_slo_s=slo_s,
+        )
+
+
+def _shares(text: str) -> tuple[tuple[int, float], ...]:
+    """Of `LOW,HIGH:SHARE`: the first priority has what the shares of the others leave."""
+    words, _, numbers = text.partition(":")
+    values = [_priority(word) for word in words.split(",")]
+    others = [float(word) for word in numbers.split(",")]
+    if len(values) != len(others) + 1:
+        raise ValueError("a share for each priority but the first")
+    rest = 1.0 - sum(others)
+    if not all(isfinite(share) and share >= 0 for share in (rest, *others)):
+        raise ValueError("shares are 0 to 1, and 1 at most together")
+    return tuple(zip(values, (rest, *others), strict=True))
+
+
+def _priority(text: str) -> int:
+    value = int(text)
+    if not PRIORITY_MIN <= value <= PRIORITY_MAX:
+        raise ValueError(f"priorities are {PRIORITY_MIN} to {PRIORITY_MAX}")
+    return value
