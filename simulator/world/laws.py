@@ -8,14 +8,14 @@
 - load: a router's reserved load on a worker is the sum over its requests in flight;
 - queue: in every router's queue, arrived = dispatched + waiting + refused + expired + cancelled +
   displaced + unserved, and a request that waits is in no engine;
-- work: no request waits while a worker that may take it has room, as far as its router knows, but
-  behind queue.look_past others that have none;
+- work: while a router knows a worker with room for it, no request is the first to wait, or waits
+  after its turn, but by a rule with a name (a quota, a band's share of the workers, its deadline);
 - slots: no router picks a worker beyond the slots that it knows of;
 - index: at the end, once all is quiet, a router's index equals the relays' blocks, to the digest.
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from itertools import islice
 
 import numpy as np
@@ -23,7 +23,7 @@ import numpy as np
 from events.feed.stream import StreamState
 from indexer.identity import Tier, WorkerKey
 from router.fleet.pools import heartbeat_of
-from router.queue.waiter import Fate
+from router.queue.waiter import Fate, Waiter
 from router.reservations.load import WorkerLoad
 from router.reservations.reservations import Ending
 from simulator.engines.block_pool import Cleared, PoolEvent, Removed, Stored
@@ -36,8 +36,8 @@ from simulator.world.virtual_router import VirtualRouter
 
 ENDED_BY_ROUTER = (Ending.EXPIRED, Ending.WORKER_LOST)
 """The router gave the worker up, which may be healthy."""
-NEVER = -1
-"""No version of the room: every request that waits is to be looked at again."""
+WAITERS_MAX = 64
+"""Waiting requests of a router that are looked at, after each turn and in each second."""
 
 
 class LawBroken(AssertionError):
@@ -136,15 +136,18 @@ class Laws:
     def on_turns(self, router: VirtualRouter, now_s: float) -> None:
         """The requests that wait at a router have had their turns."""
         queue, core = router.admission.queue, router.core
-        for pool in queue.pools():
+        seen: set[Hashable] = set()
+        for pool, waiter in islice(queue.waiters(), WAITERS_MAX):
+            is_first = pool not in seen
+            seen.add(pool)
+            if not (is_first or waiter.passed_at == core.room) or _is_held(router, waiter, now_s):
+                continue
             self.checks["work"] += 1
-            first = islice(queue.candidates(pool, NEVER, now_s), queue.settings.look_past + 1)
-            for waiter in list(first):
-                asking = waiter.payload
-                if not isinstance(asking, Asking):
-                    raise LawBroken("work", f"{waiter} is of no client")
-                if core.decide(asking.request, now_s, may_strain=False).order:
-                    raise LawBroken("work", f"{waiter} waits at {router!r}, which has room for it")
+            asking = waiter.payload
+            if not isinstance(asking, Asking):
+                raise LawBroken("work", f"{waiter} is of no client")
+            if core.decide(asking.request, now_s, may_strain=False).order:
+                raise LawBroken("work", f"{waiter} waits at {router!r}, which has room for it")
 
     def on_tick(self, now_s: float) -> None:
         """Called every second."""
@@ -225,3 +228,12 @@ class Laws:
             if ours != sums:
                 detail = f"{key} at {router!r}: {ours}, but requests add up to {sums}"
                 raise LawBroken("load", detail)
+
+
+def _is_held(router: VirtualRouter, waiter: Waiter, now_s: float) -> bool:
+    """Whether a rule with a name holds a request though workers may have room."""
+    queue = router.admission.queue
+    if waiter.expires_s <= now_s or queue.tenants.held_by(waiter.tenant, now_s) is not None:
+        return True
+    share = queue.share_of(waiter, now_s) if queue.has_shares else 1.0
+    return share < 1 and router.core.fleet.fill(waiter.model) >= share

@@ -6,7 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from router.config.queue_settings import BandSettings, QueueSettings, TenantsSettings
+from router.config.queue_settings import (
+    BandSettings,
+    QueueSettings,
+    TenantSettings,
+    TenantsSettings,
+)
 from router.queue.waiter import Fate
 from simulator.schedulers.vllm.config import VllmConfig
 from simulator.traffic.callers import Callers, Priorities
@@ -123,6 +128,32 @@ def test_edf_takes_the_request_that_is_due_first() -> None:
     picked_s = (result.arrival_s + result.wait_s)[result.waits > 0]
     assert len(picked_s) == 8
     assert (np.diff(picked_s) <= 0).all()
+
+
+def test_memory_pressure_voids_less_of_a_priority() -> None:
+    """Engines without priorities whose blocks hold eight of sixteen answers."""
+    short = replace(FOUR_SLOTS, block_count=200, max_num_seqs=16)
+    crowded = crowd(80, 0.2)
+    long = replace(crowded, requests=[replace(one, output_tokens=600) for one in crowded.requests])
+    trace = Callers(priorities=Priorities.parse("random:0,10:0.2")).of(long, 0)
+    high = np.array([request.priority == 10 for request in trace.requests])
+    waiting = {"workers": 2, "scheduler": short, "queue": QueueSettings(timeout_s=60.0)}
+    _, ours = played(trace, **waiting)
+    _, theirs = played(trace, **waiting, tells_capacity=False)  # all wait in the engines
+    assert (ours.outcome == Outcome.SERVED).all()
+    assert ours.ttft_s[high].mean() < theirs.ttft_s[high].mean() / 2
+    assert ours.preemptions.sum() < 0.6 * theirs.preemptions.sum()
+
+
+@pytest.mark.parametrize("rule", ["quota", "share"])
+def test_a_request_that_a_rule_holds_breaks_no_law(rule: str) -> None:
+    tenants = TenantsSettings(default=TenantSettings(in_flight_max=1))
+    bands = (BandSettings("low", 0, share_percent=50), BandSettings("high", 10))
+    queue = QueueSettings(tenants=tenants) if rule == "quota" else QueueSettings(bands=bands)
+    _, result = played(crowd(8, 0.01, tenant="a"), queue=queue)
+    assert (result.outcome == Outcome.SERVED).all()
+    assert result.in_flight.max() <= (1 if rule == "quota" else 2)
+    assert aggregate(result).queued >= 6
 
 
 def test_a_router_that_leaves_a_request_waiting_breaks_the_law_of_work(
