@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test soak bar chaos sanitize real-engines check bench results proto format clean
+.PHONY: help setup demo test soak bar chaos sanitize real-engines check bench results queue-study proto format clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -67,6 +67,9 @@ bench: $(STAMP) ## benchmarks of the hot paths
 
 results: $(STAMP) ## simulator/RESULTS.md: TRACES=folder with the whole traces (most of an hour; it resumes)
 	@$(BIN)/python -m tests.results $(if $(TRACES),--traces $(TRACES)) $(ARGS)
+
+queue-study: $(STAMP) ## simulator/QUEUE.md: orders of the router's queue under overload (15 minutes)
+	@$(BIN)/python -m tests.results.overload $(ARGS)
 
 proto: $(PROTOC)/.installed ## generate kvroute.v1 from the .proto files
 	@PATH="$(abspath $(PROTOC)/bin):$(abspath $(BIN)):$$PATH" python proto/generate.py
