@@ -161,8 +161,7 @@ PEER_WSPT = Order(
     source="NVIDIA Dynamo 1.6, queue policy wspt: (1 + priority_jump) / max(uncached tokens, 1)",
     score=lambda waiter, sight: _peer_weight(waiter) / max(1, waiter.new_tokens),
 )
-for _order in (PEER_FCFS, PEER_WSPT):  # in this process only: the product has no such orders
-    ORDERS.setdefault(_order.name, _order)
+PEERS = {order.name: order for order in (PEER_FCFS, PEER_WSPT)}
 
 
 # --- the runs ---
@@ -236,10 +235,14 @@ def capacity_rps(seed: int) -> float:
 def play(name: str, rps: float, seconds: float, seed: int) -> Played | None:
     """One run; None for an order that the simulator's router refuses."""
     trace = traffic(rps, seconds, seed)
+    ORDERS.update(PEERS)  # for this run only: the product has no such orders
     try:
         return Played(trace, run(fleet(SETUPS[name], seed), trace))
     except ConfigError:
         return None
+    finally:
+        for peer in PEERS:
+            del ORDERS[peer]
 
 
 def play_all(
@@ -317,7 +320,7 @@ def tables(runs: dict[str, Played | None], rps: float, seconds: float, seed: int
     ]
     if left_out:
         lines += [
-            f"Not played, since the simulator's router refuses them: {', '.join(left_out)}.",
+            f"Not played, since the simulator's router refused them: {', '.join(left_out)}.",
             "",
         ]
     return "\n".join(lines)

@@ -42,7 +42,7 @@ def test_the_peers_fcfs_is_our_default_and_its_wspt_looks_at_uncached_tokens_alo
     rows = [line.split(" | ") for line in text.splitlines() if line.startswith(("| ours", "| the"))]
     assert len(rows) == 4
     assert rows[0][1:] == rows[1][1:]
-    assert "Not played, since the simulator's router refuses them: lpm." in text
+    assert "Not played, since the simulator's router refused them: lpm." in text
 
 
 def test_tables_replace_what_is_between_the_marks_of_the_page() -> None:
