@@ -48,7 +48,7 @@ SANITIZED := build/sanitized
 sanitize: $(STAMP) ## the native parts' tests under AddressSanitizer and UndefinedBehaviorSanitizer
 	@rm -rf $(SANITIZED) && mkdir -p $(SANITIZED)/src $(SANITIZED)/tests
 	@cp -r indexer events router simulator proto setup.py pyproject.toml MANIFEST.in README.md LICENSE NOTICE $(SANITIZED)/src && find $(SANITIZED)/src -name "*.so" -delete
-	@cp -r tests/events tests/indexer tests/router tests/conftest.py $(SANITIZED)/tests && cp pyproject.toml $(SANITIZED)
+	@cp -r tests/events tests/indexer tests/router tests/stage tests/conftest.py $(SANITIZED)/tests && cp pyproject.toml $(SANITIZED)
 	@CFLAGS="-O1 -g -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer" $(PIP) --no-deps --no-cache-dir --target $(SANITIZED)/site ./$(SANITIZED)/src > $(SANITIZED)/build.log 2>&1 || { cat $(SANITIZED)/build.log >&2; exit 1; }
 	@cd $(SANITIZED) && LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libstdc++.so)" ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc PYTHONPATH=site $(abspath $(BIN))/python -m pytest -q tests/indexer tests/events/engines/test_skipping.py tests/router/core/test_fast_path.py $(ARGS)
 
