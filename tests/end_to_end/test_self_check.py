@@ -46,7 +46,7 @@ async def test_a_warning_is_told_in_the_log_the_list_and_the_metrics(
         relay = stage.relays["worker-0"]
         ((_, rank),) = relay.ranks
         rank.counts["unknown_medium"] += 1
-        sentence = "the engine names a medium that kvroute doesn't know"
+        sentence = "the engine's events name a medium that kvroute doesn't know"
 
         async def told() -> list[str]:
             (worker,) = await stage.client.list_workers()

@@ -251,6 +251,7 @@ OVERRIDDEN = {
     "_connect_to_server": ("s",),
     "_process_err": ("err_msg",),
     "_ping_interval": (),
+    "_read_creds_user_jwt": ("creds",),
     "_read_loop": (),
 }
 CALLED = {

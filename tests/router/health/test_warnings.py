@@ -240,7 +240,7 @@ class TestEvents:
         lacks = known()._replace(lacks=("map_full", "unnamed_lora", "of a later release"))
         sentence = told(source, lacks)["left_out"]
         assert "more blocks than a relay's map" in sentence
-        assert "LoRAs by number" in sentence
+        assert "only numbers of LoRAs" in sentence
         assert "'of a later release'" in sentence
         source.stream.complete = False
         assert told(source, lacks) == {}, "a partial stream has its own warning"
