@@ -227,6 +227,6 @@ class QueueSettings(Settings, frozen=True):
             description="points of priority that a second of waiting adds, by which a request comes"
             " into higher bands; 0: it stays in its own",
         ),
-    ] = 1.0
+    ] = 0.1
     tenants: TenantsSettings = TenantsSettings()
     siblings: SiblingsSettings = SiblingsSettings()

@@ -90,7 +90,7 @@ PRIORITY = Order(
     name="priority",
     formula="priority",
     unit="points",
-    aging=1.0,
+    aging=0.1,
     good_for="callers who know what is urgent",
     starves="low priorities while higher ones keep coming",
     source="vLLM V1, policy priority, with higher first and aging",
@@ -131,7 +131,7 @@ WSPT = Order(
     formula="1000 * weight / (new tokens + expected output tokens), weight = 1 + priority,"
     " or 1 / (1 - priority) below 0",
     unit="weight per 1,000 tokens",
-    aging=1.0,
+    aging=0.1,
     good_for="mean wait by urgency: short and urgent requests first",
     starves="long requests of low priority",
     source="Smith 1956; NVIDIA Dynamo, queue policy wspt, with output tokens and aging",

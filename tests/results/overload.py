@@ -180,6 +180,7 @@ NAMES = (
     "random",
 )
 SETUPS: dict[str, QueueSettings] = {name: _queue(name) for name in NAMES} | {
+    "priority, aging 1": _queue("priority", aging=1.0),
     "priority, aging 0": _queue("priority", aging=0.0),
     "wspt, aging 0": _queue("wspt", aging=0.0),
     "wspt, bands 4:2:1": _queue("wspt", bands=_THREE),

@@ -96,7 +96,7 @@ class TestTurns:
 
 class TestRising:
     def test_a_low_request_gets_into_the_higher_band_by_its_wait(self) -> None:
-        queue = queue_of(bands=THREE, bands_strict=True, bands_aging=1.0)
+        queue = queue_of(bands=THREE, bands_strict=True, bands_aging=1.0, aging=1.0)
         low = offered(queue, "low", 0.0, priority=0)
         offered(queue, "middle", 9.5, priority=12)
         assert turns(queue, 9.9) == "middle low"
@@ -114,7 +114,7 @@ class TestRising:
         assert turns(queue, 1e9) == "high low"
 
     def test_so_many_rise_in_one_round(self) -> None:
-        queue = queue_of(bands=THREE, bands_strict=True)
+        queue = queue_of(bands=THREE, bands_strict=True, bands_aging=1.0)
         for number in range(RISES_MAX + 1):
             offered(queue, str(number), 0.0)
         next(queue.candidates(POOL, 1, 50.0))
