@@ -38,8 +38,9 @@ class LateResults:
         if self._writer is not None:
             self._writer.cancel()
             await asyncio.wait((self._writer,))
-            if error is None and not self._writer.cancelled():
-                self._writer.result()
+            failed = None if self._writer.cancelled() else self._writer.exception()
+            if failed is not None and error is None:
+                raise failed
 
     async def write(self, results: bytes) -> None:
         """Sends a message."""
