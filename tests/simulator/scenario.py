@@ -30,7 +30,7 @@ Commands (times in seconds; every request has a name):
 """
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,7 @@ from simulator.engines.scheduler import (
     StepResult,
     Submission,
 )
+from tests.stage import script
 
 FOLDER = Path(__file__).parent / "scenarios"
 REWRITE = "KVROUTE_REWRITE"
@@ -218,7 +219,7 @@ class Player:
 def play(path: Path, engine: EngineUnderTest) -> None:
     """Plays a file and compares, or writes it again. Fails at the first difference."""
     player, text = Player(engine), path.read_text()
-    played = "".join(_played(text, player))
+    played = "".join(script.played(text, player.play, silent="ok"))
     if os.environ.get(REWRITE):
         path.write_text(played)
         return
@@ -230,29 +231,6 @@ def scenarios(pattern: str) -> list[Path]:
     found = sorted(FOLDER.glob(pattern))
     assert found, f"no scenario {pattern}"
     return found
-
-
-def _played(text: str, player: Player) -> Iterator[str]:
-    """The file's lines, with what the commands print now."""
-    lines = text.splitlines()
-    number = 0
-    while number < len(lines):
-        line = lines[number]
-        number += 1
-        yield f"{line}\n"
-        if not line or line.startswith("#"):
-            continue
-        try:
-            printed = player.play(line)
-        except Exception as error:
-            error.add_note(f"line {number}: {line}")
-            raise
-        if lines[number : number + 1] == ["----"]:
-            yield f"----\n{printed}\n"
-            while number < len(lines) and lines[number]:
-                number += 1
-        elif printed != "ok":
-            raise AssertionError(f"line {number}: {line}: {printed}")
 
 
 def _chain(text: str, block_count: int) -> list[int]:

@@ -69,6 +69,7 @@ from simulator.traffic.trace import ID_TOKENS, Trace, TraceRequest
 from simulator.world.options import Failure, RunOptions
 from simulator.world.virtual_fleet import Worker
 from simulator.world.world import World
+from tests.stage import script
 
 REWRITE = "KVROUTE_REWRITE"
 LONGEST = "tests.router.policies.own_policies:longest_overlap"
@@ -359,7 +360,7 @@ def play(path: Path) -> None:
     """Plays a file and holds it against what it tells, or writes it again. Raises
     AssertionError."""
     text = path.read_text()
-    played = "".join(_played(text))
+    played = "".join(script.played(text, Player().play))
     if os.environ.get(REWRITE):
         path.write_text(played)
         return
@@ -370,29 +371,6 @@ def play(path: Path) -> None:
             f"{path.name}, line {number}: told {told!r}, found {found!r};"
             f" {REWRITE}=1 writes it again"
         )
-
-
-def _played(text: str) -> Iterator[str]:
-    """The file's lines, with what the commands print now."""
-    player = Player()
-    lines = text.splitlines()
-    number = 0
-    while number < len(lines):
-        line = lines[number]
-        number += 1
-        yield f"{line}\n"
-        if not line or line.startswith("#"):
-            continue
-        try:
-            printed = player.play(line)
-        except Exception as error:
-            error.add_note(f"line {number}: {line}")
-            raise
-        if lines[number : number + 1] == ["----"]:
-            while number < len(lines) and lines[number]:
-                number += 1
-        if printed:
-            yield f"----\n{printed}\n"
 
 
 def _alike(told: str, found: str) -> bool:

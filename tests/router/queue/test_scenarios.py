@@ -29,7 +29,6 @@ Commands (seconds, tokens):
 """
 
 import os
-from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 from random import Random
@@ -44,6 +43,7 @@ from router.queue.admission_queue import AdmissionQueue, QueueFull
 from router.queue.waiter import Waiter
 from tests.router.queue.test_trie import chain_of
 from tests.router.queue.waiting import POOL, Workers, check_counts, names, offered
+from tests.stage import script
 
 FILES = sorted((Path(__file__).parent / "scenarios").glob("*.txt"))
 REWRITE = "KVROUTE_REWRITE"
@@ -157,33 +157,10 @@ def _bands(text: str) -> list[dict[str, Any]]:
     ]
 
 
-def played(text: str) -> Iterator[str]:
-    """The file's lines, with what the commands print now."""
-    player, lines, number = Player(), text.splitlines(), 0
-    while number < len(lines):
-        line = lines[number]
-        number += 1
-        yield f"{line}\n"
-        if not line or line.startswith("#"):
-            continue
-        try:
-            printed = player.play(line)
-        except Exception as error:
-            error.add_note(f"line {number}: {line}")
-            raise
-        if lines[number : number + 1] == ["----"]:
-            while number < len(lines) and lines[number]:
-                number += 1
-        if printed:
-            yield f"----\n{printed}\n"
-            if lines[number : number + 1] not in ([], [""]):
-                yield "\n"  # which ends the output
-
-
 @pytest.mark.parametrize("path", FILES, ids=[path.stem for path in FILES])
 def test_scenario(path: Path) -> None:
     text = path.read_text()
-    now = "".join(played(text))
+    now = "".join(script.played(text, Player().play))
     if os.environ.get(REWRITE):
         path.write_text(now)
         return
