@@ -13,6 +13,8 @@ Laws:
 - a request waits only while no worker that may take it has room, or behind others of its pool;
 - a request that could not be decided keeps its place in the order;
 - one call of `turns` makes ATTEMPTS_MAX attempts at most; the driver calls again for the rest;
+- attempts in vain cost a bounded share of the time (router/core/attempts.py); while that is spent,
+  requests wait though a worker may have room, until the driver calls again as time goes by;
 - no request that waits is refused for what is only learned of workers' capacity: its last decision
   knows no such bound.
 """
@@ -24,6 +26,7 @@ from random import Random
 from typing import NamedTuple, Protocol
 
 from router.config.queue_settings import QueueSettings
+from router.core.attempts import VainAttempts
 from router.core.core import RouterCore
 from router.core.progress import ProgressResult
 from router.core.sight import FleetSight
@@ -91,6 +94,7 @@ class Admission:
         self.queue = AdmissionQueue(settings, rng, self._sight)
         self.waits: dict[str, Waits] = {}
         """By band: of the requests that got a worker."""
+        self.in_vain = VainAttempts()
         self._core = core
         self._tenants: dict[str, str] = {}
         """Of open reservations, where tenants have quotas: reservation id -> tenant."""
@@ -196,6 +200,8 @@ class Admission:
                     _job(waiter).request_id
                 ):
                     break
+                if not self.in_vain.may_be(now_s):
+                    return False
                 if not left:
                     return True
                 if self._is_beyond_share(waiter, now_s):
@@ -217,6 +223,7 @@ class Admission:
         except NobodyFits as refusal:
             if refusal.reason is Reason.ALL_WORKERS_FULL:
                 self.queue.passed(waiter, self._core.room)
+                self.in_vain.add(len(refusal.decision.rows) if refusal.decision else 0)
             else:
                 self._end(waiter, refusal, now_s)
         except Refusal as refusal:
@@ -318,12 +325,13 @@ class Admission:
 
     def _note_rules(self) -> None:
         """The settings are others."""
-        self._has_rules = self.queue.tenants.have_quotas or self.queue.has_shares
+        have_quotas = self.queue.tenants.have_quotas
+        self._has_rules = have_quotas or self.queue.has_shares
         settings = self.queue.settings
         self._core.decider.looks_ahead = settings.blocks_ahead and settings.max_waiting > 0
-        if not self.queue.tenants.have_quotas:
+        self._core.keep_ended(have_quotas)
+        if not have_quotas:
             self._tenants.clear()
-            self._core.ended = None
 
     def _is_behind(self, request: Request) -> bool:
         """Whether others wait for the workers of a request, which is no second one of its id."""

@@ -15,6 +15,7 @@ Laws:
 import random
 from collections import Counter
 from collections.abc import Callable, Collection
+from math import inf
 
 from events.feed.fleet_view import FleetView, Source
 from indexer.hashing import HashArray
@@ -94,8 +95,8 @@ class RouterCore:
         self._rng = rng
         self._picks = 0
         self.ids = ReservationIds(replica, random_bytes)
-        self.ended: list[Reservation] | None = None
-        """Reservations that ended since `take_ended`; None: nobody takes them."""
+        self._ended: list[Reservation] | None = None
+        """Reservations that ended since `take_ended`; None: they are not kept."""
         self.room = 0
         """Changes by which a worker may have room that had none, or may take what it could not:
         requests that wait and were tried at one number are not tried again at the same."""
@@ -301,6 +302,7 @@ class RouterCore:
             # The age is by the relay's clock alone, so that a skew between hosts does no harm.
             age_s = max(0.0, heartbeat.sent_at_s - heartbeat.sampled_at_s)
             load = self.fleet.load(key)
+            before = _taken(load)
             load.sample(
                 heartbeat.running,
                 heartbeat.waiting,
@@ -310,7 +312,7 @@ class RouterCore:
             )
             load.unheard = self._unheard()
             self._put_load(key, load)
-            self.room += 1
+            self.room += _fell(before, load)
             self.fleet.outliers.on_relay(key, load.external_requests, source.stream.seq, now_s)
 
     def on_inflight(self, payload: bytes, now_s: float) -> None:
@@ -318,7 +320,6 @@ class RouterCore:
         self._hear(self.fleet.peers.on_message(payload, now_s))
         if (told := self.fleet.peers.take_verdicts()) is not None:
             self.fleet.outliers.hear(*told, now_s)
-        self.room += 1
         self.fleet.sessions.tells = bool(self.fleet.peers)
         self.fleet.sessions.hear(self.fleet.peers.take_moved(), now_s)
 
@@ -388,9 +389,16 @@ class RouterCore:
         self.fleet.sessions.forget_old(now_s)
         return len(expired)
 
+    def keep_ended(self, keep: bool) -> None:
+        """Whether reservations that end are kept for `take_ended`, which must be called then."""
+        self._ended = (self._ended or []) if keep else None
+
     def take_ended(self) -> list[Reservation]:
-        """Reservations that ended since the last call; from the first call on they are kept."""
-        ended, self.ended = self.ended or [], []
+        """Reservations that ended since the last call, as far as they are kept."""
+        ended = self._ended
+        if ended is None:
+            return []
+        self._ended = []
         return ended
 
     def withdraw(self, reservation: Reservation, now_s: float) -> None:
@@ -489,7 +497,7 @@ class RouterCore:
         if reservation.prefill_done:
             return False
         reservation.prefill_done = True
-        self.room += 1
+        self.room += self.fleet.capacities.bounds_phases
         self._end_prefill(reservation, now_s)
         load = self.fleet.load(reservation.worker)
         load.prefill_done(reservation.new_tokens)
@@ -535,8 +543,8 @@ class RouterCore:
             self.ttft_check.on_end(reservation.id)
         self.reservations.end(reservation, ending, now_s)
         self.endings[ending] += 1
-        if self.ended is not None:
-            self.ended.append(reservation)
+        if self._ended is not None:
+            self._ended.append(reservation)
         self.fleet.count(blamed or worker, ending)
         if ending is Ending.FINISHED:
             if hold is not None:
@@ -615,9 +623,11 @@ class RouterCore:
         for key in workers:
             if key in self.fleet.view.sources:
                 load = self.fleet.load(key)
+                before = _taken(load)
                 load.hear(*self.fleet.peers.heard(key, load.sampled_at_s or 0.0))
                 load.unheard = self._unheard()
                 self._put_load(key, load)
+                self.room += _fell(before, load)
 
     def _unheard(self) -> float:
         """What peers have just sent to a worker: replicas that see the same and guess differently
@@ -627,6 +637,18 @@ class RouterCore:
     def _put_load(self, key: WorkerKey, load: WorkerLoad) -> None:
         if (source := self.fleet.view.sources.get(key)) is not None:
             (self.lane or self.fleet.pools).put_load(source.slot, load)
+
+
+def _taken(load: WorkerLoad) -> tuple[float, float, float]:
+    """What a worker's room is less by; its first sample counts as less."""
+    if load.sampled_at_s is None:
+        return inf, inf, inf
+    return load.active_requests(), load.active_blocks(), load.prefill_tokens_active
+
+
+def _fell(before: tuple[float, float, float], load: WorkerLoad) -> bool:
+    """Whether a worker may have more room than before."""
+    return any(now < then for now, then in zip(_taken(load), before, strict=True))
 
 
 def _workers_of(reservation: Reservation) -> list[WorkerKey]:

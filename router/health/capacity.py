@@ -135,6 +135,17 @@ class Capacities:
         """Learns, and uses what was learned, by other settings from now on."""
         self._settings = settings
 
+    @property
+    def bounds_phases(self) -> bool:
+        """Whether a worker may be full of one phase of requests."""
+        settings = self._settings
+        return bool(
+            settings.prefill_budget_factor
+            or settings.prefill_tokens_max
+            or settings.prefill_requests_max
+            or settings.decode_requests_max
+        )
+
     def on_heartbeat(self, key: WorkerKey, heartbeat: Heartbeat) -> bool:
         """Takes over a heartbeat. Returns whether the worker's room may have changed by it."""
         if heartbeat.sampled_at_s is None:

@@ -3,7 +3,12 @@
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 
-from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
@@ -141,4 +146,9 @@ class QueueCollector(Collector):
             "bound",
             {str(bound): count for bound, count in queue.refusals.items()},
             tuple(Bound),
+        )
+        yield CounterMetricFamily(
+            "kvroute_queue_vain_attempts",
+            "Attempts to find a worker for a waiting request that found none with room for it.",
+            value=self._admission.in_vain.count,
         )

@@ -1,0 +1,37 @@
+"""What attempts in vain may cost. Pure.
+
+A request that waits for KV blocks, or for a few workers, may fail at each attempt while its pool
+has room for others, and each report, heartbeat and message of a replica may be the one that helps.
+So attempts in vain have a budget, in workers weighed: a bucket that fills with time.
+
+    cost of an attempt = ATTEMPT_ROWS + workers weighed
+"""
+
+from math import inf
+
+ATTEMPT_ROWS = 100
+"""What an attempt costs beside the workers that it weighs, as a number of workers."""
+ROWS_PER_S = 40_000
+"""About a tenth of a core: 240 attempts a second at 64 workers, 36 at 1,000."""
+ROWS_MAX = 10_000
+"""Of the bucket: a quarter of a second."""
+
+
+class VainAttempts:
+    """Counts attempts in vain, and says when there were enough."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._left = float(ROWS_MAX)
+        self._at_s = inf
+
+    def may_be(self, now_s: float) -> bool:
+        """Whether there may be another one now."""
+        self._left = min(ROWS_MAX, self._left + ROWS_PER_S * max(0.0, now_s - self._at_s))
+        self._at_s = now_s
+        return self._left > 0
+
+    def add(self, rows: int) -> None:
+        """An attempt was in vain. rows: workers that it weighed."""
+        self.count += 1
+        self._left -= ATTEMPT_ROWS + rows
