@@ -48,6 +48,14 @@ from router.reservations.reservations import Reservation
 cdef extern from "Python.h":
     void PyObject_GC_UnTrack(void *)
 
+cdef extern from "router/wire/native/field_numbers.h" nogil:
+    int ROUTE_RESULTS_RESULTS, ROUTE_RESULT_INDEX, ROUTE_RESULT_RESPONSE, ROUTE_RESULT_STATUS
+    int ROUTE_RESPONSE_RESERVATION_ID, ROUTE_RESPONSE_WORKER_ID, ROUTE_RESPONSE_DP_RANK
+    int ROUTE_RESPONSE_ADDRESS, ROUTE_RESPONSE_LABELS
+    int ALTERNATIVE_WORKER_ID, ALTERNATIVE_DP_RANK, ALTERNATIVE_ADDRESS
+    int CANDIDATE_ROW_WORKER_ID, CANDIDATE_ROW_DP_RANK
+    int RECEIPT_POLICY, RECEIPT_FORMULA, RECEIPT_PARAMETERS, RECEIPT_EXCLUDED
+
 cdef extern from "router/wire/native/wire.h" nogil:
     ctypedef struct Span:
         const uint8_t *at
@@ -66,6 +74,7 @@ cdef extern from "router/wire/native/wire.h" nogil:
     void put_bytes_always(Backward *, uint32_t, const void *, size_t)
     void put_term(Backward *, uint32_t, const char *, double)
     void put_message(Backward *, uint32_t, size_t)
+    int MAP_KEY, MAP_VALUE, BYTES
 
 cdef extern from "native/plain_request.h" nogil:
     ctypedef struct Asked:
@@ -273,22 +282,22 @@ cdef class _WorkerFace:
             for name, value in sorted(heartbeat.labels.items(), reverse=True):
                 before = written(&b)
                 encoded = value.encode()
-                put_bytes_always(&b, 2, PyBytes_AS_STRING(encoded), len(encoded))
+                put_bytes_always(&b, MAP_VALUE, PyBytes_AS_STRING(encoded), len(encoded))
                 encoded = name.encode()
-                put_bytes_always(&b, 1, PyBytes_AS_STRING(encoded), len(encoded))
-                put_message(&b, 5, before)
-            _put_text(&b, 4, heartbeat.address)
+                put_bytes_always(&b, MAP_KEY, PyBytes_AS_STRING(encoded), len(encoded))
+                put_message(&b, ROUTE_RESPONSE_LABELS, before)
+            _put_text(&b, ROUTE_RESPONSE_ADDRESS, heartbeat.address)
             if heartbeat.multi_rank:
-                put_uint_always(&b, 3, dp_rank)
-            _put_text(&b, 2, worker_id)
+                put_uint_always(&b, ROUTE_RESPONSE_DP_RANK, dp_rank)
+            _put_text(&b, ROUTE_RESPONSE_WORKER_ID, worker_id)
             self.picked = _taken(&b)
-            _put_text(&b, 3, heartbeat.address)
+            _put_text(&b, ALTERNATIVE_ADDRESS, heartbeat.address)
             if heartbeat.multi_rank:
-                put_uint_always(&b, 2, dp_rank)
-            _put_text(&b, 1, worker_id)
+                put_uint_always(&b, ALTERNATIVE_DP_RANK, dp_rank)
+            _put_text(&b, ALTERNATIVE_WORKER_ID, worker_id)
             self.alternative = _taken(&b)
-            put_uint(&b, 2, dp_rank)
-            _put_text(&b, 1, worker_id)
+            put_uint(&b, CANDIDATE_ROW_DP_RANK, dp_rank)
+            _put_text(&b, CANDIDATE_ROW_WORKER_ID, worker_id)
             self.row = _taken(&b)
         finally:
             free(b.bytes)
@@ -354,10 +363,10 @@ cdef class _Plan:
         try:
             for reason, count in Counter([reason for _, reason in self.down]).items():
                 before = written(&b)
-                put_uint_always(&b, 2, count)
+                put_uint_always(&b, MAP_VALUE, count)
                 encoded = reason.encode()
-                put_bytes_always(&b, 1, PyBytes_AS_STRING(encoded), len(encoded))
-                put_message(&b, 10, before)
+                put_bytes_always(&b, MAP_KEY, PyBytes_AS_STRING(encoded), len(encoded))
+                put_message(&b, RECEIPT_EXCLUDED, before)
             self.excluded = _taken(&b)
         finally:
             free(b.bytes)
@@ -490,11 +499,11 @@ cdef class Results:
 
     def add_answer(self, uint64_t index, bytes answer not None):
         """An item's RouteResponse."""
-        self._add(index, 2, _span(answer))
+        self._add(index, ROUTE_RESULT_RESPONSE, _span(answer))
 
     def add_status(self, uint64_t index, bytes status not None):
         """An item's google.rpc.Status."""
-        self._add(index, 3, _span(status))
+        self._add(index, ROUTE_RESULT_STATUS, _span(status))
 
     def take(self):
         """The message's bytes; the next one begins."""
@@ -508,10 +517,10 @@ cdef class Results:
         cdef size_t size
         head.bytes, head.capacity, head.at, head.failed = room, sizeof(room), sizeof(room), 0
         put_varint(&head, content.size)
-        put_varint(&head, number << 3 | 2)
-        put_uint(&head, 1, index)
+        put_varint(&head, number << 3 | BYTES)
+        put_uint(&head, ROUTE_RESULT_INDEX, index)
         put_varint(&head, written(&head) + content.size)
-        put_varint(&head, 1 << 3 | 2)
+        put_varint(&head, ROUTE_RESULTS_RESULTS << 3 | BYTES)
         size = written(&head)
         if self._used + size + content.size > self._capacity:
             self._grow(self._used + size + content.size)
@@ -732,7 +741,7 @@ cdef class Lane:
             if reservation is None:
                 return
             try:
-                results._add(item.index, 2, _span(reservation.answer))
+                results._add(item.index, ROUTE_RESULT_RESPONSE, _span(reservation.answer))
             except BaseException:
                 self._core.withdraw(reservation, now_s)
                 raise
@@ -821,9 +830,9 @@ cdef class Lane:
             self._policy.numbers[i] = number
         for text, value in sorted(numbers.items(), reverse=True):
             name = text.encode()
-            put_term(&self._answer, 3, name, value)
-        _put_text(&self._answer, 2, policy.formula)
-        _put_text(&self._answer, 1, policy.name)
+            put_term(&self._answer, RECEIPT_PARAMETERS, name, value)
+        _put_text(&self._answer, RECEIPT_FORMULA, policy.formula)
+        _put_text(&self._answer, RECEIPT_POLICY, policy.name)
         self._policy_part = _taken(&self._answer)
         self._timed = policy.timed
         self._by_session = routing.affinity.looks_at(policy.name)
@@ -1073,7 +1082,7 @@ cdef class Lane:
         self._predict(source, <int32_t>reservation.predicted_tokens / size, now_s)
         if self._probing and source.key in self._probing:
             self._fleet.outliers.on_pick(source.key, reservation.id, now_s)
-        _put_text(&self._answer, 1, reservation.id)
+        _put_text(&self._answer, ROUTE_RESPONSE_RESERVATION_ID, reservation.id)
         reservation.answer = _taken(&self._answer)
         if session_id.size:
             self._fleet.sessions.put(_text(session_id), reservation, size, "", now_s)

@@ -14,6 +14,10 @@ cdef extern from "native/wire.h" nogil:
     ctypedef struct Span:
         const uint8_t *at
         size_t size
+    int VARINT, BYTES
+
+cdef extern from "native/field_numbers.h" nogil:
+    int ROUTE_BATCH_ITEMS, ROUTE_ITEM_INDEX, ROUTE_ITEM_REQUEST, ROUTE_ITEM_CANCEL, ROUTE_ITEM_TIMEOUT_MS
 
 cdef extern from "native/received.h" nogil:
     int TOO_MANY
@@ -111,15 +115,15 @@ def in_order(bytes batch not None, size_t items_max):
     while (more := read_odd_item(&left, &fields, &item)) > 0:
         if len(pieces) >= items_max or fields > 8 * items_max:
             raise TooMuch("items")
-        inner = _field(1, item.index)
+        inner = _field(ROUTE_ITEM_INDEX, item.index)
         if item.is_request:
             request = PyBytes_FromStringAndSize(NULL, item.request_bytes)
             copy_requests(&item, <uint8_t *>PyBytes_AS_STRING(request))
-            inner += b"\x12" + _varint(item.request_bytes) + request
+            inner += _tag(ROUTE_ITEM_REQUEST, BYTES) + _varint(item.request_bytes) + request
         elif item.is_cancel:
-            inner += b"\x18\x01"
-        inner += _field(4, item.timeout_ms)
-        pieces.append(b"\x0a" + _varint(len(inner)) + inner)
+            inner += _field(ROUTE_ITEM_CANCEL, 1)
+        inner += _field(ROUTE_ITEM_TIMEOUT_MS, item.timeout_ms)
+        pieces.append(_tag(ROUTE_BATCH_ITEMS, BYTES) + _varint(len(inner)) + inner)
     if more == TOO_MANY:
         raise TooMuch("items")
     if more < 0:
@@ -136,8 +140,12 @@ cdef bytes _varint(uint64_t value):
     return bytes(out)
 
 
+cdef bytes _tag(uint32_t number, int kind):
+    return _varint(number << 3 | kind)
+
+
 cdef bytes _field(uint32_t number, uint64_t value):
-    return bytes((number << 3,)) + _varint(value) if value else b""
+    return _tag(number, VARINT) + _varint(value) if value else b""
 
 
 cdef class Pieces:

@@ -5,6 +5,7 @@
 #include "guard.h"
 #include "order.h"
 #include "policy.h"
+#include "router/wire/native/field_numbers.h"
 #include "router/wire/native/wire.h"
 
 /* What a worker's heartbeat says that answers repeat, written. */
@@ -21,10 +22,16 @@ typedef struct {
     double sample_age_s;
 } Condition;
 
+/* By the columns of an overlap, in their order. */
+static const uint32_t OVERLAP_NUMBERS[] = {
+    OVERLAP_TOKENS_RAW,  OVERLAP_TOKENS_USABLE, OVERLAP_TOKENS_DEVICE,
+    OVERLAP_TOKENS_HOST, OVERLAP_TOKENS_DISK,   OVERLAP_TOKENS_PREDICTED,
+};
+
 static void put_overlap(Backward *b, uint32_t number, const Decided *d, size_t row) {
     size_t before = written(b);
     for (int field = 5; field >= 0; field--)
-        put_uint(b, (uint32_t)field + 1, (uint32_t)overlap_of(&d->rows, field, row));
+        put_uint(b, OVERLAP_NUMBERS[field], (uint32_t)overlap_of(&d->rows, field, row));
     put_message(b, number, before);
 }
 
@@ -34,21 +41,23 @@ static void put_row(Backward *b, uint32_t number, const Decided *d, size_t row, 
     size_t before = written(b);
     const Columns *c = d->rows.columns;
     intptr_t slot = d->rows.slots[row];
-    put_double(b, 18, c->trust[slot]);
-    put_row_terms(b, 16, d, row);
-    put_double(b, 15, d->costs[row]);
-    put_double(b, 14, condition->sample_age_s);
-    put_uint(b, 13, (uint64_t)condition->stream_complete);
-    put_bytes(b, 12, condition->stream_state);
-    put_uint(b, 11, (uint64_t)c->prefill_tokens_active[slot]);
-    if (!isnan(c->total_slots[slot])) put_uint_always(b, 10, (uint64_t)c->total_slots[slot]);
-    put_double(b, 9, c->reserved[slot]);
-    put_uint(b, 8, (uint64_t)c->waiting[slot]);
-    put_uint(b, 7, (uint64_t)c->running[slot]);
-    if (!isnan(c->total_blocks[slot])) put_uint_always(b, 6, (uint64_t)c->total_blocks[slot]);
-    put_double(b, 5, c->active_blocks[slot]);
-    put_double(b, 4, new_tokens_of(&d->rows, row));
-    put_overlap(b, 3, d, row);
+    put_double(b, CANDIDATE_ROW_TRUST, c->trust[slot]);
+    put_row_terms(b, CANDIDATE_ROW_TERMS, d, row);
+    put_double(b, CANDIDATE_ROW_COST, d->costs[row]);
+    put_double(b, CANDIDATE_ROW_SAMPLE_AGE_S, condition->sample_age_s);
+    put_uint(b, CANDIDATE_ROW_STREAM_COMPLETE, (uint64_t)condition->stream_complete);
+    put_bytes(b, CANDIDATE_ROW_STREAM_STATE, condition->stream_state);
+    put_uint(b, CANDIDATE_ROW_PREFILL_TOKENS_ACTIVE, (uint64_t)c->prefill_tokens_active[slot]);
+    if (!isnan(c->total_slots[slot]))
+        put_uint_always(b, CANDIDATE_ROW_TOTAL_SLOTS, (uint64_t)c->total_slots[slot]);
+    put_double(b, CANDIDATE_ROW_RESERVED, c->reserved[slot]);
+    put_uint(b, CANDIDATE_ROW_WAITING, (uint64_t)c->waiting[slot]);
+    put_uint(b, CANDIDATE_ROW_RUNNING, (uint64_t)c->running[slot]);
+    if (!isnan(c->total_blocks[slot]))
+        put_uint_always(b, CANDIDATE_ROW_TOTAL_BLOCKS, (uint64_t)c->total_blocks[slot]);
+    put_double(b, CANDIDATE_ROW_ACTIVE_BLOCKS, c->active_blocks[slot]);
+    put_double(b, CANDIDATE_ROW_NEW_TOKENS, new_tokens_of(&d->rows, row));
+    put_overlap(b, CANDIDATE_ROW_OVERLAP_TOKENS, d, row);
     put_raw(b, face->row.at, face->row.size);
     put_message(b, number, before);
 }
@@ -62,23 +71,24 @@ typedef struct {
     const Condition *condition;
 } Moved;
 
-static void put_wait(Backward *b, uint32_t number, const Decided *d, const Moved *moved,
-                     size_t row) {
-    put_double(b, number + 1, wait_tokens_at(moved->guard, &d->rows, row));
-    put_double(b, number, requests_at(&d->rows, row));
+static void put_wait(Backward *b, uint32_t tokens_number, uint32_t requests_number,
+                     const Decided *d, const Moved *moved, size_t row) {
+    put_double(b, tokens_number, wait_tokens_at(moved->guard, &d->rows, row));
+    put_double(b, requests_number, requests_at(&d->rows, row));
 }
 
 /* A Guarded. */
 static void put_moved(Backward *b, uint32_t number, const Decided *d, const Moved *moved,
                       size_t picked) {
     size_t before = written(b);
-    put_wait(b, 8, d, moved, picked);
-    put_wait(b, 6, d, moved, moved->cheapest);
-    put_double(b, 5, moved->waits->least_tokens);
-    put_double(b, 4, moved->waits->least_requests);
-    put_double(b, 3, moved->waits->margin_tokens);
-    put_double(b, 2, moved->guard->request_tokens);
-    put_row(b, 1, d, moved->cheapest, moved->face, moved->condition);
+    put_wait(b, GUARDED_PICKED_WAIT_TOKENS, GUARDED_PICKED_REQUESTS, d, moved, picked);
+    put_wait(b, GUARDED_CHEAPEST_WAIT_TOKENS, GUARDED_CHEAPEST_REQUESTS, d, moved,
+             moved->cheapest);
+    put_double(b, GUARDED_LEAST_WAIT_TOKENS, moved->waits->least_tokens);
+    put_double(b, GUARDED_LEAST_REQUESTS, moved->waits->least_requests);
+    put_double(b, GUARDED_MARGIN_TOKENS, moved->waits->margin_tokens);
+    put_double(b, GUARDED_REQUEST_TOKENS, moved->guard->request_tokens);
+    put_row(b, GUARDED_CHEAPEST, d, moved->cheapest, moved->face, moved->condition);
     put_message(b, number, before);
 }
 
@@ -101,8 +111,8 @@ typedef struct {
 static void put_count(Backward *b, uint32_t number, const char *name, size_t count) {
     if (!count) return;
     size_t before = written(b);
-    put_uint_always(b, 2, count);
-    put_bytes_always(b, 1, name, strlen(name));
+    put_uint_always(b, MAP_VALUE, count);
+    put_bytes_always(b, MAP_KEY, name, strlen(name));
     put_message(b, number, before);
 }
 
@@ -110,22 +120,22 @@ static void put_receipt(Backward *b, uint32_t number, const Decided *d, const Ab
                         const uint32_t *order, size_t ordered, const Face *faces,
                         const Condition *conditions) {
     size_t before = written(b);
-    if (about->moved) put_moved(b, 16, d, about->moved, order[0]);
-    put_bytes(b, 14, about->replica);
-    put_uint(b, 13, (uint32_t)about->best_overlap_tokens);
-    put_double(b, 12, about->decided_at_s);
-    put_uint(b, 11, about->cheapest.tied);
+    if (about->moved) put_moved(b, RECEIPT_GUARDED, d, about->moved, order[0]);
+    put_bytes(b, RECEIPT_REPLICA, about->replica);
+    put_uint(b, RECEIPT_BEST_OVERLAP_TOKENS, (uint32_t)about->best_overlap_tokens);
+    put_double(b, RECEIPT_DECIDED_AT_S, about->decided_at_s);
+    put_uint(b, RECEIPT_TIED, about->cheapest.tied);
     put_raw(b, about->excluded.at, about->excluded.size);
-    put_count(b, 10, "full", about->cheapest.full);
-    put_count(b, 10, "drained", about->cheapest.drained);
-    put_count(b, 10, "cost is not a number", about->cheapest.not_finite);
-    put_uint(b, 9, d->rows.rows + about->not_live);
+    put_count(b, RECEIPT_EXCLUDED, "full", about->cheapest.full);
+    put_count(b, RECEIPT_EXCLUDED, "drained", about->cheapest.drained);
+    put_count(b, RECEIPT_EXCLUDED, "cost is not a number", about->cheapest.not_finite);
+    put_uint(b, RECEIPT_CANDIDATES, d->rows.rows + about->not_live);
     if (ordered > 1 && !is_passed_over(d, about->moved, order[1]))
-        put_row(b, 8, d, order[1], &faces[1], &conditions[1]);
-    put_row(b, 7, d, order[0], &faces[0], &conditions[0]);
-    put_uint(b, 6, (uint64_t)d->rows.columns->block_size[d->rows.slots[order[0]]]);
-    put_uint(b, 5, (uint64_t)d->rows.prompt_tokens);
-    put_shared_terms(b, 4, d);
+        put_row(b, RECEIPT_RUNNER_UP, d, order[1], &faces[1], &conditions[1]);
+    put_row(b, RECEIPT_PICKED, d, order[0], &faces[0], &conditions[0]);
+    put_uint(b, RECEIPT_BLOCK_SIZE, (uint64_t)d->rows.columns->block_size[d->rows.slots[order[0]]]);
+    put_uint(b, RECEIPT_PROMPT_TOKENS, (uint64_t)d->rows.prompt_tokens);
+    put_shared_terms(b, RECEIPT_TERMS, d);
     put_raw(b, about->policy.at, about->policy.size);
     put_message(b, number, before);
 }
@@ -138,18 +148,20 @@ static void put_answer(Backward *b, const Decided *d, const About *about, const 
                        size_t ordered, size_t alternatives, const Face *faces,
                        const Condition *conditions, double lease_s,
                        const int32_t *engine_priority, uint32_t hash_block_size) {
-    put_uint(b, 15, hash_block_size);
-    if (about) put_receipt(b, 13, d, about, order, ordered, faces, conditions);
-    put_double(b, 12, lease_s);
-    if (engine_priority) put_uint_always(b, 11, (uint64_t)(int64_t)*engine_priority);
-    put_uint(b, 9, (uint64_t)d->rows.prompt_tokens - (uint32_t)overlap_of(&d->rows, 1, order[0]));
-    put_overlap(b, 8, d, order[0]);
+    put_uint(b, ROUTE_RESPONSE_HASH_BLOCK_SIZE, hash_block_size);
+    if (about) put_receipt(b, ROUTE_RESPONSE_RECEIPT, d, about, order, ordered, faces, conditions);
+    put_double(b, ROUTE_RESPONSE_LEASE_S, lease_s);
+    if (engine_priority)
+        put_uint_always(b, ROUTE_RESPONSE_ENGINE_PRIORITY, (uint64_t)(int64_t)*engine_priority);
+    put_uint(b, ROUTE_RESPONSE_NEW_TOKENS,
+             (uint64_t)d->rows.prompt_tokens - (uint32_t)overlap_of(&d->rows, 1, order[0]));
+    put_overlap(b, ROUTE_RESPONSE_OVERLAP_TOKENS, d, order[0]);
     for (size_t i = ordered; i-- > 1;) {
         if (i > alternatives) continue;
         size_t before = written(b);
-        put_double(b, 4, d->costs[order[i]]);
+        put_double(b, ALTERNATIVE_COST, d->costs[order[i]]);
         put_raw(b, faces[i].alternative.at, faces[i].alternative.size);
-        put_message(b, 7, before);
+        put_message(b, ROUTE_RESPONSE_ALTERNATIVES, before);
     }
     put_raw(b, faces[0].picked.at, faces[0].picked.size);
 }

@@ -5,6 +5,7 @@
 #ifndef KVROUTE_ASKED_H
 #define KVROUTE_ASKED_H
 
+#include "router/wire/native/field_numbers.h"
 #include "router/wire/native/wire.h"
 
 /* As router/desk/codec.py has them: what is over them is refused there. */
@@ -35,11 +36,11 @@ static int read_hashes(Span message, Asked *asked) {
     asked->hashes = (Span){NULL, 0};
     while (message.size) {
         if (read_field(&message, &field)) return -1;
-        if (field.number == 1 && field.type == BYTES && !asked->hashes.at)
+        if (field.number == BLOCK_HASHES_HASHES && field.type == BYTES && !asked->hashes.at)
             asked->hashes = field.bytes;
-        else if (field.number == 2 && field.type == VARINT)
+        else if (field.number == BLOCK_HASHES_BLOCK_SIZE && field.type == VARINT)
             block_size = field.value;
-        else if (field.number == 3 && field.type == VARINT)
+        else if (field.number == BLOCK_HASHES_PROMPT_TOKENS && field.type == VARINT)
             prompt_tokens = field.value;
         else
             return -1;
@@ -61,52 +62,53 @@ static int read_plain(Span message, Asked *asked) {
     while (message.size) {
         size_t before = message.size;
         if (read_field(&message, &field)) return 0;
-        if (field.number != 4 && field.number != 5) {
+        if (field.number != ROUTE_REQUEST_TOKEN_BYTES &&
+            field.number != ROUTE_REQUEST_BLOCK_HASHES) {
             bytes += before - message.size;
             if (++fields > FIELDS_MAX || bytes > ASIDE_BYTES_MAX) return 0;
         }
         switch (field.number) {
-            case 1: /* request_id */
+            case ROUTE_REQUEST_REQUEST_ID:
                 if (odd_text(&field)) return 0;
                 asked->request_id = field.bytes;
                 break;
-            case 2: /* model */
+            case ROUTE_REQUEST_MODEL:
                 if (odd_text(&field)) return 0;
                 asked->model = field.bytes;
                 break;
-            case 4: /* token_bytes */
+            case ROUTE_REQUEST_TOKEN_BYTES:
                 if (field.type != BYTES || !field.bytes.size || field.bytes.size % 4) return 0;
                 asked->tokens = field.bytes;
                 asked->prompt_tokens = field.bytes.size / 4;
                 prompts++;
                 break;
-            case 5: /* block_hashes */
+            case ROUTE_REQUEST_BLOCK_HASHES:
                 if (field.type != BYTES || read_hashes(field.bytes, asked)) return 0;
                 prompts++;
                 break;
-            case 9: /* expected_output_tokens */
+            case ROUTE_REQUEST_EXPECTED_OUTPUT_TOKENS:
                 if (field.type != VARINT || field.value > UINT32_MAX) return 0;
                 asked->output_tokens = (int64_t)field.value;
                 break;
-            case 10: /* priority: a negative one is a varint of 64 bits */
+            case ROUTE_REQUEST_PRIORITY: /* a negative one is a varint of 64 bits */
                 if (field.type != VARINT) return 0;
                 asked->priority = (int32_t)(uint32_t)field.value;
                 break;
-            case 11: /* tenant */
+            case ROUTE_REQUEST_TENANT:
                 if (odd_text(&field)) return 0;
                 break;
-            case 12: /* session_id */
+            case ROUTE_REQUEST_SESSION_ID:
                 if (odd_text(&field)) return 0;
                 asked->session_id = field.bytes;
                 break;
-            case 13: /* ttft_slo_ms */
-            case 14: /* queue_timeout_ms */
+            case ROUTE_REQUEST_TTFT_SLO_MS:
+            case ROUTE_REQUEST_QUEUE_TIMEOUT_MS:
                 if (field.type != VARINT) return 0;
                 break;
-            case 15: /* phase: UNSPECIFIED or AGGREGATED */
+            case ROUTE_REQUEST_PHASE: /* UNSPECIFIED or AGGREGATED */
                 if (field.type != VARINT || field.value > 1) return 0;
                 break;
-            case 20: /* omit_receipt */
+            case ROUTE_REQUEST_OMIT_RECEIPT:
                 if (field.type != VARINT || field.value > 1) return 0;
                 asked->omit_receipt = (int)field.value;
                 break;
@@ -132,22 +134,22 @@ static int read_item(Span *batch, Item *item) {
     do {
         if (!batch->size) return 0;
         if (read_field(batch, &outer)) return -1;
-    } while (outer.number != 1 || outer.type != BYTES);
+    } while (outer.number != ROUTE_BATCH_ITEMS || outer.type != BYTES);
     Span message = outer.bytes;
     *item = (Item){0, 0, {NULL, 0}, 0, 0};
     while (message.size) {
         if (read_field(&message, &field)) return -1;
-        if (field.number == 1 && field.type == VARINT) {
+        if (field.number == ROUTE_ITEM_INDEX && field.type == VARINT) {
             item->index = field.value;
-        } else if (field.number == 2 && field.type == BYTES) {
+        } else if (field.number == ROUTE_ITEM_REQUEST && field.type == BYTES) {
             if (item->is_request) return -1; /* two that are to be merged */
             item->request = field.bytes;
             item->is_request = 1;
             item->is_cancel = 0;
-        } else if (field.number == 3 && field.type == VARINT) {
+        } else if (field.number == ROUTE_ITEM_CANCEL && field.type == VARINT) {
             item->is_cancel = 1;
             item->is_request = 0;
-        } else if (field.number == 4 && field.type == VARINT) {
+        } else if (field.number == ROUTE_ITEM_TIMEOUT_MS && field.type == VARINT) {
             item->timeout_ms = (uint32_t)field.value;
         }
     }
@@ -162,14 +164,14 @@ static int64_t count_items(Span batch, size_t items_max, size_t fields_max) {
     while (batch.size) {
         if (read_field(&batch, &outer)) return -1;
         if (++fields > fields_max) return -2;
-        if (outer.number != 1 || outer.type != BYTES) continue;
+        if (outer.number != ROUTE_BATCH_ITEMS || outer.type != BYTES) continue;
         if (++items > items_max) return -2;
         int requests = 0;
         for (Span item = outer.bytes; item.size;) {
             if (read_field(&item, &inner)) return -1;
             if (++fields > fields_max) return -2;
-            if (inner.number == 2 && inner.type == BYTES && requests++) return -1;
-            if (inner.number == 3 && inner.type == VARINT) requests = 0;
+            if (inner.number == ROUTE_ITEM_REQUEST && inner.type == BYTES && requests++) return -1;
+            if (inner.number == ROUTE_ITEM_CANCEL && inner.type == VARINT) requests = 0;
         }
     }
     return (int64_t)items;

@@ -5,11 +5,18 @@
 #ifndef KVROUTE_RECEIVED_H
 #define KVROUTE_RECEIVED_H
 
+#include "field_numbers.h"
 #include "wire.h"
 
 enum { TAKEN = 0, MALFORMED = -1, MANY_FIELDS = -2, MANY_BYTES = -3, MANY_TOKENS = -4 };
 
-enum { TOKEN_IDS = 3, TOKEN_BYTES = 4, BLOCK_HASHES = 5 };
+enum {
+    TOKEN_IDS = ROUTE_REQUEST_TOKEN_IDS,
+    TOKEN_BYTES = ROUTE_REQUEST_TOKEN_BYTES,
+    BLOCK_HASHES = ROUTE_REQUEST_BLOCK_HASHES
+};
+enum { ELEMENTS = 1 }; /* the field of a TokenIds, and of a BlockHashes */
+_Static_assert(ELEMENTS == TOKEN_IDS_IDS && ELEMENTS == BLOCK_HASHES_HASHES, "one number for both");
 
 typedef struct {
     size_t fields;   /* beside the prompt, those of groups included */
@@ -39,16 +46,16 @@ static int count_elements(Span message, int hashes, const Bounds *most, Received
     Field field;
     while (message.size) {
         if (read_any(&message, &field, &received->seen.fields)) return MALFORMED;
-        if (field.number == 1 && field.type == BYTES) {
+        if (field.number == ELEMENTS && field.type == BYTES) {
             int64_t count = (int64_t)(field.bytes.size / 8);
             if (hashes && field.bytes.size % 8) return MALFORMED;
             if (!hashes && (count = packed_varints(field.bytes)) < 0) return MALFORMED;
             received->elements += (size_t)count;
-        } else if (field.number == 1 && field.type == (hashes ? FIXED64 : VARINT)) {
+        } else if (field.number == ELEMENTS && field.type == (hashes ? FIXED64 : VARINT)) {
             received->elements++;
-        } else if (hashes && field.number == 2 && field.type == VARINT) {
+        } else if (hashes && field.number == BLOCK_HASHES_BLOCK_SIZE && field.type == VARINT) {
             received->block_size = (uint32_t)field.value;
-        } else if (hashes && field.number == 3 && field.type == VARINT) {
+        } else if (hashes && field.number == BLOCK_HASHES_PROMPT_TOKENS && field.type == VARINT) {
             received->prompt_tokens = (uint32_t)field.value;
         } else if (++received->seen.fields > most->fields) {
             return MANY_FIELDS;
@@ -133,7 +140,7 @@ static int copy_elements(const Received *received, void *to) {
         Span inner = outer.bytes;
         while (inner.size) {
             if (read_any(&inner, &field, &fields)) return MALFORMED;
-            if (field.number != 1) continue;
+            if (field.number != ELEMENTS) continue;
             if (!of_hashes && field.type == VARINT) {
                 *ids++ = (uint32_t)field.value;
             } else if (!of_hashes && field.type == BYTES) {
@@ -195,16 +202,16 @@ static int read_odd_item(Span *batch, size_t *fields, OddItem *item) {
         if (!batch->size) return 0;
         if (read_any(batch, &outer, fields)) return MALFORMED;
         if (++*fields > ODD_FIELDS_MAX) return TOO_MANY;
-    } while (outer.number != 1 || outer.type != BYTES);
+    } while (outer.number != ROUTE_BATCH_ITEMS || outer.type != BYTES);
     Span message = outer.bytes;
     *item = (OddItem){0};
     while (message.size) {
         Span before = message;
         if (read_any(&message, &field, fields)) return MALFORMED;
         if (++*fields > ODD_FIELDS_MAX) return TOO_MANY;
-        if (field.number == 1 && field.type == VARINT) {
+        if (field.number == ROUTE_ITEM_INDEX && field.type == VARINT) {
             item->index = field.value;
-        } else if (field.number == 2 && field.type == BYTES) {
+        } else if (field.number == ROUTE_ITEM_REQUEST && field.type == BYTES) {
             size_t count;
             if (item->is_request) { /* each must be whole before they are put in a row */
                 if (count_fields(field.bytes, 0, 0, ODD_FIELDS_MAX, &count)) return MALFORMED;
@@ -215,10 +222,10 @@ static int read_odd_item(Span *batch, size_t *fields, OddItem *item) {
             item->request_bytes += field.bytes.size;
             item->is_request = 1;
             item->is_cancel = 0;
-        } else if (field.number == 3 && field.type == VARINT) {
+        } else if (field.number == ROUTE_ITEM_CANCEL && field.type == VARINT) {
             item->is_cancel = 1;
             item->is_request = 0;
-        } else if (field.number == 4 && field.type == VARINT) {
+        } else if (field.number == ROUTE_ITEM_TIMEOUT_MS && field.type == VARINT) {
             item->timeout_ms = (uint32_t)field.value;
         }
     }
@@ -232,7 +239,7 @@ static void copy_requests(const OddItem *item, uint8_t *to) {
     Field field;
     size_t fields = 0;
     while (message.size && !read_any(&message, &field, &fields)) {
-        if (field.number != 2 || field.type != BYTES) continue;
+        if (field.number != ROUTE_ITEM_REQUEST || field.type != BYTES) continue;
         memcpy(to, field.bytes.at, field.bytes.size);
         to += field.bytes.size;
     }

@@ -212,11 +212,13 @@ static inline void put_bytes(Backward *b, uint32_t number, Span bytes) {
     if (bytes.size) put_bytes_always(b, number, bytes.at, bytes.size);
 }
 
+enum { MAP_KEY = 1, MAP_VALUE = 2 }; /* protobuf's own, of each entry of a map */
+
 /* An entry of a map<string, double>. */
 static inline void put_term(Backward *b, uint32_t number, const char *name, double value) {
     size_t before = written(b);
-    put_double_always(b, 2, value);
-    put_bytes_always(b, 1, name, strlen(name));
+    put_double_always(b, MAP_VALUE, value);
+    put_bytes_always(b, MAP_KEY, name, strlen(name));
     put_message(b, number, before);
 }
 
