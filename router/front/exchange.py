@@ -1,0 +1,282 @@
+"""One HTTP request's life, from its body to its last report. Pure: no sockets, no clock, no router.
+
+    exchange = Exchange("/v1/chat/completions", body, headers)
+    exchange.question()              what to ask a router
+    exchange.upstream(...)           the request to the worker of its pick
+    exchange.answered(status, ...)   the answer's head: pass it on, or try another worker
+    exchange.data(chunk)             the answer's bytes, less what the client did not request
+    exchange.ended() / broke()       the report, and what the client still gets
+
+The gateway has sockets around it; Envoy's picker has Envoy.
+
+Laws:
+- another worker is tried only while no byte of an answer was passed on, and never for an answer
+  that blames the client;
+- an exchange has one outcome, and the first one counts.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+import msgspec
+from msgspec import UNSET, Raw
+
+from router.front.openai_body import PATHS, Kind, patched, read, shape_of
+from router.front.refusals import error_event
+from router.front.usage import AnswerReader, Usage
+
+BYTES_A_TOKEN = 4
+"""For a prompt's length where its tokens are not known."""
+UPSTREAM_ANSWER_MAX = 1 << 16
+"""Bytes of a failed answer that are kept for the client, in case no other worker is left."""
+HOP_BY_HOP = frozenset((
+    "connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection",
+    "te", "trailer", "transfer-encoding", "upgrade",
+))  # fmt: skip
+"""Headers of one connection (RFC 9110, 7.6.1)."""
+_NOT_FORWARDED = HOP_BY_HOP | {
+    "host", "content-length", "content-encoding", "accept-encoding", "expect", "x-request-id",
+    "x-data-parallel-rank",
+}  # fmt: skip
+"""Request headers that the gateway writes itself, or that belong to the client's own connection."""
+_NOT_RETURNED = HOP_BY_HOP | {"date", "server", "x-request-id", "content-length"}
+_BODY_FIELDS = {
+    Kind.CHAT: "chat_completion_body",
+    Kind.COMPLETION: "completion_body",
+    Kind.MESSAGES: "messages_body",
+}
+_BY_LOAD = frozenset((
+    "EMPTY_PROMPT", "MESSAGE_TOO_LARGE", "UNSUPPORTED_CONTENT", "NO_TOKENIZER",
+    "RENDERER_UNAVAILABLE", "RENDER_QUEUE_FULL",
+))  # fmt: skip
+"""Reasons for which a request without tokens goes by load. EMPTY_PROMPT is the answer of routers of
+older releases, which don't know bodies."""
+
+
+class Blame(StrEnum):
+    """Whose failure ended a request, as kvroute.v1.FailureReason has it."""
+
+    WORKER = "worker"
+    TIMEOUT = "timeout"
+    CLIENT = "client"
+    CANCELLED = "cancelled"
+
+
+class Verdict(StrEnum):
+    """What becomes of an answer."""
+
+    PASS = "pass"
+    REFUSED = "refused"
+    """Passed on; the worker blames the request."""
+    ELSEWHERE = "elsewhere"
+    """Another worker is tried; passed on if there is none."""
+
+
+class Upstream(NamedTuple):
+    """A request to a worker."""
+
+    url: str
+    headers: Mapping[str, str]
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The end of an exchange, for the last report."""
+
+    blame: Blame | None
+    """None: the answer is whole."""
+    usage: Usage
+    output_tokens: int
+
+
+class Exchange:
+    """One request, whichever workers it is sent to."""
+
+    def __init__(
+        self,
+        path: str,
+        body: bytes,
+        headers: Mapping[str, str],
+        *,
+        request_id: str = "",
+        low_first: bool = False,
+    ) -> None:
+        """path: one of PATHS. headers: without regard to case. Raises FrontRefusal for a body that
+        can't be read. low_first: the body's priority is lower for sooner, as vLLM's own."""
+        self.path = path
+        self.kind = PATHS[path]
+        self.shape = shape_of(self.kind)
+        self.body = body
+        self.facts = read(body, headers, low_first=low_first)
+        self.request_id = request_id
+        self.passed = False
+        """Whether a byte of an answer was passed on, so that no other worker can be tried."""
+        self.outcome: Outcome | None = None
+        self._forwarded = forwarded(headers.items())
+        self._reader = AnswerReader(self.kind, is_stream=False)
+
+    # The router
+
+    def question(self, *, by_load: bool = False) -> dict[str, Any]:
+        """The options of a route (kvroute.client.RouteOptions), as far as the request has them.
+
+        by_load: with an estimated length in the place of the prompt. The block size of the estimate
+        is larger than the prompt, so that there is no block to match or to predict.
+        """
+        facts = self.facts
+        options: dict[str, Any] = {}
+        field = None if by_load else _BODY_FIELDS.get(self.kind)
+        if field is not None:
+            options[field] = self.body
+        else:
+            tokens = max(1, len(self.body) // BYTES_A_TOKEN)
+            options |= {"block_hashes": b"", "block_size": tokens + 1, "prompt_tokens": tokens}
+        for name in ("model", "session_id", "tenant", "cache_salt"):
+            if value := getattr(facts, name):
+                options[name] = value
+        for name in ("priority", "expected_output_tokens"):
+            if (number := getattr(facts, name)) is not None:
+                options[name] = number
+        options["omit_receipt"] = True
+        return options
+
+    @property
+    def has_body(self) -> bool:
+        """Whether a router can make tokens of the body."""
+        return self.kind in _BODY_FIELDS
+
+    @property
+    def may_pair(self) -> bool:
+        """Whether a prefill worker and a decode worker can share the request."""
+        return self.kind in (Kind.CHAT, Kind.COMPLETION)
+
+    # The worker
+
+    def upstream(
+        self,
+        address: str,
+        headers: Mapping[str, str],
+        *,
+        engine_priority: int | None = None,
+        fields: Mapping[str, Any] | None = None,
+    ) -> Upstream:
+        """The request to a worker. headers: of the pick. fields: of a pair, for the body's top
+        level."""
+        facts, more = self.facts, dict(fields or {})
+        absent = not more
+        if self.takes_usage_out and "stream_options" not in more:
+            options = {"include_usage": True}
+            if facts.names_stream_options:
+                options = self._stream_options() | options
+                absent = False
+            more["stream_options"] = options
+        if self.kind in (Kind.CHAT, Kind.COMPLETION, Kind.RESPONSES):
+            if facts.names_priority:
+                more["priority"] = UNSET if engine_priority is None else engine_priority
+                absent = False
+            elif engine_priority:
+                more["priority"] = engine_priority
+        sent = self._forwarded | {"Accept-Encoding": "identity"}
+        if self.request_id:
+            sent["X-Request-Id"] = self.request_id
+        body = patched(self.body, more, absent=absent)
+        return Upstream(address.rstrip("/") + self.path, sent | dict(headers), body)
+
+    @property
+    def takes_usage_out(self) -> bool:
+        """Whether the gateway requests a stream's usage for itself alone."""
+        facts = self.facts
+        return (
+            facts.is_stream and not facts.wants_usage and self.kind in (Kind.CHAT, Kind.COMPLETION)
+        )
+
+    def answered(self, status: int, content_type: str) -> Verdict:
+        """The head of a worker's answer."""
+        is_stream = content_type.lower().startswith("text/event-stream")
+        self._reader = AnswerReader(
+            self.kind, is_stream=is_stream, takes_usage_out=self.takes_usage_out
+        )
+        if 200 <= status < 300:
+            return Verdict.PASS
+        if 400 <= status < 500 and status not in (408, 429):
+            return Verdict.REFUSED
+        return Verdict.ELSEWHERE
+
+    def data(self, chunk: bytes) -> bytes:
+        """The bytes to pass on."""
+        passed = self._reader.feed(chunk)
+        self.passed |= bool(passed)
+        return passed
+
+    def rest(self) -> bytes:
+        """The bytes to pass on when the worker's answer is over."""
+        held = self._reader.rest()
+        self.passed |= bool(held)
+        return held
+
+    @property
+    def first_token(self) -> bool:
+        """Whether the present answer has brought its first token."""
+        return self._reader.first_token
+
+    @property
+    def output_tokens(self) -> int:
+        """Tokens so far: a stream's events, which have a token each as a rule."""
+        return self._reader.chunks
+
+    # The end
+
+    def ended(self, blame: Blame | None = None) -> Outcome:
+        """The answer is over; blame: None for a whole answer."""
+        if self.outcome is None:
+            usage = self._reader.usage() if blame is None else Usage()
+            if not self.facts.has_one_prompt:
+                usage = usage._replace(prompt_tokens=None)
+            output = usage.output_tokens
+            self.outcome = Outcome(blame, usage, self.output_tokens if output is None else output)
+        return self.outcome
+
+    def broke(self, blame: Blame, reason: str, message: str) -> bytes:
+        """The worker failed after bytes were passed on; returns the last bytes of a stream, which
+        are an event with the error. Other answers have no form for it and are cut."""
+        self.ended(blame)
+        if not self._reader.is_stream:
+            return b""
+        lead = b"\n\n" if self._reader.inside_event else b""
+        return lead + error_event(reason, message, self.shape)
+
+    def _stream_options(self) -> dict[str, Any]:
+        """The client's own, which are read here alone."""
+        top = msgspec.json.decode(self.body, type=dict[str, Raw])
+        options = msgspec.json.decode(top["stream_options"])
+        return options if isinstance(options, dict) else {}
+
+
+def goes_by_load(reason: str | None, *, unimplemented: bool = False) -> bool:
+    """Whether a router's refusal of a body leaves the request to load alone."""
+    return reason in _BY_LOAD or (reason is None and unimplemented)
+
+
+def forwarded(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """A client's headers, as far as they go on to a worker; a repeated name's values are joined."""
+    pairs = list(headers)
+    of_connection = {
+        name.strip().lower()
+        for key, value in pairs
+        if key.lower() == "connection"
+        for name in value.split(",")
+    }
+    kept: dict[str, str] = {}
+    for name, value in pairs:
+        lower = name.lower()
+        if lower not in _NOT_FORWARDED and lower not in of_connection:
+            kept[lower] = f"{kept[lower]}, {value}" if lower in kept else value
+    return kept
+
+
+def returned(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """A worker's headers, as far as they go back to the client."""
+    return [(name, value) for name, value in headers if name.lower() not in _NOT_RETURNED]

@@ -1,0 +1,167 @@
+"""The one table from reasons of refusals to HTTP: status, error body, Retry-After. Pure."""
+
+from collections.abc import Mapping
+from enum import StrEnum
+from math import ceil
+from typing import NamedTuple
+
+import msgspec
+
+RETRY_S_MAX = 3600
+"""Longest Retry-After."""
+MESSAGE_MAX = 2000
+"""Characters of a message."""
+
+
+class Shape(StrEnum):
+    """Whose error bodies a client expects."""
+
+    OPENAI = "openai"
+    ANTHROPIC = "anthropic"
+
+
+class FrontRefusal(Exception):
+    """A request that the gateway itself refuses. param: the body's field at fault."""
+
+    def __init__(self, reason: str, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.message = message
+        self.param = param
+        self.retry_after_s: float | None = None
+
+
+class Answer(NamedTuple):
+    """An HTTP answer."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+STATUS: Mapping[str, int] = {
+    # the router's, as in router/request/refusal.py
+    "EMPTY_PROMPT": 400,
+    "MALFORMED_PROMPT": 400,
+    "PROMPT_TOO_LONG": 400,
+    "INVALID_FIELD": 400,
+    "UNKNOWN_POLICY": 400,
+    "MODEL_REQUIRED": 400,
+    "MALFORMED_BODY": 400,
+    "TEMPLATE_REFUSED": 400,
+    "UNSUPPORTED_CONTENT": 400,
+    "POLICY_NOT_ALLOWED": 403,
+    "UNKNOWN_MODEL": 404,
+    "UNKNOWN_WORKER": 404,
+    "UNKNOWN_SESSION": 404,
+    "REQUEST_ID_REUSED": 409,
+    "WORKER_EXISTS": 409,
+    "OVERTAKEN": 409,
+    "MESSAGE_TOO_LARGE": 413,
+    "ALL_WORKERS_FULL": 429,
+    "QUEUE_FULL": 429,
+    "TENANT_QUOTA": 429,
+    "QUEUE_TIMEOUT": 429,
+    "TOO_MANY_RESERVATIONS": 429,
+    "TOO_MANY_BYTES": 429,
+    "TOO_MANY_WATCHES": 429,
+    "RENDER_QUEUE_FULL": 429,
+    "INTERNAL": 500,
+    "NO_TOKENIZER": 503,
+    "RENDERER_UNAVAILABLE": 503,
+    "NO_WORKER": 503,
+    "NO_ELIGIBLE_WORKER": 503,
+    "DRAINING": 503,
+    "NO_BROKER": 503,
+    "CANCELLED": 503,
+    "DEADLINE_EXCEEDED": 504,
+    # the gateway's own
+    "INVALID_BODY": 400,
+    "INVALID_HEADER": 400,
+    "UNKNOWN_PATH": 404,
+    "METHOD_NOT_ALLOWED": 405,
+    "BODY_TOO_LARGE": 413,
+    "TOO_MANY_REQUESTS": 429,
+    "GATEWAY_FAULT": 500,
+    "WORKER_FAILED": 502,
+    "ROUTER_UNREACHABLE": 503,
+    "STOPPING": 503,
+    "WORKER_SILENT": 504,
+}
+"""Reason -> HTTP status; a reason that isn't here is a fault of a router, 500."""
+
+_CODES = {
+    "UNKNOWN_MODEL": "model_not_found",
+    "PROMPT_TOO_LONG": "context_length_exceeded",
+    "TENANT_QUOTA": "rate_limit_exceeded",
+}
+"""Reasons for which OpenAI has a code that clients know; others are their own code."""
+_OPENAI_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    409: "conflict_error",
+    429: "rate_limit_error",
+}
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+def answer_of(
+    reason: str,
+    message: str,
+    shape: Shape,
+    *,
+    retry_after_s: float | None = None,
+    param: str | None = None,
+) -> Answer:
+    """The answer to a request that is refused."""
+    status = STATUS.get(reason, 500)
+    headers = {"Content-Type": "application/json", "X-Kvroute-Reason": reason}
+    if retry_after_s is None and status == 503:
+        retry_after_s = 1.0
+    if retry_after_s is not None:
+        headers["Retry-After"] = str(min(max(1, ceil(retry_after_s)), RETRY_S_MAX))
+    return Answer(status, headers, error_body(reason, message, shape, param=param))
+
+
+def error_body(reason: str, message: str, shape: Shape, *, param: str | None = None) -> bytes:
+    """The JSON of an error."""
+    status = STATUS.get(reason, 500)
+    ours = status < 500
+    message = message[:MESSAGE_MAX]
+    if shape is Shape.ANTHROPIC:
+        kind = _ANTHROPIC_TYPES.get(status, "invalid_request_error" if ours else "api_error")
+        error: dict[str, object] = {"type": kind, "message": message}
+        return _encoded({"type": "error", "error": error})
+    kind = _OPENAI_TYPES.get(status, "invalid_request_error" if ours else "server_error")
+    code = _CODES.get(reason, reason)
+    return _encoded({"error": {"message": message, "type": kind, "param": param, "code": code}})
+
+
+def error_event(reason: str, message: str, shape: Shape) -> bytes:
+    """The last event of a stream that can't go on."""
+    name = b"event: error\n" if shape is Shape.ANTHROPIC else b""
+    return name + b"data: " + error_body(reason, message, shape) + b"\n\n"
+
+
+def _encoded(body: dict[str, object]) -> bytes:
+    try:
+        return msgspec.json.encode(body)
+    except UnicodeEncodeError:  # a lone surrogate in a message
+        return msgspec.json.encode(_without_surrogates(body))
+
+
+def _without_surrogates(value: object) -> object:
+    if isinstance(value, str):
+        return value.encode(errors="replace").decode()
+    if isinstance(value, dict):
+        return {name: _without_surrogates(inner) for name, inner in value.items()}
+    return value

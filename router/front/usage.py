@@ -1,0 +1,208 @@
+"""An engine's answer as it passes: first token, chunks, usage. Pure; keeps a few KiB, no more.
+
+The usage is read from the end of the answer, once. Where the gateway requested the usage chunk of a
+stream and the client had not, that chunk is taken out.
+
+Laws:
+- the bytes that feed() and rest() return are those that came in, less that one chunk;
+- nothing is kept but the last TAIL_BYTES, the first TAIL_BYTES of an Anthropic stream, and an event
+  of at most EVENT_BYTES_MAX whose end has not come; a longer event passes in parts.
+"""
+
+import json
+from collections import deque
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+
+from kvroute.client.usage import count
+from router.front.openai_body import Kind
+
+TAIL_BYTES = 4096
+EVENT_BYTES_MAX = 1 << 18
+USAGES_MAX = 8
+"""Places with the word "usage" that are read, from the end."""
+
+_EDGE = 48
+"""Bytes that are kept for words across two chunks."""
+_FIRST_TOKEN: Mapping[Kind, tuple[bytes, ...]] = {
+    # message_start, response.created and response.in_progress may come before the prompt's end.
+    Kind.MESSAGES: (b"content_block", b"message_delta"),
+    Kind.RESPONSES: (b".delta", b"output_item", b"response.completed"),
+}
+_decoder = json.JSONDecoder()
+
+
+class Usage(NamedTuple):
+    """Tokens of a request, as the engine counted them; None: not said."""
+
+    prompt_tokens: int | None = None
+    output_tokens: int | None = None
+    cached_tokens: int | None = None
+
+
+class _Chunk(msgspec.Struct):
+    choices: list[msgspec.Raw] | None = None
+    usage: dict[str, Any] | None = None
+
+
+_chunk = msgspec.json.Decoder(_Chunk)
+
+
+class AnswerReader:
+    """Reads one answer while it passes."""
+
+    def __init__(self, kind: Kind, *, is_stream: bool, takes_usage_out: bool = False) -> None:
+        """takes_usage_out: the client did not request the chunk with the usage."""
+        self.first_token = False
+        """Whether a byte that only a first token brings has come."""
+        self.chunks = 0
+        """Events of a stream so far; one of an answer that is no stream."""
+        self._kind = kind
+        self.is_stream = is_stream
+        self._takes_out = takes_usage_out and is_stream
+        self._held = b""
+        """The beginning of an event whose end has not come."""
+        self._in_long_event = False
+        self._edge = b""
+        self._head = b""
+        self._tail: deque[bytes] = deque()
+        self._tail_bytes = 0
+        self._usage: Mapping[str, Any] | None = None
+        """Of the chunk that was taken out."""
+
+    def feed(self, chunk: bytes) -> bytes:
+        """The bytes to pass on now; empty while an event's end has not come."""
+        if not self.first_token:
+            self._look(chunk)
+        if self._takes_out:
+            chunk = self._without_usage(chunk)
+        if self.is_stream:
+            self.chunks += chunk.count(b"\n\n")
+        kept = chunk if len(chunk) <= TAIL_BYTES else chunk[-TAIL_BYTES:]
+        tail = self._tail
+        tail.append(kept)
+        self._tail_bytes += len(kept)
+        while self._tail_bytes - len(tail[0]) >= TAIL_BYTES:
+            self._tail_bytes -= len(tail.popleft())
+        return chunk
+
+    def rest(self) -> bytes:
+        """The bytes still held, when nothing more comes."""
+        held, self._held = self._held, b""
+        return held
+
+    @property
+    def inside_event(self) -> bool:
+        """Whether the bytes passed on end inside an event."""
+        return self.is_stream and bool(self._tail) and not self._ending().endswith(b"\n\n")
+
+    def usage(self) -> Usage:
+        """The usage of the answer, as far as its end has it."""
+        last = self._usage or _usage_in(self._ending()) or {}
+        usage = _read(last)
+        if self._kind is Kind.MESSAGES and usage.prompt_tokens is None and self._head:
+            first = _read(_usage_in(self._head) or {})
+            usage = Usage(first.prompt_tokens, usage.output_tokens, first.cached_tokens)
+        return usage
+
+    def _ending(self) -> bytes:
+        return b"".join(self._tail)
+
+    def _look(self, chunk: bytes) -> None:
+        """Sets first_token."""
+        if not self.is_stream:
+            self.first_token, self.chunks = bool(chunk), 1
+            return
+        if self._kind is Kind.MESSAGES and len(self._head) < TAIL_BYTES:
+            self._head = (self._head + chunk)[:TAIL_BYTES]
+        seen = self._edge + chunk
+        if words := _FIRST_TOKEN.get(self._kind):
+            self.first_token = any(word in seen for word in words)
+        else:
+            self.first_token = seen.startswith(b"data:") or b"\ndata:" in seen
+        # A line break before it: what is left of the edge must not look like a line's beginning.
+        self._edge = seen if len(seen) <= _EDGE else b" " + seen[-_EDGE:]
+
+    def _without_usage(self, chunk: bytes) -> bytes:
+        if not self._held and chunk.endswith(b"\n\n") and b'"usage"' not in chunk:
+            self._in_long_event = False
+            return chunk
+        data = self._held + chunk
+        end = _events_end(data)
+        passed, self._held = data[:end], data[end:]
+        if len(self._held) > EVENT_BYTES_MAX or (self._in_long_event and not end):
+            passed, self._held, self._in_long_event = data, b"", True
+            return passed
+        long_before, self._in_long_event = self._in_long_event, False
+        if b'"usage"' not in passed:
+            return passed
+        kept = []
+        for number, event in enumerate(_events(passed)):
+            usage = None if long_before and not number else _usage_alone(event)
+            if usage is None:
+                kept.append(event)
+            else:
+                self._usage = usage
+        return b"".join(kept)
+
+
+def _events_end(data: bytes) -> int:
+    """Bytes up to the end of the last whole event."""
+    ends = [data.rfind(mark) + len(mark) for mark in (b"\n\n", b"\r\n\r\n") if mark in data]
+    return max(ends, default=0)
+
+
+def _events(data: bytes) -> list[bytes]:
+    mark = b"\r\n\r\n" if b"\r\n\r\n" in data else b"\n\n"
+    parts = data.split(mark)
+    return [part + mark for part in parts[:-1]] + ([parts[-1]] if parts[-1] else [])
+
+
+def _usage_alone(event: bytes) -> Mapping[str, Any] | None:
+    """The usage of an event that holds nothing else; None: any other event."""
+    if b'"usage"' not in event or not event.lstrip().startswith(b"data:"):
+        return None
+    try:
+        chunk = _chunk.decode(event.lstrip()[5:])
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    return chunk.usage if chunk.choices == [] else None
+
+
+def _usage_in(data: bytes) -> Mapping[str, Any] | None:
+    """The last object that a key "usage" has in these bytes of JSON."""
+    end = len(data)
+    for _ in range(USAGES_MAX):
+        place = data.rfind(b'"usage"', 0, end)
+        if place < 0:
+            return None
+        end = place
+        rest = data[place + 7 :].lstrip()
+        if not rest.startswith(b":"):
+            continue
+        rest = rest[1:].lstrip()
+        if not rest.startswith(b"{"):
+            continue
+        try:
+            value, _ = _decoder.raw_decode(rest.decode(errors="replace"))
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(value, dict):
+            return value
+    return None
+
+
+def _read(usage: Mapping[str, Any]) -> Usage:
+    """OpenAI's usage of chats and completions, that of responses, or Anthropic's."""
+    prompt = count(usage.get("prompt_tokens", usage.get("input_tokens")))
+    output = count(usage.get("completion_tokens", usage.get("output_tokens")))
+    details = usage.get("prompt_tokens_details", usage.get("input_tokens_details"))
+    if isinstance(details, dict):
+        return Usage(prompt, output, count(details.get("cached_tokens")))
+    cached = count(usage.get("cache_read_input_tokens"))
+    if cached and prompt is not None:
+        # Anthropic counts cached tokens beside input_tokens, and engines differ: the sum is unsure.
+        prompt = None
+    return Usage(prompt, output, cached)

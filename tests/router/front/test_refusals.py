@@ -1,0 +1,64 @@
+"""Reasons as HTTP answers."""
+
+import json
+
+import pytest
+
+from router.front.refusals import STATUS, Shape, answer_of, error_event
+from router.request.refusal import Reason
+
+
+@pytest.mark.parametrize("reason", Reason)
+def test_every_reason_of_a_router_has_a_status(reason: Reason) -> None:
+    assert reason in STATUS
+
+
+@pytest.mark.parametrize("reason", STATUS)
+@pytest.mark.parametrize("shape", Shape)
+def test_every_answer_has_the_shape_that_the_clients_libraries_read(
+    reason: str, shape: Shape
+) -> None:
+    answer = answer_of(reason, "a sentence", shape)
+    body = json.loads(answer.body)
+    assert body["error"]["message"] == "a sentence"
+    assert answer.headers["X-Kvroute-Reason"] == reason
+    if shape is Shape.OPENAI:
+        assert body["error"].keys() == {"message", "type", "param", "code"}
+    else:
+        assert body["type"] == "error"
+        assert body["error"].keys() == {"type", "message"}
+
+
+@pytest.mark.parametrize(
+    ("retry_after_s", "text"), [(None, None), (0.0, "1"), (0.2, "1"), (2.5, "3"), (1e9, "3600")]
+)
+def test_retry_after_is_in_whole_seconds(retry_after_s: float | None, text: str | None) -> None:
+    answer = answer_of("QUEUE_FULL", "full", Shape.OPENAI, retry_after_s=retry_after_s)
+    assert answer.status == 429
+    assert answer.headers.get("Retry-After") == text
+
+
+def test_a_fleet_that_is_away_may_be_back_in_a_second() -> None:
+    assert answer_of("NO_WORKER", "none", Shape.OPENAI).headers["Retry-After"] == "1"
+
+
+def test_an_unknown_reason_is_a_fault_of_a_router() -> None:
+    assert answer_of("NEWER_THAN_US", "?", Shape.OPENAI).status == 500
+
+
+def test_clients_know_the_codes_of_an_unknown_model_and_a_long_prompt() -> None:
+    body = json.loads(answer_of("UNKNOWN_MODEL", "no m", Shape.OPENAI).body)
+    assert body["error"]["code"] == "model_not_found"
+    body = json.loads(answer_of("PROMPT_TOO_LONG", "long", Shape.OPENAI).body)
+    assert body["error"]["code"] == "context_length_exceeded"
+
+
+def test_a_message_with_a_lone_surrogate_is_still_an_answer() -> None:
+    assert json.loads(answer_of("INVALID_BODY", "x\ud800y", Shape.OPENAI).body)
+
+
+def test_an_error_in_a_stream_is_an_event() -> None:
+    assert error_event("WORKER_FAILED", "gone", Shape.OPENAI).startswith(b'data: {"error":')
+    assert error_event("WORKER_FAILED", "gone", Shape.ANTHROPIC).startswith(
+        b'event: error\ndata: {"type":"error"'
+    )
