@@ -1,6 +1,6 @@
 """The section `queue`: requests that wait in the router for a worker with room."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -9,6 +9,8 @@ from events.plane.settings import Seconds, Settings
 
 WAITING_MAX = 65_536
 """Largest bound on waiting requests: their places move by memory copies (router/queue/line.py)."""
+
+EarlyRefusal = Literal["never", "timeout", "slo"]
 
 
 class BandSettings(Settings, frozen=True):
@@ -151,6 +153,14 @@ class QueueSettings(Settings, frozen=True):
         Seconds,
         Meta(description="longest wait of a request that names no queue_timeout_ms"),
     ] = 10.0
+    early_refusal: Annotated[
+        EarlyRefusal,
+        Meta(
+            description="refuse a request as soon as its expected wait is too long, while no worker"
+            " has room. timeout: longer than it may wait; slo: or than its ttft_slo_ms; never: wait"
+            " to the end"
+        ),
+    ] = "never"
     blocks_ahead: Annotated[
         bool,
         Meta(

@@ -16,7 +16,9 @@ Laws:
 - attempts in vain cost a bounded share of the time (router/core/attempts.py); while that is spent,
   requests wait though a worker may have room, until the driver calls again as time goes by;
 - no request that waits is refused for what is only learned of workers' capacity: its last decision
-  knows no such bound.
+  knows no such bound;
+- no request is refused for its expected wait while a worker of its model has room, or is full only
+  by what is learned.
 """
 
 from collections.abc import Callable, Hashable
@@ -43,6 +45,8 @@ ATTEMPTS_MAX = 16
 """Attempts in one turn: each is a whole decision, of 30 to 100 us."""
 ENDS_MAX = 16
 """Requests whose wait is over, in one turn."""
+LOOKS_MAX = 64
+"""Waiting requests that are looked at in one turn for waits that can't end in time: 0.5 ms."""
 BANDS_MAX = 64
 """Bands whose waits are counted, those of earlier configurations among them."""
 AHEAD_S = 0.01
@@ -142,8 +146,10 @@ class Admission:
                     raise
                 decision = refusal.decision
         waiter = self._waiter(request, wait, decision, now_s, size_bytes)
-        waiter.payload = job
-        displaced = self.queue.offer(self._pool_of(request), waiter, now_s)
+        waiter.payload, pool = job, self._pool_of(request)
+        if (too_long := self._too_long(pool, waiter, now_s)) is not None:
+            raise too_long
+        displaced = self.queue.offer(pool, waiter, now_s)
         if displaced is not None:
             _job(displaced).refuse(self.queue.displacement(displaced, now_s))
         return waiter
@@ -187,12 +193,24 @@ class Admission:
         return ProgressResult.APPLIED if others else ProgressResult.UNCHANGED
 
     def turns(self, now_s: float) -> bool:
-        """Decides requests whose turn it is, and ends waits that are over. Returns whether more may
-        have their turn at once."""
+        """Decides requests whose turn it is, and ends waits that are over or can't end in time.
+        Returns whether more may have their turn at once."""
         self._note_ended()
         over = self.queue.expired(now_s, ENDS_MAX)
         for waiter in over:
             self._decide_last(waiter, now_s)
+        more = self._attempts(now_s)
+        self._refuse_early(now_s)
+        return more or len(over) == ENDS_MAX
+
+    def close(self, refusal: Refusal, now_s: float) -> None:
+        """No request waits any more; those that do are refused."""
+        self._is_closed = True
+        for waiter in self.queue.clear(now_s):
+            _job(waiter).refuse(refusal)
+
+    def _attempts(self, now_s: float) -> bool:
+        """Decides requests whose turn it is; returns whether more may be decided at once."""
         left = ATTEMPTS_MAX
         for pool in self.queue.pools():
             for waiter in self.queue.candidates(pool, self._core.room, now_s):
@@ -209,13 +227,21 @@ class Admission:
                     continue
                 left -= 1
                 self._decide(waiter, now_s)
-        return len(over) == ENDS_MAX
+        return False
 
-    def close(self, refusal: Refusal, now_s: float) -> None:
-        """No request waits any more; those that do are refused."""
-        self._is_closed = True
-        for waiter in self.queue.clear(now_s):
-            _job(waiter).refuse(refusal)
+    def _refuse_early(self, now_s: float) -> None:
+        """Refuses some of the requests whose wait can't end in time."""
+        for waiter in self.queue.take_doubtful(now_s, LOOKS_MAX):
+            if self._is_known(_job(waiter).request_id):
+                continue  # it gets the other one's answer
+            if (too_long := self._too_long(waiter.pool, waiter, now_s)) is not None:
+                _job(waiter).refuse(too_long)
+
+    def _too_long(self, pool: Hashable, waiter: Waiter, now_s: float) -> Refusal | None:
+        """The refusal of a request whose wait can't end in time; None: it may wait."""
+        if not self.queue.refuses_early or self._core.fleet.may_serve(waiter.model):
+            return None
+        return self.queue.too_long(pool, waiter, now_s)
 
     def _decide(self, waiter: Waiter, now_s: float) -> None:
         try:

@@ -23,6 +23,7 @@ STATUS: dict[Reason, grpc.StatusCode] = {
     Reason.QUEUE_FULL: grpc.StatusCode.RESOURCE_EXHAUSTED,
     Reason.TENANT_QUOTA: grpc.StatusCode.RESOURCE_EXHAUSTED,
     Reason.QUEUE_TIMEOUT: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    Reason.WAIT_TOO_LONG: grpc.StatusCode.RESOURCE_EXHAUSTED,
     Reason.TOO_MANY_RESERVATIONS: grpc.StatusCode.RESOURCE_EXHAUSTED,
     Reason.MESSAGE_TOO_LARGE: grpc.StatusCode.RESOURCE_EXHAUSTED,
     Reason.TOO_MANY_BYTES: grpc.StatusCode.RESOURCE_EXHAUSTED,

@@ -301,6 +301,10 @@ class Pools:
         """Whether any worker of a pool has a slot and a block left; True for a pool of none."""
         return not self._full or not len(pool.slots) or not self.columns[_FULL, pool.slots].all()
 
+    def has_strained(self, pool: Pool) -> bool:
+        """Whether some worker of a pool is full only by what was learned of its capacity."""
+        return bool(self._strained) and any(slot in self._strained for slot in pool.slots.tolist())
+
     def blocks_promised(self, pool: Pool) -> npt.NDArray[np.float64]:
         """KV blocks that picks may promise of each worker; NaN: unknown."""
         return np.array([self._settled[slot][5] for slot in pool.slots.tolist()])

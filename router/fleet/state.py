@@ -162,6 +162,16 @@ class Fleet:
             return True
         return self.pools.has_room(pool)
 
+    def may_serve(self, model: str) -> bool:
+        """Whether any worker of a model has room, or is full only by what was learned of its
+        capacity; True, too, where there is no such worker."""
+        self.pools.refresh()
+        try:
+            pool, _ = self.pools.live(model, self.ready)
+        except Refusal:
+            return True
+        return self.pools.has_room(pool) or self.pools.has_strained(pool)
+
     def fill(self, model: str) -> float:
         """The share of a model's slots, or of its KV blocks if that is more, that is taken: 0 to 1
         and beyond. Only workers count whose totals are known, or estimated."""

@@ -18,6 +18,7 @@ from router.config.queue_settings import QueueSettings
 from router.config.settings import ConfigError
 from router.queue.bands import Bands
 from router.queue.bounds import Bound, Bounds
+from router.queue.early_refusals import EarlyRefusals
 from router.queue.own_order import OwnFailure
 from router.queue.pool_queue import PoolQueue
 from router.queue.ranking import rankings
@@ -68,6 +69,7 @@ class AdmissionQueue:
         self._by_id: dict[str, list[Waiter]] = {}
         """In order of arrival."""
         self._expiries = Standing()
+        self._early = EarlyRefusals(settings.early_refusal, (), 0.0)
         self.recent_tenants = RecentTenants()
         self._seq = 0
         self._next_retry_s = -inf
@@ -102,6 +104,7 @@ class AdmissionQueue:
         self.siblings.configure(settings.siblings)
         self._bounds = Bounds(settings, waiting)
         self.tenants.configure(settings.tenants)
+        self._early = EarlyRefusals(settings.early_refusal, waiting, now_s)
         for pool in self._pools.values():
             pool.configure(rules, now_s)
 
@@ -189,7 +192,7 @@ class AdmissionQueue:
         if waiter.waits:
             raise ValueError(f"{waiter} waits already")
         self.counts[Fate.ARRIVED] += 1
-        waiter.points = waiter.priority + self.tenants.of(waiter.tenant).priority
+        self._number(waiter)
         displaced = self._displaced_by(waiter, now_s)
         if displaced is not None:
             self._leave(displaced, Fate.DISPLACED, now_s)
@@ -237,6 +240,41 @@ class AdmissionQueue:
     def unserved(self, waiter: Waiter, now_s: float) -> None:
         """Something else than want of room refuses a request that waits."""
         self._leave(waiter, Fate.UNSERVED, now_s)
+
+    @property
+    def refuses_early(self) -> bool:
+        """Whether a request is refused whose wait can't end in time: `too_long`."""
+        return self._early.mode != "never"
+
+    def take_doubtful(self, now_s: float, most: int) -> list[Waiter]:
+        """Waiting requests to be looked at by `too_long` now, so many at most."""
+        return self._early.take(now_s, most)
+
+    def too_long(self, pool: Hashable, waiter: Waiter, now_s: float) -> Refusal | None:
+        """Refuses a request that comes, or waits, if its expected wait is too long; None: it is
+        not, or nothing is known of it. The driver calls this only while no worker has room.
+
+        A request with none in front of it is never refused: the pace is known by those that wait.
+        """
+        queue = self._pools.get(pool)
+        if queue is None:
+            return None
+        if not waiter.waits:
+            self._number(waiter)
+        places = queue.places(waiter, now_s)
+        wait_s = queue.rate.wait_s(places, now_s) if places > 1 else None
+        if wait_s is None or (short_s := self._early.short_s(waiter, wait_s, now_s)) <= 0:
+            return None
+        if waiter.waits:
+            self._leave(waiter, Fate.TOO_LONG, now_s)
+        else:
+            self.counts.update((Fate.ARRIVED, Fate.TOO_LONG))
+        return Refusal(
+            Reason.WAIT_TOO_LONG,
+            f"the request would wait for about {wait_s:.3f} s more, which is {short_s:.3f} s longer"
+            " than it may (queue.early_refusal)",
+            retry_after_s=min(max(self._retry_after_s(now_s), short_s), RETRY_MAX_S),
+        )
 
     def clear(self, now_s: float) -> list[Waiter]:
         """All requests that wait; they wait no longer."""
@@ -303,6 +341,11 @@ class AdmissionQueue:
             settings.look_past,
         )
 
+    def _number(self, waiter: Waiter) -> None:
+        """A request that comes has the place behind all that came, and its tenant's points."""
+        waiter.seq = self._seq + 1
+        waiter.points = waiter.priority + self.tenants.of(waiter.tenant).priority
+
     def _displaced_by(self, waiter: Waiter, now_s: float) -> Waiter | None:
         """The request whose place a newcomer takes; None: none, there is room. Raises QueueFull."""
         bound = self._bounds.breached(waiter)
@@ -338,12 +381,13 @@ class AdmissionQueue:
             queue = self._pools[pool] = PoolQueue(self._rules)
         if not queue.count:
             queue.rate.began(now_s)
-        self._seq += 1
-        waiter.pool, waiter.seq, waiter.passed_at = pool, self._seq, None
+        self._seq = waiter.seq
+        waiter.pool, waiter.passed_at = pool, None
         waiter.run = self.siblings.run_of(waiter)
         self._bounds.add(waiter)
         self.recent_tenants.add(waiter.tenant)
         self._expiries.put(waiter, waiter.expires_s)
+        self._early.add(waiter, now_s)
         if waiter.request_id:
             self._by_id.setdefault(waiter.request_id, []).append(waiter)
         queue.add(waiter, now_s)
@@ -353,6 +397,7 @@ class AdmissionQueue:
         queue.remove(waiter)
         self._bounds.remove(waiter)
         self._expiries.discard(waiter)
+        self._early.discard(waiter)
         if waiter.request_id:
             of_id = self._by_id[waiter.request_id]
             of_id.remove(waiter)

@@ -42,7 +42,7 @@ class DrainRate:
         count, span_s = self._weighted(now_s)
         return count / span_s if span_s > 0 else 0.0
 
-    def wait_s(self, places: int, now_s: float) -> float | None:
+    def wait_s(self, places: float, now_s: float) -> float | None:
         """Time in which so many requests go; None: no request went yet."""
         rate = self.per_s(now_s)
         return places / rate if rate > 0 else None

@@ -16,13 +16,15 @@ from router.queue.waiter import Waiter
 class Level:
     """Requests of one band; tenant names are empty where tenants don't share."""
 
-    __slots__ = ("_lines", "_number", "_shares", "count")
+    __slots__ = ("_lines", "_number", "_shares", "_weights", "count")
 
     def __init__(self, number: int) -> None:
         self.count = 0
         self._number = number
         self._lines: dict[str, Line] = {}
         self._shares: Shares[str] = Shares()
+        self._weights = 0.0
+        """Of the tenants of all lines."""
 
     @override
     def __repr__(self) -> str:
@@ -37,11 +39,20 @@ class Level:
         """In the order of their turns; none may come or go meanwhile."""
         return (self._lines[tenant] for tenant in self._shares)
 
-    def add(self, tenant: str, waiter: Waiter) -> None:
-        """A request waits in its tenant's line."""
+    def places(self, tenant: str, waiter: Waiter, weight: float) -> float:
+        """Requests of the band that go until a request does, itself included, by its place in its
+        tenant's line and by that tenant's share. weight: of the tenant."""
+        line = self._lines.get(tenant)
+        of_line = 1 if line is None else line.place(waiter) + 1
+        others = self._weights - (0.0 if line is None else line.weight)
+        return min(of_line * (others + weight) / weight, self.count + (not waiter.waits))
+
+    def add(self, tenant: str, waiter: Waiter, weight: float) -> None:
+        """A request waits in its tenant's line. weight: of the tenant."""
         line = self._lines.get(tenant)
         if line is None:
-            line = self._lines[tenant] = Line(self._number, tenant)
+            line = self._lines[tenant] = Line(self._number, tenant, weight)
+            self._weights += weight
             self._shares.enter(tenant)
         line.add(waiter)
         self.count += 1
@@ -53,6 +64,7 @@ class Level:
         self.count -= 1
         if not len(line):
             del self._lines[tenant]
+            self._weights = self._weights - line.weight if self._lines else 0.0
             self._shares.leave(tenant)
 
     def rank(self, ranking: Ranking, now_s: float) -> None:

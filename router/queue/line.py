@@ -21,13 +21,15 @@ Entry = tuple[Key, float, int, Waiter]
 class Line:
     """Requests that one order ranks."""
 
-    __slots__ = ("entries", "level", "restrictions", "tenant")
+    __slots__ = ("entries", "level", "restrictions", "tenant", "weight")
 
-    def __init__(self, level: int = 0, tenant: str = "") -> None:
+    def __init__(self, level: int = 0, tenant: str = "", weight: float = 1.0) -> None:
         self.level = level
         """Number of its band."""
         self.tenant = tenant
         """Whose requests these are; empty: of all tenants."""
+        self.weight = weight
+        """Of the tenant."""
         self.entries: list[Entry] = []
         """The next request in front."""
         self.restrictions: Counter[Hashable] = Counter()
@@ -67,7 +69,7 @@ class Line:
         )
 
     def place(self, waiter: Waiter) -> int:
-        """How many are in front of a request of this line."""
+        """How many are in front of a request, whether or not it is in this line yet."""
         return bisect_left(self.entries, (waiter.key, waiter.arrived_s, waiter.seq))
 
     def after(self, place: int, entry: Entry) -> int:

@@ -72,22 +72,33 @@ class PoolQueue:
         return [entry[3] for line in self._levels[number].lines() for entry in line.entries]
 
     def wait_s(self, number: int, now_s: float) -> float | None:
-        """Expected wait of a request that comes last in a band; None: no request went yet.
+        """Expected wait of a request that comes last in a band; None: no request went yet."""
+        of_band = self._levels[number].count + 1.0
+        return self.rate.wait_s(self._of_all_bands(number, of_band, self.count + 1.0), now_s)
 
-        strict: (requests of this band and of higher ones + 1) / rate
-        else:   (requests of this band + 1) / (rate * its share by weight among bands that wait), at
-                most (all requests + 1) / rate
+    def places(self, waiter: Waiter, now_s: float) -> float:
+        """Requests of the pool that go until a request does, itself included, as order and shares
+        are now. A request that does not wait yet gets its key and its band by this."""
+        comes, tenants = not waiter.waits, self._rules.tenants
+        if comes:
+            waiter.key = self._ranking.key(waiter)
+            waiter.level = self._rules.bands.level(waiter, now_s)
+        weight = tenants.of(waiter.tenant).weight
+        of_band = self._levels[waiter.level].places(tenants.flow(waiter), waiter, weight)
+        return self._of_all_bands(waiter.level, of_band, float(self.count + comes))
+
+    def _of_all_bands(self, number: int, of_band: float, most: float) -> float:
+        """Requests of all bands that go until so many of one went, that many included.
+
+        strict: of_band + requests of higher bands
+        else:   of_band / (share of the band by weight among those that wait), `most` at most
         """
         counts = [level.count for level in self._levels]
         if self._rules.strict:
-            places = float(sum(counts[number:]) + 1)
-        else:
-            bands = self._rules.bands.settings
-            weights = sum(band.weight for i, band in enumerate(bands) if counts[i] or i == number)
-            share = bands[number].weight / weights
-            places = min((counts[number] + 1) / share, self.count + 1.0)
-        rate = self.rate.per_s(now_s)
-        return places / rate if rate > 0 else None
+            return of_band + sum(counts[number + 1 :])
+        bands = self._rules.bands.settings
+        weights = sum(band.weight for i, band in enumerate(bands) if counts[i] or i == number)
+        return min(of_band * weights / bands[number].weight, most)
 
     def add(self, waiter: Waiter, now_s: float) -> None:
         """Puts a request into its line."""
@@ -147,7 +158,8 @@ class PoolQueue:
         if not level.count:
             self._shares.enter(number)
         waiter.level = number
-        level.add(self._rules.tenants.flow(waiter), waiter)
+        tenants = self._rules.tenants
+        level.add(tenants.flow(waiter), waiter, tenants.of(waiter.tenant).weight)
         self.count += 1
         if number + 1 < len(self._levels):
             rises_at_s = self._rules.bands.rises_at_s(waiter, number)

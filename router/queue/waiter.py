@@ -27,6 +27,8 @@ class Fate(StrEnum):
     CANCELLED = "cancelled"
     DISPLACED = "displaced"
     """The queue was full, and a request of higher priority took the place."""
+    TOO_LONG = "too_long"
+    """Its expected wait was longer than it may be (queue.early_refusal)."""
     UNSERVED = "unserved"
     """Something else than want of room refused it while it waited: no worker serves its model any
     more, or the router stops."""

@@ -7,7 +7,7 @@
 - tokens: a finished request has computed its prompt and all its requested output tokens;
 - load: a router's reserved load on a worker is the sum over its requests in flight;
 - queue: in every router's queue, arrived = dispatched + waiting + refused + expired + cancelled +
-  displaced + unserved, and a request that waits is in no engine;
+  displaced + too long + unserved, and a request that waits is in no engine;
 - work: while a router knows a worker with room for it, no request is the first to wait, or waits
   after its turn, but by a rule with a name (a quota, a band's share of the workers, its deadline);
 - slots: no router picks a worker beyond the slots that it knows of;

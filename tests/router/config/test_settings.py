@@ -96,6 +96,7 @@ def other_value(key: Key) -> object:
         "decision_log.share": 0.5,
         "routing.preset": "chat",
         "queue.aging": 2.0,
+        "queue.early_refusal": "slo",
         "queue.tenants.cached_price": 0.5,
     }
     if key.dotted in special:

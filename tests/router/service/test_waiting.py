@@ -94,6 +94,25 @@ async def test_a_wait_that_is_over_ends_with_its_reason_and_a_time_to_come_back(
         assert stage.fleet.core.reservations.__len__() == 1
 
 
+async def test_a_wait_that_can_not_end_in_time_is_refused_as_the_request_comes() -> None:
+    async with full(QueueSettings(early_refusal="slo")) as (stage, held):
+        calls = [asyncio.ensure_future(stage.router.Route(asked())) for _ in range(6)]
+        await waits(stage, 6)
+        for call in calls[:3]:  # one goes each second
+            stage.fleet.now_s += 1.0
+            await stage.router.Report(report(held))
+            held = (await call).reservation_id
+        told = await refusal(stage.router.Route(asked(ttft_slo_ms=1000)))
+        assert (told.code, told.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "WAIT_TOO_LONG")
+        assert told.retry_s is not None
+        assert told.retry_s > 1
+        assert stage.requests("refused", "WAIT_TOO_LONG") == 1
+        in_time = asyncio.ensure_future(stage.router.Route(asked(ttft_slo_ms=9000)))
+        await waits(stage, 4)
+        for call in (*calls, in_time):
+            call.cancel()
+
+
 async def test_a_request_that_may_not_wait_is_refused_at_once() -> None:
     async with full() as (stage, _):
         told = await refusal(stage.router.Route(asked(queue_timeout_ms=0)))
