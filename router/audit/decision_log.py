@@ -45,7 +45,7 @@ class _Switch:
 
 
 class DecisionLog:
-    """One log. `use` says where; `watch` from the event loop; `close` last."""
+    """A decision log. `use` sets the file; `watch` from the event loop; `close` last."""
 
     def __init__(self, replica: str, labels: PlaceLabels) -> None:
         self.lines: Counter[str] = Counter()
@@ -102,7 +102,7 @@ class DecisionLog:
             self._thread.join(CLOSE_S)
 
     def _has_room(self) -> bool:
-        """Whether a line can wait; nobody else puts any, so it holds until one is put."""
+        """Whether the queue has room for a line; this object alone puts lines."""
         if self._queue.qsize() >= QUEUE_MAX:
             self.lines["dropped"] += 1
             return False
@@ -131,7 +131,7 @@ class DecisionLog:
 
 
 def _place(settings: DecisionLogSettings) -> tuple[object, ...]:
-    """What of the settings makes files other ones."""
+    """The settings whose change begins another file."""
     return settings.file, settings.file_mib, settings.files
 
 

@@ -1,8 +1,8 @@
-"""What another policy says of logged decisions: agreement, and predicted differences. Pure.
+"""Another policy on logged decisions: agreement, and predicted differences. Pure.
 
 Each decision is judged in the fleet as it was then, which the policy that decided had filled. Of
-refusals it can say little: who is full, drained or of another role is so for every policy. It would
-have taken one whose workers were left out for costs that were no numbers.
+refusals a policy can change few: a full, drained or otherwise unfit worker is so for every policy.
+Only a refusal for costs that were not numbers may be a pick by another policy.
 """
 
 from collections import Counter
@@ -23,7 +23,7 @@ from router.policies.policy import Policy
 
 @dataclass(slots=True)
 class SecondOpinion:
-    """One policy's, in sums over the decisions that it could score."""
+    """Sums for one policy over the decisions that it could score."""
 
     policy: Policy
     decided_by: Counter[str] = field(default_factory=Counter)
@@ -33,49 +33,49 @@ class SecondOpinion:
     overlap_tokens: float = 0.0
     """Usable, of the picks."""
     more_overlap_tokens: float = 0.0
-    """That its own choices would have had."""
+    """Usable overlap that the policy's own choices would have had more than the picks."""
     ttft_s: float = 0.0
     """To the first token, as predicted of the picks."""
     sooner_s: float = 0.0
-    """That its own choices would have been."""
+    """Seconds to the first token that the policy's own choices would have saved."""
     active_slots: float = 0.0
     """Requests on the workers that were picked."""
     more_active_slots: float = 0.0
     refusals: Counter[str] = field(default_factory=Counter)
     """Requests that got no worker, by reason."""
     taken: int = 0
-    """Of these: those that it would have taken."""
+    """Refused requests that the policy would have taken."""
 
     @property
     def decisions(self) -> int:
-        """Those that it could score."""
+        """Decisions that the policy could score."""
         return self.agreements.total() - self.agreements[Agreement.FAILED]
 
     def add(self, line: LoggedDecision) -> None:
-        """One decision. Raises NoHashes for a policy that asks for what the line doesn't have."""
+        """Adds a decision. Raises NoHashes for a policy that needs hashes the line lacks."""
         rows, taken = candidates(line), line.picked
         assert taken is not None, "a decision as it is read has a pick"
         self.decided_by[line.policy] += 1
         try:
-            told = difference(
+            gain = difference(
                 rows, reasons(line), taken, self.policy.score(rows), self._guard(line)
             )
         except PolicyFailed:
             self.agreements[Agreement.FAILED] += 1
             return
-        self.agreements[told.agreement] += 1
-        if told.agreement is Agreement.FAILED:
+        self.agreements[gain.agreement] += 1
+        if gain.agreement is Agreement.FAILED:
             return
         self.prompt_tokens += line.prompt_tokens
         self.overlap_tokens += rows.overlap_tokens.item(taken)
-        self.more_overlap_tokens += told.overlap_tokens
+        self.more_overlap_tokens += gain.overlap_tokens
         self.ttft_s += first_token(rows).total_s.item(taken)
-        self.sooner_s += told.ttft_s
+        self.sooner_s += gain.ttft_s
         self.active_slots += rows.active_slots.item(taken)
-        self.more_active_slots += told.active_slots
+        self.more_active_slots += gain.active_slots
 
     def add_refusal(self, line: LoggedRefusal) -> None:
-        """One refusal. Raises NoHashes as `add` does."""
+        """Adds a refusal. Raises NoHashes as `add` does."""
         self.refusals[line.reason] += 1
         if (decision := line.decision) is None:
             return
@@ -87,7 +87,7 @@ class SecondOpinion:
         self.taken += would_pick(scores, can & np.isfinite(scores.costs)) is not None
 
     def _guard(self, line: LoggedDecision) -> GuardSettings | None:
-        """What looked at the picks of this policy when the line was written."""
+        """The guard of this policy's picks when the line was written."""
         return line.guard if line.guard and line.guard.looks_at(self.policy.name) else None
 
     def as_dict(self) -> dict[str, Any]:
@@ -97,7 +97,7 @@ class SecondOpinion:
             "policy": self.policy.name,
             "decided_by": dict(self.decided_by),
             "decisions": self.decisions,
-            "agreement": {one.value: self.agreements[one] for one in Agreement},
+            "agreement": {agreement.value: self.agreements[agreement] for agreement in Agreement},
             "hit_ratio": {
                 "picked": self.overlap_tokens / tokens,
                 "would_be": (self.overlap_tokens + self.more_overlap_tokens) / tokens,

@@ -1,7 +1,7 @@
 """A decision as one line of JSON, and the candidates made of it again. Pure.
 
-A line has all that policies read of the workers, so that another policy can be asked what it would
-have done. It has no prompt, no tokens, no session and no tenant; hashes of prompt and session only
+A line has all that policies read of the workers, so that another policy's choice can be computed
+from it. It has no prompt, no tokens, no session and no tenant; hashes of prompt and session only
 where the operator asks for them.
 
 Law: the candidates of a line get the same costs from the same policy, to the last bit.
@@ -34,10 +34,10 @@ from router.request.request import Request
 
 VERSION = 1
 PLACES = PlaceLabels("host", "rack", "cluster")
-"""What lines call the places of workers, whatever their labels are called."""
+"""Names of a worker's places in lines, independent of the labels' names."""
 
 Numbers: TypeAlias = list[float | None]
-"""One a row; None: unknown."""
+"""A number a row; None: unknown."""
 
 
 class NoHashes(LookupError):
@@ -55,7 +55,7 @@ class LoggedRates(msgspec.Struct, frozen=True):
 
 
 class LoggedDecision(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One line. Lists have an entry a row; columns of zeros are left out."""
+    """A line. Lists have an entry a row; columns of zeros are left out."""
 
     v: int
     at_s: float
@@ -64,17 +64,17 @@ class LoggedDecision(msgspec.Struct, frozen=True, omit_defaults=True):
     request_id: str
     model: str
     policy: str
-    """Whose decision it was."""
+    """Name of the replica that decided."""
     prompt_tokens: int
     workers: list[tuple[str, int]]
     """Id and rank."""
     picked: int | None
-    """The row; None: nobody could be picked, and the line is a part of a refusal's."""
+    """The row; None: no worker could be picked, and the line is part of a refusal's."""
     tied: int
     """Rows that shared the lowest cost."""
     costs: Numbers
     columns: dict[str, Numbers]
-    """Those of router/policies/candidates.py, by name."""
+    """Columns of router/policies/candidates.py, by name."""
     overlap_tokens: dict[str, list[int]]
     """Raw, usable, and by tier, before any trust."""
     prefill: LoggedRates
@@ -91,7 +91,7 @@ class LoggedDecision(msgspec.Struct, frozen=True, omit_defaults=True):
     places: list[tuple[str, str, str]] = []
     """Host, rack and cluster, where labels tell."""
     output_tokens: int | None = None
-    """That the request expected."""
+    """Output tokens that the request expected."""
     guard: GuardSettings | None = None
     """By which picks were moved; None: by nothing, or by a release that had no guard."""
     cheapest: int | None = None
@@ -112,7 +112,7 @@ def capture(decision: Decision, replica: str, labels: PlaceLabels, hashes: bool)
     rows, request = decision.rows, decision.request
     prefill = rows.prefill
     sizes = [heartbeat_of(source).block_size for source in decision.sources]
-    prefixes = request.prompt.prefixes(min((one for one in sizes if one), default=0))
+    prefixes = request.prompt.prefixes(min((size for size in sizes if size), default=0))
     return LoggedDecision(
         v=VERSION,
         at_s=decision.decided_at_s,
@@ -171,7 +171,7 @@ def decode(content: bytes) -> LoggedDecision:
 
 
 def checked(line: LoggedDecision) -> LoggedDecision:
-    """One that holds together; raises ValueError."""
+    """The line of some bytes, checked to be consistent; raises ValueError."""
     count = len(line.workers)
     rates = line.prefill
     columns: list[Sized] = [line.costs, *line.columns.values(), *line.overlap_tokens.values()]
@@ -192,12 +192,12 @@ def checked(line: LoggedDecision) -> LoggedDecision:
 
 
 def candidates(line: LoggedDecision) -> Candidates:
-    """What the policy saw."""
+    """The candidates that the policy saw."""
     count = len(line.workers)
     table = np.zeros((len(COLUMNS), count))
     for i, name in enumerate(COLUMNS):
         if name in line.columns:
-            table[i] = [nan if one is None else one for one in line.columns[name]]
+            table[i] = [nan if number is None else number for number in line.columns[name]]
     tokens = np.zeros((len(Overlap._fields), count), np.int32)
     for i, name in enumerate(Overlap._fields):
         if name in line.overlap_tokens:
@@ -291,13 +291,13 @@ class _LoggedFurther(Further):
 
     @override
     def prefill(self, pool: Pool, now_s: float) -> PrefillColumns:
-        told = self._line.prefill
+        prefill = self._line.prefill
         return PrefillColumns(
-            told.mean_work,
-            np.array(told.rate),
-            np.array(told.wait_s),
-            np.array(told.tokens),
-            np.array(told.count),
+            prefill.mean_work,
+            np.array(prefill.rate),
+            np.array(prefill.wait_s),
+            np.array(prefill.tokens),
+            np.array(prefill.count),
         )
 
 
@@ -329,18 +329,22 @@ def _column(numbers: list[float], count: int) -> Column:
 
 
 def _numbers(column: Column) -> Numbers:
-    return [one if isfinite(one) else None for one in column.tolist()]
+    return [number if isfinite(number) else None for number in column.tolist()]
 
 
 def _unless_zero(column: Column) -> list[float]:
-    told: list[float] = column.tolist() if column.any() else []
-    return told
+    numbers: list[float] = column.tolist() if column.any() else []
+    return numbers
 
 
 def _places(labels: list[Mapping[str, str]], names: PlaceLabels) -> list[tuple[str, str, str]]:
-    if not any(name in one for one in labels for name in names):
+    if not any(name in of_worker for of_worker in labels for name in names):
         return []
     return [
-        (one.get(names.host, ""), one.get(names.rack, ""), one.get(names.cluster, ""))
-        for one in labels
+        (
+            of_worker.get(names.host, ""),
+            of_worker.get(names.rack, ""),
+            of_worker.get(names.cluster, ""),
+        )
+        for of_worker in labels
     ]

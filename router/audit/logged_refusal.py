@@ -1,8 +1,8 @@
 """A request that was refused as one line of JSON, beside the lines of decisions. Pure.
 
-A line says why, what was asked, and how many workers could not take it for which reasons; where
-workers were scored, it has their numbers, too, so that other policies can be asked. It has no
-prompt, no session and no tenant, nor the sentence that the client got, which may name them.
+A line has the reason, the request's terms, and the number of workers excluded for each reason;
+where workers were scored, their numbers too, so that other policies can be computed on them. A line
+has no prompt, session or tenant, and not the sentence that the client got, which may name them.
 """
 
 import msgspec
@@ -15,7 +15,7 @@ from router.request.refusal import Refused
 
 
 class LoggedRefusal(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One line. What a request did not name, or what can't be read of it, is left out."""
+    """A line. Fields that a request did not name, or that can't be read, are left out."""
 
     v: int
     at_s: float
@@ -27,7 +27,7 @@ class LoggedRefusal(msgspec.Struct, frozen=True, omit_defaults=True):
     model: str = ""
     role: str = ""
     policy: str = ""
-    """The one that was asked for."""
+    """The policy that the request named."""
     prompt_tokens: int = 0
     output_tokens: int | None = None
     required_labels: int = 0
@@ -37,7 +37,7 @@ class LoggedRefusal(msgspec.Struct, frozen=True, omit_defaults=True):
     exclusions: dict[str, int] = {}
     """Why workers could not take it, and how many each."""
     decision: LoggedDecision | None = None
-    """That ended without a pick; None: nobody was scored."""
+    """The decision that ended without a pick; None: no worker was scored."""
 
 
 def capture_refusal(
@@ -79,7 +79,7 @@ def decode(content: bytes) -> LoggedDecision | LoggedRefusal:
 
 
 class _Probe(msgspec.Struct, frozen=True):
-    """What tells the kinds of lines apart."""
+    """The field that distinguishes the kinds of lines."""
 
     reason: str | None = None
 

@@ -12,7 +12,7 @@ from router.policies.configured import configured, shadow_policy
 
 
 class Watchers:
-    """Starts, stops and changes what looks at decisions."""
+    """Starts, stops and changes the watchers of decisions."""
 
     def __init__(
         self,
@@ -21,7 +21,7 @@ class Watchers:
         rng: random.Random,
         on_failure: Callable[[Exception], None],
     ) -> None:
-        """rng: of their own. on_failure: hears of the first time that one failed."""
+        """rng: for sampling only. on_failure: gets the first error of a watcher."""
         self.shadow: Shadow | None = None
         self.log = DecisionLog(replica, labels)
         self._watch = Watch((), rng, on_failure)
@@ -29,18 +29,18 @@ class Watchers:
 
     @property
     def watch(self) -> Watch | None:
-        """None: nobody watches, and no decision pays for it."""
+        """None: there are no watchers, and no decision pays for them."""
         return self._watch if self._is_on else None
 
     @property
     def timed(self) -> bool:
-        """Whether one of them goes by the times of all picks, whoever decides; the log's readers
-        may."""
+        """Whether a watcher needs the times of all picks, by any policy: a timed shadow policy,
+        or the log, for its readers."""
         return self.log.is_on or (self.shadow is not None and self.shadow.policy.timed)
 
     @property
     def failures(self) -> int:
-        """Times that one failed."""
+        """Times that a watcher failed."""
         return self._watch.failures
 
     def use(self, config: ServeConfig) -> None:
@@ -53,7 +53,7 @@ class Watchers:
         else:
             shadow = Shadow(policy, routing.guard)
             if self.shadow is None or self.shadow.settings != shadow.settings:
-                self.shadow = shadow  # what the one before has counted says nothing of this one
+                self.shadow = shadow  # counts of other settings do not carry over
         watchers = []
         if self.shadow is not None:
             watchers.append(Sampled(self.shadow.watch, routing.shadow_share))

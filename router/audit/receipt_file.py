@@ -1,4 +1,4 @@
-"""What a file says of a decision: a receipt, an answer with one or two, a line of the decision log.
+"""Reads a file about a decision: a receipt, an answer with one or two, a line of the decision log.
 
 JSON, as grpcurl and `kvroute explain --json` print it, or protobuf's own bytes. Pure.
 """
@@ -21,33 +21,33 @@ class Receipts(NamedTuple):
 
     answer: router_pb2.Receipt
     prefill: router_pb2.Receipt | None = None
-    """Of a pair: about who computes the prompt."""
+    """Of a pair: the receipt of the prefill worker."""
 
 
 def read_receipts(content: bytes) -> Receipts | LoggedDecision:
-    """What was decided. Raises ValueError, with what is there instead, for anything else."""
+    """The decision in a file's bytes. Raises ValueError, which describes any other content."""
     try:
-        told = json.loads(content)
+        tree = json.loads(content)
     except (ValueError, RecursionError) as error:
         if content.lstrip().startswith(b"{"):
             raise ValueError(f"no receipt: {_broken(content, error)}") from error
         return _of_bytes(content)
-    if not isinstance(told, dict):
+    if not isinstance(tree, dict):
         raise ValueError("a receipt in JSON is an object")
-    if "v" in told:
+    if "v" in tree:
         return _of_line(content)
-    receipts = {key for key in ("receipt", "prefillReceipt", "prefill_receipt") if key in told}
+    receipts = {key for key in ("receipt", "prefillReceipt", "prefill_receipt") if key in tree}
     if "receipt" in receipts:
         others = receipts - {"receipt"}
-        prefill = _of_dict(told[others.pop()]) if others else None
-        return Receipts(_of_dict(told["receipt"]), prefill)
+        prefill = _of_dict(tree[others.pop()]) if others else None
+        return Receipts(_of_dict(tree["receipt"]), prefill)
     if receipts:
         raise ValueError("no receipt: a pair's prefill_receipt without the receipt of its answer")
-    if "reservationId" in told or "reservation_id" in told:
+    if "reservationId" in tree or "reservation_id" in tree:
         raise ValueError("an answer without a receipt: its request had set omit_receipt")
-    if "picked" not in told and "formula" not in told:
-        raise ValueError(f"no receipt: it has {_some(told)}")
-    return Receipts(_of_dict(told))
+    if "picked" not in tree and "formula" not in tree:
+        raise ValueError(f"no receipt: it has {_some(tree)}")
+    return Receipts(_of_dict(tree))
 
 
 def _broken(content: bytes, error: Exception) -> str:
@@ -57,17 +57,17 @@ def _broken(content: bytes, error: Exception) -> str:
     return f"JSON that breaks off or is none ({error})"
 
 
-def _some(told: dict[str, Any]) -> str:
-    names = ", ".join(list(told)[:5])
-    return f"{names} and no more that says why" if names else "nothing in it"
+def _some(tree: dict[str, Any]) -> str:
+    names = ", ".join(list(tree)[:5])
+    return f"{names} but no receipt" if names else "nothing in it"
 
 
-def _of_dict(told: object) -> router_pb2.Receipt:
+def _of_dict(tree: object) -> router_pb2.Receipt:
     receipt = router_pb2.Receipt()
-    if not isinstance(told, dict):
+    if not isinstance(tree, dict):
         raise ValueError("a receipt in JSON is an object")
     try:
-        json_format.ParseDict(told, receipt, ignore_unknown_fields=True)
+        json_format.ParseDict(tree, receipt, ignore_unknown_fields=True)
     except json_format.ParseError as error:
         raise ValueError(f"no receipt: {error}") from error
     return receipt
@@ -77,9 +77,9 @@ def _of_line(content: bytes) -> LoggedDecision:
     try:
         line = logged_refusal.decode(content)
     except ValueError as error:
-        raise ValueError(f"no receipt, nor a line of the decision log: {error}") from error
+        raise ValueError(f"neither a receipt nor a line of the decision log: {error}") from error
     if isinstance(line, LoggedRefusal):
-        raise ValueError(f"the line of a refusal ({line.reason}): nobody was picked")
+        raise ValueError(f"the line of a refusal ({line.reason}): no worker was picked")
     return line
 
 
@@ -95,7 +95,7 @@ def _of_bytes(content: bytes) -> Receipts:
             prefill = message.prefill_receipt if message.HasField("prefill_receipt") else None
             return Receipts(message.receipt, prefill)
     receipt = router_pb2.Receipt()
-    with suppress(DecodeError):  # told below, as of bytes that say something else
+    with suppress(DecodeError):  # the error below covers all other bytes
         receipt.ParseFromString(content)
     if not _is_one(receipt):
         raise ValueError("neither JSON nor the bytes of a receipt, an answer or an explanation")

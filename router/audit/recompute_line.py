@@ -30,13 +30,15 @@ def check_line(line: LoggedDecision) -> Verdict:
         scores = policy.score(rows)
     except NoHashes as error:
         raise FormulaError(str(error)) from error
-    told = np.array([np.nan if one is None else one for one in line.costs])
+    logged = np.array([np.nan if cost is None else cost for cost in line.costs])
     costs = np.where(np.isfinite(scores.costs), scores.costs, np.nan)
     excluded = reasons(line)
     complaints = [
-        f"{_name(line, row)}: the line says {told.item(row)!r}, {policy.name} {costs.item(row)!r}"
+        f"{_name(line, row)}: the line says {logged.item(row)!r}, {policy.name} {costs.item(row)!r}"
         " by the rules of this release"
-        for row in np.flatnonzero((told != costs) & ~(np.isnan(told) & np.isnan(costs))).tolist()
+        for row in np.flatnonzero(
+            (logged != costs) & ~(np.isnan(logged) & np.isnan(costs))
+        ).tolist()
     ]
     can = np.array([not why for why in excluded], np.bool_) & ~np.isnan(costs)
     kept = can if line.guard is None else pick_guard.kept(rows, can, line.guard)
@@ -46,7 +48,7 @@ def check_line(line: LoggedDecision) -> Verdict:
         if not scores.chances[picked if line.cheapest is None else line.cheapest] > 0:
             complaints.append("the pick was drawn by chances, and had none")
     elif costs[kept].min(initial=np.inf) < costs[picked]:
-        complaints.append("another one is cheaper than the pick")
+        complaints.append("another worker is cheaper than the pick")
     elif not kept[picked]:
         complaints.append("the guard would not have left the pick there")
     order = [row for row in np.argsort(costs, kind="stable").tolist() if can[row] and row != picked]
@@ -54,7 +56,7 @@ def check_line(line: LoggedDecision) -> Verdict:
     for row in [picked, *order][:ROWS]:
         worker_id, dp_rank = line.workers[row]
         terms = {name: column.item(row) for name, column in scores.row_terms.items()}
-        shown.append(Recomputed(worker_id, dp_rank, told.item(row), costs.item(row), terms))
+        shown.append(Recomputed(worker_id, dp_rank, logged.item(row), costs.item(row), terms))
     return Verdict(
         policy=policy.name,
         formula=policy.formula,

@@ -46,7 +46,7 @@ class Recomputed:
 
     worker_id: str
     dp_rank: int
-    told: float
+    shown: float
     """The cost that the receipt shows."""
     cost: float
     terms: Mapping[str, float]
@@ -54,7 +54,7 @@ class Recomputed:
 
     @property
     def agrees(self) -> bool:
-        return isclose(self.told, self.cost, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
+        return isclose(self.shown, self.cost, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +81,12 @@ class MovedFrom:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What came of a receipt, and what it says."""
+    """A receipt's numbers, and complaints about those that do not hold."""
 
     policy: str
     formula: str
     shared: Mapping[str, float]
-    """What is the same for all rows: parameters, and terms such as the mean load."""
+    """Numbers that all rows share: parameters, and terms such as the mean load."""
     decided_at_s: float
     replica: str
     prompt_tokens: int
@@ -95,11 +95,11 @@ class Verdict:
     """Reason -> workers."""
     tied: int
     terms: Sequence[str]
-    """Those of a row that are worth a look."""
+    """Names of a row's terms, in the order of the table."""
     rows: list[Recomputed]
     """The pick, and the runner-up where there was one."""
     complaints: list[str]
-    """What doesn't fit; nothing when the receipt holds."""
+    """Contradictions; empty when the receipt holds."""
     moved_from: "MovedFrom | None" = None
     """Where the guard moved the pick from; None: the pick is the cheapest."""
 
@@ -108,10 +108,10 @@ def check(receipt: router_pb2.Receipt) -> Verdict:
     """Works out a receipt's rows, and whether the pick follows. Raises FormulaError."""
     if not receipt.HasField("picked"):
         raise FormulaError("the receipt has no row of a picked worker")
-    told = [receipt.picked, *([receipt.runner_up] if receipt.HasField("runner_up") else [])]
-    rows = [_row(receipt, row) for row in told]
+    shown = [receipt.picked, *([receipt.runner_up] if receipt.HasField("runner_up") else [])]
+    rows = [_row(receipt, row) for row in shown]
     complaints = [
-        f"{row.worker_id}/{row.dp_rank}: the receipt says {row.told!r}, its formula {row.cost!r}"
+        f"{row.worker_id}/{row.dp_rank}: the receipt says {row.shown!r}, its formula {row.cost!r}"
         for row in rows
         if not row.agrees
     ]
@@ -182,28 +182,28 @@ def _moved_from(receipt: router_pb2.Receipt) -> MovedFrom:
 
 
 def _guard_complaints(receipt: router_pb2.Receipt) -> list[str]:
-    """What doesn't fit of a pick that the guard moved, by the formula of
+    """Contradictions in a pick that the guard moved, by the formula of
     router/decision/guard.py."""
     guarded, complaints = receipt.guarded, []
     seen = (
         ("cheapest", guarded.cheapest, guarded.cheapest_requests, guarded.cheapest_wait_tokens),
         ("pick", receipt.picked, guarded.picked_requests, guarded.picked_wait_tokens),
     )
-    for name, row, requests, told in seen:
+    for name, row, requests, wait in seen:
         ahead = row.prefill_tokens_active + guarded.request_tokens * requests
-        if not isclose(told, ahead + row.new_tokens, rel_tol=TOLERANCE):
+        if not isclose(wait, ahead + row.new_tokens, rel_tol=TOLERANCE):
             complaints.append(
-                f"the wait of the {name} is told as {told!r} tokens, and is"
-                f" {ahead + row.new_tokens!r}"
+                f"the wait of the {name} is {wait!r} tokens in the receipt, and"
+                f" {ahead + row.new_tokens!r} by the formula"
             )
     cheapest = _row(receipt, guarded.cheapest)
     if not cheapest.agrees:
         complaints.append(
-            f"{cheapest.worker_id}/{cheapest.dp_rank}: the receipt says {cheapest.told!r}, its"
+            f"{cheapest.worker_id}/{cheapest.dp_rank}: the receipt says {cheapest.shown!r}, its"
             f" formula {cheapest.cost!r}"
         )
     drawn = "chance" in guarded.cheapest.terms
-    if not drawn and cheapest.told > receipt.picked.cost:
+    if not drawn and cheapest.shown > receipt.picked.cost:
         complaints.append("the guard moved the pick from a worker that was not cheaper")
     most = guarded.least_wait_tokens + guarded.margin_tokens
     if not (
@@ -215,8 +215,8 @@ def _guard_complaints(receipt: router_pb2.Receipt) -> list[str]:
     return complaints
 
 
-def _ties(one: Recomputed, other: Recomputed) -> bool:
-    return isclose(one.cost, other.cost, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
+def _ties(row: Recomputed, other: Recomputed) -> bool:
+    return isclose(row.cost, other.cost, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
 
 
 def _parsed(text: str) -> ast.expr:
@@ -247,15 +247,15 @@ def _value(node: ast.expr, known: Mapping[str, float]) -> float:
         case ast.UnaryOp(op=ast.Not(), operand=operand):
             return float(not _value(operand, known))
         case ast.BoolOp(op=ast.And(), values=parts):
-            return float(all(_value(one, known) for one in parts))
+            return float(all(_value(part, known) for part in parts))
         case ast.BoolOp(values=parts):
-            return float(any(_value(one, known) for one in parts))
+            return float(any(_value(part, known) for part in parts))
         case ast.Compare(left=left, ops=[op], comparators=[right]) if type(op) in _COMPARE:
             return float(_COMPARE[type(op)](_value(left, known), _value(right, known)))
         case ast.IfExp(test=test, body=body, orelse=orelse):
             return _value(body if _value(test, known) else orelse, known)
         case ast.Call(func=ast.Name(id=name), args=arguments, keywords=[]) if name in _CALLS:
-            values = [_value(one, known) for one in arguments]
+            values = [_value(argument, known) for argument in arguments]
             if len(values) < (1 if name == "abs" else 2):
                 raise FormulaError(f"{name} of too few numbers")
             return float(_CALLS[name](*values))

@@ -1,7 +1,7 @@
-"""What looks at a share of the decisions, and changes none of them. Pure.
+"""Sampling of decisions for the shadow policy and the decision log; changes none. Pure.
 
-A decision that is due for somebody takes the general way, which comes to the same pick as the lane
-and has all its numbers at hand; all others pay for one look at a counter.
+A decision that is due for a watcher takes the general path, which comes to the same pick as the
+fast path and has all its numbers at hand; all others pay for one look at a counter.
 
 Law: over many requests, each watcher sees its share of them, drawn at random, picks and refusals
 alike.
@@ -28,9 +28,9 @@ class Sampled:
     watcher: Watcher
     share: float
     on_refused: RefusalWatcher | None = None
-    """Sees the same share of the refusals; None: they are nothing to it."""
+    """Gets the same share of the refusals; None: the watcher takes none."""
     left: int = 0
-    """Decisions to pass by before the next one that it sees."""
+    """Decisions to skip before the watcher's next one."""
 
 
 class Watch:
@@ -42,42 +42,42 @@ class Watch:
         rng: random.Random,
         on_failure: Callable[[Exception], None],
     ) -> None:
-        """watchers: see `use`. rng: its own, so that who watches does not change what is picked."""
+        """watchers: see `use`. rng: for sampling only, so that watchers do not change picks."""
         self._rng = rng
         self._on_failure = on_failure
         self.failures = 0
-        """Times that a watcher failed: the first is told, all are counted."""
+        """Times that a watcher failed: all are counted, the first is logged."""
         self.use(watchers)
 
     def use(self, watchers: Sequence[Sampled]) -> None:
         """Others watch from now on."""
         self._watchers = watchers
-        for one in watchers:
-            one.left = self._gap(one)
+        for sampled in watchers:
+            sampled.left = self._gap(sampled)
 
     @property
     def left(self) -> float:
-        """Decisions before the next one that somebody sees; 0 or less: the next one is seen; inf:
-        nobody watches."""
-        return min((one.left for one in self._watchers), default=inf)
+        """Decisions to skip before the next sampled one; 0 or less: the next is sampled; inf: no
+        watchers."""
+        return min((sampled.left for sampled in self._watchers), default=inf)
 
     def passed(self, count: int) -> None:
-        """Decisions were made that nobody saw."""
-        for one in self._watchers:
-            one.left -= count
+        """Counts decisions that the fast path made, unsampled."""
+        for sampled in self._watchers:
+            sampled.left -= count
 
     def take(self) -> "Due | None":
-        """Who sees what becomes of the next request; None: nobody."""
+        """The watchers that get the next request's outcome; None: no watcher does."""
         if self.left > 0:
             self.passed(1)
             return None
         due = []
-        for one in self._watchers:
-            if one.left > 0:
-                one.left -= 1
+        for sampled in self._watchers:
+            if sampled.left > 0:
+                sampled.left -= 1
             else:
-                due.append(one)
-                one.left += self._gap(one)
+                due.append(sampled)
+                sampled.left += self._gap(sampled)
         return Due(due, self._failed)
 
     def _failed(self, error: Exception) -> None:
@@ -85,15 +85,15 @@ class Watch:
         if self.failures == 1:
             self._on_failure(error)
 
-    def _gap(self, one: Sampled) -> int:
-        """How many decisions are passed by until one is drawn."""
-        if one.share >= 1:
+    def _gap(self, sampled: Sampled) -> int:
+        """Decisions to skip until the next drawn one."""
+        if sampled.share >= 1:
             return 0
-        return int(log(1.0 - self._rng.random()) / log(1.0 - one.share))
+        return int(log(1.0 - self._rng.random()) / log(1.0 - sampled.share))
 
 
 class Due:
-    """Those who see what becomes of one request."""
+    """The watchers that get one request's outcome."""
 
     def __init__(
         self, watchers: Sequence[Sampled], on_failure: Callable[[Exception], None]
@@ -103,17 +103,17 @@ class Due:
 
     def __call__(self, decision: Decision) -> None:
         """A decision, before anything of it is reserved."""
-        for one in self._watchers:
+        for sampled in self._watchers:
             try:
-                one.watcher(decision)
+                sampled.watcher(decision)
             except Exception as error:  # a watcher's fault is no request's
                 self._on_failure(error)
 
     def refused(self, refused: Refused) -> None:
-        """It got no worker."""
-        for one in self._watchers:
-            if one.on_refused is not None:
+        """The request got no worker."""
+        for sampled in self._watchers:
+            if sampled.on_refused is not None:
                 try:
-                    one.on_refused(refused)
-                except Exception as error:  # nor is this
+                    sampled.on_refused(refused)
+                except Exception as error:  # as above
                     self._on_failure(error)

@@ -1,10 +1,10 @@
-"""A policy that watches: it scores what another one picks for, and never acts. Pure.
+"""A shadow policy: scores decisions that another policy makes, and never acts. Pure.
 
-What it would have gained is what the router predicts for both: tokens of usable overlap, and
-seconds to the first token (router/policies/first_token.py). Neither knows how the fleet would have
-been if the shadow had decided all along; a rehearsal in the simulator does (`kvroute simulate`).
+Gains and losses are differences of the router's predictions for both picks: tokens of usable
+overlap, and seconds to the first token (router/policies/first_token.py). The state that the fleet
+would have under the shadow all along is only in a simulation (`kvroute simulate`).
 
-Law: what is picked does not depend on who watches.
+Law: picks do not depend on the shadow policy.
 """
 
 from collections import Counter
@@ -26,20 +26,20 @@ from router.policies.policy import Policy, Scores
 
 
 class Agreement(StrEnum):
-    """What a policy says of another one's pick; the metric label."""
+    """A policy's view of another policy's pick; the metric label."""
 
     SAME = "same"
-    """It would have picked the same worker."""
+    """The same worker would have been picked."""
     TIED = "tied"
-    """It would have drawn among several, this one too."""
+    """The pick would have been drawn among several workers, this one included."""
     OTHER = "other"
-    """It would have picked another one."""
+    """Another worker would have been picked."""
     FAILED = "failed"
-    """It could not say."""
+    """The policy failed on this decision."""
 
 
 class Difference(NamedTuple):
-    """What a policy's own choice would have made of a decision; the mean where it draws."""
+    """Gains of a policy's own choice over the pick; the mean where the choice is drawn."""
 
     agreement: Agreement
     overlap_tokens: float = 0.0
@@ -85,7 +85,7 @@ def difference(
 
 
 def would_pick(scores: Scores, can: Flags) -> Column | None:
-    """The chance of each row to be picked, 1 in sum; None if nobody could be.
+    """The chance of each row to be picked, 1 in sum; None if no row could be.
 
     can: True for each row that may be, all of finite costs.
     """
@@ -112,19 +112,19 @@ def _moved(chances: Column, costs: Column, can: Flags, passed_over: Flags) -> Co
 
 
 class Shadow:
-    """One policy that watches, and what came of it so far."""
+    """A shadow policy with its counts so far."""
 
     def __init__(self, policy: Policy, guard: GuardSettings) -> None:
         self.policy = policy
         self._guard = guard if guard.looks_at(policy.name) else None
-        """What would look at its picks."""
+        """The guard that the policy's own picks would have; None: no guard."""
         self.decisions: Counter[Agreement] = Counter()
         self.overlap_tokens = Balance()
         self.ttft_s = Balance()
 
     @property
     def settings(self) -> tuple[object, ...]:
-        """What its counts depend on: policy, numbers, affinity, guard."""
+        """The settings that the counts depend on: policy, numbers, affinity, guard."""
         policy = self.policy
         return policy.name, policy.settings, policy.affinity_bonus, self._guard
 
@@ -137,10 +137,10 @@ class Shadow:
         except PolicyFailed:
             self.decisions[Agreement.FAILED] += 1
             return
-        told = difference(decision.rows, decision.excluded, decision.order[0], scores, self._guard)
-        self.decisions[told.agreement] += 1
-        self.overlap_tokens.add(told.overlap_tokens)
-        self.ttft_s.add(told.ttft_s)
+        gain = difference(decision.rows, decision.excluded, decision.order[0], scores, self._guard)
+        self.decisions[gain.agreement] += 1
+        self.overlap_tokens.add(gain.overlap_tokens)
+        self.ttft_s.add(gain.ttft_s)
 
 
 class Balance:

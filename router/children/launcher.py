@@ -18,7 +18,7 @@ _NOT_STARTED = 127
 def main(parent: int, command: list[str]) -> None:
     """Never returns. parent: the process id of ours."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent:  # it died before we asked for the signal, which won't come now
+    if os.getppid() != parent:  # ours ended before prctl, so no signal will come
         os._exit(_NOT_STARTED)
     for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and what it starts would
         signal.signal(number, signal.SIG_DFL)

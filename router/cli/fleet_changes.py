@@ -64,9 +64,9 @@ async def register_worker(
             return complain(target, error)
     if not ranks and (ignored := _late_fields() & engine.keys()):
         flags = ", ".join(sorted(map(flag_of, ignored)))
-        told = f"worker {worker_id} is registered, but this router's release is older than {flags}"
+        result = f"worker{worker_id} is registered, but this router's release is older than {flags}"
         advice = "remove the worker, and run `kvroute relay` beside the engine instead"
-        click.echo(shown(f"kvroute: {target}: {told}: {advice}"), err=True)
+        click.echo(shown(f"kvroute: {target}: {result}: {advice}"), err=True)
         return 1
     followed = f" ({_ranks(ranks)})" if ranks else ""
     effect = f"registered; this router runs its relay{followed} until the router stops."
@@ -76,8 +76,8 @@ async def register_worker(
 
 def _print(action: str, worker_id: str, ranks: int, effect: str, as_json: bool) -> None:
     if as_json:
-        told = {"action": action, "worker_id": worker_id, "ranks": ranks}
-        click.echo(msgspec.json.encode(told).decode())
+        result = {"action": action, "worker_id": worker_id, "ranks": ranks}
+        click.echo(msgspec.json.encode(result).decode())
     else:
         click.echo(shown(f"worker {worker_id} is {effect}"))
 

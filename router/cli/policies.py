@@ -27,20 +27,20 @@ def policies(as_presets: bool, as_json: bool) -> None:
     if as_json:
         rows = [
             {
-                "name": one.name,
-                "summary": one.summary,
-                "formula": one.formula,
-                "parameters": dict(one.parameters),
-                "about": one.described(),
+                "name": policy.name,
+                "summary": policy.summary,
+                "formula": policy.formula,
+                "parameters": dict(policy.parameters),
+                "about": policy.described(),
             }
-            for one in POLICIES.values()
+            for policy in POLICIES.values()
         ]
         click.echo(msgspec.json.format(msgspec.json.encode(rows)).decode())
         return
-    for one in POLICIES.values():
-        click.echo(f"{one.name}\n    {one.summary}\n    cost = {one.formula}")
-        about = one.described()
-        for name, value in one.parameters.items():
+    for policy in POLICIES.values():
+        click.echo(f"{policy.name}\n    {policy.summary}\n    cost = {policy.formula}")
+        about = policy.described()
+        for name, value in policy.parameters.items():
             click.echo(f"      {name} = {value:g}    ({about[name]})")
 
 

@@ -71,7 +71,7 @@ def queue(target: str, model: str, limit: int, timeout_s: float, as_json: bool) 
     help="Recompute what was decided instead: an answer with its receipts, one receipt, or a"
     " line of the decision log; JSON or protobuf's bytes; - for stdin.",
 )
-def explain(receipt_file: IO[bytes] | None, **asked: Any) -> None:
+def explain(receipt_file: IO[bytes] | None, **question: Any) -> None:
     """Show why a prompt would go where, or did. Nothing is reserved."""
     if receipt_file is not None:
         from router.cli.receipt import show_receipt
@@ -79,7 +79,7 @@ def explain(receipt_file: IO[bytes] | None, **asked: Any) -> None:
         raise click.exceptions.Exit(show_receipt(receipt_file))
     from router.cli.fleet import show_explanation
 
-    run(show_explanation(**asked))
+    run(show_explanation(**question))
 
 
 @click.command("replay-log")

@@ -62,10 +62,10 @@ def _table(answer: ListQueueResponse) -> Table:
 
 def _sums(answer: ListQueueResponse) -> str:
     bands = (
-        f"{one.band} {one.count}" + (f" (oldest {one.oldest_s:.1f} s)" if one.count else "")
-        for one in reversed(answer.bands)
+        f"{band.band} {band.count}" + (f" (oldest {band.oldest_s:.1f} s)" if band.count else "")
+        for band in reversed(answer.bands)
     )
-    tenants = (f"{one.tenant or _NONE} {one.count}" for one in answer.tenants)
+    tenants = (f"{tenant.tenant or _NONE} {tenant.count}" for tenant in answer.tenants)
     return f"bands: {_listed(bands)}; tenants: {_listed(tenants)}"
 
 

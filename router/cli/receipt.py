@@ -16,18 +16,18 @@ from router.cli.text import add_row, console, line, styled, table
 from router.config.printable import shown
 
 WIDTH_MIN = 200
-_PREFILL_TOLD = {
+_PREFILL_IN_WORDS = {
     "remote": "by a worker that hands its KV cache over",
     "local": "by the one that decodes, since hardly anything is new there; it could have been",
-    "absent": "by one worker alone, since nobody can hand over",
+    "absent": "by one worker alone, since no worker can hand over",
 }
-"""What Receipt.prefill means for the prompt."""
+"""Receipt.prefill in words: how the prompt is computed."""
 
 
 def show_receipt(file: IO[bytes]) -> int:
     """Prints what was decided with its costs, and whether they hold; 1 when they don't.
 
-    Of a pair: who computes the prompt, then who decodes.
+    Of a pair: the receipt of the prefill worker, then that of the decode worker.
     """
     screen = console(WIDTH_MIN)
     try:
@@ -40,8 +40,8 @@ def show_receipt(file: IO[bytes]) -> int:
         raise click.ClickException(shown(f"{file.name}: {error}")) from error
     if read.prefill is None:
         return _show(screen, answer)
-    told = prefill_told(read.answer.prefill)
-    screen.print(line(styled("the prompt", "bold"), f": {told}"))
+    words = prefill_in_words(read.answer.prefill)
+    screen.print(line(styled("the prompt", "bold"), f": {words}"))
     if prefill is None:
         _show_excluded(screen, read.prefill.excluded)
         wrong = 0
@@ -52,13 +52,13 @@ def show_receipt(file: IO[bytes]) -> int:
     return _show(screen, answer) | wrong
 
 
-def prefill_told(prefill: str) -> str:
+def prefill_in_words(prefill: str) -> str:
     """How the prompt is computed, in words, by Receipt.prefill; a newer router's may be unknown."""
-    return _PREFILL_TOLD.get(prefill, f"in a way that this kvroute does not know ({prefill})")
+    return _PREFILL_IN_WORDS.get(prefill, f"in a way that this kvroute does not know ({prefill})")
 
 
 def _check_prefill(receipt: router_pb2.Receipt) -> Verdict | None:
-    """None: nobody could hand over, so there is nothing to work out."""
+    """None: no worker could hand over, so there is nothing to work out."""
     return check(receipt) if receipt.HasField("picked") else None
 
 
@@ -72,8 +72,8 @@ def _show(screen: Console, verdict: Verdict) -> int:
     for i, clause in enumerate(verdict.formula.split("; ")):
         screen.print(line(f"  {'' if i else 'cost = '}{clause}"))
     if verdict.shared:
-        told = ", ".join(f"{name} {one:g}" for name, one in verdict.shared.items())
-        screen.print(line(f"  with {told}"))
+        shared = ", ".join(f"{name} {value:g}" for name, value in verdict.shared.items())
+        screen.print(line(f"  with {shared}"))
     made = table("", "worker", right=(*verdict.terms, "cost", "recomputed"))
     for row, role in zip(verdict.rows, ("pick", "next"), strict=False):
         numbers = [f"{row.terms[term]:.4g}" if term in row.terms else "" for term in verdict.terms]
@@ -83,7 +83,7 @@ def _show(screen: Console, verdict: Verdict) -> int:
             role,
             f"{row.worker_id}/{row.dp_rank}",
             *numbers,
-            f"{row.told:.9g}",
+            f"{row.shown:.9g}",
             styled(f"{row.cost:.9g}", color),
         )
     screen.print()

@@ -45,8 +45,11 @@ def show_replay(
     if not first.decided_by.total() and not first.refusals.total():
         raise click.ClickException("; ".join(filter(None, ("no decision is there", unread.first))))
     if as_json:
-        told = {"unread_lines": unread.count, "policies": [one.as_dict() for one in opinions]}
-        click.echo(msgspec.json.format(msgspec.json.encode(told)).decode())
+        result = {
+            "unread_lines": unread.count,
+            "policies": [opinion.as_dict() for opinion in opinions],
+        }
+        click.echo(msgspec.json.format(msgspec.json.encode(result)).decode())
     else:
         _print(opinions)
     if unread.count:
@@ -85,22 +88,22 @@ def _print(opinions: Sequence[SecondOpinion]) -> None:
         why = ", ".join(f"{count} {reason}" for reason, count in first.refusals.most_common())
         screen.print(styled(f"{first.refusals.total()} refused: {why}", ""))
     made_rows = table("policy", right=_COLUMNS)
-    told = first.as_dict()
-    add_row(made_rows, "as picked", "", "", "", "", *_numbers(told, "picked"))
+    summary = first.as_dict()
+    add_row(made_rows, "as picked", "", "", "", "", *_numbers(summary, "picked"))
     for opinion in opinions:
-        told = opinion.as_dict()
+        summary = opinion.as_dict()
         total = max(1, opinion.agreements.total())
-        shares = [f"{count / total:.1%}" for count in told["agreement"].values()]
-        add_row(made_rows, opinion.policy.name, *shares, *_numbers(told, "would_be"))
+        shares = [f"{count / total:.1%}" for count in summary["agreement"].values()]
+        add_row(made_rows, opinion.policy.name, *shares, *_numbers(summary, "would_be"))
     screen.print(made_rows)
     for opinion in opinions:
         if opinion.taken:
             screen.print(f"{opinion.policy.name} would have taken {opinion.taken} of the refusals")
 
 
-def _numbers(told: dict[str, Any], which: str) -> tuple[str, str, str]:
+def _numbers(summary: dict[str, Any], which: str) -> tuple[str, str, str]:
     return (
-        f"{told['hit_ratio'][which]:.1%}",
-        f"{told['ttft_s'][which] * 1000:.1f} ms",
-        f"{told['active_slots'][which]:.2f}",
+        f"{summary['hit_ratio'][which]:.1%}",
+        f"{summary['ttft_s'][which] * 1000:.1f} ms",
+        f"{summary['active_slots'][which]:.2f}",
     )

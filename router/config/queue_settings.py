@@ -44,7 +44,7 @@ class BandSettings(Settings, frozen=True):
 
 
 class TenantSettings(Settings, frozen=True):
-    """What a tenant gets."""
+    """Share and bounds of a tenant."""
 
     weight: Annotated[
         float,
@@ -76,7 +76,7 @@ class TenantsSettings(Settings, frozen=True):
     ] = False
     cached_price: Annotated[
         float,
-        Meta(ge=0, le=1, description="what a cached prompt token costs beside an uncached one"),
+        Meta(ge=0, le=1, description="cost of a cached prompt token; an uncached one costs 1"),
     ] = 0.0
     default: TenantSettings = TenantSettings()
     named: Annotated[
@@ -196,7 +196,7 @@ class QueueSettings(Settings, frozen=True):
     aging: Annotated[
         Annotated[float, Meta(ge=0, le=1e9)] | None,
         Meta(
-            description="what a second of waiting adds to a request's score, in the unit of the"
+            description="score that a request gains in a second of waiting, in the unit of the"
             " order, which is points for priority; 0: nothing; none: the order's own"
         ),
     ] = None

@@ -1,4 +1,4 @@
-"""What of a configuration takes effect while a router runs, and what waits for a restart. Pure."""
+"""Keys that take effect while a router runs, and keys that need a restart. Pure."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -28,13 +28,13 @@ RELOADED = (
     "guard",
     "affinity",
 )
-"""Of `routing`: what each decision reads again, and what can be switched on and off. The whole of
-`decision_log` and of `queue` is as good, and so is `routing` of each model in `models` that was
-there at the start. Everything else is built into what runs."""
+"""Keys of `routing` that each decision reads again, or that can be switched on and off. All keys of
+`decision_log` and of `queue` take effect too, and so does `routing` of each model in `models` that
+was there at the start. Every other key is built into running parts."""
 
 
 def reloaded(running: ServeConfig, read: ServeConfig) -> tuple[ServeConfig, list[str], list[str]]:
-    """The configuration to run with from now on; the keys that changed; those that can't yet."""
+    """The configuration to run with from now on; the changed keys; the keys that need a restart."""
     changes = {name: getattr(read.routing, name) for name in RELOADED}
     routing = msgspec.structs.replace(running.routing, **changes)
     of_model = {model.name: model.routing for model in read.models}
@@ -51,15 +51,17 @@ def reloaded(running: ServeConfig, read: ServeConfig) -> tuple[ServeConfig, list
     return config, list(_differing(running, config)), list(_differing(config, read))
 
 
-def _differing(one: ServeConfig, other: ServeConfig) -> Iterator[str]:
-    yield from _keys(msgspec.to_builtins(one), msgspec.to_builtins(other), "")
+def _differing(before: ServeConfig, after: ServeConfig) -> Iterator[str]:
+    yield from _keys(msgspec.to_builtins(before), msgspec.to_builtins(after), "")
 
 
-def _keys(one: Any, other: Any, where: str) -> Iterator[str]:
-    if one == other:
+def _keys(before: Any, after: Any, where: str) -> Iterator[str]:
+    if before == after:
         return
-    if isinstance(one, dict) and isinstance(other, dict) and where.count(".") < 2:
-        for name in dict.fromkeys([*one, *other]):
-            yield from _keys(one.get(name), other.get(name), f"{where}.{name}" if where else name)
+    if isinstance(before, dict) and isinstance(after, dict) and where.count(".") < 2:
+        for name in dict.fromkeys([*before, *after]):
+            yield from _keys(
+                before.get(name), after.get(name), f"{where}.{name}" if where else name
+            )
     else:
         yield where

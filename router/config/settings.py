@@ -107,7 +107,7 @@ class GrpcSettings(Settings, frozen=True):
         Meta(description="how long its calls may go on; streams end by themselves within it"),
     ] = 60.0
     keepalive_s: Annotated[
-        Milliseconds, Meta(description="silence after which a client is asked if it is there")
+        Milliseconds, Meta(description="silence after which a client gets a keepalive ping")
     ] = 60.0
 
     @property
@@ -224,14 +224,14 @@ class OutlierSettings(Settings, frozen=True):
 
 
 class CapacitySettings(Settings, frozen=True):
-    """What is learned of how much workers can take. A worker that is over it gets requests only
-    while none of its pool has room."""
+    """Learning of how much workers can take. A worker over its capacity gets requests only
+    while no worker of its pool has room."""
 
     estimate_slots: Annotated[
         bool,
         Meta(
             description="estimate how many requests a worker runs at once, where neither its engine"
-            " nor the configuration says so, from what ran while other requests waited"
+            " nor the configuration names slots, from requests that ran while others waited"
         ),
     ] = True
     slots_block_percent_max: Annotated[
@@ -384,9 +384,14 @@ class RoutingSettings(Settings, frozen=True):
         Meta(description="more functions that requests may name, each module:function"),
     ] = ()
     prefill_policy: Annotated[
-        str, Meta(description="of pairs: who computes the prompt, if the request names none")
+        str,
+        Meta(
+            description="of pairs: policy that picks the prefill worker, if the request names none"
+        ),
     ] = "prefill-queue"
-    decode_policy: Annotated[str, Meta(description="of pairs: who decodes")] = "decode-room"
+    decode_policy: Annotated[
+        str, Meta(description="of pairs: policy that picks the decode worker")
+    ] = "decode-room"
     local_prefill_tokens: Annotated[
         int, Meta(ge=0, description="of pairs: a prompt with so few new tokens stays together")
     ] = 256
@@ -415,11 +420,14 @@ class RoutingSettings(Settings, frozen=True):
     seed: Annotated[int | None, Meta(description="of the tie-breaking; default: random")] = None
     predicted_ttl_s: Annotated[
         float,
-        Meta(ge=0, description="a pick's blocks count at once, until told or so old; 0: never"),
+        Meta(
+            ge=0,
+            description="how long a pick's blocks count without its worker's events; 0: never",
+        ),
     ] = 5.0
     approximate_ttl_s: Annotated[
         float,
-        Meta(ge=0, description="the same for workers whose events tell nothing, or not all"),
+        Meta(ge=0, description="the same for workers without events, or with only a part of them"),
     ] = 120.0
     parameters: Annotated[
         dict[str, dict[str, float]],
@@ -553,7 +561,7 @@ class ModelSettings(Settings, frozen=True):
 
 
 class ServeConfig(Settings, frozen=True):
-    """What `kvroute serve` reads."""
+    """Configuration of `kvroute serve`."""
 
     fleet: FleetSettings = FleetSettings()
     grpc: GrpcSettings = GrpcSettings()
@@ -577,7 +585,7 @@ class ServeConfig(Settings, frozen=True):
 
 
 class RelayConfig(Settings, frozen=True):
-    """What `kvroute relay` reads."""
+    """Configuration of `kvroute relay`."""
 
     fleet: Annotated[
         str, Meta(pattern=r"^[A-Za-z0-9_-]{1,64}$", description="the routers' fleet.name")
@@ -597,7 +605,7 @@ Config = TypeVar("Config", bound=Settings)
 
 @dataclass(frozen=True)
 class Key:
-    """One scalar key of a configuration."""
+    """A scalar key of a configuration."""
 
     path: tuple[str, ...]
     type: Any
@@ -660,7 +668,7 @@ def load_with_sources(
     environment: Mapping[str, str],
     flags: Mapping[tuple[str, ...], object],
 ) -> tuple[Config, Sources]:
-    """What `load` gives, and where each value came from; raises ConfigError."""
+    """The configuration of `load`, and the origin of each value; raises ConfigError."""
     tree = _read(file) if file else {}
     where = f"{file}: " if file else ""
     _convert(tree, config, where)  # blames the file for what the file says
@@ -729,7 +737,7 @@ _USER_INFO = re.compile(r"(?<=://)\S*@")
 
 
 def _masked(tree: Any) -> Any:
-    """A tree whose URLs tell no user and no password."""
+    """A tree whose URLs have no user and no password."""
     match tree:
         case str():
             return _USER_INFO.sub("***@", tree)
@@ -749,7 +757,7 @@ _SERVICE_LINK = re.compile(r"_SERVICE_(HOST|PORT(_\w+)?)$|_PORT(_\d+_(TCP|UDP|SC
 
 
 def _is_no_key(variable: str, text: str) -> bool:
-    """Whether it is a variable of the command line, or one that Kubernetes sets for a Service.
+    """Whether a variable belongs to the command line, or is set by Kubernetes for a Service.
 
     A Service called `kvroute` gives every pod beside it KVROUTE_PORT=tcp://... and its like.
     """
@@ -777,12 +785,12 @@ def _read(file: Path) -> dict[str, Any]:
     if tree is None:
         return {}
     if not isinstance(tree, dict):
-        raise ConfigError(f"{file}: expected a mapping of sections, found {type(tree).__name__}")
+        raise ConfigError(f"{file}: expected a mapping of sections, not {type(tree).__name__}")
     return tree
 
 
 def _read_variable(key: Key, text: str) -> object:
-    """What a variable of the environment says; raises ConfigError."""
+    """Value of a variable of the environment; raises ConfigError."""
     if _takes_text(key.type):
         may_be_absent = types.NoneType in get_args(key.type)
         return None if may_be_absent and not text else text
@@ -790,7 +798,7 @@ def _read_variable(key: Key, text: str) -> object:
 
 
 def _parsed(text: str, where: str) -> Any:
-    """What YAML says; raises ConfigError for whatever its parser raises.
+    """Tree of a YAML text; raises ConfigError for any error of the parser.
 
     Beside YAMLError that is RecursionError for deep nesting, and ValueError, KeyError, IndexError,
     AttributeError or OverflowError for tags such as !!int that don't fit their text.
@@ -837,7 +845,7 @@ def _convert(tree: dict[str, Any], config: type[Config], where: str) -> Config:
 
 
 def _check(config: Settings, where: str) -> None:
-    """What types alone can't say; raises ConfigError."""
+    """Rules between keys, beyond types; raises ConfigError."""
     tree = msgspec.to_builtins(config)
     for key in keys(type(config)):
         value = _get(tree, key.path)
@@ -852,8 +860,8 @@ def _check(config: Settings, where: str) -> None:
             raise ConfigError(f"{where}the id {worker.id!r} is used twice - at `$.workers[{i}].id`")
         seen.add(worker.id)
         if error := unusable(worker):
-            name, _, told = error.partition(": ")
-            raise ConfigError(f"{where}{told} - at `$.workers[{i}].{name}`")
+            name, _, sentence = error.partition(": ")
+            raise ConfigError(f"{where}{sentence} - at `$.workers[{i}].{name}`")
     if isinstance(config, ServeConfig):
         if config.fleet.forget_s < config.fleet.beat_timeout_s:
             raise ConfigError(

@@ -19,13 +19,13 @@ class Sources:
     """The layers that a configuration was made of."""
 
     file: str
-    """Its name; empty: there was none."""
+    """Path of the file; empty: there was none."""
     given: Mapping[str, Any]
-    """What file, environment and flags say together."""
+    """The configuration of file, environment and flags together."""
     variables: Mapping[KeyPath, str]
-    """Of keys that the environment sets, the variables' names."""
+    """Key -> name of the variable of the environment that sets the key."""
     flags: Mapping[KeyPath, str]
-    """Of keys that flags set, the flags."""
+    """Key -> the flag that sets the key."""
     preset: str
     """`preset` and its name."""
     preset_sets: Mapping[str, Any]
@@ -74,7 +74,7 @@ def _values(node: Any, path: KeyPath) -> Iterator[tuple[KeyPath, int]]:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether it is printed as a whole: not an inner mapping, or a list of them."""
+    """Whether a value is printed whole: no inner mapping, or list of mappings."""
     if isinstance(value, yaml.ScalarNode) or not value.value:
         return True
     return isinstance(value, yaml.SequenceNode) and isinstance(value.value[0], yaml.ScalarNode)

@@ -32,7 +32,7 @@ WAITING_MAX = 1024
 
 
 class CopyFate(StrEnum):
-    """What became of copies; the metric label."""
+    """The fate of a copy; the metric label."""
 
     BEGUN = "begun"
     DONE = "done"
@@ -44,7 +44,7 @@ class CopyFate(StrEnum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prefix:
-    """The beginning of prompts: full blocks, and what it takes to compute them."""
+    """The beginning of prompts: full blocks, and the input to compute them."""
 
     key: PrefixKey
     model: str
@@ -64,7 +64,7 @@ class Prefix:
 
     @property
     def byte_count(self) -> int:
-        """What it takes up here."""
+        """Memory that the prefix takes here."""
         return int(self.chain.nbytes) + len(self.token_bytes or b"")
 
     def begins(self, prefixes: HashArray) -> bool:
@@ -154,13 +154,13 @@ class Copies:
         return copy
 
     def cancel(self, copy: Copy) -> Cancel:
-        """Gives one up that is under way."""
+        """Gives up a copy under way."""
         del self.under_way[copy.id]
         self.fates[CopyFate.CANCELLED] += 1
         return Cancel(copy)
 
     def ended(self, copy: Copy, done: bool, now_s: float) -> bool:
-        """What the shell found out; False for one that was cancelled meanwhile."""
+        """Result of a copy by the shell; False: the copy was cancelled meanwhile."""
         if self.under_way.pop(copy.id, None) is None:
             return False
         self.fates[CopyFate.DONE if done else CopyFate.FAILED] += 1
@@ -173,14 +173,14 @@ class Copies:
         return True
 
     def waiting(self, waited_s: float, now_s: float) -> list[Copy]:
-        """Those done so long ago and not used; ones older than USE_S end here."""
+        """Copies done so long ago and not used; copies older than USE_S end here."""
         old = [copy for copy, done_s in self._waiting.values() if now_s - done_s >= USE_S]
         for copy in old:
             self.useless(copy)
         return [copy for copy, done_s in self._waiting.values() if now_s - done_s >= waited_s]
 
     def useless(self, copy: Copy) -> None:
-        """One that is done is gone before its first use."""
+        """A finished copy is gone before its first use."""
         self._settle(copy, CopyFate.USELESS)
 
     def on_pick(self, worker: WorkerKey, prefixes: HashArray, held_tokens: int) -> None:

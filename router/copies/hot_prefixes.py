@@ -61,16 +61,16 @@ CONSIDER_S = 1.0
 CONSIDERED_MAX = 16
 """and so many at a time: each asks the index."""
 TARGET_SHARE = 0.5
-"""Of the requests that the least busy holder has: a target has no more."""
+"""Most requests of a target, as a share of the least busy holder's."""
 MARGIN = 1.5
 HORIZON_S = 60.0
 OVERHEAD_S = 0.005
-"""What a transfer costs beside its bytes."""
+"""Cost of a transfer beside its bytes."""
 LOOK_S = 5.0
 """Between two looks for copies that were evicted."""
 WARM_OUTPUT_TOKENS = 1
-TOLD_S = 2.0
-"""After a copy is done, until its worker's events have told so."""
+CONFIRMED_S = 2.0
+"""After a copy is done, until its worker's events have confirmed the copy."""
 
 _QUEUE, _FULL = COLUMNS.index("active_slots"), COLUMNS.index("full")
 
@@ -114,19 +114,19 @@ def carried(prefill_s: Callable[[int], float], transfer_s: Callable[[int, int], 
 
 @dataclass(slots=True, eq=False)
 class _Hot:
-    """A prefix that many ask for."""
+    """A prefix of many requests."""
 
     prefix: Prefix
     rate: PrefixRate
     request: Request
-    """One that is the prefix and nothing else."""
+    """A request for the prefix alone."""
     longer: list["_Hot"] = field(default_factory=list)
-    """Hot ones that go on from here; some may be let go by now."""
+    """Hot prefixes that go on from here; some may be dropped by now."""
     considered_at_s: float = -inf
 
 
 class _Workers(NamedTuple):
-    """Those of a prefix's pool, row by row."""
+    """The workers of a prefix's pool, row by row."""
 
     pool: Pool
     queues: Column
@@ -136,7 +136,7 @@ class _Workers(NamedTuple):
 
 
 class HotPrefixes:
-    """One router's."""
+    """All hot prefixes of a router."""
 
     def __init__(self, fleet: Fleet, settings: HotPrefixSettings, means: Means) -> None:
         self.rates = PrefixRates(COUNTED_MAX)
@@ -179,7 +179,7 @@ class HotPrefixes:
         """A request was routed: counts the beginnings of its prompt.
 
         for_all: whether every worker may see it; else its text must not come to them as a copy.
-        prompt: asked for when one of them has become hot.
+        prompt: called when a beginning has become hot.
         """
         prefixes, held_tokens = reservation.prefixes, reservation.predicted_tokens
         self.copies.on_pick(reservation.worker, prefixes, held_tokens)
@@ -200,7 +200,7 @@ class HotPrefixes:
                 self._keep(key, rate, role, prompt(), prefixes[:blocks], block_size)
 
     def decide(self, now_s: float) -> list[Effect]:
-        """What to copy now, and which copies to give up. To be asked every second or more often."""
+        """Copies to begin and to give up now. To be called every second or more often."""
         self._fleet.pools.refresh()
         if now_s - self._cooled_at_s >= CONSIDER_S:
             self._cooled_at_s = now_s
@@ -222,10 +222,10 @@ class HotPrefixes:
         return effects
 
     def ended(self, copy: Copy, done: bool, now_s: float) -> None:
-        """What became of a copy: of each that began, unless it was cancelled."""
+        """The end of a copy: of each that began, unless it was cancelled."""
         source = self._fleet.view.sources.get(copy.target)
         if self.copies.ended(copy, done, now_s) and done and source is not None:
-            # Its events tell so, if it has any; of a worker without, nothing else does.
+            # Events confirm the copy, but not of a worker without events.
             held = int(self._runs(copy.prefix, np.array([source.slot], np.intp))[0])
             self._fleet.view.predict(source, copy.prefix.chain[held:], now_s)
 
@@ -280,7 +280,7 @@ class HotPrefixes:
             self.byte_count -= self._hot.pop(key).prefix.byte_count
 
     def _look_for_evicted(self, now_s: float) -> None:
-        for copy in self.copies.waiting(TOLD_S, now_s):
+        for copy in self.copies.waiting(CONFIRMED_S, now_s):
             source = self._fleet.view.sources.get(copy.target)
             slots = np.array([] if source is None else [source.slot], np.intp)
             if not (self._runs(copy.prefix, slots) >= len(copy.prefix.chain)).any():
@@ -304,10 +304,10 @@ class HotPrefixes:
                 yield hot
 
     def _carried_along(self, hot: _Hot, now_s: float) -> bool:
-        """Whether a longer hot prefix, asked for at least half as often, is copied in its place."""
-        hot.longer = [one for one in hot.longer if self._hot.get(one.prefix.key) is one]
+        """Whether a longer hot prefix with at least half the hits is copied in its place."""
+        hot.longer = [longer for longer in hot.longer if self._hot.get(longer.prefix.key) is longer]
         rate = hot.rate.rate(now_s)
-        return any(2 * one.rate.rate(now_s) >= rate for one in hot.longer)
+        return any(2 * longer.rate.rate(now_s) >= rate for longer in hot.longer)
 
     def _weigh(self, hot: _Hot, now_s: float) -> Copy | str:
         """A copy, or the reason why there is none."""
@@ -366,7 +366,7 @@ class HotPrefixes:
         return _Workers(pool, queues, ~full & (queues <= busy_above))
 
     def _can_take(self, request: Request, pool: Pool, row: int) -> bool:
-        """Whether it could be sent to a worker, if there is room, and loads no LoRA there."""
+        """Whether a request could go to a worker with room, and loads no LoRA there."""
         source, lora_name = pool.sources[row], request.prompt.lora_name
         if lora_name and would_load(heartbeat_of(source), lora_name):
             return False

@@ -28,7 +28,7 @@ AGE_S_MIN = 1.0
 
 @dataclass(slots=True)
 class PrefixRate:
-    """One prefix's."""
+    """The rate of a prefix's hits."""
 
     first_s: float
     hit_s: float

@@ -320,7 +320,7 @@ class RouterCore:
         self._hear(self.fleet.peers.on_message(payload, now_s))
         if (told := self.fleet.peers.take_verdicts()) is not None:
             self.fleet.outliers.hear(*told, now_s)
-        self.fleet.sessions.tells = bool(self.fleet.peers)
+        self.fleet.sessions.announces = bool(self.fleet.peers)
         self.fleet.sessions.hear(self.fleet.peers.take_moved(), now_s)
 
     def on_forgotten(self, workers: list[WorkerKey], now_s: float) -> None:
@@ -370,7 +370,7 @@ class RouterCore:
         expired = self.catch_up(now_s)
         self.fleet.models.tick(now_s)
         self._hear(self.fleet.peers.tick(now_s))
-        self.fleet.sessions.tells = bool(self.fleet.peers)
+        self.fleet.sessions.announces = bool(self.fleet.peers)
         self._look_for_hangs(now_s)
         self.fleet.tick(now_s)
         self.room += 1
@@ -433,7 +433,7 @@ class RouterCore:
             prefixes=prefixes,
             has_tail=not size or prompt_tokens % size > 0,
             prompt_tokens=prompt_tokens,
-            predicted_tokens=overlap.told,
+            predicted_tokens=overlap.by_events,
             new_tokens=prompt_tokens - overlap.usable if computes else 0,
             opened_at_s=now_s,
             lease_ends_s=now_s + self.routing.lease_s,
@@ -454,7 +454,7 @@ class RouterCore:
         ranks = max(1, len(self.fleet.view.ranks(key.worker_id)))
         hold = PrefillHold(
             worker=key,
-            predicted_tokens=overlap.told,
+            predicted_tokens=overlap.by_events,
             new_tokens=reservation.prompt_tokens - overlap.usable,
             # SGLang finds the rank that a prompt was computed on by room % ranks.
             room=self._rng.getrandbits(ROOM_BITS) * ranks + key.dp_rank % ranks,
@@ -466,7 +466,7 @@ class RouterCore:
         load.last_picked = self._picks
         self.fleet.pools.put_load(source.slot, load)
         self._note_probe(key, reservation.id, now_s)
-        self._predict(source, reservation.prefixes, overlap.told, now_s)
+        self._predict(source, reservation.prefixes, overlap.by_events, now_s)
 
     def _end_prefill(self, reservation: Reservation, now_s: float) -> None:
         """The prompt is computed, or nobody wants it any more: once."""

@@ -1,13 +1,13 @@
-"""Who would be picked: a request's pool scored by a policy, and put in order.
+"""Decides about a request: its pool is scored by a policy, and put in order.
 
     Request ─> policy, pool ─> overlaps ─> rows ─> costs ─> order ─> Decision
 
 Pure, like the core that it is a part of. Laws:
-- a decision changes nothing but the state of the rng, and what is counted of policies that fail;
-- an excluded worker is never first in order, nor is one whose cost is not a number;
-- a worker that is over what was learned of its capacity (router/health/capacity.py) is first only
-  where none has room;
-- a worker of the last resort is first only where none that answers may take the request at all.
+- a decision changes nothing but the state of the rng, and the counts of failed policies;
+- an excluded worker, or a worker whose cost is not a number, is never first in order;
+- a worker that is over its learned capacity (router/health/capacity.py) is first only where no
+  worker has room;
+- a worker of the last resort is first only where no answering worker may take the request at all.
 """
 
 import random
@@ -52,14 +52,14 @@ from router.request.refusal import Reason, Refusal
 from router.request.request import Request, Role, Session
 
 FULL_RETRY_S = 0.5
-"""What RetryInfo says when all are full: about the time until something ends."""
+"""RetryInfo when all workers are full: about the time until a request ends."""
 _FULL = "full"
 _BLOCK_SIZE, _ACTIVE_BLOCKS = COLUMNS.index("block_size"), COLUMNS.index("active_blocks")
 _ACTIVE_SLOTS, _FULL_COLUMN = COLUMNS.index("active_slots"), COLUMNS.index("full")
 
 
 class Decider:
-    """Decides by what is configured, about the fleet as it is."""
+    """Decides by the configured settings, about the fleet as it is."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class Decider:
         self.looks_ahead = False
         """Whether a request that can wait needs a worker with KV blocks for all of it."""
         self.policy_failures: Counter[tuple[str, Failure]] = Counter()
-        """Decisions that a policy of the operator's could not make."""
+        """Decisions for which a policy of the operator's failed."""
         self._policy_error = ""
         self._index: BlockIndex = fleet.view.index
         self._pools = fleet.pools
@@ -82,7 +82,7 @@ class Decider:
         self._drained: Collection[str] = fleet.drained
         self._rng = rng
         self._of_role: dict[Role, tuple[Pool, Sequence[str]]] = {}
-        """Who is of another role, in the pool that was asked last."""
+        """Role -> the last call's pool, and exclusions of its workers of other roles."""
 
     def use(self, settings: DecisionSettings) -> None:
         """Decides by other settings from now on."""
@@ -95,7 +95,7 @@ class Decider:
         return self._of_fleet.policies
 
     def settings_of(self, model: str, pool: Pool) -> PolicySettings:
-        """What a request is decided by that names a model, and whose workers are a pool.
+        """The settings of a request that names a model, and whose workers are a pool.
 
         The settings are those of the model that the request names, by name or alias; else, as for a
         LoRA or a request without a model, those of the model that all workers of the pool serve.
@@ -122,9 +122,9 @@ class Decider:
     ) -> Decision:
         """Scores the pool; raises Refusal when there is no pool to score.
 
-        ready: see RouterCore.ready. may_strain: whether workers that are over what was learned of
-        their capacity may be picked where no other has room; False: the request can wait. The
-        decision's `order` is empty when no worker can be picked, and `refuse` says why.
+        ready: see RouterCore.ready. may_strain: whether workers over their capacity may be picked
+        where no other has room; False: the request can wait. The decision's `order` is empty when
+        no worker can be picked, and `refuse` says why.
         """
         if request.prompt.token_count > self._routing.prompt_tokens_max:
             raise Refusal(
@@ -155,7 +155,7 @@ class Decider:
         now_s: float,
         mark: Callable[[str], None],
     ) -> Matched:
-        """What the workers of a pool hold of a prompt, and what it is decided by.
+        """The overlaps of a pool's workers with a prompt, and the settings of its decision.
 
         Raises Refusal for a policy that the request can't have.
         """
@@ -225,16 +225,16 @@ class Decider:
         return self._judge(matched, policy, self._eligible(request, pool))
 
     def refuse(self, decision: Decision) -> NobodyFits:
-        """Why nobody in a pool can be picked."""
-        told = ", ".join(
+        """The refusal of a request for which no worker of a pool can be picked."""
+        counts = ", ".join(
             f"{count} {reason}" for reason, count in sorted(decision.exclusions().items())
         )
         refused = partial(NobodyFits, decision=decision)
         if not len(decision.rows):
             of = f" for {decision.request.model!r}" if decision.request.model else ""
-            return refused(Reason.NO_WORKER, f"no live worker{of}: {told}")
+            return refused(Reason.NO_WORKER, f"no live worker{of}: {counts}")
         if _FULL in decision.excluded:
-            return refused(Reason.ALL_WORKERS_FULL, f"no worker has room: {told}", FULL_RETRY_S)
+            return refused(Reason.ALL_WORKERS_FULL, f"no worker has room: {counts}", FULL_RETRY_S)
         may_come_back = [source for source, _ in decision.not_live]
         too_short = []
         for source, reason in zip(decision.sources, decision.excluded, strict=True):
@@ -244,21 +244,22 @@ class Decider:
                 may_come_back.append(source)
         output_tokens = self.output_tokens(decision.request)
         if too_short and all(
-            too_long(decision.request, output_tokens, heartbeat_of(one)) for one in may_come_back
+            too_long(decision.request, output_tokens, heartbeat_of(source))
+            for source in may_come_back
         ):
             return refused(
                 Reason.PROMPT_TOO_LONG,
-                f"the prompt has {decision.rows.prompt_tokens} tokens and fits no worker with what"
-                f" it is expected to bring out; the longest takes {max(too_short)}",
+                f"the prompt has {decision.rows.prompt_tokens} tokens and fits no worker with"
+                f" its expected output; the longest takes {max(too_short)}",
             )
         if decision.prefill is not None and not decision.prefill.order:
             return self.refuse(decision.prefill)
-        return refused(Reason.NO_ELIGIBLE_WORKER, f"no worker may take this request: {told}")
+        return refused(Reason.NO_ELIGIBLE_WORKER, f"no worker may take this request: {counts}")
 
     def take_policy_error(self) -> str:
-        """What the last policy did wrong that failed since this was asked; empty: none did."""
-        told, self._policy_error = self._policy_error, ""
-        return told
+        """The error of the last policy that failed since the last call; empty: none did."""
+        error, self._policy_error = self._policy_error, ""
+        return error
 
     def _policy(self, request: Request, settings: PolicySettings) -> Policy:
         """The request's, or the one of the settings; raises Refusal."""
@@ -332,7 +333,7 @@ class Decider:
         policy, scores = self._scored(policy, settings.policies[DYNAMO_ADAPTIVE.name], rows)
         excluded, order, tied = self._order(rows, scores)
         guard, guarded = settings.routing.guard, None
-        # Who decodes what another worker computed doesn't wait for prompts.
+        # A decode worker of a pair doesn't wait for prompts.
         is_guarded = kv_distance is None and guard.looks_at(policy.name)
         if is_guarded and order:
             order, guarded = self._guarded(rows, scores, excluded, order, guard)
@@ -353,20 +354,20 @@ class Decider:
         )
 
     def _overlaps(self, prompt: Prompt, pool: Pool) -> npt.NDArray[np.int32]:
-        """What each worker holds of the prompt, in tokens: a row for each field of Overlap."""
+        """Each worker's overlap with the prompt, in tokens: a row for each field of Overlap."""
         if len(pool.block_sizes) == 1:
             return self._overlaps_of(prompt, next(iter(pool.block_sizes)), pool.slots)
         tokens = np.zeros((len(Overlap._fields), len(pool)), np.int32)
         for size in pool.block_sizes:
-            told = [heartbeat_of(source).block_size == size for source in pool.sources]
-            rows = np.flatnonzero(told)
+            of_size = [heartbeat_of(source).block_size == size for source in pool.sources]
+            rows = np.flatnonzero(of_size)
             tokens[:, rows] = self._overlaps_of(prompt, size, pool.slots[rows])
         return tokens
 
     def _overlaps_of(
         self, prompt: Prompt, size: int, slots: npt.NDArray[np.intp]
     ) -> npt.NDArray[np.int32]:
-        if not size:  # workers that have not told their block size yet
+        if not size:  # workers whose block size is unknown yet
             return np.zeros((len(Overlap._fields), len(slots)), np.int32)
         # The engine recomputes the last block of a fully cached prompt.
         usable_max = (prompt.token_count - 1) // size
@@ -400,14 +401,16 @@ class Decider:
         )
 
     def _scored(self, policy: Policy, default: Policy, rows: Candidates) -> tuple[Policy, Scores]:
-        """The costs of rows, and the policy that made them: the default one for one that fails."""
+        """Costs of rows, and the policy that made them: the default in place of a failed one."""
         if not len(rows):
             return policy, Scores(np.zeros(0))
         try:
             scores = policy.score(rows)
-            if scores.chances is not None:  # what is drawn is told, so that a pick can be redone
-                told = {**scores.shared_terms, "draw": self._rng.random()}
-                scores = replace(scores, shared_terms=told)
+            if (
+                scores.chances is not None
+            ):  # the draw is in the receipt, so that a pick can be redone
+                shared = {**scores.shared_terms, "draw": self._rng.random()}
+                scores = replace(scores, shared_terms=shared)
             return policy, scores
         except PolicyFailed as failed:
             self.policy_failures[policy.name, failed.failure] += 1
@@ -417,7 +420,7 @@ class Decider:
     def _order(self, rows: Candidates, scores: Scores) -> tuple[Sequence[str], list[int], int]:
         """Why rows can't be picked; the pick and the rows next to it, cheapest first; how many tie.
 
-        Rows that tie take turns from a random one on, so that no second choice is everybody's.
+        Rows that tie take turns from a random row on, so that second choices differ.
         Where the policy gives chances, the pick is drawn by them.
         """
         excluded, can = rows.excluded, None
@@ -470,23 +473,24 @@ class Decider:
         return moved, Guarded(cheapest_row, waits)
 
     def _in_turn(self, tied: list[int], following: list[int]) -> list[int]:
-        """Rows that tie from a random one on, then the next ones."""
+        """Rows that tie from a random row on, then the following rows."""
         first = self._rng.randrange(len(tied)) if len(tied) > 1 else 0
         return [*tied[first:], *tied[:first], *following]
 
     def output_tokens(self, request: Request) -> int:
-        """What a request is expected to bring out."""
-        told = request.expected_output_tokens
+        """Output tokens expected of a request."""
+        expected = request.expected_output_tokens
         return min(
-            self._routing.expected_output_tokens if told is None else told, OUTPUT_TOKENS_MAX
+            self._routing.expected_output_tokens if expected is None else expected,
+            OUTPUT_TOKENS_MAX,
         )
 
 
 def _waits(decision: Decision) -> bool:
-    """Whether a worker that answers may take a request that nobody is picked for, once it has room:
-    then no other is tried in its place."""
+    """Whether an answering worker may take a request without a pick once it has room: then no
+    other worker is tried in its place."""
     stages = [decision] if decision.prefill is None else [decision, decision.prefill]
-    return any(_FULL in one.excluded or NOT_A_NUMBER in one.excluded for one in stages)
+    return any(_FULL in stage.excluded or NOT_A_NUMBER in stage.excluded for stage in stages)
 
 
 def _drawn(

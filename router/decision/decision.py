@@ -1,4 +1,4 @@
-"""What goes into the decision core and what comes out: requests, decisions, steps in a life."""
+"""Decisions: the pick of a request, and every number that it was made of. Pure data."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -40,21 +40,21 @@ class Overlap(NamedTuple):
     predicted: int
 
     @property
-    def told(self) -> int:
-        """Usable, by what the worker's events told."""
+    def by_events(self) -> int:
+        """Usable, by the worker's events, without predictions."""
         return self.device + self.host + self.disk
 
 
 @dataclass(slots=True)
 class Decision:
-    """Everything that was weighed, and who would be picked."""
+    """All candidates with their scores, and the pick."""
 
     request: Request
     policy: Policy
     rows: Candidates
     """No rows when no worker of the pool is live."""
     sources: Sequence[Source]
-    """One a row."""
+    """A worker a row."""
     tokens: npt.NDArray[np.int32]
     """Shape (fields of Overlap, rows)."""
     scores: Scores
@@ -68,29 +68,29 @@ class Decision:
     """Workers of the pool that made no row, and why."""
     decided_at_s: float
     prefill: "Decision | None" = None
-    """Of a pair: who would compute the prompt; this one is about who decodes."""
+    """Of a pair: the decision about the prefill worker; this object is about the decode worker."""
     how: "Prefill | None" = None
-    """Of a pair: whether that worker does."""
+    """Of a pair: where the prompt is computed."""
     guard: GuardSettings | None = None
-    """What looked at the pick; None: nothing did."""
+    """The guard of the pick; None: no guard."""
     guarded: Guarded | None = None
-    """Whether it moved the pick, and from which row."""
+    """The row that the guard moved the pick from; None: the pick stayed."""
     last_resort: bool = False
-    """Whether workers were weighed that are tried only where none that answers may be picked."""
+    """Whether the candidates were those tried only where no answering worker may be picked."""
     strained: bool = False
-    """Whether workers were weighed that are over what was learned of their capacity, since no other
-    has room."""
+    """Whether the candidates include workers over their learned capacity, since no other has
+    room."""
 
     @property
     def computing(self) -> "Decision":
-        """The decision about who computes the prompt."""
+        """The decision about the worker that computes the prompt."""
         return self.prefill if self.prefill and self.how is Prefill.REMOTE else self
 
     def overlap(self, row: int) -> Overlap:
         return Overlap._make(self.tokens[:, row].tolist())
 
     def best_overlap_tokens(self) -> int:
-        """The usable overlap of whoever holds most."""
+        """The largest usable overlap of any worker."""
         return int(np.maximum.reduce(self.tokens[1])) if self.sources else 0
 
     def exclusions(self) -> Counter[str]:
@@ -107,4 +107,4 @@ class NobodyFits(Refusal):
     """A refusal of a request whose workers were weighed."""
 
     decision: Decision | None = None
-    """What was weighed; of a pair, the half for which nobody fits."""
+    """The candidates; of a pair, the half for which no worker fits."""

@@ -33,7 +33,7 @@ from router.policies.candidates import Candidates
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """What the guard looks at: one number a row, and the least of the rows that can be picked."""
+    """Input of the guard: a number a row, and the least of the rows that can be picked."""
 
     settings: GuardSettings
     prompt_tokens: int

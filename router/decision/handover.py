@@ -1,9 +1,9 @@
-"""What a proxy needs to have one engine hand a KV cache over to another, in the engines' own words.
+"""Parameters with which a proxy has an engine hand a KV cache over, in the engines' own terms.
 
 SGLang: both requests carry the prefill engine's bootstrap server and a room, and go out at once.
-vLLM: the prefill request says that somebody else will decode, and its answer says where the blocks
-are. With NIXL that answer goes into the decode request as it is; with Mooncake both are told a
-transfer_id, and the decode request where the prefill engine is.
+vLLM: the prefill request says that another engine will decode, and its answer says where the
+blocks are. With NIXL that answer goes into the decode request as it is; with Mooncake both requests
+have a transfer_id, and the decode request the prefill engine's address.
 
 Read 2026-11-21: sglang 0.5.23, `sglang.srt.disaggregation`; vllm 0.32, the proxies of its
 NixlConnector and MooncakeConnector.
@@ -25,8 +25,8 @@ class HandOver(NamedTuple):
     decode_kv_transfer_params: str
 
 
-def can_be_found(prefill: Heartbeat) -> bool:
-    """Whether a decode engine can be told all that it needs to fetch from this one.
+def is_reachable(prefill: Heartbeat) -> bool:
+    """Whether the heartbeat has all that a decode engine needs to fetch from this engine.
 
     Without the engine's id MooncakeConnector neither fetches nor fails: the request waits for ever.
     """
@@ -34,7 +34,7 @@ def can_be_found(prefill: Heartbeat) -> bool:
 
 
 def hand_over(prefill: Heartbeat, room: int) -> HandOver:
-    """How the worker with that heartbeat hands over. room: which no other request has."""
+    """How the worker with that heartbeat hands over. room: of no other request."""
     host = prefill.bootstrap_host or host_of(prefill.address)
     if prefill.engine == "sglang":
         return HandOver(host, prefill.bootstrap_port or BOOTSTRAP_PORT, "", "")

@@ -1,20 +1,21 @@
 """Pairs: one worker computes the prompt, another one takes its KV cache over and decodes.
 
-    who can hand over                           -> cost by cache and queue -> the prefill worker
-    who can take over from it, or serve alone   -> cost by room and way    -> the pick
+    workers that can hand over                        -> cost by cache and queue -> prefill worker
+    workers that can take over from it or serve alone -> cost by room and way    -> pick
 
-The pick computes the prompt itself when hardly anything of it is new to it: what it would fetch, or
-wait for in another queue, costs more than it saves. And when nobody can hand over, one worker that
+The pick computes the prompt itself when hardly any of its tokens are new there: a transfer, or a
+wait in another queue, would cost more than it saves. When no worker can hand over, a worker that
 can serve alone does all, by the policy of whole requests.
 
-Who can do what depends on the engine, too. vLLM's decode workers compute prompts as all others do;
-SGLang's don't, and its workers without a role know no hand-over. A vLLM worker without a role takes
-part in pairs if it names its KV connector. Both halves are of the same engine and block size.
+The parts that a worker can take depend on the engine, too. vLLM's decode workers compute prompts as
+all others do; SGLang's don't, and its workers without a role know no hand-over. A vLLM worker
+without a role takes part in pairs if it names its KV connector. Both halves are of the same engine
+and block size.
 
 Pure, like the core that it is a part of.
 
 Laws:
-- the prefill worker of a pair hands over to nobody but its decode worker, which is another one;
+- the prefill worker of a pair hands over only to its decode worker, which is another worker;
 - thresholds of 0 leave nothing local that is not cached.
 """
 
@@ -28,7 +29,7 @@ import numpy.typing as npt
 from events.feed.fleet_view import Source
 from events.plane.facts import Heartbeat
 from router.decision.decision import Decision, Prefill
-from router.decision.handover import can_be_found
+from router.decision.handover import is_reachable
 from router.fleet.on_demand import Further
 from router.fleet.pools import Pool, heartbeat_of
 from router.fleet.table import COLUMNS, Column, Flags
@@ -37,7 +38,7 @@ from router.policies.policy import Policy
 from router.request.request import Request, Role
 
 HANDS_NOTHING_OVER = "hands nothing over"
-NOBODY_TAKES_OVER = "nobody can take over from it"
+NONE_TAKES_OVER = "no worker can take over from it"
 DECODES_ONLY = "can't compute prompts"
 FETCHES_FROM_OTHERS = "can't take over from the prefill worker"
 
@@ -46,7 +47,7 @@ _TRUST = COLUMNS.index("trust")
 
 
 class Matched(NamedTuple):
-    """A request, and what the workers of its pool hold of the prompt."""
+    """A request, and the overlap of each worker of its pool."""
 
     request: Request
     pool: Pool
@@ -55,12 +56,12 @@ class Matched(NamedTuple):
     overlaps: npt.NDArray[np.int32]
     now_s: float
     settings: PolicySettings
-    """What the request is decided by."""
+    """The settings of the request's decision."""
     policy: Policy
     """The request's, or the one of the settings."""
     last: Sequence[str] = ()
-    """Why each worker is a last resort, which is picked only where no other may be; empty for one
-    that answers. Without any entry, all of the pool answer."""
+    """Why each worker is a last resort, which is picked only where no other may be; empty for a
+    worker that answers. Without any entry, all of the pool answer."""
 
 
 class Stages(NamedTuple):
@@ -69,11 +70,11 @@ class Stages(NamedTuple):
     prefill: Policy
     decode: Policy
     alone: Policy
-    """Of one worker that does both, for want of another."""
+    """Of a worker that does both, for want of another."""
     local_tokens: int
-    """A prompt of which no more is new stays where it is decoded,"""
+    """A prompt with at most so many new tokens is computed by the decode worker,"""
     local_share: float
-    """and one of which no larger part is."""
+    """and so is a prompt of which at most such a part is new."""
 
 
 class Judge(Protocol):
@@ -97,7 +98,7 @@ def hands_over(heartbeat: Heartbeat) -> bool:
     connected = heartbeat.role == Role.PREFILL or (
         heartbeat.role == Role.BOTH and _connected(heartbeat)
     )
-    return connected and can_be_found(heartbeat)
+    return connected and is_reachable(heartbeat)
 
 
 def takes_over(heartbeat: Heartbeat) -> bool:
@@ -118,24 +119,27 @@ def _connected(heartbeat: Heartbeat) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Halves:
-    """What each worker of a pool can be."""
+    """The parts that each worker of a pool can take."""
 
     hands_over: Flags
     takes_over: Flags
     alone: Flags
     kind: npt.NDArray[np.intp]
-    """The same number: the same engine and block size, so that one can take over from another."""
+    """Workers with the same number have the same engine and block size, and can take over."""
 
     @classmethod
     def of(cls, pool: Pool) -> "_Halves":
-        told = [heartbeat_of(source) for source in pool.sources]
+        heartbeats = [heartbeat_of(source) for source in pool.sources]
         kinds: dict[tuple[str, int], int] = {}
         return cls(
-            np.array([hands_over(one) for one in told], np.bool_),
-            np.array([takes_over(one) for one in told], np.bool_),
-            np.array([serves_alone(one) for one in told], np.bool_),
+            np.array([hands_over(heartbeat) for heartbeat in heartbeats], np.bool_),
+            np.array([takes_over(heartbeat) for heartbeat in heartbeats], np.bool_),
+            np.array([serves_alone(heartbeat) for heartbeat in heartbeats], np.bool_),
             np.array(
-                [kinds.setdefault((one.engine, one.block_size), len(kinds)) for one in told],
+                [
+                    kinds.setdefault((heartbeat.engine, heartbeat.block_size), len(kinds))
+                    for heartbeat in heartbeats
+                ],
                 np.intp,
             ),
         )
@@ -147,37 +151,39 @@ class Pairs:
     def __init__(self, further: Further) -> None:
         self._further = further
         self._known: tuple[Pool, _Halves] | None = None
-        """Of the pool that was asked last."""
+        """Halves of the last call's pool."""
 
-    def decide(self, asked: Matched, stages: Stages, judge: Judge, eligible: Eligible) -> Decision:
-        """The decision about who decodes, which tells the one about who computes the prompt."""
-        request, pool = asked.request, asked.pool
+    def decide(
+        self, matched: Matched, stages: Stages, judge: Judge, eligible: Eligible
+    ) -> Decision:
+        """The decision about the decode worker, with the prefill worker's inside."""
+        request, pool = matched.request, matched.pool
         halves = self._halves_of(pool)
         decodes = eligible(replace(request, role=Role.DECODE), pool)
-        room = asked.table[_FULL] == 0
+        room = matched.table[_FULL] == 0
         takes = halves.takes_over & room & _can(decodes)
         mates = np.bincount(halves.kind[takes], minlength=len(pool))[halves.kind] > 0
         prefills = eligible(replace(request, role=Role.PREFILL, expected_output_tokens=1), pool)
         prefills = _narrowed(prefills, halves.hands_over, HANDS_NOTHING_OVER)
-        prefill = judge(asked, stages.prefill, _narrowed(prefills, mates, NOBODY_TAKES_OVER))
+        prefill = judge(matched, stages.prefill, _narrowed(prefills, mates, NONE_TAKES_OVER))
         if not prefill.order:
-            # Who is full would take it later, which a refusal should tell.
+            # A full worker would take it later: the refusal then says that all are full.
             can = halves.alone | (halves.takes_over & ~room)
-            decision = judge(asked, stages.alone, _narrowed(decodes, can, DECODES_ONLY))
+            decision = judge(matched, stages.alone, _narrowed(decodes, can, DECODES_ONLY))
             decision.prefill, decision.how = prefill, Prefill.ABSENT
             return decision
         source = prefill.order[0]
-        local = _local(asked, halves, stages)
+        local = _local(matched, halves, stages)
         local[source] = halves.alone[source]  # it would hand over to itself
         fetches = halves.takes_over & (halves.kind == halves.kind[source])
         here = np.zeros(len(pool), np.bool_)
         here[source] = True
         distance = np.where(local, 0.0, self._further.mean_distance(pool, here))
         reasons = _narrowed(decodes, local | fetches, FETCHES_FROM_OTHERS)
-        decision = judge(asked, stages.decode, reasons, distance)
+        decision = judge(matched, stages.decode, reasons, distance)
         stays = bool(decision.order) and bool(local[decision.order[0]])
         decision.prefill, decision.how = prefill, Prefill.LOCAL if stays else Prefill.REMOTE
-        # Whoever comes next must be able to do what the pick was to do.
+        # The alternatives must be able to take the pick's part.
         able = halves.alone if stays else fetches
         decision.order = [row for row in decision.order if able[row]]
         return decision
@@ -188,10 +194,10 @@ class Pairs:
         return self._known[1]
 
 
-def _local(asked: Matched, halves: _Halves, stages: Stages) -> Flags:
+def _local(matched: Matched, halves: _Halves, stages: Stages) -> Flags:
     """Where hardly anything of the prompt would have to be computed."""
-    tokens = asked.request.prompt.token_count
-    new = tokens - asked.table[_TRUST] * asked.overlaps[1]
+    tokens = matched.request.prompt.token_count
+    new = tokens - matched.table[_TRUST] * matched.overlaps[1]
     few: Flags = new <= max(stages.local_tokens, stages.local_share * tokens)
     return halves.alone & few
 

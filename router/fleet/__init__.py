@@ -1,1 +1,1 @@
-"""What is known of the workers, as one table with one writer, the core. Pure."""
+"""Knowledge of the workers, as one table with one writer, the core. Pure."""

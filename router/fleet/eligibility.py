@@ -13,7 +13,7 @@ NOT_A_NUMBER = "cost is not a number"
 """The policy's doing, which another one may not do."""
 LORA_ELSEWHERE = "another worker has the LoRA loaded"
 OUTPUT_TOKENS_MAX = 4096
-"""What a request is believed when it says how much output it expects."""
+"""Largest expected output of a request that counts, in tokens."""
 
 
 def exclusions(

@@ -8,13 +8,13 @@ MODELS_MAX = 10_000
 
 
 class Models:
-    """What a model's name means, and whether it was ever heard of."""
+    """Meanings of models' names, and the names served so far."""
 
     def __init__(self, configured: tuple[ModelSettings, ...], memory_s: float) -> None:
         self._names = {
-            name: (one.name, *one.aliases)
-            for one in configured
-            for name in (one.name, *one.aliases)
+            name: (model.name, *model.aliases)
+            for model in configured
+            for name in (model.name, *model.aliases)
         }
         """Name of a configured model -> all its names, the canonical one first."""
         self._memory_s = memory_s
@@ -28,7 +28,7 @@ class Models:
         return self._names.get(model) or (model,)
 
     def known(self, model: str) -> bool:
-        """Whether it is configured, or was served a while ago."""
+        """Whether a model is configured, or was served a while ago."""
         return model in self._names or model in self.seen
 
     def is_whole(self, name: str) -> bool:

@@ -37,7 +37,7 @@ class Further:
         self._sessions = sessions
         self._working_sets = working_sets
         self._topology: tuple[Pool, Topology] | None = None
-        """Of the pool that was asked last, as a rule the only one."""
+        """The topology of the last call's pool, as a rule the only pool."""
 
     def blocks_in_use(self, pool: Pool, prompt: Prompt) -> Column:
         """Blocks of a prompt that our open requests on each worker use already."""

@@ -7,7 +7,8 @@ object a worker.
 Workers have two ranks of availability. First come those that beat, answer and are not ejected; a
 pool of them is all that most decisions see. The last resort is for a request that none of them may
 take, whether or not they have room: those that fell silent together, whose heartbeats can't be
-read, or that are ejected. Ejected ones come last: of them more is known than that nothing is heard.
+read, or that are ejected. Ejected ones come last: their fault is known, while silence
+may be none.
 
 Laws:
 - after `refresh`, the columns say what view and loads say;
@@ -84,13 +85,18 @@ class Pool:
             workers=tuple(source.key for source in sources),
             slots=np.array(slots, np.intp),
             span=slice(slots[0], slots[0] + len(slots)) if in_a_row else None,
-            block_sizes=frozenset(one.block_size for one in heartbeats),
-            roles=frozenset(one.role for one in heartbeats),
-            shortest_len=min((one.max_model_len or inf for one in heartbeats), default=inf),
+            block_sizes=frozenset(heartbeat.block_size for heartbeat in heartbeats),
+            roles=frozenset(heartbeat.role for heartbeat in heartbeats),
+            shortest_len=min(
+                (heartbeat.max_model_len or inf for heartbeat in heartbeats), default=inf
+            ),
             all_eligible=("",) * len(sources),
-            models=tuple(one.model for one in heartbeats),
+            models=tuple(heartbeat.model for heartbeat in heartbeats),
             name_hashes=np.array(
-                [xxh3_64_intdigest(one.key.worker_id.encode(), one.key.dp_rank) for one in sources],
+                [
+                    xxh3_64_intdigest(source.key.worker_id.encode(), source.key.dp_rank)
+                    for source in sources
+                ],
                 np.uint64,
             ),
         )
@@ -100,7 +106,7 @@ class Pool:
 
 
 class _Identity(NamedTuple):
-    """What decides in which pools a worker is, and what a pool says of itself."""
+    """The fields that decide in which pools a worker is, and a pool's properties."""
 
     slot: int
     model: str
@@ -137,7 +143,7 @@ class LastResort(NamedTuple):
     """The workers of a model that may get a request which none that answers may take."""
 
     pool: Pool
-    """Those that answer are in it, too: the halves of a pair are chosen apart."""
+    """Includes the workers that answer: the halves of a pair are chosen apart."""
     reasons: Sequence[str]
     """Why each gets nothing while others may; empty where it answers."""
     down: list[tuple[Source, str]]
@@ -150,7 +156,7 @@ def _last_resort(
     return LastResort(
         Pool.of([*up.sources, *(source for source, _ in kept)]),
         [*("" for _ in up.sources), *(reason for _, reason in kept)],
-        [one for one in down if one not in kept],
+        [source for source in down if source not in kept],
     )
 
 
@@ -194,7 +200,7 @@ class Pools:
         self._answering: dict[_Group, dict[WorkerKey, None]] = {}
         """Workers that beat and answer, ejected or not."""
         self._up: dict[_Group, list[WorkerKey]] = {}
-        """Those of them that are not ejected, of groups that were asked about."""
+        """Of `_answering`: workers that are not ejected, of groups that were looked up."""
         self._group_of: dict[WorkerKey, _Group] = {}
         """The group that each of these is in."""
         self._silence: tuple[bool, frozenset[str]] = (False, frozenset())
@@ -203,13 +209,13 @@ class Pools:
         self._strained: set[int] = set()
         """Of these: by what was learned alone (router/health/capacity.py)."""
         self._served: Counter[str] = Counter()
-        """Every name that heartbeats serve -> workers. A name that nobody serves costs one look
+        """Every name that heartbeats serve -> workers. An unknown name costs one look
         here, however many workers and LoRAs there are."""
         self._served_loras: Counter[str] = Counter()
         self._served_models: Counter[str] = Counter()
         """As engines call them; empty: of workers that have not said theirs."""
         self._loading: Counter[str] = Counter()
-        """Those of them whose workers load LoRAs on demand -> such workers."""
+        """Models whose workers load LoRAs on demand -> count of such workers."""
         self._served_text: str | None = None
         """Some of these, for refusals; None: to be written again."""
         self._several_text: str | None = None
@@ -343,15 +349,15 @@ class Pools:
     def live(self, model: str, ready: bool) -> tuple[Pool, list[tuple[Source, str]]]:
         """The workers of a model that are up; and the others, each with the reason.
 
-        model: by any of its names; empty: the fleet's only one. ready: the fleet has been heard.
-        A name that nobody serves stands for the model whose workers may load it (`loading_model`).
-        Raises Refusal if nobody serves it, up or not.
+        model: by any of its names; empty: the fleet's only one. ready: the fleet is known.
+        An unknown name stands for the model whose workers may load it (`loading_model`).
+        Raises Refusal if no worker serves it, up or not.
         """
-        found = self._pools.get(model)
-        if found is None and ready and (base := self.loading_model(model)):
-            found = self.live(base, ready)
-            self._keep(model, found)
-        if found is None:
+        parts = self._pools.get(model)
+        if parts is None and ready and (base := self.loading_model(model)):
+            parts = self.live(base, ready)
+            self._keep(model, parts)
+        if parts is None:
             up: list[Source] = []
             down: list[tuple[Source, str]] = []
             for source in self._serving(model, ready):
@@ -359,17 +365,17 @@ class Pools:
                     down.append((source, reason))
                 else:
                     up.append(source)
-            found = Pool.of(up), down
-            self._keep(model, found)
-        return found
+            parts = Pool.of(up), down
+            self._keep(model, parts)
+        return parts
 
     def last_resorts(self, model: str, ready: bool) -> tuple[LastResort, ...]:
-        """What is left for a request that no worker of `live` may take, in the order of trying: the
-        workers of which nothing is heard, then these and the ejected ones. Empty: nothing is."""
+        """Pools for a request that no worker of `live` may take, in the order of trying: the silent
+        workers, then these and the ejected ones. Empty: there are none."""
         if model not in self._last_resorts:
             up, down = self.live(model, ready)
             kept = [(source, reason) for source, reason in down if self.may_be_last(source)]
-            unheard = [one for one in kept if not self._ejected(one[0].key)]
+            unheard = [worker for worker in kept if not self._ejected(worker[0].key)]
             tiers = [unheard, kept] if unheard and len(unheard) < len(kept) else [kept]
             self._last_resorts[model] = tuple(
                 _last_resort(up, down, tier) for tier in tiers if tier
@@ -389,7 +395,7 @@ class Pools:
         return self._answering.get(self._group(source), {}) if source.heartbeat is not None else ()
 
     def up(self, source: Source) -> Collection[WorkerKey]:
-        """Those of a worker's group that are not kept out."""
+        """The workers of a worker's group that are not kept out."""
         if source.heartbeat is None:
             return ()
         group = self._group(source)
@@ -402,14 +408,14 @@ class Pools:
         return self._up[group]
 
     def on_ejected(self, key: WorkerKey) -> None:
-        """A worker is ejected, or is no more."""
+        """A worker's ejection begins or ends."""
         source = self._view.sources.get(key)
         if source is not None and key in self._identities:
             self._note_down(source)
             self._last_resorts.clear()  # of one that is silent, too, the reason stays
 
     def on_capacity(self, key: WorkerKey) -> None:
-        """What was learned of how much a worker can take has changed."""
+        """A worker's learned capacity has changed."""
         source, known = self._view.sources.get(key), self._identities.get(key)
         if source is None or source.heartbeat is None or known is None:
             return
@@ -422,7 +428,7 @@ class Pools:
             self.on_capacity(key)
 
     def forget_live(self) -> None:
-        """Makes every pool again when it is asked for: which workers are kept out has changed."""
+        """Makes every pool again at its next use: other workers are kept out now."""
         self._up.clear()
         self._pools.clear()
         self._last_resorts.clear()
@@ -440,7 +446,7 @@ class Pools:
         return loaded or (model if self.loading_model(model) else "")
 
     def loading_model(self, name: str) -> str:
-        """The model whose workers may load a name that nobody serves as a LoRA, on demand.
+        """The model whose workers may load an unknown name as a LoRA, on demand.
 
         Empty: no worker loads LoRAs on demand, or workers of several models do, so that a request
         has to name the model and the LoRA; or the name is a model's that has no worker now.
@@ -450,10 +456,10 @@ class Pools:
         models = {self._models.names(model)[0] for model in self._loading if model}
         return models.pop() if len(models) == 1 else ""
 
-    def _keep(self, model: str, found: tuple[Pool, list[tuple[Source, str]]]) -> None:
+    def _keep(self, model: str, parts: tuple[Pool, list[tuple[Source, str]]]) -> None:
         if len(self._pools) >= _POOLS_MAX:
             self.forget_live()
-        self._pools[model] = found
+        self._pools[model] = parts
 
     def _count_names(self, identity: _Identity, change: int) -> None:
         """A worker began (1) or ceased (-1) to serve what it says."""
@@ -530,14 +536,14 @@ class Pools:
         if model and not any(name in self._served for name in self._models.names(model)):
             raise self._refusal(model, ready)
         sources = self._view.sources
-        known = [one for one in sources.values() if one.heartbeat is not None]
+        known = [source for source in sources.values() if source.heartbeat is not None]
         if not model:
             self._check_one_model()
-            # One that has not told its model yet may serve any: it counts only if all are such.
-            told = [source for source in known if heartbeat_of(source).model]
-            pool = told or known
+            # A worker without a known model may serve any: it counts only if all are such.
+            named = [source for source in known if heartbeat_of(source).model]
+            pool = named or known
         else:
-            pool = [one for one in known if self._models.serves(heartbeat_of(one), model)]
+            pool = [source for source in known if self._models.serves(heartbeat_of(source), model)]
         if pool:
             return pool
         raise self._refusal(model, ready)
@@ -545,15 +551,15 @@ class Pools:
     def _refusal(self, model: str, ready: bool) -> Refusal:
         """Why a model has no workers. Costs the same however large the fleet is."""
         if not self._view.sources and not self._models.seen:
-            return Refusal(Reason.NO_WORKER, "no worker has been heard of yet")
+            return Refusal(Reason.NO_WORKER, "no worker is known yet")
         if self._models.known(model):
             return Refusal(Reason.NO_WORKER, f"no worker serves {model!r} at the moment")
         if not self._identities:
-            return Refusal(Reason.NO_WORKER, "no worker that is there has said what it serves yet")
+            return Refusal(Reason.NO_WORKER, "no known worker has named its model yet")
         if not ready:
             return Refusal(
                 Reason.NO_WORKER,
-                f"no worker that was heard so far serves {model!r}; the router has just started",
+                f"no worker known so far serves {model!r}; the router has just started",
             )
         return Refusal(
             Reason.UNKNOWN_MODEL,

@@ -39,7 +39,7 @@ from indexer.identity import WorkerKey
 from router.fleet.table import Column
 
 REQUEST_TOKENS = 500
-"""What a request costs beside its tokens: a part of a step, in which the weights are read."""
+"""Cost of a request beside its tokens: a part of a step, in which the weights are read."""
 ATTENTION_TOKENS = 50_000
 """Context at which attention makes a token cost twice. By the arithmetic of transformers: about
 6 * hidden size for small ones (30,000 for 8 billion parameters) to 10 * for large ones."""
@@ -49,18 +49,18 @@ PRIOR_WORK = 20_000.0
 """Tokens that the configured rate counts for: a few prompts."""
 ANCHOR_WORK = 300_000.0
 """Tokens that the anchor counts for: some fifty prompts. Equal workers must look equal, whatever
-each was asked; one that is half as fast is seen as such all the same."""
+prompts each got; a worker that is half as fast still shows."""
 ALIKE = 1.25
-"""Workers whose rates differ by less have the same one, and the others are as much nearer to it.
-Equal engines differ by as much, for what they were asked and what decoded there meanwhile, and the
-seemingly faster ones would get all long prompts for it."""
+"""Workers whose rates differ by less have the same rate, and other rates move as much nearer to it.
+Equal engines differ by as much, by the prompts they got and the requests that decoded meanwhile,
+and the seemingly faster ones would get all long prompts."""
 FADE = 0.995
-"""What a sample is still worth after the next one: the last two hundred or so decide."""
+"""Weight of a sample after the next one: about the last two hundred samples decide."""
 LONGEST = 4.0
 MEASURED = 5
 """Samples from which on a worker's rate counts in the median."""
 PROGRESS_MAX = 0.9
-"""Of the prompt in front: no more of it counts as computed until it is reported."""
+"""Share of the prompt in front that counts as computed, at most, until its first token."""
 
 
 def work(new_tokens: Column | float, prompt_tokens: float) -> Column | float:
@@ -71,7 +71,7 @@ def work(new_tokens: Column | float, prompt_tokens: float) -> Column | float:
 
 @dataclass(slots=True)
 class WorkerRate:
-    """One worker: what was measured, and which prompts are under way."""
+    """A worker's measurements, and its prompts under way."""
 
     slot: int
     model: str
@@ -104,8 +104,8 @@ class PrefillRates:
         """By model, of those that workers were measured with."""
         self._workers: dict[WorkerKey, WorkerRate] = {}
         self._in_slot: dict[int, WorkerRate] = {}
-        """Whose columns are at a slot. A worker that left it, without `on_moved` yet, isn't here
-        once another one has come."""
+        """Slot -> the worker of the columns there. A worker that left the slot, without `on_moved`
+        yet, isn't here once another worker has come."""
         self.under_way = 0
         """Prompts, at all workers; while there are none, nobody need call `on_end`."""
         self.mean_work = MEAN_WORK
@@ -122,7 +122,7 @@ class PrefillRates:
         return known.rate if known is not None else self.anchor(model)
 
     def anchor(self, model: str) -> float:
-        """What a worker of a model does before it was measured, tokens a second."""
+        """Rate of a worker of a model before measurements, tokens a second."""
         return self._anchors.get(model, self._prior_rate)
 
     def samples(self, key: WorkerKey) -> int:
@@ -133,7 +133,7 @@ class PrefillRates:
     def columns(
         self, slots: npt.NDArray[np.intp], models: Sequence[str], now_s: float
     ) -> "PrefillColumns":
-        """What is known of some workers; models: of each."""
+        """Columns about some workers; models: of each."""
         table = self.table(int(slots.max(initial=0)))
         rate, ends_s, least_s, tokens, count = table[:, slots]
         for row in np.flatnonzero(rate == 0).tolist():  # nothing was ever sent there
@@ -147,7 +147,7 @@ class PrefillRates:
         )
 
     def table(self, last_slot: int) -> npt.NDArray[np.float64]:
-        """What is known of workers up to a slot, by slot: rate (0: the anchor's), ends_s, the least
+        """Columns about workers up to a slot, by slot: rate (0: the anchor's), ends_s, the least
         wait, known tokens, prompts open. Read only."""
         if last_slot >= self._columns.shape[1]:
             self._make_room(last_slot)
@@ -183,7 +183,7 @@ class PrefillRates:
         picked_at_s: float,
         now_s: float,
     ) -> None:
-        """A prompt's first token is out, and it is under way no more: a sample."""
+        """A prompt's first token is out, which ends the prompt: a sample."""
         worker = self._worker(key, slot, model)
         todo = float(work(new_tokens, prompt_tokens))
         took_s = max(0.0, now_s - max(worker.done_at_s, picked_at_s))
@@ -207,7 +207,7 @@ class PrefillRates:
             self._put(worker)
 
     def on_forgotten(self, workers: Collection[WorkerKey]) -> None:
-        """Workers that are known no more."""
+        """Workers that left the view."""
         for key in workers:
             worker = self._workers.pop(key, None)
             if worker is not None:
@@ -229,7 +229,7 @@ class PrefillRates:
         for worker in self._workers.values():
             if worker.busy_s > 0:
                 by_model.setdefault(worker.model, []).append(worker)
-        self._anchors = {model: self._anchor_of(some) for model, some in by_model.items()}
+        self._anchors = {model: self._anchor_of(of_model) for model, of_model in by_model.items()}
         for worker in self._workers.values():
             self._settle(worker)
             self._put(worker)
@@ -263,11 +263,13 @@ class PrefillRates:
         worker.rate = anchor * min(ratio * ALIKE, max(ratio / ALIKE, 1.0))
 
     def _anchor_of(self, workers: list[WorkerRate]) -> float:
-        measured = [one.done_work / one.busy_s for one in workers if one.samples >= MEASURED]
+        measured = [
+            worker.done_work / worker.busy_s for worker in workers if worker.samples >= MEASURED
+        ]
         if measured:
             return median(measured)
-        busy_s = PRIOR_WORK / self._prior_rate + sum(one.busy_s for one in workers)
-        return (PRIOR_WORK + sum(one.done_work for one in workers)) / busy_s
+        busy_s = PRIOR_WORK / self._prior_rate + sum(worker.busy_s for worker in workers)
+        return (PRIOR_WORK + sum(worker.done_work for worker in workers)) / busy_s
 
     def _close(self, worker: WorkerRate, reservation_id: str) -> None:
         closed = worker.open.pop(reservation_id, None)
@@ -300,7 +302,7 @@ class PrefillRates:
 
 @dataclass(frozen=True, slots=True)
 class PrefillColumns:
-    """One number a row."""
+    """A number a row."""
 
     mean_work: float
     """Of a prompt, over all workers."""

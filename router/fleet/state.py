@@ -71,7 +71,7 @@ class Fleet:
         self.cache_reports: dict[WorkerKey, CacheReport] = {}
         self.self_check = SelfCheck(view)
         self.ready = True
-        """False: part of the fleet may not have been heard yet, so that no model is unknown."""
+        """False: heartbeats of a part of the fleet may be missing, so that no model is unknown."""
         self.drained: dict[str, None] = {}
         """Ids of the workers that get no new requests."""
         self.drains = 0
@@ -187,11 +187,11 @@ class Fleet:
         return source.heartbeat is not None and self.models.serves(source.heartbeat, model)
 
     def warnings(self, source: Source, now_s: float) -> list[WorkerWarning]:
-        """What an operator should mend about a worker."""
-        found = self._watch.warnings(source, now_s)
+        """A worker's faults that an operator should mend."""
+        warnings = self._watch.warnings(source, now_s)
         if trouble := self.relay_trouble(source.key.worker_id):
-            found.append(WorkerWarning(WarningCode.RELAY, trouble))
-        return found
+            warnings.append(WorkerWarning(WarningCode.RELAY, trouble))
+        return warnings
 
     def load_of(self, key: WorkerKey) -> WorkerLoad:
         """A worker's load; an idle one for a worker that nothing is known of."""
@@ -236,7 +236,7 @@ class Fleet:
         return load
 
     def _answered_at_s(self, key: WorkerKey) -> float | None:
-        """When an engine last answered its relay, by our clock; None: its relay never asked.
+        """When an engine last answered its relay, by our clock; None: its relay took no sample.
 
         Heartbeats that are delayed, as beside a flood of other messages, don't make it later: a
         dead engine would seem to have answered since it refused connections.

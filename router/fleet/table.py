@@ -11,7 +11,7 @@ Flags: TypeAlias = npt.NDArray[np.bool_]
 
 
 class Row(NamedTuple):
-    """What is kept up to date of one worker (router/fleet/pools.py); the properties below say
+    """Columns kept up to date of a worker (router/fleet/pools.py); the properties below say
     more."""
 
     block_size: float

@@ -34,8 +34,8 @@ class Topology:
         """labels: of each worker."""
         places: dict[tuple[object, ...], int] = {}
         self._place = np.empty(len(labels), np.intp)
-        for row, one in enumerate(labels):
-            place = tuple(one.get(name) or (row, name) for name in names)
+        for row, of_worker in enumerate(labels):
+            place = tuple(of_worker.get(name) or (row, name) for name in names)
             self._place[row] = places.setdefault(place, len(places))
         distance = np.full((len(places), len(places)), BEYOND, np.float64)
         for level in reversed(range(len(names))):

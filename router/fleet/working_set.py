@@ -1,4 +1,4 @@
-"""Which blocks each worker was asked for lately: what is likely to be asked for again. Pure.
+"""Blocks of the prompts that each worker got lately, which are likely to come again. Pure.
 
 A worker's working set is the distinct blocks of the prompts that this replica sent there within the
 last WINDOW_S. A cache that it fits in loses nothing that matters when a new prompt comes; one that
@@ -6,7 +6,7 @@ it fills loses as much of it as the prompt needs. Counted by a sample: of all pr
 hash is a multiple of SAMPLE, so that the sample is the same in all prompts and memory stays small.
 
 Laws:
-- a block that is asked for again counts once;
+- a block that comes again counts once;
 - a slot's number is that of the worker in it: a worker that gets another slot takes it with it;
 - a worker has SAMPLES_MAX of them at most, all workers ALL_SAMPLES_MAX: a prompt past either has
   the oldest of its worker forgotten, and counted.
@@ -36,12 +36,12 @@ ALL_SAMPLES_MAX = 1 << 20
 
 
 @dataclass(slots=True)
-class _Asked:
-    """What one worker was asked for."""
+class _WorkingSet:
+    """A worker's working set."""
 
     slot: int
     at_s: dict[int, float] = field(default_factory=dict)
-    """Sampled prefixes and when each was last asked for, the oldest first."""
+    """Sampled prefixes and when each was last used, the oldest first."""
 
 
 class WorkingSets:
@@ -50,10 +50,10 @@ class WorkingSets:
     def __init__(self) -> None:
         self.forgotten = 0
         """Samples dropped while they still counted, for want of room."""
-        self._asked: dict[WorkerKey, _Asked] = {}
-        self._in_slot: dict[int, _Asked] = {}
-        """Whose number is at a slot. A worker that left it, without `on_moved` yet, isn't here once
-        another one has come."""
+        self._of_worker: dict[WorkerKey, _WorkingSet] = {}
+        self._in_slot: dict[int, _WorkingSet] = {}
+        """Slot -> the worker of the number there. A worker that left the slot, without `on_moved`
+        yet, isn't here once another worker has come."""
         self._blocks = np.zeros(0)
         """By slot: about how many blocks are in the worker's working set."""
         self._count = 0
@@ -80,36 +80,36 @@ class WorkingSets:
 
     def on_sample(self, key: WorkerKey, slot: int, sample: list[int], now_s: float) -> None:
         """As on_pick. sample: those of the prefixes that are multiples of SAMPLE."""
-        known = self._asked.get(key)
+        known = self._of_worker.get(key)
         if known is None:
-            known = self._asked[key] = _Asked(slot)
+            known = self._of_worker[key] = _WorkingSet(slot)
             self._in_slot[slot] = known
         elif known.slot != slot:
             self.on_moved(key, slot)
-        asked = known.at_s
-        self._count -= len(asked)
+        times = known.at_s
+        self._count -= len(times)
         for prefix in sample:
-            asked.pop(prefix, None)  # so that it comes last
-        asked.update(dict.fromkeys(sample, now_s))
-        over = max(len(asked) - SAMPLES_MAX, self._count + len(asked) - ALL_SAMPLES_MAX)
+            times.pop(prefix, None)  # so that it comes last
+        times.update(dict.fromkeys(sample, now_s))
+        over = max(len(times) - SAMPLES_MAX, self._count + len(times) - ALL_SAMPLES_MAX)
         if over > 0:
-            oldest = list(islice(asked, over))
+            oldest = list(islice(times, over))
             for prefix in oldest:
-                del asked[prefix]
+                del times[prefix]
             self.forgotten += len(oldest)
-        self._count += len(asked)
+        self._count += len(times)
         self._put(known)
 
     def on_forgotten(self, workers: Collection[WorkerKey]) -> None:
-        """Workers that are known no more."""
+        """Workers that left the view."""
         for key in workers:
-            if (known := self._asked.pop(key, None)) is not None:
+            if (known := self._of_worker.pop(key, None)) is not None:
                 self._count -= len(known.at_s)
                 self._leave_slot(known)
 
     def on_moved(self, key: WorkerKey, slot: int) -> None:
         """A worker has another slot, as after a snapshot of its blocks."""
-        known = self._asked.get(key)
+        known = self._of_worker.get(key)
         if known is not None and known.slot != slot:
             self._leave_slot(known)
             known.slot = slot
@@ -117,25 +117,25 @@ class WorkingSets:
             self._put(known)
 
     def tick(self, now_s: float) -> None:
-        """Drops what was asked for too long ago."""
-        for known in self._asked.values():
-            old = _asked_before(now_s - WINDOW_S, known.at_s)
+        """Drops prefixes of too long ago."""
+        for known in self._of_worker.values():
+            old = _used_before(now_s - WINDOW_S, known.at_s)
             for prefix in old:
                 del known.at_s[prefix]
             if old:
                 self._count -= len(old)
                 self._put(known)
 
-    def _put(self, known: _Asked) -> None:
+    def _put(self, known: _WorkingSet) -> None:
         if self._in_slot.get(known.slot) is known:
             self.table(known.slot)[known.slot] = SAMPLE * len(known.at_s)
 
-    def _leave_slot(self, known: _Asked) -> None:
+    def _leave_slot(self, known: _WorkingSet) -> None:
         if self._in_slot.get(known.slot) is known:
             del self._in_slot[known.slot]
             self._blocks[known.slot] = 0.0
 
 
-def _asked_before(time_s: float, at_s: dict[int, float]) -> list[int]:
-    """The prefixes that were last asked for before a time: the first ones."""
-    return [prefix for prefix, _ in takewhile(lambda one: one[1] < time_s, at_s.items())]
+def _used_before(time_s: float, at_s: dict[int, float]) -> list[int]:
+    """The prefixes that were last used before a time: the first ones."""
+    return [prefix for prefix, _ in takewhile(lambda entry: entry[1] < time_s, at_s.items())]

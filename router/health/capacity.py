@@ -1,4 +1,4 @@
-"""What workers can take, as far as nobody says it: learned from samples of load, and from how
+"""Workers' capacity where no setting names it: learned from samples of load, and from how
 requests end. Pure.
 
     estimated slots = the most requests ever seen running, once two samples in which others waited
@@ -35,7 +35,7 @@ AGREEING = 2
 
 
 class Room(NamedTuple):
-    """What picks may fill of a worker. NaN: unknown."""
+    """The part of a worker that picks may fill. NaN: unknown."""
 
     slots: float
     """Requests; of an estimate, one more than it."""
@@ -115,7 +115,7 @@ class _Learned:
 
 
 class Capacities:
-    """What is learned of all workers."""
+    """All workers' learned capacities."""
 
     def __init__(self, settings: CapacitySettings) -> None:
         self._settings = settings
@@ -123,8 +123,8 @@ class Capacities:
         self._of_kind: dict[_Kind, int] = {}
         """The largest estimate of slots of any worker of a kind."""
         self.preempted: set[WorkerKey] = set()
-        """Workers whose block share is below 1: each request of theirs that is served must be told
-        to `on_served`."""
+        """Workers whose block share is below 1: each of their served requests must go to
+        `on_served`."""
         self.kinds_changed = 0
         """Times that one of these has, which is news of all its workers."""
 
@@ -152,7 +152,7 @@ class Capacities:
             return False
         known = self._learned.get(key)
         if known is None or known.epoch != heartbeat.epoch:
-            # What was preempted before is no news of now.
+            # Earlier preemptions say nothing of the present.
             self.on_forgotten([key])
             kind = _Kind.of(heartbeat)
             known = self._learned[key] = _Learned(heartbeat.epoch, kind, heartbeat.preemptions)
@@ -175,7 +175,7 @@ class Capacities:
         return True
 
     def on_forgotten(self, workers: Iterable[WorkerKey]) -> None:
-        """Workers that are known no more."""
+        """Workers that left the view."""
         for key in workers:
             self.preempted.discard(key)
             known = self._learned.pop(key, None)
@@ -204,7 +204,7 @@ class Capacities:
         return known.block_share
 
     def room(self, key: WorkerKey, heartbeat: Heartbeat) -> Room:
-        """What picks may fill of a worker."""
+        """The part of a worker that picks may fill."""
         slots_known = heartbeat.total_slots or nan
         estimated = self.slots(key, heartbeat)
         return Room(
@@ -226,7 +226,7 @@ class Capacities:
     def _weigh(self, kind: _Kind) -> None:
         """An estimate of a worker of this kind has changed."""
         slots = [known.slots for known in self._learned.values() if known.kind == kind]
-        largest = max((one for one in slots if one is not None), default=0)
+        largest = max((count for count in slots if count is not None), default=0)
         if largest != self._of_kind.get(kind, 0):
             self.kinds_changed += 1
             if largest:

@@ -14,7 +14,7 @@ _KEPT = 16
 
 
 class FirstTokens:
-    """What is learned of first tokens, and since when workers owe one."""
+    """Times to first tokens, and since when workers owe a first token."""
 
     def __init__(self) -> None:
         self.mean_s = 0.0

@@ -38,14 +38,14 @@ from router.config.settings import OutlierSettings
 CALLERS_MAX = 16
 """Remembered of each worker, those that reported last."""
 OUTCOMES_MAX = 64
-"""Remembered of each caller and worker, so that a caller that reports a lot is no more than one."""
+"""Requests remembered of each caller and worker, so that a busy caller still counts as one."""
 NEWS_MAX = 100
 RELAY = "its relay"
 """Takes part as a caller that only ever sees the worker serve."""
 
 
 class Fault(StrEnum):
-    """What a failed request says of its worker."""
+    """Evidence of a failed request on its worker."""
 
     ERROR = "error"
     TIMEOUT = "timeout"
@@ -78,7 +78,7 @@ BEING_PROBED = "ejected: being probed"
 
 @dataclass(slots=True)
 class _Voice:
-    """What one caller has seen of one worker."""
+    """A caller's observations of a worker."""
 
     heard_s: float = -inf
     served_s: float = -inf
@@ -109,7 +109,7 @@ class _Voice:
 
 @dataclass(slots=True)
 class Standing:
-    """What is held against one worker, and what follows from it."""
+    """Evidence against a worker, and its consequences."""
 
     voices: dict[str, _Voice] = field(default_factory=dict)
     failures: int = 0
@@ -128,7 +128,7 @@ class Standing:
     """When anybody saw the worker serve."""
     failed_s: float = -inf
     accused: Cause | None = None
-    """One caller's word waits for what others see, from `accused_s` to `due_s`."""
+    """A caller's accusation waits for observations of others, from `accused_s` to `due_s`."""
     accused_by: str = ""
     accused_s: float = 0.0
     due_s: float = 0.0
@@ -143,7 +143,7 @@ class Standing:
     times: int = 0
     """Ejections, without calm between them."""
     needs_sample: bool = False
-    """Its engine must have answered its relay before it is probed."""
+    """The engine must have answered its relay before the worker is probed."""
     probing: bool = False
     probes: dict[str, float] = field(default_factory=dict)
     """Open reservations that probe it, and when they were made; inf: it has served them."""
@@ -167,8 +167,8 @@ class Outliers:
     ) -> None:
         """group: the workers of a worker's model and role that beat and answer, ejected or not.
 
-        sampled_at_s: when an engine last answered its relay; None: it is never asked. on_change: is
-        called when a worker's `reason` has changed.
+        sampled_at_s: when an engine last answered its relay; None: the relay takes no samples.
+        on_change: called when a worker's `reason` has changed.
         """
         self.settings = settings
         self.ejections: Counter[Cause] = Counter()
@@ -177,12 +177,12 @@ class Outliers:
         self.probes: Counter[str] = Counter()
         self.callers_forgotten = 0
         self.probing: dict[WorkerKey, Standing] = {}
-        """Workers that are being probed: each pick of one must be told to `on_pick`."""
+        """Workers that are being probed: each of their picks must go to `on_pick`."""
         self.changes = 0
-        """Of what other replicas should hear."""
+        """Changes that other replicas should hear of."""
         self._standings: dict[WorkerKey, Standing] = {}
         self._out: dict[WorkerKey, Standing] = {}
-        """Those ejected, or being probed."""
+        """Workers that are ejected or being probed."""
         self._accused: dict[WorkerKey, Standing] = {}
         self._news: deque[str] = deque(maxlen=NEWS_MAX)
         self._group = group
@@ -191,8 +191,8 @@ class Outliers:
 
     @override
     def __repr__(self) -> str:
-        told = ", ".join(f"{key} {one.cause}" for key, one in self._out.items())
-        return f"<Outliers {told or 'none'}>"
+        ejected = ", ".join(f"{key} {standing.cause}" for key, standing in self._out.items())
+        return f"<Outliers {ejected or 'none'}>"
 
     def reason(self, worker: WorkerKey) -> str:
         """Why a worker is kept out; empty when it isn't."""
@@ -287,7 +287,7 @@ class Outliers:
         """A worker's heartbeat. others: requests there that are none of ours, nor of our peers.
 
         seq: of the last facts message. A worker that computes blocks while it has requests of
-        others serves somebody.
+        others does serve.
         """
         standing = self._standings.get(worker)
         if standing is None:
@@ -329,14 +329,14 @@ class Outliers:
         """All that another replica has ejected, by what its own callers report."""
         if not self.settings.enabled:
             return
-        told = {verdict.worker: verdict for verdict in verdicts}
+        verdict_of = {verdict.worker: verdict for verdict in verdicts}
         for worker, standing in list(self._out.items()):
-            if standing.replica == replica and worker not in told:
+            if standing.replica == replica and worker not in verdict_of:
                 standing.until_s = min(standing.until_s, now_s)
-        for worker, verdict in told.items():
+        for worker, verdict in verdict_of.items():
             until_s = now_s + min(verdict.left_s, self.settings.ejection_max_s)
             if not self._group(worker):
-                continue  # nobody of whom we know that it answers
+                continue  # not known to answer here
             standing = self._standing(worker)
             if standing.cause is Cause.PEER and not standing.probing:
                 standing.until_s = max(standing.until_s, until_s)
@@ -344,7 +344,7 @@ class Outliers:
                 self._believe(worker, standing, replica, verdict.cause, until_s, now_s)
 
     def verdicts(self, now_s: float) -> list[Verdict]:
-        """What we have ejected by ourselves, for the other replicas."""
+        """Ejections by this replica's own evidence, for the other replicas."""
         return [
             Verdict(worker, max(0.0, standing.until_s - now_s), standing.cause)
             for worker, standing in self._out.items()
@@ -374,13 +374,13 @@ class Outliers:
                 self._on_change(worker)
 
     def take_news(self) -> list[str]:
-        """What has happened since the last call, a sentence each; NEWS_MAX of them at most."""
+        """Changes since the last call, a sentence each; NEWS_MAX of them at most."""
         news = list(self._news)
         self._news.clear()
         return news
 
     def forget(self, worker: WorkerKey) -> None:
-        """A worker that is known no more."""
+        """A worker that left the view."""
         self._standings.pop(worker, None)
         self._accused.pop(worker, None)
         self.probing.pop(worker, None)
@@ -398,7 +398,7 @@ class Outliers:
         voice = standing.voices.get(caller)
         if voice is None:
             if len(standing.voices) >= CALLERS_MAX:
-                oldest = min(standing.voices, key=lambda one: standing.voices[one].heard_s)
+                oldest = min(standing.voices, key=lambda caller: standing.voices[caller].heard_s)
                 del standing.voices[oldest]
                 self.callers_forgotten += 1
             voice = standing.voices[caller] = _Voice()
@@ -434,7 +434,7 @@ class Outliers:
         if cause is Cause.REFUSED:
             accused_by |= standing.refusers
         quiet_s = now_s - max(
-            (one.served_s for name, one in standing.voices.items() if name != caller),
+            (voice.served_s for name, voice in standing.voices.items() if name != caller),
             default=-inf,
         )
         if len(accused_by) > 1:
@@ -506,8 +506,8 @@ class Outliers:
         counts: dict[str, tuple[int, int]] = {}
         for name, voice in standing.voices.items():
             counts[name] = voice.since(since_s)
-        failed = sum(one for one, _ in counts.values())
-        total = sum(one for _, one in counts.values())
+        failed = sum(failures for failures, _ in counts.values())
+        total = sum(count for _, count in counts.values())
         if total < settings.requests_min or 100 * failed < settings.failure_percent * total:
             return False
         failed_most, total_most = max(counts.values())
@@ -568,7 +568,7 @@ class Outliers:
     def _within_share(self, worker: WorkerKey) -> bool:
         """Whether one more of a worker's group may be kept out."""
         group = self._group(worker)
-        out = sum(one in self._out for one in group if one != worker)
+        out = sum(other in self._out for other in group if other != worker)
         return 100 * (out + 1) <= self.settings.pool_percent * len(group)
 
     def _answers(self, worker: WorkerKey, standing: Standing) -> bool:

@@ -1,13 +1,13 @@
 """Whether engines reuse what the index says they hold: predictions held against reports.
 
     reported = predicted, to a block   the index is right
-    reported > predicted               it lacks blocks: what a partial stream never told is learned
+    reported > predicted               it lacks blocks: those of a partial stream are learned
     reported < predicted               it holds too much, unless the blocks went after the pick
 
 A shortfall proves little by itself: requests for prompt log probabilities reuse nothing, and a
-block may be told gone, and stored again by the very request that missed it, before its report is
-here. So shortfalls add up until a predicted hit comes true; enough of them, and the stream is read
-again. Pure: no clock, no I/O.
+block may be reported as gone, and stored again by the very request that missed it, before that
+request's report comes. So shortfalls add up until a predicted hit comes true; enough of them, and
+the stream is read again. Pure: no clock, no I/O.
 
 Laws:
 - a predicted hit that came true ends all suspicion: exact reports never lead to a resync;
@@ -44,7 +44,7 @@ RESYNCS_WINDOW_S = 10.0
 
 
 class CheckResult(StrEnum):
-    """What a report says of the index; the metric label."""
+    """A report's verdict on the index; the metric label."""
 
     EXACT = "exact"
     COLD = "cold"
@@ -61,7 +61,7 @@ class CheckResult(StrEnum):
 
 @dataclass(slots=True)
 class Record:
-    """What the reports on one worker add up to."""
+    """The reports on a worker, in sum."""
 
     suspicion: int = 0
     """0 ... SUSPICION_MAX"""
@@ -85,7 +85,7 @@ class SelfCheck:
         self.results: Counter[CheckResult] = Counter()
         self.resyncs = 0
         self.learned_blocks = 0
-        """Blocks that engines reused though their streams never told of them."""
+        """Blocks that engines reused though their streams had not reported them."""
         self._view = view
         self._records: dict[WorkerKey, Record] = {}
         self._due: dict[WorkerKey, None] = {}
@@ -95,21 +95,21 @@ class SelfCheck:
 
     @override
     def __repr__(self) -> str:
-        told = ", ".join(f"{count} {result}" for result, count in sorted(self.results.items()))
-        return f"<SelfCheck {told or 'no reports'}; {self.resyncs} resyncs, {len(self._due)} due>"
+        counts = ", ".join(f"{count} {result}" for result, count in sorted(self.results.items()))
+        return f"<SelfCheck {counts or 'no reports'}; {self.resyncs} resyncs, {len(self._due)} due>"
 
     def record(self, worker: WorkerKey) -> Record:
-        """What is known of a worker; an empty one before its first report."""
+        """The record of a worker; an empty record before its first report."""
         return self._records.get(worker) or Record()
 
     def on_report(self, reservation: Reservation, reported_tokens: int, now_s: float) -> None:
-        """An engine told, once a reservation, how many tokens of the prompt it had cached."""
+        """The first report of a reservation on prompt tokens that the engine had cached."""
         source = self._view.sources.get(reservation.worker)
         if source is not None:
             self.results[self._check(source, reservation, reported_tokens, now_s)] += 1
 
     def on_forgotten(self, workers: Iterable[WorkerKey]) -> None:
-        """Workers that the view knows no more."""
+        """Workers that left the view."""
         for worker in workers:
             self._records.pop(worker, None)
             self._due.pop(worker, None)
@@ -153,7 +153,7 @@ class SelfCheck:
         record = self._records.setdefault(source.key, Record())
         if reported + slack < predicted:
             beyond = (reported + slack) // size + 1
-            if self._told(source, reservation.prefixes[:beyond]) < beyond:
+            if self._known_blocks(source, reservation.prefixes[:beyond]) < beyond:
                 return CheckResult.EXPLAINED
             self._suspect(source, record, reservation.opened_at_s, now_s)
             record.phantom_run += not reported
@@ -164,17 +164,17 @@ class SelfCheck:
         if reused <= predicted // size:
             return CheckResult.EXACT if predicted and reported else CheckResult.COLD
         prefixes = reservation.prefixes[:reused]
-        told = self._told(source, prefixes)
-        if told == reused:
+        known = self._known_blocks(source, prefixes)
+        if known == reused:
             return CheckResult.EXPLAINED  # others stored it meanwhile
         record.blind_run += not predicted
         if source.approximate or not self._view.complete(source):
-            self.learned_blocks += reused - told
+            self.learned_blocks += reused - known
             self._view.predict(source, prefixes, now_s)
         return CheckResult.UNDER
 
-    def _told(self, source: Source, prefixes: HashArray) -> int:
-        """Blocks of a prompt's start that a worker holds now by what its events told."""
+    def _known_blocks(self, source: Source, prefixes: HashArray) -> int:
+        """Blocks of a prompt's start that a worker holds now by its events."""
         return int(self._view.index.match(prefixes).held()[source.slot])
 
     def _suspect(self, source: Source, record: Record, picked_at_s: float, now_s: float) -> None:

@@ -4,14 +4,14 @@ Predicted is what the policy that picked said of its pick; measured is the time 
 report of PREFILL_DONE. A request whose first token nobody reports says nothing. Pure.
 
 Laws:
-- no more is kept than there are open reservations;
+- entries are at most as many as open reservations;
 - each prediction is counted once at most.
 """
 
 from bisect import bisect_left
 
 RATIOS = (0.1, 0.25, 0.5, 0.75, 0.9, 1.1, 1.33, 2.0, 4.0, 10.0)
-"""Upper bounds of buckets: measured / predicted. From 0.9 to 1.1 is as good as right."""
+"""Upper bounds of buckets: measured / predicted. 0.9 to 1.1 counts as exact."""
 
 
 class TtftCheck:

@@ -1,4 +1,4 @@
-"""What an operator should mend about a worker: a code for machines, a sentence for people.
+"""Faults of a worker that an operator should mend: a code for machines, a sentence for people.
 
 Pure. `warnings_of` says what holds now; WarningLog, which of it is worth a line in the log.
 """
@@ -49,7 +49,7 @@ _EAGLE = (
 
 
 class WarningCode(StrEnum):
-    """What is wrong; the metric label."""
+    """The kind of fault; the metric label."""
 
     NO_EVENTS = "no_events"
     BLOCK_SIZE = "block_size"
@@ -73,18 +73,18 @@ RELAY_CODES = {"relay_failing": WarningCode.RELAY_FAILING, "ranks": WarningCode.
 
 
 class WorkerWarning(NamedTuple):
-    """One thing to mend."""
+    """A fault to mend."""
 
     code: WarningCode
     sentence: str
 
 
 class Experience(NamedTuple):
-    """What this router knows of a worker besides what its relay tells."""
+    """This router's knowledge of a worker besides the relay's heartbeats."""
 
     record: Record
     unheard_s: float | None
-    """Since its first pick, while its stream has told nothing; None: not picked, or it has."""
+    """Seconds since the first pick, while the stream is empty; None: not picked, or not empty."""
     is_complete: bool
     """False: the index may lack blocks that the engine holds."""
     block_sizes: Mapping[int, int]
@@ -94,7 +94,7 @@ class Experience(NamedTuple):
 
 
 def warnings_of(source: Source, known: Experience, now_s: float) -> list[WorkerWarning]:
-    """What is wrong with a worker now; nothing before its first heartbeat."""
+    """A worker's faults now; none before its first heartbeat."""
     heartbeat = source.heartbeat
     if heartbeat is None:
         return []
@@ -159,7 +159,7 @@ def _of_its_blocks(heartbeat: Heartbeat, known: Experience) -> Iterator[WorkerWa
         yield WorkerWarning(
             WarningCode.BLOCK_SIZE,
             "it gets requests, but its block size is unknown: neither its events nor its metrics"
-            " have told it",
+            " name it",
         )
     elif size and len(known.block_sizes) > 1 and size not in _only_commonest(known.block_sizes):
         others = ", ".join(
@@ -185,7 +185,7 @@ def _of_its_stream(
     stream, record = source.stream, known.record
     if stream.state is not StreamState.LIVE:
         return  # nothing is claimed of it
-    # SGLang's decode workers keep no prefix cache, unless they are asked to.
+    # SGLang's decode workers keep no prefix cache, unless a flag says so.
     silent_by_nature = heartbeat.engine == "sglang" and heartbeat.role == Role.DECODE
     if known.unheard_s is not None and known.unheard_s >= UNHEARD_S and not silent_by_nature:
         yield WorkerWarning(
@@ -254,8 +254,8 @@ class FleetWatch:
         self._block_sizes: dict[str, Counter[int]] = {}
         """Model -> canonical block size -> workers"""
         self._unheard: dict[WorkerKey, tuple[int, float | None]] = {}
-        """Workers whose stream has told nothing: their last pick before that, and when we saw a
-        later one."""
+        """Workers with an empty stream: number of the last pick at the first look, and the time
+        when a later pick was seen."""
 
     def on_tick(self, loads: Mapping[WorkerKey, WorkerLoad], now_s: float) -> None:
         """Looks at every worker, once in LOOK_S."""
@@ -279,7 +279,7 @@ class FleetWatch:
         self._block_sizes, self._unheard = sizes, unheard
 
     def warnings(self, source: Source, now_s: float) -> list[WorkerWarning]:
-        """What is wrong with a worker now."""
+        """A worker's faults now."""
         _, since_s = self._unheard.get(source.key, (0, None))
         model = self._canonical(source.heartbeat.model) if source.heartbeat is not None else ""
         known = Experience(
@@ -300,19 +300,19 @@ class WarningLog:
 
     def __init__(self) -> None:
         self._said: dict[tuple[WorkerKey, WarningCode], float] = {}
-        """What got a line, or was counted in the last one, within REPEAT_S."""
+        """Warnings that got a line, or were counted in a last line, within REPEAT_S."""
 
     @override
     def __repr__(self) -> str:
         return f"<WarningLog {len(self._said)} said lately>"
 
-    def lines(self, told: Iterable[tuple[WorkerKey, WorkerWarning]], now_s: float) -> list[str]:
+    def lines(self, warnings: Iterable[tuple[WorkerKey, WorkerWarning]], now_s: float) -> list[str]:
         """LINES_MAX lines at most, and one that counts the rest."""
         self._said = {
-            one: said_s for one, said_s in self._said.items() if now_s - said_s < REPEAT_S
+            warning: said_s for warning, said_s in self._said.items() if now_s - said_s < REPEAT_S
         }
         fresh: dict[tuple[WorkerKey, WarningCode], list[str]] = {}
-        for key, (code, sentence) in told:
+        for key, (code, sentence) in warnings:
             if (key, code) not in self._said:
                 fresh.setdefault((key, code), []).append(sentence)
         self._said.update(dict.fromkeys(fresh, now_s))

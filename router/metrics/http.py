@@ -1,4 +1,4 @@
-"""The HTTP port: /metrics for Prometheus, and no more."""
+"""The HTTP port: only /metrics, for Prometheus."""
 
 import asyncio
 

@@ -16,7 +16,7 @@ from router.metrics.families import change, counter
 
 
 class WatchCollector(Collector):
-    """Reads what those have counted who look at decisions; nothing while nobody does."""
+    """Counters of the shadow policy and the decision log; nothing while both are off."""
 
     def __init__(self, watchers: Watchers) -> None:
         self._watchers = watchers
@@ -47,7 +47,7 @@ class WatchCollector(Collector):
             "kvroute_shadow_decisions",
             "Decisions that the shadow policy scored, by what it says of the pick.",
             "agreement",
-            {told.value: count for told, count in shadow.decisions.items()},
+            {agreement.value: count for agreement, count in shadow.decisions.items()},
             tuple(Agreement),
         )
         yield change(

@@ -80,8 +80,8 @@ class RouterCollector(Collector):
         )
         yield gauge(
             "kvroute_sessions_heard",
-            "Sessions whose last request went through another replica, which told of it.",
-            core.fleet.sessions.heard,
+            "Sessions whose last request went through another replica, by its messages.",
+            core.fleet.sessions.elsewhere,
         )
         yield CounterMetricFamily(
             "kvroute_recent_blocks_forgotten",
@@ -137,9 +137,7 @@ class RouterCollector(Collector):
 
     def _recoveries(self) -> Iterator[Metric]:
         view = self._core.fleet.view
-        yield CounterMetricFamily(
-            "kvroute_gaps", "Holes found in streams of facts.", value=view.gaps
-        )
+        yield CounterMetricFamily("kvroute_gaps", "Holes in streams of facts.", value=view.gaps)
         yield CounterMetricFamily(
             "kvroute_digest_mismatches",
             "Beats whose digest differed from the index.",
@@ -225,7 +223,7 @@ class RouterCollector(Collector):
         )
         complete = GaugeMetricFamily(
             "kvroute_stream_complete",
-            "0 if blocks may exist that the stream never told of.",
+            "0 if the stream may lack blocks that the engine holds.",
             labels=["worker", "rank"],
         )
         lag = GaugeMetricFamily(
@@ -235,8 +233,8 @@ class RouterCollector(Collector):
         )
         for key, source in self._core.fleet.view.sources.items():
             names = [key.worker_id, str(key.dp_rank)]
-            for one in StreamState:
-                state.add_metric([*names, one.value], source.stream.state is one)
+            for each in StreamState:
+                state.add_metric([*names, each.value], source.stream.state is each)
             complete.add_metric(names, source.stream.whole)
             lag.add_metric(names, source.stream.lag_s)
         yield from (state, complete, lag)
@@ -268,7 +266,7 @@ class RouterCollector(Collector):
         )
         yield CounterMetricFamily(
             "kvroute_self_check_learned_blocks",
-            "Blocks that engines reused though their streams never told of them.",
+            "Blocks that engines reused though their streams had not reported them.",
             value=self_check.learned_blocks,
         )
 

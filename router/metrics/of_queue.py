@@ -34,9 +34,9 @@ class QueueCollector(Collector):
     @override
     def collect(self) -> Iterator[Metric]:
         now_s = self._clock()
-        found = sums(self._admission.queue, now_s)
-        yield from self._bands(found.bands, now_s)
-        yield self._tenants(found.tenants)
+        totals = sums(self._admission.queue, now_s)
+        yield from self._bands(totals.bands, now_s)
+        yield self._tenants(totals.tenants)
         yield from self._pools()
         yield from self._wholes()
 
@@ -149,6 +149,6 @@ class QueueCollector(Collector):
         )
         yield CounterMetricFamily(
             "kvroute_queue_vain_attempts",
-            "Attempts to find a worker for a waiting request that found none with room for it.",
+            "Attempts to place a waiting request while no worker had room for it.",
             value=self._admission.in_vain.count,
         )

@@ -74,7 +74,7 @@ class NatsChildCollector(Collector):
 
 
 class OwnRelaysCollector(Collector):
-    """What became of the relays in this router, and of fleet commands."""
+    """Outcomes of the relays that run in this router, and of fleet commands."""
 
     def __init__(self, relays: OwnRelays, desk: ControlDesk) -> None:
         self._relays = relays
@@ -134,7 +134,7 @@ class RelayCollector(Collector):
             labels=[*labels, "kind"],
         )
         gaps = CounterMetricFamily(
-            "kvroute_relay_engine_gaps", "Holes found in an engine's own sequence.", labels=labels
+            "kvroute_relay_engine_gaps", "Holes in an engine's own sequence.", labels=labels
         )
         restarts = CounterMetricFamily(
             "kvroute_relay_engine_restarts", "New lives of an engine.", labels=labels

@@ -26,10 +26,10 @@ class PeerCollector(Collector):
     @override
     def collect(self) -> Iterator[Metric]:
         ages = self._core.fleet.peers.ages_s(self._clock())
-        yield gauge("kvroute_peers", "Other router replicas that are heard.", len(ages))
+        yield gauge("kvroute_peers", "Other router replicas that send messages.", len(ages))
         yield gauge(
             "kvroute_peer_age_seconds",
-            "Since the replica that is heard least was heard; 0 without any.",
+            "Age of the oldest last message of any replica; 0 without replicas.",
             max(ages.values(), default=0.0),
         )
         messages = CounterMetricFamily(

@@ -10,7 +10,7 @@ from prometheus_client.core import (
 
 
 class Scrape:
-    """What a registry said at one moment, to be written out of the way of the event loop."""
+    """A registry's values at one moment, to be written out apart from the event loop."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._families = list(registry.collect())

@@ -1,4 +1,4 @@
-"""What a router without a view of caches does: the yardsticks."""
+"""Policies of routers without a view of caches: the yardsticks."""
 
 import numpy as np
 

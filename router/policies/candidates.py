@@ -55,7 +55,7 @@ class Candidates:
         self.excluded = excluded
         """Why a row can't be picked; empty when it can, unless it is full."""
         self.request = request
-        """What was asked: prompt, session_id, tenant, expected_output_tokens and so on."""
+        """The request: prompt, session_id, tenant, expected_output_tokens and so on."""
         self.now_s = now_s
         """Unix time."""
         self._tokens = tokens
@@ -98,12 +98,12 @@ class Candidates:
 
     @property
     def running(self) -> Column:
-        """Requests, as the engine last told."""
+        """Requests, by the engine's last sample."""
         return self._columns[4]
 
     @property
     def waiting(self) -> Column:
-        """Requests, as the engine last told."""
+        """Requests, by the engine's last sample."""
         return self._columns[5]
 
     @property
@@ -153,7 +153,7 @@ class Candidates:
         """1 where load is 0 because total_blocks is unknown, else 0."""
         return self._columns[14]
 
-    # Most policies don't read what follows; it is made when asked for.
+    # Most policies don't read what follows; it is made on demand.
 
     @property
     def can_take(self) -> Flags:
@@ -180,7 +180,7 @@ class Candidates:
 
     @property
     def block_tokens(self) -> Column:
-        """block_size, and 1 where a worker has not told its own: a divisor."""
+        """block_size, and 1 where a worker's is unknown: a divisor."""
         return np.maximum(self.block_size, 1.0)
 
     @property
@@ -210,7 +210,7 @@ class Candidates:
 
     @property
     def recent_blocks(self) -> Column:
-        """About how many distinct blocks this replica asked each worker for in the last minute."""
+        """About how many distinct blocks this replica sent each worker in the last minute."""
         return self._further.recent_blocks(self._pool)
 
     @property
@@ -237,7 +237,7 @@ class Candidates:
 
     @property
     def shared_block_size(self) -> int:
-        """The block size of all workers of the pool, in tokens; 0: they differ, or haven't told."""
+        """The block size of all workers of the pool, in tokens; 0: they differ, or are unknown."""
         sizes = self._pool.block_sizes
         return next(iter(sizes)) if len(sizes) == 1 else 0
 

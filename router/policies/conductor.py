@@ -42,7 +42,7 @@ def score(rows: Candidates, parameters: ConductorParameters) -> Scores:
     distance is the mean to all holders, by labels: 0 the same host, 1 the same rack, 2 the same
     cluster, 3 beyond or unknown (router/fleet/topology.py). Any live worker is a holder that has
     the longest overlap, even one that can't take the request: near to it is where its cache travels
-    least. The role is a matter of who can be picked at all. Unknown totals always fit.
+    least. The role excludes workers, and has no cost. Unknown totals always fit.
 
     latency_s, which decides nothing, is what the Conductor estimates: queue + cache load + compute.
 

@@ -15,7 +15,7 @@ from router.policies.policy import Policy
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PolicySettings:
-    """What a request is decided by."""
+    """The settings of a request's decision."""
 
     routing: RoutingSettings
     policies: dict[str, Policy]
@@ -24,7 +24,7 @@ class PolicySettings:
 
 @dataclass(frozen=True, slots=True)
 class DecisionSettings:
-    """What all requests are decided by, checked."""
+    """The settings of all requests' decisions, checked."""
 
     of_fleet: PolicySettings
     of_models: Mapping[str, PolicySettings]
@@ -56,7 +56,7 @@ def configured(routing: RoutingSettings) -> dict[str, Policy]:
 def configured_of_models(
     fleet: PolicySettings, models: Iterable[ModelSettings]
 ) -> dict[str, PolicySettings]:
-    """What requests are decided by for models that have settings of their own, by any of a model's
+    """The settings of models that have settings of their own, by any of a model's
     names; raises ConfigError.
 
     fleet: for all other models; what a model's settings leave out is as there.
@@ -154,9 +154,9 @@ def _with(policy: Policy, numbers: dict[str, float], where: str) -> Policy:
     try:
         settings = msgspec.convert({**policy.parameters, **numbers}, type(policy.settings))
     except msgspec.ValidationError as error:
-        told = str(error).replace("`$.", f"`{where}.")
-        if told == str(error):
+        sentence = str(error).replace("`$.", f"`{where}.")
+        if sentence == str(error):
             known = ", ".join(policy.parameters) or "none"
-            told = f"{told} - at `{where}`; it has {known}"
-        raise ConfigError(told) from error
+            sentence = f"{sentence} - at `{where}`; it has {known}"
+        raise ConfigError(sentence) from error
     return replace(policy, settings=settings)

@@ -91,10 +91,14 @@ def softmax(costs: Column, can: Flags, temperature: float) -> Column:
     """Chances that add up to 1 over the rows that can be picked; 0 for the others."""
     chances = np.zeros(len(costs))
     if can.any():
-        some = costs[can]
-        least = some.min()
-        spread = some.max() - least
-        weights = np.exp(-(some - least) / (spread * temperature)) if spread else np.ones(len(some))
+        pickable = costs[can]
+        least = pickable.min()
+        spread = pickable.max() - least
+        weights = (
+            np.exp(-(pickable - least) / (spread * temperature))
+            if spread
+            else np.ones(len(pickable))
+        )
         chances[can] = weights / weights.sum()
     return chances
 

@@ -22,7 +22,7 @@ Function = Callable[[Candidates], Any]
 
 
 class Failure(StrEnum):
-    """What a policy did wrong; the metric label."""
+    """The kind of a policy's failure; the metric label."""
 
     RAISED = "raised"
     SHAPE = "shape"
@@ -32,14 +32,14 @@ class Failure(StrEnum):
 class PolicyFailed(Exception):
     """A policy of the operator's made no costs."""
 
-    def __init__(self, failure: Failure, told: str) -> None:
-        super().__init__(failure, told)
+    def __init__(self, failure: Failure, sentence: str) -> None:
+        super().__init__(failure, sentence)
         self.failure = failure
-        self.told = told
+        self.sentence = sentence
 
     @override
     def __str__(self) -> str:
-        return self.told
+        return self.sentence
 
 
 class NoSuchPolicy(LookupError):
@@ -57,7 +57,7 @@ def load_own(name: str) -> Policy:
     try:
         module = import_module(module_name)
     except Exception as error:  # whatever its import does is the operator's to mend
-        raise NoSuchPolicy(f"{module_name!r} can't be imported: {_told(error)}") from error
+        raise NoSuchPolicy(f"{module_name!r} can't be imported: {_in_words(error)}") from error
     function = getattr(module, function_name, None)
     if not callable(function):
         raise NoSuchPolicy(f"{module_name!r} has no function {function_name!r}")
@@ -73,7 +73,7 @@ def load_own(name: str) -> Policy:
 
 
 def checked(function: Function, rows: Candidates) -> Scores:
-    """What a function makes of candidates; raises PolicyFailed unless it can be picked by."""
+    """A function's scores of candidates; raises PolicyFailed for unusable ones."""
     try:
         made = function(rows)
         scores = made if isinstance(made, Scores) else Scores(np.asarray(made, np.float64))
@@ -81,7 +81,7 @@ def checked(function: Function, rows: Candidates) -> Scores:
     except PolicyFailed:
         raise
     except Exception as error:
-        raise PolicyFailed(Failure.RAISED, _told(error)) from error
+        raise PolicyFailed(Failure.RAISED, _in_words(error)) from error
     return Scores(
         scores.costs,
         {**scores.row_terms, "cost": scores.costs},
@@ -109,5 +109,5 @@ def _check(scores: Scores, rows: Candidates) -> None:
             raise PolicyFailed(Failure.NOT_A_NUMBER, "chances are below 0, or 0 for all")
 
 
-def _told(error: Exception) -> str:
+def _in_words(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"

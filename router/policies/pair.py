@@ -1,4 +1,4 @@
-"""The costs of a pair's two halves: who computes the prompt, and who decodes."""
+"""The costs of a pair's two halves: the prefill worker, and the decode worker."""
 
 from typing import Annotated
 
@@ -27,13 +27,13 @@ def prefill_queue(rows: Candidates, _: Parameters) -> Scores:
 
 
 class RoomParameters(Parameters, frozen=True):
-    """What a way is worth, and how large a batch is that nobody tells."""
+    """Weight of the KV cache's path, and the batch size where none is known."""
 
     way_weight: Annotated[
         float, Meta(ge=0, description="of the KV cache's way, against a share of the worker")
     ] = 0.05
     slots_unknown: Annotated[
-        float, Meta(ge=1, description="requests that run at once, where the engine does not tell")
+        float, Meta(ge=1, description="requests that run at once, where unknown")
     ] = 256.0
 
 
@@ -61,15 +61,15 @@ def decode_room(rows: Candidates, parameters: RoomParameters) -> Scores:
     np.divide(rows.active_blocks + need, rows.total_blocks, out=kv_share, where=known)
     slots = np.where(np.isnan(rows.total_slots), parameters.slots_unknown, rows.total_slots)
     batch = rows.active_slots / np.maximum(slots, 1.0)
-    way = (1 + rows.kv_distance) / (1 + BEYOND) * rows.new_tokens / rows.prompt_tokens
+    kv_way = (1 + rows.kv_distance) / (1 + BEYOND) * rows.new_tokens / rows.prompt_tokens
     no_room = np.where(need > rows.free_blocks, 1.0, 0.0)
     return Scores(
-        kv_share + batch + parameters.way_weight * way + NO_ROOM * no_room,
+        kv_share + batch + parameters.way_weight * kv_way + NO_ROOM * no_room,
         {
             "need_blocks": need,
             "kv_share": kv_share,
             "batch": batch,
-            "way": way,
+            "way": kv_way,
             "kv_distance": rows.kv_distance,
             "no_room": no_room,
         },

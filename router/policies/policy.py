@@ -1,4 +1,4 @@
-"""What a policy is: a name, a formula to read, and the function that computes it."""
+"""A policy: a name, a formula to read, and the function that computes it."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -17,19 +17,19 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """What a policy made of the candidates."""
+    """A policy's result for the candidates."""
 
     costs: Column
-    """One a row, finite; the lowest that is not excluded is picked, ties at random."""
+    """A cost a row, finite; the lowest that is not excluded is picked, ties at random."""
     row_terms: Mapping[str, Column] = field(default_factory=dict)
-    """What the cost of a row is made of, for receipts."""
+    """Terms of each row's cost, for receipts."""
     shared_terms: Mapping[str, float] = field(default_factory=dict)
-    """What is the same for all rows, such as the mean load."""
+    """Terms that all rows share, such as the mean load."""
     chances: Column | None = None
-    """One a row, at least 0, and above it for a row that can be picked: by these the pick is drawn,
-    whatever the costs say. None: the lowest cost is picked."""
+    """A chance a row, at least 0, and above 0 for a row that can be picked: the pick is drawn by
+    them, not by the costs. None: the lowest cost is picked."""
     ttft_s: Column | None = None
-    """One a row: seconds to the first token, by a policy that predicts them."""
+    """Seconds to the first token, a row, by a policy that predicts them."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,7 +43,7 @@ class Policy:
     function: Callable[[Candidates, Any], Scores]
     """Pure: no clock, no randomness. Gets at least one row, and the settings."""
     timed: bool = False
-    """Whether it wants to know how long prompts that are under way will take
+    """Whether the policy reads how long prompts under way will take
     (router/fleet/rates.py)."""
     draws: bool = False
     """Whether its picks are drawn by chances, so that costs decide nothing."""
@@ -51,7 +51,7 @@ class Policy:
     """Off the cost of the worker of the request's session (router/policies/affinity.py)."""
 
     def described(self) -> dict[str, str]:
-        """What each parameter means, and its range."""
+        """Each parameter's meaning and range."""
         hints = get_type_hints(type(self.settings), include_extras=True)
         return {name: _described(hints[name]) for name in self.parameters}
 
@@ -71,12 +71,12 @@ class Policy:
 
 
 def _described(hint: Any) -> str:
-    about = next(one for one in get_args(hint) if isinstance(one, msgspec.Meta))
+    about = next(part for part in get_args(hint) if isinstance(part, msgspec.Meta))
     bounds = (
         ("at least", about.ge),
         ("more than", about.gt),
         ("at most", about.le),
         ("less than", about.lt),
     )
-    told = ", ".join(f"{word} {bound:g}" for word, bound in bounds if bound is not None)
-    return f"{about.description}; {told}"
+    limits = ", ".join(f"{word} {bound:g}" for word, bound in bounds if bound is not None)
+    return f"{about.description}; {limits}"

@@ -66,7 +66,7 @@ def _mixed(numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 SESSION_STICKY = Policy(
     "session-sticky",
-    "the same worker for the same session, while it has no more than its share of requests",
+    "the same worker for the same session, while it has at most its share of requests",
     "distance + over",
     StickyParameters(),
     score,

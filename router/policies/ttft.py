@@ -59,14 +59,14 @@ def score(rows: Candidates, parameters: TtftParameters) -> Scores:
 
     ttft_s and room_s are this request's own: an engine begins no prompt that does not fit beside
     those which run. The other terms are what it does to others. evicted_share: a token that takes
-    the place of one that was asked for a minute ago will have that one computed again; one that
-    takes a free place, or that of something old, costs nobody. So whoever lost its cache on a
-    crowded worker goes where there is room, and does not crowd others out in turn. crowded_s: its
+    the place of a token used a minute ago will have that token computed again; a token that takes
+    a free or an old place costs nothing. So a request that lost its cache on a crowded worker
+    goes where there is room, and does not crowd others out in turn. crowded_s: its
     tokens join the steps of those before it, which become longer. stalled_s: nobody there gets a
     token while it is computed, which is time between tokens and weighs less. load: its own tokens
     come the slower, and make those of others slower, the more of the cache is read in each step.
 
-    Source: ours. The rates of workers that nobody reports of are the configured one, alike.
+    Source: ours. Workers without reports all have the configured rate.
     """
     first = first_token(rows, parameters.host_rate, parameters.disk_rate)
     at_once_s = np.minimum(first.work, parameters.step_tokens) / first.rate

@@ -88,8 +88,8 @@ class RelayApp:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
         log.info("configuration:\n%s", masked(render(self._config).rstrip()))
-        for one in self._dynamo:
-            log.info("Dynamo fleet:\n%s", masked(render(one.settings).rstrip()))
+        for fleet in self._dynamo:
+            log.info("Dynamo fleet:\n%s", masked(render(fleet.settings).rstrip()))
         try:
             if self._http is not None:
                 await self._http.start()

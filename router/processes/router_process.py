@@ -126,7 +126,7 @@ class RouterApp:
         self.core.fleet.ready = False
         shadow_policy(routing, self.core.policies)  # raises ConfigError
         self._hot: HotPrefixes | None = None
-        """Kept when they are copied no more, for what it has counted; the core has it otherwise."""
+        """Kept for its counters after copying was switched off; until then the core has it."""
         self.registry = CollectorRegistry()
         self.metrics = Metrics(self.registry)
         self.metrics.index_bytes_max.set(config.index.bytes_max())
@@ -261,7 +261,7 @@ class RouterApp:
         self.desk.turns()
 
     def _made_link(self, peers: Broker) -> PeerLink:
-        """What replicas say to one another, from desk and reports to NATS and back."""
+        """Messages between replicas, from desk and reports to NATS and back."""
         link = PeerLink(
             peers,
             self.core,
@@ -364,13 +364,15 @@ class RouterApp:
         if self._http is not None:
             await self._http.stop()
         await asyncio.to_thread(self.watchers.log.close)
-        await asyncio.gather(*(one.close() for one in (self.broker, self.peers) if one is not None))
+        await asyncio.gather(
+            *(link.close() for link in (self.broker, self.peers) if link is not None)
+        )
         if self._nats is not None:
             await self._nats.stop()
         log.info("stopped")
 
     def reload(self) -> None:
-        """Reads the configuration again: what can change while we run does, the rest is told."""
+        """Reads the configuration again: applies the keys that may change now, logs the others."""
         if self._read_again is None or self._stopping.is_set():
             return
         try:
@@ -401,7 +403,7 @@ class RouterApp:
             )
 
     def _use_hot_prefixes(self, routing: RoutingSettings) -> None:
-        """Copies hot prefixes from now on, or no more, or otherwise."""
+        """Starts, stops or changes the copying of hot prefixes."""
         settings = routing.hot_prefixes
         if not settings.enabled:
             if self.core.hot is not None and self.copy_link is not None:
@@ -495,24 +497,26 @@ class RouterApp:
         self._warned_at_s = now_s
         if error := self.core.decider.take_policy_error():
             log.warning("%s; the default policy decided", error)
-        told = (
+        current = (
             (key, warning)
             for key, source in self.view.sources.items()
             for warning in self.core.fleet.warnings(source, now_s)
         )
-        for line in self._warning_log.lines(told, now_s):
+        for line in self._warning_log.lines(current, now_s):
             log.warning("%s", line)
 
     def _is_ready(self, now_s: float) -> bool:
         """Whether the index can be trusted, or we have waited long enough for it."""
         sources = self.view.sources.values()
         streams = [source.stream for source in sources]
-        heard = self._connected_at_s is not None and (now_s - self._connected_at_s >= HELLO_GRACE_S)
+        complete = self._connected_at_s is not None and (
+            now_s - self._connected_at_s >= HELLO_GRACE_S
+        )
         known = {source.key.worker_id for source in sources}
-        heard = heard and all(
+        complete = complete and all(
             worker.id in known or self.commands.removed(worker.id) for worker in self.config.workers
         )
-        if heard and streams and all(one.state is StreamState.LIVE for one in streams):
+        if complete and streams and all(stream.state is StreamState.LIVE for stream in streams):
             log.info("ready: %s", self.view.summary())
             return True
         if now_s - self._started_at_s >= self.config.ready_timeout_s:

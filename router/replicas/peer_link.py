@@ -158,7 +158,7 @@ class PeerLink:
                     moved = sessions.take_moved()
                     message = self._teller.message(self._core.fleet.loads, now_s, verdicts, moved)
                     wait_s = self._teller.full_due_s - now_s
-                    if self._teller.is_cut or sessions.untold:
+                    if self._teller.is_cut or sessions.unannounced:
                         self._due.set()
                 if message is not None:
                     await self._broker.publish(self._our_subject, message)
@@ -176,7 +176,7 @@ class PeerLink:
         self._on_heard()
         if self._core.fleet.peers.met > met:
             self._teller.begin_anew()
-            self._core.fleet.sessions.tell_all()
+            self._core.fleet.sessions.announce_all()
             self._due.set()
 
     async def _report_came(self, message: Msg) -> None:

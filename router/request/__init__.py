@@ -1,1 +1,1 @@
-"""What a request is, and why one is refused. Pure; knows no gRPC."""
+"""Requests, and the reasons for refusals. Pure; knows no gRPC."""

@@ -111,16 +111,16 @@ class Prompt:
     def prefixes(self, block_size: int) -> HashArray:
         """PrefixHashes of the full blocks; none for a size of 0, or one that the caller's hashes
         aren't in."""
-        if block_size < 1:  # a worker that has not told its own yet
+        if block_size < 1:  # a worker whose block size is unknown yet
             return np.empty(0, np.uint64)
-        found = self._prefixes.get(block_size)
-        if found is None:
+        prefixes = self._prefixes.get(block_size)
+        if prefixes is None:
             if self._token_bytes is not None:
                 blocks = block_hashes(self._token_bytes, block_size, self._seed, self._items)
             else:
                 blocks = self._hashes if block_size == self.hashes_block_size else self._hashes[:0]
-            found = self._prefixes[block_size] = prefix_hashes(blocks)
-        return found
+            prefixes = self._prefixes[block_size] = prefix_hashes(blocks)
+        return prefixes
 
     def hashed(self, block_size: int) -> Iterator[None]:
         """Makes the PrefixHashes of a block size, in steps of STEP_BLOCKS blocks."""
@@ -132,7 +132,7 @@ class Prompt:
         count = self.token_count // block_size
         for first in range(0, count, STEP_BLOCKS):
             begin, end = first * block_size, min(count, first + STEP_BLOCKS) * block_size
-            items = [part for one in self._items if (part := _part(one, begin, end)) is not None]
+            items = [part for item in self._items if (part := _part(item, begin, end)) is not None]
             content = memoryview(tokens)[4 * begin : 4 * end]
             parts.append(block_hashes(content, block_size, self._seed, items))
             yield

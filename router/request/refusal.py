@@ -5,7 +5,7 @@ from enum import StrEnum
 
 
 class Reason(StrEnum):
-    """What google.rpc.ErrorInfo.reason says, and the metric label."""
+    """The value of google.rpc.ErrorInfo.reason, and the metric label."""
 
     EMPTY_PROMPT = "EMPTY_PROMPT"
     MALFORMED_PROMPT = "MALFORMED_PROMPT"
@@ -44,7 +44,7 @@ class Refusal(Exception):
 
     reason: Reason
     message: str
-    """One sentence for a person."""
+    """A sentence for a person."""
     retry_after_s: float | None = None
     metadata: dict[str, str] = field(default_factory=dict)
 
@@ -60,12 +60,12 @@ class Refused:
     model: str = ""
     role: str = ""
     policy: str = ""
-    """The one that it named."""
+    """The policy that the request named."""
     prompt_tokens: int = 0
     """0: it had no prompt, or one that can't be read."""
     output_tokens: int | None = None
-    """That it expected."""
+    """Output tokens that the request expected."""
     required_labels: int = 0
-    """How many it named, as with the next two."""
+    """Number of labels in the request, as with the next two."""
     allowed_workers: int = 0
     excluded_workers: int = 0

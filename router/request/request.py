@@ -1,4 +1,4 @@
-"""What a caller asks for. Pure."""
+"""A caller's request. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,26 +10,26 @@ from indexer.identity import WorkerKey
 from router.request.prompt import Prompt
 
 Fingerprint = tuple[int, str, str]
-"""What a request id stands for: the prompt, the model's name, the role."""
+"""The meaning of a request id: the prompt, the model's name, the role."""
 
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """One session's last request."""
+    """The last request of a session."""
 
     worker: WorkerKey
-    """That brought out its answer."""
+    """The worker of its answer."""
     model: str
     """By the name that the request gave it."""
     lora_name: str
     block_size: int
-    """0: the worker had not told its own."""
+    """0: the worker's was unknown."""
     prefixes: HashArray
     """Of the prompt's full blocks."""
     prompt_tokens: int
     picked_at_s: float
-    told_at_s: float = -inf
-    """When other replicas were told of this worker, or were to be."""
+    announced_at_s: float = -inf
+    """When other replicas got this worker, or were to get it."""
 
 
 class Role(StrEnum):
@@ -44,7 +44,7 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a caller asks, checked and in our own types."""
+    """A caller's request, checked and in our own types."""
 
     request_id: str
     prompt: Prompt
@@ -58,13 +58,13 @@ class Request:
     allowed_workers: frozenset[str] = frozenset()
     excluded_workers: frozenset[str] = frozenset()
     resumed: Session | None = None
-    """What the prompt was made of, when only the session was named."""
+    """The session that the prompt was made of, when only a session was named."""
 
     @property
     def for_all(self) -> bool:
-        """Whether any worker may see it."""
+        """Whether any worker may see the request."""
         return not self.required_labels and not self.allowed_workers
 
     def fingerprint(self) -> Fingerprint:
-        """What its id stands for from now on."""
+        """The meaning of its id from now on."""
         return self.prompt.fingerprint(), self.model, self.role

@@ -1,1 +1,1 @@
-"""What this replica has promised: open requests, their load, sessions. Pure."""
+"""This replica's promises: open requests, their load, sessions. Pure."""

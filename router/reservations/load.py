@@ -31,7 +31,7 @@ _NOTHING = Totals()
 
 @dataclass(slots=True)
 class WorkerLoad:
-    """One worker's load."""
+    """A worker's load."""
 
     requests: int = 0
     """Ours: open reservations."""
@@ -46,11 +46,11 @@ class WorkerLoad:
     sampled_at_s: float | None = None
     last_picked: int = 0
     peers: Totals = _NOTHING
-    """Theirs: what other replicas have reserved."""
+    """Reserved by other replicas."""
     unheard: float = 0.0
-    """Theirs that we have not heard of yet: a guess, in requests, below 1."""
+    """Reserved by other replicas, but not in their messages yet: a guess, in requests, below 1."""
     changed: bool = True
-    """Ours has, since peers were told of it."""
+    """Whether our load has changed since the last message to peers."""
     _reported: tuple[float, float] = (0.0, 0.0)
     """Requests and blocks of the last sample, less ours of that time; may be below zero."""
     _users: BlockUsers = field(default_factory=BlockUsers)
@@ -98,7 +98,7 @@ class WorkerLoad:
         self.changed = True
 
     def close(self, prefixes: HashArray, has_tail: bool, now_s: float) -> None:
-        """A reservation ends; its prefill must be done, or told done, before."""
+        """A reservation ends; its prefill must be done, or reported as done, before."""
         self._users.close(prefixes)
         self._tails -= has_tail
         self.requests -= 1
@@ -113,7 +113,7 @@ class WorkerLoad:
         peers: Totals = _NOTHING,
         peers_then: tuple[int, int] = (0, 0),
     ) -> None:
-        """The engine reported: as of then, on our clock. used_blocks None: it does not tell.
+        """The engine reported: as of then, on our clock. used_blocks None: unknown.
 
         peers, peers_then: as for `hear`.
         """
@@ -129,7 +129,7 @@ class WorkerLoad:
         self.hear(peers, peers_then)
 
     def hear(self, peers: Totals, peers_then: tuple[int, int]) -> None:
-        """What peers have reserved, now and (requests, blocks) at the time of the last sample."""
+        """Reservations of peers, now and (requests, blocks) at the time of the last sample."""
         self.peers = peers
         self.external_requests = max(0.0, self._reported[0] - peers_then[0])
         self.external_blocks = max(0.0, self._reported[1] - peers_then[1])
@@ -143,7 +143,7 @@ class WorkerLoad:
         return self.external_blocks + self.blocks + self.peers.blocks
 
     def guessed(self) -> tuple[float, float]:
-        """What is unheard in requests and blocks, if its requests are like the others that are open
+        """`unheard` in requests and blocks, if such requests are like the others that are open
         there."""
         requests = self.requests + self.peers.requests
         blocks = self.blocks + self.peers.blocks

@@ -6,8 +6,8 @@ Laws:
   computes the prompt counts until that is done, and ends with the other one at the latest;
 - open and remembered together never exceed the bounds, in number and in bytes of hashes but for the
   last one: the oldest memories go first;
-- a request id finds its reservation while that is open, and for a while after it finished. One that
-  ended otherwise is not found: whoever sends that request again wants it served.
+- a request id finds its reservation while that is open, and for a while after it finished. A
+  reservation that ended otherwise is not: a caller that sends such a request again wants it served.
 """
 
 from collections import OrderedDict
@@ -52,21 +52,21 @@ FORGOTTEN_SLICE = 256
 
 @dataclass(slots=True)
 class PrefillHold:
-    """What a reservation of a pair holds on the worker that computes its prompt for another."""
+    """A pair's hold on the worker that computes the prompt for the decode worker."""
 
     worker: WorkerKey
     predicted_tokens: int
-    """Usable overlap there at the pick, by what its events told."""
+    """Usable overlap there at the pick, by the worker's events."""
     new_tokens: int
     room: int
-    """By which the two engines find one another; no other request in flight has it."""
+    """Key by which the two engines meet; no other request in flight has it."""
     open: bool = True
     """Until the prompt is computed, or the reservation ends."""
 
 
 @dataclass(slots=True)
 class Reservation:
-    """One request's hold on one worker, or on a pair of them."""
+    """A request's hold on a worker, or on a pair of workers."""
 
     id: str
     request_id: str
@@ -76,13 +76,13 @@ class Reservation:
     has_tail: bool
     prompt_tokens: int
     predicted_tokens: int
-    """Usable overlap at the pick, by what the worker's events told."""
+    """Usable overlap at the pick, by the worker's events."""
     new_tokens: int
-    """Of the prompt, that the worker computes; 0 when another one does."""
+    """Of the prompt, that the worker computes; 0 when another worker does."""
     opened_at_s: float
     lease_ends_s: float
     answer: bytes
-    """What Route answered, for a repeated request id: the shell's own form."""
+    """Route's answer, for a repeated request id: the shell's own form."""
     output_tokens: int = 0
     cached_tokens: int | None = None
     prefill_done: bool = False
@@ -91,17 +91,17 @@ class Reservation:
     prefill: PrefillHold | None = None
     """The other half of a pair."""
     shared: bool = False
-    """Whether it was the answer to several requests: one caller that leaves does not end it."""
+    """Whether several callers have this answer: a caller that leaves does not end it."""
 
     def holds(self, workers: Collection[WorkerKey]) -> bool:
-        """Whether it is open on any of some workers."""
+        """Whether the reservation is open on any of some workers."""
         prefill = self.prefill
         return self.worker in workers or (
             prefill is not None and prefill.open and prefill.worker in workers
         )
 
     def where_computed(self) -> "Reservation":
-        """This one as the worker sees it that computes the prompt: of a pair, a copy."""
+        """The reservation as seen by the worker that computes the prompt: of a pair, a copy."""
         if self.prefill is None:
             return self
         return replace(
@@ -160,10 +160,10 @@ class Reservations:
 
     def get(self, reservation_id: str) -> Reservation | None:
         """Open or remembered."""
-        found = self._open.get(reservation_id)
-        if found is None and reservation_id in self._ended:
-            found = self._ended[reservation_id][1]
-        return found
+        reservation = self._open.get(reservation_id)
+        if reservation is None and reservation_id in self._ended:
+            reservation = self._ended[reservation_id][1]
+        return reservation
 
     def renew(self, reservation: Reservation, lease_ends_s: float) -> None:
         """Moves a lease's end; leases are all equally long, so the last renewed ends last."""
@@ -171,26 +171,26 @@ class Reservations:
         self._open.move_to_end(reservation.id)
 
     def end(self, reservation: Reservation, ending: Ending, now_s: float) -> None:
-        """Closes one, and remembers it for a while; its request id only if it finished."""
+        """Closes a reservation, and remembers it for a while; the request id only if finished."""
         del self._open[reservation.id]
         self._open_hash_bytes -= reservation.prefixes.nbytes
         reservation.ended = ending
         if ending is not Ending.FINISHED:
             self._forget_request(reservation)
         self._ended[reservation.id] = (now_s, reservation)
-        if reservation.cached_tokens is not None:  # so nobody will check a report against them
+        if reservation.cached_tokens is not None:  # so no report will be checked against them
             self._drop_hashes(reservation)
 
     def expired(self, now_s: float) -> list[Reservation]:
-        """Open ones whose lease has ended, oldest first: one slice of them (SLICE_UNITS)."""
-        found = []
+        """Open reservations whose lease has ended, oldest first: a slice of them (SLICE_UNITS)."""
+        expired = []
         units = 0
         for reservation in self._open.values():
             if reservation.lease_ends_s > now_s or units >= SLICE_UNITS:
                 break
-            found.append(reservation)
+            expired.append(reservation)
             units += RESERVATION_UNITS + len(reservation.prefixes)
-        return found
+        return expired
 
     def due(self, now_s: float) -> bool:
         """Whether a lease has ended, or a memory is older than the window."""
@@ -203,7 +203,7 @@ class Reservations:
     def on_workers(self, workers: Collection[WorkerKey]) -> list[Reservation]:
         """Open ones of some workers; looks at each once, however many workers go at once."""
         wanted = frozenset(workers)
-        return [one for one in self._open.values() if one.holds(wanted)]
+        return [reservation for reservation in self._open.values() if reservation.holds(wanted)]
 
     def forget_old(self, now_s: float) -> None:
         """Drops memories that are older than the window: FORGOTTEN_SLICE of them at most."""

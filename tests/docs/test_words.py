@@ -13,7 +13,12 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 SUFFIXES = (".py", ".pyx", ".pyi", ".h")
-CLEAN = ("events", "indexer", "simulator", "proto/kvroute/client")
+CLEAN = (
+    *("events", "indexer", "simulator", "proto/kvroute/client"),
+    *("router/config", "router/metrics", "router/cli", "router/processes", "router/children"),
+    *("router/audit", "router/health", "router/fleet", "router/policies", "router/decision"),
+    *("router/copies", "router/reservations", "router/request", "router/wire"),
+)
 STATIONS = ("router", *CLEAN)
 WORDS = (
     "told",
@@ -38,7 +43,7 @@ ALLOWED = re.compile(
 PAGES = ("README.md", "docs", "events", "helm", "indexer", "proto", "simulator")
 PAGE_WORDS = ("told", "asked", "whoever", "whom", "somebody", "everybody", "anew", "heed")
 LEFT = {
-    "router": {"told": 211, "asked": 120, "whoever": 9},
+    "router": {"told": 36, "asked": 58, "whoever": 3},
 }
 """Folder -> word -> lines with the word, at most."""
 

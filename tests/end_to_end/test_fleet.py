@@ -201,7 +201,7 @@ async def test_before_any_worker_is_known_a_request_is_told_to_come_again() -> N
     async with router_app(serve_config(None)) as (app, client):
         with pytest.raises(NoWorker) as caught:
             await client.route(token_ids=[1, 2, 3], timeout_s=2.0)
-        assert "no worker has been heard of yet" in str(caught.value)
+        assert "no worker is known yet" in str(caught.value)
         assert not app.ready
 
 

@@ -147,7 +147,7 @@ def test_a_pair_that_nobody_hands_over_in_has_one_receipt_that_counts(tmp_path: 
     fleet.add("w1")
     result = shown(answer(fleet, role=Role.PAIR).SerializeToString(), tmp_path)
     assert result.exit_code == 0
-    assert "nobody can hand over" in result.output
+    assert "no worker can hand over" in result.output
     assert "excluded: 2 hands nothing over" in result.output
     assert result.output.count("It holds.") == 1
 
@@ -174,7 +174,7 @@ def test_a_line_that_was_tampered_with_is_found_out() -> None:
     assert complaint.startswith("w3/0: the line says 0.25, least-loaded ")
     worst = max((0, 1, 3), key=lambda row: told.costs[row] or 0.0)
     (complaint,) = check_line(msgspec.structs.replace(told, picked=worst)).complaints
-    assert complaint == "another one is cheaper than the pick"
+    assert complaint == "another worker is cheaper than the pick"
     (complaint,) = check_line(msgspec.structs.replace(told, picked=2)).complaints
     assert complaint == "the pick is marked as excluded: drained"
 

@@ -51,7 +51,7 @@ def test_a_reload_that_fails_leaves_all_as_it_was(watched: bool, wrong: dict[str
     assert app.core.times_all is watched
     assert app.desk.watch is app.watchers.watch
     for _ in range(3):  # calls are refused for want of a worker, by nothing else
-        with pytest.raises(Refusal, match="no worker has been heard of"):
+        with pytest.raises(Refusal, match="no worker is known yet"):
             app.desk.route(asked(40).SerializeToString())
     assert app.watchers.failures == 0
 

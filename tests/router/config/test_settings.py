@@ -328,8 +328,8 @@ class TestMistakes:
     @pytest.mark.parametrize(
         ("text", "told"),
         [
-            ("- a\n", "expected a mapping of sections, found list"),
-            ("hello\n", "expected a mapping of sections, found str"),
+            ("- a\n", "expected a mapping of sections, not list"),
+            ("hello\n", "expected a mapping of sections, not str"),
             ("routing: {policy: random\n", "line"),
             ("1: 2\n", ""),
         ],

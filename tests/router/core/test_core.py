@@ -498,7 +498,7 @@ class TestNobody:
     def test_before_any_worker_is_heard_of_it_is_too_early_to_tell(self) -> None:
         refusal = refused(Fleet(), prompt(8), model="any")
         assert refusal.reason is Reason.NO_WORKER
-        assert refusal.message == "no worker has been heard of yet"
+        assert refusal.message == "no worker is known yet"
 
     def test_a_worker_that_beats_and_has_not_said_what_it_serves_may_serve_it(self) -> None:
         fleet = Fleet()
@@ -510,7 +510,7 @@ class TestNobody:
         assert fleet.view.sources[key].heartbeat is None
         refusal = refused(fleet, prompt(8), model="m")
         assert refusal.reason is Reason.NO_WORKER
-        assert "has said what it serves" in refusal.message
+        assert "has named its model" in refusal.message
 
     def test_a_model_that_nobody_ever_served_is_unknown(self) -> None:
         fleet = Fleet()
@@ -527,7 +527,7 @@ class TestNobody:
         refusal = refused(fleet, prompt(8), model="gpt")
         assert refusal.reason is Reason.NO_WORKER
         assert refusal.message == (
-            "no worker that was heard so far serves 'gpt'; the router has just started"
+            "no worker known so far serves 'gpt'; the router has just started"
         )
         assert fleet.picked(prompt(8), model="alpha") == "w0", "those that are there are served"
         fleet.core.fleet.ready = True
@@ -690,7 +690,7 @@ class TestTooLong:
         refusal = refused(fleet, prompt(300))
         assert refusal.reason is Reason.PROMPT_TOO_LONG
         assert refusal.message == (
-            "the prompt has 300 tokens and fits no worker with what it is expected to bring out;"
+            "the prompt has 300 tokens and fits no worker with its expected output;"
             " the longest takes 200"
         )
 
@@ -1341,7 +1341,7 @@ class TestPredictions:
         fleet.route(prompt(400))
         overlap = fleet.route(prompt(400)).decision.overlap(0)
         assert overlap == Overlap(raw=400, usable=384, device=160, host=0, disk=0, predicted=224)
-        assert overlap.told == 160
+        assert overlap.by_events == 160
 
     def test_a_worker_without_events_is_known_by_our_own_picks_for_longer(self) -> None:
         fleet = Fleet()

@@ -140,7 +140,7 @@ class Side:
                 core.fleet.pools.others_waiting.tolist(),
             ),
             "working sets": (
-                core.fleet.working_sets._asked,
+                core.fleet.working_sets._of_worker,
                 core.fleet.working_sets._blocks.tolist(),
                 len(core.fleet.working_sets),
             ),

@@ -191,7 +191,7 @@ def test_an_idle_fleet_is_left_alone() -> None:
 @pytest.mark.parametrize(
     ("field", "value", "complaint"),
     [
-        ("cheapest_wait_tokens", 9999.0, "the wait of the cheapest is told as"),
+        ("cheapest_wait_tokens", 9999.0, "the wait of the cheapest is"),
         ("margin_tokens", 5000.0, "the guard had no reason to move the pick"),
         ("least_wait_tokens", 100.0, "the wait"),
     ],

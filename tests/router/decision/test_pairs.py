@@ -288,7 +288,7 @@ class TestWhoCan:
         fleet.add("p", role="prefill")
         refusal = refused(fleet)
         assert refusal.reason is Reason.NO_ELIGIBLE_WORKER
-        assert "role is prefill" in refusal.message or "nobody can take over" in refusal.message
+        assert "role is prefill" in refusal.message or "no worker can take over" in refusal.message
 
     def test_a_fleet_that_is_gone_is_no_pair(self) -> None:
         assert refused(Fleet()).reason is Reason.NO_WORKER

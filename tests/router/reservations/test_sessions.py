@@ -14,7 +14,7 @@ from router.desk import codec
 from router.request.refusal import Reason, Refusal
 from router.request.request import Role
 from router.reservations.reservations import Reservation
-from router.reservations.sessions import TOLD_NAME_BYTES_MAX, Sessions
+from router.reservations.sessions import ANNOUNCED_NAME_BYTES_MAX, Sessions
 from tests.stage.fleet import Fleet, hashes, prompt
 from tests.stage.served import asked
 
@@ -150,7 +150,7 @@ class TestPeers:
     def one(self) -> Sessions:
         """That others listen to."""
         sessions = Sessions(TTL_S, 4)
-        sessions.tells = True
+        sessions.announces = True
         return sessions
 
     def test_others_are_told_where_a_session_is_when_that_changes_and_once_a_minute(self) -> None:
@@ -164,7 +164,7 @@ class TestPeers:
         assert told == [["w0"], [], ["w1"], [], ["w1"], []]
         assert others.worker_of("a") == WorkerKey("w1", 0)
         assert others.get("a") is None, "its hashes are not told"
-        assert (others.heard, others.worker_of("b")) == (1, None)
+        assert (others.elsewhere, others.worker_of("b")) == (1, None)
 
     def test_a_session_that_was_not_told_yet_is_told_where_it_is_by_then(self) -> None:
         sessions = self.one()
@@ -181,16 +181,16 @@ class TestPeers:
         put(sessions, "a", 2.0, worker="w0")
         assert sessions.worker_of("a") == WorkerKey("w0", 0)
         assert sessions.take_moved() == [at_w0], "told so little ago, but overtaken since"
-        assert sessions.heard == 0
+        assert sessions.elsewhere == 0
 
     def test_a_replica_that_is_met_is_told_of_all_and_nobody_of_those_forgotten(self) -> None:
         sessions = Sessions(TTL_S, 4)
         for name in "abcdef":
             put(sessions, name)
-        assert sessions.untold == 0, "nobody listens"
-        sessions.tell_all()
+        assert sessions.unannounced == 0, "nobody listens"
+        sessions.announce_all()
         put(sessions, "g")
-        assert sessions.untold == 3
+        assert sessions.unannounced == 3
         assert len(sessions.take_moved()) == 3
         assert sessions.take_moved() == []
 
@@ -198,22 +198,22 @@ class TestPeers:
         sessions = Sessions(TTL_S, 3 * SESSIONS_MAX)
         for i in range(SESSIONS_MAX + 5):
             put(sessions, f"s{i}")
-        sessions.tell_all()
+        sessions.announce_all()
         assert [len(sessions.take_moved()) for _ in range(3)] == [SESSIONS_MAX, 5, 0]
         for i in range(10):
-            put(sessions, f"s{i}", worker=f"{i}" * (TOLD_NAME_BYTES_MAX // 2))
-        sessions._untold = dict.fromkeys(f"s{i}" for i in range(10))
+            put(sessions, f"s{i}", worker=f"{i}" * (ANNOUNCED_NAME_BYTES_MAX // 2))
+        sessions._unannounced = dict.fromkeys(f"s{i}" for i in range(10))
         assert [len(sessions.take_moved()) for _ in range(6)] == [2, 2, 2, 2, 2, 0]
 
     def test_what_is_heard_has_a_bound_and_a_time(self) -> None:
         sessions = Sessions(TTL_S, 4)
         sessions.hear([Moved(i, WorkerKey("w0", 0)) for i in range(6)], 0.0)
-        assert (sessions.heard, sessions.forgotten["no_room"]) == (4, 2)
+        assert (sessions.elsewhere, sessions.forgotten["no_room"]) == (4, 2)
         put(sessions, "a", 50.0)
         assert not sessions.due(99.0)
         assert sessions.due(100.0)
         sessions.forget_old(100.0)
-        assert (sessions.heard, len(sessions), sessions.forgotten["expired"]) == (0, 1, 4)
+        assert (sessions.elsewhere, len(sessions), sessions.forgotten["expired"]) == (0, 1, 4)
         Sessions(TTL_S, 0).hear([Moved(1, WorkerKey("w0", 0))], 0.0)
 
 

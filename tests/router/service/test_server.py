@@ -131,7 +131,7 @@ STATUSES: list[tuple[str, Callable[[Fleet], None], dict[str, Any], Any, Code, st
     ("unknown model", one_worker, {}, asked(model="gpt"),
      Code.NOT_FOUND, "UNKNOWN_MODEL", "unknown model 'gpt'; served here: m"),
     ("no worker yet", nobody, {}, asked(model="m"),
-     Code.UNAVAILABLE, "NO_WORKER", "no worker has been heard of yet"),
+     Code.UNAVAILABLE, "NO_WORKER", "no worker is known yet"),
     ("none any more", gone, {}, asked(model="m"),
      Code.UNAVAILABLE, "NO_WORKER", "no worker serves 'm' at the moment"),
     ("none live", sick, {}, asked(),
