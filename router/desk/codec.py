@@ -32,7 +32,7 @@ from router.request.prompt import Prompt
 from router.request.refusal import Reason, Refusal, Refused
 from router.request.request import Request, Role
 from router.reservations.reservations import Ending
-from router.wire.received import BLOCK_HASHES, TooMuch, take_apart
+from router.wire.received import BLOCK_HASHES, TEXT, TooMuch, take_apart
 
 DOMAIN = "kvroute"
 TEXT_MAX = 1024
@@ -90,9 +90,9 @@ class Received:
     message: router_pb2.RouteRequest
     """What is beside the prompt."""
     form: int = 0
-    """TOKEN_IDS, TOKEN_BYTES, BLOCK_HASHES; 0: there is no prompt."""
+    """TOKEN_IDS, TOKEN_BYTES, BLOCK_HASHES; TEXT or more: a prompt without tokens; 0: none."""
     data: bytes = b""
-    """Little-endian, u32 of tokens or u64 of hashes."""
+    """Little-endian, u32 of tokens or u64 of hashes; or the bytes of the prompt without tokens."""
     block_size: int = 0
     """Of hashes, and so is the next one."""
     prompt_tokens: int = 0
@@ -205,7 +205,7 @@ def read_refused(content: bytes, refusal: Refusal, now_s: float, prompt_tokens_m
 def _prompt_tokens(received: Received) -> int:
     if received.form == BLOCK_HASHES:
         return received.prompt_tokens
-    return len(received.data) // 4
+    return 0 if received.form >= TEXT else len(received.data) // 4
 
 
 def read_progress(message: router_pb2.Progress) -> Progress | str:
@@ -553,6 +553,12 @@ def _read_prompt(received: Received, core: RouterCore) -> Prompt:
         raise Refusal(
             Reason.EMPTY_PROMPT,
             "the request has no prompt: set token_ids, token_bytes or block_hashes",
+        )
+    if received.form >= TEXT:
+        raise Refusal(
+            Reason.NO_TOKENIZER,
+            "this router makes no tokens of text and bodies: send token_ids, token_bytes or"
+            " block_hashes",
         )
     if received.form == BLOCK_HASHES:
         return Prompt.from_hashes(

@@ -4,6 +4,7 @@ OTHER_FIELDS_MAX: int
 TOKEN_IDS: int
 TOKEN_BYTES: int
 BLOCK_HASHES: int
+TEXT: int
 
 class TooMuch(ValueError):
     what: str

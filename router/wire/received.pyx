@@ -21,7 +21,7 @@ cdef extern from "native/field_numbers.h" nogil:
 
 cdef extern from "native/received.h" nogil:
     int TOO_MANY
-    int MANY_FIELDS, MANY_BYTES, MANY_TOKENS, TOKEN_IDS, TOKEN_BYTES, BLOCK_HASHES
+    int MANY_FIELDS, MANY_BYTES, MANY_TOKENS, TOKEN_IDS, TOKEN_BYTES, BLOCK_HASHES, TEXT
     ctypedef struct Bounds:
         size_t fields, bytes, elements
     ctypedef struct Received:
@@ -43,7 +43,7 @@ cdef extern from "native/received.h" nogil:
         size_t request_bytes
     void copy_requests(const OddItem *, uint8_t *)
 
-globals().update(TOKEN_IDS=TOKEN_IDS, TOKEN_BYTES=TOKEN_BYTES, BLOCK_HASHES=BLOCK_HASHES)
+globals().update(TOKEN_IDS=TOKEN_IDS, TOKEN_BYTES=TOKEN_BYTES, BLOCK_HASHES=BLOCK_HASHES, TEXT=TEXT)
 OTHER_FIELDS_MAX = 1024
 """Fields of a message in pieces that are no pieces."""
 
@@ -75,7 +75,7 @@ def take_apart(bytes content not None, size_t fields_max, size_t bytes_max, size
     """A RouteRequest without its prompt, and the prompt: (rest, form, data, block_size, prompt_tokens).
 
     form: the number of the prompt's field; 0: there is none. data: little-endian, u32 of tokens,
-    u64 of hashes. The last two are those of block_hashes. The bounds are for the fields beside the
+    u64 of hashes; or the bytes of a prompt without tokens (a form of TEXT or more). The last two are those of block_hashes. The bounds are for the fields beside the
     prompt, their bytes, and the elements of token_ids and block_hashes. Raises TooMuch; ValueError
     for bytes that are no message.
     """
@@ -86,7 +86,7 @@ def take_apart(bytes content not None, size_t fields_max, size_t bytes_max, size
     cdef bytes rest = PyBytes_FromStringAndSize(NULL, received.seen.bytes)
     copy_rest(message, <uint8_t *>PyBytes_AS_STRING(rest))
     cdef bytes data = b""
-    if received.form == TOKEN_BYTES:
+    if received.form == TOKEN_BYTES or received.form >= TEXT:
         data = PyBytes_FromStringAndSize(<const char *>received.tokens.at, received.tokens.size)
     elif received.form:
         data = PyBytes_FromStringAndSize(NULL, received.elements * (8 if received.form == BLOCK_HASHES else 4))

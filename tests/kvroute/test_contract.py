@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 
 import kvroute.v1
-from kvroute.client import RouteOptions, route_request
-from kvroute.v1 import RouteRequest, fleet_pb2, router_pb2
+from kvroute.client import InvalidRequest, RouteOptions, route_request
+from kvroute.v1 import RouteRequest, fleet_pb2, prompts_pb2, router_pb2
 
 FLAT_AND_HEAVY = ("indexer", "events", "router", "simulator", "numpy", "msgspec", "xxhash", "nats")
 
 
 def test_every_message_enum_and_service_of_the_contract_is_exported() -> None:
     names: set[str] = set()
-    for module in (router_pb2, fleet_pb2):
+    for module in (router_pb2, fleet_pb2, prompts_pb2):
         file = module.DESCRIPTOR
         names |= {*file.message_types_by_name, *file.enum_types_by_name}
         for service in file.services_by_name:
@@ -40,6 +40,23 @@ def test_every_field_of_a_route_request_can_be_asked_for() -> None:
     forms = {"token_bytes"}  # token_ids are always sent as these
     fields = {field.name for field in RouteRequest.DESCRIPTOR.fields} - forms
     assert fields <= set(RouteOptions.__annotations__)
+
+
+@pytest.mark.parametrize("name", ["chat_completion_body", "completion_body", "messages_body"])
+def test_a_body_is_sent_as_it_is(name: Any) -> None:
+    body = b'{"any": \xff}'
+    options: RouteOptions = {name: body, "require_tokens": True}
+    request = route_request(model="m", request_id="r", **options)
+    assert request == RouteRequest(model="m", request_id="r", require_tokens=True, **{name: body})
+    with pytest.raises(TypeError, match=f"{name} is a str; bytes is wanted"):
+        route_request(**{name: "{}"})  # type: ignore[misc]
+    for second in ({"token_ids": [1]}, {"text": "a"}, {"block_hashes": []}):
+        with pytest.raises(InvalidRequest, match="prompt"):
+            route_request(**options, **second)  # type: ignore[misc]
+
+
+def test_a_text_is_sent_as_utf_8() -> None:
+    assert route_request(text="hé").text == "hé"
 
 
 def test_the_client_imports_neither_the_routers_packages_nor_theirs() -> None:

@@ -298,6 +298,20 @@ def test_lists_are_as_seldom_as_the_fleet_is_large() -> None:
     assert fallback.routed(1000.0 + 2 * RETRY_S)
 
 
+def test_a_prompt_without_tokens_follows_its_first_bytes() -> None:
+    fallback, _ = made(*(worker(f"w{i}", max_model_len=1000) for i in range(16)))
+    system = b'{"messages": [{"role": "system", "content": "' + b"a" * 3000
+
+    def of(body: bytes) -> str:
+        return picked(fallback, token_ids=None, chat_completion_body=body)
+
+    ends = [of(system + b"b" * 2000 + end) for end in (b"one", b"two")]
+    assert len({of(b"%d" % i) for i in range(32)}) > 4
+    assert ends[0] == ends[1], "the beginning decides"
+    assert picked(fallback, token_ids=None, text="x" * 3900)
+    assert not picked(fallback, token_ids=None, text="x" * 4100), "longer than any worker takes"
+
+
 def test_workers_and_open_picks_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fallback_module, "WORKERS_MAX", 3)
     monkeypatch.setattr(fallback_module, "OPEN_MAX", 10)

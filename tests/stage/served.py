@@ -210,9 +210,14 @@ async def refusal(call: Awaitable[object]) -> Refused:
     return taken_apart(status)
 
 
+PROMPTS = frozenset(
+    field.name for field in router_pb2.RouteRequest.DESCRIPTOR.oneofs_by_name["prompt"].fields
+)
+
+
 def asked(tokens: int = 100, first: int = 0, **about: Any) -> router_pb2.RouteRequest:
     """A request for tokens that follow one another; a prompt of another form takes their place."""
     prompt = {"token_bytes": pack_tokens(range(first, first + tokens))}
-    if {"token_ids", "token_bytes", "block_hashes"} & about.keys():
+    if PROMPTS & about.keys():
         prompt = {}
     return router_pb2.RouteRequest(**prompt | about)

@@ -39,7 +39,7 @@ from events.plane.facts import (
 )
 from indexer.identity import WorkerKey
 from indexer.index import mix_digest
-from kvroute.v1 import fleet_pb2, router_pb2
+from kvroute.v1 import fleet_pb2, prompts_pb2, router_pb2
 
 EPOCH = Epoch(1_790_000_000_000_000_000, 77)
 AT_S = 1_790_000_000.0
@@ -134,16 +134,22 @@ def heartbeat() -> Heartbeat:
 
 def calls() -> Iterator[Message]:
     """Every message type of the contract, with all of its fields set; of a oneof the last one."""
-    for module in (router_pb2, fleet_pb2):
+    for module in (router_pb2, fleet_pb2, prompts_pb2):
         for name in sorted(module.DESCRIPTOR.message_types_by_name):
             message = getattr(module, name)()
             fill(message)
             yield message
 
 
-def fill(message: Message, depth: int = 0) -> None:
-    """Sets every field of a message, and of those in it, down to a depth."""
+def fill(message: Message, depth: int = 0, known: Descriptor | None = None) -> None:
+    """Sets every field of a message, and of those in it, down to a depth.
+
+    known: the message in another release, whose oneofs have the last field that it knows.
+    """
     for field in message.DESCRIPTOR.fields:
+        other = known.fields_by_name.get(field.name) if known is not None else None
+        if known is not None and other is None and field.containing_oneof is not None:
+            continue
         if field.message_type is None:
             value = value_of(field)
             if many(field):
@@ -156,7 +162,7 @@ def fill(message: Message, depth: int = 0) -> None:
             inner = getattr(message, field.name)
             inner = inner.add() if many(field) else inner
             inner.SetInParent()
-            fill(inner, depth + 1)
+            fill(inner, depth + 1, other.message_type if other is not None else None)
 
 
 def _fill_map(entries: Any, entry: Descriptor, depth: int) -> None:
@@ -196,7 +202,7 @@ def descriptors() -> FileDescriptorSet:
             add(dependency)
         found.setdefault(file.name, file)
 
-    for module in (router_pb2, fleet_pb2):
+    for module in (router_pb2, fleet_pb2, prompts_pb2):
         add(module.DESCRIPTOR)
     result = FileDescriptorSet()
     for file in found.values():

@@ -57,6 +57,10 @@ class InvalidRequest(KvRouteError, ValueError):
     """The request can't be served as it is: an empty or too long prompt, an unknown policy."""
 
 
+class NoTokens(InvalidRequest):
+    """The router can't make the prompt's tokens, and the request requires them."""
+
+
 class NotFound(KvRouteError):
     """The request names something the router doesn't know."""
 
@@ -135,6 +139,8 @@ _BY_REASON: dict[str, type[KvRouteError]] = {
     "UNKNOWN_WORKER": UnknownWorker,
     "REQUEST_ID_REUSED": DuplicateRequest,
     "WORKER_EXISTS": WorkerExists,
+    "NO_TOKENIZER": NoTokens,
+    "UNSUPPORTED_CONTENT": NoTokens,
     "NO_WORKER": NoWorker,
     "NO_ELIGIBLE_WORKER": NoWorker,
 }

@@ -26,6 +26,7 @@ from kvroute.client.bounded_hash import (
     blocks_key,
     ranked,
     session_key,
+    text_key,
     tokens_key,
     worker_seed,
 )
@@ -56,6 +57,8 @@ OUTPUT_TOKENS_MAX = 4096
 RESERVATION = "fallback/"
 """Prefix of the fallback's reservation ids; no router's ids have it."""
 _TOKENS_MAX = TOKEN_BYTES_MAX // 4
+TEXT_BYTES_A_TOKEN = 4
+"""Of a prompt without tokens, for its length, as in a router."""
 _BOTH = frozenset(("both", ""))
 _ROLES: Mapping[int, frozenset[str]] = {
     Phase.PHASE_UNSPECIFIED: _BOTH,
@@ -327,8 +330,16 @@ def _tokens(request: RouteRequest) -> int:
             return len(request.token_ids.ids)
         case "block_hashes":
             return request.block_hashes.prompt_tokens
-        case _:
+        case None:
             return 0
+        case prompt:
+            return len(_text(request, prompt)) // TEXT_BYTES_A_TOKEN
+
+
+def _text(request: RouteRequest, prompt: str) -> bytes:
+    """A prompt without tokens."""
+    content: str | bytes = getattr(request, prompt)
+    return content.encode() if isinstance(content, str) else content
 
 
 def _key(request: RouteRequest) -> int | None:
@@ -343,6 +354,8 @@ def _key(request: RouteRequest) -> int | None:
     if prompt == "token_ids":
         ids = request.token_ids.ids[:_TOKENS_MAX]
         return tokens_key(b"".join(token_id.to_bytes(4, "little") for token_id in ids))
+    if prompt != "block_hashes":
+        return text_key(_text(request, prompt))
     hashed = request.block_hashes
     blocks = max(1, _TOKENS_MAX // hashed.block_size) if hashed.block_size else 1
     return blocks_key(hashed.hashes[:blocks])

@@ -16,13 +16,18 @@ from kvroute.v1 import MultimodalItem, Phase, RouteRequest
 _REQUEST_ID = RouteRequest.REQUEST_ID_FIELD_NUMBER
 _TOKEN_BYTES = RouteRequest.TOKEN_BYTES_FIELD_NUMBER
 _BLOCK_HASHES = RouteRequest.BLOCK_HASHES_FIELD_NUMBER
+_WITHOUT_TOKENS = {
+    name: RouteRequest.DESCRIPTOR.fields_by_name[name].number
+    for name in ("text", "chat_completion_body", "completion_body", "messages_body")
+}
 
 
 class RouteOptions(TypedDict, total=False):
     """One request to be served. None means absent.
 
-    The prompt is `token_ids`, or `block_hashes` with `block_size` and `prompt_tokens`; only a
-    DECODE for a known session needs neither.
+    The prompt is `token_ids`, or `block_hashes` with `block_size` and `prompt_tokens`, or one of
+    `text`, `chat_completion_body`, `completion_body` and `messages_body`, of which the router makes
+    the tokens; only a DECODE for a known session needs none of them.
     """
 
     model: str | None
@@ -36,6 +41,19 @@ class RouteOptions(TypedDict, total=False):
     """Tokens in each block of `block_hashes`."""
     prompt_tokens: int | None
     """Tokens of the prompt behind `block_hashes`, with the tail that fills no block."""
+    text: str | None
+    """Prompt of a completion."""
+    chat_completion_body: bytes | None
+    """JSON of POST /v1/chat/completions, as the engine will get it."""
+    completion_body: bytes | None
+    """JSON of POST /v1/completions."""
+    messages_body: bytes | None
+    """JSON of POST /v1/messages."""
+    return_tokens: bool | None
+    """True: the answer to a text or body has its tokens."""
+    require_tokens: bool | None
+    """True: a text or body whose tokens the router can't make is refused (NoTokens). Else its
+    length is estimated, and it is routed by load."""
     request_id: str | None
     """The same id and prompt get the same answer; absent: a random id, so that a retry is no new
     request. A request that is sent again after its worker failed needs a new id."""
@@ -97,14 +115,15 @@ def route_bytes(**options: Unpack[RouteOptions]) -> RouteBytes:
         raise TypeError(f"request_id is a {type(request_id).__name__}; a str is wanted")
     identity = request_id.encode()
     about = head(_REQUEST_ID, len(identity)) + identity
+    without_tokens = _take_text(options)
     if options:
         fields: dict[str, Any] = {k: v for k, v in options.items() if v is not None}
         about += RouteRequest(**fields).SerializeToString()
     size = len(about)
     prompt: tuple[bytes, ...] = ()
+    if (block_hashes is not None) + (token_ids is not None) + (without_tokens is not None) > 1:
+        raise _invalid("token_ids, block_hashes, text and bodies are prompts; give one of them")
     if block_hashes is not None:
-        if token_ids is not None:
-            raise _invalid("token_ids and block_hashes are two prompts; give either")
         if block_size is None or prompt_tokens is None:
             raise _invalid("block_hashes needs block_size and prompt_tokens beside it")
         hashes = block_hashes_of(block_hashes, block_size, prompt_tokens)
@@ -119,12 +138,35 @@ def route_bytes(**options: Unpack[RouteOptions]) -> RouteBytes:
         before = head(_TOKEN_BYTES, len(tokens))
         prompt = (before, tokens)
         size += len(before) + len(tokens)
+    elif without_tokens is not None:
+        prompt = without_tokens
+        size += sum(map(len, prompt))
     return RouteBytes(request_id, (about, *prompt), size)
 
 
 def route_request(**options: Unpack[RouteOptions]) -> RouteRequest:
     """The message for these options; raises as route_bytes does."""
     return route_bytes(**options).message()
+
+
+def _take_text(options: RouteOptions) -> tuple[bytes, bytes] | None:
+    """The field of a prompt without tokens, which is taken out of the options; None: there is none.
+
+    Raises InvalidRequest for several.
+    """
+    taken: tuple[bytes, bytes] | None = None
+    for name, number in _WITHOUT_TOKENS.items():
+        content: Any = options.pop(name, None)  # type: ignore[misc]
+        if content is None:
+            continue
+        if taken is not None:
+            raise _invalid(f"a request has one prompt; {name} is another")
+        wanted = str if name == "text" else bytes
+        if not isinstance(content, wanted):
+            raise TypeError(f"{name} is a {type(content).__name__}; {wanted.__name__} is wanted")
+        content = content.encode() if isinstance(content, str) else content
+        taken = head(number, len(content)), content
+    return taken
 
 
 def _invalid(message: str) -> InvalidRequest:

@@ -23,8 +23,8 @@ def varint(number: int) -> bytes:
 
 
 def head(field: int, size: int) -> bytes:
-    """The tag and length before the bytes of a field; field numbers up to 15."""
-    return _BYTE[field << 3 | BYTES] + varint(size)
+    """The tag and length before the bytes of a field."""
+    return varint(field << 3 | BYTES) + varint(size)
 
 
 def uint(field: int, number: int) -> bytes:

@@ -1,6 +1,6 @@
 """The contract as one import: `from kvroute.v1 import RouteRequest, RouterStub`.
 
-Messages, enums, stubs and servicers of router.proto and fleet.proto; the generated modules beside
+Messages, enums, stubs and servicers of router.proto, fleet.proto and prompts.proto; the generated modules beside
 this file stay importable under their own names. Enum values live on their enum:
 `Phase.PHASE_PREFILL`.
 """
@@ -32,6 +32,19 @@ from kvroute.v1.fleet_pb2 import (
     WorkerStatus,
 )
 from kvroute.v1.fleet_pb2_grpc import FleetServicer, FleetStub, add_FleetServicer_to_server
+from kvroute.v1.prompts_pb2 import (
+    ListTokenizersRequest,
+    ListTokenizersResponse,
+    RenderRequest,
+    RenderResponse,
+    ShapeTrust,
+    Tokenizer,
+)
+from kvroute.v1.prompts_pb2_grpc import (
+    PromptsServicer,
+    PromptsStub,
+    add_PromptsServicer_to_server,
+)
 from kvroute.v1.router_pb2 import (
     Alternative,
     BlockHashes,
@@ -47,6 +60,8 @@ from kvroute.v1.router_pb2 import (
     ProgressOutcome,
     ProgressResult,
     ProgressState,
+    PromptSource,
+    PromptTokens,
     Receipt,
     ReportRequest,
     ReportResponse,
@@ -62,11 +77,13 @@ from kvroute.v1.router_pb2_grpc import RouterServicer, RouterStub, add_RouterSer
 
 if TYPE_CHECKING:
     from kvroute.v1.fleet_pb2_grpc import FleetAsyncStub
+    from kvroute.v1.prompts_pb2_grpc import PromptsAsyncStub
     from kvroute.v1.router_pb2_grpc import RouterAsyncStub
 else:
     # The generated stubs know these names only as types: at run time one class serves both kinds of
     # channel.
     FleetAsyncStub = FleetStub
+    PromptsAsyncStub = PromptsStub
     RouterAsyncStub = RouterStub
 
 __all__ = [
@@ -86,6 +103,8 @@ __all__ = [
     "Guarded",
     "ListQueueRequest",
     "ListQueueResponse",
+    "ListTokenizersRequest",
+    "ListTokenizersResponse",
     "ListWorkersRequest",
     "ListWorkersResponse",
     "MultimodalItem",
@@ -96,6 +115,11 @@ __all__ = [
     "ProgressOutcome",
     "ProgressResult",
     "ProgressState",
+    "PromptSource",
+    "PromptTokens",
+    "PromptsAsyncStub",
+    "PromptsServicer",
+    "PromptsStub",
     "QueuedBand",
     "QueuedRequest",
     "QueuedTenant",
@@ -104,6 +128,8 @@ __all__ = [
     "RegisterWorkerResponse",
     "RemoveWorkerRequest",
     "RemoveWorkerResponse",
+    "RenderRequest",
+    "RenderResponse",
     "ReportRequest",
     "ReportResponse",
     "ResyncWorkerRequest",
@@ -117,11 +143,14 @@ __all__ = [
     "RouterAsyncStub",
     "RouterServicer",
     "RouterStub",
+    "ShapeTrust",
     "TokenIds",
+    "Tokenizer",
     "WatchWorkersRequest",
     "WatchWorkersResponse",
     "WorkerRef",
     "WorkerStatus",
     "add_FleetServicer_to_server",
+    "add_PromptsServicer_to_server",
     "add_RouterServicer_to_server",
 ]

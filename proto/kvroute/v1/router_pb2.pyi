@@ -50,6 +50,32 @@ PHASE_DECODE: Phase.ValueType  # 4
 """the prompt may be absent when the session is known"""
 Global___Phase: typing_extensions.TypeAlias = Phase
 
+class _PromptSource:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _PromptSourceEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_PromptSource.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    PROMPT_SOURCE_UNSPECIFIED: _PromptSource.ValueType  # 0
+    PROMPT_SOURCE_LOCAL: _PromptSource.ValueType  # 1
+    """the router's own rendering"""
+    PROMPT_SOURCE_ENGINE: _PromptSource.ValueType  # 2
+    """an engine of the model, or its render service"""
+    PROMPT_SOURCE_ESTIMATE: _PromptSource.ValueType  # 3
+    """there are none: count is an estimate, and the prompt matches no worker's cache"""
+
+class PromptSource(_PromptSource, metaclass=_PromptSourceEnumTypeWrapper):
+    """PromptSource is where the tokens of a prompt that came without tokens are from."""
+
+PROMPT_SOURCE_UNSPECIFIED: PromptSource.ValueType  # 0
+PROMPT_SOURCE_LOCAL: PromptSource.ValueType  # 1
+"""the router's own rendering"""
+PROMPT_SOURCE_ENGINE: PromptSource.ValueType  # 2
+"""an engine of the model, or its render service"""
+PROMPT_SOURCE_ESTIMATE: PromptSource.ValueType  # 3
+"""there are none: count is an estimate, and the prompt matches no worker's cache"""
+Global___PromptSource: typing_extensions.TypeAlias = PromptSource
+
 class _ProgressState:
     ValueType = typing.NewType("ValueType", builtins.int)
     V: typing_extensions.TypeAlias = ValueType
@@ -241,6 +267,10 @@ class RouteRequest(google.protobuf.message.Message):
     TOKEN_IDS_FIELD_NUMBER: builtins.int
     TOKEN_BYTES_FIELD_NUMBER: builtins.int
     BLOCK_HASHES_FIELD_NUMBER: builtins.int
+    TEXT_FIELD_NUMBER: builtins.int
+    CHAT_COMPLETION_BODY_FIELD_NUMBER: builtins.int
+    COMPLETION_BODY_FIELD_NUMBER: builtins.int
+    MESSAGES_BODY_FIELD_NUMBER: builtins.int
     LORA_NAME_FIELD_NUMBER: builtins.int
     CACHE_SALT_FIELD_NUMBER: builtins.int
     MULTIMODAL_ITEMS_FIELD_NUMBER: builtins.int
@@ -256,12 +286,25 @@ class RouteRequest(google.protobuf.message.Message):
     EXCLUDED_WORKER_IDS_FIELD_NUMBER: builtins.int
     POLICY_FIELD_NUMBER: builtins.int
     OMIT_RECEIPT_FIELD_NUMBER: builtins.int
+    RETURN_TOKENS_FIELD_NUMBER: builtins.int
+    REQUIRE_TOKENS_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """the same id and prompt get the same answer; empty: a random id"""
     model: builtins.str
     """model, alias or LoRA name; empty when the fleet serves one model"""
     token_bytes: builtins.bytes
     """little-endian u32, the fast form"""
+    text: builtins.str
+    """A prompt without tokens. The router makes the tokens that the engine will see (PromptTokens). Each of the four takes 32 MiB at
+    most. Routers of older releases ignore these fields and refuse the request with EMPTY_PROMPT.
+    of a completion; special tokens are added as the engine adds them
+    """
+    chat_completion_body: builtins.bytes
+    """JSON of POST /v1/chat/completions, as the engine will get it"""
+    completion_body: builtins.bytes
+    """JSON of POST /v1/completions"""
+    messages_body: builtins.bytes
+    """JSON of POST /v1/messages"""
     lora_name: builtins.str
     cache_salt: builtins.str
     expected_output_tokens: builtins.int
@@ -276,6 +319,10 @@ class RouteRequest(google.protobuf.message.Message):
     """empty: the configured policy"""
     omit_receipt: builtins.bool
     """true: the answer has no receipt, which makes it cheaper"""
+    return_tokens: builtins.bool
+    """true: the answer to a prompt without tokens has prompt.token_bytes"""
+    require_tokens: builtins.bool
+    """true: refuse a prompt whose tokens can't be had; false: estimate its length, and route it by load"""
     @property
     def token_ids(self) -> Global___TokenIds: ...
     @property
@@ -298,6 +345,10 @@ class RouteRequest(google.protobuf.message.Message):
         token_ids: Global___TokenIds | None = ...,
         token_bytes: builtins.bytes = ...,
         block_hashes: Global___BlockHashes | None = ...,
+        text: builtins.str = ...,
+        chat_completion_body: builtins.bytes = ...,
+        completion_body: builtins.bytes = ...,
+        messages_body: builtins.bytes = ...,
         lora_name: builtins.str = ...,
         cache_salt: builtins.str = ...,
         multimodal_items: collections.abc.Iterable[Global___MultimodalItem] | None = ...,
@@ -313,9 +364,11 @@ class RouteRequest(google.protobuf.message.Message):
         excluded_worker_ids: collections.abc.Iterable[builtins.str] | None = ...,
         policy: builtins.str = ...,
         omit_receipt: builtins.bool = ...,
+        return_tokens: builtins.bool = ...,
+        require_tokens: builtins.bool = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_expected_output_tokens", b"_expected_output_tokens", "_priority", b"_priority", "_queue_timeout_ms", b"_queue_timeout_ms", "_ttft_slo_ms", b"_ttft_slo_ms", "block_hashes", b"block_hashes", "expected_output_tokens", b"expected_output_tokens", "priority", b"priority", "prompt", b"prompt", "queue_timeout_ms", b"queue_timeout_ms", "token_bytes", b"token_bytes", "token_ids", b"token_ids", "ttft_slo_ms", b"ttft_slo_ms"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_expected_output_tokens", b"_expected_output_tokens", "_priority", b"_priority", "_queue_timeout_ms", b"_queue_timeout_ms", "_ttft_slo_ms", b"_ttft_slo_ms", "allowed_worker_ids", b"allowed_worker_ids", "block_hashes", b"block_hashes", "cache_salt", b"cache_salt", "excluded_worker_ids", b"excluded_worker_ids", "expected_output_tokens", b"expected_output_tokens", "lora_name", b"lora_name", "model", b"model", "multimodal_items", b"multimodal_items", "omit_receipt", b"omit_receipt", "phase", b"phase", "policy", b"policy", "priority", b"priority", "prompt", b"prompt", "queue_timeout_ms", b"queue_timeout_ms", "request_id", b"request_id", "required_labels", b"required_labels", "session_id", b"session_id", "tenant", b"tenant", "token_bytes", b"token_bytes", "token_ids", b"token_ids", "ttft_slo_ms", b"ttft_slo_ms"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_expected_output_tokens", b"_expected_output_tokens", "_priority", b"_priority", "_queue_timeout_ms", b"_queue_timeout_ms", "_ttft_slo_ms", b"_ttft_slo_ms", "block_hashes", b"block_hashes", "chat_completion_body", b"chat_completion_body", "completion_body", b"completion_body", "expected_output_tokens", b"expected_output_tokens", "messages_body", b"messages_body", "priority", b"priority", "prompt", b"prompt", "queue_timeout_ms", b"queue_timeout_ms", "text", b"text", "token_bytes", b"token_bytes", "token_ids", b"token_ids", "ttft_slo_ms", b"ttft_slo_ms"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_expected_output_tokens", b"_expected_output_tokens", "_priority", b"_priority", "_queue_timeout_ms", b"_queue_timeout_ms", "_ttft_slo_ms", b"_ttft_slo_ms", "allowed_worker_ids", b"allowed_worker_ids", "block_hashes", b"block_hashes", "cache_salt", b"cache_salt", "chat_completion_body", b"chat_completion_body", "completion_body", b"completion_body", "excluded_worker_ids", b"excluded_worker_ids", "expected_output_tokens", b"expected_output_tokens", "lora_name", b"lora_name", "messages_body", b"messages_body", "model", b"model", "multimodal_items", b"multimodal_items", "omit_receipt", b"omit_receipt", "phase", b"phase", "policy", b"policy", "priority", b"priority", "prompt", b"prompt", "queue_timeout_ms", b"queue_timeout_ms", "request_id", b"request_id", "require_tokens", b"require_tokens", "required_labels", b"required_labels", "return_tokens", b"return_tokens", "session_id", b"session_id", "tenant", b"tenant", "text", b"text", "token_bytes", b"token_bytes", "token_ids", b"token_ids", "ttft_slo_ms", b"ttft_slo_ms"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_expected_output_tokens", b"_expected_output_tokens"]) -> typing.Literal["expected_output_tokens"] | None: ...
     @typing.overload
@@ -325,9 +378,50 @@ class RouteRequest(google.protobuf.message.Message):
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_ttft_slo_ms", b"_ttft_slo_ms"]) -> typing.Literal["ttft_slo_ms"] | None: ...
     @typing.overload
-    def WhichOneof(self, oneof_group: typing.Literal["prompt", b"prompt"]) -> typing.Literal["token_ids", "token_bytes", "block_hashes"] | None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["prompt", b"prompt"]) -> typing.Literal["token_ids", "token_bytes", "block_hashes", "text", "chat_completion_body", "completion_body", "messages_body"] | None: ...
 
 Global___RouteRequest: typing_extensions.TypeAlias = RouteRequest
+
+@typing.final
+class PromptTokens(google.protobuf.message.Message):
+    """PromptTokens is the result of tokenizing a prompt that came without tokens."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    COUNT_FIELD_NUMBER: builtins.int
+    TOKEN_BYTES_FIELD_NUMBER: builtins.int
+    SOURCE_FIELD_NUMBER: builtins.int
+    VERIFIED_FIELD_NUMBER: builtins.int
+    TOKENIZER_DIGEST_FIELD_NUMBER: builtins.int
+    SHAPE_FIELD_NUMBER: builtins.int
+    ESTIMATE_REASON_FIELD_NUMBER: builtins.int
+    count: builtins.int
+    """tokens; of source ESTIMATE: a fourth of the body's bytes"""
+    token_bytes: builtins.bytes
+    """little-endian u32; only with return_tokens, and not of source ESTIMATE"""
+    source: Global___PromptSource.ValueType
+    verified: builtins.bool
+    """an engine gave these tokens, or gave the same tokens as the router for all prompts of this shape so far"""
+    tokenizer_digest: builtins.str
+    """of the router's own tokenizer and chat template; empty: it has none for the model"""
+    shape: builtins.str
+    """features of the body that decide how an engine renders it, such as system+tools"""
+    estimate_reason: builtins.str
+    """of source ESTIMATE: why there are no tokens"""
+    def __init__(
+        self,
+        *,
+        count: builtins.int = ...,
+        token_bytes: builtins.bytes = ...,
+        source: Global___PromptSource.ValueType = ...,
+        verified: builtins.bool = ...,
+        tokenizer_digest: builtins.str = ...,
+        shape: builtins.str = ...,
+        estimate_reason: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["count", b"count", "estimate_reason", b"estimate_reason", "shape", b"shape", "source", b"source", "token_bytes", b"token_bytes", "tokenizer_digest", b"tokenizer_digest", "verified", b"verified"]) -> None: ...
+
+Global___PromptTokens: typing_extensions.TypeAlias = PromptTokens
 
 @typing.final
 class OverlapTokens(google.protobuf.message.Message):
@@ -524,6 +618,7 @@ class RouteResponse(google.protobuf.message.Message):
     RECEIPT_FIELD_NUMBER: builtins.int
     PREFILL_RECEIPT_FIELD_NUMBER: builtins.int
     HASH_BLOCK_SIZE_FIELD_NUMBER: builtins.int
+    PROMPT_FIELD_NUMBER: builtins.int
     reservation_id: builtins.str
     worker_id: builtins.str
     dp_rank: builtins.int
@@ -554,6 +649,10 @@ class RouteResponse(google.protobuf.message.Message):
     def prefill_receipt(self) -> Global___Receipt:
         """of a PREFILL_DECODE request: the decision about prefill_worker, also if no pair was made"""
 
+    @property
+    def prompt(self) -> Global___PromptTokens:
+        """of a prompt that came without tokens; absent: the request had token_ids, token_bytes or block_hashes"""
+
     def __init__(
         self,
         *,
@@ -572,9 +671,10 @@ class RouteResponse(google.protobuf.message.Message):
         receipt: Global___Receipt | None = ...,
         prefill_receipt: Global___Receipt | None = ...,
         hash_block_size: builtins.int = ...,
+        prompt: Global___PromptTokens | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_dp_rank", b"_dp_rank", "_engine_priority", b"_engine_priority", "dp_rank", b"dp_rank", "engine_priority", b"engine_priority", "overlap_tokens", b"overlap_tokens", "prefill_receipt", b"prefill_receipt", "prefill_worker", b"prefill_worker", "receipt", b"receipt"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_dp_rank", b"_dp_rank", "_engine_priority", b"_engine_priority", "address", b"address", "alternatives", b"alternatives", "dp_rank", b"dp_rank", "engine_priority", b"engine_priority", "hash_block_size", b"hash_block_size", "labels", b"labels", "lease_s", b"lease_s", "new_tokens", b"new_tokens", "overlap_tokens", b"overlap_tokens", "prefill_receipt", b"prefill_receipt", "prefill_worker", b"prefill_worker", "queue_ms", b"queue_ms", "receipt", b"receipt", "reservation_id", b"reservation_id", "worker_id", b"worker_id"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_dp_rank", b"_dp_rank", "_engine_priority", b"_engine_priority", "dp_rank", b"dp_rank", "engine_priority", b"engine_priority", "overlap_tokens", b"overlap_tokens", "prefill_receipt", b"prefill_receipt", "prefill_worker", b"prefill_worker", "prompt", b"prompt", "receipt", b"receipt"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_dp_rank", b"_dp_rank", "_engine_priority", b"_engine_priority", "address", b"address", "alternatives", b"alternatives", "dp_rank", b"dp_rank", "engine_priority", b"engine_priority", "hash_block_size", b"hash_block_size", "labels", b"labels", "lease_s", b"lease_s", "new_tokens", b"new_tokens", "overlap_tokens", b"overlap_tokens", "prefill_receipt", b"prefill_receipt", "prefill_worker", b"prefill_worker", "prompt", b"prompt", "queue_ms", b"queue_ms", "receipt", b"receipt", "reservation_id", b"reservation_id", "worker_id", b"worker_id"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_dp_rank", b"_dp_rank"]) -> typing.Literal["dp_rank"] | None: ...
     @typing.overload
@@ -881,6 +981,7 @@ class Explanation(google.protobuf.message.Message):
     PREFILL_CANDIDATES_FIELD_NUMBER: builtins.int
     PREFILL_RECEIPT_FIELD_NUMBER: builtins.int
     PREFILL_WORKER_FIELD_NUMBER: builtins.int
+    PROMPT_FIELD_NUMBER: builtins.int
     worker_id: builtins.str
     """the worker that Route would pick; empty: none is eligible"""
     dp_rank: builtins.int
@@ -904,6 +1005,10 @@ class Explanation(google.protobuf.message.Message):
     def prefill_worker(self) -> Global___PrefillWorker:
         """without bootstrap_room; absent: the picked worker computes the prompt"""
 
+    @property
+    def prompt(self) -> Global___PromptTokens:
+        """of a prompt that came without tokens"""
+
     def __init__(
         self,
         *,
@@ -915,9 +1020,10 @@ class Explanation(google.protobuf.message.Message):
         prefill_candidates: collections.abc.Iterable[Global___CandidateRow] | None = ...,
         prefill_receipt: Global___Receipt | None = ...,
         prefill_worker: Global___PrefillWorker | None = ...,
+        prompt: Global___PromptTokens | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_dp_rank", b"_dp_rank", "dp_rank", b"dp_rank", "prefill_receipt", b"prefill_receipt", "prefill_worker", b"prefill_worker", "receipt", b"receipt", "refusal", b"refusal"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_dp_rank", b"_dp_rank", "candidates", b"candidates", "dp_rank", b"dp_rank", "prefill_candidates", b"prefill_candidates", "prefill_receipt", b"prefill_receipt", "prefill_worker", b"prefill_worker", "receipt", b"receipt", "refusal", b"refusal", "worker_id", b"worker_id"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_dp_rank", b"_dp_rank", "dp_rank", b"dp_rank", "prefill_receipt", b"prefill_receipt", "prefill_worker", b"prefill_worker", "prompt", b"prompt", "receipt", b"receipt", "refusal", b"refusal"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_dp_rank", b"_dp_rank", "candidates", b"candidates", "dp_rank", b"dp_rank", "prefill_candidates", b"prefill_candidates", "prefill_receipt", b"prefill_receipt", "prefill_worker", b"prefill_worker", "prompt", b"prompt", "receipt", b"receipt", "refusal", b"refusal", "worker_id", b"worker_id"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_dp_rank", b"_dp_rank"]) -> typing.Literal["dp_rank"] | None: ...
 
 Global___Explanation: typing_extensions.TypeAlias = Explanation
@@ -1033,6 +1139,7 @@ class Progress(google.protobuf.message.Message):
     FAILED_WORKER_ID_FIELD_NUMBER: builtins.int
     REQUEST_ID_FIELD_NUMBER: builtins.int
     PRIORITY_FIELD_NUMBER: builtins.int
+    PROMPT_TOKENS_FIELD_NUMBER: builtins.int
     reservation_id: builtins.str
     state: Global___ProgressState.ValueType
     output_tokens: builtins.int
@@ -1051,6 +1158,8 @@ class Progress(google.protobuf.message.Message):
     """
     priority: builtins.int
     """higher is sooner; changes nothing for a request that has its worker"""
+    prompt_tokens: builtins.int
+    """from the engine's usage: prompt_tokens. The router compares it with the tokens that it made"""
     def __init__(
         self,
         *,
@@ -1063,13 +1172,16 @@ class Progress(google.protobuf.message.Message):
         failed_worker_id: builtins.str = ...,
         request_id: builtins.str = ...,
         priority: builtins.int | None = ...,
+        prompt_tokens: builtins.int | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_cached_tokens", b"_cached_tokens", "_priority", b"_priority", "cached_tokens", b"cached_tokens", "priority", b"priority"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_cached_tokens", b"_cached_tokens", "_priority", b"_priority", "cached_tokens", b"cached_tokens", "failed_worker_id", b"failed_worker_id", "failure_reason", b"failure_reason", "output_tokens", b"output_tokens", "priority", b"priority", "refused", b"refused", "request_id", b"request_id", "reservation_id", b"reservation_id", "state", b"state"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_cached_tokens", b"_cached_tokens", "_priority", b"_priority", "_prompt_tokens", b"_prompt_tokens", "cached_tokens", b"cached_tokens", "priority", b"priority", "prompt_tokens", b"prompt_tokens"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_cached_tokens", b"_cached_tokens", "_priority", b"_priority", "_prompt_tokens", b"_prompt_tokens", "cached_tokens", b"cached_tokens", "failed_worker_id", b"failed_worker_id", "failure_reason", b"failure_reason", "output_tokens", b"output_tokens", "priority", b"priority", "prompt_tokens", b"prompt_tokens", "refused", b"refused", "request_id", b"request_id", "reservation_id", b"reservation_id", "state", b"state"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_cached_tokens", b"_cached_tokens"]) -> typing.Literal["cached_tokens"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_priority", b"_priority"]) -> typing.Literal["priority"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_prompt_tokens", b"_prompt_tokens"]) -> typing.Literal["prompt_tokens"] | None: ...
 
 Global___Progress: typing_extensions.TypeAlias = Progress
 

@@ -13,10 +13,18 @@ enum { TAKEN = 0, MALFORMED = -1, MANY_FIELDS = -2, MANY_BYTES = -3, MANY_TOKENS
 enum {
     TOKEN_IDS = ROUTE_REQUEST_TOKEN_IDS,
     TOKEN_BYTES = ROUTE_REQUEST_TOKEN_BYTES,
-    BLOCK_HASHES = ROUTE_REQUEST_BLOCK_HASHES
+    BLOCK_HASHES = ROUTE_REQUEST_BLOCK_HASHES,
+    TEXT = ROUTE_REQUEST_TEXT, /* and the bodies after it: prompts without tokens */
+    MESSAGES_BODY = ROUTE_REQUEST_MESSAGES_BODY
 };
 enum { ELEMENTS = 1 }; /* the field of a TokenIds, and of a BlockHashes */
 _Static_assert(ELEMENTS == TOKEN_IDS_IDS && ELEMENTS == BLOCK_HASHES_HASHES, "one number for both");
+_Static_assert(BLOCK_HASHES == TOKEN_IDS + 2 && MESSAGES_BODY == TEXT + 3, "numbers in a row");
+
+static inline int is_prompt(uint32_t number) {
+    return (number >= TOKEN_IDS && number <= BLOCK_HASHES) ||
+           (number >= TEXT && number <= MESSAGES_BODY);
+}
 
 typedef struct {
     size_t fields;   /* beside the prompt, those of groups included */
@@ -27,9 +35,9 @@ typedef struct {
 /* What a RouteRequest holds. */
 typedef struct {
     Bounds seen;
-    int form;          /* TOKEN_IDS, TOKEN_BYTES, BLOCK_HASHES; 0: no prompt */
+    int form;          /* the number of the prompt's field; 0: no prompt */
     Span first;        /* the message from the first field of that prompt on */
-    Span tokens;       /* of TOKEN_BYTES */
+    Span tokens;       /* of TOKEN_BYTES; or the text */
     size_t elements;   /* of that prompt */
     uint32_t block_size, prompt_tokens;
 } Received;
@@ -73,14 +81,14 @@ static int look_at_request(Span message, const Bounds *most, Received *received)
         Field field;
         if (read_any(&message, &field, &received->seen.fields)) return MALFORMED;
         int form = (int)field.number;
-        if (field.type == BYTES && form >= TOKEN_IDS && form <= BLOCK_HASHES) {
+        if (field.type == BYTES && is_prompt(field.number)) {
             if (received->form != form) {
                 received->elements = received->block_size = received->prompt_tokens = 0;
                 received->form = form;
                 received->first = before;
             }
             received->tokens = field.bytes;
-            if (form != TOKEN_BYTES) {
+            if (form == TOKEN_IDS || form == BLOCK_HASHES) {
                 int failed = count_elements(field.bytes, form == BLOCK_HASHES, most, received);
                 if (failed) return failed;
             }
@@ -103,8 +111,7 @@ static void copy_rest(Span message, uint8_t *rest) {
     while (message.size) {
         Span before = message;
         if (read_any(&message, &field, &fields)) return;
-        if (field.type == BYTES && field.number >= TOKEN_IDS && field.number <= BLOCK_HASHES)
-            continue;
+        if (field.type == BYTES && is_prompt(field.number)) continue;
         memcpy(rest, before.at, before.size - message.size);
         rest += before.size - message.size;
     }
