@@ -1,0 +1,1 @@
+"""What each engine makes of a body before the template. Pure."""

@@ -1,0 +1,53 @@
+"""How one model's prompts are rendered: plain, frozen values, which cross to a child process."""
+
+from enum import StrEnum
+from typing import Any, Literal
+
+import msgspec
+
+CACHE_BYTES = 64 << 20
+TOKENS_MAX = 4 << 20
+"""Of one body; more than any engine's context."""
+PROMPTS_MAX = 1024
+"""In one completion's list."""
+
+
+class PromptKind(StrEnum):
+    """How a body's bytes are read."""
+
+    CHAT = "chat"
+    """JSON of POST /v1/chat/completions."""
+    COMPLETION = "completion"
+    """JSON of POST /v1/completions."""
+    MESSAGES = "messages"
+    """JSON of Anthropic's POST /v1/messages."""
+    TEXT = "text"
+    """UTF-8 text, tokenised as a completion's prompt."""
+
+
+class EngineKind(StrEnum):
+    """Whose treatment of a body is reproduced."""
+
+    VLLM = "vllm"
+    SGLANG = "sglang"
+
+
+class RendererSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A model's tokenizer and the flags of its engines that change prompts."""
+
+    folder: str
+    """tokenizer.json, tokenizer_config.json and chat_template.jinja, as the model's release has
+    them."""
+    chat_template: str = ""
+    """A template's file, or its text (has a brace): the engines' --chat-template. Empty: the
+    folder's own."""
+    chat_template_kwargs: dict[str, Any] = {}
+    """The engines' default keyword arguments of the template; a request's win."""
+    content_format: Literal["auto", "string", "openai"] = "auto"
+    """vLLM's --chat-template-content-format. auto: by the template's syntax tree, as engines do."""
+    tools_dropped: bool = False
+    """vLLM's --exclude-tools-when-tool-choice-none. SGLang always drops them."""
+    cache_bytes: int = CACHE_BYTES
+    """Of text segments and their tokens, kept by the encoder; 0: no cache."""
+    tokens_max: int = TOKENS_MAX
+    """A body with more tokens has none: PROMPT_TOO_LONG."""
