@@ -35,9 +35,9 @@ class TokenizerFolder:
     def digest(self) -> str:
         """The same for two folders that give the same tokens."""
         rest = [self.templates, self.specials, self.added_tokens]
-        told = hashlib.sha256(hashlib.sha256(self.tokenizer).digest())
-        told.update(json.dumps(rest, sort_keys=True).encode())
-        return told.hexdigest()[:DIGEST_DIGITS]
+        hashed = hashlib.sha256(hashlib.sha256(self.tokenizer).digest())
+        hashed.update(json.dumps(rest, sort_keys=True).encode())
+        return hashed.hexdigest()[:DIGEST_DIGITS]
 
 
 def read_folder(path: Path) -> TokenizerFolder:

@@ -18,6 +18,10 @@ class PromptReason(StrEnum):
     only the engine knows."""
     NO_TOKENIZER = "NO_TOKENIZER"
     """The tokenizer's folder, or a package that reads it, is missing or unusable."""
+    RENDERER_UNAVAILABLE = "RENDERER_UNAVAILABLE"
+    """No process renders it, and no engine gives its tokens, at the moment."""
+    RENDER_QUEUE_FULL = "RENDER_QUEUE_FULL"
+    """As many bodies wait for their tokens as may."""
     PROMPT_TOO_LONG = "PROMPT_TOO_LONG"
     """More tokens or prompts than the settings allow."""
 

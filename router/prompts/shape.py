@@ -90,8 +90,8 @@ def _kwargs(kwargs: Any) -> Iterator[str]:
         len(name) <= NAME_CHARACTERS_MAX and name.isascii() and name.isidentifier()
         for name in names
     )
-    told = ",".join(names) if plain and len(names) <= KWARGS_MAX else "many"
-    yield f"kwargs({told})"
+    listed = ",".join(names) if plain and len(names) <= KWARGS_MAX else "many"
+    yield f"kwargs({listed})"
 
 
 def _messages(messages: list[Any]) -> Iterator[str]:

@@ -1,0 +1,496 @@
+"""The tokens of prompts that came without tokens, for one process: its children, the engines that
+it asks, and the proof of what the children make.
+
+    body -> own tokens (a child) -> proven? -> these
+                                    else    -> the engine's, compared with ours
+                                    neither -> an estimate of the length
+
+Laws:
+- tokens are called verified only if an engine gave them, or if their shape is proven;
+- a prompt without tokens ends with an estimate and a reason, or, where its caller requires tokens
+  or the body itself is wrong, with PromptError; no other exception leaves `tokens_of`;
+- a reservation's tokens are compared with its answer's own count once at most.
+"""
+
+import asyncio
+import logging
+import random
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Coroutine, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import StrEnum
+from math import inf
+
+import msgspec
+from xxhash import xxh3_64_intdigest
+
+from router.prompts.canaries import canaries
+from router.prompts.children import Children
+from router.prompts.engine_tokens import EngineAway, EngineRefused, Engines, EngineTokens, Item
+from router.prompts.frames import Done
+from router.prompts.prompt_error import PromptError, PromptReason
+from router.prompts.proof import Difference, Proof, State, Target
+from router.prompts.settings import EngineKind, PromptKind, RendererSettings
+
+BYTES_A_TOKEN = 4
+"""Of a body, for an estimate."""
+REMEMBERED_MAX = 65_536
+"""Reservations whose count is compared when their answer is reported."""
+WORKERS_MAX = 4096
+"""Workers whose canaries ran; past the bound the first one's run again."""
+AUDITS_MAX = 4
+"""Comparisons after the fact at once; further ones are left out."""
+AFFINITY_BYTES = 2048
+"""Of a body, from its begin, that say to which child it goes."""
+REFUSED = frozenset(
+    (PromptReason.MALFORMED_BODY, PromptReason.TEMPLATE_REFUSED, PromptReason.PROMPT_TOO_LONG)
+)
+"""The body's own fault: it is refused, whether or not its caller requires tokens."""
+
+log = logging.getLogger("kvroute.prompts")
+
+
+class Source(StrEnum):
+    """Where a model's tokens come from, as configured."""
+
+    AUTO = "auto"
+    LOCAL = "local"
+    ENGINE = "engine"
+    OFF = "off"
+
+
+class MadeBy(StrEnum):
+    """Where tokens are from; the label of a metric."""
+
+    LOCAL = "local"
+    ENGINE = "engine"
+    ESTIMATE = "estimate"
+
+
+class ModelPrompts(msgspec.Struct, frozen=True, kw_only=True):
+    """How a model's prompts become tokens."""
+
+    source: Source = Source.AUTO
+    renderer: RendererSettings | None = None
+    """None: the router makes none by itself."""
+    render: str = ""
+    """Address of a render service that takes the place of workers; empty: none."""
+    processes: int = 2
+    audit_share: float = 0.001
+    """Of the prompts with proven tokens, compared with the engine's after the fact."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineAt:
+    """A worker that gives tokens."""
+
+    kind: EngineKind
+    version: str
+    address: str
+    """http://host:port"""
+    identity: str
+    """Another one after the engine's restart."""
+    model: str
+    """The name by which the engine serves the model."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptAsk:
+    """A prompt without tokens."""
+
+    model: str
+    kind: PromptKind
+    content: bytes
+    engine: EngineAt | None
+    """None: no worker of the model can be reached now."""
+    left_s: float = inf
+    """Until the caller's deadline."""
+    require: bool = False
+    source: Source | None = None
+    """In the place of the configured one."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptTokens:
+    """What became of a prompt without tokens."""
+
+    count: int
+    made_by: MadeBy
+    token_bytes: bytes = b""
+    verified: bool = False
+    digest: str = ""
+    shape: str = ""
+    reason: str = ""
+    """Of an estimate: why there are no tokens."""
+    items: tuple[Item, ...] = ()
+    own: "Own | None" = None
+    """What the answer's count is compared with; None: nothing is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Own:
+    """The router's own tokens of a prompt."""
+
+    model: str
+    target: Target
+    shape: str
+    usage_tokens: int
+
+
+class Prompts:
+    """Of one process. Made in a running event loop; must be closed."""
+
+    def __init__(
+        self, models: Mapping[str, ModelPrompts], *, random_share: Callable[[], float] | None = None
+    ) -> None:
+        """models: by name; of a model that is not among them, workers give the tokens.
+        random_share: a number from 0 to 1 for each prompt that may be audited."""
+        self.proof = Proof()
+        self.digests: dict[str, str] = {}
+        """Of the tokenizers that were loaded, by model."""
+        self.faults: dict[str, str] = {}
+        """Why a model has no tokenizer here."""
+        self.made: Counter[tuple[MadeBy, PromptKind]] = Counter()
+        self.estimates: Counter[str] = Counter()
+        """By reason."""
+        self.differences: Counter[str] = Counter()
+        """Prompts whose tokens differed from the engine's, by model."""
+        self.render_s = 0.0
+        """Time of rendering in children."""
+        self.renders = 0
+        self.audits_left_out = 0
+        self._default = ModelPrompts()
+        self._models: dict[str, ModelPrompts] = {}
+        self._children: dict[str, Children] = {}
+        self._engines = Engines()
+        self._killed: Counter[str] = Counter()
+        """Of pools that are closed."""
+        self._remembered: OrderedDict[str, Own] = OrderedDict()
+        self._seen: OrderedDict[tuple[str, str], None] = OrderedDict()
+        """Models and identities of workers whose canaries ran, or run."""
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._audits = 0
+        self._random_share = random_share or random.Random().random
+        self._use(models)
+
+    @property
+    def models(self) -> Mapping[str, ModelPrompts]:
+        """As configured."""
+        return self._models
+
+    @property
+    def waiting(self) -> int:
+        """Bodies that children render, or that wait for one."""
+        return sum(pool.waiting for pool in self._children.values())
+
+    @property
+    def killed(self) -> Counter[str]:
+        """Children killed or lost, by cause."""
+        return sum((pool.killed for pool in self._children.values()), self._killed.copy())
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the children that run."""
+        return [pid for pool in self._children.values() for pid in pool.pids]
+
+    async def configure(self, models: Mapping[str, ModelPrompts]) -> None:
+        """Another configuration: canaries run again for every worker, and what was proven for a
+        model whose settings changed has to be proven again."""
+        changed = [
+            name
+            for name in self._models.keys() | models.keys()
+            if self._models.get(name) != models.get(name)
+        ]
+        pools = [pool for name in changed if (pool := self._children.pop(name, None)) is not None]
+        for name in changed:
+            self.proof.unprove(name)
+            self.digests.pop(name, None)
+            self.faults.pop(name, None)
+        self._use(models)
+        self._seen.clear()
+        for pool in pools:
+            await pool.close()
+            self._killed.update(pool.killed)
+
+    async def close(self) -> None:
+        """Ends children and questions."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for pool in self._children.values():
+            await pool.close()
+        await self._engines.close()
+
+    async def tokens_of(self, ask: PromptAsk) -> PromptTokens:
+        """The tokens of a prompt, or an estimate of its length. Raises PromptError."""
+        try:
+            made = await self._made(ask)
+        except PromptError as error:
+            return self.estimate(ask, error)
+        self.made[made.made_by, ask.kind] += 1
+        return made
+
+    def estimate(self, ask: PromptAsk, error: PromptError) -> PromptTokens:
+        """The length of a prompt that has no tokens because of `error`, which is raised where no
+        estimate may be made."""
+        if ask.require or error.reason in REFUSED:
+            raise error
+        self.estimates[error.reason] += 1
+        self.made[MadeBy.ESTIMATE, ask.kind] += 1
+        return PromptTokens(
+            max(1, len(ask.content) // BYTES_A_TOKEN),
+            MadeBy.ESTIMATE,
+            digest=self.digests.get(ask.model, ""),
+            shape=error.shape,
+            reason=str(error),
+        )
+
+    def on_pick(self, reservation_id: str, made: PromptTokens) -> None:
+        """A prompt has its worker: what its answer's count is compared with is kept."""
+        if made.own is not None:
+            self._remembered[reservation_id] = made.own
+            while len(self._remembered) > REMEMBERED_MAX:
+                self._remembered.popitem(last=False)
+
+    def on_answer(self, reservation_id: str, prompt_tokens: int) -> None:
+        """An answer's own count of its prompt's tokens."""
+        if (own := self._remembered.pop(reservation_id, None)) is None:
+            return
+        difference = self.proof.count(
+            own.model, own.target, own.shape, own.usage_tokens, prompt_tokens
+        )
+        if difference is not None:
+            self._differs(own.model, own.target, own.shape, difference)
+
+    async def _made(self, ask: PromptAsk) -> PromptTokens:
+        """Raises PromptError."""
+        settings = self._models.get(ask.model, self._default)
+        source = ask.source or settings.source
+        if source is Source.OFF:
+            raise PromptError(PromptReason.NO_TOKENIZER, "prompts.source of the model is off")
+        if ask.engine is not None:
+            self._see(ask.model, settings, ask.engine)
+        own: tuple[Done, bytes] | None = None
+        failed: PromptError | None = None
+        if source is not Source.ENGINE:
+            try:
+                own = await self._own(ask.model, settings, ask.kind, ask.content, _kind(ask.engine))
+            except PromptError as error:
+                failed = error
+        if source is Source.LOCAL and failed is not None:
+            raise failed
+        target = _target(ask.engine)
+        shape = self.proof.shape(ask.model, own[0].shape) if own is not None else ""
+        state = self.proof.state(ask.model, target, shape)
+        if own is not None and (state is State.PROVEN or source is Source.LOCAL):
+            if state is State.PROVEN:
+                self._audit(ask, settings, target, shape, own[1])
+            return self._local(ask.model, target, shape, own, state)
+        try:
+            theirs = await self._theirs(ask, settings)
+        except EngineRefused as error:
+            return self._without_engine(ask, target, shape, own, failed, f"it refuses it: {error}")
+        except EngineAway as error:
+            return self._without_engine(ask, target, shape, own, failed, str(error))
+        return self._of_engine(ask.model, target, shape, own, failed, theirs)
+
+    def _of_engine(
+        self,
+        model: str,
+        target: Target,
+        shape: str,
+        own: tuple[Done, bytes] | None,
+        failed: PromptError | None,
+        theirs: EngineTokens,
+    ) -> PromptTokens:
+        """The engine's tokens, compared with ours if there are any."""
+        difference = None
+        if own is not None:
+            difference = self.proof.compare(model, target, shape, own[1], theirs.token_bytes)
+            if difference is not None:
+                self._differs(model, target, shape, difference)
+        kept = own is not None and self.proof.state(model, target, shape) is not State.BARRED
+        return PromptTokens(
+            len(theirs.token_bytes) // 4,
+            MadeBy.ENGINE,
+            theirs.token_bytes,
+            verified=True,
+            digest=self.digests.get(model, ""),
+            shape=shape or (failed.shape if failed is not None else ""),
+            items=theirs.items,
+            own=Own(model, target, shape, own[0].usage_tokens) if own and kept else None,
+        )
+
+    def _without_engine(
+        self,
+        ask: PromptAsk,
+        target: Target,
+        shape: str,
+        own: tuple[Done, bytes] | None,
+        failed: PromptError | None,
+        why: str,
+    ) -> PromptTokens:
+        """No engine gave tokens: ours, if nothing speaks against them. Raises PromptError."""
+        if failed is not None:
+            if failed.reason in REFUSED:
+                raise failed
+            raise PromptError(failed.reason, f"{failed.message}; of an engine: {why}", failed.shape)
+        state = self.proof.state(ask.model, target, shape)
+        if own is None or state is State.BARRED:
+            message = "" if own is None else "the router's own tokens differed for this shape, and "
+            raise PromptError(
+                PromptReason.RENDERER_UNAVAILABLE, f"{message}no engine gave tokens: {why}", shape
+            )
+        return self._local(ask.model, target, shape, own, state)
+
+    def _local(
+        self, model: str, target: Target, shape: str, own: tuple[Done, bytes], state: State
+    ) -> PromptTokens:
+        done, token_bytes = own
+        return PromptTokens(
+            done.count,
+            MadeBy.LOCAL,
+            token_bytes,
+            verified=state is State.PROVEN,
+            digest=done.digest,
+            shape=shape,
+            own=Own(model, target, shape, done.usage_tokens),
+        )
+
+    async def _own(
+        self,
+        model: str,
+        settings: ModelPrompts,
+        kind: PromptKind,
+        content: bytes,
+        engine: EngineKind,
+    ) -> tuple[Done, bytes]:
+        """Tokens of the router's own making; raises PromptError."""
+        if settings.renderer is None:
+            raise PromptError(
+                PromptReason.NO_TOKENIZER,
+                f"no tokenizer is configured for model {model!r} (models: prompts.folder)",
+            )
+        pool = self._children.get(model)
+        if pool is None:
+            pool = self._children[model] = Children(settings.processes)
+        affinity = xxh3_64_intdigest(content[:AFFINITY_BYTES])
+        try:
+            done, token_bytes = await pool.render(
+                model, settings.renderer, kind, content, engine, affinity
+            )
+        except PromptError as error:
+            if error.reason is PromptReason.NO_TOKENIZER:
+                self.faults[model] = error.message
+            raise
+        self.faults.pop(model, None)
+        self.digests[model] = done.digest
+        self.render_s += done.seconds
+        self.renders += 1
+        return done, token_bytes
+
+    async def _theirs(self, ask: PromptAsk, settings: ModelPrompts) -> EngineTokens:
+        """Tokens of an engine's making; raises EngineAway, EngineRefused."""
+        if ask.engine is None and not settings.render:
+            raise EngineAway("no worker of the model can be reached now")
+        name = ask.engine.model if ask.engine is not None else ask.model
+        base = settings.render or (ask.engine.address if ask.engine is not None else "")
+        return await self._engines.ask(
+            base.rstrip("/"),
+            _kind(ask.engine),
+            ask.kind,
+            ask.content,
+            name,
+            left_s=ask.left_s,
+            is_renderer=bool(settings.render),
+        )
+
+    def _see(self, model: str, settings: ModelPrompts, engine: EngineAt) -> None:
+        """Canaries for a worker that was not seen before."""
+        key = model, engine.identity
+        if settings.renderer is None or settings.source is not Source.AUTO or key in self._seen:
+            return
+        self._seen[key] = None
+        while len(self._seen) > WORKERS_MAX:
+            self._seen.popitem(last=False)
+        self._engines.forget(engine.address)
+        self._spawn(self._canaries(model, settings, engine))
+
+    async def _canaries(self, model: str, settings: ModelPrompts, engine: EngineAt) -> None:
+        """Compares canaries; a body that either side has no tokens of is left out."""
+        outcomes: dict[str, list[tuple[bytes, bytes]]] = {}
+        for kind, content in canaries(engine.model):
+            with suppress(PromptError, EngineAway, EngineRefused):
+                done, own = await self._own(model, settings, kind, content, engine.kind)
+                theirs = await self._theirs(PromptAsk(model, kind, content, engine), settings)
+                shape = self.proof.shape(model, done.shape)
+                outcomes.setdefault(shape, []).append((own, theirs.token_bytes))
+        for shape, difference in self.proof.canaries(model, _target(engine), outcomes):
+            self._differs(model, _target(engine), shape, difference)
+
+    def _audit(
+        self, ask: PromptAsk, settings: ModelPrompts, target: Target, shape: str, own: bytes
+    ) -> None:
+        """Compares a share of the proven prompts with the engine's tokens, after the fact."""
+        if ask.engine is None or self._random_share() >= settings.audit_share:
+            return
+        if self._audits >= AUDITS_MAX:
+            self.audits_left_out += 1
+            return
+        self._audits += 1
+        self._spawn(self._compare(ask, settings, target, shape, own))
+
+    async def _compare(
+        self, ask: PromptAsk, settings: ModelPrompts, target: Target, shape: str, own: bytes
+    ) -> None:
+        try:
+            theirs = await self._theirs(ask, settings)
+        except (EngineAway, EngineRefused):
+            self.audits_left_out += 1
+            return
+        finally:
+            self._audits -= 1
+        difference = self.proof.compare(ask.model, target, shape, own, theirs.token_bytes)
+        if difference is not None:
+            self._differs(ask.model, target, shape, difference)
+
+    def _differs(self, model: str, target: Target, shape: str, difference: Difference) -> None:
+        self.differences[model] += 1
+        log.warning(
+            "model %s: %s %s and the router make other tokens of a prompt of shape %s: %s; until"
+            " canaries pass again, its engines give the tokens of this shape",
+            *(model, target.engine, target.version, shape, described(difference)),
+        )
+
+    def _use(self, models: Mapping[str, ModelPrompts]) -> None:
+        self._models = dict(models)
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("a comparison of tokens failed", exc_info=error)
+
+
+def described(difference: Difference) -> str:
+    """A difference as a part of a sentence."""
+    if difference.at is None:
+        return f"{difference.engine} tokens by the answer's usage, {difference.own} by the router"
+    return (
+        f"the first difference is token {difference.at}, {difference.engine} of the engine and"
+        f" {difference.own} of the router"
+    )
+
+
+def _kind(engine: EngineAt | None) -> EngineKind:
+    return EngineKind.VLLM if engine is None else engine.kind
+
+
+def _target(engine: EngineAt | None) -> Target:
+    return Target("", "") if engine is None else Target(engine.kind, engine.version)

@@ -1,0 +1,331 @@
+"""Tokens with a proof: the facade with real children and engines over real HTTP."""
+
+import asyncio
+import json
+from array import array
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from router.prompts.canaries import canaries
+from router.prompts.engine_tokens import EngineAway, EngineRefused, Engines
+from router.prompts.prompt_error import PromptError, PromptReason
+from router.prompts.prompts import EngineAt, MadeBy, ModelPrompts, PromptAsk, Prompts, Source
+from router.prompts.proof import Difference, State, Target
+from router.prompts.renderer import Renderer
+from router.prompts.settings import EngineKind, PromptKind, RendererSettings
+from tests.router.prompts.tiny_tokenizer import make_folder
+
+TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+OTHER_TEMPLATE = TEMPLATE.replace("assistant\n", "assistant\nSure: ")
+CHAT = PromptKind.CHAT
+TARGET = Target("vllm", "0.32.0")
+
+
+def chat(content: str = "hello") -> bytes:
+    return json.dumps({"model": "m", "messages": [{"role": "user", "content": content}]}).encode()
+
+
+class StandIn:
+    """An engine's HTTP face in front of the renderer: /tokenize, and the render endpoints."""
+
+    def __init__(self, settings: RendererSettings, *, renders: bool = False) -> None:
+        self.renderer = Renderer(settings)
+        self.renders = renders
+        self.asked: list[str] = []
+        self.address = ""
+        self.answer: Callable[[], web.Response] | None = None
+
+    def at(self, identity: str = "w0/1") -> EngineAt:
+        return EngineAt(EngineKind.VLLM, "0.32.0", self.address, identity, "m")
+
+    async def tokenize(self, request: web.Request) -> web.Response:
+        self.asked.append(request.path)
+        if self.answer is not None:
+            return self.answer()
+        renders = request.path.endswith("/render")
+        if renders and not self.renders:
+            raise web.HTTPNotFound
+        body = await request.read()
+        kind = PromptKind.COMPLETION if "prompt" in json.loads(body) else CHAT
+        try:
+            done = self.renderer.render(kind, body, EngineKind.VLLM)
+        except PromptError as error:
+            return web.json_response({"error": error.message}, status=400)
+        ids = array("I", done.token_bytes).tolist()
+        if not renders:
+            return web.json_response({"count": len(ids), "tokens": ids})
+        features = {
+            "mm_hashes": {"image": ["ab" * 32]},
+            "mm_placeholders": {"image": [{"offset": 1, "length": 2}]},
+        }
+        rendered = {"request_id": "r", "token_ids": ids, "features": features}
+        return web.json_response(
+            [rendered] if "completions/render" not in request.path else rendered
+        )
+
+
+@asynccontextmanager
+async def serving(stand_in: StandIn) -> AsyncIterator[StandIn]:
+    app = web.Application(client_max_size=64 << 20)
+    app.add_routes([web.post("/{path:.*}", stand_in.tokenize)])
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    stand_in.address = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    try:
+        yield stand_in
+    finally:
+        await runner.cleanup()
+
+
+@asynccontextmanager
+async def facade(model: ModelPrompts | None = None, **more: Any) -> AsyncIterator[Prompts]:
+    prompts = Prompts({} if model is None else {"m": model}, **more)
+    try:
+        yield prompts
+    finally:
+        await prompts.close()
+
+
+async def quiet(prompts: Prompts) -> None:
+    """Canaries and audits that began have ended."""
+    while prompts._tasks:
+        await asyncio.wait(set(prompts._tasks))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> RendererSettings:
+    return RendererSettings(folder=str(make_folder(tmp_path_factory.mktemp("same"), TEMPLATE)))
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> RendererSettings:
+    path: Path = make_folder(tmp_path_factory.mktemp("other"), OTHER_TEMPLATE)
+    return RendererSettings(folder=str(path))
+
+
+def model(folder: RendererSettings | None, **more: Any) -> ModelPrompts:
+    return ModelPrompts(renderer=folder, **{"processes": 1, "audit_share": 0.0, **more})
+
+
+async def test_canaries_prove_the_shapes_of_an_engine_that_agrees(folder: RendererSettings) -> None:
+    async with serving(StandIn(folder)) as engine, facade(model(folder)) as prompts:
+        first = await prompts.tokens_of(PromptAsk("m", CHAT, chat(), engine.at()))
+        assert (first.made_by, first.verified) == (MadeBy.ENGINE, True)
+        await quiet(prompts)
+        asked = len(engine.asked)
+        second = await prompts.tokens_of(PromptAsk("m", CHAT, chat("again"), engine.at()))
+        assert (second.made_by, second.verified, second.shape) == (MadeBy.LOCAL, True, "chat")
+        assert second.digest
+        assert len(engine.asked) == asked, "a proven shape costs the engine nothing"
+        assert {state for _, _, _, trust in prompts.proof for state in (trust.state,)} == {
+            State.PROVEN
+        }
+        assert prompts.made[MadeBy.LOCAL, CHAT] == 1
+
+
+async def test_another_template_is_noticed_and_the_engines_tokens_are_taken(
+    folder: RendererSettings, other: RendererSettings
+) -> None:
+    async with serving(StandIn(other)) as engine, facade(model(folder)) as prompts:
+        for _ in range(2):
+            made = await prompts.tokens_of(PromptAsk("m", CHAT, chat(), engine.at()))
+            await quiet(prompts)
+            assert (made.made_by, made.verified, made.own) == (MadeBy.ENGINE, True, None)
+        barred = {shape: difference for _, shape, difference in prompts.proof.barred("m")}
+        assert barred["chat"].at is not None
+        assert prompts.differences["m"] >= 2
+        engine.answer = lambda: web.Response(status=503)
+        made = await prompts.tokens_of(PromptAsk("m", CHAT, chat(), engine.at()))
+        assert made.made_by is MadeBy.ESTIMATE
+        assert made.reason.startswith("RENDERER_UNAVAILABLE: the router's own tokens differed")
+
+
+async def test_an_answer_with_another_count_bars_its_shape(folder: RendererSettings) -> None:
+    async with serving(StandIn(folder)) as engine, facade(model(folder)) as prompts:
+        made = await prompts.tokens_of(PromptAsk("m", CHAT, chat(), engine.at()))
+        await quiet(prompts)
+        made = await prompts.tokens_of(PromptAsk("m", CHAT, chat(), engine.at()))
+        prompts.on_pick("r1", made)
+        prompts.on_pick("r2", made)
+        prompts.on_answer("r1", made.count)
+        prompts.on_answer("unknown", 7)
+        assert prompts.proof.state("m", TARGET, "chat") is State.PROVEN
+        prompts.on_answer("r2", made.count + 1)
+        prompts.on_answer("r2", made.count + 2)
+        assert prompts.proof.state("m", TARGET, "chat") is State.BARRED
+        difference = Difference(None, made.count, made.count + 1)
+        assert prompts.proof.barred("m") == [(TARGET, "chat", difference)]
+        made = await prompts.tokens_of(PromptAsk("m", CHAT, chat(), engine.at()))
+        assert (made.made_by, made.own) == (MadeBy.ENGINE, None)
+        made = await prompts.tokens_of(PromptAsk("m", CHAT, chat(), engine.at("w0/2")))
+        await quiet(prompts)  # the engine was restarted, and its canaries pass
+        assert prompts.proof.state("m", TARGET, "chat") is State.PROVEN
+
+
+async def test_an_audit_notices_what_changed_without_a_restart(
+    folder: RendererSettings, other: RendererSettings
+) -> None:
+    settings = model(folder, audit_share=0.5)
+    shares = iter([0.7, 0.2])
+    async with (
+        serving(StandIn(folder)) as engine,
+        facade(settings, random_share=lambda: next(shares)) as prompts,
+    ):
+        await prompts.tokens_of(PromptAsk("m", CHAT, chat(), engine.at()))
+        await quiet(prompts)
+        engine.renderer = Renderer(other)
+        for state in (State.PROVEN, State.BARRED):
+            made = await prompts.tokens_of(PromptAsk("m", CHAT, chat(), engine.at()))
+            assert made.made_by is MadeBy.LOCAL
+            await quiet(prompts)
+            assert prompts.proof.state("m", TARGET, "chat") is state
+
+
+@pytest.mark.parametrize("require", [False, True])
+async def test_without_tokens_the_length_is_estimated_or_the_prompt_refused(require: bool) -> None:
+    async with facade() as prompts:
+        ask = PromptAsk("m", PromptKind.TEXT, b"x" * 100, None, require=require)
+        if not require:
+            made = await prompts.tokens_of(ask)
+            assert (made.made_by, made.count, made.verified) == (MadeBy.ESTIMATE, 25, False)
+            assert made.reason.startswith("NO_TOKENIZER: no tokenizer is configured")
+            assert prompts.estimates == {"NO_TOKENIZER": 1}
+            return
+        with pytest.raises(PromptError) as caught:
+            await prompts.tokens_of(ask)
+        assert caught.value.reason is PromptReason.NO_TOKENIZER
+
+
+async def test_a_body_that_is_wrong_is_refused_though_no_tokens_are_required(
+    folder: RendererSettings,
+) -> None:
+    async with serving(StandIn(folder)) as engine, facade(model(folder)) as prompts:
+        for at in (None, engine.at()):
+            with pytest.raises(PromptError) as caught:
+                await prompts.tokens_of(PromptAsk("m", CHAT, b'{"messages": 7}', at))
+            assert caught.value.reason is PromptReason.MALFORMED_BODY
+
+
+async def test_sources_as_configured_or_as_the_caller_wants(
+    folder: RendererSettings, other: RendererSettings
+) -> None:
+    async with serving(StandIn(other)) as engine, facade(model(folder)) as prompts:
+
+        async def made(source: Source) -> Any:
+            return await prompts.tokens_of(PromptAsk("m", CHAT, chat(), engine.at(), source=source))
+
+        assert (await made(Source.LOCAL)).made_by is MadeBy.LOCAL
+        assert not (await made(Source.LOCAL)).verified
+        assert (await made(Source.ENGINE)).made_by is MadeBy.ENGINE
+        assert (await made(Source.OFF)).reason.startswith("NO_TOKENIZER: prompts.source")
+
+
+async def test_a_model_without_a_folder_has_its_engines_tokens(folder: RendererSettings) -> None:
+    async with serving(StandIn(folder)) as engine, facade() as prompts:
+        made = await prompts.tokens_of(PromptAsk("m", CHAT, chat(), engine.at()))
+        assert (made.made_by, made.verified, made.digest) == (MadeBy.ENGINE, True, "")
+        await prompts.tokens_of(PromptAsk("m", CHAT, chat(), engine.at()))
+        assert engine.asked == ["/v1/chat/completions/render", "/tokenize", "/tokenize"]
+
+
+async def test_a_reload_takes_proofs_back_and_runs_canaries_again(
+    folder: RendererSettings, other: RendererSettings
+) -> None:
+    async with serving(StandIn(folder)) as engine, facade(model(folder)) as prompts:
+        ask = PromptAsk("m", CHAT, chat(), engine.at())
+        await prompts.tokens_of(ask)
+        await quiet(prompts)
+        (pid,) = prompts.pids
+        await prompts.configure({"m": model(other)})
+        assert prompts.pids != [pid]
+        assert prompts.proof.state("m", TARGET, "chat") is State.UNPROVEN
+        made = await prompts.tokens_of(ask)
+        assert made.made_by is MadeBy.ENGINE
+        await quiet(prompts)
+        assert prompts.proof.state("m", TARGET, "chat") is State.BARRED
+        await prompts.configure({"m": model(folder)})
+        await prompts.tokens_of(ask)
+        await quiet(prompts)
+        assert prompts.proof.state("m", TARGET, "chat") is State.PROVEN
+
+
+async def test_a_render_service_gives_tokens_and_items(folder: RendererSettings) -> None:
+    service = StandIn(folder, renders=True)
+    async with serving(service) as at, facade(ModelPrompts(render=at.address)) as prompts:
+        made = await prompts.tokens_of(PromptAsk("m", CHAT, chat(), None))
+        assert made.made_by is MadeBy.ENGINE
+        assert [(item.first_token, item.token_count) for item in made.items] == [(1, 2)]
+        assert made.items[0].id == "ab" * 32
+
+
+@pytest.mark.parametrize(
+    ("answer", "error", "message"),
+    [
+        (lambda: web.Response(status=503), EngineAway, "HTTP status 503"),
+        (lambda: web.Response(status=302, headers={"Location": "/"}), EngineAway, "302"),
+        (lambda: web.Response(text="no JSON"), EngineAway, "gave no tokens"),
+        (lambda: web.json_response({"tokens": [-1]}), EngineAway, "gave no tokens"),
+        (lambda: web.json_response({"tokens": [1 << 32]}), EngineAway, "gave no tokens"),
+        (lambda: web.json_response({"error": "bad"}, status=400), EngineRefused, "bad"),
+    ],
+)
+async def test_an_answer_that_is_no_tokens_is_an_error_and_never_tokens(
+    folder: RendererSettings,
+    answer: Callable[[], web.Response],
+    error: type[Exception],
+    message: str,
+) -> None:
+    engines = Engines()
+    try:
+        async with serving(StandIn(folder)) as engine:
+            engine.answer = answer
+            with pytest.raises(error, match=message):
+                await engines.ask(engine.address, EngineKind.SGLANG, CHAT, chat(), "m")
+            engine.answer = None
+            with pytest.raises(EngineAway, match="within 0 s"):
+                await engines.ask(engine.address, EngineKind.SGLANG, CHAT, chat(), "m", left_s=0.0)
+        with pytest.raises(EngineAway):
+            await engines.ask("http://127.0.0.1:1", EngineKind.SGLANG, CHAT, chat(), "m")
+    finally:
+        await engines.close()
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        (CHAT, {"messages": [], "reasoning_effort": "high"}),
+        (PromptKind.COMPLETION, {"prompt": ["a", "b"]}),
+        (PromptKind.COMPLETION, {"prompt": "a", "truncate_prompt_tokens": 3}),
+        (PromptKind.MESSAGES, {"messages": []}),
+    ],
+)
+async def test_what_tokenize_would_read_otherwise_is_not_sent_to_it(
+    folder: RendererSettings, kind: PromptKind, body: dict[str, Any]
+) -> None:
+    engines, content = Engines(), json.dumps(body).encode()
+    try:
+        async with serving(StandIn(folder)) as engine:
+            with pytest.raises(EngineAway):
+                await engines.ask(engine.address, EngineKind.VLLM, kind, content, "m")
+            assert "/tokenize" not in engine.asked
+    finally:
+        await engines.close()
+
+
+def test_there_are_twenty_canaries_of_many_shapes(folder: RendererSettings) -> None:
+    renderer = Renderer(folder)
+    bodies = canaries("m")
+    shapes = set()
+    for kind, content in bodies:
+        shapes.add(renderer.render(kind, content, EngineKind.VLLM).shape)
+    assert len(bodies) == 20
+    assert len(shapes) >= 15, shapes
