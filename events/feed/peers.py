@@ -7,6 +7,8 @@ lost message, and every second a full message does. Ages matter because an engin
 from an earlier time, and totals of that time are subtracted from it. A replica's load counts while
 its messages come; the requests of a silent replica show in the engines' metrics.
 
+A message has, too, what waits in the router for workers with room (events/feed/demand.py).
+
 Pure: bytes and `now_s` in, changed workers out.
 
 Laws:
@@ -14,7 +16,7 @@ Laws:
 - an ejection is sent with every message while it holds; replicas of releases without ejections
   ignore it;
 - only messages of a replica's newest epoch count, in order, each at most once;
-- a replica's totals are forgotten `TTL_S` after its last message;
+- a replica's totals, and what waits in it, are forgotten `TTL_S` after its last message;
 - the sum over peers at a time has each peer's totals at that time, or at the nearest known time.
 """
 
@@ -29,6 +31,7 @@ import msgspec
 from msgspec import Meta
 from typing_extensions import override
 
+from events.feed.demand import DEMANDS_MAX, Demand, DemandEntry, entries
 from events.plane.facts import (
     MESSAGE_BYTES_MAX,
     VERSION,
@@ -153,6 +156,8 @@ class Inflight(msgspec.Struct, frozen=True, tag="inflight", tag_field="kind", om
     sessions: Annotated[list[tuple[int, _Rank]], Meta(max_length=SESSIONS_MAX)] = []
     """(hash of a session's id, place in session_workers) of sessions whose worker is another than
     in earlier messages; optional, as `ejected`."""
+    demand: Annotated[list[DemandEntry], Meta(max_length=DEMANDS_MAX)] = []
+    """All that waits there for workers with room; optional, as `ejected`."""
 
 
 _NOTHING = Totals()
@@ -171,6 +176,8 @@ def decode_inflight(payload: bytes) -> Inflight | Unreadable:
     workers = len(message.session_workers)
     if any(place >= workers or not 0 <= value <= _HASH_MAX for value, place in message.sessions):
         return Unreadable("malformed", "a session without a worker, or whose hash is out of range")
+    if not all(entry.is_sound for entry in message.demand):
+        return Unreadable("malformed", "a tenant whose hash is out of range")
     return message
 
 
@@ -188,6 +195,8 @@ class Teller:
         """Workers that did not fit in their message, over all messages."""
         self._ejected: list[tuple[WorkerKey, str]] = []
         """Ejections of the last message, with their causes."""
+        self._demand: list[object] = []
+        """What is news of the last message's demand."""
         self.is_cut = False
         """Whether some workers did not fit in the last message: the next message, due at once, has
         them."""
@@ -202,14 +211,17 @@ class Teller:
         now_s: float,
         verdicts: Sequence[Verdict] = (),
         moved: Sequence[Moved] = (),
+        demand: Sequence[Demand] = (),
     ) -> bytes | None:
         """The next message; None when nothing changed since the last message and no full message is
         due.
 
-        moved: SESSIONS_MAX at most. Marks the loads in the message as unchanged. A full message
-        takes time in proportion to the workers, others in proportion to the changed workers.
+        moved: SESSIONS_MAX at most. demand: all that waits here. Marks the loads in the message as
+        unchanged. A full message takes time in proportion to the workers, others in proportion to
+        the changed workers.
         """
         self.is_cut = False
+        before, self._demand = self._demand, [each.news for each in demand]
         full = now_s >= self.full_due_s
         since_s = self._sent_at_s
         if full:
@@ -227,7 +239,7 @@ class Teller:
                 [(key, load, load.steps(since_s)) for key, load in loads.items() if load.changed]
             )
             same_ejections = self._ejected == [(each.worker, each.cause) for each in verdicts]
-            if not sent and not moved and same_ejections:
+            if not sent and not moved and same_ejections and before == self._demand:
                 return None
         self._ejected = [(each.worker, each.cause) for each in verdicts]
         self._sent_at_s = now_s
@@ -238,7 +250,11 @@ class Teller:
         steps_max = _steps_max(sent)
         ejected = [_Ejected(*key, min(left_s, 3600.0), cause) for key, left_s, cause in verdicts]
         return self._encoded(
-            [_totals(*row, steps_max, now_s) for row in sent], full, ejected[:EJECTED_MAX], moved
+            [_totals(*row, steps_max, now_s) for row in sent],
+            full,
+            ejected[:EJECTED_MAX],
+            moved,
+            demand,
         )
 
     def presence(self) -> bytes:
@@ -251,6 +267,7 @@ class Teller:
         full: bool,
         ejected: list[_Ejected] | None = None,
         moved: Sequence[Moved] = (),
+        demand: Sequence[Demand] = (),
     ) -> bytes:
         self._seq += 1
         places: dict[WorkerKey, int] = {}
@@ -266,6 +283,7 @@ class Teller:
                 ejected=ejected or [],
                 session_workers=[(key.worker_id, key.dp_rank) for key in places],
                 sessions=sessions,
+                demand=entries(demand),
             )
         )
 
@@ -367,6 +385,7 @@ class _Peer:
     seq: int
     heard_at_s: float
     workers: dict[WorkerKey, _Worker] = field(default_factory=dict)
+    demand: tuple[Demand, ...] = ()
     whole: bool = False
     """No message was lost: the kept steps are finer than the steps in a full message."""
 
@@ -400,6 +419,8 @@ class Peers:
         self._moved: list[Moved] = []
         self.met = 0
         """Replicas that were new when their message came."""
+        self.demands = 0
+        """Changes of `demand`."""
 
     @override
     def __repr__(self) -> str:
@@ -450,6 +471,9 @@ class Peers:
                 for each in message.ejected
             ],
         )
+        if message.demand or peer.demand:
+            peer.demand = tuple(entry.demand for entry in message.demand)
+            self.demands += 1
         workers = [WorkerKey(*names) for names in message.session_workers]
         self._moved = [Moved(session, workers[place]) for session, place in message.sessions]
         for row in message.workers:
@@ -499,9 +523,15 @@ class Peers:
             blocks_then += held[2]
         return Totals(requests, blocks, prefill_tokens), (requests_then, blocks_then)
 
+    def demand(self) -> dict[str, tuple[Demand, ...]]:
+        """Replica -> what waits there; those where nothing does are left out."""
+        return {name: peer.demand for name, peer in self._peers.items() if peer.demand}
+
     def ages_s(self, now_s: float) -> dict[str, float]:
         """Replica -> seconds since its last message."""
         return {name: now_s - peer.heard_at_s for name, peer in self._peers.items()}
 
     def _forget(self, replica: str) -> KeysView[WorkerKey]:
-        return self._peers.pop(replica).workers.keys()
+        forgotten = self._peers.pop(replica)
+        self.demands += bool(forgotten.demand)
+        return forgotten.workers.keys()

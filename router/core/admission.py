@@ -10,7 +10,8 @@ for the same ones, and whether any of those has room. What a decision comes to, 
 says: the desk's answers a message, a simulated client's takes the pick to an engine.
 
 Laws:
-- a request waits only while no worker that may take it has room, or behind others of its pool;
+- a request waits only while no worker that may take it has room, or behind others of its pool, in
+  this router or in others (router/core/fleet_turns.py);
 - a request that could not be decided keeps its place in the order;
 - one call of `turns` makes ATTEMPTS_MAX attempts at most; the driver calls again for the rest;
 - attempts in vain cost a bounded share of the time (router/core/attempts.py); while that is spent,
@@ -25,11 +26,13 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from math import inf
 from random import Random
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from router.config.queue_settings import QueueSettings
 from router.core.attempts import VainAttempts
 from router.core.core import RouterCore
+from router.core.fleet_turns import FleetTurns
+from router.core.pool import Pool
 from router.core.progress import ProgressResult
 from router.core.sight import FleetSight
 from router.core.waits import Waits
@@ -38,7 +41,7 @@ from router.decision.decision import Decision, NobodyFits
 from router.queue.admission_queue import AdmissionQueue
 from router.queue.waiter import Waiter
 from router.request.refusal import Reason, Refusal
-from router.request.request import Request, Role
+from router.request.request import Request
 from router.reservations.reservations import Reservation
 
 ATTEMPTS_MAX = 16
@@ -67,14 +70,6 @@ class Wait:
     """From arrival to the first token, as the caller wants it."""
 
 
-class Pool(NamedTuple):
-    """Requests of one pool wait in one order: those for the same model, by any of its names or
-    LoRAs, and for the same role."""
-
-    model: str
-    role: Role
-
-
 class Job(Protocol):
     """A request, as its driver decides it. `decide` or `refuse` is the last call of a job, unless
     `decide` raises."""
@@ -99,6 +94,7 @@ class Admission:
         self.waits: dict[str, Waits] = {}
         """By band: of the requests that got a worker."""
         self.in_vain = VainAttempts()
+        self.fleet_turns = FleetTurns(core, self.queue)
         self._core = core
         self._tenants: dict[str, str] = {}
         """Of open reservations, where tenants have quotas: reservation id -> tenant."""
@@ -112,6 +108,7 @@ class Admission:
     def configure(self, settings: QueueSettings, now_s: float) -> None:
         """Orders and bounds by other settings from now on. What waits, waits on."""
         self.queue.configure(settings, now_s)
+        self.fleet_turns.configure()
         self._note_rules()
 
     def may_wait(self, wait: Wait) -> bool:
@@ -161,9 +158,9 @@ class Admission:
 
     @property
     def is_idle(self) -> bool:
-        """Whether a request may be decided without a look at it: none waits, and no rule holds
-        requests while workers have room."""
-        return not len(self.queue) and not self._has_rules
+        """Whether a request may be decided without a look at it: none waits, here or in another
+        router, and no rule holds requests while workers have room."""
+        return not (len(self.queue) or self._has_rules or self.fleet_turns.is_contended)
 
     def base_model(self, model: str) -> str:
         """The model of the pool that requests for a name wait in."""
@@ -213,7 +210,8 @@ class Admission:
         """Decides requests whose turn it is; returns whether more may be decided at once."""
         left = ATTEMPTS_MAX
         for pool in self.queue.pools():
-            for waiter in self.queue.candidates(pool, self._core.room, now_s):
+            held = self.fleet_turns.held(pool, now_s)
+            for waiter in self.queue.candidates(pool, self._core.room, now_s, held):
                 if not self._core.fleet.has_room(waiter.model) and not self._is_known(
                     _job(waiter).request_id
                 ):
@@ -258,6 +256,7 @@ class Admission:
             self._note_wait(waiter, now_s)
             cached_tokens = max(0, waiter.prompt_tokens - reservation.new_tokens)
             waiter.reservation_id = reservation.id
+            self.fleet_turns.took(waiter)
             self.queue.dispatched(waiter, reservation.new_tokens, cached_tokens, now_s)
             self._count(waiter.tenant, reservation)
 
@@ -360,12 +359,13 @@ class Admission:
             self._tenants.clear()
 
     def _is_behind(self, request: Request) -> bool:
-        """Whether others wait for the workers of a request, which is no second one of its id."""
-        return (
-            len(self.queue) > 0
-            and self.queue.waiting(self._pool_of(request)) > 0
-            and not self._is_known(request.request_id)
-        )
+        """Whether others wait for the workers of a request, here or in another router; the request
+        is no second one of its id."""
+        if not len(self.queue) and not self.fleet_turns.is_contended:
+            return False
+        pool = self._pool_of(request)
+        waits = self.queue.waiting(pool) > 0 or self.fleet_turns.wanted(pool)
+        return waits and not self._is_known(request.request_id)
 
     def _is_known(self, request_id: str) -> bool:
         """Whether a request has an answer already, which takes no room."""

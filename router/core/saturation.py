@@ -14,7 +14,7 @@ workers of several models serve count for no pool.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from router.core.admission import Pool
+from router.core.pool import Pool
 from router.fleet.state import Fleet
 from router.request.request import Role
 

@@ -116,7 +116,7 @@ class Desk:
         return (yield from self._long(request, left_s))
 
     def changed(self) -> None:
-        """What is reserved here, so what workers have room for, may have changed."""
+        """What is reserved here, so what workers have room for, or what waits, may have changed."""
         self.on_change()
         self.turns()
 
@@ -296,7 +296,7 @@ class Desk:
         if waiting.waiter is None:
             self.on_change()
             return answers[0]
-        self.turns()
+        self.changed()
         return waiting
 
     def _answer_waiting(self, waiting: Waiting, waited_s: float, may_strain: bool) -> Answered:

@@ -7,7 +7,8 @@ call came. The sums are taken one step later.
 from collections.abc import Generator, Hashable
 
 from kvroute.v1 import fleet_pb2
-from router.core.admission import Admission, Pool
+from router.core.admission import Admission
+from router.core.pool import Pool
 from router.desk import codec
 from router.queue.views import Row, rows, sums
 

@@ -74,6 +74,8 @@ class Pool:
     """Of each worker, as its engine calls it."""
     name_hashes: npt.NDArray[np.uint64]
     """Of each worker's id and rank."""
+    role_names: npt.NDArray[np.str_]
+    """The role of each worker."""
 
     @classmethod
     def of(cls, sources: Collection[Source]) -> "Pool":
@@ -99,6 +101,7 @@ class Pool:
                 ],
                 np.uint64,
             ),
+            role_names=np.array([heartbeat.role for heartbeat in heartbeats], np.str_),
         )
 
     def __len__(self) -> int:
@@ -319,6 +322,16 @@ class Pools:
         """The slots of a pool's workers that have a slot and a block left."""
         slots: npt.NDArray[np.intp] = pool.slots[self.columns[_FULL, pool.slots] == 0]
         return slots
+
+    def free(self, pool: Pool, of_role: npt.NDArray[np.bool_] | None) -> int:
+        """Requests that a pool's workers have room for: free slots of those that are not full; one
+        of a worker whose slots are unknown. of_role: the workers that count; None: all."""
+        columns = self.columns[:, pool.slots]
+        counts = columns[_FULL] == 0
+        if of_role is not None:
+            counts &= of_role
+        left = columns[_TOTAL_SLOTS, counts] - columns[_ACTIVE_SLOTS, counts]
+        return int(np.where(np.isfinite(left), np.maximum(left, 1.0), 1.0).sum())
 
     def fill(self, pool: Pool) -> float:
         """The share of a pool's slots, or of its blocks if that is more, that is taken."""

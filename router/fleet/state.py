@@ -8,6 +8,8 @@ from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
+import numpy as np
+
 from events.feed.fleet_view import FleetView, Source
 from events.feed.peers import Peers
 from indexer.identity import WorkerKey
@@ -25,6 +27,7 @@ from router.health.outliers import Outliers
 from router.health.self_check import SelfCheck
 from router.health.warnings import FleetWatch, WarningCode, WorkerWarning
 from router.request.refusal import Refusal
+from router.request.request import Role
 from router.reservations.load import WorkerLoad
 from router.reservations.reservations import Ending
 from router.reservations.sessions import Sessions
@@ -171,6 +174,21 @@ class Fleet:
         except Refusal:
             return True
         return self.pools.has_room(pool) or self.pools.has_strained(pool)
+
+    def free(self, model: str, role: Role) -> int:
+        """Requests that a model's workers of a role have room for (Pools.free); of a pair, the
+        smaller number of its halves."""
+        self.pools.refresh()
+        try:
+            pool, _ = self.pools.live(model, self.ready)
+        except Refusal:
+            return 0
+        if pool.roles <= {Role.BOTH}:
+            return self.pools.free(pool, None)
+        halves = (Role.PREFILL, Role.DECODE) if role is Role.PAIR else (role,)
+        return min(
+            self.pools.free(pool, np.isin(pool.role_names, (half, Role.BOTH))) for half in halves
+        )
 
     def fill(self, model: str) -> float:
         """The share of a model's slots, or of its KV blocks if that is more, that is taken: 0 to 1

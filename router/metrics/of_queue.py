@@ -52,9 +52,18 @@ class QueueCollector(Collector):
             "Longest wait so far of a request that waits; 0: no request waits.",
             labels=["band"],
         )
+        elsewhere = GaugeMetricFamily(
+            "kvroute_queue_peers_depth",
+            "Requests that wait in other routers, by this router's bands.",
+            labels=["band"],
+        )
         for band, of_band in bands.items():
             depth.add_metric([band], of_band.count)
             oldest.add_metric([band], of_band.oldest_s)
+        for band, of_peers in zip(
+            queue.bands, self._admission.fleet_turns.elsewhere(), strict=True
+        ):
+            elsewhere.add_metric([band], of_peers.count)
         predicted = GaugeMetricFamily(
             "kvroute_queue_predicted_wait_seconds",
             "Wait of a request that comes now, from how fast waiting requests got workers lately;"
@@ -64,7 +73,7 @@ class QueueCollector(Collector):
         for band, wait_s in queue.band_waits_s(now_s).items():
             if wait_s is not None:
                 predicted.add_metric([band], wait_s)
-        yield from (depth, oldest, predicted)
+        yield from (depth, elsewhere, oldest, predicted)
         wait = HistogramMetricFamily(
             "kvroute_queue_wait_seconds",
             "Waits that ended with a worker.",
@@ -151,4 +160,10 @@ class QueueCollector(Collector):
             "kvroute_queue_vain_attempts",
             "Attempts to place a waiting request while no worker had room for it.",
             value=self._admission.in_vain.count,
+        )
+        yield CounterMetricFamily(
+            "kvroute_queue_claims_rested",
+            "Bands of other routers whose claims on room ceased to count for a while, since those"
+            " routers took none of it.",
+            value=self._admission.fleet_turns.rests,
         )

@@ -272,6 +272,7 @@ class RouterApp:
             tells=self.config.fleet.inflight,
             on_report=self.reports.of_peer,
             on_heard=self.desk.turns,
+            demand=self.admission.fleet_turns.demand,
             on_failure=self._broke,
         )
         self.reports.peers = link

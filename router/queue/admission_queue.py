@@ -19,6 +19,7 @@ from router.config.settings import ConfigError
 from router.queue.bands import Bands
 from router.queue.bounds import Bound, Bounds
 from router.queue.early_refusals import EarlyRefusals
+from router.queue.level import Level
 from router.queue.own_order import OwnFailure
 from router.queue.pool_queue import PoolQueue
 from router.queue.ranking import rankings
@@ -121,6 +122,16 @@ class AdmissionQueue:
         """The waiting requests with an id, in order of arrival: a caller may send one twice."""
         return tuple(self._by_id.get(request_id, ()))
 
+    def levels(self, pool: Hashable) -> list[Level]:
+        """The bands of a pool, the lowest first, with what waits there; empty: nothing does."""
+        queue = self._pools.get(pool)
+        return queue.levels if queue is not None and queue.count else []
+
+    @property
+    def rules(self) -> Rules:
+        """What the configuration in force says of turns."""
+        return self._rules
+
     @property
     def bands(self) -> list[str]:
         """Names of all bands, the lowest first."""
@@ -199,14 +210,21 @@ class AdmissionQueue:
         self._enter(pool, waiter, now_s)
         return displaced
 
-    def candidates(self, pool: Hashable, version: int, now_s: float) -> Iterator[Waiter]:
+    def candidates(
+        self,
+        pool: Hashable,
+        version: int,
+        now_s: float,
+        held: Callable[[int], bool] | None = None,
+    ) -> Iterator[Waiter]:
         """Whose turn it is, in order: attempt each, and say `dispatched` or `passed` before the
         next is taken. Changes nothing.
 
-        version: of the room; requests that were passed at it are left out.
+        version: of the room; requests that were passed at it are left out. held: whether those of a
+        band, by number, have no turn now.
         """
         queue = self._pools.get(pool)
-        return queue.candidates(version, now_s) if queue is not None else iter(())
+        return queue.candidates(version, now_s, held) if queue is not None else iter(())
 
     def passed(self, waiter: Waiter, version: int) -> None:
         """No worker had room for a request at this version of the room."""

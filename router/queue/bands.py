@@ -49,6 +49,10 @@ class Bands:
         priority = waiter.points + self.aging * max(0.0, now_s - waiter.arrived_s)
         return max(0, bisect_right(self.from_priorities, priority) - 1)
 
+    def level_of(self, priority: int) -> int:
+        """The band of a priority."""
+        return max(0, bisect_right(self.from_priorities, priority) - 1)
+
     def rises_at_s(self, waiter: Waiter, level: int) -> float:
         """When a request of a band comes into the next higher one; inf: never."""
         if level + 1 >= len(self.settings) or self.aging <= 0:

@@ -4,6 +4,9 @@ Law: nothing is kept of a tenant without a waiting request, but a share that it 
 """
 
 from collections.abc import Iterator
+from heapq import nlargest
+from math import inf
+from operator import itemgetter
 
 from typing_extensions import override
 
@@ -34,6 +37,16 @@ class Level:
     def line_count(self) -> int:
         """Lines with waiting requests."""
         return len(self._lines)
+
+    def largest(self, most: int) -> list[tuple[str, int]]:
+        """Tenants that share with their waiting requests, those with the most; so many at most."""
+        counts = ((tenant, len(line)) for tenant, line in self._lines.items() if tenant)
+        return nlargest(most, counts, key=itemgetter(1))
+
+    def oldest_s(self) -> float:
+        """Arrival of the request that waits longest; inf: none waits. Looks at all of them."""
+        lines = self._lines.values()
+        return min((entry[1] for line in lines for entry in line.entries), default=inf)
 
     def lines(self) -> Iterator[Line]:
         """In the order of their turns; none may come or go meanwhile."""

@@ -6,7 +6,7 @@ Laws: bands and tenants get shares by their weights (router/queue/shares.py); a 
 the next band when its waiting has made up for its priority.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from math import inf
 
 from typing_extensions import override
@@ -123,19 +123,26 @@ class PoolQueue:
         weight = tenants.of(waiter.tenant).weight
         self._levels[waiter.level].charge(tenants.flow(waiter), cost, weight)
 
-    def candidates(self, version: int, now_s: float) -> Iterator[Waiter]:
+    @property
+    def levels(self) -> list[Level]:
+        """The bands, the lowest first; the caller changes nothing."""
+        return self._levels
+
+    def candidates(
+        self, version: int, now_s: float, held: Callable[[int], bool] | None = None
+    ) -> Iterator[Waiter]:
         """Whose turn it is, one after the other; each may leave its line before the next is taken.
 
-        Leaves out requests that no worker had room for at this version of the room, and those whose
-        wait is over. Changes nothing but the bands of requests that waited long enough, and the
-        order of those whose scores changed.
+        Leaves out requests that no worker had room for at this version of the room, those whose
+        wait is over, and bands that are held as their turn comes. Changes nothing but the bands of
+        requests that waited long enough, and the order of those whose scores changed.
         """
         self._rise(now_s)
         self._rank(version, now_s)
         walk = Round(self._rules, version, now_s, self._line_count)
         lines = self._lines()
         while (line := next(lines, None)) is not None:
-            if walk.may_go(line):
+            if walk.may_go(line) and (held is None or not held(line.level)):
                 yield from walk.of_line(line)
                 if walk.went:  # what went has changed the turns
                     lines = self._lines()

@@ -11,6 +11,7 @@ of a tenant with a full bucket and no request in flight.
 """
 
 from collections import Counter
+from collections.abc import Mapping
 
 from router.config.queue_settings import TenantSettings, TenantsSettings
 from router.queue.waiter import Waiter
@@ -45,6 +46,16 @@ class Tenants:
     def bucket_count(self) -> int:
         """Tenants whose buckets are remembered."""
         return len(self._buckets)
+
+    @property
+    def share(self) -> bool:
+        """Whether tenants share the turns of a band by their weights."""
+        return self._settings.fair
+
+    @property
+    def named(self) -> Mapping[str, TenantSettings]:
+        """Settings of the tenants that have their own."""
+        return self._settings.named
 
     def of(self, tenant: str) -> TenantSettings:
         """The settings of a tenant."""

@@ -1,6 +1,6 @@
 """The shell between router replicas: reserved load out and in, and Reports to their owners.
 
-    core.fleet.loads ──at once when they change──> inflight.<us>
+    core.fleet.loads, and what waits here ──at once when they change──> inflight.<us>
                  inflight.<others> ──> core.fleet.peers
     Report of another's reservation ──> report.<its owner> ──> there, and its outcome back
     hello of a replica that starts, or our own connection back ──> the fleet commands in force
@@ -13,13 +13,14 @@ import logging
 import random
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
+from events.feed.demand import Demand
 from events.feed.peers import FULL_S, Teller
 from events.plane import subjects
 from events.plane.broker import Broker, OnMessage
@@ -58,6 +59,7 @@ class PeerLink:
         tells: bool = True,
         on_report: Callable[[bytes], bytes],
         on_heard: Callable[[], None] = lambda: None,
+        demand: Callable[[float], Sequence[Demand]] = lambda _: (),
         on_failure: OnFailure,
     ) -> None:
         """broker: a connection of its own. A connection is read in order, and a verdict on a worker
@@ -66,7 +68,8 @@ class PeerLink:
         tells: whether reserved load goes out and in.
 
         on_report: takes another replica's ReportRequest, returns the ReportResponse. on_heard:
-        called when another replica's reserved load has changed."""
+        called when another replica's reserved load has changed. demand: what waits here, at a
+        time."""
         self._broker = broker
         self._core = core
         self._desk = desk
@@ -79,6 +82,7 @@ class PeerLink:
         self._our_subject = subjects.inflight(fleet, core.replica)
         self._on_report = on_report
         self._on_heard = on_heard
+        self._demand = demand
         self._forwards = 0
         self._hello_at_s = -HELLO_S
         self._tasks = Tasks(on_failure)
@@ -141,7 +145,7 @@ class PeerLink:
         return answer
 
     def on_change(self) -> None:
-        """What is reserved here may have changed."""
+        """What is reserved here, or waits, may have changed."""
         if self._core.fleet.peers:
             self._due.set()
 
@@ -156,7 +160,9 @@ class PeerLink:
                     verdicts = self._core.fleet.outliers.verdicts(now_s)
                     sessions = self._core.fleet.sessions
                     moved = sessions.take_moved()
-                    message = self._teller.message(self._core.fleet.loads, now_s, verdicts, moved)
+                    message = self._teller.message(
+                        self._core.fleet.loads, now_s, verdicts, moved, self._demand(now_s)
+                    )
                     wait_s = self._teller.full_due_s - now_s
                     if self._teller.is_cut or sessions.unannounced:
                         self._due.set()

@@ -215,6 +215,7 @@ class Clients:
             self._record.waits[life.index] += 1
             self._timeline.at(waiter.expires_s, router.turns)
             router.turns()
+            self._fleet.network.reserved(router)
             if self._fleet.witness is not None:
                 self._fleet.witness.on_turns(router, now_s)
 

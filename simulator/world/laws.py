@@ -235,6 +235,8 @@ def _is_held(router: VirtualRouter, waiter: Waiter, now_s: float) -> bool:
     queue = router.admission.queue
     if not router.admission.in_vain.may_be(now_s):
         return True
+    if router.admission.fleet_turns.holds(waiter.pool, waiter.level, now_s):
+        return True
     if waiter.expires_s <= now_s or queue.tenants.held_by(waiter.tenant, now_s) is not None:
         return True
     share = queue.share_of(waiter, now_s) if queue.has_shares else 1.0

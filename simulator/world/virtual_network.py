@@ -18,6 +18,8 @@ from simulator.world.virtual_router import Plane, VirtualRouter
 
 TELL_S = 0.02
 """Seconds between a replica's messages to its peers, as in router/replicas/peer_link.py."""
+LOOK_S = 0.05
+"""Seconds between turns of requests that wait, as in router/processes/router_process.py."""
 _PULL_JITTER_S = 0.2
 """As in the feed, so that routers' requests don't come all at once."""
 _PULL_TIMEOUT_S = 2.0
@@ -47,6 +49,8 @@ class VirtualNetwork:
         self._tells = options.inflight and options.replicas > 1
         self._telling: set[int] = set()
         """Routers that send a message to their peers at the end of this TELL_S."""
+        self._looking: set[int] = set()
+        """Routers whose waiting requests have their turns at the end of this LOOK_S."""
         self._pulls: dict[tuple[int, WorkerKey], Pull] = {}
         """(router, worker) -> the recovery under way"""
 
@@ -68,7 +72,8 @@ class VirtualNetwork:
                 router.send(plane, key, arrived, self._timeline.now_s + delay_s)
 
     def reserved(self, router: VirtualRouter) -> None:
-        """A router's reservations may have changed: plans a message to its peers."""
+        """A router's reservations, or what waits there, may have changed: plans a message to its
+        peers."""
         if self._tells and router.number not in self._telling:
             self._telling.add(router.number)
             when_s = (self._timeline.now_s // TELL_S + 1) * TELL_S
@@ -91,13 +96,32 @@ class VirtualNetwork:
     def _tell(self, router: VirtualRouter) -> None:
         now_s = self._timeline.now_s
         self._telling.discard(router.number)
-        message = router.teller.message(router.core.fleet.loads, now_s)
+        demand = router.admission.fleet_turns.demand(now_s)
+        if demand and router.number not in self._looking:
+            self._looking.add(router.number)
+            self._timeline.at(now_s + LOOK_S, partial(self._look, router))
+        message = router.teller.message(router.core.fleet.loads, now_s, demand=demand)
         if message is None:
             return
         for peer in self.routers:
             if peer is not router and (not self.loss or self._rng.random() >= self.loss):
-                key = WorkerKey(router.core.replica, 0)
-                peer.send(Plane.INFLIGHT, key, [message], now_s + self.delay_s())
+                key, when_s = WorkerKey(router.core.replica, 0), now_s + self.delay_s()
+                peer.send(Plane.INFLIGHT, key, [message], when_s)
+                if len(peer.admission):
+                    self._timeline.at(when_s, partial(self._heard, peer))
+
+    def _look(self, router: VirtualRouter) -> None:
+        """Room that the peers leave may be there for long enough."""
+        self._looking.discard(router.number)
+        if len(router.admission):
+            self._looking.add(router.number)
+            self._timeline.at(self._timeline.now_s + LOOK_S, partial(self._look, router))
+            self._heard(router)
+
+    def _heard(self, router: VirtualRouter) -> None:
+        """A message of a peer may have brought room, or the turn of a request that waits."""
+        router.hear(self._timeline.now_s)
+        router.turns()
 
     def _answer(self, router: VirtualRouter, pull: Pull) -> None:
         relay, now_s = self._relay_of(pull.worker), self._timeline.now_s

@@ -5,6 +5,7 @@ from base64 import b64decode
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import msgspec
@@ -14,6 +15,7 @@ from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescript
 from google.protobuf.descriptor_pb2 import FileDescriptorSet
 from google.protobuf.message import Message
 
+from events.feed.demand import Demand
 from events.feed.fleet_view import FleetView, schedulable
 from events.feed.peers import Moved, Peers, Teller, Totals, Verdict, decode_inflight
 from events.feed.stream import StreamState
@@ -36,6 +38,8 @@ from indexer.identity import WorkerKey
 from indexer.kernel import NativeIndex
 from indexer.reference import ReferenceIndex
 from kvroute.v1 import fleet_pb2, router_pb2
+from router.config.queue_settings import QueueSettings
+from router.core.admission import Admission
 from router.replicas.fleet_commands import ControlDesk
 from router.reservations.ids import ReservationIds
 from tests.stage.fleet import Fleet
@@ -166,6 +170,21 @@ def test_an_older_replicas_reserved_load_counts_and_ejects_nobody() -> None:
     assert peers.take_verdicts() == ("router-a", [])
 
 
+def test_an_older_replica_says_nothing_of_what_waits_there_and_holds_no_request() -> None:
+    fleet = Fleet(replica="router-b")
+    fleet.add("w0")
+    admission = Admission(fleet.core, QueueSettings(), Random(0))
+    (payload,) = of_kind("inflight")
+    fleet.core.on_inflight(payload, fleet.now_s)
+    assert fleet.core.fleet.peers.demand() == {}
+    assert admission.is_idle
+    newer = Teller("router-c", EPOCH).message({}, AT_S, demand=[Demand("", "both", 0, 3)])
+    assert newer is not None
+    fleet.core.on_inflight(newer, fleet.now_s)
+    assert fleet.core.fleet.peers.demand() == {"router-c": (Demand("", "both", 0, 3),)}
+    assert not admission.is_idle
+
+
 def test_an_older_replicas_commands_hold() -> None:
     fleet = Fleet()
     fleet.now_s = AT_S + 10.0
@@ -190,7 +209,9 @@ def newest() -> Iterator[tuple[str, bytes]]:
     yield "heartbeat", encode_heartbeat(msgspec.structs.replace(ours, **more, **codes))
     yield "stream", encode(Beat(1, EPOCH, 2, 4, 5, False, AT_S, ("salts", "images")))
     verdicts = [Verdict(KEY, 2.5, "refused"), Verdict(WorkerKey("w1", 1), 0.5, "peer")]
-    inflight = Teller("router-a", EPOCH).message({KEY: Load()}, AT_S, verdicts, [Moved(7, KEY)])
+    waiting = [Demand("m", "both", 10, 3, 1.5, 7, -0.5, ((1 << 63, 2),))]
+    teller, moved = Teller("router-a", EPOCH), [Moved(7, KEY)]
+    inflight = teller.message({KEY: Load()}, AT_S, verdicts, moved, waiting)
     assert inflight is not None
     yield "inflight", inflight
     fleet = Fleet(replica="router-a")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from router.core.admission import Pool
+from router.core.pool import Pool
 from router.core.saturation import PoolLoad, pool_loads
 from router.request.request import Role
 from tests.stage.fleet import Fleet

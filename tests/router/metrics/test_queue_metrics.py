@@ -7,8 +7,12 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
+from events.feed.demand import Demand
+from events.feed.peers import TTL_S, Teller
+from events.plane.facts import Epoch
 from router.config.queue_settings import BandSettings, QueueSettings
-from router.core.admission import Admission, Pool
+from router.core.admission import Admission
+from router.core.pool import Pool
 from router.metrics.of_queue import QueueCollector
 from router.queue.recent_tenants import TENANTS_MAX
 from router.queue.waiter import Waiter
@@ -54,6 +58,19 @@ def test_bands_have_their_depth_and_their_oldest_wait() -> None:
     assert stage.value("queue_depth", band="high") == 0
     assert stage.value("queue_oldest_seconds", band="high") == 0
     assert stage.value("queue_timeout_seconds") == 10
+
+
+def test_what_waits_in_peers_is_shown_by_our_bands_until_they_are_silent() -> None:
+    stage = Stage()
+    demand = [Demand("m", "both", 10, 3), Demand("n", "prefill", 50, 4), Demand("m", "both", -5, 1)]
+    message = Teller("them", Epoch(1, 0)).message({}, stage.fleet.now_s, demand=demand)
+    assert message is not None
+    stage.fleet.core.on_inflight(message, stage.fleet.now_s)
+    assert stage.value("queue_peers_depth", band="high") == 7
+    assert stage.value("queue_peers_depth", band="low") == 1
+    assert stage.value("queue_claims_rested_total") == 0
+    stage.fleet.core.fleet.peers.tick(stage.fleet.now_s + TTL_S + 1)
+    assert stage.value("queue_peers_depth", band="high") == 0
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,283 @@
+"""Which of a pool's free places are this router's to fill, by what waits in all routers. Pure.
+
+A flow is what waits for the pool in one band of one router. With room for `free` more requests
+
+    want(f)   = credit(f) + free * share(f)
+    share(f)  = weight of its band / weights of all bands with a flow
+                * part of the band that waits in its router
+    part      = its waiting requests / those of the band in all routers; where tenants share:
+                the mean of that over the tenants, by their weights
+    credit(f) = sum of share(f) over all requests that went, less those of its own that went
+
+and a flow of ours goes while the peers' requests in front of its next one leave room:
+
+    free > sum of min(waiting(g), ceil(want(g) - want(f))) over peers' flows g that want more
+
+Where bands are strict, all that waits in a peer's higher band is in front, and what it leaves of
+`free` is shared within the band. The parts by number make waits equal: by Little's law a queue of
+n requests that gets n/N of the turns waits as long as one of N - n that gets the others.
+
+Every router says its own flows' credits, so that views of them differ by what is on its way alone.
+A peer may want room that its requests can't use, or be dead. So the claims of a flow that had
+requests in front, while there was room, and took none for HOLD_S, don't count for REST_S or until
+it takes one.
+
+Laws:
+- of routers with equal views exactly one has the turn for one free place, while any wants it;
+- a flow that always waits gets its share of any number of turns, less or more by a few requests;
+- room that no peer takes is held for HOLD_S at most, once in REST_S for each flow;
+- with nothing waiting elsewhere, all room is ours.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import ceil, inf
+
+HOLD_S = 0.1
+"""Several times what a message takes to the peers and back."""
+REST_S = 2.0
+"""A flow with claims that it can't use idles room for HOLD_S / REST_S of the time: 5 %."""
+CREDIT_MAX = 64.0
+"""Turns that a flow may be owed, or ahead: as many as go while messages are on their way."""
+_EQUAL = 1e-6
+"""Wants that differ by less are equal: sums of the same shares in another order."""
+
+REST = 0
+"""In the place of a tenant's number: those that are not named."""
+
+
+@dataclass(slots=True)
+class Band:
+    """What waits for a pool in one band of one router."""
+
+    waiting: int
+    went: int = 0
+    """Requests that waited and have a worker now, since the router began to count."""
+    credit: float = 0.0
+    tenants: Mapping[int, int] = field(default_factory=dict)
+    """Of these, by number of the tenant; the others count as one tenant, REST."""
+
+    def by_tenant(self) -> dict[int, int]:
+        """All of them."""
+        others = self.waiting - sum(self.tenants.values())
+        return {**self.tenants, REST: others} if others > 0 else dict(self.tenants)
+
+    def added(self, other: "Band") -> "Band":
+        """With what waits in another band of the same router."""
+        tenants = Counter(self.tenants)
+        tenants.update(other.tenants)
+        return Band(
+            self.waiting + other.waiting,
+            self.went + other.went,
+            self.credit + other.credit,
+            tenants,
+        )
+
+
+@dataclass(slots=True)
+class _Flow:
+    """A band, and how it uses its turns."""
+
+    band: Band
+    owed_s: float | None = None
+    """Since when room is left for it; None: there is none, or it took some."""
+    rests_until_s: float = -inf
+
+
+Key = tuple[str, int]
+"""Router and number of the band; our own router is OURS."""
+OURS = ""
+
+
+class PoolShare:
+    """One pool's flows, as one router sees them."""
+
+    def __init__(
+        self,
+        replica: str,
+        weights: Sequence[float],
+        *,
+        strict: bool,
+        weight_of: Callable[[int], float] = lambda _: 1.0,
+    ) -> None:
+        """replica: our name, by which equal wants are ordered. weights: of bands, by number.
+        weight_of: of a tenant, by its number."""
+        self._replica = replica
+        self._weights = weights
+        self._strict = strict
+        self._weight_of = weight_of
+        self._flows: dict[Key, _Flow] = {}
+        """Those with waiting requests."""
+        self._own: dict[int, Band] = {}
+        """Of our router, by number: what went, and what was taken too early, outlast the waiting
+        requests."""
+        self._shares: dict[Key, float] | None = None
+        """Of flows that don't rest; None: to be worked out again."""
+        self._wakes_s = inf
+        """When the next rest is over."""
+        self.went = 0
+        """Requests of ours that went."""
+        self.rests = 0
+        """Flows whose claims ceased to count, since they used no room."""
+
+    @property
+    def is_contended(self) -> bool:
+        """Whether requests wait in other routers."""
+        return any(replica for replica, _ in self._flows)
+
+    def ours(self, level: int) -> Band | None:
+        """What waits here in a band, as was said last."""
+        flow = self._flows.get((OURS, level))
+        return flow.band if flow is not None else None
+
+    def wait(self, bands: Mapping[int, Band]) -> None:
+        """What waits here now, by band; went and credit are kept."""
+        self._shares = None
+        for key in [key for key in self._flows if key[0] == OURS and key[1] not in bands]:
+            del self._flows[key]
+        for level, now in bands.items():
+            band = self._own.setdefault(level, now)
+            band.waiting, band.tenants = now.waiting, now.tenants
+            if (OURS, level) not in self._flows:
+                band.credit = min(0.0, band.credit)
+                self._flows[OURS, level] = _Flow(band)
+
+    def hear(self, replica: str, bands: Mapping[int, Band]) -> None:
+        """What waits in another router now, by band; empty: nothing, or the router is gone. The
+        bands are ours from now on."""
+        for level, band in bands.items():
+            flow = self._flows.get((replica, level))
+            if flow is not None and (went := band.went - flow.band.went) > 0:
+                self._turned(level, went, theirs=False)
+                flow.owed_s, flow.rests_until_s = None, -inf
+        self._shares = None
+        for key in [key for key in self._flows if key[0] == replica and key[1] not in bands]:
+            del self._flows[key]
+        for level, band in bands.items():
+            self._flows.setdefault((replica, level), _Flow(band)).band = band
+
+    def took(self, level: int) -> None:
+        """A request of a band of ours has its worker."""
+        self.went += 1
+        self._turned(level, 1, theirs=True)
+        flow = self._flows.get((OURS, level))
+        if flow is None:
+            return
+        band = flow.band
+        band.went += 1
+        band.credit = max(-CREDIT_MAX, band.credit - 1.0)
+        band.waiting -= 1
+        self._shares = None
+        if band.waiting <= 0:
+            del self._flows[OURS, level]
+
+    def filled(self) -> None:
+        """No worker has room: none is left to the peers."""
+        for flow in self._flows.values():
+            flow.owed_s = None
+
+    def may_go(self, level: int, free: int, now_s: float) -> bool:
+        """Whether a request of a band of ours may have one of the free places now."""
+        while (front := self._in_front(level, free, now_s)) is not None:
+            for flow in front:
+                if flow.owed_s is None:
+                    flow.owed_s = now_s
+            idle = [flow for flow in front if now_s - (flow.owed_s or 0.0) >= HOLD_S]
+            if not idle:
+                return False
+            for flow in idle:
+                flow.owed_s, flow.rests_until_s = None, now_s + REST_S
+                self._wakes_s = min(self._wakes_s, flow.rests_until_s)
+                self.rests += 1
+            self._shares = None
+        return True
+
+    def holds(self, level: int, free: int, now_s: float) -> bool:
+        """Whether peers' requests are in front of a band of ours; changes nothing that counts."""
+        return self._in_front(level, free, now_s) is not None
+
+    def _in_front(self, level: int, free: int, now_s: float) -> list[_Flow] | None:
+        """The peers' flows that leave a band of ours no room; None: they leave some."""
+        if now_s >= self._wakes_s:
+            self._wake(now_s)
+        ours = self._flows.get((OURS, level))
+        if ours is None:
+            return None
+        shares, left, front = self._shares_now(), free, []
+        if self._strict:
+            for (replica, other), flow in self._flows.items():
+                if replica and other > level and (replica, other) in shares:
+                    left -= flow.band.waiting
+                    front.append(flow)
+            if left <= 0:
+                return front
+        want, ahead = ours.band.credit + left * shares[OURS, level], 0
+        for key, share in shares.items():
+            replica, other = key
+            if not replica or (self._strict and other != level):
+                continue
+            flow = self._flows[key]
+            lead = flow.band.credit + left * share - want
+            if lead > _EQUAL or (lead >= -_EQUAL and replica < self._replica):
+                ahead += min(flow.band.waiting, max(1, ceil(lead - _EQUAL)))
+                front.append(flow)
+        return None if left > ahead else front
+
+    def _turned(self, level: int, went: int, *, theirs: bool) -> None:
+        """So many requests of a band went: all flows that share with it are owed a part of each.
+
+        theirs: the peers' flows, too, until they say their credits again; they will have heard of
+        it by then, and of what other peers took they may have heard before.
+        """
+        for key, share in self._shares_now().items():
+            if (theirs or key[0] == OURS) and (not self._strict or key[1] == level):
+                band = self._flows[key].band
+                band.credit = min(CREDIT_MAX, band.credit + went * share)
+
+    def _shares_now(self) -> dict[Key, float]:
+        if self._shares is None:
+            self._shares = self._worked_out()
+        return self._shares
+
+    def _worked_out(self) -> dict[Key, float]:
+        """Each flow's share of the turns; where bands are strict, of those of its band."""
+        by_level: dict[int, list[Key]] = defaultdict(list)
+        for key, flow in self._flows.items():
+            if flow.rests_until_s == -inf:
+                by_level[key[1]].append(key)
+        weights = sum(self._weights[level] for level in by_level)
+        shares: dict[Key, float] = {}
+        for level, keys in by_level.items():
+            of_band = 1.0 if self._strict else self._weights[level] / weights
+            for key, part in zip(keys, self._parts(keys), strict=True):
+                shares[key] = of_band * part
+        return shares
+
+    def _parts(self, keys: Sequence[Key]) -> list[float]:
+        """Of a band's flows; the sum is 1."""
+        counts = [self._flows[key].band.by_tenant() for key in keys]
+        totals: dict[int, int] = defaultdict(int)
+        for count in counts:
+            for tenant, waiting in count.items():
+                totals[tenant] += waiting
+        weights = {tenant: self._weight_of(tenant) for tenant in totals}
+        every = sum(weights.values())
+        return [
+            sum(
+                weights[tenant] * waiting / totals[tenant]
+                for tenant, waiting in count.items()
+                if totals[tenant]
+            )
+            / every
+            for count in counts
+        ]
+
+    def _wake(self, now_s: float) -> None:
+        """Ends rests that are over."""
+        self._wakes_s, self._shares = inf, None
+        for flow in self._flows.values():
+            if flow.rests_until_s <= now_s:
+                flow.rests_until_s = -inf
+            else:
+                self._wakes_s = min(self._wakes_s, flow.rests_until_s)
