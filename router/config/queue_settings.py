@@ -165,8 +165,9 @@ class QueueSettings(Settings, frozen=True):
         bool,
         Meta(
             description="a request that may wait gets a worker only once the KV blocks of its"
-            " prompt and expected output fit there beside those in use, unless the worker is idle;"
-            " false: once a block is free"
+            " prompt and expected output fit there beside those in use and those that the answers"
+            " of running requests are still expected to take, unless the worker is idle; false:"
+            " once a block is free"
         ),
     ] = True
     order: Annotated[

@@ -157,6 +157,7 @@ class RouterCore:
             decision.overlap(decision.order[0]),
             now_s,
             computes=computing is decision and request.resumed is None,
+            output_tokens=self.decider.output_tokens(request),
         )
         try:
             self._on_reserved(request, decision, reservation, now_s)
@@ -417,11 +418,13 @@ class RouterCore:
         now_s: float,
         *,
         computes: bool = True,
+        output_tokens: int = 0,
     ) -> Reservation:
         """Reserves a pick's load: prefixes are the prompt's, overlap is that of the source.
 
-        computes: whether the worker computes the prompt itself. What is open is in the reservations
-        before anything else happens, so that it can be withdrawn.
+        computes: whether the worker computes the prompt itself. output_tokens: what is expected of
+        its answer. What is open is in the reservations before anything else happens, so that it can
+        be withdrawn.
         """
         size = heartbeat_of(source).block_size
         self._picks += 1
@@ -441,6 +444,7 @@ class RouterCore:
         )
         load = self.fleet.load(source.key)
         load.open(prefixes, reservation.has_tail, reservation.new_tokens, now_s)
+        load.outputs.add(reservation.id, now_s, output_tokens)
         self.reservations.add(reservation)
         load.last_picked = self._picks
         self.fleet.pools.put_load(source.slot, load)
@@ -536,6 +540,7 @@ class RouterCore:
             new_tokens = reservation.new_tokens
             if self.fleet.rates.under_way:
                 self.fleet.rates.on_end(worker if hold is None else hold.worker, reservation.id)
+        self.fleet.load(worker).outputs.drop(reservation.id)
         self._close(worker, reservation, new_tokens, now_s)
         if hold is not None:
             self._end_prefill(reservation, now_s)

@@ -789,7 +789,7 @@ cdef class Lane:
             best_s = shortest_ttft(&self._decided.rows, self._costs, self._in_use + 2 * self._decided.rows.rows)
         try:
             self._write(asked, now_s)
-            reservation = self._reserve(request_id, (fingerprint, model, _both), now_s)
+            reservation = self._reserve(request_id, (fingerprint, model, _both), asked.output_tokens, now_s)
         except BaseException:
             _begin(&self._answer)
             raise
@@ -930,6 +930,9 @@ cdef class Lane:
             output_tokens = self._output_tokens
         output_tokens = min(output_tokens, OUTPUT_TOKENS_MAX_C)
         need = ceil((self._decided.rows.prompt_tokens + <double>output_tokens) / self._plan.block_size)
+        load = self._loads.get(self._plan.sources[row].key)
+        if load is not None and load.outputs.tokens:  # what is not certain to fit goes the general way
+            need += <double>load.outputs.tokens / self._plan.block_size * <double>load.of_all()
         cdef const Users **users = self._plan.users_of(self._loads, self._fleet.loads_changed)
         if count and users[row] and users[row].used:
             need -= <double>users_leading(users[row], <const uint64_t *>_pointer(self._prefixes), count)
@@ -1040,7 +1043,7 @@ cdef class Lane:
             )
         return 0
 
-    cdef object _reserve(self, str request_id, tuple fingerprint, double now_s):
+    cdef object _reserve(self, str request_id, tuple fingerprint, int64_t output_tokens, double now_s):
         """Reserves for the decision at hand, as RouterCore.reserve does. What is open is in the
         reservations before anything else happens, so that it can be withdrawn."""
         cdef size_t rows = self._decided.rows.rows, row = self._order[0]
@@ -1067,6 +1070,10 @@ cdef class Lane:
         if load is None:
             load = self._fleet.load(source.key)
         self._open(load, prefixes, has_tail, new_tokens, now_s)
+        if output_tokens < 0:
+            output_tokens = self._output_tokens
+        if output_tokens > 1:
+            load.outputs.add(reservation.id, now_s, min(output_tokens, OUTPUT_TOKENS_MAX_C))
         self._remember(reservation, 8 * len(prefixes))
         load.last_picked = ordinal
         if self._moved_from != row:

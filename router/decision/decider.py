@@ -26,6 +26,7 @@ from router.config.settings import GuardSettings, ModelSettings, RoutingSettings
 from router.decision.decision import Decision, NobodyFits, Overlap
 from router.decision.guard import Guarded, Waits
 from router.decision.pairs import Matched, Pairs, Stages
+from router.fleet.blocks_ahead import SIMULATED_MAX, BlocksAhead
 from router.fleet.eligibility import (
     DRAINED,
     NOT_A_NUMBER,
@@ -54,8 +55,7 @@ from router.request.request import Request, Role, Session
 FULL_RETRY_S = 0.5
 """RetryInfo when all workers are full: about the time until a request ends."""
 _FULL = "full"
-_BLOCK_SIZE, _ACTIVE_BLOCKS = COLUMNS.index("block_size"), COLUMNS.index("active_blocks")
-_ACTIVE_SLOTS, _FULL_COLUMN = COLUMNS.index("active_slots"), COLUMNS.index("full")
+_ACTIVE_BLOCKS, _FULL_COLUMN = COLUMNS.index("active_blocks"), COLUMNS.index("full")
 
 
 class Decider:
@@ -78,6 +78,7 @@ class Decider:
         self._index: BlockIndex = fleet.view.index
         self._pools = fleet.pools
         self._further = fleet.further
+        self._loads = fleet.loads
         self._pairs = Pairs(fleet.further)
         self._drained: Collection[str] = fleet.drained
         self._rng = rng
@@ -184,24 +185,26 @@ class Decider:
 
     def _with_blocks(self, matched: Matched, decision: Decision) -> Decision:
         """The decision, if its pick has KV blocks for the whole request; else one among the workers
-        that have, and the others count as full.
-
-        need = blocks of the prompt and of the expected output, less those of the prompt's start
-        that open requests of this router use there, which the request shares. Source: the check of
-        Chitu's scheduler before a task is admitted, which simulates the blocks ahead.
-        """
+        that have (router/fleet/blocks_ahead.py), and the others count as full."""
         pool, table, request = matched.pool, matched.table, matched.request
-        size = table[_BLOCK_SIZE]
-        tokens = request.prompt.token_count + self.output_tokens(request)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            blocks = np.ceil(tokens / size)  # not a number, or infinite, without a block size
-        need = blocks - self._further.blocks_in_use(pool, request.prompt)
         left = self._pools.blocks_promised(pool) - table[_ACTIVE_BLOCKS]
-        short = (need > left) & (size > 0) & (table[_ACTIVE_SLOTS] > 0)
-        if not short[decision.order[0]]:
-            return decision
-        table = table.copy()
-        table[_FULL_COLUMN, short] = 1.0
+        output_tokens = self.output_tokens(request)
+        ahead = BlocksAhead(pool, self._loads, request.prompt, output_tokens, left)
+        for _ in range(SIMULATED_MAX):
+            pick = decision.order[0]
+            if not ahead.short[pick] and (
+                not ahead.unsure[pick] or ahead.settle(pick, matched.now_s)
+            ):
+                return decision
+            decision = self._decide_without(matched, ahead.short)
+            if not decision.order:
+                return decision
+        return self._decide_without(matched, ahead.short | ahead.unsure)
+
+    def _decide_without(self, matched: Matched, full: Flags) -> Decision:
+        """The decision with some more workers that count as full."""
+        table = matched.table.copy()
+        table[_FULL_COLUMN, full] = 1.0
         return self._decide(matched._replace(table=table))
 
     def _decide(self, matched: Matched) -> Decision:

@@ -18,6 +18,7 @@ from math import inf, isfinite
 from events.feed.peers import Step, Totals
 from indexer.hashing import HashArray
 from indexer.kernel import BlockUsers
+from router.reservations.outputs import ExpectedOutputs
 
 HISTORY_MAX = 8192
 """Changes of `ours` kept a worker, to look back to the time of its last sample."""
@@ -51,6 +52,8 @@ class WorkerLoad:
     """Reserved by other replicas, but not in their messages yet: a guess, in requests, below 1."""
     changed: bool = True
     """Whether our load has changed since the last message to peers."""
+    outputs: ExpectedOutputs = field(default_factory=ExpectedOutputs)
+    """Ours: what is expected of the answers of open reservations."""
     _reported: tuple[float, float] = (0.0, 0.0)
     """Requests and blocks of the last sample, less ours of that time; may be below zero."""
     _users: BlockUsers = field(default_factory=BlockUsers)
@@ -141,6 +144,10 @@ class WorkerLoad:
     def active_blocks(self) -> float:
         """Canonical blocks that requests hold, or will."""
         return self.external_blocks + self.blocks + self.peers.blocks
+
+    def of_all(self) -> float:
+        """Requests that replicas have reserved here, for each of ours; 1 without any of ours."""
+        return 1.0 + self.peers.requests / self.requests if self.requests else 1.0
 
     def guessed(self) -> tuple[float, float]:
         """`unheard` in requests and blocks, if such requests are like the others that are open
