@@ -12,7 +12,7 @@ import msgspec
 
 from router.prompts.body import Body, read_body
 from router.prompts.completion import completion_prompts
-from router.prompts.dialects import sglang, vllm
+from router.prompts.dialects import sglang, vllm, vllm_messages
 from router.prompts.dialects.dialect import ChatTemplate, ModelFacts, TemplateInput
 from router.prompts.encoder import TOKEN_BYTES, load_encoder, token_bytes
 from router.prompts.folder import no_tokenizer, read_folder, read_text
@@ -50,6 +50,7 @@ class Renderer:
         self._settings = settings
         self._specials = folder.specials
         self._encoder = load_encoder(folder, settings.cache_bytes)
+        self._bos = self._encoder.id_bytes(folder.specials.get("bos_token", ""))
         self._facts = ModelFacts(
             {
                 name: _compiled(text, now)
@@ -99,7 +100,17 @@ class Renderer:
         ]
 
     def _chat(self, body: Body, engine: EngineKind) -> bytes:
-        given = _DIALECTS[engine](body, self._facts)
+        fields = body.fields
+        if body.kind is PromptKind.MESSAGES:
+            fields = _CHATS[engine](fields, self._facts)
+        given = _DIALECTS[engine](fields, self._facts)
+        ids = self._encoder.encode(self._text(given), specials=given.specials)
+        if given.suffix:
+            more = self._encoder.encode(given.suffix, specials=True)
+            ids += more.removeprefix(self._bos)
+        return ids
+
+    def _text(self, given: TemplateInput) -> str:
         names = {
             **self._specials,
             **given.names,
@@ -108,14 +119,26 @@ class Renderer:
             "documents": given.documents,
             "add_generation_prompt": given.add_generation_prompt,
         }
-        template = self._facts.template_for(given.tools)
-        return self._encoder.encode(template.render(names), specials=given.specials)
+        if given.continues:
+            return given.template.render_continued(names)
+        try:
+            return given.template.render(names)
+        except PromptError:
+            if not given.flat_tools_second or not given.tools:
+                raise
+            flat = [tool["function"] for tool in given.tools]
+            return given.template.render({**names, "tools": flat})
 
 
-_DIALECTS: dict[EngineKind, Callable[[Body, ModelFacts], TemplateInput]] = {
+_DIALECTS: dict[EngineKind, Callable[[dict[str, Any], ModelFacts], TemplateInput]] = {
     EngineKind.VLLM: vllm.to_template,
     EngineKind.SGLANG: sglang.to_template,
 }
+_CHATS: dict[EngineKind, Callable[[dict[str, Any], ModelFacts], dict[str, Any]]] = {
+    EngineKind.VLLM: vllm_messages.to_chat,
+    EngineKind.SGLANG: sglang.messages_to_chat,
+}
+"""Anthropic's messages as a chat's body."""
 
 
 def _compiled(text: str, now: Callable[[], datetime]) -> ChatTemplate:

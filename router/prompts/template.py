@@ -20,10 +20,16 @@ from jinja2.runtime import Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from typing_extensions import override
 
+from router.prompts.content_format import loops_over_content, loops_over_named_content
 from router.prompts.prompt_error import PromptError, PromptReason
 
+_MARK = "CONTINUE_FINAL_MESSAGE_TAG "
+"""transformers' own: its last blank shows whether the template strips a message."""
 MESSAGE_CHARACTERS_MAX = 500
 """Of a template's own sentence in an error."""
+
+
+_LATER_SYSTEM = [{"role": role, "content": "t"} for role in ("system", "user", "system", "user")]
 
 
 class _Generation(Extension):
@@ -41,12 +47,36 @@ class _Generation(Extension):
         return caller()
 
 
+class _Environment(ImmutableSandboxedEnvironment):
+    """Jinja's sandbox with a short way to the keys of plain dictionaries, which are most of what a
+    chat template reads: the same results without an exception raised inside for each."""
+
+    @override
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        if type(obj) is not dict or attribute in _OF_DICTIONARIES:
+            return super().getattr(obj, attribute)
+        if attribute in obj:
+            return obj[attribute]
+        return self.undefined(obj=obj, name=attribute)
+
+    @override
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        if type(obj) is not dict or type(argument) is not str or argument in _OF_DICTIONARIES:
+            return super().getitem(obj, argument)
+        if argument in obj:
+            return obj[argument]
+        return self.undefined(obj=obj, name=argument)
+
+
+_OF_DICTIONARIES = frozenset(dir(dict))
+
+
 class Template:
     """One compiled template."""
 
     def __init__(self, text: str, now: Callable[[], datetime]) -> None:
         """Raises PromptError (TEMPLATE_REFUSED) if the text is no template."""
-        environment = ImmutableSandboxedEnvironment(
+        environment = _Environment(
             trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, LoopControlExtension]
         )
         environment.filters["tojson"] = _to_json
@@ -54,12 +84,15 @@ class Template:
         environment.globals["strftime_now"] = lambda layout: now().strftime(layout)
         self.text = text
         try:
-            self.tree = environment.parse(text)
+            tree = environment.parse(text)
             self._template = environment.from_string(text)
         except Exception as error:  # a syntax error, or one of Jinja's compiler
             raise _refused(error) from error
-        self.names = frozenset(meta.find_undeclared_variables(self.tree))
+        self.names = frozenset(meta.find_undeclared_variables(tree))
         """Names that the template takes from its caller."""
+        self.refuses_later_systems = self._refuses(_LATER_SYSTEM)
+        self.loops_over_content = loops_over_content(tree)
+        self.loops_over_named_content = loops_over_named_content(tree)
 
     def render(self, names: Mapping[str, Any]) -> str:
         """The text that the model will read."""
@@ -68,10 +101,48 @@ class Template:
         except Exception as error:  # a template may raise anything: types, recursion, sandbox
             raise _refused(error) from error
 
+    def _refuses(self, messages: list[dict[str, str]]) -> bool:
+        try:
+            self.render({"messages": messages, "add_generation_prompt": False})
+        except PromptError:
+            return True
+        return False
+
+    def render_continued(self, names: Mapping[str, Any]) -> str:
+        """The text up to the end of the last message's, as transformers' continue_final_message
+        finds that end: by a mark behind it."""
+        messages = list(names["messages"])
+        if "content" not in self.text:
+            raise _failed("it has no content that could be continued")
+        messages[-1], text = _marked(messages[-1])
+        rendered = self.render({**names, "messages": messages})
+        end = rendered.rfind(_MARK.strip())
+        if end < 0 or text.strip() not in rendered:
+            raise _failed("it changes the final message, which can't be continued then")
+        kept = rendered[end : end + len(_MARK)] == _MARK
+        return rendered[:end] if kept else rendered[:end].rstrip()
+
+
+def _marked(message: dict[str, Any]) -> tuple[dict[str, Any], str]:
+    """The message with a mark behind its text, and the text."""
+    content = message["content"]
+    if isinstance(content, str):
+        return {**message, "content": content + _MARK}, content
+    parts = list(content)
+    for place in reversed(range(len(parts))):
+        if "text" in parts[place]:
+            text = parts[place]["text"]
+            parts[place] = {**parts[place], "text": text + _MARK}
+            return {**message, "content": parts}, text
+    raise _failed("the final message has no text to continue")
+
+
+def _failed(sentence: str) -> PromptError:
+    return PromptError(PromptReason.TEMPLATE_REFUSED, f"the chat template failed: {sentence}")
+
 
 def _refused(error: Exception) -> PromptError:
-    sentence = str(error)[:MESSAGE_CHARACTERS_MAX] or type(error).__name__
-    return PromptError(PromptReason.TEMPLATE_REFUSED, f"the chat template failed: {sentence}")
+    return _failed(str(error)[:MESSAGE_CHARACTERS_MAX] or type(error).__name__)
 
 
 def _to_json(

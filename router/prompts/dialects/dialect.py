@@ -14,8 +14,20 @@ class ChatTemplate(Protocol):
     names: frozenset[str]
     """Names that the template takes from its caller."""
 
+    loops_over_content: bool
+    """By vLLM's reading of its syntax tree: contents are wanted as lists of parts."""
+    loops_over_named_content: bool
+    """The same by SGLang's, which goes by the names of variables."""
+
+    refuses_later_systems: bool
+    """Whether a system message may only be the first."""
+
     def render(self, names: Mapping[str, Any]) -> str:
         """The text that the model will read."""
+        ...
+
+    def render_continued(self, names: Mapping[str, Any]) -> str:
+        """The same, up to the end of the last message's text, which the model goes on with."""
         ...
 
 
@@ -38,12 +50,14 @@ class ModelFacts:
             return self.templates["tool_use"]
         if (template := self.templates.get("default")) is not None:
             return template
-        raise PromptError(
-            PromptReason.NO_TOKENIZER,
-            "the tokenizer's folder has no chat template named default"
-            if self.templates
-            else "the tokenizer's folder has no chat template",
-        )
+        raise _no_template("chat template named default" if self.templates else "chat template")
+
+    @property
+    def first_template(self) -> ChatTemplate:
+        """The only one on SGLang, whatever its name."""
+        if not self.templates:
+            raise _no_template("chat template")
+        return next(iter(self.templates.values()))
 
 
 @dataclass(slots=True)
@@ -51,6 +65,7 @@ class TemplateInput:
     """What the template is given, and what is done with its text."""
 
     messages: list[dict[str, Any]]
+    template: ChatTemplate
     tools: list[dict[str, Any]] | None = None
     names: dict[str, Any] = field(default_factory=dict)
     """More of them: keyword arguments of the request and of the engine."""
@@ -58,3 +73,13 @@ class TemplateInput:
     add_generation_prompt: bool = True
     specials: bool = False
     """Whether the tokenizer puts its own specials around the text."""
+    continues: bool = False
+    """Whether the text ends with the last message's."""
+    suffix: str = ""
+    """Text after the template's, encoded apart, without the first token of a prompt."""
+    flat_tools_second: bool = False
+    """Whether a template that fails gets a second try, with tools as bare functions."""
+
+
+def _no_template(what: str) -> PromptError:
+    return PromptError(PromptReason.NO_TOKENIZER, f"the tokenizer's folder has no {what}")

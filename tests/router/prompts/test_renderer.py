@@ -52,8 +52,8 @@ def test_text_and_a_completion_of_it_have_the_same_tokens(folder: Path) -> None:
 def test_a_list_of_prompts_routes_by_the_first_and_counts_all(folder: Path) -> None:
     renderer = Renderer(RendererSettings(folder=str(folder)))
     body = json.dumps({"prompt": [[1, 2, 3], [4, 5]]}).encode()
-    told = renderer.render(PromptKind.COMPLETION, body, EngineKind.SGLANG)
-    assert (ids(told.token_bytes), told.count, told.usage_tokens) == ([1, 2, 3], 3, 5)
+    result = renderer.render(PromptKind.COMPLETION, body, EngineKind.SGLANG)
+    assert (ids(result.token_bytes), result.count, result.usage_tokens) == ([1, 2, 3], 3, 5)
 
 
 def test_settings_cross_to_a_child(folder: Path) -> None:

@@ -31,8 +31,11 @@ WORDS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 """Added tokens that are not special."""
 VOCABULARY = 800
 _SPLIT = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+"""Qwen 2's: transformers 5 puts it into the tokenizer of any model of that type, as the tiny model
+is, whatever tokenizer.json says."""
 
 
 def make_folder(folder: Path, template: str | dict[str, str] | None, **config: Any) -> Path:

@@ -1,0 +1,61 @@
+"""The tokens that real engines give for a body."""
+
+import json
+from typing import Any
+
+import aiohttp
+
+from router.prompts.settings import EngineKind, PromptKind
+
+Tokens = list[int] | str
+"""Ids, or the sentence with which the engine refuses."""
+_RENDER = {
+    PromptKind.CHAT: "/v1/chat/completions/render",
+    PromptKind.COMPLETION: "/v1/completions/render",
+    PromptKind.MESSAGES: "/v1/messages/render",
+}
+
+
+async def engine_tokens(
+    session: aiohttp.ClientSession, address: str, engine: EngineKind, kind: PromptKind, body: Any
+) -> Tokens:
+    """The prompt's ids (of a list of prompts, the first's)."""
+    if engine is EngineKind.VLLM:
+        return await _rendered(session, address, kind, body)
+    return await _answered(session, address, kind, body)
+
+
+async def _rendered(
+    session: aiohttp.ClientSession, address: str, kind: PromptKind, body: Any
+) -> Tokens:
+    """vLLM, started with --enable-scale-out."""
+    result = await _post(session, address + _RENDER[kind], body)
+    if isinstance(result, str):
+        return result
+    return list((result[0] if isinstance(result, list) else result)["token_ids"])
+
+
+async def _answered(
+    session: aiohttp.ClientSession, address: str, kind: PromptKind, body: Any
+) -> Tokens:
+    """SGLang: a chat's answer says what it was computed from."""
+    if kind is PromptKind.CHAT:
+        more = {"max_tokens": 1, "return_input_ids_in_sglext": True}
+        result = await _post(session, f"{address}/v1/chat/completions", body | more)
+        return result if isinstance(result, str) else list(result["sglext"]["input_ids"])
+    if kind is PromptKind.COMPLETION:
+        result = await _post(session, f"{address}/tokenize", body)
+        if isinstance(result, str):
+            return result
+        tokens = result["tokens"]
+        return list(tokens[0] if tokens and isinstance(tokens[0], list) else tokens)
+    raise NotImplementedError(kind)
+
+
+async def _post(session: aiohttp.ClientSession, url: str, body: Any) -> Any:
+    async with session.post(url, data=json.dumps(body), headers=_JSON) as answer:
+        text = await answer.text()
+        return json.loads(text) if answer.status == 200 else f"{answer.status} {text[:300]}"
+
+
+_JSON = {"Content-Type": "application/json"}

@@ -1,0 +1,172 @@
+"""Captures what real engines make of the bodies, and compares them with the dialects.
+
+usage: python -m tests.router.prompts.record --build build/real-engines [--random 300]
+
+Needs what `make real-engines` installs. Starts each engine on loopback once for each template, asks
+it for every body of bodies.py and for random ones, prints each difference, and rewrites golden/.
+About a minute for each of the six engines on two free cores.
+"""
+
+import argparse
+import asyncio
+import json
+import random
+import sys
+import tempfile
+from array import array
+from collections.abc import Iterator
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from tokenizers import Tokenizer
+
+from router.prompts.encoder import token_bytes
+from router.prompts.prompt_error import PromptError
+from router.prompts.renderer import Renderer
+from router.prompts.settings import EngineKind, PromptKind, RendererSettings
+from tests.real_engines.engines import Engine, Sglang, Vllm
+from tests.router.prompts.ask import Tokens, engine_tokens
+from tests.router.prompts.bodies import CHATS, COMPLETIONS, MESSAGES, random_chat
+from tests.router.prompts.tiny_tokenizer import make_folder
+
+HERE = Path(__file__).resolve().parent
+TEMPLATES = {path.stem: path.read_text() for path in sorted((HERE / "templates").glob("*.jinja"))}
+CONTEXT = 16384
+BLOCKS = {EngineKind.VLLM: 1024, EngineKind.SGLANG: 2048}
+START_S = 300.0
+_FLAGS = {
+    EngineKind.VLLM: (
+        *("--max-model-len", str(CONTEXT), "--enable-scale-out"),
+        *("--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
+    ),
+    EngineKind.SGLANG: (),
+}
+_CLASSES: dict[EngineKind, type[Engine]] = {EngineKind.VLLM: Vllm, EngineKind.SGLANG: Sglang}
+
+
+def cases(engine: EngineKind) -> Iterator[tuple[PromptKind, str, Any]]:
+    """All bodies that this kind of engine can be asked about."""
+    yield from ((PromptKind.CHAT, name, body) for name, body in CHATS.items())
+    for name, body in COMPLETIONS.items():
+        if engine is EngineKind.VLLM or name != "ids":  # its /tokenize takes text
+            yield PromptKind.COMPLETION, name, body
+    if engine is EngineKind.VLLM:
+        yield from ((PromptKind.MESSAGES, name, body) for name, body in MESSAGES.items())
+
+
+async def main(build: Path, randoms: int) -> int:
+    """The number of bodies whose tokens differ."""
+    differ = 0
+    async with aiohttp.ClientSession() as session:
+        for engine in EngineKind:
+            for template in TEMPLATES:
+                with tempfile.TemporaryDirectory() as room:
+                    differ += await _recorded(session, build, Path(room), engine, template, randoms)
+    return differ
+
+
+async def _recorded(
+    session: aiohttp.ClientSession,
+    build: Path,
+    room: Path,
+    engine: EngineKind,
+    template: str,
+    randoms: int,
+) -> int:
+    folder = _folder(build, room, template)
+    started = _CLASSES[engine](
+        f"{engine}-{template}",
+        *(room, room, room, session),
+        blocks=BLOCKS[engine],
+        flags=_FLAGS[engine],
+    )
+    await started.child.start()
+    try:
+        await _ready(started)
+        run = _Run(session, started.address, engine, folder)
+        captured = {
+            f"{kind}/{name}": await run.capture(kind, name, body)
+            for kind, name, body in cases(engine)
+        }
+        rng = random.Random(template)
+        for number in range(randoms):
+            await run.capture(PromptKind.CHAT, f"random {number}", random_chat(rng))
+        golden = {"engine": f"{engine} {await started.version()}", "cases": captured}
+        path = HERE / "golden" / f"{engine}-{template}.json"
+        path.write_text(json.dumps(golden, indent=1, ensure_ascii=False) + "\n")
+        print(f"{path.name}: {run.equal} equal, {run.different} different", flush=True)  # noqa: T201
+        return run.different
+    finally:
+        await started.child.stop()
+
+
+class _Run:
+    """Bodies that go to one engine and to the renderer."""
+
+    def __init__(
+        self, session: aiohttp.ClientSession, address: str, engine: EngineKind, folder: Path
+    ) -> None:
+        self.equal = self.different = 0
+        self._asked = (session, address, engine)
+        self._engine = engine
+        self._renderer = Renderer(RendererSettings(folder=str(folder)))
+        self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+
+    async def capture(self, kind: PromptKind, name: str, body: Any) -> dict[str, Any]:
+        result = await engine_tokens(*self._asked, kind, body)
+        ours = self._ours(kind, body)
+        if result == ours or (isinstance(result, str) and isinstance(ours, str)):
+            self.equal += 1
+        else:
+            self.different += 1
+            print(f"{kind}/{name}\n  engine {self._text(result)}\n  ours   {self._text(ours)}")  # noqa: T201
+        if isinstance(result, str):
+            return {"refused": True}
+        return {"digest": digest_of(token_bytes(result)), "text": self._text(result)}
+
+    def _ours(self, kind: PromptKind, body: Any) -> Tokens:
+        try:
+            result = self._renderer.render(kind, json.dumps(body).encode(), self._engine)
+        except PromptError as error:
+            return str(error)
+        return array("I", result.token_bytes).tolist()
+
+    def _text(self, tokens: Tokens) -> str:
+        if isinstance(tokens, str):
+            return tokens
+        return str(self._tokenizer.decode(tokens, skip_special_tokens=False))
+
+
+def digest_of(data: bytes) -> str:
+    """Of token bytes."""
+    return sha256(data).hexdigest()[:16]
+
+
+def _folder(build: Path, room: Path, template: str) -> Path:
+    """The tiny model with the tests' tokenizer, beside the environments that engines.py expects."""
+    for name in ("vllm-venv", "sglang-venv", "lora"):
+        (room / name).symlink_to((build / name).resolve())
+    folder = make_folder(room / "model", TEMPLATES[template])
+    config = json.loads((build / "model/config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": CONTEXT}))
+    generation = (build / "model/generation_config.json").read_text()
+    (folder / "generation_config.json").write_text(generation)
+    return folder
+
+
+async def _ready(engine: Engine) -> None:
+    async with asyncio.timeout(START_S):
+        while not await engine.answers():
+            if not engine.child.running:
+                raise RuntimeError(engine.child.last_words())
+            await asyncio.sleep(1)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--build", type=Path, default=Path("build/real-engines"))
+    parser.add_argument("--random", type=int, default=300, help="random chats for each engine")
+    given = parser.parse_args()
+    sys.exit(bool(asyncio.run(main(given.build, given.random))))
