@@ -10,6 +10,7 @@ import click
 from router.cli.policies import policies
 from router.cli.questions import explain, queue, replay_log, workers
 from router.cli.relay import relay
+from router.cli.render import render
 from router.cli.serve import check_config, serve
 from router.cli.verbs import drain, register, remove, resync, undrain
 from router.config.settings import ConfigError
@@ -50,7 +51,7 @@ def cli() -> None:
 for command in (
     *(serve, relay, check_config),
     *(workers, queue, register, drain, undrain, remove, resync),
-    *(explain, policies, replay_log),
+    *(explain, render, policies, replay_log),
 ):
     cli.add_command(command)
 for entry in entry_points(group="kvroute.commands"):

@@ -22,6 +22,10 @@ class Encoder(Protocol):
         """The text's ids. specials: with the tokens that the tokenizer puts around a prompt."""
         ...
 
+    def text_of(self, ids: list[int]) -> str:
+        """Their text, specials included."""
+        ...
+
     def id_bytes(self, token: str) -> bytes:
         """The token's id, as in encoded text; empty: there is no such token."""
         ...
@@ -42,6 +46,9 @@ class _FastEncoder:
     def encode(self, text: str, *, specials: bool) -> bytes:
         ids, _ = self._tokenizer.encode_batch_flat([text], add_special_tokens=specials)
         return bytes(ids)
+
+    def text_of(self, ids: list[int]) -> str:
+        return str(self._tokenizer.decode(ids, skip_special_tokens=False))
 
     def id_bytes(self, token: str) -> bytes:
         return _id_bytes(self._tokenizer.token_to_id(token))
@@ -64,6 +71,9 @@ class _SlowEncoder:
     def encode(self, text: str, *, specials: bool) -> bytes:
         (encoding,) = self._tokenizer.encode_batch([text], add_special_tokens=specials)
         return token_bytes(encoding.ids)
+
+    def text_of(self, ids: list[int]) -> str:
+        return str(self._tokenizer.decode(ids, skip_special_tokens=False))
 
     def id_bytes(self, token: str) -> bytes:
         return _id_bytes(self._tokenizer.token_to_id(token))

@@ -3,6 +3,7 @@
 Law: a body has tokens, or raises PromptError; no other exception leaves `render`.
 """
 
+from array import array
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
@@ -72,6 +73,10 @@ class Renderer:
         except PromptError as error:
             error.shape = shape
             raise
+
+    def text_of(self, data: bytes) -> str:
+        """The text of token bytes, for a person."""
+        return self._encoder.text_of(array("I", data).tolist())
 
     def _rendered(self, body: Body, shape: str, engine: EngineKind) -> Rendered:
         if body.kind is PromptKind.COMPLETION:
