@@ -44,7 +44,7 @@ def show_rendered(
             click.echo(shown(line))
     if not against:
         return True
-    theirs = asyncio.run(_asked(against, engine, kind, data, model))
+    theirs = asyncio.run(_tokens_of_engine(against, engine, kind, data, model))
     lines = list(differences(renderer, rendered, theirs))
     click.echo("\n".join(lines) if lines else f"engine     the same {rendered.count} tokens")
     return not lines
@@ -64,12 +64,14 @@ def differences(renderer: Renderer, rendered: Rendered, theirs: bytes) -> Iterat
         yield f"  {name:8} {list(around)}  {shown(renderer.text_of(around.tobytes()))}"
 
 
-async def _asked(base: str, engine: EngineKind, kind: PromptKind, data: bytes, model: str) -> bytes:
+async def _tokens_of_engine(
+    base: str, engine: EngineKind, kind: PromptKind, data: bytes, model: str
+) -> bytes:
     engines = Engines(ask_s=ASK_S)
     try:
-        asked = await engines.ask(base.rstrip("/"), engine, kind, data, model, left_s=ASK_S)
+        answer = await engines.ask(base.rstrip("/"), engine, kind, data, model, left_s=ASK_S)
     except (EngineAway, EngineRefused) as error:
         raise click.ClickException(shown(str(error))) from error
     finally:
         await engines.close()
-    return asked.token_bytes
+    return answer.token_bytes

@@ -22,6 +22,12 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: make_folder(room / name, text) for name, text in TEMPLATES.items()}
 
 
+def test_every_engine_has_a_capture_of_every_template() -> None:
+    assert {path.stem for path in CAPTURES} == {
+        f"{engine}-{template}" for engine in EngineKind for template in TEMPLATES
+    }
+
+
 @pytest.mark.parametrize("path", CAPTURES, ids=lambda path: path.stem)
 def test_a_body_has_the_tokens_that_the_engine_gave(path: Path, folders: dict[str, Path]) -> None:
     name, _, template = path.stem.partition("-")
