@@ -22,7 +22,7 @@ Laws:
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import KeysView, Mapping, Sequence
+from collections.abc import Iterable, KeysView, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from typing import Annotated, NamedTuple, Protocol
@@ -61,6 +61,8 @@ REPLICAS_MAX = 64
 STEPS_MAX = 16
 """Steps of a worker in a message; fewer where BYTES_MAX would be passed. Of more changes, the
 latest half of these and a sample of the others."""
+LOST_MAX = 1024
+"""Entries that are kept of what waited in replicas that are gone, until they are taken."""
 KEPT_STEPS_MAX = 1024
 """Steps kept of one replica for one worker."""
 KEPT_S = 3.5
@@ -158,6 +160,8 @@ class Inflight(msgspec.Struct, frozen=True, tag="inflight", tag_field="kind", om
     in earlier messages; optional, as `ejected`."""
     demand: Annotated[list[DemandEntry], Meta(max_length=DEMANDS_MAX)] = []
     """All that waits there for workers with room; optional, as `ejected`."""
+    stopped: Annotated[list[DemandEntry], Meta(max_length=DEMANDS_MAX)] = []
+    """All that waited there when the replica stopped, and refused it; optional, as `ejected`."""
 
 
 _NOTHING = Totals()
@@ -176,7 +180,7 @@ def decode_inflight(payload: bytes) -> Inflight | Unreadable:
     workers = len(message.session_workers)
     if any(place >= workers or not 0 <= value <= _HASH_MAX for value, place in message.sessions):
         return Unreadable("malformed", "a session without a worker, or whose hash is out of range")
-    if not all(entry.is_sound for entry in message.demand):
+    if not all(entry.is_sound for entry in (*message.demand, *message.stopped)):
         return Unreadable("malformed", "a tenant whose hash is out of range")
     return message
 
@@ -212,13 +216,14 @@ class Teller:
         verdicts: Sequence[Verdict] = (),
         moved: Sequence[Moved] = (),
         demand: Sequence[Demand] = (),
+        stopped: Sequence[Demand] = (),
     ) -> bytes | None:
         """The next message; None when nothing changed since the last message and no full message is
         due.
 
-        moved: SESSIONS_MAX at most. demand: all that waits here. Marks the loads in the message as
-        unchanged. A full message takes time in proportion to the workers, others in proportion to
-        the changed workers.
+        moved: SESSIONS_MAX at most. demand: all that waits here. stopped: all that waited when
+        the replica stopped. Marks the loads in the message as unchanged. A full message takes time
+        in proportion to the workers, others in proportion to the changed workers.
         """
         self.is_cut = False
         before, self._demand = self._demand, [each.news for each in demand]
@@ -255,6 +260,7 @@ class Teller:
             ejected[:EJECTED_MAX],
             moved,
             demand,
+            stopped,
         )
 
     def presence(self) -> bytes:
@@ -268,6 +274,7 @@ class Teller:
         ejected: list[_Ejected] | None = None,
         moved: Sequence[Moved] = (),
         demand: Sequence[Demand] = (),
+        stopped: Sequence[Demand] = (),
     ) -> bytes:
         self._seq += 1
         places: dict[WorkerKey, int] = {}
@@ -284,6 +291,7 @@ class Teller:
                 session_workers=[(key.worker_id, key.dp_rank) for key in places],
                 sessions=sessions,
                 demand=entries(demand),
+                stopped=entries(stopped),
             )
         )
 
@@ -386,6 +394,7 @@ class _Peer:
     heard_at_s: float
     workers: dict[WorkerKey, _Worker] = field(default_factory=dict)
     demand: tuple[Demand, ...] = ()
+    has_stopped: bool = False
     whole: bool = False
     """No message was lost: the kept steps are finer than the steps in a full message."""
 
@@ -421,6 +430,8 @@ class Peers:
         """Replicas that were new when their message came."""
         self.demands = 0
         """Changes of `demand`."""
+        self._lost: list[tuple[float, Demand]] = []
+        """What waited in replicas that are gone, and since when they are; LOST_MAX at most."""
 
     @override
     def __repr__(self) -> str:
@@ -447,6 +458,7 @@ class Peers:
             self.results["old_epoch"] += 1
             return
         if peer is not None and message.epoch > peer.epoch:  # it restarted, with nothing reserved
+            self._lose(peer.demand, now_s)
             changed.update(dict.fromkeys(self._forget(message.replica)))
             peer = None
         if peer is None:
@@ -474,6 +486,9 @@ class Peers:
         if message.demand or peer.demand:
             peer.demand = tuple(entry.demand for entry in message.demand)
             self.demands += 1
+        if message.stopped and not peer.has_stopped:
+            peer.has_stopped = True
+            self._lose([entry.demand for entry in message.stopped], now_s)
         workers = [WorkerKey(*names) for names in message.session_workers]
         self._moved = [Moved(session, workers[place]) for session, place in message.sessions]
         for row in message.workers:
@@ -504,6 +519,8 @@ class Peers:
     def tick(self, now_s: float) -> KeysView[WorkerKey]:
         """Forgets silent replicas; returns the workers whose load by peers changed."""
         silent = [name for name, peer in self._peers.items() if now_s - peer.heard_at_s > TTL_S]
+        for name in silent:
+            self._lose(self._peers[name].demand, now_s)
         return {key: None for name in silent for key in self._forget(name)}.keys()
 
     def heard(self, worker: WorkerKey, time_s: float) -> tuple[Totals, tuple[int, int]]:
@@ -523,6 +540,12 @@ class Peers:
             blocks_then += held[2]
         return Totals(requests, blocks, prefill_tokens), (requests_then, blocks_then)
 
+    def take_lost(self) -> list[tuple[float, Demand]]:
+        """What waited in replicas that stopped, restarted or fell silent since the last call, and
+        when they did."""
+        lost, self._lost = self._lost, []
+        return lost
+
     def demand(self) -> dict[str, tuple[Demand, ...]]:
         """Replica -> what waits there; those where nothing does are left out."""
         return {name: peer.demand for name, peer in self._peers.items() if peer.demand}
@@ -530,6 +553,10 @@ class Peers:
     def ages_s(self, now_s: float) -> dict[str, float]:
         """Replica -> seconds since its last message."""
         return {name: now_s - peer.heard_at_s for name, peer in self._peers.items()}
+
+    def _lose(self, demand: Iterable[Demand], now_s: float) -> None:
+        self._lost += [(now_s, each) for each in demand]
+        del self._lost[:-LOST_MAX]
 
     def _forget(self, replica: str) -> KeysView[WorkerKey]:
         forgotten = self._peers.pop(replica)

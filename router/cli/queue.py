@@ -1,13 +1,14 @@
 """`kvroute queue`: which requests wait in a router, why, and behind which."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import click
 from google.protobuf.json_format import MessageToJson
+from rich.console import Console
 from rich.table import Table
 
 from kvroute.client import KvRouteClient, KvRouteError
-from kvroute.v1 import ListQueueResponse
+from kvroute.v1 import ListQueueResponse, QueuedBand
 from router.cli.fleet import WIDTH_MIN, complain
 from router.cli.text import add_row, console, line, styled, table
 
@@ -30,11 +31,13 @@ async def show_queue(target: str, model: str, limit: int, as_json: bool, timeout
     if not answer.waiting:
         which = f" for {model!r}" if model else ""
         screen.print(line(f"no request{which} waits in the router at {target}"))
+        _print_elsewhere(answer, screen)
         return 0
     screen.print(_table(answer), crop=False)
     if (more := answer.waiting - len(answer.requests)) > 0:
         screen.print(line(f"and {more} more (--limit)"))
     screen.print(line(styled(f"{answer.waiting} waiting", "bold"), "; ", _sums(answer)))
+    _print_elsewhere(answer, screen)
     return 0
 
 
@@ -61,12 +64,21 @@ def _table(answer: ListQueueResponse) -> Table:
 
 
 def _sums(answer: ListQueueResponse) -> str:
-    bands = (
-        f"{band.band} {band.count}" + (f" (oldest {band.oldest_s:.1f} s)" if band.count else "")
-        for band in reversed(answer.bands)
-    )
     tenants = (f"{tenant.tenant or _NONE} {tenant.count}" for tenant in answer.tenants)
-    return f"bands: {_listed(bands)}; tenants: {_listed(tenants)}"
+    return f"bands: {_bands(answer.bands)}; tenants: {_listed(tenants)}"
+
+
+def _print_elsewhere(answer: ListQueueResponse, screen: Console) -> None:
+    """What waits in other routers, if any are known."""
+    if answer.peer_bands:
+        screen.print(line(f"in other routers: bands: {_bands(answer.peer_bands)}"))
+
+
+def _bands(bands: Sequence[QueuedBand]) -> str:
+    return _listed(
+        f"{band.band} {band.count}" + (f" (oldest {band.oldest_s:.1f} s)" if band.count else "")
+        for band in reversed(bands)
+    )
 
 
 def _listed(parts: Iterable[str]) -> str:

@@ -32,6 +32,7 @@ from router.config.queue_settings import QueueSettings
 from router.core.attempts import VainAttempts
 from router.core.core import RouterCore
 from router.core.fleet_turns import FleetTurns
+from router.core.moved_waits import MovedWaits
 from router.core.pool import Pool
 from router.core.progress import ProgressResult
 from router.core.sight import FleetSight
@@ -68,6 +69,8 @@ class Wait:
     """When the caller's call ends, on the router's clock."""
     ttft_slo_s: float | None = None
     """From arrival to the first token, as the caller wants it."""
+    waited_s: float = 0.0
+    """In routers that are gone, as the caller says (router/core/moved_waits.py)."""
 
 
 class Job(Protocol):
@@ -95,6 +98,7 @@ class Admission:
         """By band: of the requests that got a worker."""
         self.in_vain = VainAttempts()
         self.fleet_turns = FleetTurns(core, self.queue)
+        self.moved = MovedWaits(self.queue)
         self._core = core
         self._tenants: dict[str, str] = {}
         """Of open reservations, where tenants have quotas: reservation id -> tenant."""
@@ -149,6 +153,8 @@ class Admission:
         displaced = self.queue.offer(pool, waiter, now_s)
         if displaced is not None:
             _job(displaced).refuse(self.queue.displacement(displaced, now_s))
+        if wait.waited_s > 0:
+            self.moved.claim(waiter, wait.waited_s)
         return waiter
 
     def waiting(self) -> dict[Pool, int]:
@@ -203,11 +209,14 @@ class Admission:
     def close(self, refusal: Refusal, now_s: float) -> None:
         """No request waits any more; those that do are refused."""
         self._is_closed = True
+        self.fleet_turns.stop(now_s)
         for waiter in self.queue.clear(now_s):
             _job(waiter).refuse(refusal)
 
     def _attempts(self, now_s: float) -> bool:
         """Decides requests whose turn it is; returns whether more may be decided at once."""
+        self.moved.lost(self._core.fleet.peers.take_lost())
+        self.moved.settle(now_s)
         left = ATTEMPTS_MAX
         for pool in self.queue.pools():
             held = self.fleet_turns.held(pool, now_s)

@@ -52,6 +52,8 @@ class FleetTurns:
         self._oldest: dict[tuple[Pool, int], float] = {}
         """Arrival of the request that waits longest, by pool and number of the band."""
         self._oldest_at_s = -inf
+        self.stopped: list[Demand] = []
+        """What waited here when the router stopped."""
 
     @property
     def rests(self) -> int:
@@ -117,6 +119,10 @@ class FleetTurns:
         """A request that waits has its worker."""
         if self._shares and isinstance(waiter.pool, Pool) and waiter.pool in self._shares:
             self._shares[waiter.pool].took(waiter.level)
+
+    def stop(self, now_s: float) -> None:
+        """The router stops, and refuses what waits here."""
+        self.stopped = self.demand(now_s)
 
     def demand(self, now_s: float) -> list[Demand]:
         """What waits here, for the peers."""

@@ -170,6 +170,7 @@ def read_wait(message: router_pb2.RouteRequest, now_s: float, left_s: float) -> 
         timeout_s=message.queue_timeout_ms / 1000 if message.HasField("queue_timeout_ms") else None,
         deadline_s=now_s + left_s,
         ttft_slo_s=message.ttft_slo_ms / 1000 if message.HasField("ttft_slo_ms") else None,
+        waited_s=message.waited_ms / 1000,
     )
 
 

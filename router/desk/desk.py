@@ -138,6 +138,7 @@ class Desk:
         """Refuses what waits, since the router stops."""
         stops = Refusal(Reason.DRAINING, "this router stops; another one takes the request")
         self.admission.close(stops, self._clock())
+        self.on_change()
 
     def explain(self, request: bytes) -> Generator[None, None, list[bytes]]:
         """What `route` would decide, in steps: the parts of an ExplainResponse; raises Refusal."""

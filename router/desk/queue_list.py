@@ -31,12 +31,17 @@ def listed(
     def wanted(pool: Hashable) -> bool:
         return not model or (isinstance(pool, Pool) and pool.model == model)
 
-    waiting = rows(admission.queue, now_s, min(request.limit or LIMIT, LIMIT_MAX), wanted)
+    limit, held = min(request.limit or LIMIT, LIMIT_MAX), admission.fleet_turns.holds
+    waiting = rows(admission.queue, now_s, limit, wanted, held)
     yield
     found = sums(admission.queue, now_s, wanted)
     rest = fleet_pb2.ListQueueResponse(waiting=found.count)
     for band, depth in found.bands.items():
         rest.bands.add(band=band, count=depth.count, oldest_s=depth.oldest_s)
+    elsewhere = admission.fleet_turns.elsewhere(model)
+    if any(depth.count for depth in elsewhere):
+        for band, depth in zip(admission.queue.bands, elsewhere, strict=True):
+            rest.peer_bands.add(band=band, count=depth.count, oldest_s=depth.oldest_s)
     for tenant, count in found.largest_tenants(TENANTS_MAX):
         rest.tenants.add(tenant=tenant, count=count)
     parts = [rest.SerializeToString()]

@@ -47,6 +47,7 @@ _TRUST = {
 }
 _NAME_BOTH = "a LoRA that is to be loaded is named beside its model (lora_name)"
 _FULL = COLUMNS.index("full")
+_ACTIVE = [COLUMNS.index(column) for column in ("running", "waiting", "reserved")]
 _ACTIVE_SLOTS, _TOTAL_SLOTS = COLUMNS.index("active_slots"), COLUMNS.index("total_slots")
 _ACTIVE_BLOCKS, _TOTAL_BLOCKS = COLUMNS.index("active_blocks"), COLUMNS.index("total_blocks")
 _POOLS_MAX = 1024
@@ -330,7 +331,8 @@ class Pools:
         counts = columns[_FULL] == 0
         if of_role is not None:
             counts &= of_role
-        left = columns[_TOTAL_SLOTS, counts] - columns[_ACTIVE_SLOTS, counts]
+        active = columns[_ACTIVE, :][:, counts].sum(axis=0)  # without the jitter of active_slots
+        left = columns[_TOTAL_SLOTS, counts] - active
         return int(np.where(np.isfinite(left), np.maximum(left, 1.0), 1.0).sum())
 
     def fill(self, pool: Pool) -> float:

@@ -161,6 +161,14 @@ class QueueCollector(Collector):
             "Attempts to place a waiting request while no worker had room for it.",
             value=self._admission.in_vain.count,
         )
+        yield counter(
+            "kvroute_queue_moved",
+            "Requests that waited here and, by their clients, before in a router that is gone:"
+            " claimed, and believed, so that the time counted for their turns.",
+            "result",
+            dict(self._admission.moved.counts),
+            ("claimed", "believed"),
+        )
         yield CounterMetricFamily(
             "kvroute_queue_claims_rested",
             "Bands of other routers whose claims on room ceased to count for a while, since those"

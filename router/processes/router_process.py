@@ -273,6 +273,7 @@ class RouterApp:
             on_report=self.reports.of_peer,
             on_heard=self.desk.turns,
             demand=self.admission.fleet_turns.demand,
+            stopped=lambda: self.admission.fleet_turns.stopped,
             on_failure=self._broke,
         )
         self.reports.peers = link

@@ -330,6 +330,13 @@ class AdmissionQueue:
         queue.add(waiter, now_s)
         return True
 
+    def backdate(self, waiter: Waiter, arrived_s: float, now_s: float) -> None:
+        """A request that waits came earlier, to another router; the end of its wait stays."""
+        queue = self._pools[waiter.pool]
+        queue.remove(waiter)
+        waiter.arrived_s = arrived_s
+        queue.add(waiter, now_s)
+
     def timeout(self, waiter: Waiter, now_s: float) -> Refusal:
         """What the caller of an expired request hears; its own deadline is the driver's to say."""
         waited_s = now_s - waiter.arrived_s

@@ -28,9 +28,9 @@ class Row:
     waited_s: float
     expires_in_s: float
     held_by: str
-    """Why it has not gone: `turn` (others go first), `room` (it is the first, or no worker had room
-    when it was its turn), `sibling` (another request computes the prefix that it shares), or the
-    key of the quota that holds it."""
+    """Why it has not gone: `turn` (others go first), `peers` (others in other routers do), `room`
+    (it is the first, or no worker had room when it was its turn), `sibling` (another request
+    computes the prefix that it shares), or the key of the quota that holds it."""
     behind: str
     """Id of the request in front of it in its pool; empty: none."""
 
@@ -71,15 +71,17 @@ def rows(
     now_s: float,
     most: int,
     wanted: Callable[[Hashable], bool] = lambda _: True,
+    held: Callable[[Hashable, int, float], bool] = lambda *_: False,
 ) -> Iterator[Row]:
-    """The first waiting requests of each pool, so many in all at most. wanted: of a pool.
+    """The first waiting requests of each pool, so many in all at most. wanted: of a pool. held: of
+    a band of it, at a time: whether requests of other routers go first.
 
     Requests, places and bands are those of the call: between two rows requests may come and go.
     """
     waiting = islice(queue.waiters(wanted), most)
     bands = queue.bands
     shown = [(pool, waiter, bands[waiter.level]) for pool, waiter in waiting]
-    return _rows(queue, shown, now_s)
+    return _rows(queue, shown, now_s, held)
 
 
 def sums(
@@ -96,11 +98,18 @@ def sums(
 
 
 def _rows(
-    queue: AdmissionQueue, waiting: Sequence[tuple[Hashable, Waiter, str]], now_s: float
+    queue: AdmissionQueue,
+    waiting: Sequence[tuple[Hashable, Waiter, str]],
+    now_s: float,
+    held: Callable[[Hashable, int, float], bool],
 ) -> Iterator[Row]:
+    by_peers: dict[tuple[Hashable, int], bool] = {}
     places: Counter[Hashable] = Counter()
     last: dict[Hashable, str] = {}
     for pool, waiter, band in waiting:
+        of_band = pool, waiter.level
+        if of_band not in by_peers:
+            by_peers[of_band] = held(*of_band, now_s)
         yield Row(
             pool,
             places[pool],
@@ -110,16 +119,20 @@ def _rows(
             waiter.priority,
             now_s - waiter.arrived_s,
             waiter.expires_s - now_s,
-            _held_by(queue, waiter, places[pool], now_s),
+            _held_by(queue, waiter, places[pool], now_s, by_peers[of_band]),
             last.get(pool, ""),
         )
         places[pool] += 1
         last[pool] = waiter.request_id
 
 
-def _held_by(queue: AdmissionQueue, waiter: Waiter, place: int, now_s: float) -> str:
+def _held_by(
+    queue: AdmissionQueue, waiter: Waiter, place: int, now_s: float, by_peers: bool
+) -> str:
     if quota := queue.tenants.held_by(waiter.tenant, now_s):
         return quota
     if queue.siblings.holds(waiter, now_s):
         return "sibling"
+    if by_peers:
+        return "peers"
     return "turn" if place and waiter.passed_at is None else "room"

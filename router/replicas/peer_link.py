@@ -60,6 +60,7 @@ class PeerLink:
         on_report: Callable[[bytes], bytes],
         on_heard: Callable[[], None] = lambda: None,
         demand: Callable[[float], Sequence[Demand]] = lambda _: (),
+        stopped: Callable[[], Sequence[Demand]] = lambda: (),
         on_failure: OnFailure,
     ) -> None:
         """broker: a connection of its own. A connection is read in order, and a verdict on a worker
@@ -83,6 +84,7 @@ class PeerLink:
         self._on_report = on_report
         self._on_heard = on_heard
         self._demand = demand
+        self._stopped = stopped
         self._forwards = 0
         self._hello_at_s = -HELLO_S
         self._tasks = Tasks(on_failure)
@@ -161,7 +163,12 @@ class PeerLink:
                     sessions = self._core.fleet.sessions
                     moved = sessions.take_moved()
                     message = self._teller.message(
-                        self._core.fleet.loads, now_s, verdicts, moved, self._demand(now_s)
+                        self._core.fleet.loads,
+                        now_s,
+                        verdicts,
+                        moved,
+                        self._demand(now_s),
+                        self._stopped(),
                     )
                     wait_s = self._teller.full_due_s - now_s
                     if self._teller.is_cut or sessions.unannounced:

@@ -518,3 +518,28 @@ async def test_names_of_routers_are_bounded_and_the_last_heard_stay(dns: Names) 
     assert lines.owner("kept-1") is line
     assert lines.owner("r0-1") is None
     await lines.close()
+
+
+@pytest.mark.parametrize("fast_lane", [True, False])
+async def test_a_call_that_moves_on_says_how_long_it_has_waited(
+    servers: list[Server], fast_lane: bool
+) -> None:
+    two = servers[:2]
+    client, clock = make_client(addresses(two), fast_lane=fast_lane)
+    async with client:
+        await all_connected(client, 2)
+        before = asked(two)
+        for server in two:
+            server.router.routes.clear()
+        call = asyncio.create_task(client.route(token_ids=TOKENS))
+        await until(lambda: asked(two) != before)
+        gone, other = two if asked(two)[0] > before[0] else reversed(two)
+        clock.now_s += 2.0
+        other.router.routes.set()
+        await gone.stop()
+        await call
+        assert not gone.router.asked[-1].HasField("waited_ms")
+        moved = other.router.asked[-1]
+        assert moved.request_id == gone.router.asked[-1].request_id
+        assert moved.waited_ms == 2000
+        await gone.start()

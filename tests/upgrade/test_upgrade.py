@@ -211,7 +211,7 @@ def newest() -> Iterator[tuple[str, bytes]]:
     verdicts = [Verdict(KEY, 2.5, "refused"), Verdict(WorkerKey("w1", 1), 0.5, "peer")]
     waiting = [Demand("m", "both", 10, 3, 1.5, 7, -0.5, ((1 << 63, 2),))]
     teller, moved = Teller("router-a", EPOCH), [Moved(7, KEY)]
-    inflight = teller.message({KEY: Load()}, AT_S, verdicts, moved, waiting)
+    inflight = teller.message({KEY: Load()}, AT_S, verdicts, moved, waiting, waiting)
     assert inflight is not None
     yield "inflight", inflight
     fleet = Fleet(replica="router-a")

@@ -79,6 +79,8 @@ class RouteOptions(TypedDict, total=False):
     """True: the pick has no receipt, which takes less time to make and to read."""
 
 
+_WAITED_MS_MAX = (1 << 32) - 1
+
 _NAMES = frozenset(RouteOptions.__annotations__)
 _ids = random.Random()
 """Makes request ids. They needn't be secret: random bytes from the system would be a seventh of the
@@ -95,6 +97,12 @@ class RouteBytes(NamedTuple):
     """The message's bytes."""
     size: int
     """Bytes of all pieces."""
+
+    def waited(self, waited_s: float) -> "RouteBytes":
+        """The same request, which says how long it has waited in routers that are gone."""
+        field = RouteRequest(waited_ms=min(round(waited_s * 1000), _WAITED_MS_MAX))
+        piece = field.SerializeToString()
+        return RouteBytes(self.request_id, (*self.pieces, piece), self.size + len(piece))
 
     def message(self) -> RouteRequest:
         return RouteRequest.FromString(b"".join(self.pieces))

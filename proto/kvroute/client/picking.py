@@ -4,7 +4,15 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from kvroute.client.errors import KvRouteError, NoWorker, RouterUnreachable, unreadable
+import grpc
+
+from kvroute.client.errors import (
+    KvRouteError,
+    NoWorker,
+    RouterUnreachable,
+    Unavailable,
+    unreadable,
+)
 from kvroute.client.fallback import Fallback
 from kvroute.client.lines import Line
 from kvroute.client.options import RouteBytes, RouteOptions
@@ -13,6 +21,10 @@ from kvroute.client.prompt_hashing import PromptHashing
 from kvroute.client.takeover import Takeover
 from kvroute.client.transport import Transport
 from kvroute.v1 import ListWorkersRequest, RouteResponse
+
+MOVED_S_MIN = 0.1
+"""Of the time for which a request waited for routers that ended, to be sent to the next one. A
+request without that time may take the fast path there."""
 
 log = logging.getLogger("kvroute.client")
 
@@ -53,9 +65,18 @@ class Picker:
     ) -> Pick:
         """model: of hashed(). is_final: errors that get no further attempt."""
         picked: list[Pick] = []
+        waited_s, clock = 0.0, self._transport.clock
 
         async def attempt(line: Line, left_s: float) -> RouteResponse:
-            return await self._route(line, request, left_s)
+            nonlocal waited_s
+            asked_s = clock()
+            try:
+                is_moved = waited_s >= MOVED_S_MIN
+                sent = request.waited(waited_s) if is_moved else request
+                return await self._route(line, sent, left_s)
+            except (Unavailable, grpc.aio.AioRpcError, asyncio.CancelledError):
+                waited_s += clock() - asked_s  # perhaps in the queue of a router that is gone
+                raise
 
         def ends(error: KvRouteError) -> bool:
             if is_final is not None and is_final(error):

@@ -717,7 +717,7 @@ class QueuedRequest(google.protobuf.message.Message):
     expires_in_s: builtins.float
     """until its wait ends; below 0: in the router's next turn"""
     held_by: builtins.str
-    """why it still waits: turn (others go first), room (it is the first of its pool, or no worker had room when it was its turn), or the key of the rule that holds it"""
+    """why it still waits: turn (others go first), peers (those of other routers do), room (it is the first of its pool, or no worker had room when it was its turn), or the key of the rule that holds it"""
     behind: builtins.str
     """request_id of the request in front of it in its pool; empty: there is none"""
     def __init__(
@@ -794,6 +794,7 @@ class ListQueueResponse(google.protobuf.message.Message):
     WAITING_FIELD_NUMBER: builtins.int
     BANDS_FIELD_NUMBER: builtins.int
     TENANTS_FIELD_NUMBER: builtins.int
+    PEER_BANDS_FIELD_NUMBER: builtins.int
     waiting: builtins.int
     """requests that wait, of all or of the model"""
     @property
@@ -806,6 +807,10 @@ class ListQueueResponse(google.protobuf.message.Message):
     def tenants(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___QueuedTenant]:
         """the one with the most waiting requests first"""
 
+    @property
+    def peer_bands(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___QueuedBand]:
+        """requests that wait in other routers, by this router's bands; absent: none is heard of"""
+
     def __init__(
         self,
         *,
@@ -813,8 +818,9 @@ class ListQueueResponse(google.protobuf.message.Message):
         waiting: builtins.int = ...,
         bands: collections.abc.Iterable[Global___QueuedBand] | None = ...,
         tenants: collections.abc.Iterable[Global___QueuedTenant] | None = ...,
+        peer_bands: collections.abc.Iterable[Global___QueuedBand] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["bands", b"bands", "requests", b"requests", "tenants", b"tenants", "waiting", b"waiting"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["bands", b"bands", "peer_bands", b"peer_bands", "requests", b"requests", "tenants", b"tenants", "waiting", b"waiting"]) -> None: ...
 
 Global___ListQueueResponse: typing_extensions.TypeAlias = ListQueueResponse
 

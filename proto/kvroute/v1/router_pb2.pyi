@@ -288,6 +288,7 @@ class RouteRequest(google.protobuf.message.Message):
     OMIT_RECEIPT_FIELD_NUMBER: builtins.int
     RETURN_TOKENS_FIELD_NUMBER: builtins.int
     REQUIRE_TOKENS_FIELD_NUMBER: builtins.int
+    WAITED_MS_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """the same id and prompt get the same answer; empty: a random id"""
     model: builtins.str
@@ -323,6 +324,10 @@ class RouteRequest(google.protobuf.message.Message):
     """true: the answer to a prompt without tokens has prompt.token_bytes"""
     require_tokens: builtins.bool
     """true: refuse a prompt whose tokens can't be had; false: estimate its length, and route it by load"""
+    waited_ms: builtins.int
+    """How long the request has waited in routers that ended before they answered. It counts for the request's turn, up to
+    its queue_timeout_ms, once such a router is known to be gone, and for as many requests as waited there.
+    """
     @property
     def token_ids(self) -> Global___TokenIds: ...
     @property
@@ -366,9 +371,10 @@ class RouteRequest(google.protobuf.message.Message):
         omit_receipt: builtins.bool = ...,
         return_tokens: builtins.bool = ...,
         require_tokens: builtins.bool = ...,
+        waited_ms: builtins.int | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_expected_output_tokens", b"_expected_output_tokens", "_priority", b"_priority", "_queue_timeout_ms", b"_queue_timeout_ms", "_ttft_slo_ms", b"_ttft_slo_ms", "block_hashes", b"block_hashes", "chat_completion_body", b"chat_completion_body", "completion_body", b"completion_body", "expected_output_tokens", b"expected_output_tokens", "messages_body", b"messages_body", "priority", b"priority", "prompt", b"prompt", "queue_timeout_ms", b"queue_timeout_ms", "text", b"text", "token_bytes", b"token_bytes", "token_ids", b"token_ids", "ttft_slo_ms", b"ttft_slo_ms"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_expected_output_tokens", b"_expected_output_tokens", "_priority", b"_priority", "_queue_timeout_ms", b"_queue_timeout_ms", "_ttft_slo_ms", b"_ttft_slo_ms", "allowed_worker_ids", b"allowed_worker_ids", "block_hashes", b"block_hashes", "cache_salt", b"cache_salt", "chat_completion_body", b"chat_completion_body", "completion_body", b"completion_body", "excluded_worker_ids", b"excluded_worker_ids", "expected_output_tokens", b"expected_output_tokens", "lora_name", b"lora_name", "messages_body", b"messages_body", "model", b"model", "multimodal_items", b"multimodal_items", "omit_receipt", b"omit_receipt", "phase", b"phase", "policy", b"policy", "priority", b"priority", "prompt", b"prompt", "queue_timeout_ms", b"queue_timeout_ms", "request_id", b"request_id", "require_tokens", b"require_tokens", "required_labels", b"required_labels", "return_tokens", b"return_tokens", "session_id", b"session_id", "tenant", b"tenant", "text", b"text", "token_bytes", b"token_bytes", "token_ids", b"token_ids", "ttft_slo_ms", b"ttft_slo_ms"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_expected_output_tokens", b"_expected_output_tokens", "_priority", b"_priority", "_queue_timeout_ms", b"_queue_timeout_ms", "_ttft_slo_ms", b"_ttft_slo_ms", "_waited_ms", b"_waited_ms", "block_hashes", b"block_hashes", "chat_completion_body", b"chat_completion_body", "completion_body", b"completion_body", "expected_output_tokens", b"expected_output_tokens", "messages_body", b"messages_body", "priority", b"priority", "prompt", b"prompt", "queue_timeout_ms", b"queue_timeout_ms", "text", b"text", "token_bytes", b"token_bytes", "token_ids", b"token_ids", "ttft_slo_ms", b"ttft_slo_ms", "waited_ms", b"waited_ms"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_expected_output_tokens", b"_expected_output_tokens", "_priority", b"_priority", "_queue_timeout_ms", b"_queue_timeout_ms", "_ttft_slo_ms", b"_ttft_slo_ms", "_waited_ms", b"_waited_ms", "allowed_worker_ids", b"allowed_worker_ids", "block_hashes", b"block_hashes", "cache_salt", b"cache_salt", "chat_completion_body", b"chat_completion_body", "completion_body", b"completion_body", "excluded_worker_ids", b"excluded_worker_ids", "expected_output_tokens", b"expected_output_tokens", "lora_name", b"lora_name", "messages_body", b"messages_body", "model", b"model", "multimodal_items", b"multimodal_items", "omit_receipt", b"omit_receipt", "phase", b"phase", "policy", b"policy", "priority", b"priority", "prompt", b"prompt", "queue_timeout_ms", b"queue_timeout_ms", "request_id", b"request_id", "require_tokens", b"require_tokens", "required_labels", b"required_labels", "return_tokens", b"return_tokens", "session_id", b"session_id", "tenant", b"tenant", "text", b"text", "token_bytes", b"token_bytes", "token_ids", b"token_ids", "ttft_slo_ms", b"ttft_slo_ms", "waited_ms", b"waited_ms"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_expected_output_tokens", b"_expected_output_tokens"]) -> typing.Literal["expected_output_tokens"] | None: ...
     @typing.overload
@@ -377,6 +383,8 @@ class RouteRequest(google.protobuf.message.Message):
     def WhichOneof(self, oneof_group: typing.Literal["_queue_timeout_ms", b"_queue_timeout_ms"]) -> typing.Literal["queue_timeout_ms"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_ttft_slo_ms", b"_ttft_slo_ms"]) -> typing.Literal["ttft_slo_ms"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_waited_ms", b"_waited_ms"]) -> typing.Literal["waited_ms"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["prompt", b"prompt"]) -> typing.Literal["token_ids", "token_bytes", "block_hashes", "text", "chat_completion_body", "completion_body", "messages_body"] | None: ...
 

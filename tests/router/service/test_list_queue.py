@@ -6,6 +6,9 @@ from typing import Any
 
 import pytest
 
+from events.feed.demand import Demand
+from events.feed.peers import Teller
+from events.plane.facts import Epoch
 from kvroute.client import KvRouteClient
 from kvroute.v1 import ListQueueRequest, ListQueueResponse
 from router.cli.queue import show_queue
@@ -140,3 +143,21 @@ async def test_a_router_that_is_away_is_said_in_one_line(
 ) -> None:
     assert await show_queue("127.0.0.1:1", "", 1, as_json=False, timeout_s=0.2) == 1
     assert capsys.readouterr().err.startswith("kvroute: 127.0.0.1:1: ")
+
+
+async def test_what_waits_in_other_routers_is_shown_and_holds_requests_here(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    async with full(QUEUE) as (stage, _):
+        await waiting(stage, {"request_id": "low"})
+        demand = [Demand("m", "both", 10, 3, 1.5)]
+        message = Teller("them", Epoch(1, 0)).message({}, stage.fleet.now_s, demand=demand)
+        assert message is not None
+        stage.fleet.core.on_inflight(message, stage.fleet.now_s)
+        answer = await stage.workers.ListQueue(ListQueueRequest())
+        bands = [(one.band, one.count, one.oldest_s) for one in answer.peer_bands]
+        assert bands == [("low", 0, 0.0), ("high", 3, 1.5)]
+        assert answer.requests[0].held_by == "room", "no worker has room for any"
+        assert not (await stage.workers.ListQueue(ListQueueRequest(model="n"))).peer_bands
+        assert await shown(stage) == 0
+        assert "in other routers: bands: high 3 (oldest 1.5 s), low 0" in capsys.readouterr().out
