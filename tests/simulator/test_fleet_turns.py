@@ -86,8 +86,8 @@ def test_bands_have_their_turns_though_each_router_has_requests_of_one_band(stri
         assert overtaken(result, chat) == 0
     else:
         assert 0.75 < chat_share(result, chat) < 0.85, "4 of 5"
-    ends = [float(np.nanmax(run.arrival_s + run.e2e_s)) for run in (silent, result)]
-    assert ends[1] < 1.02 * ends[0], "no room is left idle for it"
+    ends = [float(np.mean(run.arrival_s + run.e2e_s)) for run in (silent, result)]
+    assert ends[1] < 1.01 * ends[0], "no room is left idle for it"
     assert not any(router.admission.fleet_turns.rests for router in world.fleet.routers)
 
 
