@@ -27,7 +27,7 @@ from events.engines.decoding import DECODERS, SCHEMAS
 from events.engines.events import BlocksCleared, BlocksRemoved, BlocksStored, EngineEvent
 from events.engines.wire import EVENTS_MAX, PAYLOAD_BYTES_MAX, TOKENS_MAX
 from events.relay.ledger import Ledger
-from tests.events.engines.test_decoding import CAPTURES, encode, engine_of, frames, payload_of
+from tests.events.engines.encoded import CAPTURES, encode, engine_of, frames, payload_of
 
 laws = settings(max_examples=60, deadline=None)
 ITEM = "0123456789abcdef" * 4
