@@ -753,14 +753,12 @@ class TestRouteStream:
 
     async def test_no_connection_s_age_ever_breaks_a_stream(self) -> None:
         settings = GrpcSettings(
-            listen="127.0.0.1:0", max_connection_age_s=0.1, max_connection_age_grace_s=0.25
-        )
+            listen="127.0.0.1:0", max_connection_age_s=0.1, max_connection_age_grace_s=1.0
+        )  # a stream ends by itself 0.2 s before the grace: enough on a busy machine
         async with served(settings) as stage, asyncio.timeout(20):
             stage.fleet.add("w0")
-            loop = asyncio.get_running_loop()
-            begun_s = loop.time()
             written = answered = streams = 0
-            while loop.time() - begun_s < 0.7:
+            while streams < 3:
                 streams += 1
                 call = stage.router.RouteStream()
                 while True:
@@ -774,7 +772,6 @@ class TestRouteStream:
                         assert await call.code() is Code.OK
                         break
                     answered += len(answer.results)
-            assert streams >= 3
             assert written - answered <= streams, "only what was on the way is left"
 
 
