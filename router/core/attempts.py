@@ -1,4 +1,4 @@
-"""What attempts in vain may cost. Pure.
+"""Bound on the cost of attempts in vain. Pure.
 
 A request that waits for KV blocks, or for a few workers, may fail at each attempt while its pool
 has room for others, and each report, heartbeat and message of a replica may be the one that helps.
@@ -10,7 +10,7 @@ So attempts in vain have a budget, in workers weighed: a bucket that fills with 
 from math import inf
 
 ATTEMPT_ROWS = 100
-"""What an attempt costs beside the workers that it weighs, as a number of workers."""
+"""Cost of an attempt beside the workers that it weighs, as a number of workers."""
 ROWS_PER_S = 40_000
 """About a tenth of a core: 240 attempts a second at 64 workers, 36 at 1,000."""
 ROWS_MAX = 10_000

@@ -1,9 +1,9 @@
 """The decision core: what requests, reports, heartbeats and time change.
 
-Who gets a request is decided in router/decision/decider.py; what that changes, here. Pure: no I/O,
-no clock, no randomness of its own. It takes `now_s` and a seeded rng, owns load and reservations,
-and reads the fleet view. The gRPC shell performs what it answers, and so does a simulator: one
-core, two worlds.
+The worker of a request is decided in router/decision/decider.py; the changes of a decision are made
+here. Pure: no I/O, no clock, no randomness of its own. The core takes `now_s` and a seeded rng,
+owns load and reservations, and reads the fleet view. The gRPC shell performs its effects, and so
+does a simulator: one core, two worlds.
 
 Laws:
 - a pick reserves its load at once, and every reservation is released exactly once;
@@ -56,7 +56,7 @@ def _no_mark(_stage: str) -> None:
 
 
 class RouterCore:
-    """One replica's decisions."""
+    """The decisions of a replica."""
 
     def __init__(
         self,
@@ -83,13 +83,12 @@ class RouterCore:
         self.last_resorts = 0
         """Picks of workers that are tried only where none that answers may take the request."""
         self.strained_picks = 0
-        """Picks of workers that are over what was learned of their capacity, since no other had
-        room."""
+        """Picks of workers over their learned capacity, since no other had room."""
         self.ttft_check = TtftCheck()
         self.decider = Decider(self.fleet, routing, rng, models)
         self.times_all = False
-        """Every pick is timed, since a policy that wants to know watches, or will be asked of the
-        decision log; else those of timed policies are."""
+        """Every pick is timed, for a timed shadow policy or for policies replayed on the decision
+        log; False: only picks of timed policies are."""
         self.pair_picks: Counter[Prefill] = Counter()
         self.tombstone_s = tombstone_s
         self._rng = rng
@@ -117,8 +116,8 @@ class RouterCore:
     ) -> Pick | Repeated:
         """Picks and reserves; raises Refusal. mark is called with the name of each stage's end.
 
-        watch: sees the decision before anything of it is reserved, and changes nothing; of a pair
-        the one for whoever computes the prompt. may_strain: see Decider.decide.
+        watch: gets the decision before anything of it is reserved, and changes nothing; of a pair
+        the decision about the prefill worker. may_strain: see Decider.decide.
         """
         prompt, view = request.prompt, self.fleet.view
         view.salted |= bool(prompt.cache_salt)
@@ -190,7 +189,7 @@ class RouterCore:
     def _on_reserved(
         self, request: Request, decision: Decision, reservation: Reservation, now_s: float
     ) -> None:
-        """What a pick changes beside its worker's load."""
+        """Changes of a pick beside its worker's load."""
         source, computing = decision.sources[decision.order[0]], decision.computing
         self.last_resorts += decision.last_resort
         self.strained_picks += decision.strained
@@ -210,11 +209,11 @@ class RouterCore:
             seen = reservation.where_computed()
             self.hot.on_pick(seen, request.for_all, lambda: request.prompt, now_s)
 
-    def _predict(self, source: Source, prefixes: HashArray, told_tokens: int, now_s: float) -> None:
-        """A worker will hold a prompt. told_tokens: what its events told that it holds of it."""
+    def _predict(self, source: Source, prefixes: HashArray, held_tokens: int, now_s: float) -> None:
+        """A worker will hold a prompt. held_tokens: of the prompt, by the worker's events."""
         if size := heartbeat_of(source).block_size:
-            # What it holds on from there, too: the index knows, and predicts only the rest.
-            self.fleet.view.predict(source, prefixes[told_tokens // size :], now_s)
+            # The index knows blocks held beyond these, too, and predicts only the rest.
+            self.fleet.view.predict(source, prefixes[held_tokens // size :], now_s)
 
     def _remember(self, request: Request, reservation: Reservation, now_s: float) -> None:
         """Where a session's KV cache will be."""
@@ -231,7 +230,7 @@ class RouterCore:
         *,
         may_strain: bool = True,
     ) -> Decision:
-        """What `route` would pick by; changes nothing. See Decider.decide."""
+        """The decision that `route` would make; changes nothing. See Decider.decide."""
         return self.decider.decide(request, self.fleet.ready, now_s, mark, may_strain=may_strain)
 
     def reconfigure(self, routing: RoutingSettings, models: tuple[ModelSettings, ...] = ()) -> None:
@@ -250,10 +249,10 @@ class RouterCore:
             self.lane.tally = tally
 
     def report(self, progress: Progress, now_s: float, caller: str = "") -> ProgressResult:
-        """Moves a reservation on. Counts are cumulative, so a step told twice changes nothing.
+        """Moves a reservation on. Counts are cumulative, so a repeated step changes nothing.
 
-        caller: who says so, as far as is known; its word alone ejects no worker that others see
-        serve.
+        caller: the reporting client, if known; its reports alone eject no worker that serves
+        others.
         """
         reservation = self.reservations.get(progress.reservation_id)
         if reservation is None:
@@ -282,7 +281,7 @@ class RouterCore:
             case ProgressState.RUNNING:
                 changed |= not reservation.running
                 reservation.running = True
-                # With output its prompt is computed, though nobody told.
+                # Output proves that the prompt is computed, without a report.
                 if progress.output_tokens and self._prefill_done(reservation, now_s):
                     self._first_token(reservation, caller, now_s)
                     changed = True
@@ -319,13 +318,13 @@ class RouterCore:
     def on_inflight(self, payload: bytes, now_s: float) -> None:
         """Another replica tells what it has reserved."""
         self._hear(self.fleet.peers.on_message(payload, now_s))
-        if (told := self.fleet.peers.take_verdicts()) is not None:
-            self.fleet.outliers.hear(*told, now_s)
+        if (verdicts := self.fleet.peers.take_verdicts()) is not None:
+            self.fleet.outliers.hear(*verdicts, now_s)
         self.fleet.sessions.announces = bool(self.fleet.peers)
         self.fleet.sessions.hear(self.fleet.peers.take_moved(), now_s)
 
     def on_forgotten(self, workers: list[WorkerKey], now_s: float) -> None:
-        """Workers that the view knows no more: what they had reserved ends."""
+        """Workers that left the view: their reservations end."""
         for reservation in self.reservations.on_workers(workers):
             self._end(reservation, Ending.WORKER_LOST, now_s)
         self.fleet.forget(workers)
@@ -578,7 +577,7 @@ class RouterCore:
             self.fleet.pools.put_load(source.slot, load)
 
     def _first_token(self, reservation: Reservation, caller: str, now_s: float) -> None:
-        """The worker that computes a prompt has done so, as the first that is heard of it."""
+        """The first sign that a worker has computed a reservation's prompt."""
         opened_s, hold = reservation.opened_at_s, reservation.prefill
         worker = reservation.worker if hold is None else hold.worker
         self.fleet.first_tokens.on_first(now_s - opened_s)
@@ -614,7 +613,7 @@ class RouterCore:
                 owes = load.prefills >= settings.hang_requests
                 last_s = outliers.served_s(key)
                 owed_s = self.fleet.first_tokens.owed_for_s(key, owes, last_s, now_s)
-            else:  # old requests may hang there for ever; what is asked of it now are its probes
+            else:  # old requests may hang there for ever; only its probes count now
                 self.fleet.first_tokens.forget(key)
                 owed_s = now_s - min(standing.probes.values(), default=now_s)
             if owed_s <= settings.hang_s or (source := self.fleet.view.sources.get(key)) is None:
@@ -635,8 +634,8 @@ class RouterCore:
                 self.room += _fell(before, load)
 
     def _unheard(self) -> float:
-        """What peers have just sent to a worker: replicas that see the same and guess differently
-        do not all take the one that is a little better for the same moment."""
+        """Guess of the requests that peers have just sent to a worker, 0 to 1: with different
+        guesses, replicas with equal views do not all pick the same slightly better worker."""
         return self._rng.random() if self.fleet.peers else 0.0
 
     def _put_load(self, key: WorkerKey, load: WorkerLoad) -> None:
@@ -645,7 +644,7 @@ class RouterCore:
 
 
 def _taken(load: WorkerLoad) -> tuple[float, float, float]:
-    """What a worker's room is less by; its first sample counts as less."""
+    """Load that takes a worker's room; its first sample counts as less."""
     if load.sampled_at_s is None:
         return inf, inf, inf
     return load.active_requests(), load.active_blocks(), load.prefill_tokens_active

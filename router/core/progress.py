@@ -1,4 +1,4 @@
-"""What the core answers a request with, and the steps of a request's life that callers report."""
+"""The core's answers to requests, and the steps of a request's life that callers report."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -36,7 +36,7 @@ class ProgressState(StrEnum):
 
 
 class Progress(NamedTuple):
-    """One step in a reservation's life."""
+    """A step in a reservation's life."""
 
     reservation_id: str
     state: ProgressState
@@ -56,7 +56,7 @@ class WaitStep(NamedTuple):
 
 
 class ProgressResult(StrEnum):
-    """What became of a step."""
+    """The outcome of a step."""
 
     APPLIED = "applied"
     UNCHANGED = "unchanged"
@@ -64,7 +64,7 @@ class ProgressResult(StrEnum):
 
 
 class Effects(NamedTuple):
-    """What a driver performs after time went by: the core itself does no I/O."""
+    """Effects of a tick, which a driver performs: the core itself does no I/O."""
 
     expired: int
     """Reservations whose lease ended."""

@@ -30,7 +30,7 @@ class PoolLoad:
     waiting: int = 0
     workers: int = 0
     workers_known: int = 0
-    """Those with known or estimated slots."""
+    """Workers with known or estimated slots."""
     slots_known: float = 0.0
     """Of these."""
 

@@ -1,4 +1,4 @@
-"""What orders of the admission queue may know of the workers. Reads only. Pure."""
+"""Facts about workers for orders of the admission queue. Reads only. Pure."""
 
 import numpy as np
 import numpy.typing as npt

@@ -1,4 +1,4 @@
-"""What every pick counts, in plain numbers that become metrics when they are read.
+"""Counts of every pick, in plain numbers that become metrics when they are read.
 
 prometheus_client takes a lock for each count, and walks all buckets for each duration: as much work
 as a tenth of a decision. The event loop counts alone here, and scrapes read what is there.
@@ -22,7 +22,7 @@ RATIO_DECISIONS = 1000
 MODELS_MAX = 64
 """Models whose picks are counted apart: the first that get any. Later ones count together."""
 OTHER_MODEL = "other"
-"""What metrics call all later ones together."""
+"""Name in metrics of all later models together."""
 
 
 class Durations:
@@ -87,11 +87,11 @@ class PickTally:
     def models(self) -> dict[str, list[int]]:
         """Picks, prompt tokens and usable overlap by model; OTHER_MODEL once there are too many."""
         counts = self.by_model.tolist()
-        told = {model: counts[row] for model, row in self.model_rows.items()}
+        picks = {model: counts[row] for model, row in self.model_rows.items()}
         if counts[MODELS_MAX][0]:
-            mine = told.get(OTHER_MODEL, [0, 0, 0])  # a model may have that very name
-            told[OTHER_MODEL] = [a + b for a, b in zip(mine, counts[MODELS_MAX], strict=True)]
-        return told
+            mine = picks.get(OTHER_MODEL, [0, 0, 0])  # a model may have that very name
+            picks[OTHER_MODEL] = [a + b for a, b in zip(mine, counts[MODELS_MAX], strict=True)]
+        return picks
 
     def predicted(self, seconds: float, best_s: float) -> None:
         """A pick was made whose time to the first token was predicted. best_s: the shortest that it

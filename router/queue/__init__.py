@@ -1,4 +1,4 @@
-"""Whose turn: the requests that wait for a worker with room, and the order in which they go. Pure.
+"""The admission queue: requests that wait for a worker with room, and their order. Pure.
 
 The driver attempts and the queue ranks: `AdmissionQueue.candidates` says whose turn it is, the
 driver makes one decision for each, and says `dispatched` or `passed`.

@@ -27,7 +27,7 @@ class Line:
         self.level = level
         """Number of its band."""
         self.tenant = tenant
-        """Whose requests these are; empty: of all tenants."""
+        """The requests' tenant; empty: all tenants."""
         self.weight = weight
         """Of the tenant."""
         self.entries: list[Entry] = []

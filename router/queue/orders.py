@@ -29,7 +29,7 @@ LAST = -1e300
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """One sort key, with what an operator has to know of it."""
+    """A sort key, with an operator's notes on it."""
 
     name: str
     formula: str
@@ -91,7 +91,7 @@ PRIORITY = Order(
     formula="priority",
     unit="points",
     aging=0.1,
-    good_for="callers who know what is urgent",
+    good_for="callers that know their urgent requests",
     starves="low priorities while higher ones keep coming",
     source="vLLM V1, policy priority, with higher first and aging",
     score=lambda waiter, sight: float(waiter.points),

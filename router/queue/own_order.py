@@ -23,7 +23,7 @@ LENGTH_MAX = 256
 
 
 class OwnFailure(StrEnum):
-    """What a function did wrong; the metric label."""
+    """The kind of a function's failure; the metric label."""
 
     RAISED = "raised"
     NOT_A_NUMBER = "not_a_number"
@@ -31,7 +31,7 @@ class OwnFailure(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class OwnView:
-    """What a function sees of a waiting request."""
+    """A waiting request, as a function gets it."""
 
     waited_s: float
     load: float

@@ -27,7 +27,7 @@ RISES_MAX = 256
 
 
 class PoolQueue:
-    """One pool's bands."""
+    """The bands of a pool."""
 
     def __init__(self, rules: Rules) -> None:
         self.rate = DrainRate()
@@ -68,7 +68,7 @@ class PoolQueue:
                 yield entry[3]
 
     def of_band(self, number: int) -> list[Waiter]:
-        """Those that wait in a band, in the order of `__iter__`."""
+        """Requests that wait in a band, in the order of `__iter__`."""
         return [entry[3] for line in self._levels[number].lines() for entry in line.entries]
 
     def wait_s(self, number: int, now_s: float) -> float | None:
@@ -131,7 +131,7 @@ class PoolQueue:
     def candidates(
         self, version: int, now_s: float, held: Callable[[int], bool] | None = None
     ) -> Iterator[Waiter]:
-        """Whose turn it is, one after the other; each may leave its line before the next is taken.
+        """Requests by turn, one after the other; each may leave its line before the next is taken.
 
         Leaves out requests that no worker had room for at this version of the room, those whose
         wait is over, and bands that are held as their turn comes. Changes nothing but the bands of
@@ -144,7 +144,7 @@ class PoolQueue:
         while (line := next(lines, None)) is not None:
             if walk.may_go(line) and (held is None or not held(line.level)):
                 yield from walk.of_line(line)
-                if walk.went:  # what went has changed the turns
+                if walk.went:  # a dispatched request has changed the turns
                     lines = self._lines()
                 elif walk.over():
                     return

@@ -49,7 +49,7 @@ REST = 0
 
 @dataclass(slots=True)
 class Band:
-    """What waits for a pool in one band of one router."""
+    """Waiting requests for a pool in a band of a router."""
 
     waiting: int
     went: int = 0
@@ -91,7 +91,7 @@ OURS = ""
 
 
 class PoolShare:
-    """One pool's flows, as one router sees them."""
+    """The flows of a pool, as a router knows them."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class PoolShare:
         self._strict = strict
         self._weight_of = weight_of
         self._flows: dict[Key, _Flow] = {}
-        """Those with waiting requests."""
+        """Flows with waiting requests."""
         self._own: dict[int, Band] = {}
         """Of our router, by number: what went, and what was taken too early, outlast the waiting
         requests."""
@@ -127,12 +127,12 @@ class PoolShare:
         return any(replica for replica, _ in self._flows)
 
     def ours(self, level: int) -> Band | None:
-        """What waits here in a band, as was said last."""
+        """Waiting requests here in a band, as set last."""
         flow = self._flows.get((OURS, level))
         return flow.band if flow is not None else None
 
     def wait(self, bands: Mapping[int, Band]) -> None:
-        """What waits here now, by band; went and credit are kept."""
+        """Sets the waiting requests here, by band; went and credit are kept."""
         self._shares = None
         for key in [key for key in self._flows if key[0] == OURS and key[1] not in bands]:
             del self._flows[key]
@@ -144,8 +144,8 @@ class PoolShare:
                 self._flows[OURS, level] = _Flow(band)
 
     def hear(self, replica: str, bands: Mapping[int, Band]) -> None:
-        """What waits in another router now, by band; empty: nothing, or the router is gone. The
-        bands are ours from now on."""
+        """Sets the waiting requests of another router, by band; empty: nothing, or the router is
+        gone. The bands are ours from now on."""
         for level, band in bands.items():
             flow = self._flows.get((replica, level))
             if flow is not None and (went := band.went - flow.band.went) > 0:
@@ -227,8 +227,8 @@ class PoolShare:
     def _turned(self, level: int, went: int, *, theirs: bool) -> None:
         """So many requests of a band went: all flows that share with it are owed a part of each.
 
-        theirs: the peers' flows, too, until they say their credits again; they will have heard of
-        it by then, and of what other peers took they may have heard before.
+        theirs: the peers' flows, too, until they send their credits again, which count it by
+        then; requests that other peers took may be counted before.
         """
         for key, share in self._shares_now().items():
             if (theirs or key[0] == OURS) and (not self._strict or key[1] == level):

@@ -25,7 +25,7 @@ AUTO = "auto"
 
 
 class Ranking:
-    """One order, or several of which the next one decides between equals, with their aging."""
+    """An order, or several of which the next decides between equals, with their aging."""
 
     def __init__(self, parts: Sequence[tuple[Order, float]], sight: Sight) -> None:
         self.name = "+".join(order.name for order, _ in parts)
@@ -101,7 +101,7 @@ class Rankings:
 
 
 def rankings(settings: QueueSettings, sight: Sight, failures: Counter[OwnFailure]) -> Rankings:
-    """What the configuration names; raises ConfigError."""
+    """The configured ranking; raises ConfigError."""
     for name in settings.length_max:
         if name not in ORDERS:
             raise ConfigError(f"unknown order {name!r} at `{LENGTHS_WHERE}`; {_known(sight)}")

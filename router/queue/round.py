@@ -1,4 +1,4 @@
-"""One round of dispatch over the lines of a pool: what was tried, and what had no room. Pure.
+"""A round of dispatch over the lines of a pool: requests tried, and those without room. Pure.
 
 Requests without room are looked past, within bounds, so that a large request doesn't idle a fleet
 that could serve those behind it, and requests that few workers may serve don't hold the others.
@@ -25,7 +25,7 @@ FAILURES_FACTOR = 4
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What the configuration says of turns."""
+    """Settings of turns."""
 
     rankings: Rankings
     bands: Bands

@@ -18,8 +18,8 @@ from router.queue.waiter import Waiter
 LEADS_MAX = 4096
 """Requests that lead siblings; over it the one that went first is forgotten."""
 KEPT_S = 60.0
-"""How long a lead is remembered, so that those who follow it don't lead one another in turn: they
-know only what workers held when they came."""
+"""How long a lead is remembered, so that its followers don't lead one another in turn: they
+know only the blocks that workers held when they came."""
 
 
 class Siblings:

@@ -1,4 +1,4 @@
-"""What orders may look at beside the request itself. Pure."""
+"""Facts for orders beside the request itself. Pure."""
 
 from math import exp
 from random import Random
@@ -14,7 +14,7 @@ SERVICE_WINDOW_S = 60.0
 
 
 class Fleet(Protocol):
-    """What the driver knows of the workers of a request's pool."""
+    """The driver's facts about the workers of a request's pool."""
 
     def overlap_tokens(self, waiter: Waiter) -> int:
         """Leading prompt tokens that some worker with room holds: the most of any."""
@@ -45,7 +45,7 @@ class Service:
             del self._attained[next(iter(self._attained))]
 
     def of(self, tenant: str, now_s: float) -> float:
-        """What a tenant got, weighted by exp(-age / SERVICE_WINDOW_S)."""
+        """A tenant's recent service, weighted by exp(-age / SERVICE_WINDOW_S)."""
         tokens, at_s = self._attained.get(tenant, (0.0, now_s))
         return tokens * exp(min(0.0, at_s - now_s) / SERVICE_WINDOW_S)
 

@@ -1,4 +1,4 @@
-"""What the configuration says of tenants, and their quotas. Pure.
+"""Tenants' settings and quotas. Pure.
 
 A tenant over its quota is held: none of its requests has a turn until requests of it end, or time
 has filled its bucket again. Buckets hold one second of tokens; a request goes while the bucket is
@@ -36,7 +36,7 @@ class Tenants:
         quota."""
         self._settings = settings
         every = (settings.default, *settings.named.values())
-        self.have_quotas = any(one.in_flight_max or one.tokens_per_s for one in every)
+        self.have_quotas = any(tenant.in_flight_max or tenant.tokens_per_s for tenant in every)
         """Whether some tenant may be held."""
         if not self.have_quotas:
             self._in_flight.clear()

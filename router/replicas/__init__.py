@@ -1,1 +1,1 @@
-"""What routers say to one another, and to operators, over NATS."""
+"""Messages between routers, and operators' commands, over NATS."""

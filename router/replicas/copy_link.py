@@ -74,11 +74,11 @@ class CopyLink:
             return  # taken back as its answer came, which asyncio.wait_for puts before a cancel
         trouble = "no answer from its relay"
         if answer is not None:
-            told = decode(Warmed, answer)
-            if isinstance(told, Unreadable):
-                trouble = f"answer unreadable: {told.detail}"
+            warmed = decode(Warmed, answer)
+            if isinstance(warmed, Unreadable):
+                trouble = f"answer unreadable: {warmed.detail}"
             else:
-                trouble = "" if told.done else told.detail or "its relay says so"
+                trouble = "" if warmed.done else warmed.detail or "its relay says so"
         if trouble:
             log.warning("%d tokens not copied to %s: %s", prefix.token_count, copy.target, trouble)
         else:

@@ -111,12 +111,12 @@ class ControlDesk:
         return held is not None and held.control.action == "remove" and self._clock() < held.ends_s
 
     def in_force(self) -> list[Control]:
-        """What a replica that has just started must be told, the oldest first.
+        """Commands for a replica that has just started, the oldest first.
 
-        A removal is told with the time that is left of it, as its receivers will reckon.
+        A removal has the time that is left of it, as its receivers will reckon.
         """
         now_s = self._clock()
-        told: dict[str, Control] = {}
+        in_force: dict[str, Control] = {}
         for register in self._registers.values():
             for control, ends_s in register.values():
                 if ends_s <= now_s:
@@ -124,8 +124,8 @@ class ControlDesk:
                 if control.action == "remove":
                     tombstone_s = ends_s - min(control.at_s, now_s)
                     control = msgspec.structs.replace(control, tombstone_s=tombstone_s)
-                told[control.id] = control
-        return sorted(told.values(), key=lambda control: (control.at_s, control.id))
+                in_force[control.id] = control
+        return sorted(in_force.values(), key=lambda control: (control.at_s, control.id))
 
     def _next_s(self, worker_id: str) -> float:
         """Now, or a time that is newer than all commands known here of a worker."""
@@ -176,7 +176,7 @@ class ControlDesk:
         return written
 
     def _perform(self, control: Control, written: list[str]) -> int:
-        """What a command changes here; returns the ranks that it reached."""
+        """Applies a command here; returns the ranks that it reached."""
         core, worker_id = self._core, control.worker_id
         match control.action:
             case "drain":

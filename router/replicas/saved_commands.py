@@ -41,7 +41,7 @@ _decoder = msgspec.json.Decoder(_State)
 
 
 class FleetState:
-    """One router's file."""
+    """The file of a router's commands."""
 
     def __init__(self, path: Path, fleet: str, desk: ControlDesk) -> None:
         self._path = path
@@ -75,7 +75,7 @@ class FleetState:
         wanted = self._desk.changes
         async with self._lock:
             if self._kept >= wanted:
-                return True  # with the write of somebody else who waited
+                return True  # by another caller's write
             writing = self._desk.changes
             state = _State(VERSION, self._fleet, self._desk.in_force())
             content = msgspec.json.encode(state)

@@ -1,7 +1,7 @@
-"""What WatchWorkers tells, written once for all who watch.
+"""Messages of WatchWorkers, written once for all watchers.
 
 Laws:
-- while anybody watches, every status is written once in WATCH_S, and never while nobody does;
+- while there are watchers, every status is written once in WATCH_S, and never without watchers;
 - SLICE_STATUSES of them are written without a turn for other calls;
 - a watcher that has not taken a message yet misses rounds, and gets what changed since its last.
 """
@@ -29,7 +29,7 @@ _CHANGED, _REMOVED = 1, 2
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Written:
-    """One worker's status; another object as soon as anything but its ages differs."""
+    """A worker's status; another object as soon as anything but its ages differs."""
 
     settled: bytes
     """Without the ages, which change with every look."""
@@ -73,7 +73,7 @@ class Round:
 
 
 class WorkerFeed:
-    """Rounds for all who watch, and lists for those who ask once."""
+    """Rounds for all watchers, and lists for single calls."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class WorkerFeed:
         self._numbers = 0
         self._round: Round | None = None
         self._coming: asyncio.Future[Round] | None = None
-        """The next round, once somebody waits for it."""
+        """The next round, once a watcher waits for it."""
         self._writer: asyncio.Task[None] | None = None
 
     async def list(self, model: str) -> bytes:
@@ -125,7 +125,7 @@ class WorkerFeed:
                 now = await self._after(seen)
                 if now is None:
                     return
-                message = now.since(seen, model, lambda one: self._serves(one, model))
+                message = now.since(seen, model, lambda worker: self._serves(worker, model))
                 if message or seen is None:
                     yield message
                 seen = now
