@@ -429,3 +429,16 @@ def test_causes_in_a_circle_end() -> None:
     one, two = RuntimeError(), RuntimeError()
     one.__cause__, two.__cause__ = two, one
     assert not connection_refused(one)
+
+
+async def test_a_pair_whose_prefill_is_done_may_still_be_tried_elsewhere(server: Server) -> None:
+    client, _ = make_client(server)
+    served: list[str] = []
+    async with client:
+        async for attempt in client.attempts(token_ids=TOKENS):
+            async with attempt as request:
+                served.append(request.pick.worker_id)
+                await request.prefill_done(answering=False)
+                if len(served) == 1:
+                    raise ConnectionResetError
+    assert served == ["w0", "w1"]

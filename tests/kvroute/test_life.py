@@ -411,3 +411,31 @@ async def test_a_request_that_outlives_its_client_ends_quietly(server: Server) -
         await client.close()
     assert client.reports_lost == 1
     assert server.router.told.empty()
+
+
+async def test_a_caller_needn_t_wait_for_the_report_of_its_end(server: Server) -> None:
+    async with make_client(server) as client:
+        async with client.request(token_ids=[1]) as request:
+            request.prompt_tokens = 7
+            await request.finished(output_tokens=3, wait=False)
+            assert request.ended
+            assert server.router.told.empty()
+        assert server.router.told.empty(), "the end of the block doesn't wait, either"
+    told = await server.next_report()
+    assert (told.state, told.output_tokens, told.prompt_tokens) == (FINISHED, 3, 7)
+    assert server.router.told.empty()
+
+
+async def test_a_pairs_failure_is_reported_of_the_worker_that_the_caller_names(
+    server: Server,
+) -> None:
+    async with make_client(server) as client:
+
+        async def fail() -> None:
+            async with client.request(token_ids=[1]) as request:
+                request.failed_worker_id = "d0"
+                raise ConnectionResetError
+
+        with pytest.raises(ConnectionResetError):
+            await fail()
+    assert (await server.next_report()).failed_worker_id == "d0"

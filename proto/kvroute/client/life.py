@@ -85,6 +85,12 @@ class RoutedRequest:
         """Output tokens so far; renewals and the last report carry it."""
         self.cached_tokens: int | None = None
         """Prompt tokens that the engine reused: usage.prompt_tokens_details.cached_tokens."""
+        self.prompt_tokens: int | None = None
+        """Prompt tokens as the engine counted them: usage.prompt_tokens. The router compares them
+        with the tokens that it made of a text or a body."""
+        self.failed_worker_id = ""
+        """Of a pair: the worker that a failure is reported of, unless failed() names another; see
+        there."""
         self.report_error: KvRouteError | None = None
         """The error of the last failed report; None: no report failed."""
         self.lease_lost = False
@@ -98,6 +104,7 @@ class RoutedRequest:
         self._keeper: asyncio.Task[None] | None = None
         self._last: asyncio.Task[None] | None = None
         self._prefill_reported = False
+        self._answering = False
         # State in the next renewal: RUNNING, or PREFILL_DONE until it has arrived.
         self._step: ProgressState.ValueType = ProgressState.PROGRESS_STATE_RUNNING
 
@@ -110,7 +117,7 @@ class RoutedRequest:
     @property
     def answering(self) -> bool:
         """Whether prefill_done() was called: a token may have been passed on."""
-        return self._prefill_reported
+        return self._answering
 
     @property
     def ended(self) -> bool:
@@ -146,12 +153,15 @@ class RoutedRequest:
         else:
             await self.failed(failure_reason(error), refused=connection_refused(error))
 
-    async def prefill_done(self) -> None:
+    async def prefill_done(self, *, answering: bool = True) -> None:
         """Reports that the first token is out; later calls do nothing.
 
         One attempt of at most the client's report_timeout_s, so that an unreachable router hardly
         delays a stream, and no attempt if it is silent; the next renewal repeats the report.
+        answering: False: the prefill worker of a pair is done, and no token was passed on yet, so
+        that attempts() may still try other workers.
         """
+        self._answering = self._answering or answering
         if self._prefill_reported or self._ended:
             return
         self._prefill_reported = True
@@ -160,15 +170,26 @@ class RoutedRequest:
             await self._renew(self._reports.wait_s, attempts=1)
 
     async def finished(
-        self, *, output_tokens: int | None = None, cached_tokens: int | None = None
+        self,
+        *,
+        output_tokens: int | None = None,
+        cached_tokens: int | None = None,
+        wait: bool = True,
     ) -> None:
-        """Ends the request before the block does; of several endings the first counts."""
+        """Ends the request before the block does; of several endings the first counts.
+
+        wait: until the report is delivered, at most the client's report_timeout_s. False: neither
+        this call nor the end of the block waits.
+        """
+        if self._ended:
+            return
         if output_tokens is not None:
             self.output_tokens = output_tokens
         if cached_tokens is not None:
             self.cached_tokens = cached_tokens
         self._end(self._progress(ProgressState.PROGRESS_STATE_FINISHED))
-        await self._leave()
+        if wait:
+            await self._leave()
 
     async def failed(
         self,
@@ -185,17 +206,17 @@ class RoutedRequest:
         prefill worker before prefill_done(), else the picked worker. wait: until the report is
         delivered, at most the client's report_timeout_s.
         """
+        if self._ended:
+            return
         progress = self._progress(ProgressState.PROGRESS_STATE_FAILED)
         progress.failure_reason = reason
         progress.refused = refused and reason == FailureReason.FAILURE_REASON_WORKER
-        progress.failed_worker_id = failed_worker_id
+        progress.failed_worker_id = failed_worker_id or self.failed_worker_id
         self._end(progress)
         if wait and reason != FailureReason.FAILURE_REASON_CANCELLED:
             await self._leave()
 
     def _end(self, progress: Progress) -> None:
-        if self._ended:
-            return
         self._ended = True
         failed = progress.state == ProgressState.PROGRESS_STATE_FAILED
         reason = progress.failure_reason if failed else None
@@ -235,6 +256,7 @@ class RoutedRequest:
             state=state,
             output_tokens=output_tokens or 0,
             cached_tokens=cached_tokens,
+            prompt_tokens=count(self.prompt_tokens),
         )
 
     async def _report(self, progress: Progress, timeout_s: float, attempts: int | None) -> bool:
