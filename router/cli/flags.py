@@ -1,7 +1,7 @@
 """Flags of commands: one for each key of a configuration, and those that several commands share."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from math import isnan
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin
@@ -63,12 +63,17 @@ timeout_flag = click.option(
 )
 
 
-def settings_flags(config: type[Settings]) -> Callable[[Command], Command]:
-    """One flag for each scalar key of a configuration, and --config."""
+def settings_flags(
+    config: type[Settings], short: Mapping[str, str] | None = None
+) -> Callable[[Command], Command]:
+    """One flag for each scalar key of a configuration, and --config.
+
+    short: second flags, by the dotted names of their keys.
+    """
 
     def decorate(command: Command) -> Command:
         for key in reversed([key for key in keys(config) if _is_scalar(key.type)]):
-            command = _flag(key)(command)
+            command = _flag(key, (short or {}).get(key.dotted))(command)
         return click.option(
             "--config",
             "-c",
@@ -81,8 +86,10 @@ def settings_flags(config: type[Settings]) -> Callable[[Command], Command]:
     return decorate
 
 
-def _flag(key: Key) -> Callable[[Command], Command]:
+def _flag(key: Key, short: str | None) -> Callable[[Command], Command]:
     names = [key.flag]
+    if short is not None:
+        names.append(short)
     if key.path == ("nats", "url"):
         names.append("--nats")
     if key.path == ("fleet", "name"):

@@ -7,6 +7,7 @@ from importlib.metadata import entry_points
 
 import click
 
+from router.cli.gateway import gateway
 from router.cli.policies import policies
 from router.cli.questions import explain, queue, replay_log, workers
 from router.cli.relay import relay
@@ -49,7 +50,7 @@ def cli() -> None:
 
 
 for command in (
-    *(serve, relay, check_config),
+    *(serve, relay, gateway, check_config),
     *(workers, queue, register, drain, undrain, remove, resync),
     *(explain, render, policies, replay_log),
 ):

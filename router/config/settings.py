@@ -29,6 +29,7 @@ from events.plane.settings import (
     unusable,
 )
 from indexer.index import BLOCK_BYTES
+from router.config.gateway_settings import GatewayProcessSettings, GatewaySettings
 from router.config.presets import PRESETS, PresetName
 from router.config.queue_settings import QueueSettings
 from router.config.sources import KeyPath, Sources
@@ -566,6 +567,7 @@ class ServeConfig(Settings, frozen=True):
     fleet: FleetSettings = FleetSettings()
     grpc: GrpcSettings = GrpcSettings()
     metrics: MetricsSettings = MetricsSettings()
+    gateway: GatewaySettings = GatewaySettings()
     nats: NatsSettings = NatsSettings()
     log: LogSettings = LogSettings()
     routing: RoutingSettings = RoutingSettings()
@@ -598,6 +600,19 @@ class RelayConfig(Settings, frozen=True):
         Meta(description="folder that keeps what engines hold, for the relay's own restarts"),
     ] = None
     workers: Annotated[tuple[EngineSettings, ...], Meta(description="engines to relay")] = ()
+
+
+class GatewayConfig(Settings, frozen=True):
+    """What `kvroute gateway` reads."""
+
+    router: Annotated[
+        str,
+        Meta(
+            min_length=1, description="the routers' gRPC addresses, host:port, with commas between"
+        ),
+    ] = "127.0.0.1:50051"
+    gateway: GatewayProcessSettings = GatewayProcessSettings()
+    log: LogSettings = LogSettings()
 
 
 Config = TypeVar("Config", bound=Settings)

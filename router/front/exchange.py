@@ -29,6 +29,8 @@ from router.front.usage import AnswerReader, Usage
 
 BYTES_A_TOKEN = 4
 """For a prompt's length where its tokens are not known."""
+ESTIMATE_MAX = 8192
+"""Tokens of an estimated length, at most: an image's bytes, say, are hardly ever tokens."""
 UPSTREAM_ANSWER_MAX = 1 << 16
 """Bytes of a failed answer that are kept for the client, in case no other worker is left."""
 HOP_BY_HOP = frozenset((
@@ -120,21 +122,25 @@ class Exchange:
 
     # The router
 
-    def question(self, *, by_load: bool = False) -> dict[str, Any]:
+    def question(
+        self, *, by_load: bool = False, salt: str = "", tokens_max: int = ESTIMATE_MAX
+    ) -> dict[str, Any]:
         """The options of a route (kvroute.client.RouteOptions), as far as the request has them.
 
-        by_load: with an estimated length in the place of the prompt. The block size of the estimate
-        is larger than the prompt, so that there is no block to match or to predict.
+        by_load: with a prompt of the estimated length, tokens_max at most, in the place of the
+        client's; salt: unique in the fleet, so that the prompt matches no worker's cache.
         """
         facts = self.facts
         options: dict[str, Any] = {}
         field = None if by_load else _BODY_FIELDS.get(self.kind)
         if field is not None:
             options[field] = self.body
+            if facts.cache_salt:
+                options["cache_salt"] = facts.cache_salt
         else:
-            tokens = max(1, len(self.body) // BYTES_A_TOKEN)
-            options |= {"block_hashes": b"", "block_size": tokens + 1, "prompt_tokens": tokens}
-        for name in ("model", "session_id", "tenant", "cache_salt"):
+            tokens = max(1, min(len(self.body) // BYTES_A_TOKEN, tokens_max))
+            options |= {"token_ids": bytes(4 * tokens), "cache_salt": salt}
+        for name in ("model", "session_id", "tenant"):
             if value := getattr(facts, name):
                 options[name] = value
         for name in ("priority", "expected_output_tokens"):

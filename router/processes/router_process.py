@@ -43,8 +43,10 @@ from router.desk.counters import Metrics
 from router.desk.desk import Desk
 from router.desk.reports import Reports
 from router.fleet.topology import PlaceLabels
+from router.front.gateway.gateway import Gateway
+from router.front.gateway.server import check_address
 from router.health.warnings import WarningLog
-from router.metrics.http import MetricsServer
+from router.metrics.http import MetricsServer, split_address
 from router.metrics.of_audit import WatchCollector
 from router.metrics.of_copies import HotPrefixCollector
 from router.metrics.of_fleet import RouterCollector
@@ -97,6 +99,8 @@ class RouterApp:
             check_engine(worker)
         if config.nats.url is not None:
             checked_broker(config.nats, config.nats.url, "")
+        if config.gateway.listen:
+            check_address(config.gateway)
         self.config = config
         routing = config.routing
         self._read_again = read_again
@@ -170,6 +174,8 @@ class RouterApp:
         """None: hot prefixes were never copied yet."""
         self._grpc: GrpcServer | None = None
         self._http: MetricsServer | None = None
+        self._gateway: Gateway | None = None
+        """The HTTP face of this router, if gateway.listen is set."""
         self._started_at_s = clock()
         self._connected_at_s: float | None = None
         self._use_hot_prefixes(routing)
@@ -185,6 +191,10 @@ class RouterApp:
     @property
     def metrics_port(self) -> int:
         return self._http.port if self._http is not None else 0
+
+    @property
+    def gateway_port(self) -> int:
+        return self._gateway.port if self._gateway is not None else 0
 
     async def start(self) -> None:
         """Starts everything; raises ConfigError when an address or the broker can't be had.
@@ -216,6 +226,7 @@ class RouterApp:
         self._use_hot_prefixes(config.routing)
         self._register_collectors(broker, peers, link)
         await self._listen()
+        await self._start_gateway()
         linked = self._tasks.spawn_task(self._link(peers, link), "connection to replicas")
         self._tasks.spawn(self._connect(broker, feed, linked), "connection to NATS")
         self._tasks.spawn(self._tick(), "router clock")
@@ -329,6 +340,20 @@ class RouterApp:
             await self._http.start()
             log.info("metrics on %s (port %d)", config.metrics.listen, self._http.port)
 
+    async def _start_gateway(self) -> None:
+        """Starts the gateway inside this process, before this router alone."""
+        settings, grpc = self.config.gateway, self.config.grpc
+        if not settings.listen:
+            return
+        target = f"unix:{grpc.unix_socket}"
+        if grpc.unix_socket is None:
+            host, _ = split_address(grpc.listen)
+            target = f"{_reached(host)}:{self.grpc_port}"
+        registry = CollectorRegistry()
+        self._gateway = Gateway(settings, [target], registry, clock=self.clock, broke=self._broke)
+        await self._gateway.start()
+        log.info("HTTP for OpenAI's clients on port %d", self._gateway.port)
+
     async def run(self) -> int:
         """Serves until SIGTERM or SIGINT; returns the exit code. A second one ends it at once."""
         loop = asyncio.get_running_loop()
@@ -349,6 +374,8 @@ class RouterApp:
     async def stop(self) -> None:
         """Drains, then stops everything. Safe after a start that failed half way."""
         log.info("draining")
+        if self._gateway is not None:  # its open requests still report to this router
+            await self._gateway.stop()
         self._stopping.set()
         self.desk.close()
         if self._grpc is not None:
@@ -546,6 +573,13 @@ class RouterApp:
 def _watcher_failed(error: Exception) -> None:
     """A fault of ours, which no request pays for."""
     log.error("looking at a decision failed; the next ones are only counted", exc_info=error)
+
+
+def _reached(host: str) -> str:
+    """The address at which this process reaches a server of its own that listens on `host`."""
+    if host in ("", "0.0.0.0", "::"):
+        return "127.0.0.1"
+    return f"[{host}]" if ":" in host else host
 
 
 def checked_broker(settings: NatsSettings, url: str, name: str) -> Broker:

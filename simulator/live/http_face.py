@@ -183,8 +183,24 @@ class HttpFace:
     async def _stream(
         self, request: web.Request, arguments: dict[str, Any], reply: Reply, include_usage: bool
     ) -> web.StreamResponse:
-        """Server-sent events, a chunk a step; a refusal comes before the headers."""
+        """Server-sent events, a chunk a step; a refusal comes before the headers. An engine that
+        stops breaks the connection, as a process that dies does."""
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        try:
+            return await self._streamed(request, response, arguments, reply, include_usage)
+        except EngineStopped:
+            if response.prepared and request.transport is not None:
+                request.transport.abort()
+            raise
+
+    async def _streamed(
+        self,
+        request: web.Request,
+        response: web.StreamResponse,
+        arguments: dict[str, Any],
+        reply: Reply,
+        include_usage: bool,
+    ) -> web.StreamResponse:
         async with aclosing(self._engine.stream(**arguments)) as chunks:
             async for chunk in chunks:
                 first = not response.prepared

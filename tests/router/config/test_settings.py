@@ -98,6 +98,8 @@ def other_value(key: Key) -> object:
         "queue.aging": 2.0,
         "queue.early_refusal": "slo",
         "queue.tenants.cached_price": 0.5,
+        "gateway.pairs": "never",
+        "gateway.priority": "lower",
     }
     if key.dotted in special:
         return special[key.dotted]

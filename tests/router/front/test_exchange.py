@@ -40,7 +40,8 @@ class Player:
         assert exchange is not None
         match command:
             case "by-load":
-                question = exchange.question(by_load=True)
+                question = exchange.question(by_load=True, salt="unique")
+                question["token_ids"] = f"{len(question['token_ids']) // 4} tokens"
                 return "\n".join(f"{name}: {value}" for name, value in question.items())
             case "picked":
                 upstream = exchange.upstream(rest, {"X-data-parallel-rank": "1"})
@@ -78,12 +79,14 @@ def exchange(path: str = CHAT_PATH, **fields: object) -> Exchange:
 
 @pytest.mark.parametrize("path", PATHS)
 def test_every_path_has_a_question_that_a_router_takes(path: str) -> None:
-    question = exchange(path, prompt="x" * 400).question()
+    one = exchange(path, prompt="x" * 400)
+    question = one.question(salt="unique")
     bodies = [name for name in question if name.endswith("_body")]
     assert len(bodies) == (PATHS[path] in (Kind.CHAT, Kind.COMPLETION, Kind.MESSAGES))
     if not bodies:
-        assert question["block_size"] > question["prompt_tokens"] > 100
-        assert question["block_hashes"] == b""
+        assert len(question["token_ids"]) // 4 == len(one.body) // 4
+        assert question["cache_salt"] == "unique"
+        assert len(one.question(salt="s", tokens_max=50)["token_ids"]) == 200
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,32 @@
+"""`kvroute gateway`."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from router.cli.flags import read_config, settings_flags
+from router.cli.run import run
+from router.config.settings import GatewayConfig
+from router.processes.logs import set_up
+
+
+@click.command()
+@settings_flags(GatewayConfig, {"gateway.listen": "--listen"})
+def gateway(config_file: Path | None, **given: Any) -> None:
+    """Serve OpenAI's and Anthropic's HTTP API in front of the fleet.
+
+    Requests go to the workers that the routers pick, and answers come back byte for byte. Chats,
+    completions, messages, responses, embeddings and the like; /v1/models, /health, /ready and
+    /metrics are the gateway's own. The gateway checks no keys, and listens on loopback only unless
+    --gateway-any-address is set. Several gateways may stand side by side.
+    """
+    config = read_config(GatewayConfig, config_file, given)
+    set_up(config.log)
+
+    async def running() -> int:
+        from router.processes.gateway_process import GatewayApp
+
+        return await GatewayApp(config).run()
+
+    run(running())

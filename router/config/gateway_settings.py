@@ -1,0 +1,76 @@
+"""The settings of a gateway: frozen, with bounds."""
+
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from events.plane.settings import Seconds, Settings
+
+
+class GatewaySettings(Settings, frozen=True):
+    """The HTTP face for OpenAI's and Anthropic's clients."""
+
+    listen: Annotated[
+        str, Meta(description="host:port of the HTTP face; port 0 picks a free one, empty: none")
+    ] = ""
+    any_address: Annotated[
+        bool,
+        Meta(
+            description="listen on an address that is not loopback; the gateway checks no keys,"
+            " so only behind something that does"
+        ),
+    ] = False
+    reuse_port: Annotated[
+        bool, Meta(description="several gateways may listen on the same port (SO_REUSEPORT)")
+    ] = False
+    attempts_max: Annotated[
+        int,
+        Meta(ge=1, le=8, description="workers that a request is tried on before its first byte"),
+    ] = 3
+    route_timeout_s: Annotated[
+        Seconds, Meta(description="longest wait for a router's pick, its queue included")
+    ] = 30.0
+    connect_timeout_s: Annotated[
+        Seconds, Meta(description="longest wait for a connection to a worker")
+    ] = 5.0
+    silence_s: Annotated[
+        Seconds, Meta(description="longest time for which a worker may send nothing")
+    ] = 600.0
+    prefill_timeout_s: Annotated[
+        Seconds, Meta(description="longest answer of the prefill worker of a pair")
+    ] = 300.0
+    drain_timeout_s: Annotated[
+        Seconds, Meta(description="longest wait for open requests at SIGTERM")
+    ] = 300.0
+    body_mib_max: Annotated[
+        int, Meta(ge=1, le=1024, description="largest body of a request, in MiB")
+    ] = 32
+    bodies_mib_max: Annotated[
+        int, Meta(ge=1, le=1 << 20, description="bodies of all open requests together, in MiB")
+    ] = 1024
+    open_max: Annotated[
+        int, Meta(ge=1, le=1_000_000, description="open requests; more are answered with 429")
+    ] = 4096
+    header_kib_max: Annotated[
+        int, Meta(ge=1, le=1024, description="longest header of a request, in KiB")
+    ] = 16
+    pairs: Annotated[
+        Literal["auto", "never"],
+        Meta(description="auto: requests get a prefill worker where the fleet has some"),
+    ] = "auto"
+    priority: Annotated[
+        Literal["higher", "lower"],
+        Meta(description="whether a higher or a lower `priority` in a body is sooner"),
+    ] = "higher"
+    answer_headers: Annotated[
+        bool,
+        Meta(description="answers have X-Kvroute-Worker, -Overlap-Tokens and -Reservation"),
+    ] = False
+
+
+class GatewayProcessSettings(GatewaySettings, frozen=True):
+    """Those of a gateway in a process of its own."""
+
+    listen: Annotated[
+        str, Meta(min_length=1, description="host:port of the HTTP face; port 0 picks a free one")
+    ] = "127.0.0.1:8080"

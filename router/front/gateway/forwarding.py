@@ -1,0 +1,347 @@
+"""One request between its client, the router and a worker: performs what an Exchange decides.
+
+Laws:
+- a client that leaves takes the worker's connection with it, and the reservation ends CANCELLED;
+- bytes are read from a worker only as fast as the client takes them;
+- an answer whose worker fails after its first byte is cut, never ended as if it were whole.
+"""
+
+import asyncio
+import uuid
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import aiohttp
+import grpc
+import msgspec
+from aiohttp import web
+
+from kvroute.client import (
+    KvRouteClient,
+    KvRouteError,
+    Pick,
+    PrefillWorker,
+    RoutedRequest,
+    UnusableAnswer,
+)
+from kvroute.client import cached_tokens as cached_tokens_of
+from kvroute.client.life import failure_reason
+from kvroute.v1 import FailureReason, Phase
+from router.config.gateway_settings import GatewaySettings
+from router.front.exchange import Blame, Exchange, Upstream, Verdict, goes_by_load, returned
+from router.front.gateway.counters import GatewayCounters
+from router.front.gateway.roster import Roster
+from router.front.gateway.upstreams import Upstreams, WorkerAnswered
+
+PREFILL_ANSWER_MAX = 1 << 24
+"""Bytes of a prefill worker's answer, which may list the blocks of a long prompt."""
+WORKER_ERRORS = (aiohttp.ClientError, OSError, TimeoutError, WorkerAnswered, UnusableAnswer)
+"""What a worker's failure raises."""
+
+_BLAMES = {
+    FailureReason.FAILURE_REASON_TIMEOUT: Blame.TIMEOUT,
+    FailureReason.FAILURE_REASON_CANCELLED: Blame.CANCELLED,
+}
+
+
+class ClientLeft(Exception):
+    """The client's connection broke while bytes were written to it."""
+
+
+class Forwarder:
+    """Serves the requests of one gateway."""
+
+    def __init__(
+        self,
+        client: KvRouteClient,
+        upstreams: Upstreams,
+        roster: Roster,
+        counters: GatewayCounters,
+        settings: GatewaySettings,
+        spawn: Callable[[Coroutine[Any, Any, None]], object],
+    ) -> None:
+        """spawn: runs a report beside its request."""
+        self._client = client
+        self._upstreams = upstreams
+        self._roster = roster
+        self._counters = counters
+        self._settings = settings
+        self._spawn = spawn
+
+    async def serve(
+        self, request: web.Request, exchange: Exchange, began_s: float
+    ) -> web.StreamResponse:
+        """The answer, which the client has by then. Raises KvRouteError for a request without a
+        worker, one of WORKER_ERRORS when none answered, and ClientLeft."""
+        by_load = not exchange.has_body
+        while True:
+            try:
+                return await self._tries(request, exchange, began_s, by_load)
+            except KvRouteError as error:
+                unimplemented = error.code is grpc.StatusCode.UNIMPLEMENTED
+                if by_load or not goes_by_load(error.reason, unimplemented=unimplemented):
+                    raise
+                self._counters.by_load.labels(error.reason or error.code.name).inc()
+                by_load = True
+
+    async def _tries(
+        self, request: web.Request, exchange: Exchange, began_s: float, by_load: bool
+    ) -> web.StreamResponse:
+        settings = self._settings
+        model = exchange.facts.model
+        options = exchange.question(
+            by_load=by_load, salt=uuid.uuid4().hex, tokens_max=self._roster.estimate_max(model)
+        )
+        pairs = settings.pairs == "auto" and exchange.may_pair
+        if pairs and self._roster.has_pairs(model):
+            options["phase"] = Phase.PHASE_PREFILL_DECODE
+        async for attempt in self._client.attempts(
+            attempts_max=settings.attempts_max, timeout_s=settings.route_timeout_s, **options
+        ):
+            async with attempt as routed:
+                return await _Attempt(self, request, exchange, routed, began_s).run()
+        raise RuntimeError("attempts ended without an answer and without an error")
+
+    def first_token(self, routed: RoutedRequest, *, answering: bool) -> None:
+        """Reports PREFILL_DONE; the stream doesn't wait for the router."""
+        self._spawn(routed.prefill_done(answering=answering))
+
+    def post(self, upstream: Upstream) -> Any:
+        return self._upstreams.post(upstream)
+
+    @property
+    def prefill_timeout_s(self) -> float:
+        return self._settings.prefill_timeout_s
+
+    @property
+    def shows_pick(self) -> bool:
+        return self._settings.answer_headers
+
+    def paired(self, engine: str) -> None:
+        self._counters.pairs.labels(engine).inc()
+
+    def first_byte(self, began_s: float) -> None:
+        now_s = asyncio.get_running_loop().time()
+        self._counters.first_byte.observe(now_s - began_s)
+
+
+class _Attempt:
+    """One request on the worker, or the pair, of one pick."""
+
+    def __init__(
+        self,
+        forwarder: Forwarder,
+        request: web.Request,
+        exchange: Exchange,
+        routed: RoutedRequest,
+        began_s: float,
+    ) -> None:
+        self._began_s = began_s
+        self._forwarder = forwarder
+        self._request = request
+        self._exchange = exchange
+        self._routed = routed
+        self._pick = routed.pick
+        self._prefill_cached: int | None = None
+
+    async def run(self) -> web.StreamResponse:
+        prefill = self._pick.prefill_worker
+        if prefill is None:
+            return await self._send({})
+        self._forwarder.paired(prefill.engine)
+        if prefill.engine == "vllm":
+            return await self._in_two_steps(prefill)
+        return await self._at_once(prefill)
+
+    async def _send(self, fields: dict[str, Any]) -> web.StreamResponse:
+        pick = self._pick
+        upstream = self._exchange.upstream(
+            pick.address, pick.headers, engine_priority=pick.engine_priority, fields=fields
+        )
+        async with self._forwarder.post(upstream) as answer:
+            return await self._pass_on(answer)
+
+    # Pairs
+
+    async def _in_two_steps(self, prefill: PrefillWorker) -> web.StreamResponse:
+        """vLLM: the prefill worker answers first, and says where the decode worker gets the KV
+        cache."""
+        exchange = self._exchange
+        upstream = self._prefill_request(prefill)
+        async with (
+            asyncio.timeout(self._forwarder.prefill_timeout_s),
+            self._forwarder.post(upstream) as answer,
+        ):
+            if exchange.answered(answer.status, "") is Verdict.REFUSED:
+                return await self._pass_on(answer)
+            if answer.status != 200:
+                raise await WorkerAnswered.read(answer)
+            content = await answer.content.read(PREFILL_ANSWER_MAX)
+            while not answer.content.at_eof() and len(content) < PREFILL_ANSWER_MAX:
+                content += await answer.content.read(PREFILL_ANSWER_MAX)
+        try:
+            said = msgspec.json.decode(content, type=dict[str, Any])
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise UnusableAnswer(
+                f"the prefill worker's answer is no JSON object: {error}"
+            ) from None
+        self._prefill_cached = cached_tokens_of(said.get("usage"), details_enabled=False)
+        self._routed.cached_tokens = self._prefill_cached
+        self._forwarder.first_token(self._routed, answering=False)
+        return await self._send(prefill.decode_body(said))
+
+    async def _at_once(self, prefill: PrefillWorker) -> web.StreamResponse:
+        """SGLang: both workers get the request, and the answer is the decode worker's."""
+        computing = asyncio.create_task(self._drained(self._prefill_request(prefill)))
+        serving = asyncio.create_task(self._send(prefill.prefill_body))
+        try:
+            await asyncio.wait({computing, serving}, return_when=asyncio.FIRST_COMPLETED)
+            if not serving.done() and not self._exchange.first_token:
+                computing.result()  # raises the prefill worker's failure
+            return await serving
+        except WORKER_ERRORS:
+            if serving.done():
+                self._routed.failed_worker_id = self._pick.worker_id
+            raise
+        finally:
+            for task in (computing, serving):
+                task.cancel()
+            await asyncio.gather(computing, serving, return_exceptions=True)
+
+    def _prefill_request(self, prefill: PrefillWorker) -> Upstream:
+        return self._exchange.upstream(
+            prefill.address,
+            prefill.headers,
+            engine_priority=self._pick.engine_priority,
+            fields=prefill.prefill_body,
+        )
+
+    async def _drained(self, upstream: Upstream) -> None:
+        async with (
+            asyncio.timeout(self._forwarder.prefill_timeout_s),
+            self._forwarder.post(upstream) as answer,
+        ):
+            if answer.status != 200:
+                raise await WorkerAnswered.read(answer)
+            async for _ in answer.content.iter_any():
+                pass
+
+    # The answer
+
+    async def _pass_on(self, answer: aiohttp.ClientResponse) -> web.StreamResponse:
+        exchange = self._exchange
+        verdict = exchange.answered(answer.status, answer.headers.get("Content-Type", ""))
+        if verdict is Verdict.ELSEWHERE:
+            raise await WorkerAnswered.read(answer)
+        response = self._response(answer)
+        try:
+            await self._bytes(answer, response)
+        except ClientLeft:
+            await self._report(FailureReason.FAILURE_REASON_CANCELLED)
+            exchange.ended(Blame.CANCELLED)
+            raise
+        except WORKER_ERRORS as error:
+            if not exchange.passed:
+                raise
+            await self._cut(response, error)
+            return response
+        if verdict is Verdict.REFUSED:
+            exchange.ended(Blame.CLIENT)
+            await self._report(FailureReason.FAILURE_REASON_CLIENT)
+        else:
+            await self._finish()
+        await _ended(response)
+        return response
+
+    async def _bytes(self, answer: aiohttp.ClientResponse, response: web.StreamResponse) -> None:
+        exchange, routed = self._exchange, self._routed
+        seen = False
+        async for chunk in answer.content.iter_any():
+            passed = exchange.data(chunk)
+            if passed:
+                if not response.prepared:
+                    await self._begin(response)
+                await _write(response, passed)
+            if not seen and exchange.first_token:
+                seen = True
+                if response.status == 200:
+                    self._forwarder.first_token(routed, answering=True)
+            routed.output_tokens = exchange.output_tokens
+        rest = exchange.rest()
+        if not response.prepared:
+            await self._begin(response)
+        if rest:
+            await _write(response, rest)
+
+    def _response(self, answer: aiohttp.ClientResponse) -> web.StreamResponse:
+        response = web.StreamResponse(status=answer.status, reason=answer.reason)
+        for name, value in returned(answer.headers.items()):
+            response.headers.add(name, value)
+        length = answer.headers.get("Content-Length", "")
+        if length.isdigit() and not self._exchange.takes_usage_out:
+            response.content_length = int(length)
+        response.headers["X-Request-Id"] = self._exchange.request_id
+        if self._forwarder.shows_pick:
+            response.headers.update(_about(self._pick))
+        return response
+
+    async def _begin(self, response: web.StreamResponse) -> None:
+        self._forwarder.first_byte(self._began_s)
+        try:
+            await response.prepare(self._request)
+        except ConnectionError as error:
+            raise ClientLeft from error
+
+    async def _finish(self) -> None:
+        outcome, routed = self._exchange.ended(), self._routed
+        cached = outcome.usage.cached_tokens
+        routed.prompt_tokens = outcome.usage.prompt_tokens
+        await routed.finished(
+            output_tokens=outcome.output_tokens,
+            cached_tokens=cached if self._prefill_cached is None else self._prefill_cached,
+            wait=False,
+        )
+
+    async def _report(self, reason: FailureReason.ValueType) -> None:
+        self._routed.output_tokens = self._exchange.output_tokens
+        await self._routed.failed(reason, wait=False)
+
+    async def _cut(self, response: web.StreamResponse, error: Exception) -> None:
+        """Ends an answer whose worker failed, so that its client can't take it for whole."""
+        reason = failure_reason(error)
+        blame = _BLAMES.get(reason, Blame.WORKER)
+        silent = blame is Blame.TIMEOUT
+        name = "WORKER_SILENT" if silent else "WORKER_FAILED"
+        message = "the worker sent nothing for too long" if silent else "the worker's answer broke"
+        last = self._exchange.broke(blame, name, f"{message}: {error}")
+        await self._report(reason)
+        try:
+            if last:
+                await _write(response, last)
+        except ClientLeft:
+            return
+        transport = self._request.transport
+        if transport is not None:
+            transport.close()  # after what was written
+
+
+async def _write(response: web.StreamResponse, chunk: bytes) -> None:
+    try:
+        await response.write(chunk)
+    except ConnectionError as error:
+        raise ClientLeft from error
+
+
+async def _ended(response: web.StreamResponse) -> None:
+    try:
+        await response.write_eof()
+    except ConnectionError as error:
+        raise ClientLeft from error
+
+
+def _about(pick: Pick) -> dict[str, str]:
+    return {
+        "X-Kvroute-Worker": pick.worker_id,
+        "X-Kvroute-Overlap-Tokens": str(pick.overlap_tokens.usable),
+        "X-Kvroute-Reservation": pick.reservation_id,
+    }

@@ -1,0 +1,110 @@
+"""The workers behind the routers, listed now and then: for /v1/models, /ready, and pairs.
+
+Law: an old list stays while no router answers; requests go on with the client's fallback then.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from kvroute.client import KvRouteClient, KvRouteError
+from kvroute.v1 import WorkerStatus
+from router.front.exchange import ESTIMATE_MAX
+
+REFRESH_S = 5.0
+"""Seconds between lists."""
+WORKER_S = 0.025
+"""Least time between lists for each worker in the last list: a router writes 1,000 in 30 ms."""
+
+log = logging.getLogger("kvroute.gateway")
+
+
+class Roster:
+    """The last list of workers."""
+
+    def __init__(self, client: KvRouteClient, clock: Callable[[], float]) -> None:
+        """clock: Unix time, for `created` of models."""
+        self._client = client
+        self._clock = clock
+        self._workers: list[WorkerStatus] = []
+        self._paired: frozenset[str] = frozenset()
+        self._created: dict[str, int] = {}
+        self.listed = False
+        """Whether the last call for a list was answered."""
+
+    async def keep(self) -> None:
+        """Lists again and again, until cancelled."""
+        while True:
+            await self.refresh()
+            await asyncio.sleep(max(REFRESH_S, WORKER_S * len(self._workers)))
+
+    async def refresh(self) -> None:
+        """One list; without an answer the old list stays."""
+        try:
+            workers = await self._client.list_workers()
+        except KvRouteError as error:
+            if self.listed:
+                log.warning("the workers can't be listed: %s", error)
+            self.listed = False
+            return
+        self.listed = True
+        self.use(workers)
+
+    def use(self, workers: Iterable[WorkerStatus]) -> None:
+        """Takes a new list."""
+        self._workers = list(workers)
+        prefills = [each for each in self._workers if each.role == "prefill"]
+        self._paired = frozenset(name for each in prefills for name in _names(each))
+        now = int(self._clock())
+        names = {name for each in self._workers for name in _names(each)}
+        self._created = {name: self._created.get(name, now) for name in names}
+
+    @property
+    def ready(self) -> bool:
+        """Whether some worker of some model may be picked."""
+        return any(each.schedulable or each.last_resort for each in self._workers)
+
+    def has_pairs(self, model: str) -> bool:
+        """Whether the model has prefill workers; without a name: any model."""
+        return model in self._paired if model else bool(self._paired)
+
+    def estimate_max(self, model: str) -> int:
+        """Most tokens of an estimated length: half of what the model's shortest worker takes, since
+        only the engine knows whether the prompt is too long."""
+        lengths = [
+            each.max_model_len
+            for each in self._workers
+            if each.max_model_len and (not model or model in _names(each))
+        ]
+        return min([ESTIMATE_MAX, *(length // 2 for length in lengths)])
+
+    def models(self) -> list[dict[str, Any]]:
+        """The models of all workers as OpenAI lists them: names, aliases, LoRAs, each once."""
+        cards: dict[str, dict[str, Any]] = {}
+        for each in self._workers:
+            if each.drained or not each.model:
+                continue
+            for name in _names(each):
+                parent = each.model if name in each.lora_names else None
+                card = cards.setdefault(
+                    name,
+                    {
+                        "id": name,
+                        "object": "model",
+                        "created": self._created.get(name, 0),
+                        "owned_by": each.engine or "kvroute",
+                        "root": each.model,
+                        "parent": parent,
+                        "max_model_len": each.max_model_len or None,
+                    },
+                )
+                if each.max_model_len and (
+                    not card["max_model_len"] or each.max_model_len < card["max_model_len"]
+                ):
+                    card["max_model_len"] = each.max_model_len
+        return [cards[name] for name in sorted(cards)]
+
+
+def _names(worker: WorkerStatus) -> list[str]:
+    return [worker.model, *worker.model_aliases, *worker.lora_names] if worker.model else []

@@ -1,0 +1,304 @@
+"""The gateway's HTTP server: paths, limits, errors.
+
+POST  the paths of openai_body.PATHS, each forwarded to a worker
+GET   /v1/models, /v1/models/NAME, /health (the process), /ready (some worker may be picked),
+      /metrics
+
+Law: every request is counted once, by its path and its outcome, and leaves no body behind.
+"""
+
+import asyncio
+import ipaddress
+import logging
+import uuid
+
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry
+
+from kvroute.client import KvRouteError, RouterUnreachable
+from kvroute.client.life import failure_reason
+from kvroute.v1 import FailureReason
+from router.config.gateway_settings import GatewaySettings
+from router.config.settings import ConfigError
+from router.front.exchange import Blame, Exchange
+from router.front.gateway.counters import GatewayCounters
+from router.front.gateway.forwarding import WORKER_ERRORS, ClientLeft, Forwarder
+from router.front.gateway.roster import Roster
+from router.front.gateway.upstreams import WorkerAnswered
+from router.front.openai_body import PATHS, shape_of
+from router.front.refusals import Answer, FrontRefusal, Shape, answer_of
+from router.metrics.http import split_address
+from router.metrics.scrape import Scrape
+
+REQUEST_ID_MAX = 256
+"""Characters of a client's X-Request-Id; a longer one, or one that isn't printable, is replaced."""
+_MIB = 1 << 20
+
+log = logging.getLogger("kvroute.gateway")
+
+
+class _Call:
+    """A client's request, and what is said of it at its end."""
+
+    def __init__(self, request: web.Request, began_s: float) -> None:
+        self.request = request
+        self.began_s = began_s
+        self.outcome = "cancelled"
+        known = request.headers.get("X-Request-Id", "")
+        usable = known and len(known) <= REQUEST_ID_MAX and known.isprintable()
+        self.request_id = known if usable else uuid.uuid4().hex
+
+
+class GatewayServer:
+    """Serves HTTP; knows no sockets to workers."""
+
+    def __init__(
+        self,
+        settings: GatewaySettings,
+        forwarder: Forwarder,
+        roster: Roster,
+        counters: GatewayCounters,
+    ) -> None:
+        """Raises ConfigError for an address that is none, or that the settings don't allow."""
+        self._settings = settings
+        self._forwarder = forwarder
+        self._roster = roster
+        self._counters = counters
+        self._host, self._port = check_address(settings)
+        self._open = 0
+        self._body_bytes = 0
+        self._stopping = False
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._runner = web.AppRunner(
+            self._app(),
+            access_log=None,
+            handler_cancellation=True,
+            max_field_size=settings.header_kib_max * 1024,
+            max_line_size=settings.header_kib_max * 1024,
+            shutdown_timeout=1.0,
+        )
+        self.port = 0
+
+    def _app(self) -> web.Application:
+        app = web.Application(client_max_size=self._settings.body_mib_max * _MIB)
+        app.router.add_get("/health", self._health)
+        app.router.add_get("/ready", self._ready)
+        app.router.add_get("/metrics", self._metrics)
+        app.router.add_get("/v1/models", self._models)
+        app.router.add_get("/v1/models/{name:.+}", self._model)
+        for path in PATHS:
+            app.router.add_post(path, self._forward)
+        app.router.add_route("*", "/{path:.*}", self._unknown)
+        return app
+
+    async def start(self) -> None:
+        """Listens; raises ConfigError when the address can't be had."""
+        await self._runner.setup()
+        reuse = self._settings.reuse_port
+        site = web.TCPSite(self._runner, self._host, self._port, reuse_port=reuse)
+        try:
+            await site.start()
+        except OSError as error:
+            await self._runner.cleanup()
+            raise ConfigError(
+                f"can't serve HTTP on {self._host}:{self._port}: {error.strerror}"
+                " - at `$.gateway.listen`"
+            ) from error
+        self.port = self._runner.addresses[0][1]
+
+    async def stop(self, drain_s: float) -> None:
+        """Refuses new requests, waits for the open ones, then closes every connection."""
+        self._stopping = True
+        try:
+            async with asyncio.timeout(drain_s):
+                await self._idle.wait()
+        except TimeoutError:
+            log.warning("%d requests were still open after %g s", self._open, drain_s)
+        await self._runner.cleanup()
+
+    # Requests to workers
+
+    async def _forward(self, request: web.Request) -> web.StreamResponse:
+        call = _Call(request, asyncio.get_running_loop().time())
+        self._open += 1
+        self._idle.clear()
+        self._counters.open.set(self._open)
+        held = 0
+        try:
+            held = self._hold(request)
+            return await self._served(call)
+        except FrontRefusal as refusal:
+            return self._refused(call, refusal)
+        finally:
+            self._open -= 1
+            self._body_bytes -= held
+            self._counters.open.set(self._open)
+            self._counters.body_bytes.set(self._body_bytes)
+            self._counters.requests.labels(request.path, call.outcome).inc()
+            if not self._open:
+                self._idle.set()
+
+    def _hold(self, request: web.Request) -> int:
+        """Bytes to reckon with for the request's body; raises FrontRefusal past a limit."""
+        settings = self._settings
+        if self._stopping:
+            raise FrontRefusal("STOPPING", "the gateway is stopping")
+        if self._open > settings.open_max:
+            raise FrontRefusal("TOO_MANY_REQUESTS", f"{settings.open_max} requests are open")
+        most = settings.body_mib_max * _MIB
+        length = request.content_length
+        if length is not None and length > most:
+            raise FrontRefusal("BODY_TOO_LARGE", f"the body is over {settings.body_mib_max} MiB")
+        size = most if length is None else length  # without a length it may be the largest
+        if self._body_bytes + size > max(settings.bodies_mib_max * _MIB, most):
+            message = f"bodies of open requests hold {settings.bodies_mib_max} MiB"
+            raise FrontRefusal("TOO_MANY_BYTES", message)
+        self._body_bytes += size
+        self._counters.body_bytes.set(self._body_bytes)
+        return size
+
+    async def _served(self, call: _Call) -> web.StreamResponse:
+        request = call.request
+        try:
+            body = await request.read()
+        except web.HTTPRequestEntityTooLarge:
+            message = f"the body is over {self._settings.body_mib_max} MiB"
+            raise FrontRefusal("BODY_TOO_LARGE", message) from None
+        except (ConnectionError, web.RequestPayloadError) as error:
+            raise FrontRefusal("INVALID_BODY", f"the body can't be read: {error}") from None
+        exchange = Exchange(
+            request.path,
+            body,
+            request.headers,
+            request_id=call.request_id,
+            low_first=self._settings.priority == "lower",
+        )
+        try:
+            response = await self._forwarder.serve(request, exchange, call.began_s)
+        except ClientLeft:
+            return web.Response(status=499)  # nobody reads it
+        except KvRouteError as error:
+            return self._unrouted(call, error)
+        except WorkerAnswered as error:
+            call.outcome = "failed"
+            answer = web.Response(status=error.status, body=error.body, headers=error.headers)
+            answer.headers["X-Request-Id"] = exchange.request_id
+            return answer
+        except WORKER_ERRORS as error:
+            call.outcome = "failed"
+            return self._failed(call, error)
+        except Exception:
+            log.exception("a request failed in the gateway itself")
+            call.outcome = "failed"
+            return self._answer(call, "GATEWAY_FAULT", "the gateway failed")
+        call.outcome = _outcome(exchange)
+        return response
+
+    def _unrouted(self, call: _Call, error: KvRouteError) -> web.Response:
+        reason = error.reason or error.code.name
+        if error.reason is None and isinstance(error, RouterUnreachable):
+            reason = "ROUTER_UNREACHABLE"
+        call.outcome = "refused"
+        self._counters.refusals.labels(reason).inc()
+        return self._answer(call, reason, error.message, retry_after_s=error.retry_after_s)
+
+    def _failed(self, call: _Call, error: Exception) -> web.Response:
+        silent = failure_reason(error) == FailureReason.FAILURE_REASON_TIMEOUT
+        reason = "WORKER_SILENT" if silent else "WORKER_FAILED"
+        notes = "; ".join(getattr(error, "__notes__", ()))
+        log.warning("%s: %s: %s %s", call.request.path, type(error).__name__, error, notes)
+        message = "no worker answered in time" if silent else "no worker answered"
+        return self._answer(call, reason, f"{message}: {type(error).__name__}: {error}")
+
+    def _refused(self, call: _Call, refusal: FrontRefusal) -> web.Response:
+        reason, message = refusal.reason, refusal.message
+        call.outcome = "refused"
+        self._counters.refusals.labels(reason).inc()
+        retry_after_s = 1.0 if reason in ("TOO_MANY_REQUESTS", "TOO_MANY_BYTES") else None
+        return self._answer(call, reason, message, retry_after_s=retry_after_s, param=refusal.param)
+
+    def _answer(
+        self,
+        call: _Call,
+        reason: str,
+        message: str,
+        *,
+        retry_after_s: float | None = None,
+        param: str | None = None,
+    ) -> web.Response:
+        kind = PATHS.get(call.request.path)
+        shape = Shape.OPENAI if kind is None else shape_of(kind)
+        answer = answer_of(reason, message, shape, retry_after_s=retry_after_s, param=param)
+        return _response(answer, call.request_id)
+
+    # Its own paths
+
+    async def _health(self, request: web.Request) -> web.Response:
+        return web.Response(text="ok\n")
+
+    async def _ready(self, request: web.Request) -> web.Response:
+        ready = self._roster.ready and not self._stopping
+        return web.Response(
+            text="ready\n" if ready else "not ready\n", status=200 if ready else 503
+        )
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        body = await asyncio.to_thread(Scrape(self._registry).text)
+        return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    @property
+    def _registry(self) -> CollectorRegistry:
+        return self._counters.registry
+
+    async def _models(self, request: web.Request) -> web.Response:
+        if not self._roster.ready:
+            await self._roster.refresh()
+        return web.json_response({"object": "list", "data": self._roster.models()})
+
+    async def _model(self, request: web.Request) -> web.Response:
+        name = request.match_info["name"]
+        for card in self._roster.models():
+            if card["id"] == name:
+                return web.json_response(card)
+        return self._answer(_Call(request, 0.0), "UNKNOWN_MODEL", f"no model is called {name!r}")
+
+    async def _unknown(self, request: web.Request) -> web.Response:
+        known = request.path in PATHS
+        reason = "METHOD_NOT_ALLOWED" if known else "UNKNOWN_PATH"
+        message = f"{request.method} {request.path[:200]} is no path of the gateway"
+        return self._answer(_Call(request, 0.0), reason, message)
+
+
+def _outcome(exchange: Exchange) -> str:
+    outcome = exchange.outcome
+    if outcome is None or outcome.blame is Blame.CANCELLED:
+        return "cancelled"
+    if outcome.blame is Blame.CLIENT:
+        return "worker_refused"
+    return "finished" if outcome.blame is None else "cut"
+
+
+def _response(answer: Answer, request_id: str) -> web.Response:
+    headers = dict(answer.headers) | {"X-Request-Id": request_id}
+    return web.Response(status=answer.status, body=answer.body, headers=headers)
+
+
+def check_address(settings: GatewaySettings) -> tuple[str, int]:
+    """Host and port to listen on; raises ConfigError for an address that the settings forbid."""
+    host, port = split_address(settings.listen)
+    if not settings.any_address and not _is_loopback(host):
+        raise ConfigError(
+            f"{settings.listen} is not loopback, and the gateway checks no keys: set"
+            " gateway.any_address if something in front of it does - at `$.gateway.listen`"
+        )
+    return host, port
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

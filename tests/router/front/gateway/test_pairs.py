@@ -1,0 +1,107 @@
+"""Pairs: a prefill worker and a decode worker for one request, as vLLM and SGLang want it."""
+
+import asyncio
+import json
+from typing import Any
+
+from aiohttp import web
+
+from router.reservations.reservations import Ending
+from tests.router.front.gateway.test_gateway import BODY, CHAT, DONE, EVENTS, LAST, USAGE, WHOLE
+from tests.stage.gateway import Stage, Worker, a_gateway, answering, streaming
+
+LONG = {**BODY, "messages": [{"role": "user", "content": "hello " * 4000}]}
+HANDED: dict[str, Any] = {"do_remote_prefill": True, "remote_block_ids": [1, 2]}
+PREFILLED = b'{"usage":%s,"kv_transfer_params":%s}' % (USAGE, json.dumps(HANDED).encode())
+
+
+async def paired(stage: Stage, prefill: Worker, decode: Worker, engine: str, **more: Any) -> None:
+    about = {"engine": engine, "max_model_len": 100_000} | more
+    stage.add("p", prefill, role="prefill", **about)
+    stage.add("d", decode, role="decode", **about)
+    await stage.gateway.roster.refresh()
+
+
+async def test_vllms_prefill_worker_answers_first_and_hands_over() -> None:
+    prefill, decode = Worker(answering(PREFILLED)), Worker(streaming(*EVENTS, LAST, DONE))
+    async with prefill.run(), decode.run(), a_gateway() as stage:
+        await paired(stage, prefill, decode, "vllm", kv_connector="NixlConnector")
+        body = {**LONG, "stream": True, "max_tokens": 50}
+        async with stage.post(CHAT, body, headers={"X-Request-Id": "mine"}) as answer:
+            assert await answer.read() == b"".join([*EVENTS, DONE])
+            assert answer.headers["X-Request-Id"] == "mine"
+        first, second = json.loads(prefill.bodies[0]), json.loads(decode.bodies[0])
+        assert (first["max_tokens"], first["stream"], first["stream_options"]) == (1, False, None)
+        assert first["kv_transfer_params"]["do_remote_decode"] is True
+        assert second["kv_transfer_params"] == HANDED
+        assert (second["max_tokens"], second["stream"]) == (50, True)
+        assert second["messages"] == LONG["messages"]
+        ids = {worker.requests[0].headers["X-Request-Id"] for worker in (prefill, decode)}
+        assert len(ids) == 1, "by which the two halves meet"
+        await stage.until(lambda: stage.endings == {Ending.FINISHED: 1})
+        assert stage.sample("kvroute_gateway_pairs_total", engine="vllm") == 1
+
+
+async def test_a_prefill_worker_that_fails_is_replaced_and_blamed() -> None:
+    broken, prefill = Worker(answering(b"{}", 500)), Worker(answering(PREFILLED))
+    decode = Worker(answering(WHOLE))
+    async with broken.run(), prefill.run(), decode.run(), a_gateway() as stage:
+        await paired(stage, broken, decode, "vllm", kv_connector="NixlConnector")
+        async with stage.post(CHAT, LONG) as answer:
+            assert answer.status == 500, "there is no other prefill worker"
+        assert not decode.bodies
+        outcomes = stage.served.fleet.core.fleet.outcomes_of
+        keys = {key.worker_id: key for key in stage.served.fleet.relays}
+        await stage.until(lambda: bool(outcomes(keys["p"])))
+        assert not outcomes(keys["d"])
+
+
+async def test_a_clients_mistake_comes_back_from_the_prefill_worker() -> None:
+    prefill, decode = Worker(answering(b'{"error":"bad"}', 400)), Worker(answering(WHOLE))
+    async with prefill.run(), decode.run(), a_gateway() as stage:
+        await paired(stage, prefill, decode, "vllm", kv_connector="NixlConnector")
+        async with stage.post(CHAT, LONG) as answer:
+            assert (answer.status, await answer.read()) == (400, b'{"error":"bad"}')
+        assert not decode.bodies
+        await stage.until(lambda: stage.endings == {Ending.FAILED_CLIENT: 1})
+
+
+async def test_sglangs_workers_get_the_request_at_once() -> None:
+    both = asyncio.Barrier(2)
+
+    async def meets(request: web.Request, _: bytes) -> web.StreamResponse:
+        await both.wait()
+        return web.Response(body=WHOLE, headers={"Content-Type": "application/json"})
+
+    prefill, decode = Worker(meets), Worker(meets)
+    async with prefill.run(), decode.run(), a_gateway() as stage:
+        await paired(stage, prefill, decode, "sglang", bootstrap_port=8998)
+        async with stage.post(CHAT, LONG) as answer:
+            assert await answer.read() == WHOLE
+        first, second = json.loads(prefill.bodies[0]), json.loads(decode.bodies[0])
+        assert first == second
+        assert first["bootstrap_port"] == 8998
+        assert first["messages"] == LONG["messages"]
+        await stage.until(lambda: stage.endings == {Ending.FINISHED: 1})
+
+
+async def test_an_sglang_prefill_worker_that_fails_ends_the_decode_workers_request() -> None:
+    async def waits(request: web.Request, _: bytes) -> web.StreamResponse:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    prefill, decode = Worker(answering(b"{}", 503)), Worker(waits)
+    async with prefill.run(), decode.run(), a_gateway() as stage:
+        await paired(stage, prefill, decode, "sglang", bootstrap_port=8998)
+        async with stage.post(CHAT, LONG) as answer:
+            assert answer.status == 503
+        await stage.until(lambda: decode.left == len(decode.bodies))
+
+
+async def test_pairs_can_be_switched_off() -> None:
+    prefill, decode = Worker(answering(PREFILLED)), Worker(answering(WHOLE))
+    async with prefill.run(), decode.run(), a_gateway(pairs="never") as stage:
+        await paired(stage, prefill, decode, "vllm", kv_connector="NixlConnector")
+        async with stage.post(CHAT, LONG) as answer:
+            assert answer.status == 503
+            assert answer.headers["X-Kvroute-Reason"] == "NO_ELIGIBLE_WORKER"

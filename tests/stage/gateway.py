@@ -1,0 +1,146 @@
+"""A gateway on loopback, between a real router's gRPC face and workers that the test plays."""
+
+import asyncio
+import io
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+from prometheus_client import CollectorRegistry
+
+from events.plane.clock import unix_now
+from router.config.gateway_settings import GatewaySettings
+from router.front.gateway.gateway import Gateway
+from router.reservations.reservations import Ending
+from tests.stage.served import Served, served
+
+Play = Callable[[web.Request, bytes], Awaitable[web.StreamResponse]]
+GUARD_S = 20.0
+"""What hangs fails; nothing waits this long."""
+
+
+@dataclass
+class Worker:
+    """An engine's HTTP server that answers as the test says."""
+
+    play: Play
+    bodies: list[bytes] = field(default_factory=list)
+    requests: list[web.Request] = field(default_factory=list)
+    left: int = 0
+    """Requests whose client went away before the answer's end."""
+    address: str = ""
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        body = await request.read()
+        self.bodies.append(body)
+        self.requests.append(request)
+        try:
+            return await self.play(request, body)
+        except (asyncio.CancelledError, ConnectionError):
+            self.left += 1
+            raise
+
+    @asynccontextmanager
+    async def run(self) -> AsyncIterator[None]:
+        app = web.Application(client_max_size=1 << 26)
+        app.router.add_route("*", "/{path:.*}", self.handle)
+        runner = web.AppRunner(
+            app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1
+        )
+        await runner.setup()
+        try:
+            await web.TCPSite(runner, "127.0.0.1", 0).start()
+            self.address = f"http://127.0.0.1:{runner.addresses[0][1]}"
+            yield
+        finally:
+            await runner.cleanup()
+
+
+@dataclass
+class Stage:
+    """What a test plays on."""
+
+    served: Served
+    gateway: Gateway
+    http: aiohttp.ClientSession
+    base: str
+
+    @property
+    def endings(self) -> dict[Ending, int]:
+        return {ending: n for ending, n in self.served.fleet.core.endings.items() if n}
+
+    @property
+    def open(self) -> int:
+        return len(self.served.fleet.core.reservations)
+
+    def add(self, worker_id: str, worker: Worker | str, **about: Any) -> None:
+        address = worker if isinstance(worker, str) else worker.address
+        self.served.fleet.add(worker_id, address=address, **about)
+
+    def post(self, path: str, body: object = None, **about: Any) -> Any:
+        if isinstance(body, bytes):
+            body = io.BytesIO(body)
+        content = {"json": body} if isinstance(body, dict) else {"data": body}
+        return self.http.post(f"{self.base}{path}", **content, **about)
+
+    def sample(self, family: str, **labels: str) -> float:
+        return self.gateway.counters.registry.get_sample_value(family, labels) or 0.0
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(GUARD_S):
+            while not condition():  # noqa: ASYNC110  # nothing to await
+                await asyncio.sleep(0.001)
+
+
+@asynccontextmanager
+async def a_gateway(*workers: Worker, **settings: Any) -> AsyncIterator[Stage]:
+    """A gateway before a fleet of these workers, w0, w1 ...; the tests add others."""
+    async with AsyncExitStack() as stack:
+        for worker in workers:
+            await stack.enter_async_context(worker.run())
+        router = await stack.enter_async_context(served())
+        broken: list[BaseException] = []
+        gateway = Gateway(
+            GatewaySettings(listen="127.0.0.1:0", **settings),
+            [f"127.0.0.1:{router.server.port}"],
+            CollectorRegistry(),
+            clock=unix_now,
+            broke=broken.append,
+        )
+        for number, worker in enumerate(workers):
+            router.fleet.add(f"w{number}", address=worker.address)
+        await gateway.start()
+        stack.push_async_callback(gateway.stop)
+        http = await stack.enter_async_context(aiohttp.ClientSession())
+        base = f"http://127.0.0.1:{gateway.port}"
+        await gateway.roster.refresh()
+        yield Stage(router, gateway, http, base)
+        await http.close()
+        assert not broken
+
+
+def answering(body: bytes, status: int = 200, **headers: str) -> Play:
+    """Answers every request so."""
+
+    async def play(request: web.Request, _: bytes) -> web.StreamResponse:
+        return web.Response(
+            body=body, status=status, headers={"Content-Type": "application/json", **headers}
+        )
+
+    return play
+
+
+def streaming(*chunks: bytes) -> Play:
+    """Answers every request with a stream of these chunks, each sent by itself."""
+
+    async def play(request: web.Request, _: bytes) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        for chunk in chunks:
+            await response.write(chunk)
+        return response
+
+    return play
