@@ -82,6 +82,8 @@ _KNOWN = (
     "messages", "model", "tools", "chat_template_kwargs", "add_generation_prompt",
     "continue_final_message", "add_special_tokens", "mm_processor_kwargs",
 )  # fmt: skip
+_NOT_OF_CHATS = ("add_generation_prompt", "add_special_tokens")
+"""Fields that SGLang's chats ignore, and that its /tokenize obeys."""
 _IGNORED = ("reasoning_effort", "documents")
 """Fields of which vLLM's /tokenize takes no notice, though they change the prompt."""
 
@@ -213,13 +215,21 @@ def _question(engine: EngineKind, kind: PromptKind, content: bytes) -> bytes:
             completion = msgspec.json.decode(content, type=_Completion)
             return _completion(completion)
         if engine is EngineKind.SGLANG:
-            return content
+            return _as_chats_read_it(content)
         chat = msgspec.json.decode(content, type=_Chat)
     except msgspec.DecodeError as error:
         raise EngineRefused(f"the body can't be read: {error}") from None
     if ignored := [name for name in _IGNORED if _is_set(getattr(chat, name))]:
         raise EngineUnsupported(f"vLLM's /tokenize ignores {', '.join(ignored)}")
     return _object({name: getattr(chat, name) for name in _KNOWN})
+
+
+def _as_chats_read_it(content: bytes) -> bytes:
+    """The same chat, without what only SGLang's /tokenize reads in it."""
+    fields = msgspec.json.decode(content, type=dict[str, msgspec.Raw])
+    if not any(name in fields for name in _NOT_OF_CHATS):
+        return content
+    return _object({name: fields[name] for name in fields if name not in _NOT_OF_CHATS})
 
 
 def _completion(body: _Completion) -> bytes:

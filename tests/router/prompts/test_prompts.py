@@ -321,6 +321,25 @@ async def test_what_tokenize_would_read_otherwise_is_not_sent_to_it(
         await engines.close()
 
 
+async def test_sglang_is_not_sent_what_only_its_tokenize_reads(folder: RendererSettings) -> None:
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    body = {"messages": messages, "continue_final_message": True, "add_generation_prompt": False}
+    engines, sent = Engines(), []
+
+    class Listening(StandIn):
+        async def tokenize(self, request: web.Request) -> web.Response:
+            sent.append(await request.json())
+            return web.json_response({"tokens": [1]})
+
+    try:
+        async with serving(Listening(folder)) as engine:
+            content = json.dumps(body).encode()
+            await engines.ask(engine.address, EngineKind.SGLANG, CHAT, content, "m")
+    finally:
+        await engines.close()
+    assert sent == [{"messages": messages, "continue_final_message": True}]
+
+
 def test_there_are_twenty_canaries_of_many_shapes(folder: RendererSettings) -> None:
     renderer = Renderer(folder)
     bodies = canaries("m")
