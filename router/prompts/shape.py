@@ -15,6 +15,8 @@ NAME_CHARACTERS_MAX = 24
 """Of one such name; a longer one is `kwargs(many)`, too."""
 
 _TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
+_TOOL = frozenset({"type", "function", "name", "description", "input_schema", "cache_control"})
+_FUNCTION = frozenset({"name", "description", "parameters", "strict"})
 _ROLES = frozenset({"user", "assistant", "system", "developer", "tool"})
 _OPTIONS = (
     "add_special_tokens",
@@ -46,6 +48,8 @@ def _features(body: Body) -> Iterator[str]:
         return
     if fields.get("tools"):
         yield "tools"
+        if not _are_plain(fields["tools"]):
+            yield "tool_fields"
     yield from _choice(fields.get("tool_choice"))
     effort = fields.get("reasoning_effort")
     if effort is not None:
@@ -73,6 +77,16 @@ def _prompt(prompt: Any) -> Iterator[str]:
     yield "list"
     if isinstance(first, list):
         yield "ids"
+
+
+def _are_plain(tools: Any) -> bool:
+    """Whether no tool has rare fields, which engines treat each in a way of its own."""
+    return isinstance(tools, list) and all(
+        isinstance(tool, dict)
+        and tool.keys() <= _TOOL
+        and (not isinstance(tool.get("function"), dict) or tool["function"].keys() <= _FUNCTION)
+        for tool in tools
+    )
 
 
 def _choice(choice: Any) -> Iterator[str]:
