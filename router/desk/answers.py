@@ -1,7 +1,7 @@
 """What a desk answers a request with: at once, or later."""
 
 from collections.abc import Callable, Generator
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from router.audit.sampling import Due
 from router.desk.codec import Received
@@ -18,6 +18,16 @@ Refuse: TypeAlias = Callable[["Waiting", Refusal], None]
 """Counts the refusal of a request that waited."""
 
 
+class Outlook(NamedTuple):
+    """Where a request that waits stands."""
+
+    ahead: int
+    """Requests of its pool that are to go before it."""
+    waited_s: float
+    expected_s: float | None
+    """Of its wait from now on; None: no request of its pool went yet."""
+
+
 class Waiting:
     """A request whose answer comes later: a Job (router/core/admission.py) of a desk."""
 
@@ -30,6 +40,7 @@ class Waiting:
         "read",
         "request",
         "request_id",
+        "tells",
         "waiter",
     )
 
@@ -41,13 +52,16 @@ class Waiting:
         read: tuple[Received, Request] | None,
         answer: Answer,
         refuse: Refuse,
+        *,
+        tells: bool = False,
     ) -> None:
         """due: observers of what comes of the request. read: of a long request, what would take
-        long to read and hash again."""
+        long to read and hash again. tells: whether its caller wants to hear where it stands."""
         self.request = request
         self.request_id = request_id
         self.due = due
         self.read = read
+        self.tells = tells
         self._answer = answer
         self._refuse = refuse
         self.outcome: Answered | Refusal | None = None

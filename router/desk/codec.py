@@ -174,10 +174,21 @@ def read_wait(message: router_pb2.RouteRequest, now_s: float, left_s: float) -> 
     )
 
 
-def with_queue_time(answer: bytes, waited_s: float) -> bytes:
-    """A RouteResponse with the time that its request waited: a field at the end of a message is
-    read like one in its place."""
-    return answer + _QUEUE_MS + _DOUBLE.pack(waited_s * 1000)
+def with_queue_time(answer: bytes, waited_s: float, ahead: int) -> bytes:
+    """A RouteResponse with the time that its request waited, and how many were ahead when it came:
+    fields at the end of a message are read like those in their places."""
+    place = router_pb2.RouteResponse(queue_ahead=ahead).SerializeToString()
+    return answer + _QUEUE_MS + _DOUBLE.pack(waited_s * 1000) + place
+
+
+def waiting_result(
+    index: int, ahead: int, waited_s: float, expected_s: float | None
+) -> router_pb2.RouteResult:
+    """Where an item of a stream stands in the queue."""
+    about = router_pb2.QueueProgress(ahead=ahead, waited_ms=waited_s * 1000)
+    if expected_s is not None:
+        about.expected_ms = expected_s * 1000
+    return router_pb2.RouteResult(index=index, waiting=about)
 
 
 def read_refused(content: bytes, refusal: Refusal, now_s: float, prompt_tokens_max: int) -> Refused:

@@ -28,7 +28,7 @@ from router.core.core import RouterCore
 from router.core.fast_path import LONG_BYTES, Batch, Results
 from router.core.progress import Progress, ProgressState, Repeated
 from router.desk import codec
-from router.desk.answers import Answered, Steps, Waiting
+from router.desk.answers import Answered, Outlook, Steps, Waiting
 from router.desk.counters import Metrics
 from router.desk.methods import ROUTE, ROUTE_STREAM
 from router.desk.stream_items import RouteItems
@@ -78,7 +78,7 @@ class Desk:
 
     def items(self) -> RouteItems:
         """For one stream of requests."""
-        return RouteItems(self.steps, self.cancel, self.run, self.leave)
+        return RouteItems(self.steps, self.cancel, self.run, self.leave, self.outlook)
 
     def route(self, request: bytes, left_s: float = inf) -> Answered | Waiting:
         """A request, answered at once or later; raises Refusal, counted.
@@ -133,6 +133,14 @@ class Desk:
             self.admission.leave(waiting.waiter, self._clock())
         elif isinstance(waiting.outcome, tuple) and not waiting.outcome[2]:
             self.unsent(waiting.outcome[1])
+
+    def outlook(self, waiting: Waiting) -> Outlook | None:
+        """Where a request that waits stands; None: it waits no longer."""
+        waiter, now_s = waiting.waiter, self._clock()
+        if waiting.outcome is not None or waiter is None or not waiter.waits:
+            return None
+        ahead, expected_s = self.admission.queue.outlook(waiter, now_s)
+        return Outlook(ahead, now_s - waiter.arrived_s, expected_s)
 
     def close(self) -> None:
         """Refuses what waits, since the router stops."""
@@ -283,7 +291,13 @@ class Desk:
 
         kept = read if len(request) > LONG_BYTES else None
         waiting = Waiting(
-            request, parsed.request_id, due, kept, self._answer_waiting, self._refused_waiting
+            request,
+            parsed.request_id,
+            due,
+            kept,
+            self._answer_waiting,
+            self._refused_waiting,
+            tells=received.message.queue_progress,
         )
         waiting.waiter = self.admission.route(
             parsed,
@@ -318,7 +332,8 @@ class Desk:
         self.on_change()
         content, reservation, repeated = plain
         if not repeated:
-            content = reservation.answer = codec.with_queue_time(content, waited_s)
+            ahead = 0 if waiting.waiter is None else waiting.waiter.ahead
+            content = reservation.answer = codec.with_queue_time(content, waited_s, ahead)
         return content, reservation, repeated
 
     def _refused_waiting(self, waiting: Waiting, refusal: Refusal) -> None:

@@ -6,13 +6,16 @@ Laws:
 - an item is decided once, or refused because its time was over;
 - an item cancelled after its answer was sent leaves nothing reserved;
 - an item that waits for a worker has its result in a message of its own, later, unless it is
-  cancelled.
+  cancelled;
+- an item whose caller wants to hear where it stands in the queue is told with a message of at most
+  TOLD_MAX such items, one in TOLD_EACH_S, and none after its result.
 """
 
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import islice
 from math import inf
 from time import perf_counter, thread_time
 from types import TracebackType
@@ -20,9 +23,10 @@ from typing import Any, Self, TypeAlias
 
 import grpc.aio
 
+from kvroute.v1 import router_pb2
 from router.core.fast_path import ITEMS_MAX, Batch, Results
 from router.desk import codec
-from router.desk.answers import Answered, Steps, Waiting
+from router.desk.answers import Answered, Outlook, Steps, Waiting
 from router.request.refusal import Reason, Refusal
 from router.reservations.reservations import Reservation
 from router.wire.received import TooMuch, in_order
@@ -34,6 +38,10 @@ whatever it holds. By the wall's clock a busy machine would make them smaller, a
 CANCELLABLE_MAX = 4096
 """Answers of a stream that can still be cancelled: a cancel passes its answer on the way, so it
 names one of the last."""
+TOLD_EACH_S = 1.0
+"""Between two messages of where items stand."""
+TOLD_MAX = 256
+"""Items of such a message: 2 ms. The others have their turn with the next messages."""
 
 
 class RouteItems:
@@ -45,26 +53,32 @@ class RouteItems:
         cancel: Callable[[Reservation], None],
         run: Callable[[Batch, Results, float], dict[int, Reservation]] = lambda *_: {},
         leave: Callable[[Waiting], None] = lambda _: None,
+        outlook: Callable[[Waiting], Outlook | None] = lambda _: None,
         clock: Callable[[], float] = perf_counter,
         cpu_clock: Callable[[], float] = thread_time,
     ) -> None:
         """route answers a RouteRequest (None: the item has none), whose caller waits for so many
         seconds more (0: its time is over), in steps, or raises Refusal; cancel ends a reservation
         that nobody waits for any more, leave the wait of a request; run answers some items at once:
-        see Lane.answers."""
+        see Lane.answers. outlook: where a request stands in the queue."""
         self._route = route
         self._cancel = cancel
         self._run = run
         self._leave = leave
+        self._outlook = outlook
         self._clock = clock
         self._cpu_clock = cpu_clock
         self._answered: OrderedDict[int, Reservation] = OrderedDict()
         """By item index, the oldest first."""
         self._waiting: dict[int, Waiting] = {}
         """Items that wait for a worker, by index."""
+        self._told: dict[int, None] = {}
+        """Of these, those whose callers want to hear where they stand; the next one in front."""
         self._late = Results()
         self.on_late: Callable[[], None] = lambda: None
         """Called when there is a result to take that no batch's `decide` yields."""
+        self.on_told: Callable[[], None] = lambda: None
+        """Called when an item begins to wait whose caller wants to hear where it stands."""
 
     @property
     def waiting(self) -> int:
@@ -75,9 +89,24 @@ class RouteItems:
         """A message of the results that came since the last one; None: there are none."""
         return self._late.take() if len(self._late) else None
 
+    def take_told(self) -> bytes | None:
+        """A message of where some items stand; None: no caller wants to hear more."""
+        if not self._told:
+            return None
+        message = router_pb2.RouteResults()
+        for index in list(islice(self._told, TOLD_MAX)):
+            del self._told[index]
+            waiting = self._waiting.get(index)
+            outlook = self._outlook(waiting) if waiting is not None else None
+            if outlook is not None:
+                self._told[index] = None  # behind the others
+                message.results.append(codec.waiting_result(index, *outlook))
+        return message.SerializeToString()
+
     def close(self) -> None:
         """The stream is over: nobody waits for its items any more."""
         waiting, self._waiting = self._waiting, {}
+        self._told.clear()
         for one in waiting.values():
             self._leave(one)
 
@@ -111,6 +140,7 @@ class RouteItems:
         """Answers the item that the batch is at."""
         if item.cancel:
             if (waiting := self._waiting.pop(item.index, None)) is not None:
+                self._told.pop(item.index, None)
                 self._leave(waiting)
                 return
             reservation = self._answered.pop(item.index, None)
@@ -135,14 +165,19 @@ class RouteItems:
         """An item's result comes later. A second one of the same index takes its place, as its
         answer would."""
         if (earlier := self._waiting.pop(index, None)) is not None:
+            self._told.pop(index, None)
             self._leave(earlier)
         self._waiting[index] = waiting
         waiting.on_done = partial(self._done, index, waiting)
+        if waiting.tells:
+            self._told[index] = None
+            self.on_told()
 
     def _done(self, index: int, waiting: Waiting) -> None:
         if self._waiting.get(index) is not waiting:
             return
         del self._waiting[index]
+        self._told.pop(index, None)
         try:
             self._add(self._late, index, waiting.take())
         except Refusal as refusal:

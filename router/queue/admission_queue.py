@@ -264,6 +264,13 @@ class AdmissionQueue:
         """Whether a request is refused whose wait can't end in time: `too_long`."""
         return self._early.mode != "never"
 
+    def outlook(self, waiter: Waiter, now_s: float) -> tuple[int, float | None]:
+        """Of a request that waits: requests of its pool that are to go before it, and its expected
+        wait from now on; None: no request of the pool went yet."""
+        queue = self._pools[waiter.pool]
+        places = queue.places(waiter, now_s)
+        return _before(places), queue.rate.wait_s(places, now_s)
+
     def take_doubtful(self, now_s: float, most: int) -> list[Waiter]:
         """Waiting requests to be looked at by `too_long` now, so many at most."""
         return self._early.take(now_s, most)
@@ -416,6 +423,7 @@ class AdmissionQueue:
         if waiter.request_id:
             self._by_id.setdefault(waiter.request_id, []).append(waiter)
         queue.add(waiter, now_s)
+        waiter.ahead = _before(queue.places(waiter, now_s))
 
     def _leave(self, waiter: Waiter, fate: Fate, now_s: float) -> None:
         queue = self._pools[waiter.pool]
@@ -439,3 +447,8 @@ class AdmissionQueue:
             idle = next((pool for pool, queue in self._pools.items() if not queue.count), None)
             if idle is not None:
                 del self._pools[idle]
+
+
+def _before(places: float) -> int:
+    """Requests that go before one does, of those that go until it does."""
+    return max(0, round(places) - 1)

@@ -83,6 +83,8 @@ class Waiter:
     """PrefixHash of the uncached blocks by which it has siblings (router/queue/siblings.py)."""
     level: int = 0
     """Number of its band, 0 for the lowest."""
+    ahead: int = 0
+    """Requests of its pool that were to go before it when it came."""
     passed_at: int | None = None
     """The version of the room at which no worker had room for it."""
 

@@ -20,7 +20,7 @@ from kvroute.client.fallback import Fallback, FallbackPolicy
 from kvroute.client.fleet_calls import FleetCalls
 from kvroute.client.life import RoutedRequest
 from kvroute.client.lines import SILENT_S
-from kvroute.client.options import RouteOptions, route_bytes, route_request
+from kvroute.client.options import OnQueued, RouteOptions, route_bytes, route_request
 from kvroute.client.pick import Pick
 from kvroute.client.picking import Picker
 from kvroute.client.prompt_hashing import PromptHashing
@@ -170,25 +170,44 @@ class KvRouteClient(FleetCalls):
     # Requests
 
     async def route(
-        self, *, timeout_s: float | None = None, **options: Unpack[RouteOptions]
+        self,
+        *,
+        timeout_s: float | None = None,
+        on_queued: OnQueued | None = None,
+        **options: Unpack[RouteOptions],
     ) -> Pick:
         """Picks a worker and reserves the request's load there; options: see RouteOptions.
 
         The caller reports the request's progress with report(); request() reports by itself.
+        on_queued: called with a QueueProgress once a second while the request waits in the router's
+        queue. Requests that go as a call of their own, in the place of the fast lane, have none: a
+        client's first ones, and those over 1 MB.
         """
         model = self._picker.hashed(options)
-        return await self._picker.pick(route_bytes(**options), timeout_s, model)
+        if on_queued is not None:
+            options["queue_progress"] = True
+        request = route_bytes(**options)
+        return await self._picker.pick(request, timeout_s, model, on_queued=on_queued)
 
     def request(
-        self, *, timeout_s: float | None = None, **options: Unpack[RouteOptions]
+        self,
+        *,
+        timeout_s: float | None = None,
+        on_queued: OnQueued | None = None,
+        **options: Unpack[RouteOptions],
     ) -> RoutedRequest:
-        """The life of one request, for `async with`; timeout_s is for its routing alone.
+        """The life of one request, for `async with`; timeout_s is for its routing alone, on_queued
+        as for route().
 
         Raises InvalidRequest, TypeError or ValueError at once for options that can't be sent.
         """
         model = self._picker.hashed(options)
+        if on_queued is not None:
+            options["queue_progress"] = True
         request = route_bytes(**options)
-        return self._routed(lambda: self._picker.pick(request, timeout_s, model))
+        return self._routed(
+            lambda: self._picker.pick(request, timeout_s, model, on_queued=on_queued)
+        )
 
     def attempts(
         self,

@@ -39,7 +39,7 @@ from kvroute.client.errors import (
     unreadable,
 )
 from kvroute.client.lane_items import BATCH_BYTES_MAX, SENDINGS_MAX, Item, LaneItems
-from kvroute.client.options import RouteBytes
+from kvroute.client.options import OnQueued, RouteBytes
 from kvroute.v1 import RouteResponse, RouteResults
 
 HOLD_S = 0.02
@@ -126,14 +126,16 @@ class Lane:
         """A call was answered without the lane."""
         self._called = True
 
-    async def route(self, request: RouteBytes, timeout_s: float) -> RouteResponse:
+    async def route(
+        self, request: RouteBytes, timeout_s: float, on_queued: OnQueued | None = None
+    ) -> RouteResponse:
         """One answer within timeout_s; raises KvRouteError. A cancelled caller drops the item."""
         if self._closed:
             raise ClientClosed
         loop = self._loop = self._loop or asyncio.get_running_loop()
         answer: asyncio.Future[RouteResponse] = loop.create_future()
         try:
-            item = self._items.add(request, timeout_s, loop.time(), answer)
+            item = self._items.add(request, timeout_s, loop.time(), answer, on_queued)
         except KvRouteError:
             self._counts["overflows"] += 1
             raise
@@ -269,6 +271,11 @@ class Lane:
         for result in results.results:
             taken = taken or result.index in self._newest
             item = self._items.sent(result.index)
+            if result.HasField("waiting"):
+                if item is not None and item.on_queued is not None:
+                    # What it raises is its own, not the lane's.
+                    asyncio.get_running_loop().call_soon(item.on_queued, result.waiting)
+                continue
             if item is None or item.answer.done():  # its caller is about to drop it
                 self._counts["late"] += 1
                 continue

@@ -16,7 +16,7 @@ import grpc
 from typing_extensions import override
 
 from kvroute.client.errors import ClientOverloaded
-from kvroute.client.options import RouteBytes
+from kvroute.client.options import OnQueued, RouteBytes
 from kvroute.client.wire import VARINT, head, varint
 from kvroute.v1 import RouteBatch, RouteItem, RouteResponse
 
@@ -43,6 +43,8 @@ class Item:
     timeout_s: float
     deadline_s: float
     answer: asyncio.Future[RouteResponse]
+    on_queued: OnQueued | None = None
+    """Called with where the request stands while it waits in the router's queue."""
     sendings: int = 0
 
 
@@ -88,6 +90,7 @@ class LaneItems:
         timeout_s: float,
         now_s: float,
         answer: asyncio.Future[RouteResponse],
+        on_queued: OnQueued | None = None,
     ) -> Item:
         """Adds a request to the next batch; raises ClientOverloaded at the bounds."""
         size = request.size
@@ -95,7 +98,7 @@ class LaneItems:
             raise _full(f"{self._items_max} requests are unanswered")
         if self._bytes + size > self._bytes_max and self._bytes:
             raise _full(f"{self._bytes} bytes of requests are unanswered")
-        item = Item(self._next_index, request, timeout_s, now_s + timeout_s, answer)
+        item = Item(self._next_index, request, timeout_s, now_s + timeout_s, answer, on_queued)
         self._next_index += 1
         self._bytes += size
         self._waiting_bytes += size

@@ -2,8 +2,8 @@
 
 import os
 import random
-from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple, TypedDict, Unpack
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple, TypeAlias, TypedDict, Unpack
 
 import grpc
 
@@ -11,8 +11,10 @@ from kvroute.client.errors import InvalidRequest
 from kvroute.client.hashes import block_hashes_of
 from kvroute.client.tokens import pack_tokens
 from kvroute.client.wire import head
-from kvroute.v1 import MultimodalItem, Phase, RouteRequest
+from kvroute.v1 import MultimodalItem, Phase, QueueProgress, RouteRequest
 
+OnQueued: TypeAlias = Callable[[QueueProgress], object]
+"""Called with where a request stands, while it waits in the router's queue."""
 _REQUEST_ID = RouteRequest.REQUEST_ID_FIELD_NUMBER
 _TOKEN_BYTES = RouteRequest.TOKEN_BYTES_FIELD_NUMBER
 _BLOCK_HASHES = RouteRequest.BLOCK_HASHES_FIELD_NUMBER
@@ -77,6 +79,8 @@ class RouteOptions(TypedDict, total=False):
     """Absent: the router's configured policy."""
     omit_receipt: bool | None
     """True: the pick has no receipt, which takes less time to make and to read."""
+    queue_progress: bool | None
+    """Set by `on_queued` of route() and request()."""
 
 
 _WAITED_MS_MAX = (1 << 32) - 1

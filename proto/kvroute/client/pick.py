@@ -122,7 +122,7 @@ class Pick:
     def __repr__(self) -> str:
         shown = (
             "request_id", "reservation_id", "worker_id", "dp_rank", "address", "overlap_tokens",
-            "new_tokens", "queue_ms", "engine_priority", "lease_s", "fallback",
+            "new_tokens", "queue_ms", "queue_ahead", "engine_priority", "lease_s", "fallback",
         )  # fmt: skip
         return f"Pick({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
 
@@ -185,6 +185,13 @@ class Pick:
     def queue_ms(self) -> float:
         """Time spent in the router's queue."""
         return self.response.queue_ms
+
+    @property
+    def queue_ahead(self) -> int | None:
+        """Requests that were to go before this one when it came to the router's queue; None: it did
+        not wait."""
+        response = self.response
+        return response.queue_ahead if response.HasField("queue_ahead") else None
 
     @property
     def engine_priority(self) -> int | None:

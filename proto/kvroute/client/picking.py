@@ -15,7 +15,7 @@ from kvroute.client.errors import (
 )
 from kvroute.client.fallback import Fallback
 from kvroute.client.lines import Line
-from kvroute.client.options import RouteBytes, RouteOptions
+from kvroute.client.options import OnQueued, RouteBytes, RouteOptions
 from kvroute.client.pick import Pick
 from kvroute.client.prompt_hashing import PromptHashing
 from kvroute.client.takeover import Takeover
@@ -62,8 +62,10 @@ class Picker:
         timeout_s: float | None,
         model: str | None,
         is_final: Callable[[KvRouteError], bool] | None = None,
+        on_queued: OnQueued | None = None,
     ) -> Pick:
-        """model: of hashed(). is_final: errors that get no further attempt."""
+        """model: of hashed(). is_final: errors that get no further attempt. on_queued: see
+        KvRouteClient.route."""
         picked: list[Pick] = []
         waited_s, clock = 0.0, self._transport.clock
 
@@ -73,7 +75,7 @@ class Picker:
             try:
                 is_moved = waited_s >= MOVED_S_MIN
                 sent = request.waited(waited_s) if is_moved else request
-                return await self._route(line, sent, left_s)
+                return await self._route(line, sent, left_s, on_queued)
             except (Unavailable, grpc.aio.AioRpcError, asyncio.CancelledError):
                 waited_s += clock() - asked_s  # perhaps in the queue of a router that is gone
                 raise
@@ -107,13 +109,15 @@ class Picker:
             self._hashing.answered(model, response.hash_block_size)
         return Pick(request.request_id, response)
 
-    async def _route(self, line: Line, request: RouteBytes, left_s: float) -> RouteResponse:
+    async def _route(
+        self, line: Line, request: RouteBytes, left_s: float, on_queued: OnQueued | None
+    ) -> RouteResponse:
         """One attempt over one line."""
         if line.watch.silent and self._takeover.replaces_silent():
             await asyncio.sleep(0)  # a caller in a loop leaves the health checks their turn
             raise line.silence()
         if line.lane is not None and line.lane.takes(request.size):
-            response = await line.lane.route(request, left_s)
+            response = await line.lane.route(request, left_s, on_queued)
         else:
             content = b"".join(request.pieces)
             call = line.route(content, timeout=left_s, metadata=self._transport.metadata())

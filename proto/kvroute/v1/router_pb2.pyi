@@ -289,6 +289,7 @@ class RouteRequest(google.protobuf.message.Message):
     RETURN_TOKENS_FIELD_NUMBER: builtins.int
     REQUIRE_TOKENS_FIELD_NUMBER: builtins.int
     WAITED_MS_FIELD_NUMBER: builtins.int
+    QUEUE_PROGRESS_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """the same id and prompt get the same answer; empty: a random id"""
     model: builtins.str
@@ -328,6 +329,8 @@ class RouteRequest(google.protobuf.message.Message):
     """How long the request has waited in routers that ended before they answered. It counts for the request's turn, up to
     its queue_timeout_ms, once such a router is known to be gone, and for as many requests as waited there.
     """
+    queue_progress: builtins.bool
+    """true: on RouteStream, results with `waiting` come while the request waits in the router's queue"""
     @property
     def token_ids(self) -> Global___TokenIds: ...
     @property
@@ -372,9 +375,10 @@ class RouteRequest(google.protobuf.message.Message):
         return_tokens: builtins.bool = ...,
         require_tokens: builtins.bool = ...,
         waited_ms: builtins.int | None = ...,
+        queue_progress: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_expected_output_tokens", b"_expected_output_tokens", "_priority", b"_priority", "_queue_timeout_ms", b"_queue_timeout_ms", "_ttft_slo_ms", b"_ttft_slo_ms", "_waited_ms", b"_waited_ms", "block_hashes", b"block_hashes", "chat_completion_body", b"chat_completion_body", "completion_body", b"completion_body", "expected_output_tokens", b"expected_output_tokens", "messages_body", b"messages_body", "priority", b"priority", "prompt", b"prompt", "queue_timeout_ms", b"queue_timeout_ms", "text", b"text", "token_bytes", b"token_bytes", "token_ids", b"token_ids", "ttft_slo_ms", b"ttft_slo_ms", "waited_ms", b"waited_ms"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_expected_output_tokens", b"_expected_output_tokens", "_priority", b"_priority", "_queue_timeout_ms", b"_queue_timeout_ms", "_ttft_slo_ms", b"_ttft_slo_ms", "_waited_ms", b"_waited_ms", "allowed_worker_ids", b"allowed_worker_ids", "block_hashes", b"block_hashes", "cache_salt", b"cache_salt", "chat_completion_body", b"chat_completion_body", "completion_body", b"completion_body", "excluded_worker_ids", b"excluded_worker_ids", "expected_output_tokens", b"expected_output_tokens", "lora_name", b"lora_name", "messages_body", b"messages_body", "model", b"model", "multimodal_items", b"multimodal_items", "omit_receipt", b"omit_receipt", "phase", b"phase", "policy", b"policy", "priority", b"priority", "prompt", b"prompt", "queue_timeout_ms", b"queue_timeout_ms", "request_id", b"request_id", "require_tokens", b"require_tokens", "required_labels", b"required_labels", "return_tokens", b"return_tokens", "session_id", b"session_id", "tenant", b"tenant", "text", b"text", "token_bytes", b"token_bytes", "token_ids", b"token_ids", "ttft_slo_ms", b"ttft_slo_ms", "waited_ms", b"waited_ms"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_expected_output_tokens", b"_expected_output_tokens", "_priority", b"_priority", "_queue_timeout_ms", b"_queue_timeout_ms", "_ttft_slo_ms", b"_ttft_slo_ms", "_waited_ms", b"_waited_ms", "allowed_worker_ids", b"allowed_worker_ids", "block_hashes", b"block_hashes", "cache_salt", b"cache_salt", "chat_completion_body", b"chat_completion_body", "completion_body", b"completion_body", "excluded_worker_ids", b"excluded_worker_ids", "expected_output_tokens", b"expected_output_tokens", "lora_name", b"lora_name", "messages_body", b"messages_body", "model", b"model", "multimodal_items", b"multimodal_items", "omit_receipt", b"omit_receipt", "phase", b"phase", "policy", b"policy", "priority", b"priority", "prompt", b"prompt", "queue_progress", b"queue_progress", "queue_timeout_ms", b"queue_timeout_ms", "request_id", b"request_id", "require_tokens", b"require_tokens", "required_labels", b"required_labels", "return_tokens", b"return_tokens", "session_id", b"session_id", "tenant", b"tenant", "text", b"text", "token_bytes", b"token_bytes", "token_ids", b"token_ids", "ttft_slo_ms", b"ttft_slo_ms", "waited_ms", b"waited_ms"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_expected_output_tokens", b"_expected_output_tokens"]) -> typing.Literal["expected_output_tokens"] | None: ...
     @typing.overload
@@ -627,6 +631,7 @@ class RouteResponse(google.protobuf.message.Message):
     PREFILL_RECEIPT_FIELD_NUMBER: builtins.int
     HASH_BLOCK_SIZE_FIELD_NUMBER: builtins.int
     PROMPT_FIELD_NUMBER: builtins.int
+    QUEUE_AHEAD_FIELD_NUMBER: builtins.int
     reservation_id: builtins.str
     worker_id: builtins.str
     dp_rank: builtins.int
@@ -642,6 +647,10 @@ class RouteResponse(google.protobuf.message.Message):
     hash_block_size: builtins.int
     """Block size, in tokens, for block_hashes of the model's next prompts, which take an eighth of the bytes or less. Holds
     for requests like this one, without LoRA, salt and multimodal items. 0: send tokens.
+    """
+    queue_ahead: builtins.int
+    """Requests for the same model and role that were to go before this one when it came to the router's queue, by the order of
+    that moment. Absent: the request did not wait.
     """
     @property
     def labels(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]: ...
@@ -680,15 +689,45 @@ class RouteResponse(google.protobuf.message.Message):
         prefill_receipt: Global___Receipt | None = ...,
         hash_block_size: builtins.int = ...,
         prompt: Global___PromptTokens | None = ...,
+        queue_ahead: builtins.int | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_dp_rank", b"_dp_rank", "_engine_priority", b"_engine_priority", "dp_rank", b"dp_rank", "engine_priority", b"engine_priority", "overlap_tokens", b"overlap_tokens", "prefill_receipt", b"prefill_receipt", "prefill_worker", b"prefill_worker", "prompt", b"prompt", "receipt", b"receipt"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_dp_rank", b"_dp_rank", "_engine_priority", b"_engine_priority", "address", b"address", "alternatives", b"alternatives", "dp_rank", b"dp_rank", "engine_priority", b"engine_priority", "hash_block_size", b"hash_block_size", "labels", b"labels", "lease_s", b"lease_s", "new_tokens", b"new_tokens", "overlap_tokens", b"overlap_tokens", "prefill_receipt", b"prefill_receipt", "prefill_worker", b"prefill_worker", "prompt", b"prompt", "queue_ms", b"queue_ms", "receipt", b"receipt", "reservation_id", b"reservation_id", "worker_id", b"worker_id"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_dp_rank", b"_dp_rank", "_engine_priority", b"_engine_priority", "_queue_ahead", b"_queue_ahead", "dp_rank", b"dp_rank", "engine_priority", b"engine_priority", "overlap_tokens", b"overlap_tokens", "prefill_receipt", b"prefill_receipt", "prefill_worker", b"prefill_worker", "prompt", b"prompt", "queue_ahead", b"queue_ahead", "receipt", b"receipt"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_dp_rank", b"_dp_rank", "_engine_priority", b"_engine_priority", "_queue_ahead", b"_queue_ahead", "address", b"address", "alternatives", b"alternatives", "dp_rank", b"dp_rank", "engine_priority", b"engine_priority", "hash_block_size", b"hash_block_size", "labels", b"labels", "lease_s", b"lease_s", "new_tokens", b"new_tokens", "overlap_tokens", b"overlap_tokens", "prefill_receipt", b"prefill_receipt", "prefill_worker", b"prefill_worker", "prompt", b"prompt", "queue_ahead", b"queue_ahead", "queue_ms", b"queue_ms", "receipt", b"receipt", "reservation_id", b"reservation_id", "worker_id", b"worker_id"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_dp_rank", b"_dp_rank"]) -> typing.Literal["dp_rank"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_engine_priority", b"_engine_priority"]) -> typing.Literal["engine_priority"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_queue_ahead", b"_queue_ahead"]) -> typing.Literal["queue_ahead"] | None: ...
 
 Global___RouteResponse: typing_extensions.TypeAlias = RouteResponse
+
+@typing.final
+class QueueProgress(google.protobuf.message.Message):
+    """QueueProgress is where a request stands in the router's queue."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    AHEAD_FIELD_NUMBER: builtins.int
+    WAITED_MS_FIELD_NUMBER: builtins.int
+    EXPECTED_MS_FIELD_NUMBER: builtins.int
+    ahead: builtins.int
+    """requests for the same model and role that are to go before it"""
+    waited_ms: builtins.float
+    expected_ms: builtins.float
+    """wait from now on, from how fast requests went lately; absent: none went yet"""
+    def __init__(
+        self,
+        *,
+        ahead: builtins.int = ...,
+        waited_ms: builtins.float = ...,
+        expected_ms: builtins.float | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_expected_ms", b"_expected_ms", "expected_ms", b"expected_ms"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_expected_ms", b"_expected_ms", "ahead", b"ahead", "expected_ms", b"expected_ms", "waited_ms", b"waited_ms"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_expected_ms", b"_expected_ms"]) -> typing.Literal["expected_ms"] | None: ...
+
+Global___QueueProgress: typing_extensions.TypeAlias = QueueProgress
 
 @typing.final
 class CandidateRow(google.protobuf.message.Message):
@@ -1094,20 +1133,28 @@ class RouteResult(google.protobuf.message.Message):
     INDEX_FIELD_NUMBER: builtins.int
     RESPONSE_FIELD_NUMBER: builtins.int
     STATUS_FIELD_NUMBER: builtins.int
+    WAITING_FIELD_NUMBER: builtins.int
     index: builtins.int
     @property
     def response(self) -> Global___RouteResponse: ...
     @property
     def status(self) -> google.rpc.status_pb2.Status: ...
+    @property
+    def waiting(self) -> Global___QueueProgress:
+        """Only for requests with queue_progress, in the place of a result: once a second, first within a second of the wait's
+        beginning. The result follows.
+        """
+
     def __init__(
         self,
         *,
         index: builtins.int = ...,
         response: Global___RouteResponse | None = ...,
         status: google.rpc.status_pb2.Status | None = ...,
+        waiting: Global___QueueProgress | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["response", b"response", "result", b"result", "status", b"status"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["index", b"index", "response", b"response", "result", b"result", "status", b"status"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["response", b"response", "result", b"result", "status", b"status", "waiting", b"waiting"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["index", b"index", "response", b"response", "result", b"result", "status", b"status", "waiting", b"waiting"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["result", b"result"]) -> typing.Literal["response", "status"] | None: ...
 
 Global___RouteResult: typing_extensions.TypeAlias = RouteResult

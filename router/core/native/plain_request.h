@@ -108,6 +108,9 @@ static int read_plain(Span message, Asked *asked) {
             case ROUTE_REQUEST_PHASE: /* UNSPECIFIED or AGGREGATED */
                 if (field.type != VARINT || field.value > 1) return 0;
                 break;
+            case ROUTE_REQUEST_QUEUE_PROGRESS: /* of a request that waits, which is not answered here */
+                if (field.type != VARINT) return 0;
+                break;
             case ROUTE_REQUEST_OMIT_RECEIPT:
                 if (field.type != VARINT || field.value > 1) return 0;
                 asked->omit_receipt = (int)field.value;

@@ -10,12 +10,20 @@ from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvroute.v1 import router_pb2
+from kvroute.v1 import (
+    RouteBatch,
+    RouteItem,
+    RouteRequest,
+    RouteResult,
+    RouteResults,
+    router_pb2,
+)
+from router.core.fast_path import Batch
 from router.core.progress import Repeated
 from router.desk import codec
 from router.desk import stream_items as route_stream
-from router.desk.answers import Steps
-from router.desk.stream_items import SLICE_S, RouteItems, StreamLife, read_batch
+from router.desk.answers import Outlook, Steps, Waiting
+from router.desk.stream_items import SLICE_S, TOLD_MAX, RouteItems, StreamLife, read_batch
 from router.request.refusal import Reason, Refusal
 from tests.stage.fleet import Fleet, prompt
 from tests.stage.served import taken_apart
@@ -400,3 +408,47 @@ async def test_a_cancelled_call_is_cancelled_even_when_its_life_ends_at_once() -
     with pytest.raises(asyncio.CancelledError):
         await task
     assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+class TestWhereItemsStand:
+    def waiting(self, count: int) -> tuple[RouteItems, list[Waiting]]:
+        """Items that wait, and whose callers want to hear where they stand."""
+        jobs: list[Waiting] = []
+
+        def route(content: bytes | None, left_s: float) -> Steps:
+            yield from ()
+            unused: Any = None
+            jobs.append(Waiting(b"", "", None, None, unused, lambda *_: None, tells=True))
+            return jobs[-1]
+
+        items = RouteItems(
+            route, lambda _: None, outlook=lambda one: Outlook(jobs.index(one), 1.5, None)
+        )
+        wanted = [RouteItem(index=index, request=RouteRequest()) for index in range(count)]
+        content = RouteBatch(items=wanted).SerializeToString()
+        assert not any(items.decide(Batch(content)))
+        return items, jobs
+
+    def test_a_message_has_so_many_items_and_the_next_one_the_others(self) -> None:
+        items, jobs = self.waiting(TOLD_MAX + 1)
+        assert [len(told(items)) for _ in range(2)] == [TOLD_MAX, TOLD_MAX]
+        assert told(items)[0].index == TOLD_MAX - 1
+        jobs[0].refuse(Refusal(Reason.QUEUE_TIMEOUT, "over"))
+        assert 0 not in {one.index for _ in range(2) for one in told(items)}
+
+    def test_an_item_that_is_cancelled_is_told_of_no_more(self) -> None:
+        items, _ = self.waiting(1)
+        cancel = RouteBatch(items=[RouteItem(index=0, cancel=True)]).SerializeToString()
+        list(items.decide(Batch(cancel)))
+        assert items.take_told() is None
+
+    def test_a_stream_that_is_over_tells_nothing(self) -> None:
+        items, _ = self.waiting(2)
+        items.close()
+        assert items.take_told() is None
+
+
+def told(items: RouteItems) -> list[RouteResult]:
+    message = items.take_told()
+    assert message is not None
+    return list(RouteResults.FromString(message).results)

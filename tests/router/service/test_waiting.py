@@ -1,7 +1,7 @@
 """Requests that wait at a router for a worker with room, over real gRPC."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -18,6 +18,7 @@ from router.config.queue_settings import (
     TenantSettings,
     TenantsSettings,
 )
+from router.service import late_results
 from tests.stage.served import Served, asked, refusal, served
 
 QUEUE = QueueSettings()
@@ -30,6 +31,11 @@ async def full(queue: QueueSettings = QUEUE, **about: Any) -> AsyncIterator[tupl
         stage.fleet.add("w0", total_slots=1)
         answer = await stage.router.Route(asked())
         yield stage, answer.reservation_id
+
+
+async def until(is_so: Callable[[], object]) -> None:
+    while not is_so():  # noqa: ASYNC110  # counters have no event to await
+        await asyncio.sleep(0)
 
 
 async def waits(stage: Served, count: int) -> None:
@@ -52,6 +58,7 @@ async def test_a_request_waits_until_a_worker_has_room() -> None:
         answer = await call
         assert answer.worker_id == "w0"
         assert answer.queue_ms == 250
+        assert answer.queue_ahead == 0
         assert stage.requests("picked") == 2
         assert stage.requests("refused", "ALL_WORKERS_FULL") == 0
 
@@ -67,6 +74,24 @@ async def test_requests_that_wait_have_their_turn_by_priority_then_arrival() -> 
             await stage.router.Report(report(held))
             held = (await calls.pop(name)).reservation_id
             assert not any(call.done() for call in calls.values())
+
+
+async def test_an_answer_says_how_many_were_ahead_when_its_request_came() -> None:
+    async with full() as (stage, held):
+        calls = []
+        for number, priority in enumerate((0, 0, 5)):
+            request = asked(priority=priority)
+            calls.append(asyncio.ensure_future(stage.router.Route(request)))
+            await waits(stage, number + 1)
+        ahead = []
+        for call in (calls[2], calls[0], calls[1]):
+            await stage.router.Report(report(held))
+            answer = await call
+            ahead.append(answer.queue_ahead)
+            held = answer.reservation_id
+        assert ahead == [0, 0, 1]
+        await stage.router.Report(report(held))
+        assert not (await stage.router.Route(asked())).HasField("queue_ahead")
 
 
 async def test_a_newcomer_goes_behind_those_that_wait_though_a_worker_has_room() -> None:
@@ -201,6 +226,68 @@ async def test_items_of_a_stream_wait_and_others_go_ahead() -> None:
             held = result.response.reservation_id
         await stream.done_writing()
         assert await stream.read() is grpc.aio.EOF
+
+
+async def test_a_stream_says_where_items_stand_that_want_to_know() -> None:
+    async with full() as (stage, held):
+        stream = stage.router.RouteStream()
+        items = [
+            router_pb2.RouteItem(index=index, request=asked(queue_progress=index == 3))
+            for index in (1, 2, 3)
+        ]
+        await stream.write(router_pb2.RouteBatch(items=items))
+        messages = [await stream.read(), await stream.read()]  # the batch's answer is empty
+        told = [result for message in messages for result in message.results]
+        assert [(one.index, one.waiting.ahead) for one in told] == [(3, 2)]
+        assert not any(one.waiting.HasField("expected_ms") for one in told)
+        stage.fleet.now_s += 2.0
+        await stage.router.Report(report(held))
+        (result,) = (await stream.read()).results
+        assert (result.index, result.response.queue_ms) == (1, 2000)
+        stream.cancel()
+
+
+async def test_where_items_stand_is_said_again_until_their_results(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(late_results, "TOLD_EACH_S", 0.001)
+    async with full() as (stage, held):
+        stream = stage.router.RouteStream()
+        items = [
+            router_pb2.RouteItem(index=index, request=asked(queue_progress=True))
+            for index in (1, 2)
+        ]
+        await stream.write(router_pb2.RouteBatch(items=items))
+        await waits(stage, 2)
+        stage.fleet.now_s += 2.0
+        await stage.router.Report(report(held))
+        seen: dict[int, router_pb2.RouteResult] = {}
+        while 1 not in seen or not seen[2].waiting.expected_ms:
+            for result in (await stream.read()).results:
+                if result.HasField("response") or result.index == 2:
+                    seen[result.index] = result
+        assert seen[2].waiting.ahead == 0
+        assert seen[2].waiting.waited_ms == 2000
+        await stage.router.Report(report(seen[1].response.reservation_id))
+        while not seen[2].HasField("response"):
+            (seen[2],) = (await stream.read()).results
+        await stream.done_writing()
+        assert await stream.read() is grpc.aio.EOF
+
+
+async def test_the_client_hears_where_its_request_stands() -> None:
+    heard: list[router_pb2.QueueProgress] = []
+    async with full() as (stage, held), KvRouteClient(f"127.0.0.1:{stage.server.port}") as client:
+        for _ in range(2):  # calls of their own, until a stream is open
+            await stage.router.Report(report(held))
+            held = (await client.route(token_ids=[1])).reservation_id
+        await until(lambda: client.counts["streams"])
+        call = asyncio.ensure_future(client.route(token_ids=[1, 2, 3], on_queued=heard.append))
+        await waits(stage, 1)
+        await stage.router.Report(report(held))
+        pick = await call
+        assert pick.queue_ahead == 0
+        assert [one.ahead for one in heard] == [0]
 
 
 async def test_a_stream_that_ends_waits_for_its_items() -> None:
