@@ -1,6 +1,7 @@
 """The native lane: plain requests picked, reserved and answered, bytes to bytes (fast_path.pyx)."""
 
 import random
+from collections.abc import Callable
 
 from indexer.hashing import HashArray
 from router.core.core import RouterCore
@@ -83,8 +84,16 @@ class Lane:
         new_tokens: of its prompt that are not computed yet.
         """
 
-    def answer(self, request: bytes, now_s: float) -> Reservation | None:
-        """A RouteRequest's reservation, with its answer; None: the general way must answer."""
+    def answer(
+        self,
+        request: bytes,
+        now_s: float,
+        is_behind: Callable[[str], bool] | None = None,
+    ) -> Reservation | None:
+        """A RouteRequest's reservation, with its answer; None: the general way must answer.
+
+        is_behind: of a model's name, whether other requests wait for its workers, so that the
+        general way must answer; None: no request waits."""
 
     def answers(
         self,
@@ -94,6 +103,7 @@ class Lane:
         now_s: float,
         reservations: dict[int, Reservation],
         places: list[tuple[Reservation, int]] | None,
+        is_behind: Callable[[str], bool] | None = None,
     ) -> None:
         """Answers a batch's items from the next one on, until one isn't plain, or is longer than
         LONG_BYTES, or enough is done.

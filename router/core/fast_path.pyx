@@ -711,20 +711,23 @@ cdef class Lane:
         self._counts = _Counts(tally)
         self._plans.clear()  # they know where the last one counted their models
 
-    def answer(self, bytes request not None, double now_s):
-        """A RouteRequest's reservation, with its answer; None: the general way must answer."""
+    def answer(self, bytes request not None, double now_s, is_behind=None):
+        """A RouteRequest's reservation, with its answer; None: the general way must answer.
+
+        is_behind: of a model's name, whether other requests wait for its workers, so that the
+        general way must answer; None: no request waits."""
         cdef Asked asked
         if not read_plain(_span(request), &asked):
             return None
         self._pools.refresh()
-        return self._picked(&asked, now_s)
+        return self._picked(&asked, now_s, is_behind)
 
-    def answers(self, Batch batch not None, Results results not None, uint64_t waited_ms, double now_s, dict reservations not None, list places):
+    def answers(self, Batch batch not None, Results results not None, uint64_t waited_ms, double now_s, dict reservations not None, list places, is_behind=None):
         """Answers a batch's items from the next one on, until one isn't plain, or is long, or enough is done.
 
         waited_ms: how long they have waited; one that has waited too long stays, too.
         reservations: gets each item's, by index. places: gets each with the item's place, for
-        Batch.request_of; None: nobody wants them.
+        Batch.request_of; None: nobody wants them. is_behind: see `answer`.
         """
         cdef Span left
         cdef Item item
@@ -737,7 +740,7 @@ cdef class Lane:
                 return
             if 0 < item.timeout_ms <= waited_ms or not read_plain(item.request, &asked):
                 return
-            reservation = self._picked(&asked, now_s)
+            reservation = self._picked(&asked, now_s, is_behind)
             if reservation is None:
                 return
             try:
@@ -753,13 +756,15 @@ cdef class Lane:
             count += 1
             size += item.request.size
 
-    cdef object _picked(self, Asked *asked, double now_s):
+    cdef object _picked(self, Asked *asked, double now_s, is_behind):
         """A reservation with its answer; None: the general way must pick."""
         cdef str request_id = _text(asked.request_id)
         self._counts.begin()
         if not self._prepare(request_id) or self._by_session and asked.session_id.size:
             return None
         cdef str model = _text(asked.model)
+        if is_behind is not None and is_behind(model):
+            return None
         cdef _Plan plan = self._plan_of(model)
         if not self._takes(plan, asked.hashes_block_size, asked.prompt_tokens, asked.output_tokens):
             return None

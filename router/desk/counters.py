@@ -98,7 +98,7 @@ class Metrics:
         )
         self.call_faults = Counter(
             "kvroute_call_faults",
-            "Calls and requests that ended with INTERNAL: a fault of the router.",
+            "Faults of the router: calls and requests end with INTERNAL, or as the log says.",
             ["method"],
             registry=registry,
         )

@@ -52,16 +52,16 @@ class Desk:
         metrics: Metrics,
         clock: Callable[[], float],
         *,
-        fault: Callable[[str, Exception], Refusal],
+        fault: Callable[..., Refusal],
         admission: Admission,
         soon: Callable[[Callable[[], None]], object],
         watch: Watch | None = None,
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
-        """fault: counts and logs what the router did wrong at a method, and says what its caller
-        gets. admission: requests that wait. soon: calls a function once others had a turn. watch:
-        sees a share of the decisions; may be another one later. on_change: called when what is
-        reserved here may have changed.
+        """fault: counts and logs what the router did wrong at a method, and what comes of that;
+        returns what the caller gets, where there is nothing else. admission: requests that wait.
+        soon: calls a function once others had a turn. watch: sees a share of the decisions; may be
+        another one later. on_change: called when what is reserved here may have changed.
         """
         self._core = core
         self._metrics = metrics
@@ -91,8 +91,8 @@ class Desk:
             _check_in_time(left_s)
             if (
                 due is not None
-                or not self.admission.is_idle
-                or ((plain := self._plain(request, now_s)) is None)
+                or self.admission.has_rules
+                or ((plain := self._plain(request, now_s, self._is_behind())) is None)
             ):
                 received = codec.receive(request, self._core.routing.prompt_tokens_max)
                 read = received, codec.read_request(received, self._core)
@@ -170,7 +170,7 @@ class Desk:
         except Refusal:
             pass  # of the item that is next: the general way comes to it again
         except Exception as error:  # ours; the next item is tried once more by itself
-            self._fault(ROUTE_STREAM, error)
+            self._fault(ROUTE_STREAM, error, "its items are tried again, one by one")
         return answered
 
     def cancel(self, reservation: Reservation) -> None:
@@ -225,10 +225,16 @@ class Desk:
             )
         return refusal
 
-    def _plain(self, request: bytes, now_s: float) -> Answered | None:
+    def _is_behind(self) -> Callable[[str], bool] | None:
+        """Says of a model whether its requests wait, and others go behind them; None: none wait."""
+        return None if self.admission.is_idle else self.admission.waits_for
+
+    def _plain(
+        self, request: bytes, now_s: float, is_behind: Callable[[str], bool] | None = None
+    ) -> Answered | None:
         """A request answered by the lane; None when it takes the general way."""
         lane = self._core.lane
-        if lane is None or (reservation := lane.answer(request, now_s)) is None:
+        if lane is None or (reservation := lane.answer(request, now_s, is_behind)) is None:
             return None
         if (hot := self._core.hot) is not None:
             self._count(hot, reservation, lambda: request, now_s)
@@ -241,12 +247,13 @@ class Desk:
         watch, lane, hot = self.watch, self._core.lane, self._core.hot
         if watch is not None and watch.left < RUN_ITEMS:
             return  # one by one, so that the item that is due is seen
-        if lane is None or not self.admission.is_idle:
-            return  # one by one, so that each has its place
+        if lane is None or self.admission.has_rules:
+            return  # one by one, so that each is looked at
         now_s = self._clock()
         places: list[tuple[Reservation, int]] | None = [] if hot is not None else None
         try:
-            lane.answers(batch, results, int(waited_s * 1000), now_s, answered, places)
+            waited_ms, is_behind = int(waited_s * 1000), self._is_behind()
+            lane.answers(batch, results, waited_ms, now_s, answered, places, is_behind)
         finally:
             for reservation, place in places or ():
                 if hot is not None:
@@ -272,7 +279,7 @@ class Desk:
                 now_s,
             )
         except Exception as error:  # of the copies alone: the request keeps its answer
-            self._fault(ROUTE, error)
+            self._fault(ROUTE, error, "a hot prefix is not counted; the request has its answer")
 
     def _turns_again(self) -> None:
         self._is_due = False

@@ -73,6 +73,8 @@ class Pool:
     """No reason against any of them."""
     models: tuple[str, ...]
     """Of each worker, as its engine calls it."""
+    only_model: str | None
+    """The one that all of them serve; None: there are several, or no worker."""
     name_hashes: npt.NDArray[np.uint64]
     """Of each worker's id and rank."""
     role_names: npt.NDArray[np.str_]
@@ -95,6 +97,7 @@ class Pool:
             ),
             all_eligible=("",) * len(sources),
             models=tuple(heartbeat.model for heartbeat in heartbeats),
+            only_model=_only({heartbeat.model for heartbeat in heartbeats}),
             name_hashes=np.array(
                 [
                     xxh3_64_intdigest(source.key.worker_id.encode(), source.key.dp_rank)
@@ -107,6 +110,10 @@ class Pool:
 
     def __len__(self) -> int:
         return len(self.sources)
+
+
+def _only(models: set[str]) -> str | None:
+    return models.pop() if len(models) == 1 else None
 
 
 class _Identity(NamedTuple):

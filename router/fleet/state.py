@@ -152,8 +152,7 @@ class Fleet:
             pool, _ = self.pools.live(model, self.ready)
         except Refusal:
             return model
-        served = set(pool.models)
-        return self.models.names(served.pop())[0] if len(served) == 1 else model
+        return model if pool.only_model is None else self.models.names(pool.only_model)[0]
 
     def has_room(self, model: str) -> bool:
         """Whether any worker of a model has room; True, too, where there is no such worker, so that

@@ -94,13 +94,16 @@ class Guard:
                     before = self._refused
                     await asyncio.sleep(QUIET_S)
 
-    def fault(self, method: str, error: BaseException) -> Refusal:
-        """Counts what a handler raised; returns what its caller is told."""
+    def fault(
+        self, method: str, error: BaseException, effect: str = "its call ends with INTERNAL"
+    ) -> Refusal:
+        """Counts what a handler raised, and logs it with what comes of it; returns what its caller
+        is told."""
         self.metrics.call_faults.labels(short(method)).inc()
         now_s = self._clock()
         if now_s - self._logged_s.get(method, -LOG_S) >= LOG_S:
             self._logged_s[method] = now_s
-            log.error("%s failed; its call ends with INTERNAL", method, exc_info=error)
+            log.error("%s failed; %s", method, effect, exc_info=error)
         return Refusal(Reason.INTERNAL, "the router failed on this request; its log says how")
 
     async def refuse(self, context: Context, method: str, refusal: Refusal) -> NoReturn:

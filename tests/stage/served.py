@@ -167,7 +167,7 @@ def desk_of(
     )
 
 
-def raised(_method: str, error: Exception) -> Refusal:
+def raised(_method: str, error: Exception, _effect: str = "") -> Refusal:
     """The `fault` of a desk whose test wants to see faults."""
     raise error
 

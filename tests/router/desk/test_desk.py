@@ -82,7 +82,9 @@ def test_every_item_of_a_stream_is_counted() -> None:
     assert stage.counted() == {"INVALID_FIELD": 1, "DEADLINE_EXCEEDED": 1, "picked": 1}
 
 
-def test_what_fails_about_hot_prefixes_takes_no_answer_away() -> None:
+def test_what_fails_about_hot_prefixes_takes_no_answer_away(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     stage = Stage()
     core = stage.fleet.core
     core.hot = hot = HotPrefixes(core.fleet, HotPrefixSettings(enabled=True), recomputed(10_000.0))
@@ -97,6 +99,8 @@ def test_what_fails_about_hot_prefixes_takes_no_answer_away() -> None:
     sent = [router_pb2.RouteItem(index=i, request=asked(40)) for i in range(3)]
     assert stage.decide(items, *sent) == ["w0"] * 3
     assert stage.counted() == {"picked": 4}
+    assert "INTERNAL" not in caplog.text
+    assert "a hot prefix is not counted; the request has its answer" in caplog.text
     assert len(core.reservations) == 4
     stage.decide(items, *(router_pb2.RouteItem(index=i, cancel=True) for i in range(3)))
     assert len(core.reservations) == 1

@@ -262,7 +262,7 @@ async def test_where_items_stand_is_said_again_until_their_results(
         stage.fleet.now_s += 2.0
         await stage.router.Report(report(held))
         seen: dict[int, router_pb2.RouteResult] = {}
-        while 1 not in seen or not seen[2].waiting.expected_ms:
+        while not {1, 2} <= seen.keys() or not seen[2].waiting.expected_ms:
             for result in (await stream.read()).results:
                 if result.HasField("response") or result.index == 2:
                     seen[result.index] = result
@@ -437,3 +437,26 @@ async def test_blocks_are_not_looked_at_ahead_where_nothing_waits() -> None:
         stage.fleet.add("w0", total_blocks=100)
         for first in (0, 5_000):
             await stage.router.Route(asked(1000, first=first))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_other_models_keep_the_fast_path_while_requests_wait(stream: bool) -> None:
+    async with served(queue=QueueSettings(), index=NativeIndex()) as stage:
+        stage.fleet.add("w0", model="a", model_aliases=("alias",), total_slots=1)
+        stage.fleet.add("w1", model="b")
+        held = (await stage.router.Route(asked(model="a"))).reservation_id
+        first = asyncio.ensure_future(stage.router.Route(asked(model="a")))
+        await waits(stage, 1)
+        assert stage.desk.admission.waits_for("alias")
+        fast = stage.metrics.tally.picks[0]
+        if stream:
+            call = stage.router.RouteStream()
+            items = [router_pb2.RouteItem(index=n, request=asked(model="b")) for n in range(3)]
+            await call.write(router_pb2.RouteBatch(items=items))
+            assert len((await call.read()).results) == 3
+            call.cancel()
+        else:
+            await stage.router.Route(asked(model="b"))
+        assert stage.metrics.tally.picks[0] == fast + (3 if stream else 1)
+        await stage.router.Report(report(held))
+        assert (await first).worker_id == "w0"
