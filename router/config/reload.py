@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from router.config.settings import ServeConfig
+from router.config.settings import ModelSettings, ServeConfig
 
 RELOADED = (
     "preset",
@@ -29,18 +29,16 @@ RELOADED = (
     "affinity",
 )
 """Keys of `routing` that each decision reads again, or that can be switched on and off. All keys of
-`decision_log` and of `queue` take effect too, and so does `routing` of each model in `models` that
-was there at the start. Every other key is built into running parts."""
+`decision_log` and of `queue` take effect too, and so do `routing` and `prompts` of each model in
+`models` that was there at the start. Every other key is built into running parts."""
 
 
 def reloaded(running: ServeConfig, read: ServeConfig) -> tuple[ServeConfig, list[str], list[str]]:
     """The configuration to run with from now on; the changed keys; the keys that need a restart."""
     changes = {name: getattr(read.routing, name) for name in RELOADED}
     routing = msgspec.structs.replace(running.routing, **changes)
-    of_model = {model.name: model.routing for model in read.models}
-    models = tuple(
-        msgspec.structs.replace(model, routing=of_model.get(model.name)) for model in running.models
-    )
+    of_model = {model.name: model for model in read.models}
+    models = tuple(_reloaded_model(model, of_model.get(model.name)) for model in running.models)
     config = msgspec.structs.replace(
         running,
         routing=routing,
@@ -49,6 +47,12 @@ def reloaded(running: ServeConfig, read: ServeConfig) -> tuple[ServeConfig, list
         queue=read.queue,
     )
     return config, list(_differing(running, config)), list(_differing(config, read))
+
+
+def _reloaded_model(running: ModelSettings, read: ModelSettings | None) -> ModelSettings:
+    """read: None: the model is not there any more."""
+    routing, prompts = (None, None) if read is None else (read.routing, read.prompts)
+    return msgspec.structs.replace(running, routing=routing, prompts=prompts)
 
 
 def _differing(before: ServeConfig, after: ServeConfig) -> Iterator[str]:

@@ -31,6 +31,7 @@ from events.plane.settings import (
 from indexer.index import BLOCK_BYTES
 from router.config.gateway_settings import GatewayProcessSettings, GatewaySettings
 from router.config.presets import PRESETS, PresetName
+from router.config.prompt_settings import PromptsSettings
 from router.config.queue_settings import QueueSettings
 from router.config.sources import KeyPath, Sources
 
@@ -558,6 +559,10 @@ class ModelSettings(Settings, frozen=True):
     routing: Annotated[
         ModelRoutingSettings | None,
         Meta(description="how requests for this model are decided; none: by `routing`"),
+    ] = None
+    prompts: Annotated[
+        PromptsSettings | None,
+        Meta(description="tokens of prompts that come without tokens; none: engines give them"),
     ] = None
 
 

@@ -28,21 +28,32 @@ class Outlook(NamedTuple):
     """Of its wait from now on; None: no request of its pool went yet."""
 
 
-class Waiting:
-    """A request whose answer comes later: a Job (router/core/admission.py) of a desk."""
+class Later:
+    """A request whose answer comes later."""
 
-    __slots__ = (
-        "_answer",
-        "_refuse",
-        "due",
-        "on_done",
-        "outcome",
-        "read",
-        "request",
-        "request_id",
-        "tells",
-        "waiter",
-    )
+    __slots__ = ("on_done", "outcome", "tells")
+
+    def __init__(self) -> None:
+        self.outcome: Answered | Refusal | None = None
+        """None: there is none so far."""
+        self.on_done: Callable[[], None] = lambda: None
+        """Called once, when there is an outcome."""
+        self.tells = False
+        """Whether its caller wants to hear where it stands."""
+
+    def take(self) -> Answered:
+        """The answer; raises the Refusal. Only after `on_done`."""
+        if self.outcome is None:
+            raise AssertionError("the request still waits")
+        if isinstance(self.outcome, Refusal):
+            raise self.outcome
+        return self.outcome
+
+
+class Waiting(Later):
+    """A request that waits for a worker: a Job (router/core/admission.py) of a desk."""
+
+    __slots__ = ("_answer", "_refuse", "due", "read", "request", "request_id", "waiter")
 
     def __init__(
         self,
@@ -57,6 +68,7 @@ class Waiting:
     ) -> None:
         """due: observers of what comes of the request. read: of a long request, what would take
         long to read and hash again. tells: whether its caller wants to hear where it stands."""
+        super().__init__()
         self.request = request
         self.request_id = request_id
         self.due = due
@@ -64,10 +76,6 @@ class Waiting:
         self.tells = tells
         self._answer = answer
         self._refuse = refuse
-        self.outcome: Answered | Refusal | None = None
-        """None: it waits."""
-        self.on_done: Callable[[], None] = lambda: None
-        """Called once, when there is an outcome."""
         self.waiter: Waiter | None = None
         """Its place, as long as it waits."""
 
@@ -83,14 +91,6 @@ class Waiting:
         self.outcome = refusal
         self.on_done()
 
-    def take(self) -> Answered:
-        """The answer; raises the Refusal. Only after `on_done`."""
-        if self.outcome is None:
-            raise AssertionError("the request still waits")
-        if isinstance(self.outcome, Refusal):
-            raise self.outcome
-        return self.outcome
 
-
-Steps: TypeAlias = Generator[None, None, Answered | Waiting]
+Steps: TypeAlias = Generator[None, None, Answered | Later]
 """A request that is answered in steps, between which others may have a turn."""

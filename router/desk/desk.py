@@ -28,7 +28,7 @@ from router.core.core import RouterCore
 from router.core.fast_path import LONG_BYTES, Batch, Results
 from router.core.progress import Progress, ProgressState, Repeated
 from router.desk import codec
-from router.desk.answers import Answered, Outlook, Steps, Waiting
+from router.desk.answers import Answered, Later, Outlook, Steps, Waiting
 from router.desk.counters import Metrics
 from router.desk.methods import ROUTE, ROUTE_STREAM
 from router.desk.stream_items import RouteItems
@@ -127,15 +127,18 @@ class Desk:
             self._is_due = True
             self._soon(self._turns_again)
 
-    def leave(self, waiting: Waiting) -> None:
+    def leave(self, later: Later) -> None:
         """A caller is gone before its answer: the wait ends, or what was reserved meanwhile."""
-        if waiting.outcome is None and waiting.waiter is not None:
-            self.admission.leave(waiting.waiter, self._clock())
-        elif isinstance(waiting.outcome, tuple) and not waiting.outcome[2]:
-            self.unsent(waiting.outcome[1])
+        if isinstance(later.outcome, tuple):
+            if not later.outcome[2]:
+                self.unsent(later.outcome[1])
+        elif later.outcome is None and isinstance(later, Waiting) and later.waiter is not None:
+            self.admission.leave(later.waiter, self._clock())
 
-    def outlook(self, waiting: Waiting) -> Outlook | None:
+    def outlook(self, waiting: Later) -> Outlook | None:
         """Where a request that waits stands; None: it waits no longer."""
+        if not isinstance(waiting, Waiting):
+            return None
         waiter, now_s = waiting.waiter, self._clock()
         if waiting.outcome is not None or waiter is None or not waiter.waits:
             return None
@@ -184,6 +187,14 @@ class Desk:
         if not reservation.shared:
             self._metrics.answers_unsent.inc()
             self.cancel(reservation)
+
+    def refused(self, refusal: Refusal, request: bytes) -> Refusal:
+        """Counts a request that was refused before it came here; returns the refusal."""
+        return self._refused(refusal, request, self._clock(), None)
+
+    def failed(self, error: Exception, request: bytes) -> Refusal:
+        """Counts a fault of the router's own before a request came here; its caller's refusal."""
+        return self.refused(self._fault(ROUTE, error), request)
 
     def _long(self, request: bytes, left_s: float) -> Steps:
         """One long request, answered in steps; raises Refusal, counted. The last step reserves."""

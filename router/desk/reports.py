@@ -67,6 +67,8 @@ class Reports:
         self._clock = clock
         self._admission = admission
         self.on_change = on_change
+        self.on_prompt_tokens: Callable[[str, int], None] = lambda _id, _tokens: None
+        """Called with a reservation's id and its engine's count of the prompt's tokens."""
 
     async def report(self, content: bytes, caller: str) -> bytes:
         """A ReportRequest's answer; raises Refusal. caller: who sends it, as far as is known."""
@@ -217,6 +219,8 @@ class Reports:
         unknown_before = reservation is None or reservation.cached_tokens is None
         result = self._core.report(progress, self._clock(), caller)
         self.on_change()
+        if reservation is not None and message.HasField("prompt_tokens"):
+            self.on_prompt_tokens(progress.reservation_id, message.prompt_tokens)
         if reservation is not None and unknown_before and reservation.cached_tokens is not None:
             self._metrics.cache_reported(reservation.predicted_tokens, reservation.cached_tokens)
         return router_pb2.ProgressOutcome(

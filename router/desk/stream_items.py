@@ -26,7 +26,7 @@ import grpc.aio
 from kvroute.v1 import router_pb2
 from router.core.fast_path import ITEMS_MAX, Batch, Results
 from router.desk import codec
-from router.desk.answers import Answered, Outlook, Steps, Waiting
+from router.desk.answers import Answered, Later, Outlook, Steps
 from router.request.refusal import Reason, Refusal
 from router.reservations.reservations import Reservation
 from router.wire.received import TooMuch, in_order
@@ -52,8 +52,8 @@ class RouteItems:
         route: Callable[[bytes | None, float], Steps],
         cancel: Callable[[Reservation], None],
         run: Callable[[Batch, Results, float], dict[int, Reservation]] = lambda *_: {},
-        leave: Callable[[Waiting], None] = lambda _: None,
-        outlook: Callable[[Waiting], Outlook | None] = lambda _: None,
+        leave: Callable[[Later], None] = lambda _: None,
+        outlook: Callable[[Later], Outlook | None] = lambda _: None,
         clock: Callable[[], float] = perf_counter,
         cpu_clock: Callable[[], float] = thread_time,
     ) -> None:
@@ -70,7 +70,7 @@ class RouteItems:
         self._cpu_clock = cpu_clock
         self._answered: OrderedDict[int, Reservation] = OrderedDict()
         """By item index, the oldest first."""
-        self._waiting: dict[int, Waiting] = {}
+        self._waiting: dict[int, Later] = {}
         """Items that wait for a worker, by index."""
         self._told: dict[int, None] = {}
         """Of these, those whose callers want to hear where they stand; the next one in front."""
@@ -151,7 +151,7 @@ class RouteItems:
         self._answered.pop(index, None)  # from now on a cancel of the index means this item
         try:
             answered = yield from self._routed(item, began_s)
-            if isinstance(answered, Waiting):
+            if isinstance(answered, Later):
                 if answered.outcome is None:
                     self._wait(index, answered)
                     return
@@ -161,7 +161,7 @@ class RouteItems:
         else:
             self._add(results, index, answered)
 
-    def _wait(self, index: int, waiting: Waiting) -> None:
+    def _wait(self, index: int, waiting: Later) -> None:
         """An item's result comes later. A second one of the same index takes its place, as its
         answer would."""
         if (earlier := self._waiting.pop(index, None)) is not None:
@@ -173,7 +173,7 @@ class RouteItems:
             self._told[index] = None
             self.on_told()
 
-    def _done(self, index: int, waiting: Waiting) -> None:
+    def _done(self, index: int, waiting: Later) -> None:
         if self._waiting.get(index) is not waiting:
             return
         del self._waiting[index]

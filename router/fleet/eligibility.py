@@ -75,7 +75,7 @@ def narrows_nothing(request: Request, output_tokens: int, pool: Pool, any_draine
         or request.required_labels
         or prompt.lora_name
         or prompt.token_count + output_tokens > pool.shortest_len
-        or (prompt.hashes_block_size and pool.block_sizes != {prompt.hashes_block_size})
+        or (prompt.only_block_size and pool.block_sizes != {prompt.only_block_size})
     )
 
 
@@ -105,7 +105,7 @@ def exclusion(request: Request, output_tokens: int, source: Source, drained: Con
         return "LoRA not loaded"
     if too_long(request, output_tokens, heartbeat):
         return TOO_LONG
-    if prompt.hashes_block_size and prompt.hashes_block_size != heartbeat.block_size:
+    if prompt.only_block_size and prompt.only_block_size != heartbeat.block_size:
         return "block size differs"
     return ""
 

@@ -96,6 +96,8 @@ class Fleet:
         self.further = Further(self.loads, self.rates, labels, self.sessions, self.working_sets)
         self.relay_trouble: Callable[[str], str] = lambda _worker_id: ""
         """Why a relay in this process failed, as a sentence; empty: it runs, or is not here."""
+        self.tokens_trouble: Callable[[Source], str] = lambda _source: ""
+        """How a worker's tokens differ from the router's own, as a sentence; empty: they don't."""
         self._watch = FleetWatch(view, self.self_check, lambda name: self.models.names(name)[0])
 
     def reconfigure(self, routing: RoutingSettings) -> None:
@@ -208,6 +210,8 @@ class Fleet:
         warnings = self._watch.warnings(source, now_s)
         if trouble := self.relay_trouble(source.key.worker_id):
             warnings.append(WorkerWarning(WarningCode.RELAY, trouble))
+        if trouble := self.tokens_trouble(source):
+            warnings.append(WorkerWarning(WarningCode.TOKENS_DIFFER, trouble))
         return warnings
 
     def load_of(self, key: WorkerKey) -> WorkerLoad:

@@ -56,7 +56,8 @@ class CheckResult(StrEnum):
     EXPLAINED = "explained"
     """Off, but so says the index too by now."""
     UNTRUSTED = "untrusted"
-    """The stream was not live all the time since the pick, so nothing was claimed."""
+    """The stream was not live all the time since the pick, or the prompt's content is not known, so
+    nothing was claimed."""
 
 
 @dataclass(slots=True)
@@ -144,6 +145,7 @@ class SelfCheck:
             or not heartbeat.block_size
             or stream.state is not StreamState.LIVE
             or stream.changed_at_s > reservation.opened_at_s
+            or (not len(reservation.prefixes) and reservation.prompt_tokens >= heartbeat.block_size)
         ):
             return CheckResult.UNTRUSTED
         size = heartbeat.block_size

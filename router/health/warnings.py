@@ -66,6 +66,7 @@ class WarningCode(StrEnum):
     RELAY = "relay"
     RELAY_FAILING = "relay_failing"
     RANKS = "ranks"
+    TOKENS_DIFFER = "tokens_differ"
 
 
 RELAY_CODES = {"relay_failing": WarningCode.RELAY_FAILING, "ranks": WarningCode.RANKS}

@@ -50,6 +50,7 @@ from router.metrics.http import MetricsServer, split_address
 from router.metrics.of_audit import WatchCollector
 from router.metrics.of_copies import HotPrefixCollector
 from router.metrics.of_fleet import RouterCollector
+from router.metrics.of_prompts import PromptCollector
 from router.metrics.of_queue import QueueCollector
 from router.metrics.of_relays import (
     BrokerCollector,
@@ -60,6 +61,8 @@ from router.metrics.of_relays import (
 from router.metrics.of_replicas import FleetStateCollector, PeerCollector
 from router.metrics.of_workers import WorkerCollector
 from router.policies.configured import DecisionSettings, shadow_policy
+from router.processes.model_prompts import model_prompts
+from router.prompts.prompts import Prompts
 from router.replicas.copy_link import CopyLink
 from router.replicas.fleet_commands import ControlDesk
 from router.replicas.peer_link import PeerLink
@@ -67,6 +70,8 @@ from router.replicas.saved_commands import FleetState
 from router.request.refusal import Reason, Refusal
 from router.service.calls import Guard
 from router.service.server import FleetService, GrpcServer, RouterService
+from router.service.texts import Texts
+from router.service.workers_to_ask import tokens_trouble
 
 TICK_S = 0.25
 JUDGED_A_TICK = 5
@@ -151,6 +156,10 @@ class RouterApp:
             soon=lambda call: asyncio.get_running_loop().call_soon(call),
         )
         self.reports = Reports(self.core, self.metrics, clock, self.admission, self.desk.changed)
+        self.prompts = Prompts(model_prompts(config.models))
+        self.texts = Texts(self.desk, self.core, self.prompts)
+        self.reports.on_prompt_tokens = self.prompts.on_answer
+        self.core.fleet.tokens_trouble = tokens_trouble(self.core, self.prompts)
         self.commands = ControlDesk(self.core, clock)
         self.commands.on_removed = self.relays.on_removed
         self._state: FleetState | None = None
@@ -302,6 +311,7 @@ class RouterApp:
             PeerCollector(self.core, link, self.clock),
             HotPrefixCollector(self.core),
             QueueCollector(self.admission, self.core.fleet, self.clock),
+            PromptCollector(self.prompts, lambda: self.texts.open),
         ):
             self.registry.register(collector)
         if self._state is not None:
@@ -317,6 +327,7 @@ class RouterApp:
                 self.reports,
                 self._guard,
                 self._stopping,
+                texts=self.texts,
                 stream_age_s=config.grpc.stream_age_s,
             ),
             FleetService(
@@ -381,6 +392,7 @@ class RouterApp:
         if self._grpc is not None:
             await self._grpc.drain(self.config.drain_timeout_s)
         await self._tasks.close()  # before what they start: relays, and copies of prefixes
+        await self.prompts.close()
         await self.relays.stop()
         if self.copy_link is not None:
             await self.copy_link.stop()
@@ -424,6 +436,7 @@ class RouterApp:
             return
         self.config = config
         self._use_hot_prefixes(config.routing)
+        self.prompts.configure(model_prompts(config.models))
         self.metrics.config_reloads.labels("ok").inc()
         log.info("configuration reloaded; changed: %s", ", ".join(changed) or "nothing")
         if waiting:

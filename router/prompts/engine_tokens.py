@@ -13,6 +13,7 @@ import asyncio
 from array import array
 from collections import OrderedDict
 from dataclasses import dataclass
+from io import BytesIO
 from typing import Any
 
 import aiohttp
@@ -191,7 +192,7 @@ class Engines:
             self._session = aiohttp.ClientSession(timeout=limits, auto_decompress=False)
         headers = {"Content-Type": "application/json"}
         async with self._session.post(
-            url, data=content, headers=headers, allow_redirects=False
+            url, data=BytesIO(content), headers=headers, allow_redirects=False
         ) as response:
             answer = bytearray()
             async for piece in response.content.iter_any():

@@ -170,6 +170,8 @@ class Prompts:
         self._seen: OrderedDict[tuple[str, str], None] = OrderedDict()
         """Models and identities of workers whose canaries ran, or run."""
         self._tasks: set[asyncio.Task[None]] = set()
+        self._comparing: set[asyncio.Task[None]] = set()
+        """Those of them that end with the process, and need not be finished."""
         self._audits = 0
         self._random_share = random_share or random.Random().random
         self._use(models)
@@ -194,7 +196,7 @@ class Prompts:
         """Of the children that run."""
         return [pid for pool in self._children.values() for pid in pool.pids]
 
-    async def configure(self, models: Mapping[str, ModelPrompts]) -> None:
+    def configure(self, models: Mapping[str, ModelPrompts]) -> None:
         """Another configuration: canaries run again for every worker, and what was proven for a
         model whose settings changed has to be proven again."""
         changed = [
@@ -210,18 +212,22 @@ class Prompts:
         self._use(models)
         self._seen.clear()
         for pool in pools:
-            await pool.close()
-            self._killed.update(pool.killed)
+            self._keep(asyncio.get_running_loop().create_task(self._end(pool)))
 
     async def close(self) -> None:
         """Ends children and questions."""
-        tasks = list(self._tasks)
-        for task in tasks:
+        for task in self._comparing:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        while self._tasks:
+            await asyncio.wait(set(self._tasks))
         for pool in self._children.values():
             await pool.close()
         await self._engines.close()
+
+    async def _end(self, pool: Children) -> None:
+        """Of a model whose configuration changed."""
+        await pool.close()
+        self._killed.update(pool.killed)
 
     async def tokens_of(self, ask: PromptAsk) -> PromptTokens:
         """The tokens of a prompt, or an estimate of its length. Raises PromptError."""
@@ -416,7 +422,7 @@ class Prompts:
         while len(self._seen) > WORKERS_MAX:
             self._seen.popitem(last=False)
         self._engines.forget(engine.address)
-        self._spawn(self._canaries(model, settings, engine))
+        self._compare_later(self._canaries(model, settings, engine))
 
     async def _canaries(self, model: str, settings: ModelPrompts, engine: EngineAt) -> None:
         """Compares canaries; a body that either side has no tokens of is left out."""
@@ -440,7 +446,7 @@ class Prompts:
             self.audits_left_out += 1
             return
         self._audits += 1
-        self._spawn(self._compare(ask, settings, target, shape, own))
+        self._compare_later(self._compare(ask, settings, target, shape, own))
 
     async def _compare(
         self, ask: PromptAsk, settings: ModelPrompts, target: Target, shape: str, own: bytes
@@ -467,8 +473,13 @@ class Prompts:
     def _use(self, models: Mapping[str, ModelPrompts]) -> None:
         self._models = dict(models)
 
-    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+    def _compare_later(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
+        self._comparing.add(task)
+        task.add_done_callback(self._comparing.discard)
+        self._keep(task)
+
+    def _keep(self, task: "asyncio.Task[None]") -> None:
         self._tasks.add(task)
         task.add_done_callback(self._ended)
 

@@ -35,7 +35,7 @@ class Prompt:
         self.lora_name = lora_name
         self.cache_salt = cache_salt
         self.hashes_block_size = hashes_block_size
-        """The only block size this prompt can be compared in; 0: any."""
+        """Of the caller's hashes; 0: there are tokens."""
         self._token_bytes = token_bytes
         self._seed = hash_seed(lora_name, cache_salt)
         self._items = tuple(items)
@@ -107,6 +107,12 @@ class Prompt:
         )
         prompt._prefixes[block_size] = prefixes
         return prompt
+
+    @property
+    def only_block_size(self) -> int:
+        """The only block size that this prompt can be compared in; 0: any, also since it has no
+        full block, so that nothing can match it."""
+        return self.hashes_block_size if len(self._hashes) else 0
 
     def prefixes(self, block_size: int) -> HashArray:
         """PrefixHashes of the full blocks; none for a size of 0, or one that the caller's hashes

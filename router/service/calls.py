@@ -137,7 +137,7 @@ class Guard:
                 self._refused += 1
                 await context.abort(grpc.StatusCode.UNAVAILABLE, _STOPPING)
             try:
-                limit.check(len(content))
+                limit.check_message(content)
                 with hold(len(content)):
                     return write(await behaviour(parse(content), context))
             except (Exception, asyncio.CancelledError) as error:

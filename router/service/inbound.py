@@ -8,11 +8,13 @@ Laws:
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from router.config.settings import GrpcSettings
 from router.desk.methods import EXPLAIN, REPORT, ROUTE, ROUTE_STREAM
+from router.desk.text_codec import TEXT_BYTES_MAX
 from router.request.refusal import Reason, Refusal
+from router.wire.received import text_form
 
 ROUTE_KIB = 8192
 BATCH_KIB = 16_384
@@ -32,6 +34,14 @@ class Limit:
 
     bytes_max: int
     key: str
+    text_bytes_max: int = 0
+    """Of a message whose prompt is a text or a body; less than bytes_max: no more than others."""
+
+    def check_message(self, content: bytes) -> None:
+        """As `check`; a prompt without tokens has a limit of its own."""
+        size = len(content)
+        if size <= self.bytes_max or size > self.text_bytes_max or not text_form(content):
+            self.check(size)
 
     def check(self, size: int) -> None:
         """Raises Refusal for a message of too many bytes."""
@@ -53,8 +63,13 @@ class Limits:
         batch = settings.batch_kib_max or min(KIB_MAX, max(BATCH_KIB, route + ASIDE_KIB))
         self._mib_max = settings.max_message_mib
         self._by_method = {
-            ROUTE: self._limit(route, "grpc.route_kib_max"),
-            EXPLAIN: self._limit(explain, "grpc.explain_kib_max"),
+            ROUTE: self._with_text(
+                self._limit(route, "grpc.route_kib_max"), settings.route_kib_max
+            ),
+            EXPLAIN: self._with_text(
+                self._limit(explain, "grpc.explain_kib_max"),
+                settings.explain_kib_max or settings.route_kib_max,
+            ),
             ROUTE_STREAM: self._limit(batch, "grpc.batch_kib_max"),
             REPORT: self._limit(settings.report_kib_max, "grpc.report_kib_max"),
         }
@@ -67,7 +82,17 @@ class Limits:
     @property
     def largest(self) -> int:
         """Bytes; gRPC itself refuses what is larger, without details."""
-        return max(one.bytes_max for one in (*self._by_method.values(), self._other))
+        limits = (*self._by_method.values(), self._other)
+        return max(max(one.bytes_max, one.text_bytes_max) for one in limits)
+
+    def _with_text(self, limit: Limit, configured_kib: int | None) -> Limit:
+        """With the limit for texts and bodies, where the key that bounds all messages isn't set."""
+        if configured_kib:
+            return limit
+        most = TEXT_BYTES_MAX + (ASIDE_KIB << 10)
+        if self._mib_max is not None:
+            most = min(most, self._mib_max << 20)
+        return replace(limit, text_bytes_max=most)
 
     def _limit(self, kib: int, key: str) -> Limit:
         if self._mib_max is not None and self._mib_max * 1024 < kib:

@@ -2,11 +2,11 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator
-from contextlib import aclosing, closing
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
 from functools import partial
 from math import inf
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import Any, TypeAlias, cast
 from urllib.parse import unquote
 
 import grpc
@@ -27,7 +27,7 @@ from router.core.admission import Admission
 from router.core.core import RouterCore
 from router.core.fast_path import LONG_BYTES
 from router.desk import codec
-from router.desk.answers import Answered, Waiting
+from router.desk.answers import Answered, Later
 from router.desk.desk import Desk
 from router.desk.methods import ROUTE_STREAM
 from router.desk.queue_list import listed
@@ -38,8 +38,11 @@ from router.request.refusal import Reason, Refusal
 from router.service.calls import Guard, Handler, abort
 from router.service.inbound import SMALL_BYTES
 from router.service.late_results import LateResults
+from router.service.texts import Texts
+from router.service.turns import turned
 from router.service.unsent import when_unsent
 from router.service.worker_feed import WATCHES_MAX, WorkerFeed
+from router.wire.received import text_form
 
 KEEPALIVE_TIMEOUT_S = 20.0
 """What a client has to answer a ping."""
@@ -52,7 +55,6 @@ SERVICES = (
     fleet_pb2.DESCRIPTOR.services_by_name["Fleet"].full_name,
 )
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
-Result = TypeVar("Result")
 
 
 class RouterService(router_pb2_grpc.RouterServicer):
@@ -65,13 +67,16 @@ class RouterService(router_pb2_grpc.RouterServicer):
         guard: Guard,
         stopping: asyncio.Event,
         *,
+        texts: Texts,
         stream_age_s: float | None = None,
     ) -> None:
         """guard: stands before the handlers. stopping: set when the server drains, so that open
-        streams end. stream_age_s: a stream ends by itself after this time at most; None: never.
+        streams end. texts: takes prompts without tokens. stream_age_s: a stream ends by itself
+        after this time at most; None: never.
         """
         self.guard = guard
         self._desk = desk
+        self._texts = texts
         self._reports = reports
         self._stopping = stopping
         self._stream_age_s = stream_age_s
@@ -81,11 +86,14 @@ class RouterService(router_pb2_grpc.RouterServicer):
         self, request: bytes, context: Context
     ) -> bytes:
         left_s = _time_left(context)
-        if len(request) <= LONG_BYTES:
+        answered: Answered | Later
+        if text_form(request):
+            answered = self._texts.route(request, left_s)
+        elif len(request) <= LONG_BYTES:
             answered = self._desk.route(request, left_s)
         else:
             answered = await turned(self._desk.steps(request, left_s))
-        if isinstance(answered, Waiting):
+        if isinstance(answered, Later):
             answered = await self._waited(answered)
         answer, reservation, repeated = answered
         if not repeated:
@@ -97,7 +105,7 @@ class RouterService(router_pb2_grpc.RouterServicer):
             when_unsent(partial(self._desk.unsent, reservation))
         return answer
 
-    async def _waited(self, waiting: Waiting) -> Answered:
+    async def _waited(self, waiting: Later) -> Answered:
         """Waits for an answer; raises the Refusal. A caller that is gone leaves the queue."""
         if waiting.outcome is None:
             done = asyncio.get_running_loop().create_future()
@@ -105,7 +113,7 @@ class RouterService(router_pb2_grpc.RouterServicer):
             try:
                 await done
             except asyncio.CancelledError:
-                self._desk.leave(waiting)
+                self._texts.leave(waiting)
                 raise
         return waiting.take()
 
@@ -115,7 +123,7 @@ class RouterService(router_pb2_grpc.RouterServicer):
     ) -> None:
         await context.send_initial_metadata(())  # the client sees that streams get through
         limit = self.guard.limits.of(ROUTE_STREAM)
-        items = self._desk.items()
+        items = self._texts.items()
         async with (
             LateResults(items, context) as late,
             StreamLife(self._stopping, jittered(self._stream_age_s)) as life,
@@ -141,7 +149,7 @@ class RouterService(router_pb2_grpc.RouterServicer):
     async def Explain(  # type: ignore[override]  # bytes, too
         self, request: bytes, context: Context
     ) -> bytes:
-        return b"".join(await turned(self._desk.explain(request)))
+        return await self._texts.explain(request)
 
 
 class FleetService(fleet_pb2_grpc.FleetServicer):
@@ -449,18 +457,6 @@ async def _first(future: asyncio.Future[Any], event: asyncio.Event) -> bool:
     finally:
         came.cancel()
         future.cancel()
-
-
-async def turned(steps: Generator[None, None, Result]) -> Result:
-    """Runs steps with a turn for other calls between them."""
-    with closing(steps):  # what they hold goes at once, should the call be cancelled
-        while True:
-            try:
-                next(steps)
-            except StopIteration as done:
-                result: Result = done.value
-                return result
-            await asyncio.sleep(0)
 
 
 def _settle(done: "asyncio.Future[None]") -> None:

@@ -31,6 +31,7 @@ cdef extern from "native/received.h" nogil:
         size_t elements
         uint32_t block_size, prompt_tokens
     int look_at_request(Span, const Bounds *, Received *)
+    int find_text "text_form" (Span, size_t)
     void copy_rest(Span, uint8_t *)
     int copy_elements(const Received *, void *)
     int count_fields(Span, uint32_t, size_t, size_t, size_t *)
@@ -44,6 +45,8 @@ cdef extern from "native/received.h" nogil:
     void copy_requests(const OddItem *, uint8_t *)
 
 globals().update(TOKEN_IDS=TOKEN_IDS, TOKEN_BYTES=TOKEN_BYTES, BLOCK_HASHES=BLOCK_HASHES, TEXT=TEXT)
+TEXT_FIELDS_MAX = 32768
+"""Fields up to which a text is looked for: more than a request may have."""
 OTHER_FIELDS_MAX = 1024
 """Fields of a message in pieces that are no pieces."""
 
@@ -92,6 +95,12 @@ def take_apart(bytes content not None, size_t fields_max, size_t bytes_max, size
         data = PyBytes_FromStringAndSize(NULL, received.elements * (8 if received.form == BLOCK_HASHES else 4))
         _check(copy_elements(&received, <void *>PyBytes_AS_STRING(data)))
     return rest, received.form, data, received.block_size, received.prompt_tokens
+
+
+def text_form(bytes content not None):
+    """The number of a RouteRequest's prompt if this is a text or a body; 0: it has tokens, or no
+    prompt, or can't be read as a request."""
+    return find_text(_span(content), TEXT_FIELDS_MAX)
 
 
 def check_fields(bytes content not None, size_t most):

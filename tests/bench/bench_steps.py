@@ -31,11 +31,13 @@ from router.core.core import RouterCore
 from router.desk.counters import Metrics
 from router.desk.desk import Desk
 from router.desk.reports import Reports
+from router.prompts.prompts import Prompts
 from router.replicas.fleet_commands import ControlDesk
 from router.reservations.reservations import Ending
 from router.service.calls import Guard
 from router.service.inbound import EXPLAIN, REPORT, ROUTE, ROUTE_STREAM
 from router.service.server import FleetService, GrpcServer, RouterService
+from router.service.texts import Texts
 from tests.bench.bench_decision import Stage
 from tests.bench.timing import row
 
@@ -180,7 +182,9 @@ async def _serving(core: RouterCore, now_s: float) -> AsyncIterator[int]:
     admission = Admission(core, QueueSettings(), random.Random(0))
     soon = asyncio.get_running_loop().call_soon
     desk = Desk(core, metrics, clock, fault=guard.fault, admission=admission, soon=soon)
-    service = RouterService(desk, Reports(core, metrics, clock, admission), guard, stopping)
+    texts = Texts(desk, core, Prompts({}))
+    reports = Reports(core, metrics, clock, admission)
+    service = RouterService(desk, reports, guard, stopping, texts=texts)
 
     async def nothing(*_: object) -> bool:
         return True

@@ -26,10 +26,12 @@ from router.fleet.topology import PlaceLabels
 from router.metrics.of_audit import WatchCollector
 from router.metrics.of_copies import HotPrefixCollector
 from router.metrics.of_fleet import RouterCollector
+from router.metrics.of_prompts import PromptCollector
 from router.metrics.of_queue import QueueCollector
 from router.metrics.of_relays import BrokerCollector, RelayCollector
 from router.metrics.of_replicas import PeerCollector
 from router.metrics.of_workers import WorkerCollector
+from router.prompts.prompts import ModelPrompts, Prompts
 from router.replicas.fleet_commands import ControlDesk
 from router.replicas.peer_link import PeerLink
 from tests.stage.fleet import START_S, Fleet
@@ -56,6 +58,7 @@ def router_families() -> list[Metric]:
     registry.register(QueueCollector(admission, fleet.core.fleet, fleet.clock))
     hot = HotPrefixSettings(enabled=True)
     fleet.core.hot = HotPrefixes(fleet.core.fleet, hot, recomputed(20_000.0))
+    registry.register(PromptCollector(Prompts({"m": ModelPrompts()}), lambda: 0))
     registry.register(HotPrefixCollector(fleet.core))
     registry.register(WatchCollector(_watchers()))
     registry.register(BrokerCollector(_nobodys_broker()))

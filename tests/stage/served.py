@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,10 +26,12 @@ from router.core.admission import Admission
 from router.desk.counters import Metrics
 from router.desk.desk import Desk
 from router.desk.reports import Reports
+from router.prompts.prompts import ModelPrompts, Prompts
 from router.replicas.fleet_commands import ControlDesk
 from router.request.refusal import Refusal
 from router.service.calls import Guard
 from router.service.server import FleetService, GrpcServer, RouterService
+from router.service.texts import Texts
 from router.service.worker_feed import WorkerFeed
 from tests.stage.fleet import Fleet
 
@@ -51,6 +53,7 @@ class Served:
     reports: Reports
     guard: Guard
     watched: WorkerFeed
+    texts: Texts
     sent: list[Control] = field(default_factory=list)
     """Commands that went to the other replicas."""
     registered: list[EngineSettings] = field(default_factory=list)
@@ -86,6 +89,7 @@ async def served(
     grpc_settings: GrpcSettings | None = None,
     watch: Watch | None = None,
     queue: QueueSettings = NO_QUEUE,
+    models_prompts: Mapping[str, ModelPrompts] | None = None,
     **about: Any,
 ) -> AsyncIterator[Served]:
     """Serves a fleet, and takes the server down without grace."""
@@ -108,7 +112,12 @@ async def served(
     soon = asyncio.get_running_loop().call_soon
     desk = desk_of(fleet, metrics, guard.fault, watch=watch, queue=queue, soon=soon)
     reports = Reports(fleet.core, metrics, fleet.clock, desk.admission, desk.changed)
-    service = RouterService(desk, reports, guard, stopping, stream_age_s=settings.stream_age_s)
+    prompts = Prompts(models_prompts or {})
+    texts = Texts(desk, fleet.core, prompts)
+    reports.on_prompt_tokens = prompts.on_answer
+    service = RouterService(
+        desk, reports, guard, stopping, texts=texts, stream_age_s=settings.stream_age_s
+    )
     workers = FleetService(
         fleet.core,
         fleet.clock,
@@ -138,11 +147,13 @@ async def served(
                 reports,
                 guard,
                 workers.feed,
+                texts,
             )
             yield stage
     finally:
         stopping.set()
         await server.drain(0)
+        await prompts.close()
 
 
 def desk_of(

@@ -104,6 +104,19 @@ static int look_at_request(Span message, const Bounds *most, Received *received)
     return TAKEN;
 }
 
+/* The form of a RouteRequest's prompt if it is a text or a body; 0: it has tokens or none, or is no
+ * message of `most` fields at most. */
+static int text_form(Span message, size_t most) {
+    int form = 0;
+    size_t fields = 0;
+    Field field;
+    while (message.size) {
+        if (read_any(&message, &field, &fields) || ++fields > most) return 0;
+        if (field.type == BYTES && is_prompt(field.number)) form = (int)field.number;
+    }
+    return form >= TEXT ? form : 0;
+}
+
 /* Copies what is beside the prompt: seen.bytes of it. */
 static void copy_rest(Span message, uint8_t *rest) {
     Field field;

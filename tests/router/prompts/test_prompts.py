@@ -245,14 +245,14 @@ async def test_a_reload_takes_proofs_back_and_runs_canaries_again(
         await prompts.tokens_of(ask)
         await quiet(prompts)
         (pid,) = prompts.pids
-        await prompts.configure({"m": model(other)})
+        prompts.configure({"m": model(other)})
         assert prompts.pids != [pid]
         assert prompts.proof.state("m", TARGET, "chat") is State.UNPROVEN
         made = await prompts.tokens_of(ask)
         assert made.made_by is MadeBy.ENGINE
         await quiet(prompts)
         assert prompts.proof.state("m", TARGET, "chat") is State.BARRED
-        await prompts.configure({"m": model(folder)})
+        prompts.configure({"m": model(folder)})
         await prompts.tokens_of(ask)
         await quiet(prompts)
         assert prompts.proof.state("m", TARGET, "chat") is State.PROVEN

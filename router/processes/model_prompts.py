@@ -1,0 +1,33 @@
+"""From the configuration to how each model's prompts get tokens."""
+
+from collections.abc import Iterable
+
+from router.config.prompt_settings import PromptsSettings
+from router.config.settings import ModelSettings
+from router.prompts.prompts import ModelPrompts, Source
+from router.prompts.settings import RendererSettings
+
+
+def model_prompts(models: Iterable[ModelSettings]) -> dict[str, ModelPrompts]:
+    """By the models' names; models without a section of their own are left out."""
+    return {model.name: _of(model.prompts) for model in models if model.prompts is not None}
+
+
+def _of(settings: PromptsSettings) -> ModelPrompts:
+    renderer = None
+    if settings.folder:
+        renderer = RendererSettings(
+            folder=settings.folder,
+            chat_template=settings.chat_template,
+            chat_template_kwargs=settings.chat_template_kwargs,
+            content_format=settings.content_format,
+            tools_dropped=settings.tools_dropped,
+            cache_bytes=settings.cache_mib << 20,
+        )
+    return ModelPrompts(
+        source=Source(settings.source),
+        renderer=renderer,
+        render=settings.render,
+        processes=settings.processes,
+        audit_share=settings.audit_share,
+    )

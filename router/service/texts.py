@@ -1,0 +1,217 @@
+"""Prompts without tokens, before the desk: their tokens are made, then the desk takes them like any
+other request.
+
+    request with a text -> tokens or an estimate -> request with tokens -> desk -> answer + prompt
+
+Laws:
+- the desk gets such a request once, after its tokens are there, with the time that is left to its
+  caller;
+- a caller that leaves ends what is under way for it: the making of tokens, the wait in the desk's
+  queue, or the reservation;
+- the tokens of at most OPEN_MAX prompts are made at once; the length of a further prompt is
+  estimated.
+"""
+
+import asyncio
+from dataclasses import replace
+from functools import partial
+from math import inf
+
+from router.core.core import RouterCore
+from router.desk import text_codec
+from router.desk.answers import Answered, Later, Steps, Waiting
+from router.desk.desk import Desk
+from router.desk.stream_items import RouteItems
+from router.desk.text_codec import TextPrompt
+from router.prompts.prompt_error import PromptError, PromptReason
+from router.prompts.prompts import MadeBy, PromptAsk, Prompts, PromptTokens
+from router.request.refusal import Reason, Refusal
+from router.service.turns import turned
+from router.service.workers_to_ask import WorkersToAsk
+from router.wire.received import text_form
+
+OPEN_MAX = 4096
+"""Prompts whose tokens are being made."""
+RETRY_S = 0.1
+"""For a caller that requires tokens while there are none to be had for the moment."""
+_MOMENTARY = frozenset((Reason.RENDERER_UNAVAILABLE, Reason.RENDER_QUEUE_FULL))
+
+
+class TextWaiting(Later):
+    """A prompt whose tokens are being made, or whose request waits in the desk's queue."""
+
+    __slots__ = ("inner", "making")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.making: asyncio.Task[None] | None = None
+        self.inner: Waiting | None = None
+        """The request with tokens, while it waits."""
+
+    def finish(self, outcome: Answered | Refusal) -> None:
+        self.outcome = outcome
+        self.on_done()
+
+
+class Texts:
+    """Between the gRPC face and the desk. Every request passes; only a prompt without tokens is
+    touched."""
+
+    def __init__(self, desk: Desk, core: RouterCore, prompts: Prompts) -> None:
+        self.prompts = prompts
+        self._desk = desk
+        self._core = core
+        self._workers = WorkersToAsk(core)
+        self._open: set[asyncio.Task[None]] = set()
+
+    @property
+    def open(self) -> int:
+        """Prompts whose tokens are being made."""
+        return len(self._open)
+
+    def items(self) -> RouteItems:
+        """For one stream of requests."""
+        desk = self._desk
+        return RouteItems(self.steps, desk.cancel, desk.run, self.leave, desk.outlook)
+
+    def route(self, request: bytes, left_s: float) -> TextWaiting:
+        """Begins to make the tokens of a request's prompt, which has a text; raises Refusal,
+        counted."""
+        try:
+            text = text_codec.read_text(request)
+        except Refusal as refusal:
+            raise self._desk.refused(refusal, request) from refusal
+        waiting = TextWaiting()
+        task = waiting.making = asyncio.get_running_loop().create_task(
+            self._make(waiting, text, request, left_s)
+        )
+        self._open.add(task)
+        task.add_done_callback(self._open.discard)
+        return waiting
+
+    def steps(self, request: bytes | None, left_s: float = inf) -> Steps:
+        """As the desk's."""
+        if request is None or not text_form(request):
+            return (yield from self._desk.steps(request, left_s))
+        return self.route(request, left_s)
+
+    def leave(self, later: Later) -> None:
+        """A caller is gone before its answer."""
+        if not isinstance(later, TextWaiting) or later.outcome is not None:
+            self._desk.leave(later)
+        elif later.inner is not None:
+            self._desk.leave(later.inner)
+        elif later.making is not None:
+            later.making.cancel()
+
+    async def explain(self, request: bytes) -> bytes:
+        """An Explanation; raises Refusal."""
+        if not text_form(request):
+            return b"".join(await turned(self._desk.explain(request)))
+        text = text_codec.read_text(request)
+        made = await self._tokens(text, inf)
+        parts = await turned(self._desk.explain(text_codec.with_tokens(text, made)))
+        return b"".join((*parts, text_codec.explained(made, text)))
+
+    async def tokens(self, text: TextPrompt, left_s: float) -> PromptTokens:
+        """The tokens alone, or an estimate; raises Refusal."""
+        return await self._tokens(text, left_s)
+
+    async def _make(
+        self, waiting: TextWaiting, text: TextPrompt, request: bytes, left_s: float
+    ) -> None:
+        """From the prompt to the desk; ends by `finish`, or goes on when the queue does."""
+        began_s = asyncio.get_running_loop().time()
+        try:
+            made = await self._tokens(text, left_s)
+        except Refusal as refusal:
+            waiting.finish(self._desk.refused(refusal, request))
+            return
+        except Exception as error:  # a fault of ours, which ends one request and no other
+            waiting.finish(self._desk.failed(error, request))
+            return
+        left_s -= asyncio.get_running_loop().time() - began_s
+        try:
+            answered = await turned(self._desk.steps(text_codec.with_tokens(text, made), left_s))
+        except Refusal as refusal:
+            waiting.finish(refusal)
+            return
+        if isinstance(answered, tuple):
+            waiting.finish(self._answer(text, made, answered))
+            return
+        if not isinstance(answered, Waiting):
+            raise TypeError(f"{answered!r} is no wait in the desk's queue")
+        waiting.inner = answered
+        answered.on_done = partial(self._done, waiting, text, made, answered)
+        if answered.outcome is not None:
+            answered.on_done()
+
+    def _done(
+        self, waiting: TextWaiting, text: TextPrompt, made: PromptTokens, inner: Waiting
+    ) -> None:
+        waiting.inner = None
+        try:
+            outcome: Answered | Refusal = self._answer(text, made, inner.take())
+        except Refusal as refusal:
+            outcome = refusal
+        waiting.finish(outcome)
+
+    def _answer(self, text: TextPrompt, made: PromptTokens, answered: Answered) -> Answered:
+        answer, reservation, repeated = answered
+        if not repeated:
+            self.prompts.on_pick(reservation.id, made)
+        return answer + text_codec.answered(made, text), reservation, repeated
+
+    async def _tokens(self, text: TextPrompt, left_s: float) -> PromptTokens:
+        """Raises Refusal."""
+        if left_s <= 0:
+            raise _too_late()
+        model = self._core.fleet.base_model(text.message.model)
+        ask = PromptAsk(
+            model,
+            text.kind,
+            text.content,
+            self._workers.next(text.message.model),
+            left_s=left_s,
+            require=text.require,
+            source=text.source,
+        )
+        try:
+            if len(self._open) > OPEN_MAX:
+                return self._bounded(self.prompts.estimate(ask, _many()), text)
+            async with asyncio.timeout(None if left_s == inf else left_s):
+                made = await self.prompts.tokens_of(ask)
+        except PromptError as error:
+            reason = Reason(error.reason)
+            retry_s = RETRY_S if reason in _MOMENTARY else None
+            raise Refusal(reason, error.message, retry_s) from None
+        except TimeoutError:
+            raise _too_late() from None
+        return self._bounded(made, text)
+
+    def _bounded(self, made: PromptTokens, text: TextPrompt) -> PromptTokens:
+        """Raises Refusal for too many tokens; an estimate is lowered instead."""
+        most = self._core.routing.prompt_tokens_max
+        if made.made_by is MadeBy.ESTIMATE:
+            count = min(made.count, most, self._workers.estimate_max(text.message.model))
+            return replace(made, count=max(1, int(count)))
+        if made.count > most:
+            raise Refusal(
+                Reason.PROMPT_TOO_LONG,
+                f"the prompt has {made.count} tokens, the limit is {most}"
+                " (routing.prompt_tokens_max)",
+            )
+        return made
+
+
+def _many() -> PromptError:
+    return PromptError(
+        PromptReason.RENDER_QUEUE_FULL,
+        f"the tokens of {OPEN_MAX} prompts are being made, which is the bound",
+    )
+
+
+def _too_late() -> Refusal:
+    return Refusal(
+        Reason.DEADLINE_EXCEEDED, "the caller's deadline passed before the prompt had its tokens"
+    )

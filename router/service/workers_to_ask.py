@@ -1,0 +1,83 @@
+"""Workers as those who know the tokens of a model's prompts: which is next to give them, each in
+its turn, and which make other tokens than the router."""
+
+from collections import Counter
+from collections.abc import Callable
+from math import inf
+
+from events.feed.fleet_view import Source
+from router.core.core import RouterCore
+from router.fleet.pools import heartbeat_of
+from router.prompts.prompts import EngineAt, Prompts, described
+from router.prompts.proof import Target
+from router.prompts.settings import EngineKind
+from router.request.refusal import Refusal
+
+MODELS_MAX = 1024
+_KINDS = frozenset(EngineKind)
+
+
+class WorkersToAsk:
+    """Of one router."""
+
+    def __init__(self, core: RouterCore) -> None:
+        self._core = core
+        self._turns: Counter[str] = Counter()
+
+    def estimate_max(self, model: str) -> float:
+        """The longest estimate of a prompt, in tokens: half of what any worker of the model takes,
+        since an estimate is no reason to refuse a request (the bytes of an image are many)."""
+        try:
+            pool, _ = self._core.fleet.pools.live(model, self._core.fleet.ready)
+        except Refusal:
+            return inf
+        return pool.shortest_len // 2
+
+    def next(self, model: str) -> EngineAt | None:
+        """A live worker of the model with an address; None: there is none, or its engine is of a
+        kind that gives no tokens."""
+        fleet = self._core.fleet
+        try:
+            fleet.pools.refresh()
+            pool, _ = fleet.pools.live(model, fleet.ready)
+        except Refusal:
+            return None
+        if not len(pool):
+            return None
+        if len(self._turns) >= MODELS_MAX:
+            self._turns.clear()
+        self._turns[model] += 1
+        source = pool.sources[self._turns[model] % len(pool)]
+        heartbeat = heartbeat_of(source)
+        if heartbeat.engine not in _KINDS or not heartbeat.address.startswith("http"):
+            return None
+        return EngineAt(
+            EngineKind(heartbeat.engine),
+            heartbeat.engine_version,
+            heartbeat.address.rstrip("/"),
+            f"{source.key.worker_id}/{heartbeat.epoch}",
+            heartbeat.model,
+        )
+
+
+def tokens_trouble(core: RouterCore, prompts: Prompts) -> Callable[[Source], str]:
+    """Why the router's own tokens are not those of a worker; empty where nothing differed."""
+
+    def trouble(source: Source) -> str:
+        heartbeat = source.heartbeat
+        if heartbeat is None:
+            return ""
+        mine = Target(heartbeat.engine, heartbeat.engine_version)
+        model = core.fleet.models.names(heartbeat.model)[0]
+        barred = [one for one in prompts.proof.barred(model) if one[0] == mine]
+        if not barred:
+            return ""
+        _, shape, difference = barred[0]
+        return (
+            f"its engine makes other tokens than the router for {len(barred)} shapes of prompts,"
+            f" such as {shape}: {described(difference)}. Its tokens are taken for these shapes,"
+            " which costs a call to an engine for each prompt: are prompts.folder, chat_template"
+            " and chat_template_kwargs those of the engine?"
+        )
+
+    return trouble
