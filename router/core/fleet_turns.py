@@ -40,6 +40,7 @@ class FleetTurns:
 
     def __init__(self, core: RouterCore, queue: AdmissionQueue) -> None:
         self._core = core
+        self._peers = core.fleet.peers
         self._queue = queue
         self._shares: dict[Pool, PoolShare] = {}
         """Of pools that requests wait for in peers."""
@@ -63,7 +64,8 @@ class FleetTurns:
     @property
     def is_contended(self) -> bool:
         """Whether requests wait in peers."""
-        self._refresh()
+        if self._demands != self._peers.demands:
+            self._refresh()
         return bool(self._shares)
 
     def wanted(self, pool: Pool) -> bool:
@@ -129,7 +131,6 @@ class FleetTurns:
         queue = self._queue
         if not len(queue):
             return []
-        self._refresh()
         self._look_at_ages(now_s)
         found: list[Demand] = []
         for pool in queue.pools():
@@ -140,7 +141,8 @@ class FleetTurns:
         return found
 
     def _of_pool(self, pool: Pool, now_s: float) -> Iterator[Demand]:
-        rules, share = self._queue.rules, self._share(pool)
+        rules = self._queue.rules
+        share = self._share(pool) if self.is_contended else None
         for number, level in enumerate(self._queue.levels(pool)):
             if level.count:
                 ours = share.ours(number) if share is not None else None
@@ -177,12 +179,9 @@ class FleetTurns:
         return share
 
     def _refresh(self) -> None:
-        """Takes over what waits in peers, if that has changed."""
-        peers = self._core.fleet.peers
-        if self._demands == peers.demands:
-            return
-        self._demands = peers.demands
-        demand = peers.demand()
+        """Takes over what waits in peers now."""
+        self._demands = self._peers.demands
+        demand = self._peers.demand()
         for replica in [replica for replica in self._heard if replica not in demand]:
             self._hear(replica, {})
         for replica, waiting in demand.items():

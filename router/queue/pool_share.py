@@ -114,6 +114,9 @@ class PoolShare:
         requests."""
         self._shares: dict[Key, float] | None = None
         """Of flows that don't rest; None: to be worked out again."""
+        self._went = False
+        """Whether requests of ours went since `wait`: shares are worked out again with the next,
+        and are nearly the same until then."""
         self._wakes_s = inf
         """When the next rest is over."""
         self.went = 0
@@ -133,15 +136,21 @@ class PoolShare:
 
     def wait(self, bands: Mapping[int, Band]) -> None:
         """Sets the waiting requests here, by band; went and credit are kept."""
-        self._shares = None
-        for key in [key for key in self._flows if key[0] == OURS and key[1] not in bands]:
-            del self._flows[key]
-        for level, now in bands.items():
+        for level in range(len(self._weights)):
+            key, now = (OURS, level), bands.get(level)
+            if now is None:
+                if self._flows.pop(key, None) is not None:
+                    self._shares = None
+                continue
             band = self._own.setdefault(level, now)
-            band.waiting, band.tenants = now.waiting, now.tenants
-            if (OURS, level) not in self._flows:
+            if self._went or (band.waiting, band.tenants) != (now.waiting, now.tenants):
+                band.waiting, band.tenants = now.waiting, now.tenants
+                self._shares = None
+            if key not in self._flows:
                 band.credit = min(0.0, band.credit)
-                self._flows[OURS, level] = _Flow(band)
+                self._flows[key] = _Flow(band)
+                self._shares = None
+        self._went = False
 
     def hear(self, replica: str, bands: Mapping[int, Band]) -> None:
         """Sets the waiting requests of another router, by band; empty: nothing, or the router is
@@ -168,9 +177,10 @@ class PoolShare:
         band.went += 1
         band.credit = max(-CREDIT_MAX, band.credit - 1.0)
         band.waiting -= 1
-        self._shares = None
+        self._went = True
         if band.waiting <= 0:
             del self._flows[OURS, level]
+            self._shares = None
 
     def filled(self) -> None:
         """No worker has room: none is left to the peers."""
@@ -256,20 +266,24 @@ class PoolShare:
 
     def _parts(self, keys: Sequence[Key]) -> list[float]:
         """Of a band's flows; the sum is 1."""
-        counts = [self._flows[key].band.by_tenant() for key in keys]
+        bands = [self._flows[key].band for key in keys]
+        if not any(band.tenants for band in bands):
+            every = sum(band.waiting for band in bands)
+            return [band.waiting / every for band in bands]
+        counts = [band.by_tenant() for band in bands]
         totals: dict[int, int] = defaultdict(int)
         for count in counts:
             for tenant, waiting in count.items():
                 totals[tenant] += waiting
         weights = {tenant: self._weight_of(tenant) for tenant in totals}
-        every = sum(weights.values())
+        all_weights = sum(weights.values())
         return [
             sum(
                 weights[tenant] * waiting / totals[tenant]
                 for tenant, waiting in count.items()
                 if totals[tenant]
             )
-            / every
+            / all_weights
             for count in counts
         ]
 
