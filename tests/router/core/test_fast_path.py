@@ -81,8 +81,8 @@ class Side:
         self._plain = self.desk._plain
         self.desk._plain = self._counted  # type: ignore[method-assign]
 
-    def _counted(self, request: bytes, now_s: float) -> Any:
-        answered = self._plain(request, now_s)
+    def _counted(self, request: bytes, now_s: float, is_behind: Any = None) -> Any:
+        answered = self._plain(request, now_s, is_behind)
         self.fast += answered is not None
         return answered
 
