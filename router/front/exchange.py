@@ -123,12 +123,18 @@ class Exchange:
     # The router
 
     def question(
-        self, *, by_load: bool = False, salt: str = "", tokens_max: int = ESTIMATE_MAX
+        self,
+        *,
+        by_load: bool = False,
+        salt: str = "",
+        tokens_max: int = ESTIMATE_MAX,
+        output_tokens: int | None = None,
     ) -> dict[str, Any]:
         """The options of a route (kvroute.client.RouteOptions), as far as the request has them.
 
         by_load: with a prompt of the estimated length, tokens_max at most, in the place of the
         client's; salt: unique in the fleet, so that the prompt matches no worker's cache.
+        output_tokens: of a usual answer, if known; the client's bound counts where it is less.
         """
         facts = self.facts
         options: dict[str, Any] = {}
@@ -143,9 +149,11 @@ class Exchange:
         for name in ("model", "session_id", "tenant"):
             if value := getattr(facts, name):
                 options[name] = value
-        for name in ("priority", "expected_output_tokens"):
-            if (number := getattr(facts, name)) is not None:
-                options[name] = number
+        if facts.priority is not None:
+            options["priority"] = facts.priority
+        bounds = [one for one in (facts.output_tokens_max, output_tokens) if one is not None]
+        if bounds:
+            options["expected_output_tokens"] = min(bounds)
         options["omit_receipt"] = True
         return options
 

@@ -125,7 +125,8 @@ class Facts:
     tenant: str
     priority: int | None
     """The router's: higher is sooner."""
-    expected_output_tokens: int | None
+    output_tokens_max: int | None
+    """Of all answers together; None: the client sets no bound."""
     cache_salt: str
     has_one_prompt: bool
     """False: a completion with a list of prompts, whose usage is that of all."""
@@ -162,7 +163,7 @@ def read(body: bytes, headers: Mapping[str, str], *, low_first: bool = False) ->
         session_id=_session(fields, headers),
         tenant=(_header(headers, TENANT_HEADERS) or fields.user or "")[:TEXT_MAX],
         priority=_priority(fields, headers, low_first),
-        expected_output_tokens=_expected(fields),
+        output_tokens_max=_output_tokens_max(fields),
         cache_salt=fields.cache_salt or "",
         has_one_prompt=not _is_list_of_prompts(fields.prompt),
         previous_response_id=fields.previous_response_id or "",
@@ -215,7 +216,7 @@ def _priority(fields: _Body, headers: Mapping[str, str], low_first: bool) -> int
     return PRIORITY_OF_TIER.get(fields.service_tier or "")
 
 
-def _expected(fields: _Body) -> int | None:
+def _output_tokens_max(fields: _Body) -> int | None:
     for most in (fields.max_completion_tokens, fields.max_tokens, fields.max_output_tokens):
         if most is not None:
             tokens = most * (fields.n or 1)

@@ -62,6 +62,7 @@ STATUS: Mapping[str, int] = {
     "QUEUE_FULL": 429,
     "TENANT_QUOTA": 429,
     "QUEUE_TIMEOUT": 429,
+    "WAIT_TOO_LONG": 429,
     "TOO_MANY_RESERVATIONS": 429,
     "TOO_MANY_BYTES": 429,
     "TOO_MANY_WATCHES": 429,

@@ -32,6 +32,7 @@ from router.front.exchange import Blame, Exchange, Upstream, Verdict, goes_by_lo
 from router.front.gateway.counters import GatewayCounters
 from router.front.gateway.roster import Roster
 from router.front.gateway.upstreams import Upstreams, WorkerAnswered
+from router.front.output_lengths import OutputLengths
 
 PREFILL_ANSWER_MAX = 1 << 24
 """Bytes of a prefill worker's answer, which may list the blocks of a long prompt."""
@@ -67,6 +68,7 @@ class Forwarder:
         self._counters = counters
         self._settings = settings
         self._spawn = spawn
+        self._lengths = OutputLengths()
 
     async def serve(
         self, request: web.Request, exchange: Exchange, began_s: float
@@ -90,7 +92,10 @@ class Forwarder:
         settings = self._settings
         model = exchange.facts.model
         options = exchange.question(
-            by_load=by_load, salt=uuid.uuid4().hex, tokens_max=self._roster.estimate_max(model)
+            by_load=by_load,
+            salt=uuid.uuid4().hex,
+            tokens_max=self._roster.estimate_max(model),
+            output_tokens=self._lengths.mean(model),
         )
         pairs = settings.pairs == "auto" and exchange.may_pair
         if pairs and self._roster.has_pairs(model):
@@ -101,6 +106,11 @@ class Forwarder:
             async with attempt as routed:
                 return await _Attempt(self, request, exchange, routed, began_s).run()
         raise RuntimeError("attempts ended without an answer and without an error")
+
+    def finished(self, exchange: Exchange, output_tokens: int) -> None:
+        """An answer was passed on whole."""
+        if exchange.has_body:
+            self._lengths.add(exchange.facts.model, output_tokens)
 
     def first_token(self, routed: RoutedRequest, *, answering: bool) -> None:
         """Reports PREFILL_DONE; the stream doesn't wait for the router."""
@@ -296,6 +306,8 @@ class _Attempt:
         outcome, routed = self._exchange.ended(), self._routed
         cached = outcome.usage.cached_tokens
         routed.prompt_tokens = outcome.usage.prompt_tokens
+        if outcome.blame is None:
+            self._forwarder.finished(self._exchange, outcome.output_tokens)
         await routed.finished(
             output_tokens=outcome.output_tokens,
             cached_tokens=cached if self._prefill_cached is None else self._prefill_cached,

@@ -90,6 +90,17 @@ def test_every_path_has_a_question_that_a_router_takes(path: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("fields", "usual", "expected"),
+    [({}, None, None), ({}, 40, 40), ({"max_tokens": 32_000}, 40, 40), ({"max_tokens": 7}, 40, 7)],
+)
+def test_an_answer_is_expected_to_be_a_usual_one_unless_its_limit_is_less(
+    fields: dict[str, object], usual: int | None, expected: int | None
+) -> None:
+    question = exchange(**fields).question(output_tokens=usual)
+    assert question.get("expected_output_tokens") == expected
+
+
+@pytest.mark.parametrize(
     ("status", "verdict"),
     [
         (200, Verdict.PASS),

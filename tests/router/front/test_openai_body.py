@@ -21,7 +21,7 @@ def test_a_plain_chat_says_its_model_and_nothing_else() -> None:
     assert not facts.is_stream
     assert not facts.wants_usage
     assert facts.priority is None
-    assert facts.expected_output_tokens is None
+    assert facts.output_tokens_max is None
     assert (facts.session_id, facts.tenant, facts.cache_salt) == ("", "", "")
     assert facts.has_one_prompt
 
@@ -99,10 +99,8 @@ def test_the_priority_is_the_routers(
         ({"max_tokens": 1 << 40}, None),
     ],
 )
-def test_a_limit_on_the_answer_is_its_expected_length(
-    fields: dict[str, object], expected: int | None
-) -> None:
-    assert read(body(**fields), {}).expected_output_tokens == expected
+def test_a_limit_on_the_answer_is_read(fields: dict[str, object], expected: int | None) -> None:
+    assert read(body(**fields), {}).output_tokens_max == expected
 
 
 @pytest.mark.parametrize(
