@@ -58,12 +58,24 @@ def read_text(content: bytes) -> TextPrompt:
         raise Refusal(Reason.INVALID_FIELD, f"no RouteRequest: {error}") from None
     if len(message.model) > TEXT_MAX:
         raise Refusal(Reason.INVALID_FIELD, f"model is longer than {TEXT_MAX} characters")
-    kind = _KINDS[form]
     check_text(text)
     returns_tokens, require = message.return_tokens, message.require_tokens
     message.ClearField("return_tokens")
     message.ClearField("require_tokens")
-    return TextPrompt(message, kind, text, returns_tokens, require)
+    return TextPrompt(message, _KINDS[form], text, returns_tokens, require)
+
+
+def text_prompt(
+    message: router_pb2.RouteRequest, field: str, content: str | bytes, source: Source | None
+) -> TextPrompt:
+    """A prompt whose tokens are wanted, and nothing else; raises Refusal. field: the one of
+    RouteRequest that would hold it; source: in the place of the configured one."""
+    if len(message.model) > TEXT_MAX:
+        raise Refusal(Reason.INVALID_FIELD, f"model is longer than {TEXT_MAX} characters")
+    text = content.encode() if isinstance(content, str) else content
+    check_text(text)
+    kind = _KINDS[router_pb2.RouteRequest.DESCRIPTOR.fields_by_name[field].number]
+    return TextPrompt(message, kind, text, returns_tokens=True, require=True, source=source)
 
 
 def check_text(text: bytes) -> None:

@@ -112,7 +112,7 @@ class Prompt:
     def only_block_size(self) -> int:
         """The only block size that this prompt can be compared in; 0: any, also since it has no
         full block, so that nothing can match it."""
-        return self.hashes_block_size if len(self._hashes) else 0
+        return self.hashes_block_size if self.token_count >= self.hashes_block_size else 0
 
     def prefixes(self, block_size: int) -> HashArray:
         """PrefixHashes of the full blocks; none for a size of 0, or one that the caller's hashes

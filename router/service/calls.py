@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import suppress
+from math import inf
 from time import monotonic
 from typing import Any, NoReturn, TypeAlias, TypeVar
 
@@ -314,3 +315,9 @@ _OURS = "/kvroute.v1."
 """Health is answered for as long as the server is there."""
 _STOPPING = "the router stops; another one takes this call"
 _BY_SIZE = (Reason.MESSAGE_TOO_LARGE, Reason.TOO_MANY_BYTES, Reason.TOO_MANY_WATCHES)
+
+
+def time_left(context: Context) -> float:
+    """Seconds until a call's deadline; 0 when it has passed: nobody waits for the answer."""
+    left_s = context.time_remaining()
+    return inf if left_s is None else left_s

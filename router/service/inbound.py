@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from router.config.settings import GrpcSettings
-from router.desk.methods import EXPLAIN, REPORT, ROUTE, ROUTE_STREAM
+from router.desk.methods import EXPLAIN, RENDER, REPORT, ROUTE, ROUTE_STREAM
 from router.desk.text_codec import TEXT_BYTES_MAX
 from router.request.refusal import Reason, Refusal
 from router.wire.received import text_form
@@ -69,6 +69,9 @@ class Limits:
             EXPLAIN: self._with_text(
                 self._limit(explain, "grpc.explain_kib_max"),
                 settings.explain_kib_max or settings.route_kib_max,
+            ),
+            RENDER: self._with_text(
+                self._limit(route, "grpc.route_kib_max"), settings.route_kib_max
             ),
             ROUTE_STREAM: self._limit(batch, "grpc.batch_kib_max"),
             REPORT: self._limit(settings.report_kib_max, "grpc.report_kib_max"),

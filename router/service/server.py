@@ -5,7 +5,6 @@ import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from functools import partial
-from math import inf
 from typing import Any, TypeAlias, cast
 from urllib.parse import unquote
 
@@ -21,7 +20,14 @@ from typing_extensions import override
 
 from events.plane.facts import Control
 from events.plane.settings import EngineSettings
-from kvroute.v1 import fleet_pb2, fleet_pb2_grpc, router_pb2, router_pb2_grpc
+from kvroute.v1 import (
+    fleet_pb2,
+    fleet_pb2_grpc,
+    prompts_pb2,
+    prompts_pb2_grpc,
+    router_pb2,
+    router_pb2_grpc,
+)
 from router.config.settings import TOMBSTONE_MAX_S, ConfigError, GrpcSettings
 from router.core.admission import Admission
 from router.core.core import RouterCore
@@ -35,9 +41,10 @@ from router.desk.reports import Reports
 from router.desk.stream_items import StreamLife, read_batch
 from router.replicas.fleet_commands import ControlDesk
 from router.request.refusal import Reason, Refusal
-from router.service.calls import Guard, Handler, abort
+from router.service.calls import Guard, Handler, abort, time_left
 from router.service.inbound import SMALL_BYTES
 from router.service.late_results import LateResults
+from router.service.prompts_service import PromptsService
 from router.service.texts import Texts
 from router.service.turns import turned
 from router.service.unsent import when_unsent
@@ -53,6 +60,7 @@ READ_S = 20.0
 SERVICES = (
     router_pb2.DESCRIPTOR.services_by_name["Router"].full_name,
     fleet_pb2.DESCRIPTOR.services_by_name["Fleet"].full_name,
+    prompts_pb2.DESCRIPTOR.services_by_name["Prompts"].full_name,
 )
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 
@@ -76,7 +84,7 @@ class RouterService(router_pb2_grpc.RouterServicer):
         """
         self.guard = guard
         self._desk = desk
-        self._texts = texts
+        self.texts = texts
         self._reports = reports
         self._stopping = stopping
         self._stream_age_s = stream_age_s
@@ -85,10 +93,10 @@ class RouterService(router_pb2_grpc.RouterServicer):
     async def Route(  # type: ignore[override]  # messages are bytes here
         self, request: bytes, context: Context
     ) -> bytes:
-        left_s = _time_left(context)
+        left_s = time_left(context)
         answered: Answered | Later
         if text_form(request):
-            answered = self._texts.route(request, left_s)
+            answered = self.texts.route(request, left_s)
         elif len(request) <= LONG_BYTES:
             answered = self._desk.route(request, left_s)
         else:
@@ -97,7 +105,7 @@ class RouterService(router_pb2_grpc.RouterServicer):
             answered = await self._waited(answered)
         answer, reservation, repeated = answered
         if not repeated:
-            if _time_left(context) <= 0:
+            if time_left(context) <= 0:
                 self._desk.unsent(reservation)
                 raise Refusal(
                     Reason.DEADLINE_EXCEEDED, "the call's deadline passed before its answer"
@@ -113,7 +121,7 @@ class RouterService(router_pb2_grpc.RouterServicer):
             try:
                 await done
             except asyncio.CancelledError:
-                self._texts.leave(waiting)
+                self.texts.leave(waiting)
                 raise
         return waiting.take()
 
@@ -123,7 +131,7 @@ class RouterService(router_pb2_grpc.RouterServicer):
     ) -> None:
         await context.send_initial_metadata(())  # the client sees that streams get through
         limit = self.guard.limits.of(ROUTE_STREAM)
-        items = self._texts.items()
+        items = self.texts.items()
         async with (
             LateResults(items, context) as late,
             StreamLife(self._stopping, jittered(self._stream_age_s)) as life,
@@ -149,7 +157,7 @@ class RouterService(router_pb2_grpc.RouterServicer):
     async def Explain(  # type: ignore[override]  # bytes, too
         self, request: bytes, context: Context
     ) -> bytes:
-        return await self._texts.explain(request)
+        return await self.texts.explain(request)
 
 
 class FleetService(fleet_pb2_grpc.FleetServicer):
@@ -316,6 +324,7 @@ class GrpcServer:
         guard.metrics.follow(lambda: in_flight.bytes, in_flight.bytes_max, lambda: feed.watches)
         guard.add(self._server, SERVICES[0], byte_handlers(router))
         guard.add(self._server, SERVICES[1], fleet_handlers(fleet))
+        guard.add(self._server, SERVICES[2], prompts_handlers(PromptsService(router.texts)))
         others = guard.registrar(self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, others)
         if settings.reflection:
@@ -412,6 +421,13 @@ def fleet_handlers(fleet: FleetService) -> dict[str, Handler]:
     }
 
 
+def prompts_handlers(prompts: PromptsService) -> dict[str, Handler]:
+    """Prompts' methods; a prompt that is rendered comes and goes as bytes."""
+    collected = _Collected()
+    prompts_pb2_grpc.add_PromptsServicer_to_server(prompts, cast("grpc.aio.Server", collected))
+    return collected.handlers | {"Render": grpc.unary_unary_rpc_method_handler(prompts.Render)}
+
+
 def server_options(settings: GrpcSettings, bytes_max: int) -> list[tuple[str, int]]:
     """gRPC's channel arguments. bytes_max: of the largest message that any method takes."""
     options = [
@@ -482,9 +498,3 @@ async def _write_soon(late: LateResults, results: bytes | None) -> None:
             Reason.DEADLINE_EXCEEDED,
             f"results of a long batch were not read for {READ_S:.0f} s",
         ) from error
-
-
-def _time_left(context: Context) -> float:
-    """Seconds until a call's deadline; 0 when it has passed: nobody waits for the answer."""
-    left_s = context.time_remaining()
-    return inf if left_s is None else left_s

@@ -1436,7 +1436,7 @@ class TestHealth:
             assert await self.states(stage) == alive_only
 
     async def test_services_are_those_of_the_contract(self) -> None:
-        assert SERVICES == ("kvroute.v1.Router", "kvroute.v1.Fleet")
+        assert SERVICES == ("kvroute.v1.Router", "kvroute.v1.Fleet", "kvroute.v1.Prompts")
 
     async def test_an_unknown_name_is_not_found(self) -> None:
         async with served() as stage:
