@@ -165,6 +165,13 @@ class RouterCore:
             raise
         return Pick(reservation, decision, computing.overlap(computing.order[0]))
 
+    def on_priority(self, source: Source) -> None:
+        """A request with a priority got a worker, whose engine may schedule by none."""
+        heartbeat = heartbeat_of(source)
+        if not heartbeat.priority_scheduling:
+            model = self.fleet.models.names(heartbeat.model)[0]
+            self.fleet.ignored_priorities.note(model, source.key)
+
     @property
     def policies(self) -> dict[str, Policy]:
         """By name, with their parameters."""

@@ -337,6 +337,8 @@ cdef class _Plan:
     cdef bytes drained
     """A byte for each row, as it was after so many drains; None: nobody is drained."""
     cdef uint64_t drains
+    cdef bint priority_seen
+    """Whether a worker that schedules by no priority got a request with one: then the core knows of its model."""
 
     def __init__(self, found, bint plain):
         """plain: requests about this pool may be, by its model and its settings."""
@@ -799,7 +801,7 @@ cdef class Lane:
             _begin(&self._answer)
             raise
         try:
-            self._on_reserved(asked.session_id, reservation, best_s, now_s)
+            self._on_reserved(asked.session_id, asked.priority, reservation, best_s, now_s)
         except BaseException:
             _begin(&self._answer)
             self._core.withdraw(reservation, now_s)
@@ -1086,9 +1088,9 @@ cdef class Lane:
         self._put_load(source.slot, load)
         return reservation
 
-    cdef int _on_reserved(self, Span session_id, reservation, double best_s, double now_s) except -1:
-        """RouterCore._on_reserved; and the answer, of which all but the reservation's id is written.
-        best_s: see _note_ttft."""
+    cdef int _on_reserved(self, Span session_id, int32_t priority, reservation, double best_s, double now_s) except -1:
+        """RouterCore._on_reserved and on_priority; and the answer, of which all but the reservation's id is
+        written. best_s: see _note_ttft."""
         cdef uint32_t size = self._plan.block_size
         source = self._plan.sources[self._order[0]]
         self._predict(source, <int32_t>reservation.predicted_tokens / size, now_s)
@@ -1102,6 +1104,9 @@ cdef class Lane:
             self._time(reservation, now_s)
         if self._policy.kind == TTFT:
             self._note_ttft(reservation, best_s)
+        if priority and not self._plan.priority_seen and not self._plan.face(self._order[0]).priority_direction:
+            self._plan.priority_seen = self._plan.model is not None  # a pool of several models has more to note
+            self._core.on_priority(source)
         return 0
 
     cdef int _open(self, load, prefixes, bint has_tail, new_tokens, double now_s) except -1:

@@ -376,6 +376,8 @@ class Desk:
         except BaseException:
             self._core.withdraw(reservation, now_s)
             raise
+        if request.priority:
+            self._core.on_priority(outcome.decision.sources[outcome.decision.order[0]])
         self._metrics.picked(outcome)
         mark.total()
         return reservation.answer, reservation, False

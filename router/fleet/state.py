@@ -23,6 +23,7 @@ from router.fleet.topology import PlaceLabels
 from router.fleet.working_set import WorkingSets
 from router.health.capacity import Capacities
 from router.health.first_tokens import FirstTokens
+from router.health.ignored_priorities import IgnoredPriorities
 from router.health.outliers import Outliers
 from router.health.self_check import SelfCheck
 from router.health.warnings import FleetWatch, WarningCode, WorkerWarning
@@ -73,6 +74,7 @@ class Fleet:
         self.first_tokens = FirstTokens()
         self.cache_reports: dict[WorkerKey, CacheReport] = {}
         self.self_check = SelfCheck(view)
+        self.ignored_priorities = IgnoredPriorities()
         self.ready = True
         """False: heartbeats of a part of the fleet may be missing, so that no model is unknown."""
         self.drained: dict[str, None] = {}
@@ -124,6 +126,7 @@ class Fleet:
         if kinds != self.capacities.kinds_changed:
             self.pools.on_capacities()
         self.self_check.on_forgotten(workers)
+        self.ignored_priorities.forget(workers)
         self.rates.on_forgotten(workers)
         self.working_sets.on_forgotten(workers)
 
@@ -212,7 +215,25 @@ class Fleet:
             warnings.append(WorkerWarning(WarningCode.RELAY, trouble))
         if trouble := self.tokens_trouble(source):
             warnings.append(WorkerWarning(WarningCode.TOKENS_DIFFER, trouble))
+        if trouble := self._priority_trouble(source):
+            warnings.append(WorkerWarning(WarningCode.PRIORITY_IGNORED, trouble))
         return warnings
+
+    def _priority_trouble(self, source: Source) -> str:
+        """Of the first worker of a model that got a request with a priority and schedules by none:
+        that it does; empty: it is another worker, or none did."""
+        heartbeat = source.heartbeat
+        if heartbeat is None or heartbeat.priority_scheduling:
+            return ""
+        model = self.models.names(heartbeat.model)[0]
+        if not self.ignored_priorities.holds(model, source.key):
+            return ""
+        return (
+            f"requests for {model!r} have a priority, but its engine schedules by none: the"
+            " priority counts in this router's queue alone. If it should count in the engine, too:"
+            " vLLM --scheduling-policy priority and priority_scheduling: true of the worker, or"
+            " SGLang --enable-priority-scheduling"
+        )
 
     def load_of(self, key: WorkerKey) -> WorkerLoad:
         """A worker's load; an idle one for a worker that nothing is known of."""

@@ -67,8 +67,13 @@ class WarningCode(StrEnum):
     RELAY_FAILING = "relay_failing"
     RANKS = "ranks"
     TOKENS_DIFFER = "tokens_differ"
+    PRIORITY_IGNORED = "priority_ignored"
 
 
+SAID_ONCE = frozenset({WarningCode.PRIORITY_IGNORED})
+"""Codes of what may be intended: each sentence gets one line in a router's life."""
+SAID_ONCE_MAX = 64
+"""Such sentences; further ones get no line."""
 RELAY_CODES = {"relay_failing": WarningCode.RELAY_FAILING, "ranks": WarningCode.RANKS}
 """Codes that relays give their sentences; all others count as `relay`."""
 
@@ -296,12 +301,14 @@ class FleetWatch:
 class WarningLog:
     """Turns what holds into lines, without saying the same again and again.
 
-    A worker's code gets a line when it appears, and again after REPEAT_S if it holds then.
+    A worker's code gets a line when it appears, and again after REPEAT_S if it holds then; a
+    sentence of SAID_ONCE gets one line, whichever worker it is of.
     """
 
     def __init__(self) -> None:
         self._said: dict[tuple[WorkerKey, WarningCode], float] = {}
         """Warnings that got a line, or were counted in a last line, within REPEAT_S."""
+        self._said_once: set[str] = set()
 
     @override
     def __repr__(self) -> str:
@@ -314,6 +321,8 @@ class WarningLog:
         }
         fresh: dict[tuple[WorkerKey, WarningCode], list[str]] = {}
         for key, (code, sentence) in warnings:
+            if code in SAID_ONCE and not self._is_first(sentence):
+                continue
             if (key, code) not in self._said:
                 fresh.setdefault((key, code), []).append(sentence)
         self._said.update(dict.fromkeys(fresh, now_s))
@@ -325,3 +334,10 @@ class WarningLog:
             more = len(lines) - LINES_MAX
             lines[LINES_MAX:] = [f"{more} more warnings of workers: `kvroute workers` shows all"]
         return lines
+
+    def _is_first(self, sentence: str) -> bool:
+        """Whether a sentence had no line before, and may have one."""
+        if sentence in self._said_once or len(self._said_once) >= SAID_ONCE_MAX:
+            return False
+        self._said_once.add(sentence)
+        return True

@@ -131,6 +131,7 @@ class Side:
             "outliers": (repr(core.fleet.outliers), core.fleet.outliers._standings),
             "tally": [one.tolist() for one in (tally.tokens, tally.recent, tally.picks)],
             "models": tally.models(),
+            "ignored priorities": core.fleet.ignored_priorities._workers,
             "stages": {name: int(took.counts.sum()) for name, took in tally.stages.items()},
             "predictions": (tally.ttfts, tally.ttft_s, tally.ttft_best_s, vars(core.ttft_check)),
             "rates": (
@@ -479,6 +480,26 @@ def test_a_plain_request_takes_the_lane(policy: str) -> None:
     for about in ({"policy": "random"}, {"allowed_worker_ids": ["w0"]}, {"cache_salt": "s"}):
         request = asked(40, **about)
         assert side.lane.answer(request.SerializeToString(), side.fleet.now_s) is None
+
+
+def test_a_priority_that_the_engine_ignores_is_noted_on_both_ways() -> None:
+    twins = Twins()
+    twins.tell("add", "w0")
+    native = twins.sides[0]
+    for number, priority in enumerate((0, 3, -3)):
+        twins.route(asked(40, request_id=f"r{number}", priority=priority))
+        for side in twins.sides:
+            ignored = side.fleet.core.fleet.ignored_priorities
+            assert ignored.holds("m", known("w0")) is bool(priority or number)
+    assert native.fast == 3, "a priority takes no request off the fast path"
+
+
+def test_a_priority_that_the_engine_schedules_by_is_noted_nowhere() -> None:
+    twins = Twins()
+    twins.tell("add", "w0", priority_scheduling="lower")
+    twins.route(asked(40, request_id="r", priority=3))
+    for side in twins.sides:
+        assert not len(side.fleet.core.fleet.ignored_priorities)
 
 
 def test_a_drained_worker_keeps_nobody_from_the_lane() -> None:

@@ -7,6 +7,7 @@ from events.feed.stream import BEAT_OVERDUE_S, RECOVERIES_FREE, Stream
 from events.plane.facts import VERSION, Beat, Epoch
 from indexer.hashing import MultimodalItem
 from indexer.identity import WorkerKey
+from router.health.ignored_priorities import MODELS_MAX, IgnoredPriorities
 from router.health.self_check import Record
 from router.health.warnings import (
     CLOCK_SKEW_S,
@@ -15,6 +16,7 @@ from router.health.warnings import (
     PARTIAL_S,
     RELAY_SENTENCES_MAX,
     REPEAT_S,
+    SAID_ONCE_MAX,
     SENTENCE_MAX,
     STALE_RESYNCS,
     UNHEARD_S,
@@ -321,7 +323,52 @@ class TestReports:
         assert of(fleet, key) == []
 
 
+class TestIgnoredPriorities:
+    def test_the_first_worker_of_a_model_has_the_warning_until_it_leaves(self) -> None:
+        fleet = Fleet()
+        keys = [fleet.add(f"w{i}") for i in range(2)]
+        other = fleet.add("other", model="n", priority_scheduling="higher")
+        sources = fleet.view.sources
+        for key in (*reversed(keys), other):
+            fleet.core.on_priority(sources[key])
+        warnings = {key: of(fleet, key) for key in (*keys, other)}
+        assert warnings == {keys[0]: [], keys[1]: ["priority_ignored"], other: []}
+        fleet.core.remove("w1", 1.0, fleet.now_s)
+        assert not len(fleet.core.fleet.ignored_priorities)
+        fleet.core.on_priority(sources[keys[0]])
+        assert of(fleet, keys[0]) == ["priority_ignored"]
+
+    def test_it_ends_once_the_engine_schedules_by_priority(self) -> None:
+        fleet = Fleet()
+        key = fleet.add("w0")
+        fleet.core.on_priority(fleet.view.sources[key])
+        assert of(fleet, key) == ["priority_ignored"]
+        fleet.add("w0", priority_scheduling="lower")
+        assert of(fleet, key) == []
+
+    def test_models_are_bounded(self) -> None:
+        ignored = IgnoredPriorities()
+        for number in range(MODELS_MAX + 1):
+            ignored.note(f"model-{number}", WorkerKey("w", 0))
+        assert len(ignored) == MODELS_MAX
+        assert not ignored.holds(f"model-{MODELS_MAX}", WorkerKey("w", 0))
+
+
 class TestLog:
+    def test_what_may_be_intended_has_one_line_in_a_routers_life(self) -> None:
+        log, one = WarningLog(), self.many(1, WarningCode.PRIORITY_IGNORED)
+        other = [(WorkerKey("another", 0), one[0][1])]
+        said = [log.lines(lines, now_s) for lines in (one, other) for now_s in (0.0, 2 * REPEAT_S)]
+        assert said == [["worker w0/0: odd (priority_ignored)"], [], [], []]
+
+    def test_lines_of_a_routers_life_are_bounded(self) -> None:
+        log, key = WarningLog(), WorkerKey("w", 0)
+        said = [
+            log.lines([(key, WorkerWarning(WarningCode.PRIORITY_IGNORED, str(n)))], n * REPEAT_S)
+            for n in range(SAID_ONCE_MAX + 1)
+        ]
+        assert [len(lines) for lines in said] == [1] * SAID_ONCE_MAX + [0]
+
     def many(
         self, count: int, code: WarningCode = WarningCode.RELAY
     ) -> list[tuple[WorkerKey, WorkerWarning]]:
