@@ -27,7 +27,7 @@ QUEUE_MAX = 64
 RENDER_S = 5.0
 """For one body."""
 LOAD_S = 60.0
-"""For the first body of a model in a child, which loads the tokenizer."""
+"""For a model's tokenizer, which a child loads before the first body."""
 AWAY_S = 1.0
 """After a child that died before its first answer, until another one is started."""
 SPILL = 2
@@ -201,6 +201,9 @@ class _Child:
                     raise
                 except OSError as error:
                     _fail(task, _unavailable(f"no process can be started: {error}"))
+                except Exception as error:  # of one body: those behind it have their turn
+                    await self._lost("exit")
+                    _fail(task, _unavailable(f"its process failed: {type(error).__name__}"))
                 else:
                     if not task.outcome.done():
                         task.outcome.set_result(result)
@@ -210,12 +213,21 @@ class _Child:
             self._worker = None
 
     async def _one(self, task: _Task) -> tuple[Done, bytes]:
+        """Loads the tokenizer first, where the child has another one or none: a body that hangs is
+        given the time of a body then, too."""
         process = await self._started()
-        model = task.job.model
-        limit_s = self._render_s if process.loaded.get(model) == task.job.settings else self._load_s
+        job = task.job
+        if job.kind and process.loaded.get(job.model) != job.settings:
+            loaded = await self._asked(process, Job(job.model, job.settings, "", ""), b"")
+            if loaded[0].reason:
+                return loaded
+        return await self._asked(process, job, task.content)
+
+    async def _asked(self, process: "_Process", job: Job, content: bytes) -> tuple[Done, bytes]:
+        limit_s = self._render_s if job.kind else self._load_s
         try:
             async with asyncio.timeout(limit_s):
-                result = await process.ask(task.job, task.content)
+                result = await process.ask(job, content)
         except TimeoutError:
             await self._lost("time")
             raise _unavailable(
@@ -226,8 +238,8 @@ class _Child:
             if not process.loaded:
                 self._not_before_s = asyncio.get_running_loop().time() + AWAY_S
             raise _unavailable(f"the process that rendered it ended with code {code}") from None
-        if not result[0].reason or task.job.kind:
-            process.loaded[model] = task.job.settings
+        if not job.kind and not result[0].reason:
+            process.loaded[job.model] = job.settings
         return result
 
     async def _started(self) -> "_Process":
@@ -259,9 +271,17 @@ class _Process:
     async def start(cls, program: tuple[str, ...]) -> "_Process":
         """Spawned, not forked: a fork copies the state of gRPC's threads but not the threads."""
         ours, theirs = socket.socketpair()
-        with theirs:
-            pid = _spawned([sys.executable, *program, str(os.getpid())], theirs.fileno())
-        reader, writer = await asyncio.open_connection(sock=ours, limit=1 << 20)
+        pid = None
+        try:
+            with theirs:
+                pid = _spawned([sys.executable, *program, str(os.getpid())], theirs.fileno())
+            reader, writer = await asyncio.open_connection(sock=ours, limit=1 << 20)
+        except BaseException:  # the pool is closed meanwhile, say: nobody would know of the child
+            ours.close()
+            if pid is not None:
+                _kill(pid)
+                _exit_code(pid)
+            raise
         return cls(pid, reader, writer)
 
     async def ask(self, job: Job, content: bytes) -> tuple[Done, bytes]:
@@ -277,8 +297,7 @@ class _Process:
     async def end(self) -> int:
         """Kills the process if it still runs; its exit code."""
         self._writer.close()
-        with suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGKILL)
+        _kill(self.pid)
         return await _reaped(self.pid)
 
 
@@ -292,7 +311,13 @@ async def _reaped(pid: int) -> int:
     finally:
         loop.remove_reader(descriptor)
         os.close(descriptor)
-    return _exit_code(pid)
+        code = _exit_code(pid)  # also for a caller that is cancelled, or the child stays a zombie
+    return code
+
+
+def _kill(pid: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
 
 
 def _spawned(command: list[str], connection: int) -> int:

@@ -9,7 +9,8 @@ Laws:
 - tokens are called verified only if an engine gave them, or if their shape is proven;
 - a prompt without tokens ends with an estimate and a reason, or, where its caller requires tokens
   or the body itself is wrong, with PromptError; no other exception leaves `tokens_of`;
-- a reservation's tokens are compared with its answer's own count once at most.
+- a reservation's tokens are compared with its answer's own count once at most;
+- tokens of a configuration that is no longer in force prove nothing and bar nothing.
 """
 
 import asyncio
@@ -39,6 +40,10 @@ REMEMBERED_MAX = 65_536
 """Reservations whose count is compared when their answer is reported."""
 WORKERS_MAX = 4096
 """Workers whose canaries ran; past the bound the first one's run again."""
+CANARIES_MAX = 2
+"""Workers whose canaries run at once: children and engines have the prompts of clients, too."""
+CANARIES_AGAIN_S = 60.0
+"""After canaries of which the worker gave no tokens."""
 AUDITS_MAX = 4
 """Comparisons after the fact at once; further ones are left out."""
 AFFINITY_BYTES = 2048
@@ -167,8 +172,9 @@ class Prompts:
         self._killed: Counter[str] = Counter()
         """Of pools that are closed."""
         self._remembered: OrderedDict[str, Own] = OrderedDict()
-        self._seen: OrderedDict[tuple[str, str], None] = OrderedDict()
-        """Models and identities of workers whose canaries ran, or run."""
+        self._seen: OrderedDict[tuple[str, str], float] = OrderedDict()
+        """Models and identities of workers whose canaries ran, or run -> when they run again."""
+        self._canaries_open = asyncio.Semaphore(CANARIES_MAX)
         self._tasks: set[asyncio.Task[None]] = set()
         self._comparing: set[asyncio.Task[None]] = set()
         """Those of them that end with the process, and need not be finished."""
@@ -209,6 +215,9 @@ class Prompts:
             self.proof.unprove(name)
             self.digests.pop(name, None)
             self.faults.pop(name, None)
+        for reservation_id, own in list(self._remembered.items()):
+            if own.model in changed:
+                del self._remembered[reservation_id]
         self._use(models)
         self._seen.clear()
         for pool in pools:
@@ -264,10 +273,13 @@ class Prompts:
         """An answer's own count of its prompt's tokens."""
         if (own := self._remembered.pop(reservation_id, None)) is None:
             return
+        barred = self.proof.state(own.model, own.target, own.shape) is State.BARRED
         difference = self.proof.count(
             own.model, own.target, own.shape, own.usage_tokens, prompt_tokens
         )
-        if difference is not None:
+        if difference is not None and barred:  # of a request that was sent before: no news
+            self.differences[own.model] += 1
+        elif difference is not None:
             self._differs(own.model, own.target, own.shape, difference)
 
     async def _made(self, ask: PromptAsk) -> PromptTokens:
@@ -300,6 +312,8 @@ class Prompts:
             return self._without_engine(ask, target, shape, own, failed, f"it refuses it: {error}")
         except EngineAway as error:
             return self._without_engine(ask, target, shape, own, failed, str(error))
+        if own is not None and not self._in_force(ask.model, settings):
+            own = None  # the configuration changed meanwhile
         return self._of_engine(ask.model, target, shape, own, failed, theirs)
 
     def _of_engine(
@@ -311,12 +325,9 @@ class Prompts:
         failed: PromptError | None,
         theirs: EngineTokens,
     ) -> PromptTokens:
-        """The engine's tokens, compared with ours if there are any."""
-        difference = None
+        """The engine's tokens, compared with ours if there are any, unless the shape is barred."""
         if own is not None:
-            difference = self.proof.compare(model, target, shape, own[1], theirs.token_bytes)
-            if difference is not None:
-                self._differs(model, target, shape, difference)
+            self._compared(model, target, shape, own[1], theirs.token_bytes)
         kept = own is not None and self.proof.state(model, target, shape) is not State.BARRED
         return PromptTokens(
             len(theirs.token_bytes) // 4,
@@ -388,11 +399,12 @@ class Prompts:
                 model, settings.renderer, kind, content, engine, affinity
             )
         except PromptError as error:
-            if error.reason is PromptReason.NO_TOKENIZER:
+            if error.reason is PromptReason.NO_TOKENIZER and self._in_force(model, settings):
                 self.faults[model] = error.message
             raise
-        self.faults.pop(model, None)
-        self.digests[model] = done.digest
+        if self._in_force(model, settings):
+            self.faults.pop(model, None)
+            self.digests[model] = done.digest
         self.render_s += done.seconds
         self.renders += 1
         return done, token_bytes
@@ -416,9 +428,11 @@ class Prompts:
     def _see(self, model: str, settings: ModelPrompts, engine: EngineAt) -> None:
         """Canaries for a worker that was not seen before."""
         key = model, engine.identity
-        if settings.renderer is None or settings.source is not Source.AUTO or key in self._seen:
+        if settings.renderer is None or settings.source is not Source.AUTO:
             return
-        self._seen[key] = None
+        if key in self._seen and asyncio.get_running_loop().time() < self._seen[key]:
+            return
+        self._seen[key] = inf
         while len(self._seen) > WORKERS_MAX:
             self._seen.popitem(last=False)
         self._engines.forget(engine.address)
@@ -427,14 +441,26 @@ class Prompts:
     async def _canaries(self, model: str, settings: ModelPrompts, engine: EngineAt) -> None:
         """Compares canaries; a body that either side has no tokens of is left out."""
         outcomes: dict[str, list[tuple[bytes, bytes]]] = {}
-        for kind, content in canaries(engine.model):
-            with suppress(PromptError, EngineAway, EngineRefused):
-                done, own = await self._own(model, settings, kind, content, engine.kind)
-                theirs = await self._theirs(PromptAsk(model, kind, content, engine), settings)
-                shape = self.proof.shape(model, done.shape)
-                outcomes.setdefault(shape, []).append((own, theirs.token_bytes))
+        async with self._canaries_open:
+            for kind, content in canaries(engine.model):
+                if not self._in_force(model, settings):
+                    return
+                with suppress(PromptError, EngineAway, EngineRefused):
+                    done, own = await self._own(model, settings, kind, content, engine.kind)
+                    theirs = await self._theirs(PromptAsk(model, kind, content, engine), settings)
+                    shape = self.proof.shape(model, done.shape)
+                    outcomes.setdefault(shape, []).append((own, theirs.token_bytes))
+        if not self._in_force(model, settings):
+            return
+        key = model, engine.identity
+        if not outcomes and key in self._seen:
+            self._seen[key] = asyncio.get_running_loop().time() + CANARIES_AGAIN_S
         for shape, difference in self.proof.canaries(model, _target(engine), outcomes):
             self._differs(model, _target(engine), shape, difference)
+
+    def _in_force(self, model: str, settings: ModelPrompts) -> bool:
+        """Whether the model's configuration is still this one."""
+        return self._models.get(model, self._default) == settings
 
     def _audit(
         self, ask: PromptAsk, settings: ModelPrompts, target: Target, shape: str, own: bytes
@@ -458,9 +484,17 @@ class Prompts:
             return
         finally:
             self._audits -= 1
-        difference = self.proof.compare(ask.model, target, shape, own, theirs.token_bytes)
+        if self._in_force(ask.model, settings):
+            self._compared(ask.model, target, shape, own, theirs.token_bytes)
+
+    def _compared(self, model: str, target: Target, shape: str, own: bytes, engine: bytes) -> None:
+        """Compares tokens of one body. Those of a barred shape are compared by canaries alone: they
+        would be in the log with each prompt."""
+        if self.proof.state(model, target, shape) is State.BARRED:
+            return
+        difference = self.proof.compare(model, target, shape, own, engine)
         if difference is not None:
-            self._differs(ask.model, target, shape, difference)
+            self._differs(model, target, shape, difference)
 
     def _differs(self, model: str, target: Target, shape: str, difference: Difference) -> None:
         self.differences[model] += 1

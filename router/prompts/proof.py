@@ -196,8 +196,13 @@ def first_difference(own: bytes, engine: bytes) -> Difference | None:
     if own == engine:
         return None
     ours, theirs = array("I", own), array("I", engine)
-    length = min(len(ours), len(theirs))
-    index = next((i for i in range(length) if ours[i] != theirs[i]), length)
+    index, end = 0, min(len(ours), len(theirs)) + 1  # the first `index` tokens are equal
+    while end - index > 1:
+        middle = (index + end) // 2
+        if own[4 * index : 4 * middle] == engine[4 * index : 4 * middle]:
+            index = middle
+        else:
+            end = middle
     return Difference(
         index,
         ours[index] if index < len(ours) else 0,

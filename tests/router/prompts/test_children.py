@@ -7,10 +7,13 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from router.prompts import children
 from router.prompts.children import Children
+from router.prompts.frames import SIZES
 from router.prompts.prompt_error import PromptError, PromptReason
 from router.prompts.settings import EngineKind, PromptKind, RendererSettings
 from tests.router.prompts.tiny_tokenizer import make_folder
@@ -47,6 +50,19 @@ def runs(pid: int) -> bool:
         return False
     state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     return state != "Z"
+
+
+def is_reaped(pid: int) -> bool:
+    """Whether this process has no such child, not even a zombie."""
+    try:
+        os.waitpid(pid, os.WNOHANG)
+    except ChildProcessError:
+        return True
+    return False
+
+
+def a_sleeper() -> int:
+    return os.posix_spawn("/bin/sleep", ["sleep", "600"], os.environ)
 
 
 async def test_bodies_have_their_tokens_and_faulty_ones_their_reason(
@@ -207,3 +223,70 @@ def test_children_end_with_the_process_that_started_them(
     for descriptor in descriptors:
         assert select.select([descriptor], [], [], 20)[0], "the child is gone"
         os.close(descriptor)
+
+
+async def test_a_first_body_that_hangs_has_the_time_of_a_body_not_that_of_loading(
+    settings: RendererSettings,
+) -> None:
+    pool = Children(1, render_s=0.5)
+    try:
+        for killed in (1, 2):  # the child that follows has loaded nothing either
+            hangs = pool.render("m", settings, CHAT, chat("hang"), VLLM, 0)
+            with pytest.raises(PromptError, match=r"0\.5 s"):
+                await hangs
+            assert pool.killed == {"time": killed}
+    finally:
+        await pool.close()
+
+
+@pytest.mark.parametrize("header", [b"\xff\xff\xff", b"\x80\x01\x02"])
+async def test_a_child_that_answers_nonsense_costs_its_body_and_no_other(
+    header: bytes, settings: RendererSettings
+) -> None:
+    answer = SIZES.pack(len(header), 0) + header
+    program = f"import os, time; os.write(0, {answer!r}); time.sleep(600)"
+    pool = Children(1, program=("-c", program))
+    try:
+        waits = [pool.render("m", settings, CHAT, chat("a"), VLLM, 0) for _ in range(2)]
+        for error in await asyncio.gather(*waits, return_exceptions=True):
+            assert isinstance(error, PromptError)
+            assert error.reason is PromptReason.RENDERER_UNAVAILABLE
+        assert pool.killed == {"exit": 2}
+        assert pool.waiting == 0
+    finally:
+        await pool.close()
+
+
+async def test_closing_while_a_child_starts_leaves_none_behind(
+    settings: RendererSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pids: list[int] = []
+    reached = asyncio.Event()
+    spawned = children._spawned
+
+    def counted(*about: Any) -> int:
+        pids.append(spawned(*about))
+        return pids[-1]
+
+    async def never(**about: Any) -> None:
+        reached.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(children, "_spawned", counted)
+    monkeypatch.setattr(asyncio, "open_connection", never)
+    pool = Children(1)
+    waits = asyncio.create_task(pool.load("m", settings))
+    await reached.wait()
+    await pool.close()
+    assert await reason(waits) is PromptReason.RENDERER_UNAVAILABLE
+    assert is_reaped(pids[0])
+
+
+async def test_a_caller_that_is_cancelled_while_its_child_ends_leaves_no_zombie() -> None:
+    pid = a_sleeper()
+    reaping = asyncio.create_task(children._reaped(pid))
+    await asyncio.sleep(0)
+    os.kill(pid, signal.SIGKILL)
+    reaping.cancel()
+    await asyncio.wait({reaping})
+    assert is_reaped(pid)

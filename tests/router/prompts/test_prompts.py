@@ -10,11 +10,20 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from typing_extensions import override
 
 from router.prompts.canaries import canaries
 from router.prompts.engine_tokens import EngineAway, EngineRefused, Engines
 from router.prompts.prompt_error import PromptError, PromptReason
-from router.prompts.prompts import EngineAt, MadeBy, ModelPrompts, PromptAsk, Prompts, Source
+from router.prompts.prompts import (
+    CANARIES_MAX,
+    EngineAt,
+    MadeBy,
+    ModelPrompts,
+    PromptAsk,
+    Prompts,
+    Source,
+)
 from router.prompts.proof import Difference, State, Target
 from router.prompts.renderer import Renderer
 from router.prompts.settings import EngineKind, PromptKind, RendererSettings
@@ -327,6 +336,7 @@ async def test_sglang_is_not_sent_what_only_its_tokenize_reads(folder: RendererS
     engines, sent = Engines(), []
 
     class Listening(StandIn):
+        @override
         async def tokenize(self, request: web.Request) -> web.Response:
             sent.append(await request.json())
             return web.json_response({"tokens": [1]})
@@ -348,3 +358,106 @@ def test_there_are_twenty_canaries_of_many_shapes(folder: RendererSettings) -> N
         shapes.add(renderer.render(kind, content, EngineKind.VLLM).shape)
     assert len(bodies) == 20
     assert len(shapes) >= 15, shapes
+
+
+class Slow(StandIn):
+    """Answers when the test lets it."""
+
+    def __init__(self, settings: RendererSettings) -> None:
+        super().__init__(settings)
+        self.go = asyncio.Event()
+        self.waiting = 0
+
+    @override
+    async def tokenize(self, request: web.Request) -> web.Response:
+        self.waiting += 1
+        await self.go.wait()
+        self.waiting -= 1
+        return await super().tokenize(request)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():  # noqa: ASYNC110  # nothing to await
+            await asyncio.sleep(0.001)
+
+
+async def test_canaries_of_a_configuration_that_is_gone_prove_nothing(
+    folder: RendererSettings, other: RendererSettings
+) -> None:
+    slow = Slow(folder)
+    async with serving(slow) as engine, facade(model(folder)) as prompts:
+        ask = PromptAsk("m", CHAT, chat(), engine.at(), source=Source.LOCAL)
+        prompts.on_pick("r", await prompts.tokens_of(ask))
+        await until(lambda: slow.waiting == 1)
+        prompts.configure({"m": model(other)})
+        slow.go.set()
+        await quiet(prompts)
+        prompts.on_answer("r", 1)
+        assert not list(prompts.proof)
+        assert not prompts.digests
+
+
+async def test_an_engines_tokens_prove_nothing_if_the_configuration_changed_meanwhile(
+    folder: RendererSettings, other: RendererSettings
+) -> None:
+    slow = Slow(folder)
+    settings = model(folder, source=Source.LOCAL)  # so that no canaries run
+    async with serving(slow) as engine, facade(settings) as prompts:
+        ask = PromptAsk("m", CHAT, chat(), engine.at(), source=Source.AUTO)
+        made = asyncio.create_task(prompts.tokens_of(ask))
+        await until(lambda: slow.waiting == 1)
+        prompts.configure({"m": model(other, source=Source.LOCAL)})
+        slow.go.set()
+        assert (await made).made_by is MadeBy.ENGINE
+        assert (await made).own is None
+        assert not list(prompts.proof)
+
+
+async def test_canaries_of_few_workers_run_at_once(folder: RendererSettings) -> None:
+    slow = Slow(folder)
+    async with serving(slow) as engine, facade(model(folder)) as prompts:
+        for number in range(3 * CANARIES_MAX):
+            ask = PromptAsk("m", CHAT, chat(), engine.at(f"w{number}/1"), source=Source.LOCAL)
+            await prompts.tokens_of(ask)
+        await until(lambda: slow.waiting == CANARIES_MAX)
+        assert prompts.waiting == 0, "the others have not begun"
+        slow.go.set()
+        await quiet(prompts)
+        assert len(slow.asked) >= 3 * CANARIES_MAX * len(canaries("m"))
+
+
+async def test_canaries_without_an_answer_run_again_later(
+    folder: RendererSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("router.prompts.prompts.CANARIES_AGAIN_S", 0.0)
+    async with serving(StandIn(folder)) as engine, facade(model(folder)) as prompts:
+        ask = PromptAsk("m", CHAT, chat(), engine.at(), source=Source.LOCAL)
+        engine.answer = lambda: web.Response(status=503)
+        await prompts.tokens_of(ask)
+        await quiet(prompts)
+        assert prompts.proof.state("m", TARGET, "chat") is State.UNPROVEN
+        engine.answer = None
+        await prompts.tokens_of(ask)
+        await quiet(prompts)
+        assert prompts.proof.state("m", TARGET, "chat") is State.PROVEN
+        asked = len(engine.asked)
+        await prompts.tokens_of(ask)
+        await quiet(prompts)
+        assert len(engine.asked) == asked
+
+
+async def test_a_barred_shape_is_in_the_log_once(
+    folder: RendererSettings, other: RendererSettings, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = model(folder, source=Source.LOCAL)  # so that no canaries run
+    async with serving(StandIn(other)) as engine, facade(settings) as prompts:
+        ask = PromptAsk("m", CHAT, chat(), engine.at(), source=Source.AUTO)
+        local = await prompts.tokens_of(PromptAsk("m", CHAT, chat(), engine.at()))
+        prompts.on_pick("before", local)
+        for _ in range(3):
+            assert (await prompts.tokens_of(ask)).made_by is MadeBy.ENGINE
+        assert prompts.differences["m"] == 1
+        prompts.on_answer("before", local.count + 5)
+        assert prompts.differences["m"] == 2
+        assert len([one for one in caplog.records if "other tokens" in one.message]) == 1

@@ -142,3 +142,21 @@ def test_proven_means_nothing_differed_since_enough_was_equal(
             assert (state is State.BARRED) == (one in barred)
             if state is State.PROVEN:
                 assert equal.get(one, 0) >= PROVEN_AFTER
+
+
+IDS = st.lists(st.integers(0, 3), max_size=40)
+
+
+@given(IDS, IDS)
+def test_a_difference_is_the_first_place_where_tokens_are_not_the_same(
+    own: list[int], engine: list[int]
+) -> None:
+    difference = first_difference(tokens(*own), tokens(*engine))
+    if difference is None:
+        assert own == engine
+        return
+    at = difference.at
+    assert at is not None
+    assert own[:at] == engine[:at]
+    assert own[at : at + 1] != engine[at : at + 1]
+    assert difference == (at, *((ids[at : at + 1] or [0])[0] for ids in (own, engine)))
