@@ -12,6 +12,7 @@ their health and googleapis protos, and none of the router's own packages.
 
     calls.py           KvRouteClient: every call of the contract
     fleet_calls.py     its calls to the Fleet service
+    queue_calls.py     steps of requests that wait, to every router
     picking.py         Route, over a lane or as a call, else by the fallback
     reporting.py       Report, to the router that made the reservation
     transport.py       attempts of a call: the line, retries, the deadline

@@ -24,6 +24,7 @@ from kvroute.client.options import OnQueued, RouteOptions, route_bytes, route_re
 from kvroute.client.pick import Pick
 from kvroute.client.picking import Picker
 from kvroute.client.prompt_hashing import PromptHashing
+from kvroute.client.queue_calls import QueueCalls
 from kvroute.client.reporting import Reporter
 from kvroute.client.reports import Reports
 from kvroute.client.retry import RetryPolicy
@@ -36,7 +37,7 @@ READY_POLL_S = 0.1
 READY_POLL_S_MAX = 1.0
 
 
-class KvRouteClient(FleetCalls):
+class KvRouteClient(FleetCalls, QueueCalls):
     """A client of one router, or of its replicas; of one event loop, and of any number of tasks.
 
     Connects at the first call. Every call raises KvRouteError, and has `timeout_s`: the longest
@@ -278,9 +279,10 @@ class KvRouteClient(FleetCalls):
         """Moves reservations on; one outcome for each step, in order. Counts are cumulative.
 
         Each step goes to the router that made its reservation. A step with a request_id goes to one
-        of the routers, and each knows only the requests that wait in it. More than 1,024 steps go
-        in several calls, one after the other. Raises the error of the first call that fails, though
-        other calls may have succeeded; a repeated step changes nothing.
+        of the routers, and each knows only the requests that wait in it: see change_priority() and
+        cancel(). More than 1,024 steps go in several calls, one after the other. Raises the error
+        of the first call that fails, though other calls may have succeeded; a repeated step changes
+        nothing.
         """
         return await self._reporter.report(progress, timeout_s)
 

@@ -184,6 +184,10 @@ class Lines:
             raise ClientClosed
         return self._least_busy(self._connected() or self._lines)
 
+    def all(self) -> list[Line]:
+        """Lines in use, and those that are kept for what is open on them."""
+        return [*self._lines, *self._retired]
+
     def owner(self, reservation_id: str) -> Line | None:
         """The line to the router that made a reservation."""
         return self._owners.get(_name(reservation_id))

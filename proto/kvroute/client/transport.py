@@ -206,6 +206,34 @@ class Transport:
             if left_s <= 0:  # the sleep lasted longer than delay_s
                 raise error
 
+    async def everywhere(
+        self, attempt: LineAttempt[_Response], timeout_s: float | None
+    ) -> list[_Response | KvRouteError]:
+        """The answers of all routers, called at the same time, by one attempt each; an error in the
+        place of an answer that did not come. A silent router is not called unless all are silent.
+        Raises DeadlineExceeded if no router can be reached in time, and ClientClosed."""
+        left_s = self._left_s(timeout_s)
+        deadline_s = self.clock() + left_s
+        await self.line(left_s)
+        lines = self.open().all()
+        are_silent = all(line.watch.silent for line in lines)
+
+        async def one(line: Line) -> _Response | KvRouteError:
+            if line.watch.silent and not are_silent:
+                return line.silence()
+            try:
+                return await self._watched(line, attempt, max(0.0, deadline_s - self.clock()))
+            except grpc.aio.AioRpcError as failure:
+                error = error_from_call(failure)
+                error.__cause__ = failure
+                return error
+            except KvRouteError as failed:
+                return failed
+            except asyncio.CancelledError as cancelled:
+                return self.cut_off(cancelled, line)
+
+        return await asyncio.gather(*(one(line) for line in lines))
+
     def free_line(self, reservation_id: str = "") -> Line | None:
         """The line for a call; None: the call has to wait for a line, with line()."""
         lines = self.open()
