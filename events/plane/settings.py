@@ -1,5 +1,5 @@
 """Settings of the broker and of engines: the parts of the configuration that the relay and the
-router share. router/config/settings.py reads them from file, environment and flags."""
+router share. router/config/reading.py reads them from file, environment and flags."""
 
 from typing import Annotated, Literal
 

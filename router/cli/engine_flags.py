@@ -8,7 +8,7 @@ from msgspec import NODEFAULT
 
 from events.plane.settings import DynamoSettings, EngineSettings, UnusableEngine, read_engine
 from router.cli.flags import Command, kind_of
-from router.config.settings import ConfigError, Key, keys
+from router.config.keys import ConfigError, Key, keys
 
 ENGINE = "engine_"
 """Prefix of these flags' parameters, which keeps them apart from those of a configuration."""

@@ -10,7 +10,8 @@ import click
 from typing_extensions import override
 
 from events.plane.settings import Settings
-from router.config.settings import Config, Key, keys, load
+from router.config.keys import Key, keys
+from router.config.reading import Config, load
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 

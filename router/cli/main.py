@@ -14,7 +14,7 @@ from router.cli.relay import relay
 from router.cli.render import render
 from router.cli.serve import check_config, serve
 from router.cli.verbs import drain, register, remove, resync, undrain
-from router.config.settings import ConfigError
+from router.config.keys import ConfigError
 from router.service.grpc_polling import prepare
 
 

@@ -7,7 +7,8 @@ import click
 
 from router.cli.flags import model_flag, target_flag, timeout_flag
 from router.cli.run import run
-from router.config.settings import ServeConfig, load
+from router.config.configurations import ServeConfig
+from router.config.reading import load
 
 
 @click.command()

@@ -16,7 +16,8 @@ from router.cli.engine_flags import (
 )
 from router.cli.flags import read_config, settings_flags
 from router.cli.run import run
-from router.config.settings import ConfigError, RelayConfig
+from router.config.configurations import RelayConfig
+from router.config.keys import ConfigError
 from router.processes.logs import set_up
 
 

@@ -8,7 +8,7 @@ import click
 from router.cli.engine_flags import engine_flags, engine_settings, given_engine
 from router.cli.flags import Seconds, target_flag, timeout_flag
 from router.cli.run import run
-from router.config.settings import TOMBSTONE_MAX_S
+from router.config.fleet_settings import TOMBSTONE_MAX_S
 
 
 def _fleet_command(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,2 +1,2 @@
-"""Settings: frozen structures, and where they come from. Only `settings` reads files and the
+"""Settings: frozen structures, and where they come from. Only `reading` reads files and the
 environment."""

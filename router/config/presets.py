@@ -1,7 +1,7 @@
 """Sets of settings with names (routing.preset), each chosen on traces that are named with it.
 
 A preset sets keys of `routing` below those of the operator: a key in the file, the environment or a
-flag wins over the preset's, key by key (router/config/settings.py lays the two over one another).
+flag wins over the preset's, key by key (router/config/reading.py lays the two over one another).
 `models` and the requests' own policies lie above both.
 """
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from router.config.settings import ModelSettings, ServeConfig
+from router.config.configurations import ModelSettings, ServeConfig
 
 RELOADED = (
     "preset",

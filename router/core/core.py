@@ -21,7 +21,8 @@ from events.feed.fleet_view import FleetView, Source
 from indexer.hashing import HashArray
 from indexer.identity import WorkerKey
 from indexer.kernel import NativeIndex
-from router.config.settings import ModelSettings, RoutingSettings
+from router.config.configurations import ModelSettings
+from router.config.routing_settings import RoutingSettings
 from router.copies.hot_prefixes import HotPrefixes
 from router.core.fast_path import Lane
 from router.core.progress import Effects, Pick, Progress, ProgressResult, ProgressState, Repeated

@@ -5,7 +5,7 @@ import asyncio
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry
 
-from router.config.settings import ConfigError
+from router.config.keys import ConfigError
 from router.metrics.scrape import Scrape
 
 

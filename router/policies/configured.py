@@ -6,7 +6,9 @@ from math import isfinite
 
 import msgspec
 
-from router.config.settings import ConfigError, ModelRoutingSettings, ModelSettings, RoutingSettings
+from router.config.configurations import ModelSettings
+from router.config.keys import ConfigError
+from router.config.routing_settings import ModelRoutingSettings, RoutingSettings
 from router.policies import POLICIES
 from router.policies.affinity import with_bonus
 from router.policies.own import NoSuchPolicy, is_own, load_own

@@ -8,7 +8,9 @@ from prometheus_client import CollectorRegistry, Gauge, ProcessCollector
 
 from events.plane.clock import unix_now
 from events.plane.tasks import named
-from router.config.settings import ConfigError, GatewayConfig, render
+from router.config.configurations import GatewayConfig
+from router.config.keys import ConfigError
+from router.config.rendering import render
 from router.desk.counters import kvroute_version
 from router.front.gateway.gateway import Gateway
 

@@ -19,7 +19,9 @@ from events.plane.settings import DynamoSettings, NatsSettings
 from events.plane.tasks import Tasks, named
 from events.relay.dynamo.relay import DynamoRelay
 from events.relay.relay import Relay
-from router.config.settings import ConfigError, RelayConfig, render
+from router.config.configurations import RelayConfig
+from router.config.keys import ConfigError
+from router.config.rendering import render
 from router.desk.counters import kvroute_version
 from router.metrics.http import MetricsServer
 from router.metrics.of_relays import BrokerCollector, RelayCollector

@@ -33,8 +33,11 @@ from indexer.kernel import NativeIndex
 from router.audit.observers import Watchers
 from router.children.nats_server import NatsChild, NatsChildError
 from router.children.own_relays import OwnRelays
+from router.config.configurations import ServeConfig
+from router.config.keys import ConfigError
 from router.config.reload import reloaded
-from router.config.settings import ConfigError, RoutingSettings, ServeConfig, render
+from router.config.rendering import render
+from router.config.routing_settings import RoutingSettings
 from router.copies.hot_prefixes import HotPrefixes, recomputed
 from router.core.admission import Admission
 from router.core.core import RouterCore

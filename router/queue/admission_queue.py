@@ -14,8 +14,8 @@ from random import Random
 
 from typing_extensions import override
 
+from router.config.keys import ConfigError
 from router.config.queue_settings import QueueSettings
-from router.config.settings import ConfigError
 from router.queue.bands import Bands
 from router.queue.bounds import Bound, Bounds
 from router.queue.early_refusals import EarlyRefusals

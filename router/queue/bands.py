@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
+from router.config.keys import ConfigError
 from router.config.queue_settings import BandSettings
-from router.config.settings import ConfigError
 from router.queue.waiter import Waiter
 
 WHERE = "$.queue.bands"

@@ -14,7 +14,7 @@ from enum import StrEnum
 from importlib import import_module
 from math import isfinite
 
-from router.config.settings import ConfigError
+from router.config.keys import ConfigError
 from router.queue.orders import Order
 from router.queue.sight import Sight
 from router.queue.waiter import Waiter

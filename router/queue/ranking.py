@@ -12,8 +12,8 @@ from math import inf
 
 from typing_extensions import override
 
+from router.config.keys import ConfigError
 from router.config.queue_settings import QueueSettings
-from router.config.settings import ConfigError
 from router.queue.orders import FCFS, LAS, ORDERS, Order
 from router.queue.own_order import OwnFailure, is_own, own_order
 from router.queue.sight import Sight

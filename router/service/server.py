@@ -28,7 +28,9 @@ from kvroute.v1 import (
     router_pb2,
     router_pb2_grpc,
 )
-from router.config.settings import TOMBSTONE_MAX_S, ConfigError, GrpcSettings
+from router.config.fleet_settings import TOMBSTONE_MAX_S
+from router.config.keys import ConfigError
+from router.config.serving_settings import GrpcSettings
 from router.core.admission import Admission
 from router.core.core import RouterCore
 from router.core.fast_path import LONG_BYTES

@@ -13,7 +13,7 @@ import msgspec
 
 from router.cli.run import run
 from router.config.presets import PRESETS
-from router.config.settings import LogSettings
+from router.config.serving_settings import LogSettings
 from router.processes.logs import set_up
 
 if TYPE_CHECKING:
@@ -591,7 +591,8 @@ def _fleet(
 
     policy: None: the configured policy. Raises UsageError for options that can't be run.
     """
-    from router.config.settings import ServeConfig, load
+    from router.config.configurations import ServeConfig
+    from router.config.reading import load
     from simulator.traffic.trace import check_block_size
     from simulator.world.options import Disaggregation, Failure, RunOptions
 

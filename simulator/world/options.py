@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from router.config.queue_settings import QueueSettings
-from router.config.settings import RoutingSettings
+from router.config.routing_settings import RoutingSettings
 from router.policies.configured import configured
 from router.request.request import Role
 from simulator.engines.cost_model import Distance, NoLink, SlowedCost

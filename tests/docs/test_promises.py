@@ -7,7 +7,8 @@ import click
 import pytest
 
 from router.cli.main import cli
-from router.config.settings import ServeConfig, load
+from router.config.configurations import ServeConfig
+from router.config.reading import load
 from tests.stage.pages import FENCE, ROOT, pages, text_of
 
 SHOWN = [page for page in pages() if page.name not in ("CHANGELOG.md", "RESULTS.md")]

@@ -17,7 +17,8 @@ from google.protobuf import json_format
 
 from kvroute.client import KvRouteClient, KvRouteError, RetryPolicy
 from router.audit.recompute_receipt import check
-from router.config.settings import DecisionLogSettings, ModelSettings
+from router.config.configurations import ModelSettings
+from router.config.serving_settings import DecisionLogSettings
 from router.policies import POLICIES
 from tests.end_to_end.stage import Stage, a_stage, until
 

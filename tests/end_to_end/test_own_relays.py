@@ -11,7 +11,7 @@ from events.plane.settings import EngineSettings
 from events.relay.relay import Relay
 from router.children import own_relays
 from router.children.own_relays import UNHEARD_S
-from router.config.settings import FleetSettings
+from router.config.fleet_settings import FleetSettings
 from router.request.refusal import Reason, Refusal
 from tests.end_to_end.stage import TurnedClock, a_stage, free_port, router_app, serve_config, until
 

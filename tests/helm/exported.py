@@ -12,13 +12,10 @@ from events.plane.broker import Broker
 from events.plane.settings import EngineSettings, NatsSettings
 from events.relay.relay import Relay
 from router.audit.observers import Watchers
+from router.config.configurations import ServeConfig
 from router.config.queue_settings import QueueSettings
-from router.config.settings import (
-    DecisionLogSettings,
-    HotPrefixSettings,
-    RoutingSettings,
-    ServeConfig,
-)
+from router.config.routing_settings import HotPrefixSettings, RoutingSettings
+from router.config.serving_settings import DecisionLogSettings
 from router.copies.hot_prefixes import HotPrefixes, recomputed
 from router.core.admission import Admission
 from router.desk.counters import Metrics

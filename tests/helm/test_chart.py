@@ -17,8 +17,10 @@ import pytest
 import yaml
 
 from events.relay.ledger_file import FILE_BYTES_MAX
+from router.config.configurations import RelayConfig, ServeConfig
+from router.config.keys import keys
 from router.config.presets import PRESETS
-from router.config.settings import Config, RelayConfig, ServeConfig, keys, load
+from router.config.reading import Config, load
 from tests.helm.config_schema import SCHEMA_FILE, as_text, config_definitions
 from tests.helm.rendered import CHART, EXAMPLES, Object, Rendered, program_config, values_of
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from indexer.identity import Tier
 from router.config.queue_settings import QueueSettings
-from router.config.settings import RoutingSettings
+from router.config.routing_settings import RoutingSettings
 from router.request.prompt import Prompt
 from simulator.engines.cost_model import Distance
 from simulator.engines.scheduler import SchedulerConfig, StepResult

@@ -21,7 +21,7 @@ from indexer.hashing import pack_tokens
 from kvroute.v1 import fleet_pb2_grpc, router_pb2, router_pb2_grpc
 from router.audit.sampling import Watch
 from router.config.queue_settings import QueueSettings
-from router.config.settings import GrpcSettings
+from router.config.serving_settings import GrpcSettings
 from router.core.admission import Admission
 from router.desk.counters import Metrics
 from router.desk.desk import Desk

@@ -19,7 +19,7 @@ from kvroute.client import KvRouteError, RouterUnreachable
 from kvroute.client.life import failure_reason
 from kvroute.v1 import FailureReason
 from router.config.gateway_settings import GatewaySettings
-from router.config.settings import ConfigError
+from router.config.keys import ConfigError
 from router.front.exchange import Blame, Exchange
 from router.front.gateway.counters import GatewayCounters
 from router.front.gateway.forwarding import WORKER_ERRORS, ClientLeft, Forwarder

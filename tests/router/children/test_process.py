@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from router.children.process import Child, end, launched, start
-from router.config.settings import ConfigError
+from router.config.keys import ConfigError
 from router.processes.router_process import RouterApp
 from tests.end_to_end.stage import serve_config, until
 

@@ -16,7 +16,7 @@ from router.cli.engine_flags import engine_settings, flag_of, given_engine
 from router.cli.fleet_changes import change_worker, register_worker
 from router.cli.relay import relay
 from router.cli.verbs import register, remove
-from router.config.settings import ConfigError
+from router.config.keys import ConfigError
 from tests.stage.served import Served, served
 
 ENGINE: dict[str, Any] = {

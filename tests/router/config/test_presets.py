@@ -11,16 +11,12 @@ from click.testing import CliRunner
 from events.plane.settings import NatsSettings
 from router.cli.main import cli
 from router.config import presets
+from router.config.configurations import ServeConfig
+from router.config.keys import ConfigError
 from router.config.presets import PRESETS, Preset
+from router.config.reading import load, load_with_sources
 from router.config.reload import RELOADED
-from router.config.settings import (
-    ConfigError,
-    GuardSettings,
-    RoutingSettings,
-    ServeConfig,
-    load,
-    load_with_sources,
-)
+from router.config.routing_settings import GuardSettings, RoutingSettings
 from router.policies.configured import configured
 from router.processes.router_process import RouterApp
 

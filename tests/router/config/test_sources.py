@@ -6,7 +6,10 @@ from typing import Any
 import pytest
 import yaml
 
-from router.config.settings import GuardSettings, ServeConfig, load_with_sources, render
+from router.config.configurations import ServeConfig
+from router.config.reading import load_with_sources
+from router.config.rendering import render
+from router.config.routing_settings import GuardSettings
 from router.config.sources import KeyPath, annotated
 
 FILE = """

@@ -15,7 +15,8 @@ from indexer.hashing import block_hashes, pack_tokens
 from indexer.identity import Tier, WorkerKey
 from indexer.kernel import NativeIndex
 from kvroute.v1 import router_pb2
-from router.config.settings import GuardSettings, ModelSettings
+from router.config.configurations import ModelSettings
+from router.config.routing_settings import GuardSettings
 from router.core.core import DRAINED_MAX
 from router.core.progress import Progress, ProgressResult, ProgressState, Repeated
 from router.decision.decision import Decision, Overlap

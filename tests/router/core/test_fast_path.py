@@ -20,7 +20,9 @@ from indexer.hashing import block_hashes, pack_tokens
 from indexer.identity import Tier, WorkerKey
 from indexer.kernel import NativeIndex
 from kvroute.v1 import router_pb2
-from router.config.settings import CapacitySettings, GrpcSettings, GuardSettings
+from router.config.health_settings import CapacitySettings
+from router.config.routing_settings import GuardSettings
+from router.config.serving_settings import GrpcSettings
 from router.core.fast_path import LONG_BYTES, Results
 from router.core.progress import Progress, ProgressState
 from router.desk import codec

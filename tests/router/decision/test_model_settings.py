@@ -7,13 +7,9 @@ import pytest
 
 from indexer.hashing import pack_tokens
 from kvroute.v1 import router_pb2
-from router.config.settings import (
-    ConfigError,
-    GuardSettings,
-    ModelRoutingSettings,
-    ModelSettings,
-    RoutingSettings,
-)
+from router.config.configurations import ModelSettings
+from router.config.keys import ConfigError
+from router.config.routing_settings import GuardSettings, ModelRoutingSettings, RoutingSettings
 from router.request.refusal import Reason, Refusal
 from tests.router.core.test_fast_path import Twins
 from tests.stage.fleet import Fleet, prompt

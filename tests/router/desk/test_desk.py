@@ -8,7 +8,8 @@ from prometheus_client import CollectorRegistry
 
 from indexer.kernel import NativeIndex
 from kvroute.v1 import router_pb2
-from router.config.settings import GrpcSettings, HotPrefixSettings
+from router.config.routing_settings import HotPrefixSettings
+from router.config.serving_settings import GrpcSettings
 from router.copies.hot_prefixes import HotPrefixes, recomputed
 from router.desk.counters import Metrics
 from router.desk.desk import LONG_BYTES

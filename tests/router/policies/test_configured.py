@@ -4,7 +4,8 @@ from math import inf, nan
 
 import pytest
 
-from router.config.settings import ConfigError, RoutingSettings
+from router.config.keys import ConfigError
+from router.config.routing_settings import RoutingSettings
 from router.policies import POLICIES
 from router.policies.configured import configured
 

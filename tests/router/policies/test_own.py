@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from router.config.settings import ConfigError
+from router.config.keys import ConfigError
 from router.decision.decision import Decision
 from tests.stage.fleet import Fleet, prompt
 

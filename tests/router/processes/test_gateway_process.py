@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from router.config.configurations import GatewayConfig
 from router.config.gateway_settings import GatewaySettings
-from router.config.settings import ConfigError, GatewayConfig, keys, load
+from router.config.keys import ConfigError, keys
+from router.config.reading import load
 from router.front.gateway.counters import OUTCOMES
 from router.processes.gateway_process import GatewayApp
 

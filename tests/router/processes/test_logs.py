@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from router.config.settings import LogSettings
+from router.config.serving_settings import LogSettings
 from router.processes.logs import REPEAT_S, JsonFormatter, RepeatFilter, set_up
 
 

@@ -9,7 +9,8 @@ from events.plane.settings import DynamoSettings, EngineSettings, NatsSettings
 from events.relay.dynamo.relay import DynamoRelay
 from events.relay.relay import Relay
 from router.children.nats_server import NatsChild
-from router.config.settings import MetricsSettings, RelayConfig
+from router.config.configurations import RelayConfig
+from router.config.serving_settings import MetricsSettings
 from router.processes.relay_process import RelayApp
 from tests.end_to_end.stage import free_port, until
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from router.config.settings import ConfigError
+from router.config.keys import ConfigError
 from router.queue.admission_queue import IDLE_POOLS_MAX, QueueFull
 from router.queue.bounds import Bound
 from router.queue.round import LOOKS_MAX

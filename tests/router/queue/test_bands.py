@@ -4,8 +4,8 @@ from math import inf
 
 import pytest
 
+from router.config.keys import ConfigError
 from router.config.queue_settings import BandSettings
-from router.config.settings import ConfigError
 from router.queue.bands import Bands
 from router.queue.pool_queue import RISES_MAX
 from router.queue.waiter import Waiter

@@ -5,8 +5,8 @@ from random import Random
 
 import pytest
 
+from router.config.keys import ConfigError
 from router.config.queue_settings import AutoSettings, QueueSettings
-from router.config.settings import ConfigError
 from router.queue.admission_queue import AdmissionQueue
 from router.queue.own_order import OwnFailure, OwnView
 from router.queue.pool_queue import RANK_EACH_S

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from router.config.keys import ConfigError
 from router.config.queue_settings import QueueSettings, SiblingsSettings
-from router.config.settings import ConfigError
 from router.queue.admission_queue import AdmissionQueue
 from router.queue.siblings import KEPT_S, LEADS_MAX, Siblings
 from router.queue.sight import Sight

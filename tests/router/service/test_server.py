@@ -18,7 +18,10 @@ from indexer.hashing import block_hashes, pack_tokens
 from indexer.identity import Tier, WorkerKey
 from indexer.kernel import NativeIndex
 from kvroute.v1 import fleet_pb2, router_pb2
-from router.config.settings import TOMBSTONE_MAX_S, ConfigError, GrpcSettings, ModelSettings
+from router.config.configurations import ModelSettings
+from router.config.fleet_settings import TOMBSTONE_MAX_S
+from router.config.keys import ConfigError
+from router.config.serving_settings import GrpcSettings
 from router.core.fast_path import ITEMS_MAX
 from router.desk import codec, reports
 from router.desk.reports import PROGRESS_MAX

@@ -9,7 +9,7 @@ import pytest
 from aiohttp import web
 
 from router.config.gateway_settings import GatewaySettings
-from router.config.settings import ConfigError
+from router.config.keys import ConfigError
 from router.front.gateway.server import _is_loopback
 from router.reservations.reservations import Ending
 from tests.stage.gateway import Worker, a_gateway, answering, streaming

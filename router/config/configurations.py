@@ -1,0 +1,91 @@
+"""The whole configuration of each process: frozen sections, one for each subject."""
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from events.plane.settings import BlockSize, EngineSettings, NatsSettings, Seconds, Settings
+from router.config.fleet_settings import FleetSettings, IndexSettings
+from router.config.gateway_settings import GatewayProcessSettings, GatewaySettings
+from router.config.prompt_settings import PromptsSettings
+from router.config.queue_settings import QueueSettings
+from router.config.routing_settings import ModelRoutingSettings, RoutingSettings
+from router.config.serving_settings import (
+    DecisionLogSettings,
+    GrpcSettings,
+    LogSettings,
+    MetricsSettings,
+)
+
+
+class ModelSettings(Settings, frozen=True):
+    """A model that clients may ask for before any worker serves it."""
+
+    name: str
+    aliases: tuple[str, ...] = ()
+    block_size: Annotated[
+        BlockSize | None,
+        Meta(description="canonical block size that embedded relays publish in"),
+    ] = None
+    routing: Annotated[
+        ModelRoutingSettings | None,
+        Meta(description="how requests for this model are decided; none: by `routing`"),
+    ] = None
+    prompts: Annotated[
+        PromptsSettings | None,
+        Meta(description="tokens of prompts that come without tokens; none: engines give them"),
+    ] = None
+
+
+class ServeConfig(Settings, frozen=True):
+    """Configuration of `kvroute serve`."""
+
+    fleet: FleetSettings = FleetSettings()
+    grpc: GrpcSettings = GrpcSettings()
+    metrics: MetricsSettings = MetricsSettings()
+    gateway: GatewaySettings = GatewaySettings()
+    nats: NatsSettings = NatsSettings()
+    log: LogSettings = LogSettings()
+    routing: RoutingSettings = RoutingSettings()
+    queue: QueueSettings = QueueSettings()
+    index: IndexSettings = IndexSettings()
+    decision_log: DecisionLogSettings = DecisionLogSettings()
+    ready_timeout_s: Annotated[
+        Seconds, Meta(description="ready after this even when some stream is not trusted yet")
+    ] = 30.0
+    drain_timeout_s: Annotated[
+        Seconds, Meta(description="longest wait for calls in flight at SIGTERM")
+    ] = 30.0
+    models: Annotated[tuple[ModelSettings, ...], Meta(description="models known in advance")] = ()
+    workers: Annotated[
+        tuple[EngineSettings, ...], Meta(description="engines to run relays for, in this process")
+    ] = ()
+
+
+class RelayConfig(Settings, frozen=True):
+    """Configuration of `kvroute relay`."""
+
+    fleet: Annotated[
+        str, Meta(pattern=r"^[A-Za-z0-9_-]{1,64}$", description="the routers' fleet.name")
+    ] = "default"
+    nats: NatsSettings = NatsSettings()
+    metrics: MetricsSettings = MetricsSettings(listen="127.0.0.1:9465")
+    log: LogSettings = LogSettings()
+    state_dir: Annotated[
+        str | None,
+        Meta(description="folder that keeps what engines hold, for the relay's own restarts"),
+    ] = None
+    workers: Annotated[tuple[EngineSettings, ...], Meta(description="engines to relay")] = ()
+
+
+class GatewayConfig(Settings, frozen=True):
+    """What `kvroute gateway` reads."""
+
+    router: Annotated[
+        str,
+        Meta(
+            min_length=1, description="the routers' gRPC addresses, host:port, with commas between"
+        ),
+    ] = "127.0.0.1:50051"
+    gateway: GatewayProcessSettings = GatewayProcessSettings()
+    log: LogSettings = LogSettings()

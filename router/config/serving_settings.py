@@ -1,0 +1,104 @@
+"""Settings of the gRPC server, the metrics, the log and the decision log."""
+
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from events.plane.settings import Settings
+
+Milliseconds = Annotated[float, Meta(ge=0.001, le=2_000_000.0)]
+"""Seconds that gRPC takes as milliseconds in an int32."""
+
+
+MessageKib = Annotated[int, Meta(ge=1, le=65_536)]
+"""KiB of one gRPC message."""
+
+
+class GrpcSettings(Settings, frozen=True):
+    """The gRPC server."""
+
+    listen: Annotated[str, Meta(description="host:port; port 0 picks a free one")] = (
+        "127.0.0.1:50051"
+    )
+    unix_socket: Annotated[str | None, Meta(description="path of a unix socket to serve too")] = (
+        None
+    )
+    route_kib_max: Annotated[
+        MessageKib | None,
+        Meta(
+            description="largest Route message; none: 8192, or what routing.prompt_tokens_max needs"
+        ),
+    ] = None
+    explain_kib_max: Annotated[
+        MessageKib | None, Meta(description="largest Explain message; none: as for Route")
+    ] = None
+    batch_kib_max: Annotated[
+        MessageKib | None,
+        Meta(description="largest message of a RouteStream; none: 16384, or Route's if larger"),
+    ] = None
+    report_kib_max: Annotated[MessageKib, Meta(description="largest Report message")] = 1024
+    message_kib_max: Annotated[
+        MessageKib, Meta(description="largest message of every other method")
+    ] = 256
+    in_flight_mib_max: Annotated[
+        int,
+        Meta(ge=1, le=65_536, description="bytes of messages over 64 KiB being handled at once"),
+    ] = 128
+    watches_max: Annotated[
+        int, Meta(ge=1, le=100_000, description="WatchWorkers calls open at once")
+    ] = 1000
+    max_message_mib: Annotated[
+        Annotated[int, Meta(ge=1, le=64)] | None,
+        Meta(description="deprecated: no message limit is above it, in MiB"),
+    ] = None
+    reflection: Annotated[bool, Meta(description="answer grpc.reflection")] = True
+    max_connection_age_s: Annotated[
+        Milliseconds | None,
+        Meta(description="age at which a connection is ended, so that clients spread again"),
+    ] = 300.0
+    max_connection_age_grace_s: Annotated[
+        Milliseconds,
+        Meta(description="how long its calls may go on; streams end by themselves within it"),
+    ] = 60.0
+    keepalive_s: Annotated[
+        Milliseconds, Meta(description="silence after which a client gets a keepalive ping")
+    ] = 60.0
+
+    @property
+    def stream_age_s(self) -> float | None:
+        """Oldest that a stream gets: less than the grace, which may begin right after its opening,
+        so that no connection's end ever breaks one."""
+        return None if self.max_connection_age_s is None else 0.8 * self.max_connection_age_grace_s
+
+
+class MetricsSettings(Settings, frozen=True):
+    """The Prometheus endpoint."""
+
+    listen: Annotated[str, Meta(description="host:port; port 0 picks a free one, empty: none")] = (
+        "127.0.0.1:9464"
+    )
+
+
+class LogSettings(Settings, frozen=True):
+    """Logs, on standard error."""
+
+    format: Annotated[
+        Literal["auto", "plain", "json"], Meta(description="auto: plain on a terminal, else json")
+    ] = "auto"
+    level: Annotated[Literal["debug", "info", "warning", "error"], Meta(description="least")] = (
+        "info"
+    )
+
+
+class DecisionLogSettings(Settings, frozen=True):
+    """Decisions and refusals with all their numbers, as lines of JSON for `kvroute replay-log`."""
+
+    file: Annotated[str | None, Meta(description="where they are written; none: nowhere")] = None
+    share: Annotated[
+        float, Meta(gt=0, le=1, description="of the requests, those that are written")
+    ] = 0.01
+    file_mib: Annotated[int, Meta(ge=1, description="size at which the next file begins")] = 64
+    files: Annotated[int, Meta(ge=1, le=1000, description="that are kept, the current one too")] = 4
+    hashes: Annotated[
+        bool, Meta(description="write hashes of prompts and sessions, too; never their text")
+    ] = False
