@@ -33,7 +33,7 @@ from simulator.live.engine import EngineConfig
 from simulator.live.stand_ins import stand_ins
 from tests.bench.lane_client import BLOCK_SIZE, long_prompts, prompts
 from tests.bench.timing import row
-from tests.end_to_end.stage import engine_settings
+from tests.stage.loopback import engine_settings
 
 ENGINES = 8
 CALLERS = 32

@@ -22,8 +22,8 @@ from router.prompts.renderer import Renderer
 from router.prompts.settings import EngineKind, PromptKind, RendererSettings
 from tests.bench.environments import Missing, python_of, run
 from tests.bench.timing import beside, row
-from tests.router.prompts.bodies import TOOLS
-from tests.router.prompts.record import TEMPLATES
+from tests.stage.prompts.bodies import TOOLS
+from tests.stage.prompts.captures import TEMPLATES
 
 REPEATS = 7
 VOCABULARY = 8_000

@@ -32,8 +32,9 @@ from router.children.process import end, start
 from router.replicas.peer_link import HEARD_PER_S
 from router.reservations.load import WorkerLoad
 from tests.bench.timing import row
-from tests.end_to_end.stage import BLOCK_SIZE, Stage, a_stage, free_port
 from tests.stage.fleet import START_S, Fleet, hashes
+from tests.stage.loopback import BLOCK_SIZE, Stage, a_stage
+from tests.stage.waiting import free_port
 
 ENGINES = 8
 REQUESTS = 600

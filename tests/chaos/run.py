@@ -34,7 +34,7 @@ from tests.chaos.stage import (
     until,
     until_seen,
 )
-from tests.end_to_end.proxy import Proxy
+from tests.stage.proxy import Proxy
 
 CORRUPT_SHARE = 0.02
 """Of the pieces that a corrupting proxy passes."""

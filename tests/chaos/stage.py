@@ -25,7 +25,7 @@ from router.children.nats_server import server_binary
 from router.children.process import launched
 from tests.chaos.records import Ended, Held, Memory, RouterSeen, WorkerSeen
 from tests.chaos.schedule import Sizes
-from tests.end_to_end.proxy import Proxy, proxy_to
+from tests.stage.proxy import Proxy, proxy_to
 
 ROOT = Path(__file__).resolve().parents[2]
 START_S = 120.0

@@ -1,36 +1,48 @@
-"""Folders of tests are independent: shared parts are in tests/stage, or have yet to move there."""
+"""Folders of tests are independent: what several folders use stands in tests/stage."""
 
 import ast
 from pathlib import Path
 
+import pytest
+
 TESTS = Path(__file__).parents[1]
 READERS = {("results", "bar"), ("results", "bench"), ("simulator", "bench")}
-"""Folders that read the records of `make bar` and `make bench`, and compare with them."""
-BORROWERS = {
-    *((own, "end_to_end") for own in ("bench", "chaos", "events", "kvroute", "router")),
-    *(("bench", "router"), ("router", "real_engines")),
-}
-"""Folders that still use parts which should stand in tests/stage: no other folder may begin to."""
+"""Readers of the records that `make bar` and `make bench` keep: they compare with them, and use the
+code that reads the records. Neither of the two has tests that others could borrow parts of."""
+FILES = sorted(path for path in TESTS.rglob("*.py") if path.parent != TESTS)
 
 
-def imported_folders(path: Path) -> set[str]:
-    """Folders of tests that a file imports from."""
+def imported_modules(path: Path) -> set[tuple[str, ...]]:
+    """Modules of tests that a file imports, as their parts below `tests`."""
     modules: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             modules |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             modules |= {f"{node.module}.{alias.name}" for alias in node.names}
-    parts = [module.split(".") for module in modules]
-    return {names[1] for names in parts if names[0] == "tests" and len(names) > 1}
+    parts = [tuple(module.split(".")) for module in modules]
+    return {names[1:] for names in parts if names[0] == "tests" and len(names) > 1}
 
 
-def test_no_folder_of_tests_imports_another() -> None:
-    imports = {
-        (path.relative_to(TESTS).parts[0], folder)
-        for path in TESTS.rglob("*.py")
-        if len(path.relative_to(TESTS).parts) > 1
-        for folder in imported_folders(path)
-    }
-    across = {(own, folder) for own, folder in imports if folder not in (own, "stage")}
-    assert across <= READERS | BORROWERS
+def folder_of(module: tuple[str, ...]) -> tuple[str, ...]:
+    """The folder of an imported module, or of the module that an imported name is in."""
+    while not (TESTS.joinpath(*module[:-1]) / f"{module[-1]}.py").is_file():
+        module = module[:-1]
+        if not module or TESTS.joinpath(*module).is_dir():
+            return module
+    return module[:-1]
+
+
+@pytest.mark.parametrize("top", sorted({path.relative_to(TESTS).parts[0] for path in FILES}))
+def test_a_folder_of_tests_imports_no_other(top: str) -> None:
+    """A file imports from its own folder, the folders around that one, and tests/stage."""
+    across = set()
+    for path in FILES:
+        own = path.parent.relative_to(TESTS).parts
+        if own[0] != top:
+            continue
+        for folder in map(folder_of, imported_modules(path)):
+            allowed = folder[:1] == ("stage",) or own[: len(folder)] == folder
+            if not allowed and (own[0], folder[0]) not in READERS:
+                across.add((path.relative_to(TESTS).as_posix(), "/".join(folder)))
+    assert across == set()

@@ -27,8 +27,9 @@ from simulator.engines.scheduler import SchedulerConfig
 from simulator.live.clock import ScaledClock
 from simulator.live.engine import EngineConfig
 from simulator.live.stand_ins import StandIn, stand_in
-from tests.end_to_end.proxy import Proxy, proxy_to
-from tests.end_to_end.stage import BLOCK_SIZE, engine_settings, router_app, serve_config, until
+from tests.stage.loopback import BLOCK_SIZE, engine_settings, router_app, serve_config
+from tests.stage.proxy import Proxy, proxy_to
+from tests.stage.waiting import until
 
 VICTIM, BYSTANDER = "victim", "bystander"
 PROMPT_TOKENS = 10 * BLOCK_SIZE + 3

@@ -13,7 +13,8 @@ from aiohttp import web
 from kvroute.client import KvRouteClient, cached_tokens
 from router.children.process import Child, end, start
 from simulator.live.http_face import HttpFace
-from tests.end_to_end.stage import BLOCK_SIZE, Stage, a_stage, free_port, until
+from tests.stage.loopback import BLOCK_SIZE, Stage, a_stage
+from tests.stage.waiting import free_port, until
 
 FIRST_BYTE_S = 3.0
 """After which an engine counts as hung; far above what a well one takes on a busy machine."""

@@ -20,7 +20,8 @@ from router.audit.recompute_receipt import check
 from router.config.configurations import ModelSettings
 from router.config.serving_settings import DecisionLogSettings
 from router.policies import POLICIES
-from tests.end_to_end.stage import Stage, a_stage, until
+from tests.stage.loopback import Stage, a_stage
+from tests.stage.waiting import until
 
 KVROUTE = (sys.executable, "-m", "router.cli.main")
 

@@ -26,7 +26,8 @@ from kvroute.client import KvRouteClient
 from router.children.nats_server import NatsChild
 from router.metrics.of_relays import RelayCollector
 from router.processes.router_process import RouterApp
-from tests.end_to_end.stage import TurnedClock, router_app, serve_config, until
+from tests.stage.loopback import TurnedClock, router_app, serve_config
+from tests.stage.waiting import until
 
 BLOCK_SIZE = 16
 EVENTS = "namespace.dyn.component.backend.endpoint.generate.kv-events"

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import pytest
 
 from tests.end_to_end.proxied_stage import BYSTANDER, ProxiedStage, a_proxied_stage
-from tests.end_to_end.stage import until
+from tests.stage.waiting import until
 
 Step = Callable[[ProxiedStage], Awaitable[None]]
 

@@ -9,14 +9,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from events.feed.stream import StreamState
 from kvroute.client import NoWorker
 from kvroute.v1 import FailureReason, Progress, ProgressState
-from tests.end_to_end.stage import (
-    BLOCK_SIZE,
-    a_stage,
-    engine_settings,
-    router_app,
-    serve_config,
-    until,
-)
+from tests.stage.loopback import BLOCK_SIZE, a_stage, engine_settings, router_app, serve_config
+from tests.stage.waiting import until
 
 
 def prompt(seed: int, tokens: int = 10 * BLOCK_SIZE + 3) -> list[int]:

@@ -9,7 +9,8 @@ from pathlib import Path
 from kvroute.client import KvRouteClient, Pick
 from kvroute.v1 import ListQueueResponse
 from router.children.process import Child, end, start
-from tests.end_to_end.stage import BLOCK_SIZE, Stage, a_stage, free_port, until
+from tests.stage.loopback import BLOCK_SIZE, Stage, a_stage
+from tests.stage.waiting import free_port, until
 
 SLOTS = 64
 """Of the stage's worker."""

@@ -8,7 +8,8 @@ import aiohttp
 import pytest
 
 from router.config.gateway_settings import GatewaySettings
-from tests.end_to_end.stage import a_stage, until
+from tests.stage.loopback import a_stage
+from tests.stage.waiting import until
 
 INSIDE = GatewaySettings(listen="127.0.0.1:0", answer_headers=True)
 BODY: dict[str, Any] = {

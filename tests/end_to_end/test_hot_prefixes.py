@@ -29,7 +29,8 @@ from simulator.engines.scheduler import SchedulerConfig
 from simulator.live.clock import ScaledClock
 from simulator.live.engine import Engine, EngineConfig
 from simulator.live.stand_ins import StandIn, stand_ins
-from tests.end_to_end.stage import BLOCK_SIZE, engine_settings, router_app, serve_config, until
+from tests.stage.loopback import BLOCK_SIZE, engine_settings, router_app, serve_config
+from tests.stage.waiting import until
 
 TEXT = list(range(1000, 2024))
 LORA = "ad"

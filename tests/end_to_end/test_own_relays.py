@@ -13,7 +13,8 @@ from router.children import own_relays
 from router.children.own_relays import UNHEARD_S
 from router.config.fleet_settings import FleetSettings
 from router.request.refusal import Reason, Refusal
-from tests.end_to_end.stage import TurnedClock, a_stage, free_port, router_app, serve_config, until
+from tests.stage.loopback import TurnedClock, a_stage, router_app, serve_config
+from tests.stage.waiting import free_port, until
 
 FAULTS = (
     zmq.ZMQError(22),

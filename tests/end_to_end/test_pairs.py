@@ -8,7 +8,8 @@ import pytest
 
 from kvroute.client import Pick, UnknownSession
 from kvroute.v1 import Phase, Progress, ProgressState
-from tests.end_to_end.stage import BLOCK_SIZE, Stage, a_stage, until
+from tests.stage.loopback import BLOCK_SIZE, Stage, a_stage
+from tests.stage.waiting import until
 
 ROLES: Mapping[str, Any] = {"worker-0": "prefill", "worker-1": "prefill", "worker-2": "decode"}
 PAIR = Phase.PHASE_PREFILL_DECODE

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 import pytest
 import uvloop
 
-from tests.end_to_end.proxy import Proxy, proxy_to
+from tests.stage.proxy import Proxy, proxy_to
 
 
 @asynccontextmanager

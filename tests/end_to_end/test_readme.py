@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.stage import Stage, a_stage, until
+from tests.stage.loopback import Stage, a_stage
 from tests.stage.pages import python_blocks
+from tests.stage.waiting import until
 
 PAGES = (Path("README.md"), Path("docs/call-it.md"))
 

@@ -22,15 +22,8 @@ from kvroute.v1 import Progress, ProgressResult, ProgressState
 from router.children.process import end, start
 from router.processes.router_process import RouterApp
 from router.replicas.peer_link import HEARD_PER_S
-from tests.end_to_end.stage import (
-    BLOCK_SIZE,
-    Stage,
-    a_stage,
-    free_port,
-    router_app,
-    serve_config,
-    until,
-)
+from tests.stage.loopback import BLOCK_SIZE, Stage, a_stage, router_app, serve_config
+from tests.stage.waiting import free_port, until
 
 
 def prompt(rng: random.Random) -> list[int]:

@@ -9,14 +9,8 @@ import pytest
 from events.feed.stream import StreamState
 from kvroute.client import NoWorker, UnknownModel
 from router.processes import router_process as app
-from tests.end_to_end.stage import (
-    BLOCK_SIZE,
-    DEADLINE_S,
-    a_stage,
-    router_app,
-    serve_config,
-    until,
-)
+from tests.stage.loopback import BLOCK_SIZE, a_stage, router_app, serve_config
+from tests.stage.waiting import DEADLINE_S, until
 
 
 async def test_predictions_that_keep_failing_have_the_stream_read_anew() -> None:

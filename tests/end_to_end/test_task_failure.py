@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from router.processes.router_process import RouterApp
-from tests.end_to_end.stage import serve_config
+from tests.stage.loopback import serve_config
 
 
 async def failing() -> None:

@@ -15,10 +15,10 @@ from kvroute.client.lines import SILENT_S, Line
 from kvroute.client.silence import Quiet, from_router
 from kvroute.v1 import Receipt
 from router.reservations.reservations import Ending
-from tests.end_to_end.proxy import Proxy, proxy_to
 from tests.kvroute.scripted_router import GUARD_S, Server, pick_of
 from tests.kvroute.test_fallback import worker
 from tests.kvroute.test_lane import until
+from tests.stage.proxy import Proxy, proxy_to
 from tests.stage.served import served
 
 TOKENS = list(range(64))

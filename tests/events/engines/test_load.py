@@ -4,7 +4,6 @@ import base64
 import json
 import re
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -24,15 +23,14 @@ from events.engines.load import (
     vllm_identity,
     vllm_loads,
 )
-
-VLLM = Path(__file__).parents[2] / "golden" / "vllm-0.32.0"
-SGLANG = Path(__file__).parents[2] / "golden" / "sglang-0.5.23" / "server-single"
-
-VLLM_PAGE = (VLLM / "single-int" / "metrics-under-load.txt").read_text()
-VLLM_DP_PAGE = (VLLM / "dp2-connect" / "metrics-under-load.txt").read_text()
-SGLANG_PAGE = (SGLANG / "metrics-under-load.txt").read_text()
-SGLANG_LOADS = (SGLANG / "loads-under-load.json").read_text()
-
+from tests.stage.engine_pages import (
+    SGLANG,
+    SGLANG_LOADS,
+    SGLANG_PAGE,
+    VLLM,
+    VLLM_DP_PAGE,
+    VLLM_PAGE,
+)
 
 # vLLM's page
 

@@ -43,8 +43,8 @@ from indexer.hashing import HashArray
 from indexer.identity import PrefixHash, Tier, WorkerKey
 from indexer.kernel import NativeIndex
 from indexer.reference import ReferenceIndex
-from tests.end_to_end.nats_server import NatsServer, nats_server
-from tests.end_to_end.stage import until
+from tests.stage.nats_server import NatsServer, nats_server
+from tests.stage.waiting import until
 
 EPOCH = Epoch(1, 0)
 WORKER = WorkerKey("w", 0)

@@ -39,8 +39,8 @@ from events.plane.nats_client import NatsClient
 from events.plane.settings import NatsSettings
 from indexer.identity import WorkerKey
 from indexer.kernel import NativeIndex
-from tests.end_to_end.nats_server import NatsServer, nats_server
-from tests.end_to_end.stage import until
+from tests.stage.nats_server import NatsServer, nats_server
+from tests.stage.waiting import until
 
 EPOCH = Epoch(1, 0)
 HOSTILE = WorkerKey("a", 0)

@@ -17,9 +17,9 @@ from events.plane.broker import Broker
 from events.plane.nats_wire import Frames
 from events.plane.settings import NatsSettings
 from router.children.nats_server import NatsChild
-from tests.end_to_end.nats_server import nats_server
-from tests.end_to_end.proxy import Proxy, proxy_to
-from tests.end_to_end.stage import until
+from tests.stage.nats_server import nats_server
+from tests.stage.proxy import Proxy, proxy_to
+from tests.stage.waiting import until
 
 DEFAULT_ATTEMPTS = 60
 """After which nats-py gives up, unless told otherwise."""

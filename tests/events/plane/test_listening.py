@@ -9,8 +9,8 @@ from nats.aio.subscription import Subscription
 from events.plane import supervisor as supervisor_module
 from events.plane.listening import Listening
 from events.plane.supervisor import Supervisor
-from tests.end_to_end.stage import until
-from tests.events.relay.wire import Wire
+from tests.stage.waiting import until
+from tests.stage.wire import Wire
 
 
 class Heard:

@@ -33,8 +33,8 @@ from events.engines.load import (
 from events.plane.facts import encode_heartbeat
 from events.plane.settings import EngineSettings
 from events.relay.relay import Relay
-from tests.events.engines.test_load import SGLANG_LOADS, SGLANG_PAGE, VLLM_PAGE
-from tests.events.relay.wire import Wire
+from tests.stage.engine_pages import SGLANG_LOADS, SGLANG_PAGE, VLLM_PAGE
+from tests.stage.wire import Wire
 
 TEXTS = st.sampled_from(
     [

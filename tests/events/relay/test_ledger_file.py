@@ -13,8 +13,8 @@ from events.relay.ledger_file import MapKeeper, map_path, pause_s, read_file, wr
 from events.relay.rank import Rank
 from events.relay.saved_ledger import Source, unpack
 from indexer.identity import WorkerKey
-from tests.end_to_end.stage import until
 from tests.events.relay.one_rank import NOW_S, Engine, following
+from tests.stage.waiting import until
 
 SOURCE = Source(WorkerKey("w", 0), "vllm", 4)
 

@@ -20,8 +20,8 @@ from events.relay import relay as module
 from events.relay.engine_pages import HEALTH_S
 from events.relay.rank import EngineState
 from events.relay.relay import Relay
-from tests.end_to_end.stage import until
-from tests.events.relay.wire import Wire
+from tests.stage.waiting import until
+from tests.stage.wire import Wire
 
 METRICS = "".join(
     f'vllm:num_requests_running{{engine="{rank}",model_name="m"}} {rank + 1}\n'

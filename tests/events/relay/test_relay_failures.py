@@ -18,8 +18,8 @@ from events.plane.settings import EngineSettings
 from events.relay import engine_pages, stream_publisher
 from events.relay import relay as module
 from events.relay.relay import Relay
-from tests.end_to_end.stage import until
-from tests.events.relay.wire import Wire
+from tests.stage.waiting import until
+from tests.stage.wire import Wire
 
 CLASSES = [
     ValueError("bad value"),

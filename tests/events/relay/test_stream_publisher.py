@@ -23,8 +23,8 @@ from events.relay import snapshot, stream_publisher
 from events.relay.dynamo.rank import DynamoRank
 from events.relay.stream_publisher import OUT_MESSAGES_MAX, OutgoingStream, StreamPublisher
 from indexer.identity import BlockHash, Tier, WorkerKey
-from tests.end_to_end.stage import until
-from tests.events.relay.wire import Wire
+from tests.stage.waiting import until
+from tests.stage.wire import Wire
 
 Stream = OutgoingStream[DynamoRank]
 SNAPSHOT = "kvroute.v1.f.snapshot.{}.0"

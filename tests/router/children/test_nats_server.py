@@ -14,7 +14,8 @@ from events.plane.broker import Broker
 from events.plane.settings import NatsSettings
 from router.children import nats_server as module
 from router.children.nats_server import NatsChild
-from tests.end_to_end.stage import router_app, serve_config, until
+from tests.stage.loopback import router_app, serve_config
+from tests.stage.waiting import until
 
 PASSWORD = "a-password-of-its-own"
 

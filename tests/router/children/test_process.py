@@ -13,7 +13,8 @@ import pytest
 from router.children.process import Child, end, launched, start
 from router.config.keys import ConfigError
 from router.processes.router_process import RouterApp
-from tests.end_to_end.stage import serve_config, until
+from tests.stage.loopback import serve_config
+from tests.stage.waiting import until
 
 ROOT = Path(__file__).parents[3]
 

@@ -14,8 +14,8 @@ from typing_extensions import override
 from router.cli.render import render
 from router.prompts.renderer import Renderer
 from router.prompts.settings import EngineKind, PromptKind, RendererSettings
-from tests.router.prompts.bodies import CHATS
-from tests.router.prompts.tiny_tokenizer import make_folder
+from tests.stage.prompts.bodies import CHATS
+from tests.stage.prompts.tiny_tokenizer import make_folder
 
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"

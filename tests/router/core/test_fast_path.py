@@ -2,7 +2,6 @@
 
 import random
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
 from math import inf, nan
 from typing import Any
 
@@ -12,30 +11,23 @@ from google.protobuf.message import DecodeError
 from google.rpc.status_pb2 import Status
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from prometheus_client import CollectorRegistry
 
-from events.feed.peers import Teller
-from events.plane.facts import Epoch
 from indexer.hashing import block_hashes, pack_tokens
-from indexer.identity import Tier, WorkerKey
-from indexer.kernel import NativeIndex
+from indexer.identity import Tier
 from kvroute.v1 import router_pb2
 from router.config.health_settings import CapacitySettings
 from router.config.routing_settings import GuardSettings
-from router.config.serving_settings import GrpcSettings
 from router.core.fast_path import LONG_BYTES, Results
 from router.core.progress import Progress, ProgressState
 from router.desk import codec
-from router.desk.counters import Metrics
-from router.desk.stream_items import RouteItems, read_batch
+from router.desk.stream_items import read_batch
 from router.fleet.table import COLUMNS
 from router.request.refusal import Refusal
 from router.reservations.ids import ReservationIds
-from router.reservations.load import WorkerLoad
 from router.reservations.reservations import Ending
-from router.service.calls import Guard
-from tests.stage.fleet import Fleet, hashes, prompt
-from tests.stage.served import asked, desk_of
+from tests.stage.fleet import prompt
+from tests.stage.served import asked
+from tests.stage.twins import Side, Twins, known
 
 SIZE = 16
 GUARDED = GuardSettings(policies=("dynamo-adaptive", "dynamo-blocks", "ttft"))
@@ -59,163 +51,6 @@ CAPPED: dict[str, Any] = {
     )
 }
 """Bounds by which workers are soon full."""
-
-
-@dataclass
-class Side:
-    """A fleet behind the bytes that a server gets."""
-
-    native: bool
-    about: dict[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.fleet = Fleet(index=NativeIndex(), **self.about)
-        self.lane = self.fleet.core.lane
-        assert self.lane is not None
-        if not self.native:
-            self.fleet.core.lane = None
-        self.metrics = Metrics(CollectorRegistry())
-        guard = Guard.of(GrpcSettings(), 1 << 20, self.metrics)
-        self.desk = desk_of(self.fleet, self.metrics, guard.fault)
-        self.items: RouteItems = self.desk.items()
-        self.fast = 0
-        """Calls of `route` that the fast path answered."""
-        self._plain = self.desk._plain
-        self.desk._plain = self._counted  # type: ignore[method-assign]
-
-    def _counted(self, request: bytes, now_s: float, is_behind: Any = None) -> Any:
-        answered = self._plain(request, now_s, is_behind)
-        self.fast += answered is not None
-        return answered
-
-    def route(self, request: router_pb2.RouteRequest) -> router_pb2.RouteResponse | Status:
-        try:
-            answer, _, _ = self.desk.route(request.SerializeToString())
-        except Refusal as refusal:
-            return codec.write_status(refusal)
-        return router_pb2.RouteResponse.FromString(answer)
-
-    def decide(self, batch: router_pb2.RouteBatch) -> list[router_pb2.RouteResult]:
-        return [
-            result
-            for message in self.items.decide(read_batch(batch.SerializeToString()))
-            if message is not None
-            for result in router_pb2.RouteResults.FromString(message).results
-        ]
-
-    def requests(self, outcome: str, reason: str) -> float:
-        labels = {"outcome": outcome, "reason": reason}
-        return self.metrics.registry.get_sample_value("kvroute_requests_total", labels) or 0
-
-    def state(self) -> dict[str, Any]:
-        """All that a request can change."""
-        core, index = self.fleet.core, self.fleet.view.index
-        core.fleet.pools.refresh()
-        tally = self.metrics.tally
-        return {
-            "loads": {key: repr(load) for key, load in core.fleet.loads.items()},
-            "columns": core.fleet.pools.columns.tolist(),
-            "strained": (sorted(core.fleet.pools._strained), core.strained_picks),
-            "reservations": [
-                repr(replace(one, answer=in_order(one.answer), prefixes=one.prefixes.tolist()))
-                for one in core.reservations._by_request.values()
-            ],
-            "predicted": [
-                (index.predicted(one.slot), index.count(one.slot), index.digest(one.slot))
-                for one in self.fleet.view.sources.values()
-            ],
-            "sessions": {
-                name: repr(replace(one, prefixes=one.prefixes.tolist()))
-                for name, one in core.fleet.sessions._known.items()
-            },
-            "random": core._rng.getstate(),
-            "endings": core.endings,
-            "outliers": (repr(core.fleet.outliers), core.fleet.outliers._standings),
-            "tally": [one.tolist() for one in (tally.tokens, tally.recent, tally.picks)],
-            "models": tally.models(),
-            "ignored priorities": core.fleet.ignored_priorities._workers,
-            "stages": {name: int(took.counts.sum()) for name, took in tally.stages.items()},
-            "predictions": (tally.ttfts, tally.ttft_s, tally.ttft_best_s, vars(core.ttft_check)),
-            "rates": (
-                core.fleet.rates._workers,
-                core.fleet.rates.under_way,
-                core.fleet.rates._columns.tolist(),
-                core.fleet.pools.others_waiting.tolist(),
-            ),
-            "working sets": (
-                core.fleet.working_sets._of_worker,
-                core.fleet.working_sets._blocks.tolist(),
-                len(core.fleet.working_sets),
-            ),
-            "counts": {
-                (one.name, *one.labels.values()): one.value
-                for family in self.metrics.registry.collect()
-                for one in family.samples
-                if one.name == "kvroute_requests_total"
-            },
-        }
-
-
-class Twins:
-    """One story told to both."""
-
-    def __init__(self, **about: Any) -> None:
-        self.sides = Side(True, about), Side(False, about)
-        self._teller = Teller("there", Epoch(1, 0))
-        self._theirs: dict[WorkerKey, WorkerLoad] = {}
-
-    def tell(self, name: str, *args: Any, **about: Any) -> None:
-        for side in self.sides:
-            getattr(side.fleet, name)(*args, **about)
-
-    def hear(self, key: WorkerKey) -> None:
-        """Another replica reserves something."""
-        now_s = self.sides[0].fleet.now_s
-        self._theirs.setdefault(key, WorkerLoad()).open(hashes([1, 2]), True, 40, now_s)
-        message = self._teller.message(self._theirs, now_s)
-        assert message is not None
-        for side in self.sides:
-            side.fleet.core.on_inflight(message, now_s)
-
-    def route(self, request: router_pb2.RouteRequest) -> router_pb2.RouteResponse | Status:
-        answer, expected = (side.route(request) for side in self.sides)
-        assert same(answer, expected)
-        self.compare()
-        return answer
-
-    def decide(self, batch: router_pb2.RouteBatch) -> list[router_pb2.RouteResult]:
-        results, expected = (side.decide(batch) for side in self.sides)
-        assert [one.index for one in results] == [one.index for one in expected]
-        for one, other in zip(results, expected, strict=True):
-            assert same(one, other)
-        self.compare()
-        return results
-
-    def report(self, progress: Progress) -> None:
-        one, other = (side.fleet.core.report(progress, side.fleet.now_s) for side in self.sides)
-        assert one is other
-        self.compare()
-
-    def compare(self) -> None:
-        native, twin = (side.state() for side in self.sides)
-        for name, told in native.items():
-            assert repr(told) == repr(twin[name]), name  # a NaN is itself here
-
-
-def same(one: Any, other: Any) -> bool:
-    """Equal but for the order of maps; costs to the last bit."""
-    deterministic: bool = one.SerializeToString(deterministic=True) == other.SerializeToString(
-        deterministic=True
-    )
-    return deterministic
-
-
-def in_order(answer: bytes) -> bytes:
-    return router_pb2.RouteResponse.FromString(answer).SerializeToString(deterministic=True)
-
-
-def known(worker_id: str) -> WorkerKey:
-    return WorkerKey(worker_id, 0)
 
 
 WORKERS = st.fixed_dictionaries(

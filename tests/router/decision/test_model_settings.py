@@ -11,8 +11,8 @@ from router.config.configurations import ModelSettings
 from router.config.keys import ConfigError
 from router.config.routing_settings import GuardSettings, ModelRoutingSettings, RoutingSettings
 from router.request.refusal import Reason, Refusal
-from tests.router.core.test_fast_path import Twins
 from tests.stage.fleet import Fleet, prompt
+from tests.stage.twins import Twins
 
 
 def model(name: str, *aliases: str, **routing: Any) -> ModelSettings:

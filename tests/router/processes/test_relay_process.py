@@ -12,7 +12,7 @@ from router.children.nats_server import NatsChild
 from router.config.configurations import RelayConfig
 from router.config.serving_settings import MetricsSettings
 from router.processes.relay_process import RelayApp
-from tests.end_to_end.stage import free_port, until
+from tests.stage.waiting import free_port, until
 
 
 @pytest.fixture

@@ -2,7 +2,8 @@
 
 import pytest
 
-from tests.end_to_end.stage import router_app, serve_config, until
+from tests.stage.loopback import router_app, serve_config
+from tests.stage.waiting import until
 
 
 async def test_what_starts_relays_and_copies_has_ended_before_they_are_stopped(

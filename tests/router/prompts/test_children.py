@@ -16,7 +16,7 @@ from router.prompts.children import Children
 from router.prompts.frames import SIZES
 from router.prompts.prompt_error import PromptError, PromptReason
 from router.prompts.settings import EngineKind, PromptKind, RendererSettings
-from tests.router.prompts.tiny_tokenizer import make_folder
+from tests.stage.prompts.tiny_tokenizer import make_folder
 
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"

@@ -1,4 +1,7 @@
-"""The dialects against what real engines gave: golden/, refreshed by record.py."""
+"""The dialects against the tokens of real engines.
+
+golden/ has them; tests/real_engines/record_prompts.py records them.
+"""
 
 import json
 from pathlib import Path
@@ -10,10 +13,10 @@ from tokenizers import Tokenizer
 from router.prompts.prompt_error import PromptError
 from router.prompts.renderer import Renderer
 from router.prompts.settings import EngineKind, RendererSettings
-from tests.router.prompts.record import HERE, TEMPLATES, cases, digest_of
-from tests.router.prompts.tiny_tokenizer import make_folder
+from tests.stage.prompts.captures import TEMPLATES, cases, digest_of
+from tests.stage.prompts.tiny_tokenizer import make_folder
 
-CAPTURES = sorted((HERE / "golden").glob("*.json"))
+CAPTURES = sorted((Path(__file__).resolve().parent / "golden").glob("*.json"))
 
 
 @pytest.fixture(scope="module")

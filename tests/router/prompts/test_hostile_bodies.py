@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from router.prompts.prompt_error import PromptError, PromptReason
 from router.prompts.renderer import Renderer
 from router.prompts.settings import PROMPTS_MAX, EngineKind, PromptKind, RendererSettings
-from tests.router.prompts.bodies import CHATS, COMPLETIONS, MESSAGES, chat
-from tests.router.prompts.record import TEMPLATES
-from tests.router.prompts.tiny_tokenizer import make_folder
+from tests.stage.prompts.bodies import CHATS, COMPLETIONS, MESSAGES, chat
+from tests.stage.prompts.captures import TEMPLATES
+from tests.stage.prompts.tiny_tokenizer import make_folder
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from router.prompts.prompt_error import PromptError, PromptReason
 from router.prompts.renderer import Renderer
 from router.prompts.settings import EngineKind, PromptKind, RendererSettings
-from tests.router.prompts.tiny_tokenizer import make_folder
+from tests.stage.prompts.tiny_tokenizer import make_folder
 
 TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"

@@ -7,7 +7,7 @@ import pytest
 from router.prompts.body import Body
 from router.prompts.settings import PromptKind
 from router.prompts.shape import shape_of
-from tests.router.prompts.bodies import CHATS, COMPLETIONS, MESSAGES, TOOLS, USER, chat
+from tests.stage.prompts.bodies import CHATS, COMPLETIONS, MESSAGES, TOOLS, USER, chat
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from router.prompts.prompt_error import PromptError
 from router.prompts.renderer import Renderer
 from router.prompts.settings import EngineKind, PromptKind, RendererSettings
 from router.prompts.template import Template
-from tests.router.prompts.bodies import TOOLS, USER, chat
-from tests.router.prompts.tiny_tokenizer import make_folder, make_tokenizer
+from tests.stage.prompts.bodies import TOOLS, USER, chat
+from tests.stage.prompts.tiny_tokenizer import make_folder, make_tokenizer
 
 USERS = [{"role": "user", "content": "one"}, {"role": "user", "content": "two"}]
 

@@ -16,8 +16,8 @@ from router.processes.router_process import RouterApp
 from router.replicas import saved_commands
 from router.replicas.fleet_commands import ControlDesk
 from router.replicas.saved_commands import FleetState
-from tests.end_to_end.stage import serve_config
 from tests.stage.fleet import Fleet
+from tests.stage.loopback import serve_config
 
 
 def a_life(path: Path, fleet_name: str = "default") -> tuple[Fleet, ControlDesk, FleetState]:

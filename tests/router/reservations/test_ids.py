@@ -6,7 +6,7 @@ import re
 
 from router.processes.router_process import RouterApp
 from router.reservations.ids import DRAWN, ReservationIds
-from tests.end_to_end.stage import serve_config
+from tests.stage.loopback import serve_config
 
 
 def test_ids_name_their_replica_and_never_repeat_across_draws() -> None:

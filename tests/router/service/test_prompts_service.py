@@ -10,9 +10,9 @@ from kvroute.v1 import prompts_pb2, prompts_pb2_grpc, router_pb2
 from router.prompts.prompts import ModelPrompts, Source
 from router.prompts.renderer import Renderer
 from router.prompts.settings import EngineKind, RendererSettings
-from tests.router.prompts.test_prompts import CHAT, StandIn, chat, quiet, serving
-from tests.router.prompts.tiny_tokenizer import make_folder
 from tests.router.service.test_texts import TEMPLATE, with_worker
+from tests.stage.prompts.engine import CHAT, StandIn, chat, quiet, serving
+from tests.stage.prompts.tiny_tokenizer import make_folder
 from tests.stage.served import Served, refusal
 
 Code = grpc.StatusCode

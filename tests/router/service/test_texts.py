@@ -18,8 +18,8 @@ from router.prompts.renderer import Renderer
 from router.prompts.settings import EngineKind, RendererSettings
 from router.service import texts as texts_module
 from router.service.workers_to_ask import tokens_trouble
-from tests.router.prompts.test_prompts import CHAT, StandIn, chat, quiet, serving
-from tests.router.prompts.tiny_tokenizer import make_folder
+from tests.stage.prompts.engine import CHAT, StandIn, chat, quiet, serving
+from tests.stage.prompts.tiny_tokenizer import make_folder
 from tests.stage.served import Served, asked, refusal, served
 
 TEMPLATE = (

@@ -13,9 +13,9 @@ from events.plane.settings import DynamoSettings
 from events.relay import stream_publisher
 from events.relay.dynamo import relay as module
 from events.relay.dynamo.relay import DynamoRelay
-from tests.end_to_end.stage import until
 from tests.events.relay.test_relay_failures import breaking, errors
-from tests.events.relay.wire import Wire
+from tests.stage.waiting import until
+from tests.stage.wire import Wire
 
 EVENTS = "namespace.n.component.c.endpoint.e.kv-events"
 

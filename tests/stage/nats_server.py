@@ -10,7 +10,7 @@ import msgspec
 
 from router.children.nats_server import server_binary
 from router.children.process import end, start
-from tests.end_to_end.stage import until
+from tests.stage.waiting import until
 
 
 class NatsServer:

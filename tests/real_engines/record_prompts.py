@@ -1,10 +1,10 @@
 """Captures what real engines make of the bodies, and compares them with the dialects.
 
-usage: python -m tests.router.prompts.record --build build/real-engines [--random 300]
+usage: python -m tests.real_engines.record_prompts --build build/real-engines [--random 300]
 
-Needs what `make real-engines` installs. Starts each engine on loopback once for each template, asks
-it for every body of bodies.py and for random ones, prints each difference, and rewrites golden/.
-About a minute for each of the six engines on two free cores.
+Needs the installation of `make real-engines`. Starts each engine on loopback once a template,
+sends it every body of tests/stage/prompts/bodies.py and random ones, prints each difference, and
+rewrites tests/router/prompts/golden/. About a minute for each of the six engines on two free cores.
 """
 
 import argparse
@@ -14,8 +14,6 @@ import random
 import sys
 import tempfile
 from array import array
-from collections.abc import Iterator
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +25,12 @@ from router.prompts.prompt_error import PromptError
 from router.prompts.renderer import Renderer
 from router.prompts.settings import EngineKind, PromptKind, RendererSettings
 from tests.real_engines.engines import Engine, Sglang, Vllm
-from tests.router.prompts.ask import Tokens, engine_tokens
-from tests.router.prompts.bodies import CHATS, COMPLETIONS, MESSAGES, random_chat
-from tests.router.prompts.tiny_tokenizer import make_folder
+from tests.real_engines.prompt_tokens import Tokens, engine_tokens
+from tests.stage.prompts.bodies import random_chat
+from tests.stage.prompts.captures import TEMPLATES, cases, digest_of
+from tests.stage.prompts.tiny_tokenizer import make_folder
 
-HERE = Path(__file__).resolve().parent
-TEMPLATES = {path.stem: path.read_text() for path in sorted((HERE / "templates").glob("*.jinja"))}
+GOLDEN = Path(__file__).resolve().parents[1] / "router" / "prompts" / "golden"
 CONTEXT = 16384
 BLOCKS = {EngineKind.VLLM: 1024, EngineKind.SGLANG: 2048}
 START_S = 300.0
@@ -44,16 +42,6 @@ _FLAGS = {
     EngineKind.SGLANG: (),
 }
 _CLASSES: dict[EngineKind, type[Engine]] = {EngineKind.VLLM: Vllm, EngineKind.SGLANG: Sglang}
-
-
-def cases(engine: EngineKind) -> Iterator[tuple[PromptKind, str, Any]]:
-    """All bodies that this kind of engine can be asked about."""
-    yield from ((PromptKind.CHAT, name, body) for name, body in CHATS.items())
-    for name, body in COMPLETIONS.items():
-        if engine is EngineKind.VLLM or name != "ids":  # its /tokenize takes text
-            yield PromptKind.COMPLETION, name, body
-    if engine is EngineKind.VLLM:
-        yield from ((PromptKind.MESSAGES, name, body) for name, body in MESSAGES.items())
 
 
 async def main(build: Path, randoms: int) -> int:
@@ -94,7 +82,7 @@ async def _recorded(
         for number in range(randoms):
             await run.capture(PromptKind.CHAT, f"random {number}", random_chat(rng))
         golden = {"engine": f"{engine} {await started.version()}", "cases": captured}
-        path = HERE / "golden" / f"{engine}-{template}.json"
+        path = GOLDEN / f"{engine}-{template}.json"
         path.write_text(json.dumps(golden, indent=1, ensure_ascii=False) + "\n")
         print(f"{path.name}: {run.equal} equal, {run.different} different", flush=True)  # noqa: T201
         return run.different
@@ -137,11 +125,6 @@ class _Run:
         if isinstance(tokens, str):
             return tokens
         return str(self._tokenizer.decode(tokens, skip_special_tokens=False))
-
-
-def digest_of(data: bytes) -> str:
-    """Of token bytes."""
-    return sha256(data).hexdigest()[:16]
 
 
 def _folder(build: Path, room: Path, template: str) -> Path:

@@ -1,8 +1,6 @@
 """A whole kvroute on loopback: real NATS, stand-in engines, relays, a router, in one process."""
 
-import asyncio
 import random
-import socket
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -24,9 +22,9 @@ from simulator.engines.scheduler import SchedulerConfig
 from simulator.live.clock import ScaledClock
 from simulator.live.engine import EngineConfig
 from simulator.live.stand_ins import StandIn, stand_ins
+from tests.stage.waiting import until
 
 BLOCK_SIZE = 16
-DEADLINE_S = 60.0
 
 
 class TurnedClock:
@@ -90,38 +88,6 @@ class Stage:
         await until(
             lambda: all(load.active_blocks() == 0 for load in loads.values()), "an idle fleet"
         )
-
-
-async def until(condition: Callable[[], object], told: str) -> None:
-    """Waits for something that sockets bring about; fails after a while, saying what for."""
-    try:
-        async with asyncio.timeout(DEADLINE_S):
-            while not condition():  # noqa: ASYNC110  # what sockets bring sets no event here
-                await asyncio.sleep(0.005)
-    except TimeoutError:
-        raise AssertionError(f"waited {DEADLINE_S:g} s in vain for: {told}") from None
-
-
-_PORTS = range(12_000, 20_000)
-"""Below those that Linux gives to sockets that name none (net.ipv4.ip_local_port_range), and those
-of tests/chaos."""
-
-
-def free_port() -> int:
-    """A port of loopback that nobody has at the moment, for a process that is started later.
-
-    The kernel's own choice would not do: it may give the same port to a socket that is opened in
-    the meantime.
-    """
-    rng = random.SystemRandom()  # two runs at once on one machine must differ
-    while True:
-        port = rng.choice(_PORTS)
-        with socket.socket() as found:
-            try:
-                found.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port
 
 
 def engine_settings(
