@@ -1,0 +1,134 @@
+"""Services, ports, network policies and monitors."""
+
+from collections.abc import Callable
+from typing import Any
+
+import helm_python as helm
+import pytest
+
+from tests.helm.rendered import Object, Rendered, values_of
+
+# --- services, account, budget --------------------------------------------------------------------
+
+
+def test_service_exposes_grpc_and_metrics(default: Rendered) -> None:
+    ports = {port["name"]: port for port in default["service.yaml"]["spec"]["ports"]}
+    assert {name: port["port"] for name, port in ports.items()} == {"grpc": 50051, "metrics": 9464}
+    assert all(port["targetPort"] == name for name, port in ports.items())
+    assert ports["grpc"]["appProtocol"] == "grpc"
+
+
+def test_headless_service_lists_ready_routers_for_grpc_alone(default: Rendered) -> None:
+    spec = default["service-headless.yaml"]["spec"]
+    assert spec["clusterIP"] == "None"
+    assert not spec.get("publishNotReadyAddresses")
+    assert [port["name"] for port in spec["ports"]] == ["grpc"]
+
+
+def test_ports_follow_the_listen_addresses(render: Callable[..., Rendered]) -> None:
+    rendered = render(
+        config={"grpc": {"listen": "0.0.0.0:6000"}, "metrics": {"listen": "[::]:6001"}},
+        networkPolicy={"enabled": True},
+    )
+    assert [port["port"] for port in rendered["service.yaml"]["spec"]["ports"]] == [6000, 6001]
+    assert rendered.router["livenessProbe"]["grpc"]["port"] == 6000
+    assert [port["containerPort"] for port in rendered.router["ports"]] == [6000, 6001]
+
+
+def test_without_a_metrics_endpoint_nothing_speaks_of_metrics(
+    render: Callable[..., Rendered], chart: helm.Chart
+) -> None:
+    values: dict[str, Any] = {"config": {"metrics": {"listen": ""}}}
+    rendered = render(**values, networkPolicy={"enabled": True})
+    assert [port["name"] for port in rendered["service.yaml"]["spec"]["ports"]] == ["grpc"]
+    assert [port["name"] for port in rendered.router["ports"]] == ["grpc"]
+    assert len(rendered["networkpolicy.yaml"]["spec"]["ingress"]) == 1
+    with pytest.raises(helm.HelmRenderError, match=r"needs config\.metrics\.listen"):
+        chart.render({**values, "serviceMonitor": {"enabled": True}})
+
+
+# --- networkpolicy.yaml ---------------------------------------------------------------------------
+
+
+def test_network_policy_is_optional(default: Rendered) -> None:
+    assert "networkpolicy.yaml" not in default
+
+
+def test_network_policy_lets_in_callers_and_scrapers_and_out_dns_and_nats(
+    production: Rendered,
+) -> None:
+    spec = production["networkpolicy.yaml"]["spec"]
+    assert spec["podSelector"] == production["deployment.yaml"]["spec"]["selector"]
+    assert spec["policyTypes"] == ["Ingress", "Egress"]
+
+    def namespace(peers: list[Object]) -> str:
+        (peer,) = peers
+        return peer["namespaceSelector"]["matchLabels"]["kubernetes.io/metadata.name"]
+
+    grpc, metrics = spec["ingress"]
+    assert grpc["ports"] == [{"port": "grpc", "protocol": "TCP"}]
+    assert namespace(grpc["from"]) == "gateway"
+    assert metrics["ports"] == [{"port": "metrics", "protocol": "TCP"}]
+    assert namespace(metrics["from"]) == "monitoring"
+    dns, nats = spec["egress"]
+    assert {(port["port"], port["protocol"]) for port in dns["ports"]} == {(53, "UDP"), (53, "TCP")}
+    assert nats["ports"] == [{"port": 4222, "protocol": "TCP"}]
+    assert namespace(nats["to"]) == "messaging"
+
+
+@pytest.mark.parametrize(
+    ("url", "port"),
+    [("nats://nats", 4222), ("tls://nats.example:14222/", 14222), ("nats://[fd00::1]", 4222)],
+)
+def test_network_policy_takes_the_port_from_the_nats_url(
+    render: Callable[..., Rendered], url: str, port: int
+) -> None:
+    rendered = render(networkPolicy={"enabled": True}, config={"nats": {"url": url}})
+    _, nats = rendered["networkpolicy.yaml"]["spec"]["egress"]
+    assert nats == {"ports": [{"port": port, "protocol": "TCP"}]}
+
+
+def test_network_policy_that_cuts_off_configured_engines_is_refused(
+    chart: helm.Chart, render: Callable[..., Rendered]
+) -> None:
+    values = values_of("small-fleet")
+    with pytest.raises(helm.HelmRenderError, match=r"networkPolicy\.extraEgress"):
+        chart.render({**values, "networkPolicy": {"enabled": True}})
+    rule = {"to": [{"podSelector": {"matchLabels": {"app": "vllm"}}}]}
+    rendered = render(**values, networkPolicy={"enabled": True, "extraEgress": [rule]})
+    assert rendered["networkpolicy.yaml"]["spec"]["egress"][-1] == rule
+
+
+# --- servicemonitor.yaml, example-engine-podmonitor.yaml ------------------------------------------
+
+
+def test_monitors_are_rendered_only_on_demand(default: Rendered, production: Rendered) -> None:
+    assert "servicemonitor.yaml" not in default
+    assert "servicemonitor.yaml" in production
+    assert "example-engine-podmonitor.yaml" not in production
+
+
+def test_service_monitor_scrapes_each_router_once_and_names_its_fleet(production: Rendered) -> None:
+    monitor = production["servicemonitor.yaml"]
+    assert monitor["metadata"]["labels"]["release"] == "kube-prometheus-stack"
+    (endpoint,) = monitor["spec"]["endpoints"]
+    selector = monitor["spec"]["selector"]["matchLabels"].items()
+    scraped = [
+        template
+        for template in ("service.yaml", "service-headless.yaml")
+        if selector <= production[template]["metadata"]["labels"].items()
+        and endpoint["port"] in {p["name"] for p in production[template]["spec"]["ports"]}
+    ]
+    assert scraped == ["service.yaml"]
+    assert endpoint["relabelings"] == [
+        {"action": "replace", "targetLabel": "fleet", "replacement": "chat-eu"}
+    ]
+
+
+def test_pod_monitor_scrapes_the_relays(with_engine: Rendered) -> None:
+    spec = with_engine["example-engine-podmonitor.yaml"]["spec"]
+    (endpoint,) = spec["podMetricsEndpoints"]
+    assert endpoint["port"] in {port["name"] for port in with_engine.relay["ports"]}
+    assert endpoint["relabelings"][0]["replacement"] == "default"
+    engine = with_engine["example-engine.yaml"]["spec"]
+    assert spec["selector"] == engine["selector"]
