@@ -192,7 +192,7 @@ def waiting_result(
 
 
 def read_refused(content: bytes, refusal: Refusal, now_s: float, prompt_tokens_max: int) -> Refused:
-    """What a RouteRequest that was refused had asked; hardly anything of bytes that are none."""
+    """The fields of a refused RouteRequest, for the log; almost none if its bytes can't be read."""
     try:
         received = receive(content, prompt_tokens_max)
     except Refusal:
@@ -297,7 +297,7 @@ def write_pick(
 
 
 def write_receipt(receipt: router_pb2.Receipt, decision: Decision, core: RouterCore) -> None:
-    """The record of a decision, whether or not somebody could be picked; into an empty message."""
+    """Writes the record of a decision, with or without a pick, into an empty message."""
     rows = decision.rows
     receipt.MergeFrom(_policy_part(decision.policy))
     for name, value in decision.scores.shared_terms.items():
@@ -400,8 +400,10 @@ def _write_guarded(
 def _write_prefill(
     message: router_pb2.PrefillWorker, decision: Decision, core: RouterCore, room: int
 ) -> None:
-    """Who computes the prompt of a pair, and how it hands over; into an empty message. room 0: for
-    the eye only."""
+    """Writes the prefill worker of a pair and its hand-over into an empty message.
+
+    room: the bootstrap room; 0: the message is shown to people, and no request uses it.
+    """
     row = decision.order[0]
     source = decision.sources[row]
     heartbeat = heartbeat_of(source)
@@ -471,7 +473,7 @@ def write_worker(source: Source, core: RouterCore, now_s: float) -> fleet_pb2.Wo
         reserved_by_peers=load.peers.requests,
         beat_age_s=max(0.0, now_s - stream.last_beat_s),
         hit_ratio=report.reported / report.predicted if report and report.predicted else 0.0,
-        warnings=[one.sentence for one in core.fleet.warnings(source, now_s)],
+        warnings=[warning.sentence for warning in core.fleet.warnings(source, now_s)],
         outcomes={
             ending.value: count for ending, count in core.fleet.outcomes_of(source.key).items()
         },

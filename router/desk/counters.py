@@ -154,7 +154,7 @@ class Metrics:
         self.tally.count(pick)
 
     def cache_reported(self, predicted: int, reported: int) -> None:
-        """An engine told how many of a request's tokens it had; predicted: what we had said."""
+        """An engine's count of a request's cached tokens; predicted: the count in our answer."""
         self.cached_tokens.inc(reported)
         self.cached_tokens_predicted.inc(predicted)
         direction = "over" if predicted > reported else "under"
@@ -228,11 +228,11 @@ class TallyCollector(Collector):
             "The shortest that it predicted of any worker; what is more: what others gain.",
             value=tally.ttft_best_s,
         )
-        usable, asked = tally.recent.sum(axis=0).tolist()
+        usable, prompt_tokens = tally.recent.sum(axis=0).tolist()
         yield GaugeMetricFamily(
             "kvroute_kv_hit_ratio",
             f"Usable overlap / prompt tokens over the last {RATIO_DECISIONS} picks.",
-            value=usable / asked if asked else 0.0,
+            value=usable / prompt_tokens if prompt_tokens else 0.0,
         )
 
     def _by_model(self) -> Iterator[Metric]:

@@ -34,15 +34,15 @@ def listed(
     limit, held = min(request.limit or LIMIT, LIMIT_MAX), admission.fleet_turns.holds
     waiting = rows(admission.queue, now_s, limit, wanted, held)
     yield
-    found = sums(admission.queue, now_s, wanted)
-    rest = fleet_pb2.ListQueueResponse(waiting=found.count)
-    for band, depth in found.bands.items():
+    totals = sums(admission.queue, now_s, wanted)
+    rest = fleet_pb2.ListQueueResponse(waiting=totals.count)
+    for band, depth in totals.bands.items():
         rest.bands.add(band=band, count=depth.count, oldest_s=depth.oldest_s)
     elsewhere = admission.fleet_turns.elsewhere(model)
     if any(depth.count for depth in elsewhere):
         for band, depth in zip(admission.queue.bands, elsewhere, strict=True):
             rest.peer_bands.add(band=band, count=depth.count, oldest_s=depth.oldest_s)
-    for tenant, count in found.largest_tenants(TENANTS_MAX):
+    for tenant, count in totals.largest_tenants(TENANTS_MAX):
         rest.tenants.add(tenant=tenant, count=count)
     parts = [rest.SerializeToString()]
     for number, row in enumerate(waiting, 1):

@@ -31,13 +31,13 @@ from router.wire.received import Pieces, TooMuch
 PROGRESS_MAX = 65_536
 SLICE_STEPS = 64
 PEER_PROGRESS_MAX = 1024
-"""Steps in one question to another replica."""
+"""Steps in one message to another replica."""
 PEER_BYTES_MAX = 512 * 1024
 """Bytes of them: half of what NATS takes in a message."""
 CALLER_MAX = 64
 """Characters of a caller's address, as another replica names it."""
 OWNERS_MAX = 64
-"""Replicas asked for one Report."""
+"""Replicas that one Report call is handed on to, at most."""
 _STEP = 1
 """Number of the field, in ReportRequest and in ReportResponse, that repeats."""
 
@@ -71,7 +71,7 @@ class Reports:
         """Called with a reservation's id and its engine's count of the prompt's tokens."""
 
     async def report(self, content: bytes, caller: str) -> bytes:
-        """A ReportRequest's answer; raises Refusal. caller: who sends it, as far as is known."""
+        """A ReportRequest's answer; raises Refusal. caller: the sender's address, if known."""
         peers = self.peers
         pieces = _pieces(content, PROGRESS_MAX)
         written: list[bytes] = []
@@ -79,10 +79,10 @@ class Reports:
         """Slices with steps that another replica answers: places in `written`, and outcomes."""
         elsewhere: dict[str, list[Elsewhere]] = {}
         began_s = thread_time()
-        while some := pieces.take(SLICE_STEPS):
+        while steps := pieces.take(SLICE_STEPS):
             outcomes: list[bytes] = []
             asks = False
-            for piece in some:
+            for piece in steps:
                 outcome = self._step(piece, caller)
                 if (
                     peers is not None
@@ -103,8 +103,8 @@ class Reports:
                 began_s = thread_time()
         if peers is not None and elsewhere:
             owners = islice(elsewhere.items(), OWNERS_MAX)  # nobody's clients know as many
-            asked = (self._ask(peers, owner, mine, caller) for owner, mine in owners)
-            await asyncio.gather(*asked)
+            calls = (self._ask(peers, owner, mine, caller) for owner, mine in owners)
+            await asyncio.gather(*calls)
         for place, outcomes in waiting:
             written[place] = b"".join(outcomes)
         return b"".join(written)
@@ -119,7 +119,7 @@ class Reports:
             self._core.fleet.view.dropped["malformed"] += 1
             return b""
         caller = request.caller[:CALLER_MAX]
-        outcomes = [self._of(one, caller) for one in request.progress]
+        outcomes = [self._of(step, caller) for step in request.progress]
         return router_pb2.ReportResponse(outcomes=outcomes).SerializeToString()
 
     async def _ask(
@@ -132,14 +132,16 @@ class Reports:
         """Hands steps to the replica that owns them; without an answer they stay unknown."""
         about = router_pb2.ReportRequest(caller=caller).SerializeToString()
         answers = True
-        for some in _by_size(mine):
+        for steps in _by_size(mine):
             answer = None
             if answers:
-                asked = b"".join(codec.framed(_STEP, piece) for _, _, piece in some) + about
-                answer = await peers.forward(owner, asked)
+                payload = b"".join(codec.framed(_STEP, piece) for _, _, piece in steps) + about
+                answer = await peers.forward(owner, payload)
                 answers = answer is not None
-            told = _outcomes(answer, len(some))
-            for i, ((outcomes, place, piece), outcome) in enumerate(zip(some, told, strict=True)):
+            replies = _outcomes(answer, len(steps))
+            for i, ((outcomes, place, piece), outcome) in enumerate(
+                zip(steps, replies, strict=True)
+            ):
                 if i % SLICE_STEPS == 0:
                     await asyncio.sleep(0)  # other calls have a turn
                 if outcome is None:
@@ -251,12 +253,12 @@ def _by_size(mine: Sequence[Elsewhere]) -> list[list[Elsewhere]]:
     """Steps in as many messages as they need."""
     messages: list[list[Elsewhere]] = []
     size = 0
-    for one in mine:
-        size += len(one[2])
+    for step in mine:
+        size += len(step[2])
         if not messages or len(messages[-1]) >= PEER_PROGRESS_MAX or size > PEER_BYTES_MAX:
             messages.append([])
-            size = len(one[2])
-        messages[-1].append(one)
+            size = len(step[2])
+        messages[-1].append(step)
     return messages
 
 

@@ -7,8 +7,8 @@ Laws:
 - an item cancelled after its answer was sent leaves nothing reserved;
 - an item that waits for a worker has its result in a message of its own, later, unless it is
   cancelled;
-- an item whose caller wants to hear where it stands in the queue is told with a message of at most
-  TOLD_MAX such items, one in TOLD_EACH_S, and none after its result.
+- an item whose caller wants its place in the queue gets it once in TOLD_EACH_S at most, in a
+  message of at most TOLD_MAX such items, and never after its result.
 """
 
 import asyncio
@@ -107,8 +107,8 @@ class RouteItems:
         """The stream is over: nobody waits for its items any more."""
         waiting, self._waiting = self._waiting, {}
         self._told.clear()
-        for one in waiting.values():
-            self._leave(one)
+        for item in waiting.values():
+            self._leave(item)
 
     def decide(self, batch: Batch) -> Iterator[bytes | None]:
         """Decides item by item; yields a message whenever SLICE_S is spent, and at the end.

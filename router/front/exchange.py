@@ -151,7 +151,8 @@ class Exchange:
                 options[name] = value
         if facts.priority is not None:
             options["priority"] = facts.priority
-        bounds = [one for one in (facts.output_tokens_max, output_tokens) if one is not None]
+        counts = (facts.output_tokens_max, output_tokens)
+        bounds = [count for count in counts if count is not None]
         if bounds:
             options["expected_output_tokens"] = min(bounds)
         options["omit_receipt"] = True

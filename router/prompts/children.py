@@ -80,10 +80,10 @@ class Children:
         done = await asyncio.gather(
             *(child.run(job, b"") for child in self._children), return_exceptions=True
         )
-        for one in done:
-            if isinstance(one, BaseException):
-                raise one
-        return next(one[0].digest for one in done if not isinstance(one, BaseException))
+        for result in done:
+            if isinstance(result, BaseException):
+                raise result
+        return next(result[0].digest for result in done if not isinstance(result, BaseException))
 
     async def render(
         self,
@@ -98,7 +98,7 @@ class Children:
         few others. Raises PromptError."""
         child = self._children[affinity % len(self._children)]
         if child.load > SPILL:
-            child = min(self._children, key=lambda one: one.load)
+            child = min(self._children, key=lambda child: child.load)
         return await child.run(Job(model, settings, kind, engine), content)
 
     async def close(self) -> None:

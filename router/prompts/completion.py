@@ -46,11 +46,11 @@ def _prompts(prompt: Any) -> Iterator[str | list[int]]:
     if prompt and isinstance(prompt[0], int):
         yield _ids(prompt)
         return
-    for one in prompt:
-        if isinstance(one, str):
-            yield one
-        elif isinstance(one, list) and one:
-            yield _ids(one)
+    for entry in prompt:
+        if isinstance(entry, str):
+            yield entry
+        elif isinstance(entry, list) and entry:
+            yield _ids(entry)
         else:
             raise malformed("an item of the prompt is neither text nor token ids")
 

@@ -60,7 +60,11 @@ def _macro_loops(
         for call in tree.find_all(nodes.Call):
             if not isinstance(call.node, nodes.Name) or call.node.name != macro.name:
                 continue
-            named = [(one.key, one.value) for one in call.kwargs if one.key in parameters]
+            named = [
+                (argument.key, argument.value)
+                for argument in call.kwargs
+                if argument.key in parameters
+            ]
             for name, value in [*zip(parameters, call.args, strict=False), *named]:
                 if any(_reads(value, message, "content") for message in messages):
                     given.add(name)

@@ -252,8 +252,8 @@ def _is_set(value: msgspec.Raw) -> bool:
 
 def _read_rendered(answer: bytes) -> EngineTokens:
     """Of a render endpoint; a completion's answer is a list, an entry for each prompt."""
-    one: Any = msgspec.json.decode(answer, type=_Rendered | list[_Rendered])
-    first: _Rendered = one[0] if isinstance(one, list) and one else one
+    rendered: Any = msgspec.json.decode(answer, type=_Rendered | list[_Rendered])
+    first: _Rendered = rendered[0] if isinstance(rendered, list) and rendered else rendered
     if not isinstance(first, _Rendered):
         raise ValueError("an answer without a prompt")
     return EngineTokens(_packed(first.token_ids), _items(first.features))

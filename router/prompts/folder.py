@@ -110,9 +110,9 @@ def _templates(path: Path, config: dict[str, Any]) -> dict[str, str]:
     )
     if isinstance(listed, list):
         return {
-            str(one["name"]): str(one["template"])
-            for one in listed
-            if isinstance(one, dict) and "name" in one and "template" in one
+            str(entry["name"]): str(entry["template"])
+            for entry in listed
+            if isinstance(entry, dict) and "name" in entry and "template" in entry
         }
     if isinstance(listed, dict):
         return {str(name): str(template) for name, template in listed.items()}

@@ -88,13 +88,13 @@ def sums(
     queue: AdmissionQueue, now_s: float, wanted: Callable[[Hashable], bool] = lambda _: True
 ) -> Sums:
     """All waiting requests by band and by tenant, in one walk. wanted: of a pool."""
-    found = Sums({band: Depth() for band in queue.bands})
+    totals = Sums({band: Depth() for band in queue.bands})
     for band, waiting in queue.of_bands(wanted):
-        depth = found.bands[band]
+        depth = totals.bands[band]
         depth.count += len(waiting)
         depth.oldest_s = max(depth.oldest_s, now_s - min(map(_ARRIVED_S, waiting), default=now_s))
-        found.tenants.update(map(_TENANT, waiting))
-    return found
+        totals.tenants.update(map(_TENANT, waiting))
+    return totals
 
 
 def _rows(

@@ -92,7 +92,7 @@ class PeerLink:
         epoch = Epoch(round(clock() * 1e9), rng.getrandbits(62))
         self._teller = Teller(core.replica, epoch)
         self.forwarded: Counter[str] = Counter()
-        """Report calls that another replica was asked to answer, by what became of them."""
+        """Report calls handed on to another replica, by their outcome."""
 
     async def start(self) -> None:
         """Subscribes, and begins to tell. The broker must be connected."""
@@ -124,8 +124,8 @@ class PeerLink:
         """The replica that a reservation's id names, if it is another one; else empty.
 
         A name that no replica can have is nobody's: the caller chose it, and it becomes a subject
-        of NATS, whose server ends the connection of a client that sends a line over 4 KiB. It need
-        not be a replica that is heard: some are silent by their configuration (fleet.inflight).
+        of NATS, whose server ends the connection of a client that sends a line over 4 KiB. The
+        replica need not be known by its messages: some send none (fleet.inflight).
         """
         owner, _, _ = reservation_id.rpartition("-")
         if owner == self._core.replica or REPLICA_NAME.fullmatch(owner) is None:
@@ -218,7 +218,7 @@ class PeerLink:
             self._tasks.spawn(self._answer(in_force), why)
 
     async def _answer(self, in_force: list[Control]) -> None:
-        """A little later than others who heard the same hello: they say the same."""
+        """Publishes after a random delay: all replicas answer a hello with the same commands."""
         await asyncio.sleep(self._rng.uniform(0, HELLO_JITTER_S))
         log.info("telling other replicas of %d fleet commands in force", len(in_force))
         publish = partial(self._broker.publish, subjects.control(self._fleet))

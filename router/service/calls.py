@@ -98,8 +98,8 @@ class Guard:
     def fault(
         self, method: str, error: BaseException, effect: str = "its call ends with INTERNAL"
     ) -> Refusal:
-        """Counts what a handler raised, and logs it with what comes of it; returns what its caller
-        is told."""
+        """Counts a handler's exception, and logs it with its effect; returns the refusal that the
+        caller gets."""
         self.metrics.call_faults.labels(short(method)).inc()
         now_s = self._clock()
         if now_s - self._logged_s.get(method, -LOG_S) >= LOG_S:

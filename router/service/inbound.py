@@ -86,7 +86,7 @@ class Limits:
     def largest(self) -> int:
         """Bytes; gRPC itself refuses what is larger, without details."""
         limits = (*self._by_method.values(), self._other)
-        return max(max(one.bytes_max, one.text_bytes_max) for one in limits)
+        return max(max(limit.bytes_max, limit.text_bytes_max) for limit in limits)
 
     def _with_text(self, limit: Limit, configured_kib: int | None) -> Limit:
         """With the limit for texts and bodies, where the key that bounds all messages isn't set."""

@@ -206,8 +206,9 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
     async def WatchWorkers(  # type: ignore[override]  # answers are bytes
         self, request: fleet_pb2.WatchWorkersRequest, context: Context
     ) -> AsyncIterator[bytes]:
-        async with aclosing(self.feed.watch(request.model, jittered(self._stream_age_s))) as told:
-            async for message in told:
+        age_s = jittered(self._stream_age_s)
+        async with aclosing(self.feed.watch(request.model, age_s)) as messages:
+            async for message in messages:
                 yield message
 
     @override

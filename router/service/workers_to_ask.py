@@ -1,5 +1,5 @@
-"""Workers as those who know the tokens of a model's prompts: which is next to give them, each in
-its turn, and which make other tokens than the router."""
+"""Workers as sources of a model's prompt tokens: the next worker to give them, in turn, and the
+workers whose tokens differ from the router's."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -69,7 +69,7 @@ def tokens_trouble(core: RouterCore, prompts: Prompts) -> Callable[[Source], str
             return ""
         mine = Target(heartbeat.engine, heartbeat.engine_version)
         model = core.fleet.models.names(heartbeat.model)[0]
-        barred = [one for one in prompts.proof.barred(model) if one[0] == mine]
+        barred = [entry for entry in prompts.proof.barred(model) if entry[0] == mine]
         if not barred:
             return ""
         _, shape, difference = barred[0]

@@ -18,6 +18,8 @@ CLEAN = (
     *("router/config", "router/metrics", "router/cli", "router/processes", "router/children"),
     *("router/audit", "router/health", "router/fleet", "router/policies", "router/decision"),
     *("router/copies", "router/reservations", "router/request", "router/wire"),
+    *("router/desk", "router/service", "router/prompts", "router/front", "router/replicas"),
+    "router/queue",
 )
 STATIONS = ("router", *CLEAN)
 WORDS = (
@@ -43,7 +45,7 @@ ALLOWED = re.compile(
 PAGES = ("README.md", "docs", "events", "helm", "indexer", "proto", "simulator")
 PAGE_WORDS = ("told", "asked", "whoever", "whom", "somebody", "everybody", "anew", "heed")
 LEFT = {
-    "router": {"told": 36, "asked": 58, "whoever": 3},
+    "router": {"told": 10, "asked": 46, "whoever": 1},
 }
 """Folder -> word -> lines with the word, at most."""
 
