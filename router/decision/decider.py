@@ -60,7 +60,10 @@ _ACTIVE_BLOCKS, _FULL_COLUMN = COLUMNS.index("active_blocks"), COLUMNS.index("fu
 
 
 class Decider:
-    """Decides by the configured settings, about the fleet as it is."""
+    """Decides by the configured settings, about the fleet as it is.
+
+    Over 300 lines: the steps of one decision, over rows and scores that they share.
+    """
 
     def __init__(
         self,

@@ -15,6 +15,7 @@ from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
 from google.rpc.status_pb2 import Status
 
 from events.feed.fleet_view import Source
+from events.plane.facts import Heartbeat
 from events.plane.settings import EngineSettings, UnusableEngine, read_engine
 from indexer.hashing import MultimodalItem, multimodal_hash
 from indexer.identity import Tier
@@ -489,35 +490,41 @@ def write_worker(source: Source, core: RouterCore, now_s: float) -> fleet_pb2.Wo
     status.stream_changed_at.FromNanoseconds(int(stream.changed_at_s * 1e9))
     if load.sampled_at_s is not None:
         status.sample_age_s = max(0.0, now_s - load.sampled_at_s)
-    heartbeat = source.heartbeat
-    if heartbeat is not None:
-        status.address = heartbeat.address
-        status.engine = heartbeat.engine
-        status.engine_version = heartbeat.engine_version
-        status.model = heartbeat.model
-        status.model_aliases.extend(heartbeat.model_aliases)
-        status.lora_names.extend(heartbeat.lora_names)
-        status.max_model_len = heartbeat.max_model_len
-        status.block_size = heartbeat.block_size
-        status.engine_block_size = heartbeat.engine_block_size
-        status.role = heartbeat.role
-        status.kv_connector = heartbeat.kv_connector
-        status.bootstrap_host = heartbeat.bootstrap_host
-        status.bootstrap_port = heartbeat.bootstrap_port
-        status.labels.update(heartbeat.labels)
-        status.prefill_rate = core.fleet.rates.rate(source.key, heartbeat.model)
-        status.prefills_measured = core.fleet.rates.samples(source.key)
-        if heartbeat.total_blocks:
-            status.total_blocks = heartbeat.total_blocks
-        if heartbeat.total_slots:
-            status.total_slots = heartbeat.total_slots
-        if (slots := core.fleet.capacities.slots(source.key, heartbeat)) is not None:
-            status.slots_estimated = slots
-        status.block_share = core.fleet.capacities.block_share(source.key, heartbeat)
-        status.preemptions = heartbeat.preemptions
-        if heartbeat.token_budget is not None:
-            status.token_budget = heartbeat.token_budget
+    if source.heartbeat is not None:
+        _write_heartbeat(status, source, source.heartbeat, core)
     return status
+
+
+def _write_heartbeat(
+    status: fleet_pb2.WorkerStatus, source: Source, heartbeat: Heartbeat, core: RouterCore
+) -> None:
+    """Writes a worker's place, model and engine, and the capacity that follows from them."""
+    status.address = heartbeat.address
+    status.engine = heartbeat.engine
+    status.engine_version = heartbeat.engine_version
+    status.model = heartbeat.model
+    status.model_aliases.extend(heartbeat.model_aliases)
+    status.lora_names.extend(heartbeat.lora_names)
+    status.max_model_len = heartbeat.max_model_len
+    status.block_size = heartbeat.block_size
+    status.engine_block_size = heartbeat.engine_block_size
+    status.role = heartbeat.role
+    status.kv_connector = heartbeat.kv_connector
+    status.bootstrap_host = heartbeat.bootstrap_host
+    status.bootstrap_port = heartbeat.bootstrap_port
+    status.labels.update(heartbeat.labels)
+    status.prefill_rate = core.fleet.rates.rate(source.key, heartbeat.model)
+    status.prefills_measured = core.fleet.rates.samples(source.key)
+    if heartbeat.total_blocks:
+        status.total_blocks = heartbeat.total_blocks
+    if heartbeat.total_slots:
+        status.total_slots = heartbeat.total_slots
+    if (slots := core.fleet.capacities.slots(source.key, heartbeat)) is not None:
+        status.slots_estimated = slots
+    status.block_share = core.fleet.capacities.block_share(source.key, heartbeat)
+    status.preemptions = heartbeat.preemptions
+    if heartbeat.token_budget is not None:
+        status.token_budget = heartbeat.token_budget
 
 
 def take_ages(status: fleet_pb2.WorkerStatus) -> fleet_pb2.WorkerStatus:

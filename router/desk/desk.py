@@ -44,7 +44,10 @@ RUN_ITEMS = 16
 
 
 class Desk:
-    """Takes requests to the core, and counts what comes of them."""
+    """Takes requests to the core, and counts what comes of them.
+
+    Over 300 lines: calls and streams share one life of a request, from its bytes to its end.
+    """
 
     def __init__(
         self,

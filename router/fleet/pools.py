@@ -172,7 +172,10 @@ def _last_resort(
 
 
 class Pools:
-    """Every model's pool, and the columns of the fleet."""
+    """Every model's pool, and the columns of the fleet.
+
+    Over 300 lines: the columns of all workers, which every cause changes in place, a row each.
+    """
 
     def __init__(
         self,

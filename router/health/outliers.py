@@ -155,7 +155,10 @@ class Standing:
 
 
 class Outliers:
-    """The standing of every worker."""
+    """The standing of every worker.
+
+    Over 300 lines: one state machine; reports, hangs, probes and time change the same standings.
+    """
 
     def __init__(
         self,

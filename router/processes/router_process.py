@@ -90,7 +90,10 @@ log = logging.getLogger("kvroute")
 
 
 class RouterApp:
-    """One router process."""
+    """One router process.
+
+    Over 300 lines: it makes, starts, reloads and stops every part of the process, in order.
+    """
 
     def __init__(
         self,
@@ -99,8 +102,9 @@ class RouterApp:
         clock: Callable[[], float] = unix_now,
         read_again: Callable[[], ServeConfig] | None = None,
     ) -> None:
-        """Raises ConfigError for what only this process can find wrong.
+        """Raises ConfigError for mistakes that only this process can notice.
 
+        Over 60 lines: each part of the process is made here, after the parts that it needs.
         read_again: reads the configuration again, for SIGHUP.
         """
         for worker in config.workers:

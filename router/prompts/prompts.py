@@ -144,7 +144,10 @@ class Own:
 
 
 class Prompts:
-    """Of one process. Made in a running event loop; must be closed."""
+    """The prompts of one process. Made in a running event loop; must be closed.
+
+    Over 300 lines: sources of tokens, proofs and audits decide about the same models together.
+    """
 
     def __init__(
         self, models: Mapping[str, ModelPrompts], *, random_share: Callable[[], float] | None = None

@@ -99,7 +99,10 @@ class Asking:
 
 
 class Clients:
-    """All requests of a trace. `start` first."""
+    """All requests of a trace. `start` first.
+
+    Over 300 lines: one state machine of a request, from its arrival to its end, over shared lives.
+    """
 
     def __init__(
         self, timeline: Timeline, options: RunOptions, trace: Trace, record: RunRecord

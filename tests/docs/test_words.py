@@ -7,6 +7,7 @@ with such a word has a bound, to be lowered with each line that goes.
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -44,14 +45,23 @@ ALLOWED = re.compile(
 """Names and texts in clean folders that other stations use."""
 PAGES = ("README.md", "docs", "events", "helm", "indexer", "proto", "simulator")
 PAGE_WORDS = ("told", "asked", "whoever", "whom", "somebody", "everybody", "anew", "heed")
+_ANY = re.compile(rf"\b({'|'.join({*WORDS, *PAGE_WORDS})})\b", re.IGNORECASE)
 LEFT = {
     "router": {"told": 10, "asked": 46, "whoever": 1},
 }
 """Folder -> word -> lines with the word, at most."""
 
 
+@cache
 def sources(folder: str) -> list[Path]:
     return [path for path in (ROOT / folder).rglob("*") if path.suffix in SUFFIXES]
+
+
+@cache
+def lines_of(path: Path) -> tuple[tuple[int, str], ...]:
+    """Numbers and texts of the lines with any of the words; each file is read once."""
+    lines = enumerate(path.read_text().splitlines(), 1)
+    return tuple((number, line) for number, line in lines if _ANY.search(line))
 
 
 def lines_with(word: str, folder: str) -> list[str]:
@@ -60,7 +70,7 @@ def lines_with(word: str, folder: str) -> list[str]:
     return [
         f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
         for path in sources(folder)
-        for number, line in enumerate(path.read_text().splitlines(), 1)
+        for number, line in lines_of(path)
         if pattern.search(allowed.sub("", line))
     ]
 
@@ -74,7 +84,7 @@ def page_lines_with(word: str) -> list[str]:
     return [
         f"{page.relative_to(ROOT)}: {line}"
         for page in pages
-        for line in page.read_text().splitlines()
+        for _, line in lines_of(page)
         if re.search(rf"\b{word}\b", ALLOWED.sub("", line), re.IGNORECASE)
     ]
 

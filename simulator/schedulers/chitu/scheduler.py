@@ -61,7 +61,8 @@ from simulator.schedulers.chitu.task import (
 class ChituScheduler:
     """The task pool, the batches in flight and the cache of one engine.
 
-    Chitu's other schedulers derive from it and replace `select` (skew.py, dp.py).
+    Over 300 lines: the engine's own class, step for step. Chitu's other schedulers derive from it
+    and replace `select` (skew.py, dp.py).
     """
 
     def __init__(self, config: SchedulerConfig) -> None:
