@@ -103,21 +103,24 @@ class Exchange:
         body: bytes,
         headers: Mapping[str, str],
         *,
+        query: str = "",
         request_id: str = "",
         low_first: bool = False,
     ) -> None:
-        """path: one of PATHS. headers: without regard to case. Raises FrontRefusal for a body that
-        can't be read. low_first: the body's priority is lower for sooner, as vLLM's own."""
+        """path: one of PATHS. headers: without regard to case. query: what follows `?`, as the
+        client wrote it. Raises FrontRefusal for a body that can't be read. low_first: the body's
+        priority is lower for sooner, as vLLM's own."""
         self.path = path
+        self.query = query
         self.kind = PATHS[path]
         self.shape = shape_of(self.kind)
         self.body = body
-        self.facts = read(body, headers, low_first=low_first)
+        self._forwarded = forwarded(headers.items())
+        self.facts = read(body, self._forwarded, low_first=low_first)
         self.request_id = request_id
         self.passed = False
         """Whether a byte of an answer was passed on, so that no other worker can be tried."""
         self.outcome: Outcome | None = None
-        self._forwarded = forwarded(headers.items())
         self._reader = AnswerReader(self.kind, is_stream=False)
 
     # The router
@@ -198,7 +201,10 @@ class Exchange:
         if self.request_id:
             sent["X-Request-Id"] = self.request_id
         body = patched(self.body, more, absent=absent)
-        return Upstream(address.rstrip("/") + self.path, sent | dict(headers), body)
+        url = address.rstrip("/") + self.path
+        if self.query:
+            url += "?" + self.query
+        return Upstream(url, sent | dict(headers), body)
 
     @property
     def takes_usage_out(self) -> bool:
@@ -208,9 +214,12 @@ class Exchange:
             facts.is_stream and not facts.wants_usage and self.kind in (Kind.CHAT, Kind.COMPLETION)
         )
 
-    def answered(self, status: int, content_type: str) -> Verdict:
-        """The head of a worker's answer."""
-        is_stream = content_type.lower().startswith("text/event-stream")
+    def answered(self, status: int, content_type: str, encoding: str = "") -> Verdict:
+        """The head of a worker's answer. encoding: Content-Encoding; compressed bytes, which the
+        gateway asks no worker for, pass unread."""
+        is_stream = content_type.lower().startswith("text/event-stream") and (
+            encoding.lower() in ("", "identity")
+        )
         self._reader = AnswerReader(
             self.kind, is_stream=is_stream, takes_usage_out=self.takes_usage_out
         )
@@ -233,6 +242,11 @@ class Exchange:
         return held
 
     @property
+    def is_stream(self) -> bool:
+        """Whether the present answer is a stream of events."""
+        return self._reader.is_stream
+
+    @property
     def first_token(self) -> bool:
         """Whether the present answer has brought its first token."""
         return self._reader.first_token
@@ -245,8 +259,11 @@ class Exchange:
     # The end
 
     def ended(self, blame: Blame | None = None) -> Outcome:
-        """The answer is over; blame: None for a whole answer."""
+        """The answer is over; blame: None for a whole answer, unless the engine ended its stream
+        with an error."""
         if self.outcome is None:
+            if blame is None and (status := self._reader.error_status()) is not None:
+                blame = Blame.WORKER if status >= 500 else Blame.CLIENT
             usage = self._reader.usage() if blame is None else Usage()
             if not self.facts.has_one_prompt:
                 usage = usage._replace(prompt_tokens=None)
@@ -276,22 +293,41 @@ def goes_by_load(reason: str | None, *, unimplemented: bool = False) -> bool:
 
 
 def forwarded(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """A client's headers, as far as they go on to a worker; a repeated name's values are joined."""
+    """A client's headers, as far as they go on to a worker, by names in lower case; a repeated
+    name's values are joined."""
     pairs = list(headers)
-    of_connection = {
-        name.strip().lower()
-        for key, value in pairs
-        if key.lower() == "connection"
-        for name in value.split(",")
-    }
+    of_connection = _of_connection(pairs)
     kept: dict[str, str] = {}
     for name, value in pairs:
         lower = name.lower()
         if lower not in _NOT_FORWARDED and lower not in of_connection:
-            kept[lower] = f"{kept[lower]}, {value}" if lower in kept else value
+            text = _text(value)
+            kept[lower] = f"{kept[lower]}, {text}" if lower in kept else text
     return kept
 
 
 def returned(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
     """A worker's headers, as far as they go back to the client."""
-    return [(name, value) for name, value in headers if name.lower() not in _NOT_RETURNED]
+    pairs = list(headers)
+    dropped = _NOT_RETURNED | _of_connection(pairs)
+    return [(name, _text(value)) for name, value in pairs if name.lower() not in dropped]
+
+
+def _of_connection(headers: Iterable[tuple[str, str]]) -> set[str]:
+    """Headers that `Connection` names as those of this connection alone."""
+    return {
+        name.strip().lower()
+        for key, value in headers
+        if key.lower() == "connection"
+        for name in value.split(",")
+    }
+
+
+def _text(value: str) -> str:
+    """A header's value that can be written again: bytes that are no UTF-8, which are read as lone
+    surrogates, are taken as Latin-1."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return value.encode(errors="surrogateescape").decode("latin1")
+    return value

@@ -78,9 +78,9 @@ STATUS: Mapping[str, int] = {
     "DEADLINE_EXCEEDED": 504,
     # the gateway's own
     "INVALID_BODY": 400,
-    "INVALID_HEADER": 400,
     "UNKNOWN_PATH": 404,
     "METHOD_NOT_ALLOWED": 405,
+    "BODY_TOO_SLOW": 408,
     "BODY_TOO_LARGE": 413,
     "TOO_MANY_REQUESTS": 429,
     "GATEWAY_FAULT": 500,
@@ -88,6 +88,9 @@ STATUS: Mapping[str, int] = {
     "ROUTER_UNREACHABLE": 503,
     "STOPPING": 503,
     "WORKER_SILENT": 504,
+    # gRPC's own, without a reason
+    "RESOURCE_EXHAUSTED": 413,  # a message over the size that gRPC takes
+    "UNAVAILABLE": 503,
 }
 """Reason -> HTTP status; a reason that isn't here is a fault of a router, 500."""
 

@@ -47,7 +47,16 @@ class _Chunk(msgspec.Struct):
     usage: dict[str, Any] | None = None
 
 
+class _Error(msgspec.Struct):
+    code: int | str | None = None
+
+
+class _ErrorEvent(msgspec.Struct):
+    error: _Error
+
+
 _chunk = msgspec.json.Decoder(_Chunk)
+_error = msgspec.json.Decoder(_ErrorEvent)
 
 
 class AnswerReader:
@@ -97,6 +106,23 @@ class AnswerReader:
     def inside_event(self) -> bool:
         """Whether the bytes passed on end inside an event."""
         return self.is_stream and bool(self._tail) and not self._ending().endswith(b"\n\n")
+
+    def error_status(self) -> int | None:
+        """The HTTP status in the error that a stream ends with, which engines send when they can't
+        go on; None: it ends with no error."""
+        if not self.is_stream:
+            return None
+        ending = self._ending()
+        place = ending.rfind(b'data: {"error"')
+        if place < 0 or (place and ending[place - 1 : place] != b"\n"):
+            return None
+        if b"\ndata:" in ending[place:].replace(b"\ndata: [DONE]", b""):
+            return None  # the engine went on
+        try:
+            error = _error.decode(ending[place + 5 :].split(b"\n", 1)[0]).error
+        except (msgspec.DecodeError, UnicodeError, RecursionError):
+            return None
+        return error.code if isinstance(error.code, int) and error.code >= 400 else 500
 
     def usage(self) -> Usage:
         """The usage of the answer, as far as its end has it."""

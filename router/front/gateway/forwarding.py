@@ -43,6 +43,11 @@ _BLAMES = {
     FailureReason.FAILURE_REASON_TIMEOUT: Blame.TIMEOUT,
     FailureReason.FAILURE_REASON_CANCELLED: Blame.CANCELLED,
 }
+_REASONS = {
+    Blame.WORKER: FailureReason.FAILURE_REASON_WORKER,
+    Blame.CLIENT: FailureReason.FAILURE_REASON_CLIENT,
+}
+"""Of a stream that its engine ended with an error."""
 
 
 class ClientLeft(Exception):
@@ -155,6 +160,15 @@ class _Attempt:
         self._prefill_cached: int | None = None
 
     async def run(self) -> web.StreamResponse:
+        """The answer, which the client has by then; raises what Forwarder.serve names."""
+        try:
+            return await self._run()
+        except aiohttp.ClientResponseError as error:
+            # aiohttp's own for bytes that are no HTTP. Its status is 400, by which it would pass
+            # for the client's mistake.
+            raise UnusableAnswer(f"the worker's answer is no HTTP: {error.message}") from error
+
+    async def _run(self) -> web.StreamResponse:
         prefill = self._pick.prefill_worker
         if prefill is None:
             return await self._send({})
@@ -176,15 +190,12 @@ class _Attempt:
     async def _in_two_steps(self, prefill: PrefillWorker) -> web.StreamResponse:
         """vLLM: the prefill worker answers first, and says where the decode worker gets the KV
         cache."""
-        exchange = self._exchange
         upstream = self._prefill_request(prefill)
         async with (
             asyncio.timeout(self._forwarder.prefill_timeout_s),
             self._forwarder.post(upstream) as answer,
         ):
-            if exchange.answered(answer.status, "") is Verdict.REFUSED:
-                return await self._pass_on(answer)
-            if answer.status != 200:
+            if answer.status != 200:  # a client's mistake ends the attempts, too
                 raise await WorkerAnswered.read(answer)
             content = await answer.content.read(PREFILL_ANSWER_MAX)
             while not answer.content.at_eof() and len(content) < PREFILL_ANSWER_MAX:
@@ -206,7 +217,7 @@ class _Attempt:
         serving = asyncio.create_task(self._send(prefill.prefill_body))
         try:
             await asyncio.wait({computing, serving}, return_when=asyncio.FIRST_COMPLETED)
-            if not serving.done() and not self._exchange.first_token:
+            if not serving.done() and not self._exchange.passed:
                 computing.result()  # raises the prefill worker's failure
             return await serving
         except WORKER_ERRORS:
@@ -240,7 +251,10 @@ class _Attempt:
 
     async def _pass_on(self, answer: aiohttp.ClientResponse) -> web.StreamResponse:
         exchange = self._exchange
-        verdict = exchange.answered(answer.status, answer.headers.get("Content-Type", ""))
+        head = answer.headers
+        verdict = exchange.answered(
+            answer.status, head.get("Content-Type", ""), head.get("Content-Encoding", "")
+        )
         if verdict is Verdict.ELSEWHERE:
             raise await WorkerAnswered.read(answer)
         response = self._response(answer)
@@ -274,7 +288,7 @@ class _Attempt:
                 await _write(response, passed)
             if not seen and exchange.first_token:
                 seen = True
-                if response.status == 200:
+                if response.status == 200 and exchange.is_stream:  # else the end says it as well
                     self._forwarder.first_token(routed, answering=True)
             routed.output_tokens = exchange.output_tokens
         rest = exchange.rest()
@@ -284,7 +298,8 @@ class _Attempt:
             await _write(response, rest)
 
     def _response(self, answer: aiohttp.ClientResponse) -> web.StreamResponse:
-        response = web.StreamResponse(status=answer.status, reason=answer.reason)
+        reason = answer.reason if answer.reason and answer.reason.isascii() else None
+        response = web.StreamResponse(status=answer.status, reason=reason)
         for name, value in returned(answer.headers.items()):
             response.headers.add(name, value)
         length = answer.headers.get("Content-Length", "")
@@ -306,8 +321,10 @@ class _Attempt:
         outcome, routed = self._exchange.ended(), self._routed
         cached = outcome.usage.cached_tokens
         routed.prompt_tokens = outcome.usage.prompt_tokens
-        if outcome.blame is None:
-            self._forwarder.finished(self._exchange, outcome.output_tokens)
+        if outcome.blame is not None:
+            await self._report(_REASONS[outcome.blame])
+            return
+        self._forwarder.finished(self._exchange, outcome.output_tokens)
         await routed.finished(
             output_tokens=outcome.output_tokens,
             cached_tokens=cached if self._prefill_cached is None else self._prefill_cached,

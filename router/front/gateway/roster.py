@@ -30,6 +30,8 @@ class Roster:
         self._workers: list[WorkerStatus] = []
         self._paired: frozenset[str] = frozenset()
         self._created: dict[str, int] = {}
+        self._shortest: dict[str, int] = {}
+        """Tokens that the shortest worker of a model takes; "": of any."""
         self.listed = False
         """Whether the last call for a list was answered."""
 
@@ -59,6 +61,11 @@ class Roster:
         now = int(self._clock())
         names = {name for each in self._workers for name in _names(each)}
         self._created = {name: self._created.get(name, now) for name in names}
+        self._shortest = {}
+        for each in self._workers:
+            for name in ("", *_names(each)) if each.max_model_len else ():
+                shortest = self._shortest.get(name, each.max_model_len)
+                self._shortest[name] = min(shortest, each.max_model_len)
 
     @property
     def ready(self) -> bool:
@@ -72,12 +79,8 @@ class Roster:
     def estimate_max(self, model: str) -> int:
         """Most tokens of an estimated length: half of what the model's shortest worker takes, since
         only the engine knows whether the prompt is too long."""
-        lengths = [
-            each.max_model_len
-            for each in self._workers
-            if each.max_model_len and (not model or model in _names(each))
-        ]
-        return min([ESTIMATE_MAX, *(length // 2 for length in lengths)])
+        shortest = self._shortest.get(model)
+        return ESTIMATE_MAX if shortest is None else min(ESTIMATE_MAX, shortest // 2)
 
     def models(self) -> list[dict[str, Any]]:
         """The models of all workers as OpenAI lists them: names, aliases, LoRAs, each once."""

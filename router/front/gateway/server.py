@@ -32,6 +32,8 @@ from router.metrics.scrape import Scrape
 
 REQUEST_ID_MAX = 256
 """Characters of a client's X-Request-Id; a longer one, or one that isn't printable, is replaced."""
+BODY_S = 120.0
+"""For the bytes of a request's body, during which it holds one of gateway.open_max places."""
 _MIB = 1 << 20
 
 log = logging.getLogger("kvroute.gateway")
@@ -44,6 +46,8 @@ class _Call:
         self.request = request
         self.began_s = began_s
         self.outcome = "cancelled"
+        self.held = 0
+        """Bytes that the request's body is reckoned with."""
         known = request.headers.get("X-Request-Id", "")
         usable = known and len(known) <= REQUEST_ID_MAX and known.isprintable()
         self.request_id = known if usable else uuid.uuid4().hex
@@ -124,24 +128,22 @@ class GatewayServer:
         self._open += 1
         self._idle.clear()
         self._counters.open.set(self._open)
-        held = 0
         try:
-            held = self._hold(request)
+            self._hold(call)
             return await self._served(call)
         except FrontRefusal as refusal:
             return self._refused(call, refusal)
         finally:
             self._open -= 1
-            self._body_bytes -= held
             self._counters.open.set(self._open)
-            self._counters.body_bytes.set(self._body_bytes)
+            self._hold_bytes(call, 0)
             self._counters.requests.labels(request.path, call.outcome).inc()
             if not self._open:
                 self._idle.set()
 
-    def _hold(self, request: web.Request) -> int:
-        """Bytes to reckon with for the request's body; raises FrontRefusal past a limit."""
-        settings = self._settings
+    def _hold(self, call: _Call) -> None:
+        """Reckons with the request and with its body; raises FrontRefusal past a limit."""
+        settings, request = self._settings, call.request
         if self._stopping:
             raise FrontRefusal("STOPPING", "the gateway is stopping")
         if self._open > settings.open_max:
@@ -150,27 +152,42 @@ class GatewayServer:
         length = request.content_length
         if length is not None and length > most:
             raise FrontRefusal("BODY_TOO_LARGE", f"the body is over {settings.body_mib_max} MiB")
-        size = most if length is None else length  # without a length it may be the largest
+        # Of unknown length, or compressed, it may be the largest until it is read.
+        unknown = length is None or "Content-Encoding" in request.headers
+        size = most if unknown else length or 0
         if self._body_bytes + size > max(settings.bodies_mib_max * _MIB, most):
             message = f"bodies of open requests hold {settings.bodies_mib_max} MiB"
             raise FrontRefusal("TOO_MANY_BYTES", message)
-        self._body_bytes += size
-        self._counters.body_bytes.set(self._body_bytes)
-        return size
+        self._hold_bytes(call, size)
 
-    async def _served(self, call: _Call) -> web.StreamResponse:
-        request = call.request
+    def _hold_bytes(self, call: _Call, size: int) -> None:
+        """Reckons with so many bytes for the request's body from now on."""
+        self._body_bytes += size - call.held
+        call.held = size
+        self._counters.body_bytes.set(self._body_bytes)
+
+    async def _read(self, call: _Call) -> bytes:
+        """The body; raises FrontRefusal."""
         try:
-            body = await request.read()
+            async with asyncio.timeout(BODY_S):
+                body = await call.request.read()
+        except TimeoutError:
+            raise FrontRefusal("BODY_TOO_SLOW", f"no body within {BODY_S:g} s") from None
         except web.HTTPRequestEntityTooLarge:
             message = f"the body is over {self._settings.body_mib_max} MiB"
             raise FrontRefusal("BODY_TOO_LARGE", message) from None
         except (ConnectionError, web.RequestPayloadError) as error:
             raise FrontRefusal("INVALID_BODY", f"the body can't be read: {error}") from None
+        self._hold_bytes(call, len(body))
+        return body
+
+    async def _served(self, call: _Call) -> web.StreamResponse:
+        request = call.request
         exchange = Exchange(
             request.path,
-            body,
+            await self._read(call),
             request.headers,
+            query=request.rel_url.raw_query_string,
             request_id=call.request_id,
             low_first=self._settings.priority == "lower",
         )
@@ -181,7 +198,8 @@ class GatewayServer:
         except KvRouteError as error:
             return self._unrouted(call, error)
         except WorkerAnswered as error:
-            call.outcome = "failed"
+            refused = failure_reason(error) == FailureReason.FAILURE_REASON_CLIENT
+            call.outcome = "worker_refused" if refused else "failed"
             answer = web.Response(status=error.status, body=error.body, headers=error.headers)
             answer.headers["X-Request-Id"] = exchange.request_id
             return answer
@@ -191,6 +209,8 @@ class GatewayServer:
         except Exception:
             log.exception("a request failed in the gateway itself")
             call.outcome = "failed"
+            if exchange.passed and request.transport is not None:
+                request.transport.close()  # the client may not take what it has for whole
             return self._answer(call, "GATEWAY_FAULT", "the gateway failed")
         call.outcome = _outcome(exchange)
         return response

@@ -105,3 +105,30 @@ async def test_pairs_can_be_switched_off() -> None:
         async with stage.post(CHAT, LONG) as answer:
             assert answer.status == 503
             assert answer.headers["X-Kvroute-Reason"] == "NO_ELIGIBLE_WORKER"
+
+
+async def test_a_prefill_worker_that_fails_late_does_not_have_bytes_sent_twice() -> None:
+    begun, failed = asyncio.Event(), asyncio.Event()
+
+    async def fails(request: web.Request, _: bytes) -> web.StreamResponse:
+        await begun.wait()
+        return web.Response(status=503)
+
+    async def serves(request: web.Request, _: bytes) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        await response.write(b": no token yet\n\n")
+        await failed.wait()
+        await response.write(EVENTS[0] + DONE)
+        return response
+
+    prefill, decode = Worker(fails), Worker(serves)
+    async with prefill.run(), decode.run(), a_gateway() as stage:
+        await paired(stage, prefill, decode, "sglang", bootstrap_port=8998)
+        async with stage.post(CHAT, {**LONG, "stream": True}) as answer:
+            got = await answer.content.readany()
+            begun.set()
+            await stage.until(lambda: len(prefill.bodies) == 1)
+            failed.set()
+            assert got + await answer.content.read() == b": no token yet\n\n" + EVENTS[0] + DONE
+        assert len(decode.bodies) == 1
