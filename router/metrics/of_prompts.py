@@ -26,6 +26,12 @@ class PromptCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         prompts = self._prompts
         yield self._made()
+        yield CounterMetricFamily(
+            "kvroute_prompts_unverified",
+            "Prompts with the router's own tokens that no engine gave, and of a shape that was not"
+            " proven.",
+            value=prompts.unverified,
+        )
         yield counter(
             "kvroute_prompt_estimates",
             "Prompts without tokens whose length was estimated, by reason.",

@@ -162,6 +162,8 @@ class Prompts:
         self.made: Counter[tuple[MadeBy, PromptKind]] = Counter()
         self.estimates: Counter[str] = Counter()
         """By reason."""
+        self.unverified = 0
+        """Prompts with the router's own tokens, of a shape that was not proven."""
         self.differences: Counter[str] = Counter()
         """Prompts whose tokens differed from the engine's, by model."""
         self.render_s = 0.0
@@ -248,6 +250,7 @@ class Prompts:
         except PromptError as error:
             return self.estimate(ask, error)
         self.made[made.made_by, ask.kind] += 1
+        self.unverified += not made.verified
         return made
 
     def estimate(self, ask: PromptAsk, error: PromptError) -> PromptTokens:

@@ -39,6 +39,9 @@ PROMPTS = "kvroute_prompt_tokens_total"
 REACHABLE = "kvroute_overlap_reachable_tokens_total"
 WAITS = "kvroute_queue_wait_seconds_bucket"
 SOCKET = "kvroute_relay_socket_errors_total"
+MADE = 'kvroute_prompts_total{source="local",kind="chat"}'
+ESTIMATED = 'kvroute_prompt_estimates_total{reason="NO_TOKENIZER"}'
+ANSWERED = 'kvroute_gateway_requests_total{outcome="finished"}'
 STORIES = [
     Story("nothing is wrong", {}, set()),
     Story(
@@ -382,6 +385,82 @@ STORIES = [
     Story(
         "workers come and go",
         {'kvroute_index_forgotten_total{reason=~"silent|removed"}': growing(500)},
+        set(),
+    ),
+    Story(
+        "an engine makes other tokens",
+        {'kvroute_prompt_shapes{state="barred",pod="router-0"}': lately(15, "2")},
+        {"KvrouteTokensDiffer"},
+    ),
+    Story(
+        "an engine made other tokens until its canaries passed",
+        {'kvroute_prompt_shapes{state="barred"}': "0x20 3x5 0x20"},
+        set(),
+    ),
+    Story(
+        "a third of the bodies have no tokens",
+        {MADE: growing(1), ESTIMATED: growing(8)},
+        {"KvroutePromptsEstimated"},
+    ),
+    Story(
+        "some bodies have images",
+        {MADE: growing(9), ESTIMATED: growing(1)},
+        set(),
+    ),
+    Story(
+        "a template hangs now and again",
+        {'kvroute_prompt_children_killed_total{cause="time",pod="router-1"}': growing(1)},
+        {"KvroutePromptChildrenKilled"},
+    ),
+    Story(
+        "a child was lost",
+        {'kvroute_prompt_children_killed_total{cause="exit"}': lately(10, "1")},
+        set(),
+    ),
+    Story(
+        "one answer in ten is cut",
+        {ANSWERED: growing(9), 'kvroute_gateway_requests_total{outcome="cut"}': growing(1)},
+        {"KvrouteGatewayFails"},
+    ),
+    Story(
+        "clients leave, and send nonsense",
+        {
+            ANSWERED: growing(9),
+            'kvroute_gateway_requests_total{outcome=~"cancelled|refused|worker_refused"}': growing(
+                9
+            ),
+        },
+        set(),
+    ),
+    Story(
+        "a gateway is full",
+        {'kvroute_gateway_refusals_total{reason="TOO_MANY_BYTES"}': growing(3)},
+        {"KvrouteGatewayFull"},
+    ),
+    Story(
+        "a gateway was full for a minute",
+        {"kvroute_gateway_refusals_total": lately(25, "50")},
+        set(),
+    ),
+    Story(
+        "a gateway reaches no router",
+        {'kvroute_gateway_client_total{name="fallback_picks"}': growing(50)},
+        {"KvrouteGatewayWithoutRouter"},
+    ),
+    Story(
+        "all tries fail",
+        {
+            'kvroute_gateway_client_total{name=~"attempts|retries"}': growing(50),
+            'kvroute_gateway_client_total{name="retries_over_budget"}': growing(9),
+        },
+        {"KvrouteGatewayRetriesSpent"},
+    ),
+    Story(
+        "routers were replaced, and workers are tried again",
+        {
+            'kvroute_gateway_client_total{name="fallback_picks"}': ONCE,
+            'kvroute_gateway_client_total{name=~"attempts|retries"}': growing(50),
+        },
         set(),
     ),
     Story(

@@ -20,6 +20,7 @@ from router.copies.hot_prefixes import HotPrefixes, recomputed
 from router.core.admission import Admission
 from router.desk.counters import Metrics
 from router.fleet.topology import PlaceLabels
+from router.front.gateway.counters import ClientCollector, GatewayCounters
 from router.metrics.of_audit import WatchCollector
 from router.metrics.of_copies import HotPrefixCollector
 from router.metrics.of_fleet import RouterCollector
@@ -93,6 +94,14 @@ def relay_families() -> list[Metric]:
     families = list(registry.collect())
     asyncio.run(relay.stop())
     return families
+
+
+def gateway_families() -> list[Metric]:
+    """Of a gateway in a process of its own."""
+    registry = CollectorRegistry()
+    GatewayCounters(registry)
+    registry.register(ClientCollector(dict))
+    return list(registry.collect())
 
 
 def names(families: list[Metric]) -> set[str]:

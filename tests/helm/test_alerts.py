@@ -19,7 +19,13 @@ import yaml
 from router.health.warnings import WarningCode
 from tests.helm.alert_stories import MINUTES, STORIES, Story
 from tests.helm.config_schema import SCHEMA_FILE
-from tests.helm.exported import Series, relay_families, router_families, series
+from tests.helm.exported import (
+    Series,
+    gateway_families,
+    relay_families,
+    router_families,
+    series,
+)
 from tests.helm.rendered import CHART, Object, Rendered, values_of
 
 PLAYBOOK = CHART.parent / "ALERTS.md"
@@ -47,7 +53,7 @@ def rules(production: Rendered) -> dict[str, Object]:
 
 @pytest.fixture(scope="module")
 def exported() -> list[Series]:
-    return series([*router_families(), *relay_families()])
+    return series([*router_families(), *relay_families(), *gateway_families()])
 
 
 class Selector(NamedTuple):
@@ -119,6 +125,8 @@ def test_thresholds_are_the_operators(
         "expiredShare": 0.12,
         "decisionSecondsP99": 0.013,
         "hitsTakenShare": 0.15,
+        "estimatedShare": 0.17,
+        "gatewayFailedShare": 0.18,
         "loadImbalance": 1.6,
         "selfCheckResyncsPerHour": 14,
         "engineSilentFor": "16m",
@@ -140,6 +148,8 @@ def test_thresholds_are_the_operators(
     assert changed["KvrouteReservationsExpire"]["expr"].endswith("> 0.12")
     assert changed["KvrouteDecisionsSlow"]["expr"].endswith("> 0.013")
     assert "< 0.15\n" in changed["KvrouteHitsMissed"]["expr"]
+    assert changed["KvroutePromptsEstimated"]["expr"].endswith("> 0.17")
+    assert changed["KvrouteGatewayFails"]["expr"].endswith("> 0.18")
     assert "> 1.6\n" in changed["KvrouteLoadUneven"]["expr"]
     assert changed["KvrouteSelfCheckResyncs"]["expr"].endswith("> 14")
     assert changed["KvrouteEngineSilent"]["for"] == "16m"
@@ -203,7 +213,7 @@ def test_each_selector_keeps_to_one_fleet(rules: dict[str, Object]) -> None:
         for name, matchers in selectors_in(rule["expr"]):
             assert ("fleet", "=", "chat-eu") in matchers, (alert, name)
             own_namespace = ("namespace", "=", "inference") in matchers
-            either = name.startswith(("kvroute_relay_", "kvroute_broker_"))
+            either = name.startswith(("kvroute_relay_", "kvroute_broker_", "kvroute_gateway_"))
             assert own_namespace != either, (alert, name)
 
 
@@ -263,6 +273,7 @@ def healthy(rules: dict[str, Object]) -> list[tuple[str, dict[str, str], str]]:
     asked = {one.name for rule in rules.values() for one in selectors_in(rule["expr"])}
     scraped = [("inference", f"router-{i}", series(router_families())) for i in range(3)]
     scraped.append(("engines", "engine-0", series(relay_families())))
+    scraped.append(("apps", "gateway-0", series(gateway_families())))
     told = []
     for namespace, pod, exported in scraped:
         where = {"namespace": namespace, "fleet": "chat-eu", "pod": pod, "instance": f"{pod}:9464"}

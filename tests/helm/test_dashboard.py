@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.helm.exported import names, relay_families, router_families
+from tests.helm.exported import gateway_families, names, relay_families, router_families
 from tests.helm.rendered import CHART, Object, Rendered
 
 PROCESS_METRICS = ("process_cpu_seconds_total", "process_resident_memory_bytes")
@@ -46,7 +46,7 @@ def test_dashboard_can_be_labelled_filed_and_left_out(
 def test_dashboard_asks_for_metrics_that_are_exported_and_shows_each_of_them(
     dashboard: Object,
 ) -> None:
-    exported = names([*router_families(), *relay_families()])
+    exported = names([*router_families(), *relay_families(), *gateway_families()])
     own = {name for name in exported if name.startswith("kvroute_")}
     asked = metrics_in(
         " ".join(target["expr"] for panel in panels_of(dashboard) for target in panel["targets"])
@@ -108,4 +108,5 @@ def test_dashboard_answers_the_six_questions_in_order(dashboard: Object) -> None
         "Are the picks good?",
         "Do requests wait?",
         "The router itself",
+        "Do the gateway's clients get answers?",
     ]

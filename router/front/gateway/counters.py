@@ -8,11 +8,18 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
+from router.front.openai_body import PATHS
+
+PICK_S = (0.001, 0.002, 0.003, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 FIRST_BYTE_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 OUTCOMES = ("finished", "worker_refused", "refused", "failed", "cut", "cancelled")
 """finished: the answer is whole. worker_refused: passed on, with the worker's 4xx. refused: by the
 gateway or a router. failed: no worker answered. cut: the worker failed after the first byte.
 cancelled: the client left."""
+
+
+FULL = ("TOO_MANY_REQUESTS", "TOO_MANY_BYTES")
+"""Reasons for which a gateway that is itself full refuses requests."""
 
 
 class GatewayCounters:
@@ -49,12 +56,24 @@ class GatewayCounters:
             ["engine"],
             registry=registry,
         )
+        self.pick = Histogram(
+            "kvroute_gateway_pick_seconds",
+            "From a request's head to its first pick: the bytes of its body, its tokens, and the"
+            " router's queue; what the gateway adds to the time to the first token.",
+            buckets=PICK_S,
+            registry=registry,
+        )
         self.first_byte = Histogram(
             "kvroute_gateway_first_byte_seconds",
             "From a request's head to the first byte of its answer.",
             buckets=FIRST_BYTE_S,
             registry=registry,
         )
+        for path in PATHS:  # rates need the zero before the first request
+            for outcome in OUTCOMES:
+                self.requests.labels(path, outcome)
+        for reason in FULL:
+            self.refusals.labels(reason)
 
 
 class ClientCollector(Collector):

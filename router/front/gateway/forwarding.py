@@ -109,6 +109,8 @@ class Forwarder:
             attempts_max=settings.attempts_max, timeout_s=settings.route_timeout_s, **options
         ):
             async with attempt as routed:
+                if attempt.number == 1:
+                    self._picked(began_s)
                 return await _Attempt(self, request, exchange, routed, began_s).run()
         raise RuntimeError("attempts ended without an answer and without an error")
 
@@ -134,6 +136,10 @@ class Forwarder:
 
     def paired(self, engine: str) -> None:
         self._counters.pairs.labels(engine).inc()
+
+    def _picked(self, began_s: float) -> None:
+        now_s = asyncio.get_running_loop().time()
+        self._counters.pick.observe(now_s - began_s)
 
     def first_byte(self, began_s: float) -> None:
         now_s = asyncio.get_running_loop().time()

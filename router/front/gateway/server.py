@@ -21,7 +21,7 @@ from kvroute.v1 import FailureReason
 from router.config.gateway_settings import GatewaySettings
 from router.config.keys import ConfigError
 from router.front.exchange import Blame, Exchange
-from router.front.gateway.counters import GatewayCounters
+from router.front.gateway.counters import FULL, GatewayCounters
 from router.front.gateway.forwarding import WORKER_ERRORS, ClientLeft, Forwarder
 from router.front.gateway.roster import Roster
 from router.front.gateway.upstreams import WorkerAnswered
@@ -235,7 +235,7 @@ class GatewayServer:
         reason, message = refusal.reason, refusal.message
         call.outcome = "refused"
         self._counters.refusals.labels(reason).inc()
-        retry_after_s = 1.0 if reason in ("TOO_MANY_REQUESTS", "TOO_MANY_BYTES") else None
+        retry_after_s = 1.0 if reason in FULL else None
         return self._answer(call, reason, message, retry_after_s=retry_after_s, param=refusal.param)
 
     def _answer(

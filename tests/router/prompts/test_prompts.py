@@ -164,7 +164,9 @@ async def test_sources_as_configured_or_as_the_caller_wants(
             return await prompts.tokens_of(PromptAsk("m", CHAT, chat(), engine.at(), source=source))
 
         assert (await made(Source.LOCAL)).made_by is MadeBy.LOCAL
+        assert prompts.unverified == 1
         assert not (await made(Source.LOCAL)).verified
+        assert prompts.unverified == 2
         assert (await made(Source.ENGINE)).made_by is MadeBy.ENGINE
         assert (await made(Source.OFF)).reason.startswith("NO_TOKENIZER: prompts.source")
 
