@@ -232,7 +232,8 @@ class Exchange:
     def data(self, chunk: bytes) -> bytes:
         """The bytes to pass on."""
         passed = self._reader.feed(chunk)
-        self.passed |= bool(passed)
+        if passed:
+            self.passed = True
         return passed
 
     def rest(self) -> bytes:

@@ -5,12 +5,12 @@ stream and the client had not, that chunk is taken out.
 
 Laws:
 - the bytes that feed() and rest() return are those that came in, less that one chunk;
-- nothing is kept but the last TAIL_BYTES, the first TAIL_BYTES of an Anthropic stream, and an event
-  of at most EVENT_BYTES_MAX whose end has not come; a longer event passes in parts.
+- nothing is kept but the end of the answer, KEPT_BYTES at most, the first TAIL_BYTES of an
+  Anthropic stream, and an event of at most EVENT_BYTES_MAX whose end has not come; a longer event
+  passes in parts.
 """
 
 import json
-from collections import deque
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -20,6 +20,8 @@ from kvroute.client.usage import count
 from router.front.openai_body import Kind
 
 TAIL_BYTES = 4096
+KEPT_BYTES = 4 * TAIL_BYTES
+"""Of an answer's end, which is cut to TAIL_BYTES when it has more."""
 EVENT_BYTES_MAX = 1 << 18
 USAGES_MAX = 8
 """Places with the word "usage" that are read, from the end."""
@@ -76,8 +78,7 @@ class AnswerReader:
         self._in_long_event = False
         self._edge = b""
         self._head = b""
-        self._tail: deque[bytes] = deque()
-        self._tail_bytes = 0
+        self._tail = bytearray()
         self._usage: Mapping[str, Any] | None = None
         """Of the chunk that was taken out."""
 
@@ -89,12 +90,10 @@ class AnswerReader:
             chunk = self._without_usage(chunk)
         if self.is_stream:
             self.chunks += chunk.count(b"\n\n")
-        kept = chunk if len(chunk) <= TAIL_BYTES else chunk[-TAIL_BYTES:]
         tail = self._tail
-        tail.append(kept)
-        self._tail_bytes += len(kept)
-        while self._tail_bytes - len(tail[0]) >= TAIL_BYTES:
-            self._tail_bytes -= len(tail.popleft())
+        tail += chunk if len(chunk) <= TAIL_BYTES else chunk[-TAIL_BYTES:]
+        if len(tail) > KEPT_BYTES:
+            del tail[:-TAIL_BYTES]
         return chunk
 
     def rest(self) -> bytes:
@@ -134,7 +133,7 @@ class AnswerReader:
         return usage
 
     def _ending(self) -> bytes:
-        return b"".join(self._tail)
+        return bytes(self._tail)
 
     def _look(self, chunk: bytes) -> None:
         """Sets first_token."""

@@ -31,7 +31,7 @@ from router.config.gateway_settings import GatewaySettings
 from router.front.exchange import Blame, Exchange, Upstream, Verdict, goes_by_load, returned
 from router.front.gateway.counters import GatewayCounters
 from router.front.gateway.roster import Roster
-from router.front.gateway.upstreams import Upstreams, WorkerAnswered
+from router.front.gateway.upstreams import Sent, Upstreams, WorkerAnswered
 from router.front.output_lengths import OutputLengths
 
 PREFILL_ANSWER_MAX = 1 << 24
@@ -123,7 +123,7 @@ class Forwarder:
         """Reports PREFILL_DONE; the stream doesn't wait for the router."""
         self._spawn(routed.prefill_done(answering=answering))
 
-    def post(self, upstream: Upstream) -> Any:
+    def post(self, upstream: Upstream) -> Sent:
         return self._upstreams.post(upstream)
 
     @property
@@ -188,8 +188,9 @@ class _Attempt:
         upstream = self._exchange.upstream(
             pick.address, pick.headers, engine_priority=pick.engine_priority, fields=fields
         )
-        async with self._forwarder.post(upstream) as answer:
-            return await self._pass_on(answer)
+        sent = self._forwarder.post(upstream)
+        async with sent as answer:
+            return await self._pass_on(sent, answer)
 
     # Pairs
 
@@ -255,7 +256,7 @@ class _Attempt:
 
     # The answer
 
-    async def _pass_on(self, answer: aiohttp.ClientResponse) -> web.StreamResponse:
+    async def _pass_on(self, sent: Sent, answer: aiohttp.ClientResponse) -> web.StreamResponse:
         exchange = self._exchange
         head = answer.headers
         verdict = exchange.answered(
@@ -265,7 +266,7 @@ class _Attempt:
             raise await WorkerAnswered.read(answer)
         response = self._response(answer)
         try:
-            await self._bytes(answer, response)
+            await self._bytes(sent, answer.content, response)
         except ClientLeft:
             await self._report(FailureReason.FAILURE_REASON_CANCELLED)
             exchange.ended(Blame.CANCELLED)
@@ -283,15 +284,22 @@ class _Attempt:
         await _ended(response)
         return response
 
-    async def _bytes(self, answer: aiohttp.ClientResponse, response: web.StreamResponse) -> None:
+    async def _bytes(
+        self, sent: Sent, content: aiohttp.StreamReader, response: web.StreamResponse
+    ) -> None:
         exchange, routed = self._exchange, self._routed
+        read, data, write = content.readany, exchange.data, response.write
         seen = False
-        async for chunk in answer.content.iter_any():
-            passed = exchange.data(chunk)
-            if passed:
+        while chunk := await read():
+            if passed := data(chunk):
+                sent.writing = True
                 if not response.prepared:
                     await self._begin(response)
-                await _write(response, passed)
+                try:
+                    await write(passed)
+                except ConnectionError as error:
+                    raise ClientLeft from error
+                sent.writing = False
             if not seen and exchange.first_token:
                 seen = True
                 if response.status == 200 and exchange.is_stream:  # else the end says it as well

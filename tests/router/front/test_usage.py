@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.front.openai_body import Kind
-from router.front.usage import EVENT_BYTES_MAX, TAIL_BYTES, AnswerReader, Usage
+from router.front.usage import EVENT_BYTES_MAX, KEPT_BYTES, AnswerReader, Usage
 
 USAGE = {
     "prompt_tokens": 20,
@@ -157,9 +157,9 @@ def test_little_is_kept_of_a_long_answer() -> None:
     reader = AnswerReader(Kind.CHAT, is_stream=True, takes_usage_out=True)
     for _ in range(5000):
         reader.feed(content("a few words"))
-    assert reader._tail_bytes <= 2 * TAIL_BYTES
+    assert len(reader._tail) <= KEPT_BYTES
     reader.feed(b"x" * (1 << 20))
-    assert reader._tail_bytes <= 2 * TAIL_BYTES
+    assert len(reader._tail) <= KEPT_BYTES
 
 
 def test_an_event_over_the_bound_passes_in_parts() -> None:

@@ -276,3 +276,51 @@ async def test_a_whole_answer_is_one_report(monkeypatch: pytest.MonkeyPatch) -> 
             await answer.read()
         await stage.until(lambda: stage.endings == {Ending.FINISHED: 2})
         assert reported == [True]
+
+
+async def test_a_worker_that_falls_silent_inside_a_stream_is_left() -> None:
+    async def play(request: web.Request, _: bytes) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        await response.write(EVENTS[0])
+        await asyncio.Event().wait()
+        return response
+
+    worker, got = Worker(play), bytearray()
+    async with a_gateway(worker, silence_s=0.1) as stage:
+        async with stage.post(CHAT, STREAMED) as answer:
+            with pytest.raises(aiohttp.ClientPayloadError):
+                await read_into(got, answer)
+        assert got.startswith(EVENTS[0])
+        assert b"WORKER_SILENT" in got
+        await stage.until(lambda: stage.endings == {Ending.FAILED_TIMEOUT: 1})
+        await stage.until(lambda: worker.left == 1)
+
+
+async def test_a_slow_client_is_no_silence_of_its_worker() -> None:
+    total, sent = 1 << 25, 0
+
+    async def play(request: web.Request, _: bytes) -> web.StreamResponse:
+        nonlocal sent
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        event = b"data: " + b"x" * 65_528 + b"\n\n"
+        while sent < total:
+            await response.write(event)
+            sent += len(event)
+        return response
+
+    silence_s = 0.2
+    async with (
+        a_gateway(Worker(play), silence_s=silence_s) as stage,
+        stage.post(CHAT, STREAMED) as answer,
+    ):
+        loop = asyncio.get_running_loop()
+        seen, since_s = -1, loop.time()
+        while loop.time() < since_s + 5 * silence_s:  # nothing has moved for so long
+            if sent != seen:
+                seen, since_s = sent, loop.time()
+            await asyncio.sleep(0.01)
+        assert sent < total
+        assert len(await answer.read()) == total
+        await stage.until(lambda: stage.endings == {Ending.FINISHED: 1})

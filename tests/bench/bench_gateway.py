@@ -1,0 +1,139 @@
+"""A stream through `kvroute gateway`: CPU of its process, and what it adds to the first byte.
+
+Beside each number stands a bare relay of aiohttp's server and client, which passes the same stream
+on in the same run: 64 clients, 200 chunks of 220 bytes, one each 20 ms. A real router answers the
+gateway over gRPC, by load. CPU is the process's own, from /proc, so that others on the machine
+hardly count; rounds of gateway and relay take turns, and the medians stand.
+"""
+
+import asyncio
+import json
+import os
+import socket
+import sys
+from contextlib import AsyncExitStack
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+from router.prompts.prompts import ModelPrompts, Source
+from tests.bench.timing import beside, row
+from tests.stage.served import served
+
+CLIENTS = 64
+CHUNKS = 200
+EVERY_S = 0.02
+REPEATS = 5
+FEW = 1
+"""Chunks of the streams that show what a request costs beside its chunks."""
+FEW_ROUNDS = 4
+FIRST_BYTES = 60
+"""Requests, one after the other, for the time to the first byte."""
+SIDE = Path(__file__).with_name("gateway_side.py")
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+class Proxy(NamedTuple):
+    """One of the two that are measured."""
+
+    port: int
+    pid: int
+
+    @property
+    def cpu_s(self) -> float:
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / TICKS
+
+
+def rows() -> list[dict[str, Any]]:
+    return asyncio.run(_rows())
+
+
+async def _rows() -> list[dict[str, Any]]:
+    async with AsyncExitStack() as stack:
+        start = partial(_started, stack)
+        engine = await start(sys.executable, str(SIDE), "engine")
+        relay = await start(sys.executable, str(SIDE), "relay", str(engine.port))
+        without = {"m": ModelPrompts(source=Source.OFF)}
+        router = await stack.enter_async_context(served(models_prompts=without))
+        router.fleet.add("w0", address=f"http://127.0.0.1:{engine.port}", total_slots=10_000)
+        gateway = await _gateway(stack, router.server.port)
+        long = await _cpu_ms((gateway, relay), CHUNKS, 1)
+        short = await _cpu_ms((gateway, relay), FEW, FEW_ROUNDS)
+        first_s = [
+            [await _first_s(port) for port in (gateway.port, relay.port, engine.port)]
+            for _ in range(REPEATS)
+        ]
+        added = [median(one[i] - one[2] for one in first_s) * 1e3 for i in (0, 1)]
+    chunk_us = [1e3 * (a - b) / (CHUNKS - FEW) for a, b in zip(long, short, strict=True)]
+    return [
+        _row("gateway_stream_200_cpu_ms", "ms", long),
+        _row("gateway_chunk_cpu_us", "us", chunk_us),
+        _row("gateway_request_cpu_ms", "ms", short),
+        _row("gateway_first_byte_added_p50_ms", "ms", added),
+    ]
+
+
+def _row(name: str, unit: str, values: list[float]) -> dict[str, Any]:
+    ours, theirs = values
+    return beside(row(name, round(ours, 2), unit, "less"), theirs)
+
+
+async def _cpu_ms(proxies: tuple[Proxy, ...], chunks: int, rounds: int) -> list[float]:
+    """CPU of a stream of so many chunks, by proxy."""
+    taken: list[list[float]] = [[] for _ in proxies]
+    for _ in range(REPEATS):
+        for proxy, values in zip(proxies, taken, strict=True):
+            before_s = proxy.cpu_s
+            done = await _clients(proxy.port, CLIENTS, chunks, EVERY_S, rounds)
+            values.append((proxy.cpu_s - before_s) * 1e3 / done["streams"])
+    return [median(values) for values in taken]
+
+
+async def _first_s(port: int) -> float:
+    done = await _clients(port, 1, FEW, 0.0, FIRST_BYTES)
+    return float(median(done["first_s"]))
+
+
+async def _clients(*about: float) -> Any:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        str(SIDE),
+        "clients",
+        *map(str, about),
+        stdout=asyncio.subprocess.PIPE,
+    )
+    output, _ = await process.communicate()
+    assert process.returncode == 0
+    return json.loads(output)
+
+
+async def _started(stack: AsyncExitStack, *command: str) -> Proxy:
+    """A process that says its port, until the stack closes."""
+    process = await asyncio.create_subprocess_exec(
+        *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+    )
+    stack.push_async_callback(process.wait)
+    stack.callback(process.terminate)
+    assert process.stdout is not None
+    return Proxy(int(await process.stdout.readline()), process.pid)
+
+
+async def _gateway(stack: AsyncExitStack, router: int) -> Proxy:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "router.cli.main", "gateway", "--router", f"127.0.0.1:{router}"),
+        *("--listen", f"127.0.0.1:{port}", "--log-level", "warning"),
+    )
+    stack.push_async_callback(process.wait)
+    stack.callback(process.terminate)
+    while True:
+        try:
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+        except OSError:
+            await asyncio.sleep(0.05)
+        else:
+            writer.close()
+            return Proxy(port, process.pid)
