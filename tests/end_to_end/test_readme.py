@@ -36,14 +36,15 @@ async def run(program: str, stage: Stage, *arguments: str) -> tuple[str, str]:
 def programs() -> list[str]:
     blocks = [block for page in PAGES for block in python_blocks(page)]
     programs = [block for block in blocks if "asyncio.run" in block]
-    assert len(programs) == 3
+    assert len(programs) == 4
     return programs
 
 
 async def test_the_first_program_routes_and_reports(programs: list[str]) -> None:
     async with a_stage() as stage:
         out, _ = await run(programs[0], stage)
-        assert "of 1000 tokens cached" in out
+        assert "0 tokens cached there\nPromptTokens(count=" in out
+        assert "source='engine', verified=True" in out
         assert len(stage.router.core.reservations) == 0
         assert stage.router.core.endings["finished"] == 1
 
@@ -55,6 +56,7 @@ async def test_the_whole_request_streams_and_the_prediction_meets_the_report(
     async with a_stage() as stage:
         out, err = await run(programs[1], stage, text)
         assert out.strip()
+        assert "tokens, source: engine, verified" in err
         assert "0 cached tokens predicted, 0 reported" in err
         await stage.idle()
         _, err = await run(programs[1], stage, text)
@@ -63,9 +65,22 @@ async def test_the_whole_request_streams_and_the_prediction_meets_the_report(
         assert int(told[1]) == int(told[2]) > 100
 
 
+async def test_the_request_with_tokens_of_its_own_is_predicted_as_well(
+    programs: list[str],
+) -> None:
+    text = "tell me a story of a router that knew what every cache held " * 4
+    async with a_stage() as stage:
+        await run(programs[2], stage, text)
+        await stage.idle()
+        out, _ = await run(programs[2], stage, text)
+        told = re.search(r"(\d+) predicted, (\d+) reported", out)
+        assert told is not None
+        assert int(told[1]) == int(told[2]) > 100
+
+
 async def test_the_request_with_attempts_is_served(programs: list[str]) -> None:
     async with a_stage() as stage:
-        out, err = await run(programs[2], stage, "tell me a story")
+        out, err = await run(programs[3], stage, "tell me a story")
         assert out.strip()
         assert err.strip() == "1 attempts"
         await until(lambda: stage.router.core.endings["finished"] == 1, "the end of the request")

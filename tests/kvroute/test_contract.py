@@ -49,11 +49,11 @@ def test_a_body_is_sent_as_it_is(name: Any) -> None:
     options: RouteOptions = {name: body, "require_tokens": True}
     request = route_request(model="m", request_id="r", **options)
     assert request == RouteRequest(model="m", request_id="r", require_tokens=True, **{name: body})
-    with pytest.raises(TypeError, match=f"{name} is a str; bytes is wanted"):
+    with pytest.raises(TypeError, match=f"{name} is a str; bytes or a dict is wanted"):
         route_request(**{name: "{}"})  # type: ignore[misc]
     for second in ({"token_ids": [1]}, {"text": "a"}, {"block_hashes": []}):
         with pytest.raises(InvalidRequest, match="prompt"):
-            route_request(**options, **second)  # type: ignore[misc]
+            route_request(model="m", **options, **second)  # type: ignore[misc]
 
 
 def test_a_text_is_sent_as_utf_8() -> None:

@@ -303,7 +303,7 @@ def test_a_prompt_without_tokens_follows_its_first_bytes() -> None:
     system = b'{"messages": [{"role": "system", "content": "' + b"a" * 3000
 
     def of(body: bytes) -> str:
-        return picked(fallback, token_ids=None, chat_completion_body=body)
+        return picked(fallback, token_ids=None, chat_completion_body=body, model="")
 
     ends = [of(system + b"b" * 2000 + end) for end in (b"one", b"two")]
     assert len({of(b"%d" % i) for i in range(32)}) > 4

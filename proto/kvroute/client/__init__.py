@@ -1,11 +1,10 @@
 """An asyncio client of kvroute: route a request, report its progress.
 
     async with KvRouteClient("router:50051") as client:
-        async with client.request(token_ids=ids, model="m") as request:
-            ...  # send the request to request.pick.address
-            await request.prefill_done()
-            request.output_tokens = 512
-            request.cached_tokens = cached_tokens(usage, details_enabled=True)
+        async with client.chat({"model": "m", "messages": [...]}) as request:
+            ...  # POST request.body to request.url, with request.headers
+            await request.prefill_done()  # at the first token
+            request.read_usage(answer["usage"], details_enabled=True)
 
 The distribution kvroute-client installs this package, `kvroute`, alone: it needs grpcio, protobuf,
 their health and googleapis protos, and none of the router's own packages.
@@ -13,6 +12,7 @@ their health and googleapis protos, and none of the router's own packages.
     calls.py           KvRouteClient: every call of the contract
     fleet_calls.py     its calls to the Fleet service
     queue_calls.py     steps of requests that wait, to every router
+    prompt_calls.py    its calls to the Prompts service
     picking.py         Route, over a lane or as a call, else by the fallback
     reporting.py       Report, to the router that made the reservation
     transport.py       attempts of a call: the line, retries, the deadline
@@ -29,18 +29,21 @@ their health and googleapis protos, and none of the router's own packages.
     fallback.py        picks without a router, among the workers listed last
     bounded_hash.py    consistent hashing with bounded loads
     options.py         the keywords of route(), and their RouteRequest
+    bodies.py          HTTP bodies as prompts
     hashes.py          block hashes in any common form, as packed fixed64
     wire.py            protobuf's wire format around bytes
     prompt_hashing.py  token prompts hashed by the client, in the block size of answers
-    tokens.py          a prompt in any common form, as little-endian u32
-    usage.py           cached tokens, from an engine's answer
+    tokens.py          token ids in any common form, as little-endian u32
+    usage.py           counts of tokens, from an engine's answer
     pick.py            Pick, the answer of route()
+    readiness.py       the wait for a router that is ready
     errors.py          errors of the calls
     retry.py           which error is worth another attempt, and when
     channel.py         targets and gRPC options
 """
 
 from kvroute.client.attempts import Attempt, Attempts
+from kvroute.client.bodies import Body
 from kvroute.client.budget import RetryBudget, RetryBudgetPolicy
 from kvroute.client.calls import KvRouteClient
 from kvroute.client.errors import (
@@ -67,17 +70,18 @@ from kvroute.client.errors import (
 )
 from kvroute.client.fallback import FallbackPolicy
 from kvroute.client.life import RoutedRequest, UnusableAnswer
-from kvroute.client.options import RouteOptions, route_request
-from kvroute.client.pick import Alternative, OverlapTokens, Pick, PrefillWorker
+from kvroute.client.options import RequestKeywords, RouteOptions, route_request
+from kvroute.client.pick import Alternative, OverlapTokens, Pick, PrefillWorker, PromptTokens
 from kvroute.client.retry import RetryPolicy
-from kvroute.client.tokens import pack_tokens
-from kvroute.client.usage import cached_tokens
+from kvroute.client.tokens import pack_tokens, unpack_tokens
+from kvroute.client.usage import Usage, cached_tokens, read_usage
 
 __all__ = [
     "AlreadyExists",
     "Alternative",
     "Attempt",
     "Attempts",
+    "Body",
     "ClientClosed",
     "ClientOverloaded",
     "DeadlineExceeded",
@@ -94,6 +98,8 @@ __all__ = [
     "PermissionDenied",
     "Pick",
     "PrefillWorker",
+    "PromptTokens",
+    "RequestKeywords",
     "RetryBudget",
     "RetryBudgetPolicy",
     "RetryPolicy",
@@ -106,9 +112,12 @@ __all__ = [
     "UnknownSession",
     "UnknownWorker",
     "UnusableAnswer",
+    "Usage",
     "WorkerExists",
     "cached_tokens",
     "error_from_status",
     "pack_tokens",
+    "read_usage",
     "route_request",
+    "unpack_tokens",
 ]

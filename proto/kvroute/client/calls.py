@@ -9,22 +9,31 @@ from types import TracebackType
 from typing import Self, Unpack
 
 import grpc
-from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from typing_extensions import override
 
 from kvroute.client.attempts import Attempts
+from kvroute.client.bodies import Body, HttpBody
 from kvroute.client.budget import RetryBudget, RetryBudgetPolicy
 from kvroute.client.channel import targets_of
-from kvroute.client.errors import DeadlineExceeded, NoWorker, Unavailable
+from kvroute.client.errors import NoWorker
 from kvroute.client.fallback import Fallback, FallbackPolicy
 from kvroute.client.fleet_calls import FleetCalls
 from kvroute.client.life import RoutedRequest
 from kvroute.client.lines import SILENT_S
-from kvroute.client.options import OnQueued, RouteOptions, route_bytes, route_request
+from kvroute.client.options import (
+    OnQueued,
+    RequestKeywords,
+    RouteOptions,
+    route_bytes,
+    route_request,
+    settle_body,
+)
 from kvroute.client.pick import Pick
 from kvroute.client.picking import Picker
+from kvroute.client.prompt_calls import PromptCalls
 from kvroute.client.prompt_hashing import PromptHashing
 from kvroute.client.queue_calls import QueueCalls
+from kvroute.client.readiness import wait_ready
 from kvroute.client.reporting import Reporter
 from kvroute.client.reports import Reports
 from kvroute.client.retry import RetryPolicy
@@ -33,11 +42,8 @@ from kvroute.client.tokens import pack_tokens
 from kvroute.client.transport import Transport, TransportOptions, duration
 from kvroute.v1 import Explanation, Progress, ProgressOutcome
 
-READY_POLL_S = 0.1
-READY_POLL_S_MAX = 1.0
 
-
-class KvRouteClient(FleetCalls, QueueCalls):
+class KvRouteClient(FleetCalls, QueueCalls, PromptCalls):
     """A client of one router, or of its replicas; of one event loop, and of any number of tasks.
 
     Connects at the first call. Every call raises KvRouteError, and has `timeout_s`: the longest
@@ -207,8 +213,34 @@ class KvRouteClient(FleetCalls, QueueCalls):
             options["queue_progress"] = True
         request = route_bytes(**options)
         return self._routed(
-            lambda: self._picker.pick(request, timeout_s, model, on_queued=on_queued)
+            lambda: self._picker.pick(request, timeout_s, model, on_queued=on_queued), request.body
         )
+
+    def chat(self, body: Body, **about: Unpack[RequestKeywords]) -> RoutedRequest:
+        """request() with the body of POST /v1/chat/completions as its prompt.
+
+            async with client.chat(body) as request:
+                ...  # POST request.body to request.url, with request.headers
+                request.read_usage(answer["usage"], details_enabled=True)
+
+        body: a dict, or JSON as bytes, which are sent untouched. The request has the body's model
+        and cache_salt, unless `about` has others; bytes are parsed only if it leaves the model out,
+        or if there is a salt. To try other workers: attempts(chat_completion_body=body). Raises as
+        request() does.
+        """
+        return self.request(chat_completion_body=body, **about)
+
+    def completion(self, body: Body, **about: Unpack[RequestKeywords]) -> RoutedRequest:
+        """The same for POST /v1/completions."""
+        return self.request(completion_body=body, **about)
+
+    def messages(self, body: Body, **about: Unpack[RequestKeywords]) -> RoutedRequest:
+        """The same for POST /v1/messages, Anthropic's API."""
+        return self.request(messages_body=body, **about)
+
+    def text(self, prompt: str, **about: Unpack[RequestKeywords]) -> RoutedRequest:
+        """request() with the text of a completion's prompt; the caller writes the HTTP request."""
+        return self.request(text=prompt, **about)
 
     def attempts(
         self,
@@ -233,6 +265,7 @@ class KvRouteClient(FleetCalls, QueueCalls):
         model = self._picker.hashed(options)
         if (token_ids := options.get("token_ids")) is not None:
             options["token_ids"] = pack_tokens(token_ids)
+        body = settle_body(options)
         for name, value in options.items():
             if isinstance(value, Iterator):  # an iterator can be read once only
                 options[name] = tuple(value)  # type: ignore[literal-required]
@@ -253,15 +286,15 @@ class KvRouteClient(FleetCalls, QueueCalls):
 
         return Attempts(
             route,
-            self._routed,
+            lambda route: self._routed(route, body),
             self._budget,
             attempts_max=attempts_max,
             clock=self._transport.clock,
             counts=self._counts,
         )
 
-    def _routed(self, route: Callable[[], Awaitable[Pick]]) -> RoutedRequest:
-        return RoutedRequest(route, self._reports, self._transport.options.sleep)
+    def _routed(self, route: Callable[[], Awaitable[Pick]], body: HttpBody | None) -> RoutedRequest:
+        return RoutedRequest(route, self._reports, self._transport.options.sleep, body)
 
     async def explain(
         self, *, timeout_s: float | None = None, **options: Unpack[RouteOptions]
@@ -291,26 +324,7 @@ class KvRouteClient(FleetCalls, QueueCalls):
 
         Raises DeadlineExceeded with the last answer, and at once any error but Unavailable.
         """
-        transport = self._transport
-        left_s = duration("timeout_s", timeout_s)
-        deadline_s = transport.clock() + left_s
-        poll_s = READY_POLL_S
-        seen = "nothing"
-        while left_s > 0:
-            try:
-                message = HealthCheckRequest(service="readiness")
-                response = await transport.command(lambda line: line.health, message, left_s)
-            except Unavailable as error:
-                seen = str(error)
-            else:
-                if response.status == HealthCheckResponse.SERVING:
-                    return
-                seen = HealthCheckResponse.ServingStatus.Name(response.status)
-            await transport.options.sleep(min(poll_s, max(0.0, deadline_s - transport.clock())))
-            poll_s = min(READY_POLL_S_MAX, poll_s * 2)
-            left_s = deadline_s - transport.clock()
-        seen_last = f"not ready after {timeout_s:g} s; the last answer: {seen}"
-        raise DeadlineExceeded(grpc.StatusCode.DEADLINE_EXCEEDED, None, seen_last)
+        await wait_ready(self._transport, timeout_s)
 
 
 def _fallback(

@@ -194,11 +194,11 @@ def _write(pieces: list[bytes], item: Item, now_s: float) -> None:
     left_ms = math.ceil((item.deadline_s - now_s) * 1000)
     if not 0 < left_ms <= _TIMEOUT_MS_MAX:
         left_ms = 1 if left_ms < 1 else _TIMEOUT_MS_MAX
-    _, request, request_size = item.request
+    request = item.request
     before = (
-        _INDEX + varint(item.index) + _TIMEOUT_MS + varint(left_ms) + head(_REQUEST, request_size)
+        _INDEX + varint(item.index) + _TIMEOUT_MS + varint(left_ms) + head(_REQUEST, request.size)
     )
-    pieces += (head(_ITEMS, len(before) + request_size) + before, *request)
+    pieces += (head(_ITEMS, len(before) + request.size) + before, *request.pieces)
 
 
 def _full(message: str) -> ClientOverloaded:

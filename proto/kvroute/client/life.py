@@ -12,15 +12,16 @@ import logging
 import socket
 from collections.abc import Awaitable, Callable
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import grpc
 from typing_extensions import override
 
+from kvroute.client.bodies import HttpBody
 from kvroute.client.errors import InvalidRequest, KvRouteError, broken_by
-from kvroute.client.pick import Pick
+from kvroute.client.pick import Pick, PromptTokens
 from kvroute.client.reports import Reports
-from kvroute.client.usage import count
+from kvroute.client.usage import count, read_usage
 from kvroute.v1 import FailureReason, Progress, ProgressResult, ProgressState
 
 RENEWALS_PER_LEASE = 3
@@ -80,7 +81,9 @@ class RoutedRequest:
         route: Callable[[], Awaitable[Pick]],
         reports: Reports,
         sleep: Callable[[float], Awaitable[None]],
+        http_body: HttpBody | None = None,
     ) -> None:
+        """http_body: the request's prompt, if it is a body."""
         self.output_tokens = 0
         """Output tokens so far; renewals and the last report carry it."""
         self.cached_tokens: int | None = None
@@ -98,6 +101,7 @@ class RoutedRequest:
         self._route = route
         self._reports = reports
         self._sleep = sleep
+        self._http_body = http_body
         self._entered = False
         self._ended = False
         self._pick: Pick | None = None
@@ -130,6 +134,56 @@ class RoutedRequest:
         if self._pick is None:
             raise RuntimeError("the request is not routed yet: enter it with `async with`")
         return self._pick
+
+    @property
+    def prompt(self) -> PromptTokens | None:
+        """What the router made of a text or a body; None: see Pick.prompt."""
+        return self.pick.prompt
+
+    @property
+    def body(self) -> bytes:
+        """The body to send: the caller's own bytes, or its mapping as JSON. Of a pair, the fields
+        of `pick.prefill_worker` have yet to be put in. Raises RuntimeError for a request whose
+        prompt is no body, and so do `path`, `url` and `headers`."""
+        return self._sent.content
+
+    @property
+    def path(self) -> str:
+        """Path of the engine's API that takes the body, such as /v1/chat/completions."""
+        return self._sent.path
+
+    @property
+    def url(self) -> str:
+        """Where the body goes: the path at the picked worker."""
+        return self.pick.address.rstrip("/") + self.path
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """HTTP headers of the body, with those of the pick."""
+        _ = self._sent
+        return {"Content-Type": "application/json"} | self.pick.headers
+
+    @property
+    def _sent(self) -> HttpBody:
+        if self._http_body is None:
+            raise RuntimeError("the request's prompt is no body: write the HTTP request yourself")
+        return self._http_body
+
+    def read_usage(self, usage: Any, *, details_enabled: bool) -> None:
+        """Takes output, cached and prompt tokens from the `usage` of the engine's answer, as far as
+        it has them.
+
+        usage: the object of the JSON, or of the openai or anthropic package. details_enabled:
+        whether the engine runs with the flag that has it count cached tokens, so that null means 0;
+        see cached_tokens.
+        """
+        read = read_usage(usage, details_enabled=details_enabled)
+        if read.output_tokens is not None:
+            self.output_tokens = read.output_tokens
+        if read.cached_tokens is not None:
+            self.cached_tokens = read.cached_tokens
+        if read.prompt_tokens is not None:
+            self.prompt_tokens = read.prompt_tokens
 
     async def __aenter__(self) -> Self:
         if self._entered:

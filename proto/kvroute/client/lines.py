@@ -29,7 +29,15 @@ from kvroute.client.errors import ClientClosed, RouterUnreachable, error_from_ca
 from kvroute.client.lane import Lane
 from kvroute.client.report_lane import ReportLane
 from kvroute.client.silence import Watch
-from kvroute.v1 import FleetAsyncStub, FleetStub, RouterAsyncStub, RouteResponse, RouterStub
+from kvroute.v1 import (
+    FleetAsyncStub,
+    FleetStub,
+    PromptsAsyncStub,
+    PromptsStub,
+    RouterAsyncStub,
+    RouteResponse,
+    RouterStub,
+)
 
 ROUTE = "/kvroute.v1.Router/Route"
 SILENT_S = 2.0
@@ -64,6 +72,7 @@ class Line:
     route: grpc.aio.UnaryUnaryMultiCallable[bytes, RouteResponse]
     """Route of a request's bytes: a prompt is not copied into a message."""
     fleet: FleetAsyncStub
+    prompts: PromptsAsyncStub
     health: grpc.aio.UnaryUnaryMultiCallable[HealthCheckRequest, HealthCheckResponse]
     lane: Lane | None
     report_lane: ReportLane | None
@@ -333,7 +342,8 @@ class Lines:
             self._on_silent(line)
 
         watch = Watch(address.target, self._silent_s, probe, silent, self._counts)
-        line = Line(address, channel, router, route, FleetStub(channel), check, *lanes, watch)
+        stubs = (router, route, FleetStub(channel), PromptsStub(channel))
+        line = Line(address, channel, *stubs, check, *lanes, watch)
         return line
 
 

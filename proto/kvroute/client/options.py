@@ -7,11 +7,12 @@ from typing import Any, NamedTuple, TypeAlias, TypedDict, Unpack
 
 import grpc
 
+from kvroute.client.bodies import PATHS, Body, HttpBody, encoded, read_fields
 from kvroute.client.errors import InvalidRequest
 from kvroute.client.hashes import block_hashes_of
 from kvroute.client.tokens import pack_tokens
 from kvroute.client.wire import head
-from kvroute.v1 import MultimodalItem, Phase, QueueProgress, RouteRequest
+from kvroute.v1 import MultimodalItem, Phase, QueueProgress, RenderRequest, RouteRequest
 
 OnQueued: TypeAlias = Callable[[QueueProgress], object]
 """Called with where a request stands, while it waits in the router's queue."""
@@ -24,33 +25,12 @@ _WITHOUT_TOKENS = {
 }
 
 
-class RouteOptions(TypedDict, total=False):
-    """One request to be served. None means absent.
-
-    The prompt is `token_ids`, or `block_hashes` with `block_size` and `prompt_tokens`, or one of
-    `text`, `chat_completion_body`, `completion_body` and `messages_body`, of which the router makes
-    the tokens; only a DECODE for a known session needs none of them.
-    """
+class RequestAbout(TypedDict, total=False):
+    """A request to be served, without its prompt. None means absent."""
 
     model: str | None
-    """Model, alias or LoRA name; absent when the fleet serves one model."""
-    token_ids: Iterable[int] | None
-    """list, tuple, array, numpy array, or bytes of little-endian u32. See pack_tokens."""
-    block_hashes: Iterable[int] | None
-    """XXH3-64 of each full block, with LoRA name and cache salt, see router.proto. numpy's uint64
-    arrays cost least."""
-    block_size: int | None
-    """Tokens in each block of `block_hashes`."""
-    prompt_tokens: int | None
-    """Tokens of the prompt behind `block_hashes`, with the tail that fills no block."""
-    text: str | None
-    """Prompt of a completion."""
-    chat_completion_body: bytes | None
-    """JSON of POST /v1/chat/completions, as the engine will get it."""
-    completion_body: bytes | None
-    """JSON of POST /v1/completions."""
-    messages_body: bytes | None
-    """JSON of POST /v1/messages."""
+    """Model, alias or LoRA name; absent: that of the body, if the prompt is a body. May be absent
+    when the fleet serves one model."""
     return_tokens: bool | None
     """True: the answer to a text or body has its tokens."""
     require_tokens: bool | None
@@ -61,6 +41,7 @@ class RouteOptions(TypedDict, total=False):
     request. A request that is sent again after its worker failed needs a new id."""
     lora_name: str | None
     cache_salt: str | None
+    """Absent: that of the body, if the prompt is a body."""
     multimodal_items: Iterable[MultimodalItem] | None
     expected_output_tokens: int | None
     priority: int | None
@@ -83,6 +64,42 @@ class RouteOptions(TypedDict, total=False):
     """Set by `on_queued` of route() and request()."""
 
 
+class RequestKeywords(RequestAbout, total=False):
+    """The keywords of request(), without its prompt."""
+
+    timeout_s: float | None
+    """For the routing alone; absent: the client's."""
+    on_queued: OnQueued | None
+    """See route()."""
+
+
+class RouteOptions(RequestAbout, total=False):
+    """One request to be served. None means absent.
+
+    The prompt is `token_ids`, or `block_hashes` with `block_size` and `prompt_tokens`, or one of
+    `text`, `chat_completion_body`, `completion_body` and `messages_body`, of which the router makes
+    the tokens; only a DECODE for a known session needs none of them.
+    """
+
+    token_ids: Iterable[int] | None
+    """list, tuple, array, numpy array, or bytes of little-endian u32. See pack_tokens."""
+    block_hashes: Iterable[int] | None
+    """XXH3-64 of each full block, with LoRA name and cache salt, see router.proto. numpy's uint64
+    arrays cost least."""
+    block_size: int | None
+    """Tokens in each block of `block_hashes`."""
+    prompt_tokens: int | None
+    """Tokens of the prompt behind `block_hashes`, with the tail that fills no block."""
+    text: str | None
+    """Prompt of a completion."""
+    chat_completion_body: Body | None
+    """Body of POST /v1/chat/completions, as the engine will get it: JSON as bytes, or a dict."""
+    completion_body: Body | None
+    """Body of POST /v1/completions."""
+    messages_body: Body | None
+    """Body of POST /v1/messages."""
+
+
 _WAITED_MS_MAX = (1 << 32) - 1
 
 _NAMES = frozenset(RouteOptions.__annotations__)
@@ -101,12 +118,14 @@ class RouteBytes(NamedTuple):
     """The message's bytes."""
     size: int
     """Bytes of all pieces."""
+    body: HttpBody | None = None
+    """The prompt, if it is a body."""
 
     def waited(self, waited_s: float) -> "RouteBytes":
         """The same request, which says how long it has waited in routers that are gone."""
         field = RouteRequest(waited_ms=min(round(waited_s * 1000), _WAITED_MS_MAX))
         piece = field.SerializeToString()
-        return RouteBytes(self.request_id, (*self.pieces, piece), self.size + len(piece))
+        return self._replace(pieces=(*self.pieces, piece), size=self.size + len(piece))
 
     def message(self) -> RouteRequest:
         return RouteRequest.FromString(b"".join(self.pieces))
@@ -115,11 +134,13 @@ class RouteBytes(NamedTuple):
 def route_bytes(**options: Unpack[RouteOptions]) -> RouteBytes:
     """The request for these options, with the prompt as bytes or as hashes.
 
-    Raises InvalidRequest for a prompt that is ambiguous or incomplete, TypeError and ValueError for
-    values that don't fit their fields. Lengths and names are checked by the router.
+    Raises InvalidRequest for a prompt that is ambiguous or incomplete and for a body that can't be
+    read, TypeError and ValueError for values that don't fit their fields. Lengths and names are
+    checked by the router.
     """
     if not _NAMES.issuperset(options):
         raise TypeError(f"unknown options of a route: {', '.join(sorted(options.keys() - _NAMES))}")
+    body = settle_body(options)
     token_ids, block_hashes = options.pop("token_ids", None), options.pop("block_hashes", None)
     block_size, prompt_tokens = options.pop("block_size", None), options.pop("prompt_tokens", None)
     request_id = options.pop("request_id", None) or f"{_ids.getrandbits(128):032x}"
@@ -153,12 +174,39 @@ def route_bytes(**options: Unpack[RouteOptions]) -> RouteBytes:
     elif without_tokens is not None:
         prompt = without_tokens
         size += sum(map(len, prompt))
-    return RouteBytes(request_id, (about, *prompt), size)
+    return RouteBytes(request_id, (about, *prompt), size, body)
 
 
 def route_request(**options: Unpack[RouteOptions]) -> RouteRequest:
     """The message for these options; raises as route_bytes does."""
     return route_bytes(**options).message()
+
+
+def render_request(options: RouteOptions) -> RenderRequest:
+    """The message for a prompt without tokens: its fields have the numbers that they have in
+    RouteRequest. Raises as route_bytes does, and InvalidRequest without such a prompt."""
+    settle_body(options)
+    without_tokens = _take_text(options)
+    if without_tokens is None:
+        raise _invalid("give a text or a body")
+    about = RenderRequest(model=options.get("model") or "").SerializeToString()
+    return RenderRequest.FromString(b"".join((about, *without_tokens)))
+
+
+def settle_body(options: RouteOptions) -> HttpBody | None:
+    """Encodes a body among the options, and adds the model and the salt that it names, unless the
+    options do. A second time it changes nothing. Raises as route_bytes does."""
+    settled = None
+    for name, path in PATHS.items():
+        body: Any = options.get(name)
+        if body is None:
+            continue
+        content = encoded(name, body)
+        absent = [field for field in ("model", "cache_salt") if options.get(field) is None]
+        fields: dict[str, Any] = {name: content, **read_fields(name, body, absent)}
+        options.update(fields)  # type: ignore[typeddict-item]
+        settled = HttpBody(path, content)
+    return settled
 
 
 def _take_text(options: RouteOptions) -> tuple[bytes, bytes] | None:

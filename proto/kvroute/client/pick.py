@@ -1,6 +1,7 @@
 """Pick, the answer of route(): a worker, its reservation, and the reasons."""
 
 import json
+from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -8,7 +9,8 @@ from typing import Any
 from typing_extensions import override
 
 from kvroute.client.errors import unreachable
-from kvroute.v1 import Receipt, RouteResponse, router_pb2
+from kvroute.client.tokens import unpack_tokens
+from kvroute.v1 import PromptSource, Receipt, RouteResponse, router_pb2
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +102,33 @@ class PrefillWorker:
             "bootstrap_port": self.bootstrap_port,
             "bootstrap_room": self.bootstrap_room,
         }
+
+
+@dataclass(frozen=True, slots=True)
+class PromptTokens:
+    """What the router made of a text or a body."""
+
+    count: int
+    """Tokens; of source "estimate": a fourth of the body's bytes, at most."""
+    source: str
+    """Where the tokens are from: "local" (the router's own rendering), "engine" (an engine of the
+    model, or its render service), or "estimate" (there are none: the request is routed by load)."""
+    verified: bool
+    """An engine gave these tokens, or gave the same tokens as the router for all prompts of this
+    shape so far."""
+    tokenizer_digest: str
+    """Of the router's own tokenizer and chat template; empty: it has none for the model."""
+    shape: str
+    """Features of the body that decide how an engine renders it, such as system+tools."""
+    estimate_reason: str
+    """Of source "estimate": why there are no tokens."""
+    token_bytes: bytes = field(repr=False)
+    """Little-endian u32; empty unless the request had return_tokens."""
+
+    @property
+    def token_ids(self) -> "array[int]":
+        """The tokens; empty unless the request had return_tokens."""
+        return unpack_tokens(self.token_bytes)
 
 
 class Pick:
@@ -224,12 +253,34 @@ class Pick:
         return self.response.receipt
 
     @property
+    def prompt(self) -> PromptTokens | None:
+        """What the router made of a text or a body; None: the prompt came as tokens or hashes, or
+        the pick is the fallback's."""
+        response = self.response
+        return prompt_tokens(response.prompt) if response.HasField("prompt") else None
+
+    @property
     def headers(self) -> dict[str, str]:
         """HTTP headers of the request: the picked rank if its engine has several, and the id if the
         request belongs to a pair; see PrefillWorker."""
         response = self.response
         paired = response.HasField("prefill_worker") and response.prefill_worker.engine == "vllm"
         return _headers(self.dp_rank, self.request_id if paired else "")
+
+
+def prompt_tokens(message: router_pb2.PromptTokens) -> PromptTokens:
+    """PromptTokens of an answer of Route, Explain or Render."""
+    known = message.source in PromptSource.values()
+    name = PromptSource.Name(message.source) if known else ""
+    return PromptTokens(
+        count=message.count,
+        source=name.removeprefix("PROMPT_SOURCE_").lower() or "unknown",
+        verified=message.verified,
+        tokenizer_digest=message.tokenizer_digest,
+        shape=message.shape,
+        estimate_reason=message.estimate_reason,
+        token_bytes=message.token_bytes,
+    )
 
 
 def _headers(rank: int | None, request_id: str) -> dict[str, str]:

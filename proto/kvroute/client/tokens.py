@@ -1,4 +1,4 @@
-"""A prompt's token ids, from any form that tokenizers return to little-endian u32 bytes.
+"""A prompt's token ids, from any form that tokenizers return to little-endian u32 bytes, and back.
 
 Law: equal ids make equal bytes, whatever their form.
 """
@@ -41,6 +41,15 @@ def pack_tokens(token_ids: Iterable[int]) -> bytes:
     if not _LITTLE:
         ids.byteswap()
     return ids.tobytes()
+
+
+def unpack_tokens(token_bytes: bytes) -> "array[int]":
+    """The ids in little-endian u32 bytes; raises InvalidRequest for bytes that don't hold whole
+    ids."""
+    ids = array(_U32, _whole(token_bytes))
+    if not _LITTLE:
+        ids.byteswap()
+    return ids
 
 
 def _from_buffer(token_ids: Iterable[int]) -> bytes | None:

@@ -1,4 +1,4 @@
-"""Cached tokens from the `usage` in an engine's answer.
+"""Counts of tokens from the `usage` in an engine's answer.
 
 vLLM and SGLang put the count into `usage.prompt_tokens_details.cached_tokens`, and only if they
 were started with a flag: `--enable-prompt-tokens-details` (vLLM), `--enable-cache-report` (SGLang).
@@ -17,7 +17,7 @@ Law: never raises, whatever the engine answered; anything but a count is None.
 
 from collections.abc import Mapping
 from operator import index
-from typing import Any
+from typing import Any, NamedTuple
 
 COUNT_MAX = (1 << 32) - 1
 """The largest count in a report."""
@@ -37,6 +37,31 @@ def cached_tokens(usage: Any, *, details_enabled: bool) -> int | None:
         prompt_tokens = count(_field(usage, "prompt_tokens"))
         return 0 if details_enabled and prompt_tokens is not None else None
     return count(reported)
+
+
+class Usage(NamedTuple):
+    """Tokens of a request, as the engine counted them; None: unknown."""
+
+    prompt_tokens: int | None
+    output_tokens: int | None
+    cached_tokens: int | None
+
+
+def read_usage(usage: Any, *, details_enabled: bool) -> Usage:
+    """The counts in a usage of chats, completions, responses or Anthropic's messages.
+
+    usage, details_enabled: as for cached_tokens(). Anthropic counts the tokens that were read from
+    a cache beside `input_tokens`, and engines differ in that, so prompt_tokens is unknown there if
+    any was cached.
+    """
+    if (prompt := count(_field(usage, "prompt_tokens"))) is not None:
+        cached = cached_tokens(usage, details_enabled=details_enabled)
+        return Usage(prompt, count(_field(usage, "completion_tokens")), cached)
+    prompt, output = count(_field(usage, "input_tokens")), count(_field(usage, "output_tokens"))
+    if (details := _field(usage, "input_tokens_details")) is not None:
+        return Usage(prompt, output, count(_field(details, "cached_tokens")))
+    cached = count(_field(usage, "cache_read_input_tokens"))
+    return Usage(None if cached else prompt, output, cached)
 
 
 def count(value: Any) -> int | None:
