@@ -64,6 +64,16 @@ timeout_flag = click.option(
 )
 
 
+def http_base(_context: click.Context, _option: click.Parameter, text: str) -> str:
+    """An engine's HTTP address, with or without http://; callback of an option."""
+    base = text.strip().rstrip("/")
+    if not base or base.startswith(("http://", "https://")):
+        return base
+    if "://" in base:
+        raise click.BadParameter("expected http://HOST:PORT")
+    return f"http://{base}"
+
+
 def settings_flags(
     config: type[Settings], short: Mapping[str, str] | None = None
 ) -> Callable[[Command], Command]:

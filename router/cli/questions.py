@@ -5,7 +5,7 @@ from typing import IO, Any
 
 import click
 
-from router.cli.flags import model_flag, target_flag, timeout_flag
+from router.cli.flags import http_base, model_flag, target_flag, timeout_flag
 from router.cli.run import run
 from router.config.configurations import ServeConfig
 from router.config.reading import load
@@ -15,7 +15,7 @@ from router.config.reading import load
 @target_flag
 @model_flag
 @timeout_flag
-@click.option("--json", "as_json", is_flag=True, help="What ListWorkers says, as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="The answer of ListWorkers, as JSON.")
 def workers(target: str, model: str, timeout_s: float, as_json: bool) -> None:
     """Show the fleet as a router sees it."""
     from router.cli.fleet import show_workers
@@ -46,16 +46,34 @@ def queue(target: str, model: str, limit: int, timeout_s: float, as_json: bool) 
     run(show_queue(target, model, limit, as_json, timeout_s))
 
 
+_body_file = click.Path(exists=True, dir_okay=False, readable=True, allow_dash=True)
+
+
 @click.command()
 @target_flag
 @model_flag
 @timeout_flag
+@click.option(
+    "--chat", type=_body_file, help="File with a chat's body, as for OpenAI; - for stdin."
+)
+@click.option("--completion", type=_body_file, help="File with the body of OpenAI's completion.")
+@click.option("--messages", type=_body_file, help="File with the body of Anthropic's messages.")
+@click.option("--text", help="A completion's prompt as text.")
 @click.option("--tokens", help="Prompt as token ids: 1,2,3 or @FILE.")
-@click.option("--text", help="Prompt as text; needs --tokenize.")
-@click.option("--tokenize", help="HTTP base of an engine whose /tokenize turns text into ids.")
+@click.option(
+    "--tokenize",
+    help="HTTP base of an engine whose /tokenize makes the tokens of --text. [the router does]",
+)
+@click.option(
+    "--against",
+    default="",
+    callback=http_base,
+    help="HTTP base of an engine of the model: the router's tokens are compared with its tokens,"
+    " and the exit code is 1 if they differ.",
+)
 @click.option("--policy", default="", help="Another policy than the configured one.")
 @click.option("--lora", default="", help="LoRA name.")
-@click.option("--cache-salt", default="", help="Cache salt.")
+@click.option("--cache-salt", help="Cache salt. [that of the body]")
 @click.option(
     "--phase",
     type=click.Choice(["aggregated", "prefill_decode", "prefill", "decode"]),
@@ -69,18 +87,52 @@ def queue(target: str, model: str, limit: int, timeout_s: float, as_json: bool) 
     "--receipt",
     "receipt_file",
     type=click.File("rb"),
-    help="Recompute what was decided instead: an answer with its receipts, one receipt, or a"
+    help="Compute a past decision again: a file with an answer and its receipts, one receipt, or a"
     " line of the decision log; JSON or protobuf's bytes; - for stdin.",
 )
-def explain(receipt_file: IO[bytes] | None, **question: Any) -> None:
-    """Show why a prompt would go where, or did. Nothing is reserved."""
+def explain(
+    receipt_file: IO[bytes] | None,
+    target: str,
+    timeout_s: float,
+    against: str,
+    as_json: bool,
+    **flags: Any,
+) -> None:
+    """Show where a prompt would go, and why. Nothing is reserved.
+
+    Of a text or a body, the first lines show its tokens: how many, from where, and whether they are
+    verified. The model is that of the body, unless --model names one.
+    """
     if receipt_file is not None:
         from router.cli.receipt import show_receipt
 
         raise click.exceptions.Exit(show_receipt(receipt_file))
-    from router.cli.fleet import show_explanation
+    from router.cli.explanation import BodyFile, Question, show_explanation
 
-    run(show_explanation(**question))
+    if against and as_json:
+        raise click.UsageError("--against has no form in JSON")
+    files = {name: flags.pop(flag) for name, flag in _BODY_FLAGS.items()}
+    bodies = {name: BodyFile(file, _content(file)) for name, file in files.items() if file}
+    question = Question(bodies=bodies, **flags)
+    run(show_explanation(target, question, timeout_s=timeout_s, as_json=as_json, against=against))
+
+
+def _content(file: str) -> bytes:
+    """- is stdin. Raises click.ClickException for a file that can't be read."""
+    try:
+        with click.open_file(file, "rb") as opened:
+            content: bytes = opened.read()
+    except OSError as error:
+        raise click.ClickException(f"{file}: {error.strerror}") from error
+    return content
+
+
+_BODY_FLAGS = {
+    "chat_completion_body": "chat",
+    "completion_body": "completion",
+    "messages_body": "messages",
+}
+"""Options of a route, and the flags that name their files."""
 
 
 @click.command("replay-log")
@@ -90,7 +142,7 @@ def explain(receipt_file: IO[bytes] | None, **question: Any) -> None:
     "names",
     multiple=True,
     required=True,
-    help="Policy to ask; repeatable. One of your own: module:function.",
+    help="Policy that scores the decisions; repeatable. One of your own: module:function.",
 )
 @click.option(
     "--config",
@@ -103,10 +155,10 @@ def explain(receipt_file: IO[bytes] | None, **question: Any) -> None:
 def replay_log(
     files: tuple[Path, ...], names: tuple[str, ...], config_file: Path | None, as_json: bool
 ) -> None:
-    """Ask other policies about logged decisions (decision_log.file).
+    """Score logged decisions (decision_log.file) with other policies.
 
-    Tells how often each would have picked the same worker, and what its own choices would have
-    changed, as predicted then: in the fleet that the policy which decided had filled.
+    Shows how often each policy would have picked the same worker, and the predicted effect of its
+    own choices, in the fleet that the deciding policy had filled.
     """
     from router.cli.replay_log import show_replay
 

@@ -4,6 +4,7 @@ from typing import IO
 
 import click
 
+from router.cli.flags import http_base
 from router.prompts.settings import EngineKind, PromptKind, RendererSettings
 
 
@@ -26,7 +27,12 @@ from router.prompts.settings import EngineKind, PromptKind, RendererSettings
 )
 @click.option("--chat-template", default="", help="A template's file, as the engine's flag.")
 @click.option("--show", is_flag=True, help="Print the prompt's text, as the model reads it.")
-@click.option("--against", default="", help="HTTP base of an engine of the model, to compare with.")
+@click.option(
+    "--against",
+    default="",
+    callback=http_base,
+    help="HTTP base of an engine of the model, to compare with.",
+)
 @click.option("--model", default="", help="The name that this engine serves, for --kind text.")
 def render(
     body: IO[bytes],

@@ -2,14 +2,14 @@
 
 import asyncio
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import click
 
 from router.config.printable import shown
 from router.prompts.engine_tokens import EngineAway, EngineRefused, Engines
 from router.prompts.prompt_error import PromptError
-from router.prompts.renderer import Rendered, Renderer
+from router.prompts.renderer import Renderer
 from router.prompts.settings import EngineKind, PromptKind, RendererSettings
 
 TOKENS_AROUND = 8
@@ -44,29 +44,32 @@ def show_rendered(
             click.echo(shown(line))
     if not against:
         return True
-    theirs = asyncio.run(_tokens_of_engine(against, engine, kind, data, model))
-    lines = list(differences(renderer, rendered, theirs))
+    theirs = asyncio.run(tokens_of_engine(against, engine, kind, data, model))
+    lines = list(differences(rendered.token_bytes, theirs, renderer.text_of))
     click.echo("\n".join(lines) if lines else f"engine     the same {rendered.count} tokens")
     return not lines
 
 
-def differences(renderer: Renderer, rendered: Rendered, theirs: bytes) -> Iterator[str]:
-    """Lines on the first token that differs; none if none does."""
-    if rendered.token_bytes == theirs:
+def differences(
+    ours: bytes, theirs: bytes, text_of: Callable[[bytes], str] = lambda _: ""
+) -> Iterator[str]:
+    """Lines on the first token that differs; none if none does. text_of: token bytes -> text."""
+    if ours == theirs:
         return
-    own, other = array("I", rendered.token_bytes), array("I", theirs)
+    own, other = array("I", ours), array("I", theirs)
     pairs = zip(own, other, strict=False)
     place = next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(own), len(other)))
     yield f"engine     {len(other)} tokens; the first that differs is token {place}"
     begin = max(0, place - TOKENS_AROUND)
     for name, ids in (("here", own), ("engine", other)):
         around = ids[begin : place + TOKENS_AROUND]
-        yield f"  {name:8} {list(around)}  {shown(renderer.text_of(around.tobytes()))}"
+        yield f"  {name:8} {list(around)}  {shown(text_of(around.tobytes()))}".rstrip()
 
 
-async def _tokens_of_engine(
+async def tokens_of_engine(
     base: str, engine: EngineKind, kind: PromptKind, data: bytes, model: str
 ) -> bytes:
+    """Raises click.ClickException for an engine that gives none."""
     engines = Engines(ask_s=ASK_S)
     try:
         answer = await engines.ask(base.rstrip("/"), engine, kind, data, model, left_s=ASK_S)

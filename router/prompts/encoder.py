@@ -103,7 +103,7 @@ def load_encoder(folder: TokenizerFolder, cache_bytes: int) -> Encoder:
         try:
             return load(content, cache_bytes)
         except ImportError:
-            refusals.append(f"{package} is not installed")
+            refusals.append(f"{package} is not installed ({_INSTALL[package]})")
         except Exception as error:  # both packages raise plain ValueError or Exception
             refusals.append(f"{package} refuses it: {error}")
     raise no_tokenizer(f"{folder.path / 'tokenizer.json'} can't be used: {'; '.join(refusals)}")
@@ -113,6 +113,7 @@ _LOADERS: dict[str, Callable[[str, int], Encoder]] = {
     "fastokens": _FastEncoder,
     "tokenizers": lambda content, _: _SlowEncoder(content),
 }
+_INSTALL = {"fastokens": "pip install 'kvroute[prompts]'", "tokenizers": "pip install tokenizers"}
 
 
 def _content(folder: TokenizerFolder) -> str:

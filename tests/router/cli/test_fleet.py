@@ -1,4 +1,4 @@
-"""What `kvroute workers` prints."""
+"""What `kvroute workers` and `kvroute explain` print."""
 
 from pathlib import Path
 from typing import Any
@@ -8,14 +8,14 @@ import pytest
 from aiohttp import web
 
 from kvroute.v1 import Explanation, Receipt
-from router.cli.fleet import (
-    WIDTH_MIN,
+from router.cli.explanation import (
+    Question,
     _print_explanation,
     _read_tokens,
     _tokenize,
     show_explanation,
-    show_workers,
 )
+from router.cli.fleet import WIDTH_MIN, show_workers
 from router.cli.text import console
 from router.core.progress import Progress, ProgressState
 from router.request.request import Role
@@ -55,21 +55,8 @@ async def test_an_ejected_worker_is_shown_with_its_cause(
 
 
 async def explained(stage: Served, capsys: pytest.CaptureFixture[str], **asked: Any) -> str:
-    said = {
-        "target": f"127.0.0.1:{stage.server.port}",
-        "model": "",
-        "timeout_s": 5.0,
-        "tokens": None,
-        "text": None,
-        "tokenize": None,
-        "policy": "",
-        "lora": "",
-        "cache_salt": "",
-        "phase": "aggregated",
-        "session": "",
-        "as_json": False,
-    }
-    code = await show_explanation(**said | asked)
+    target = f"127.0.0.1:{stage.server.port}"
+    code = await show_explanation(target, Question(**asked), timeout_s=5.0)
     captured = capsys.readouterr()
     return captured.out if not code else captured.err
 
