@@ -488,14 +488,37 @@ def capacity(
     callback=_as_output,
     help="Write a configuration for `kvroute serve` with these engines.",
 )
+@click.option(
+    "--gateway",
+    is_flag=False,
+    flag_value="127.0.0.1:8080",
+    default=None,
+    metavar="[HOST:PORT]",
+    help="Run a router with its gateway, too: OpenAI's API on this address, or on 127.0.0.1:8080.",
+)
+@click.option(
+    "--grpc-listen",
+    default="127.0.0.1:50051",
+    show_default=True,
+    help="With --gateway: host:port of the router.",
+)
 def simulate(
-    count: int, model: str, speed: float, port: int, router_file: Path | None, **given: Any
+    count: int,
+    model: str,
+    speed: float,
+    port: int,
+    router_file: Path | None,
+    gateway: str | None,
+    grpc_listen: str,
+    **given: Any,
 ) -> None:  # fmt: skip
     """Run engines without GPUs on loopback, until Ctrl-C.
 
     They answer as vLLM does over HTTP (completions, chats, metrics, tokenize), publish real KV
-    events over ZMQ and replay them, take the time of the profile, and generate random answers. For
-    trying kvroute, and for tests.
+    events over ZMQ and replay them, take the time of the profile, and generate random answers. A
+    token is a byte. For trying kvroute, and for tests.
+
+    With --gateway the whole of kvroute runs in front of them: point a client of OpenAI's API at it.
     """
     import asyncio
 
@@ -518,11 +541,27 @@ def simulate(
             )
             for i in range(count)
         ]
-        work = run_live(configs, Console(), speed=speed, port=port, router_file=router_file)
+        if gateway is None:
+            work = run_live(configs, Console(), speed=speed, port=port, router_file=router_file)
+        else:
+            from simulator.cli.gateway import run_with_gateway
+
+            if router_file is not None:
+                raise click.UsageError("--write-config is for engines without --gateway")
+            set_up(LogSettings(format="plain", level="error"))
+            work = run_with_gateway(
+                *(configs, Console()),
+                speed=speed,
+                port=port,
+                listen=gateway,
+                grpc_listen=grpc_listen,
+            )
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(work)
+            code = runner.run(work)
     except (ValueError, OSError, zmq.ZMQError) as error:
         raise click.ClickException(str(error)) from error
+    if code:
+        raise click.exceptions.Exit(code)
 
 
 def _traffic(name: str, given: dict[str, Any], ttft_slo_ms: float | None = None) -> "Traffic":

@@ -146,11 +146,11 @@ async def _stage(
         await stack.enter_async_context(_kvroute("relay", relay, folder, verbose))
         client = await stack.enter_async_context(KvRouteClient(f"unix:{socket}"))
         await client.wait_ready(READY_TIMEOUT_S)
-        await _all_schedulable(client, len(engines))
+        await all_schedulable(client, len(engines))
         yield clock, engines, ClientRouting(client)
 
 
-async def _all_schedulable(client: KvRouteClient, count: int) -> None:
+async def all_schedulable(client: KvRouteClient, count: int) -> None:
     """Waits until every engine is schedulable; raises TimeoutError."""
     async with asyncio.timeout(READY_TIMEOUT_S):
         schedulable: dict[str, bool] = {}

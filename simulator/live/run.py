@@ -3,6 +3,7 @@
 import asyncio
 import signal
 from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import yaml
@@ -13,6 +14,7 @@ from rich.table import Table
 from simulator.live.clock import ScaledClock
 from simulator.live.engine import EngineConfig
 from simulator.live.stand_ins import StandIn, stand_ins
+from simulator.live.words import words_answer
 
 _PROMPT = (
     "A router that knows the cache of every engine sends a prompt to the engine that has computed"
@@ -39,12 +41,20 @@ async def run_live(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, ended.set)
-    async with stand_ins(configs, ScaledClock(speed), port=port) as engines:
+    async with live_engines(configs, speed=speed, port=port) as engines:
         if router_file is not None:
             router_file.write_text(router_yaml(engines), encoding="utf-8")  # noqa: ASYNC240  # once
-        _show(console, engines, router_file)
+        console.print(engines_table(engines), crop=False)
+        _show_next(console, engines, router_file)
         await ended.wait()
     return 0
+
+
+def live_engines(
+    configs: Sequence[EngineConfig], *, speed: float, port: int
+) -> AbstractAsyncContextManager[list[StandIn]]:
+    """Engines whose answers a person can read."""
+    return stand_ins(configs, ScaledClock(speed), port=port, answer=words_answer)
 
 
 def router_yaml(engines: Sequence[StandIn]) -> str:
@@ -54,7 +64,8 @@ def router_yaml(engines: Sequence[StandIn]) -> str:
     )
 
 
-def _show(console: Console, engines: Sequence[StandIn], router_file: Path | None) -> None:
+def engines_table(engines: Sequence[StandIn]) -> Table:
+    """The engines' addresses."""
     shown = Table(box=None, header_style="bold", pad_edge=False)
     for name in ("engine", "http", "events", "replay"):
         shown.add_column(name, no_wrap=True)
@@ -62,7 +73,17 @@ def _show(console: Console, engines: Sequence[StandIn], router_file: Path | None
         shown.add_row(
             engine.engine_id, engine.address, engine.events_endpoint, engine.replay_endpoint
         )
-    console.print(shown, crop=False)
+    return shown
+
+
+def show_commands(console: Console, title: str, lines: Sequence[str]) -> None:
+    """Commands for a shell, word for word."""
+    console.print(f"\n{title}")
+    for line in lines:
+        console.print(f"  {escape(line.rstrip())}", highlight=False, soft_wrap=True)
+
+
+def _show_next(console: Console, engines: Sequence[StandIn], router_file: Path | None) -> None:
     first = engines[0]
     model = first.engine.config.model
     if router_file is not None:
@@ -79,9 +100,7 @@ def _show(console: Console, engines: Sequence[StandIn], router_file: Path | None
         "kvroute workers",
         f"curl {first.address}/v1/completions -H 'Content-Type: application/json'"
         f''' -d '{{"model": "{model}", "prompt": "{_PROMPT}", "max_tokens": 8}}' ''',
-        f'kvroute explain --tokenize {first.address} --text "{_PROMPT}"',
+        f'kvroute explain --text "{_PROMPT}"',
     ]
-    console.print("\nto try, each in a shell of its own:")
-    for line in lines:
-        console.print(f"  {escape(line.rstrip())}", highlight=False, soft_wrap=True)
+    show_commands(console, "to try, each in a shell of its own:", lines)
     console.print("\nCtrl-C ends the engines.")

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import zmq.asyncio
 
+from simulator.engines.content import Answer, greedy_answer
 from simulator.live.clock import Clock
 from simulator.live.engine import Engine, EngineConfig
 from simulator.live.http_face import HttpFace
@@ -56,18 +57,23 @@ PORTS = 3
 
 @asynccontextmanager
 async def stand_in(
-    config: EngineConfig, clock: Clock, context: zmq.asyncio.Context, *, port: int = 0
+    config: EngineConfig,
+    clock: Clock,
+    context: zmq.asyncio.Context,
+    *,
+    port: int = 0,
+    answer: Answer = greedy_answer,
 ) -> AsyncIterator[StandIn]:
     """Runs one engine on loopback; it and its sockets end with the block.
 
-    port: of HTTP; events and replay have the next two; 0: any free ports. Raises OSError or
-    zmq.ZMQError when a port is taken.
+    port: of HTTP; events and replay have the next two; 0: any free ports. answer: makes the tokens
+    of its answers. Raises OSError or zmq.ZMQError when a port is taken.
     """
     endpoints = (
         [f"tcp://127.0.0.1:{number}" for number in (port + 1, port + 2)] if port else [ANY_PORT] * 2
     )
     publisher = Publisher(context, endpoint=endpoints[0], replay_endpoint=endpoints[1])
-    engine = Engine(config, clock, publisher.publish)
+    engine = Engine(config, clock, publisher.publish, answer)
     face = HttpFace(engine, publisher)
     try:
         await face.start(port)
@@ -80,7 +86,11 @@ async def stand_in(
 
 @asynccontextmanager
 async def stand_ins(
-    configs: Sequence[EngineConfig], clock: Clock, *, port: int = 0
+    configs: Sequence[EngineConfig],
+    clock: Clock,
+    *,
+    port: int = 0,
+    answer: Answer = greedy_answer,
 ) -> AsyncIterator[list[StandIn]]:
     """Runs several engines on one event loop and one ZMQ thread; each has PORTS ports from `port`
     on, or any free ports."""
@@ -88,7 +98,11 @@ async def stand_ins(
         async with AsyncExitStack() as stack:
             yield [
                 await stack.enter_async_context(
-                    stand_in(config, clock, context, port=port and port + PORTS * place)
+                    stand_in(
+                        *(config, clock, context),
+                        port=port and port + PORTS * place,
+                        answer=answer,
+                    )
                 )
                 for place, config in enumerate(configs)
             ]

@@ -3,6 +3,7 @@
 import asyncio
 import csv
 import json
+import re
 import signal
 import socket
 import subprocess
@@ -381,6 +382,56 @@ async def test_simulated_engines_answer_until_they_are_interrupted(tmp_path: Pat
         if process.returncode is None:
             process.kill()
             await process.wait()
+
+
+async def test_a_simulated_gateway_answers_openais_clients_and_shows_its_picks() -> None:
+    openai = pytest.importorskip("openai")
+    words = ("simulate", "--gateway", "127.0.0.1:0", "--grpc-listen", "127.0.0.1:0")
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "router.cli.main", *words, "--speed", "100"),
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    try:
+        lines: list[str] = []
+        async with asyncio.timeout(180):
+            while "Ctrl-C" not in (lines or [""])[-1]:
+                lines.append((await process.stdout.readline()).decode())
+        (base,) = re.findall(r"OpenAI's API +(\S+/v1),", "".join(lines))
+        assert f"curl -i {base}/chat/completions " in "".join(lines)
+        chat = {"model": "stand-in", "messages": [{"role": "user", "content": "hello " * 50}]}
+        async with openai.AsyncOpenAI(base_url=base, api_key="any", max_retries=0) as client:
+            create = client.chat.completions.with_raw_response.create
+            first, second = await create(**chat), await create(**chat)
+        assert "X-Kvroute-Worker" in first.headers
+        assert first.headers["X-Kvroute-Worker"] == second.headers["X-Kvroute-Worker"]
+        assert int(first.headers["X-Kvroute-Overlap-Tokens"]) == 0
+        answer = second.parse()
+        cached = answer.usage.prompt_tokens_details.cached_tokens
+        assert cached == int(second.headers["X-Kvroute-Overlap-Tokens"]) == 320
+        assert answer.choices[0].message.content.startswith("I am a stand-in. ")
+        process.send_signal(signal.SIGINT)
+        assert await asyncio.wait_for(process.wait(), 60) == 0
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (("--gateway", "0.0.0.0:0"), "0.0.0.0:0 is not loopback"),
+        (("--gateway", "nonsense"), "nonsense"),
+        (("--gateway", "--write-config", "router.yaml"), "--write-config is for engines without"),
+    ],
+)
+def test_simulate_with_a_gateway_that_can_t_be_says_so(
+    flags: tuple[str, ...], sentence: str
+) -> None:
+    done = kvroute("simulate", "--engines", 1, *flags)
+    assert done.exit_code in (1, 2)
+    assert sentence in done.output
 
 
 def test_simulate_without_the_ports_it_wants_says_so() -> None:

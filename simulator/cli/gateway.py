@@ -1,0 +1,106 @@
+"""`kvroute simulate --gateway`: OpenAI's API before stand-in engines, with the whole of kvroute in
+this process: engines, their relays, a router with its gateway, and an embedded NATS server."""
+
+import asyncio
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+
+from events.plane.settings import EngineSettings
+from kvroute.client import KvRouteClient
+from router.config.configurations import ServeConfig
+from router.config.gateway_settings import GatewaySettings
+from router.config.serving_settings import GrpcSettings, MetricsSettings
+from router.processes.router_process import RouterApp
+from simulator.cli.demo import READY_TIMEOUT_S, all_schedulable
+from simulator.live.engine import EngineConfig
+from simulator.live.run import engines_table, live_engines, show_commands
+from simulator.live.stand_ins import StandIn
+
+DRAIN_S = 2.0
+"""For open requests at Ctrl-C."""
+ROUTER = "127.0.0.1:50051"
+_SYSTEM = (
+    "You are one of several engines behind a router. The router knows the cache of every engine,"
+    " and sends a prompt to the engine that has computed most of it already."
+)
+"""Long enough for two blocks of 64 one-byte tokens."""
+
+
+async def run_with_gateway(
+    configs: Sequence[EngineConfig],
+    console: Console,
+    *,
+    speed: float,
+    port: int,
+    listen: str,
+    grpc_listen: str = ROUTER,
+) -> int:
+    """Runs engines, a router and its gateway until SIGINT or SIGTERM; returns the exit code.
+
+    speed, port: as for run_live. listen, grpc_listen: host:port of the gateway and of the router;
+    port 0: any free port. Raises ConfigError, OSError or zmq.ZMQError for an address that can't be
+    had.
+    """
+    with tempfile.TemporaryDirectory(prefix="kvroute-simulate-") as folder:
+        socket = Path(folder) / "router.sock"
+        async with live_engines(configs, speed=speed, port=port) as engines:
+            app = RouterApp(_config(engines, listen, grpc_listen, socket))
+            serving = asyncio.create_task(app.run())
+            ready = asyncio.create_task(_ready(f"unix:{socket}", len(engines)))
+            await asyncio.wait({serving, ready}, return_when=asyncio.FIRST_COMPLETED)
+            try:
+                if not serving.done():
+                    ready.result()
+                    _show(console, engines, app)
+            finally:
+                ready.cancel()
+                await asyncio.gather(ready, return_exceptions=True)
+            return await serving
+
+
+def _config(engines: Sequence[StandIn], listen: str, grpc_listen: str, socket: Path) -> ServeConfig:
+    workers = [engine.relay_settings() for engine in engines]
+    return ServeConfig(
+        grpc=GrpcSettings(listen=grpc_listen, unix_socket=str(socket)),
+        metrics=MetricsSettings(listen=""),
+        gateway=GatewaySettings(listen=listen, answer_headers=True, drain_timeout_s=DRAIN_S),
+        drain_timeout_s=DRAIN_S,
+        workers=msgspec.convert(workers, tuple[EngineSettings, ...]),
+    )
+
+
+async def _ready(target: str, count: int) -> None:
+    async with KvRouteClient(target) as client:
+        await client.wait_ready(READY_TIMEOUT_S)
+        await all_schedulable(client, count)
+
+
+def _show(console: Console, engines: Sequence[StandIn], app: RouterApp) -> None:
+    model = engines[0].engine.config.model
+    base = f"http://127.0.0.1:{app.gateway_port}/v1"
+    target = f"127.0.0.1:{app.grpc_port}"
+    flag = "" if target == ROUTER else f" -t {target}"
+    console.print(engines_table(engines), crop=False)
+    console.print(f"\nOpenAI's API  {base}, model {model}, any key", highlight=False)
+    console.print(f"router        {target}", highlight=False)
+    body = (
+        f'{{"model": "{model}", "messages": [{{"role": "system", "content": "{_SYSTEM}"}},'
+        ' {"role": "user", "content": "Hello"}]}'
+    )
+    lines = [
+        f"curl -i {base}/chat/completions -H 'Content-Type: application/json' -d '{body}'",
+        f"kvroute workers{flag}",
+        f'kvroute explain{flag} --model {model} --text "{_SYSTEM}"',
+        f"export OPENAI_BASE_URL={base} OPENAI_API_KEY=none    # for programs with openai's client",
+    ]
+    show_commands(console, "to try, in another shell:", lines)
+    console.print(
+        "\nSend the same chat twice: X-Kvroute-Worker shows that it goes to the same engine, and"
+        " X-Kvroute-Overlap-Tokens how much of it that engine had cached.\nCtrl-C ends all.",
+        highlight=False,
+        soft_wrap=True,
+    )
