@@ -144,6 +144,7 @@ cdef extern from "native/order.h" nogil:
         double lowest
         size_t tied, drained, full, not_finite
     Cheapest cheapest_of(const double *, const double *, const uint8_t *, const Py_ssize_t *, size_t)
+    size_t longest_ago(const double *, const double *, const uint8_t *, const Py_ssize_t *, size_t, const Cheapest *, const double *)
     size_t order_of(const double *, const double *, const uint8_t *, const Py_ssize_t *, size_t, const Cheapest *, size_t, size_t, uint32_t *)
 
 cdef extern from "native/guard.h" nogil:
@@ -784,7 +785,7 @@ cdef class Lane:
         self._counts.mark(0)
         self._match(plan, prefixes, asked.prompt_tokens)
         self._counts.mark(1)
-        if not self._decide(now_s) or self._core.decider.looks_ahead and not self._fits(asked.output_tokens):
+        if not self._decide(asked.session_id.size > 0, now_s) or self._core.decider.looks_ahead and not self._fits(asked.output_tokens):
             return None
         self._counts.mark(2)
         cdef uint64_t form = asked.prompt_tokens | <uint64_t>asked.hashes_block_size << 32
@@ -901,10 +902,10 @@ cdef class Lane:
         self._decided.rows.prompt_tokens = <double>prompt_tokens
         return 0
 
-    cdef bint _decide(self, double now_s) except -1:
-        """Whether somebody can be picked: costs and order of what was matched."""
+    cdef bint _decide(self, bint in_turn, double now_s) except -1:
+        """Whether somebody can be picked: costs and order of what was matched. in_turn: see _first."""
         cdef Rows *r = &self._decided.rows
-        cdef size_t first = 0
+        cdef size_t first
         self._read_columns()
         r.columns = &self._columns
         r.drained = self._plan.drained_rows(self._drained, self._fleet.drains)
@@ -917,13 +918,22 @@ cdef class Lane:
         self._cheapest = cheapest_of(self._costs, self._columns.full, r.drained, r.slots, r.rows)
         if not self._cheapest.tied:
             return False
-        if self._cheapest.tied > 1:
-            first = self._rng.randrange(self._cheapest.tied)
+        first = self._first(&self._cheapest, r.drained, in_turn)
         self._ordered = order_of(self._costs, self._columns.full, r.drained, r.slots, r.rows, &self._cheapest, first, self._wanted, self._order)
         self._moved_from = self._order[0]
         if self._guards:
-            self._move()
+            self._move(in_turn)
         return True
+
+    cdef size_t _first(self, const Cheapest *found, const uint8_t *out, bint in_turn) except? 0:
+        """Which of the rows that tie is the pick: Decider._rotated. in_turn: the one whose worker was picked longest
+        ago, else a random one."""
+        cdef const Rows *r = &self._decided.rows
+        if found.tied < 2:
+            return 0
+        if not in_turn:
+            return self._rng.randrange(found.tied)
+        return longest_ago(self._costs, self._columns.full, out, r.slots, r.rows, found, self._columns_at + 9 * self._columns_width)
 
     cdef bint _fits(self, int64_t output_tokens) except -1:
         """Whether the pick has KV blocks for the whole request: see Decider._with_blocks."""
@@ -1019,13 +1029,13 @@ cdef class Lane:
         self._counts.tally.predicted(seconds, best_s)
         return 0
 
-    cdef int _move(self) except -1:
-        """Decider._guarded: moves the pick on while the guard passes it over."""
+    cdef int _move(self, bint in_turn) except -1:
+        """Decider._guarded: moves the pick on while the guard passes it over. in_turn: see _first."""
         cdef const Rows *r = &self._decided.rows
         cdef const double *costs = self._costs
         cdef uint8_t *stay_out = self._out
         cdef uint8_t *others_out = self._out + r.rows
-        cdef size_t i, first = 0, wanted = self._ordered
+        cdef size_t i, first, wanted = self._ordered
         cdef bint out
         cdef Cheapest found
         self._waits = waits_of(&self._guard, r, costs)
@@ -1039,8 +1049,7 @@ cdef class Lane:
             else:
                 others_out[i] = True
         found = cheapest_of(costs, self._columns.full, stay_out, r.slots, r.rows)
-        if found.tied > 1:
-            first = self._rng.randrange(found.tied)
+        first = self._first(&found, stay_out, in_turn)
         self._ordered = order_of(costs, self._columns.full, stay_out, r.slots, r.rows, &found, first, wanted, self._order)
         if self._ordered < wanted:
             found = cheapest_of(costs, self._columns.full, others_out, r.slots, r.rows)

@@ -338,12 +338,13 @@ class Decider:
             policy = with_bonus(policy, affinity.bonus.get(policy.name, 0.0))
         rows = self._rows(request, pool, table, overlaps, eligible, now_s, kv_distance)
         policy, scores = self._scored(policy, settings.policies[DYNAMO_ADAPTIVE.name], rows)
-        excluded, order, tied = self._order(rows, scores)
+        in_turn = bool(request.session_id) and not policy.ties_at_random
+        excluded, order, tied = self._order(rows, scores, in_turn)
         guard, guarded = settings.routing.guard, None
         # A decode worker of a pair doesn't wait for prompts.
         is_guarded = kv_distance is None and guard.looks_at(policy.name)
         if is_guarded and order:
-            order, guarded = self._guarded(rows, scores, excluded, order, guard)
+            order, guarded = self._guarded(rows, scores, excluded, order, guard, in_turn)
         return Decision(
             request,
             policy,
@@ -424,11 +425,12 @@ class Decider:
             self._policy_error = f"policy {policy.name!r}: {failed}"
         return default, default.score(rows)
 
-    def _order(self, rows: Candidates, scores: Scores) -> tuple[Sequence[str], list[int], int]:
+    def _order(
+        self, rows: Candidates, scores: Scores, in_turn: bool
+    ) -> tuple[Sequence[str], list[int], int]:
         """Why rows can't be picked; the pick and the rows next to it, cheapest first; how many tie.
 
-        Rows that tie take turns from a random row on, so that second choices differ.
-        Where the policy gives chances, the pick is drawn by them.
+        in_turn: see `_rotated`. Where the policy gives chances, the pick is drawn by them.
         """
         excluded, can = rows.excluded, None
         if self._pools.any_full or any(excluded) or rows.full.any():
@@ -443,7 +445,7 @@ class Decider:
             excluded = list(excluded)
             for row in bad:
                 excluded[row] = excluded[row] or NOT_A_NUMBER
-        order = self._in_turn(tied, following)[:wanted]
+        order = self._rotated(rows, tied, following, in_turn)[:wanted]
         if scores.chances is not None and len(order) > 1:
             drawn = _drawn(rows, scores.chances, excluded, scores.shared_terms["draw"])
             order = [drawn, *(row for row in order if row != drawn)][:wanted]
@@ -456,6 +458,7 @@ class Decider:
         excluded: Sequence[str],
         order: list[int],
         guard: GuardSettings,
+        in_turn: bool,
     ) -> tuple[list[int], Guarded | None]:
         """An order whose pick the guard leaves where it is (router/decision/guard.py).
 
@@ -472,16 +475,29 @@ class Decider:
         passed_over = waits.passed_over
         costs, wanted = scores.costs, len(order)
         stay = ~passed_over if can is None else can & ~passed_over
-        moved = self._in_turn(*cheapest(costs, stay, wanted)[:2])[:wanted]
+        tied, following, _ = cheapest(costs, stay, wanted)
+        moved = self._rotated(rows, tied, following, in_turn)[:wanted]
         if len(moved) < wanted:
             others = passed_over if can is None else can & passed_over
             tied, following, _ = cheapest(costs, others, wanted - len(moved))
             moved = [*moved, *tied, *following][:wanted]
         return moved, Guarded(cheapest_row, waits)
 
-    def _in_turn(self, tied: list[int], following: list[int]) -> list[int]:
-        """Rows that tie from a random row on, then the following rows."""
-        first = self._rng.randrange(len(tied)) if len(tied) > 1 else 0
+    def _rotated(
+        self, rows: Candidates, tied: list[int], following: list[int], in_turn: bool
+    ) -> list[int]:
+        """Rows that tie from one row on, then the following rows.
+
+        in_turn: from the row whose worker was picked longest ago, so that sessions that begin are
+        spread evenly over workers that are alike; else from a random row on, so that picks of
+        several routers differ.
+        """
+        if len(tied) < 2:
+            first = 0
+        elif in_turn:
+            first = int(np.argmin(rows.last_picked[tied]))
+        else:
+            first = self._rng.randrange(len(tied))
         return [*tied[first:], *tied[:first], *following]
 
     def output_tokens(self, request: Request) -> int:

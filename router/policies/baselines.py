@@ -40,4 +40,11 @@ ROUND_ROBIN = Policy(
     Parameters(),
     round_robin,
 )
-RANDOM = Policy("random", "any worker; blind to caches and load", "0", Parameters(), random)
+RANDOM = Policy(
+    "random",
+    "any worker; blind to caches and load",
+    "0",
+    Parameters(),
+    random,
+    ties_at_random=True,
+)

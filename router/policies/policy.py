@@ -20,7 +20,8 @@ class Scores:
     """A policy's result for the candidates."""
 
     costs: Column
-    """A cost a row, finite; the lowest that is not excluded is picked, ties at random."""
+    """A cost a row, finite; the lowest that is not excluded is picked. Ties go at random, or in
+    turn for requests that name a session (Decider)."""
     row_terms: Mapping[str, Column] = field(default_factory=dict)
     """Terms of each row's cost, for receipts."""
     shared_terms: Mapping[str, float] = field(default_factory=dict)
@@ -47,6 +48,8 @@ class Policy:
     (router/fleet/rates.py)."""
     draws: bool = False
     """Whether its picks are drawn by chances, so that costs decide nothing."""
+    ties_at_random: bool = False
+    """Whether ties go at random for requests that name a session, too."""
     affinity_bonus: float = 0.0
     """Off the cost of the worker of the request's session (router/policies/affinity.py)."""
 

@@ -34,6 +34,24 @@ static Cheapest cheapest_of(const double *costs, const double *full, const uint8
     return found;
 }
 
+/* Of the rows that tie, the number of the one whose worker was picked longest ago; last_picked: of
+ * slots. The first of equal ones. */
+static size_t longest_ago(const double *costs, const double *full, const uint8_t *drained,
+                          const intptr_t *slots, size_t count, const Cheapest *found,
+                          const double *last_picked) {
+    size_t seen = 0, first = 0;
+    double least = INFINITY;
+    for (size_t i = 0; i < count; i++) {
+        if (costs[i] != found->lowest || !can_take(full, drained, slots, i)) continue;
+        if (last_picked[slots[i]] < least) {
+            least = last_picked[slots[i]];
+            first = seen;
+        }
+        seen++;
+    }
+    return first;
+}
+
 /* The pick and the rows next to it, `wanted` at most: those that tie from the `first` one on and
  * round, then the others, cheapest first. Returns how many there are. */
 static size_t order_of(const double *costs, const double *full, const uint8_t *drained,
