@@ -5,6 +5,7 @@ from typing import NamedTuple, TypeAlias
 
 from router.audit.sampling import Due
 from router.desk.codec import Received
+from router.desk.tenant import UNVERIFIED, Caller
 from router.queue.waiter import Waiter
 from router.request.refusal import Refusal
 from router.request.request import Request
@@ -53,7 +54,7 @@ class Later:
 class Waiting(Later):
     """A request that waits for a worker: a Job (router/core/admission.py) of a desk."""
 
-    __slots__ = ("_answer", "_refuse", "due", "read", "request", "request_id", "waiter")
+    __slots__ = ("_answer", "_refuse", "caller", "due", "read", "request", "request_id", "waiter")
 
     def __init__(
         self,
@@ -64,6 +65,7 @@ class Waiting(Later):
         answer: Answer,
         refuse: Refuse,
         *,
+        caller: Caller = UNVERIFIED,
         tells: bool = False,
     ) -> None:
         """due: observers of what comes of the request. read: of a long request, what would take
@@ -72,6 +74,7 @@ class Waiting(Later):
         self.request = request
         self.request_id = request_id
         self.due = due
+        self.caller = caller
         self.read = read
         self.tells = tells
         self._answer = answer

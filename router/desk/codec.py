@@ -27,6 +27,7 @@ from router.decision.decision import Decision
 from router.decision.guard import Guarded
 from router.decision.handover import hand_over
 from router.desk.statuses import STATUS
+from router.desk.tenant import UNVERIFIED, Caller, tenant_of
 from router.fleet.pools import heartbeat_of
 from router.policies.policy import Policy
 from router.request.prompt import Prompt
@@ -123,8 +124,8 @@ def receive(content: bytes, prompt_tokens_max: int) -> Received:
         raise Refusal(Reason.INVALID_FIELD, f"no RouteRequest: {error}") from error
 
 
-def read_request(received: Received, core: RouterCore) -> Request:
-    """A request, checked; raises Refusal."""
+def read_request(received: Received, core: RouterCore, caller: Caller = UNVERIFIED) -> Request:
+    """A request of a caller, checked; raises Refusal."""
     message = received.message
     _check_sizes(message)
     role = _ROLES.get(message.phase)
@@ -155,7 +156,7 @@ def read_request(received: Received, core: RouterCore) -> Request:
             message.expected_output_tokens if message.HasField("expected_output_tokens") else None
         ),
         policy=message.policy,
-        tenant=message.tenant,
+        tenant=tenant_of(message.tenant, caller),
         session_id=message.session_id,
         required_labels=dict(message.required_labels),
         allowed_workers=frozenset(message.allowed_worker_ids),

@@ -32,6 +32,7 @@ from router.desk.answers import Answered, Later, Outlook, Steps, Waiting
 from router.desk.counters import Metrics
 from router.desk.methods import ROUTE, ROUTE_STREAM
 from router.desk.stream_items import RouteItems
+from router.desk.tenant import UNVERIFIED, Caller
 from router.request.refusal import Reason, Refusal
 from router.request.request import Request
 from router.reservations.reservations import Ending, Reservation
@@ -79,14 +80,17 @@ class Desk:
         if core.lane is not None:
             core.lane.tally = metrics.tally
 
-    def items(self) -> RouteItems:
+    def items(self, caller: Caller = UNVERIFIED) -> RouteItems:
         """For one stream of requests."""
-        return RouteItems(self.steps, self.cancel, self.run, self.leave, self.outlook)
+        steps = partial(self.steps, caller=caller)
+        return RouteItems(steps, self.cancel, self.run, self.leave, self.outlook)
 
-    def route(self, request: bytes, left_s: float = inf) -> Answered | Waiting:
+    def route(
+        self, request: bytes, left_s: float = inf, caller: Caller = UNVERIFIED
+    ) -> Answered | Waiting:
         """A request, answered at once or later; raises Refusal, counted.
 
-        left_s: until the caller's deadline; 0 or less: it has passed.
+        left_s: until the caller's deadline; 0 or less: it has passed. caller: as the face verified.
         """
         now_s, due = self._clock(), None
         try:
@@ -98,8 +102,8 @@ class Desk:
                 or ((plain := self._plain(request, now_s, self._is_behind())) is None)
             ):
                 received = codec.receive(request, self._core.routing.prompt_tokens_max)
-                read = received, codec.read_request(received, self._core)
-                return self._general(request, read, now_s, left_s, due)
+                read = received, codec.read_request(received, self._core, caller)
+                return self._general(request, read, now_s, left_s, due, caller)
             self.on_change()
             return plain
         except Refusal as refusal:
@@ -108,15 +112,17 @@ class Desk:
         except Exception as error:  # a fault of ours, which ends one request and no other
             raise self._refused(self._fault(ROUTE, error), request, now_s, due) from error
 
-    def steps(self, request: bytes | None, left_s: float = inf) -> Steps:
+    def steps(
+        self, request: bytes | None, left_s: float = inf, caller: Caller = UNVERIFIED
+    ) -> Steps:
         """One request, answered in as many steps as its length needs; None: the item of a stream
         holds no request."""
         if request is None:
             refusal = Refusal(Reason.INVALID_FIELD, "the item holds no request")
             raise self._refused(refusal, b"", self._clock(), None)
         if len(request) <= LONG_BYTES:
-            return self.route(request, left_s)
-        return (yield from self._long(request, left_s))
+            return self.route(request, left_s, caller)
+        return (yield from self._long(request, left_s, caller))
 
     def changed(self) -> None:
         """What is reserved here, so what workers have room for, or what waits, may have changed."""
@@ -199,26 +205,28 @@ class Desk:
         """Counts a fault of the router's own before a request came here; its caller's refusal."""
         return self.refused(self._fault(ROUTE, error), request)
 
-    def _long(self, request: bytes, left_s: float) -> Steps:
+    def _long(self, request: bytes, left_s: float, caller: Caller) -> Steps:
         """One long request, answered in steps; raises Refusal, counted. The last step reserves."""
         now_s, due = self._clock(), None
         try:
             due = self.watch.take() if self.watch is not None else None
             _check_in_time(left_s)
-            read = yield from self._read(request)
+            read = yield from self._read(request, caller)
             read_s = self._clock()
-            return self._general(request, read, read_s, left_s - (read_s - now_s), due)
+            return self._general(request, read, read_s, left_s - (read_s - now_s), due, caller)
         except Refusal as refusal:
             self._refused(refusal, request, now_s, due)
             raise
         except Exception as error:  # a fault of ours, which ends one request and no other
             raise self._refused(self._fault(ROUTE, error), request, now_s, due) from error
 
-    def _read(self, request: bytes) -> Generator[None, None, tuple[codec.Received, Request]]:
+    def _read(
+        self, request: bytes, caller: Caller = UNVERIFIED
+    ) -> Generator[None, None, tuple[codec.Received, Request]]:
         """Reads a request, and hashes its prompt, in steps; raises Refusal."""
         received = codec.receive(request, self._core.routing.prompt_tokens_max)
         yield
-        parsed = codec.read_request(received, self._core)
+        parsed = codec.read_request(received, self._core, caller)
         for size in self._core.fleet.block_sizes(parsed.model):
             yield from parsed.prompt.hashed(size)
             yield
@@ -300,7 +308,13 @@ class Desk:
         self.turns()
 
     def _general(
-        self, request: bytes, read: Read, now_s: float, left_s: float, due: Due | None
+        self,
+        request: bytes,
+        read: Read,
+        now_s: float,
+        left_s: float,
+        due: Due | None,
+        caller: Caller,
     ) -> Answered | Waiting:
         """A request that the fast path didn't answer."""
         received, parsed = read
@@ -318,6 +332,7 @@ class Desk:
             kept,
             self._answer_waiting,
             self._refused_waiting,
+            caller=caller,
             tells=received.message.queue_progress,
         )
         waiting.waiter = self.admission.route(
@@ -344,7 +359,7 @@ class Desk:
             if plain is None:
                 if read is None:
                     received = codec.receive(waiting.request, self._core.routing.prompt_tokens_max)
-                    read = received, codec.read_request(received, self._core)
+                    read = received, codec.read_request(received, self._core, waiting.caller)
                 plain = self._any(read, now_s, waiting.due, may_strain)
         except Refusal:
             raise

@@ -8,12 +8,15 @@ from prometheus_client import CollectorRegistry
 
 from indexer.kernel import NativeIndex
 from kvroute.v1 import router_pb2
+from router.config.queue_settings import QueueSettings, TenantSettings, TenantsSettings
 from router.config.routing_settings import HotPrefixSettings
 from router.config.serving_settings import GrpcSettings
 from router.copies.hot_prefixes import HotPrefixes, recomputed
+from router.desk.answers import Waiting
 from router.desk.counters import Metrics
 from router.desk.desk import LONG_BYTES
 from router.desk.stream_items import RouteItems, read_batch
+from router.desk.tenant import Caller
 from router.request.refusal import Reason, Refusal
 from router.service.calls import Guard
 from tests.stage.fleet import Fleet
@@ -124,3 +127,54 @@ def test_an_observer_that_fails_ends_no_stream() -> None:
     assert "the router failed on this request" in told
     assert stage.counted() == {"INTERNAL": 1}
     assert stage.faults() > 0
+
+
+QUOTA = QueueSettings(tenants=TenantsSettings(named={"paid": TenantSettings(in_flight_max=1)}))
+"""Tenant `paid` has one request in flight; further ones wait."""
+
+
+@pytest.mark.parametrize("face", ["route", "long", "stream"])
+@pytest.mark.parametrize(
+    ("verified", "field", "waits"),
+    [("", "paid", True), ("paid", "free", True), ("free", "paid", False), ("", "free", False)],
+)
+def test_a_verified_tenant_replaces_that_of_the_field(
+    face: str, verified: str, field: str, waits: bool
+) -> None:
+    fleet = Fleet(index=NativeIndex())
+    fleet.add("w0", total_blocks=1_000_000)
+    metrics = Metrics(CollectorRegistry())
+    guard = Guard.of(GrpcSettings(), 1 << 20, metrics)
+    desk = desk_of(fleet, metrics, guard.fault, queue=QUOTA)
+    desk.route(asked(tenant="paid").SerializeToString())
+    request = asked(LONG_BYTES // 4 if face == "long" else 100, tenant=field)
+    caller = Caller(tenant=verified)
+    if face == "stream":
+        items = desk.items(caller)
+        batch = router_pb2.RouteBatch(items=[router_pb2.RouteItem(index=1, request=request)])
+        list(items.decide(read_batch(batch.SerializeToString())))
+    else:
+        steps = desk.steps(request.SerializeToString(), caller=caller)
+        for _ in steps:
+            pass  # to the answer, or into the queue
+    assert len(desk.admission) == waits
+    waiting = [waiter.tenant for _, waiter in desk.admission.queue.waiters()]
+    assert waiting == ["paid"] * waits
+
+
+def test_a_request_that_waits_keeps_the_tenant_of_its_caller() -> None:
+    fleet = Fleet(index=NativeIndex())
+    fleet.add("w0", total_blocks=1_000_000)
+    metrics = Metrics(CollectorRegistry())
+    guard = Guard.of(GrpcSettings(), 1 << 20, metrics)
+    desk = desk_of(fleet, metrics, guard.fault, queue=QUOTA)
+    first = desk.route(asked().SerializeToString(), caller=Caller("paid"))
+    assert isinstance(first, tuple)
+    waiting = desk.route(asked(first=100).SerializeToString(), caller=Caller("paid"))
+    assert isinstance(waiting, Waiting)
+    desk.cancel(first[1])
+    desk.turns()
+    assert waiting.take()[1].worker.worker_id == "w0"
+    assert isinstance(
+        desk.route(asked(first=200).SerializeToString(), caller=Caller("paid")), Waiting
+    )
