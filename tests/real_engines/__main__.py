@@ -1,9 +1,9 @@
 """Real vLLM and SGLang behind a real kvroute: what was predicted against what was reused.
 
 usage: python -m tests.real_engines [--seed N] [--phases quiet,evictions,...]
-Ends with one JSON line on standard output, one of the overload (overload.py) and one of the
-hand-overs (handover.py), which come last; everything else goes to standard error and to
-build/real-engines/logs.
+Ends with one JSON line on standard output, and one more of each phase that has engines of its own:
+the overload (overload.py), the chats (chat.py) and the hand-overs (handover.py), which come last.
+Everything else goes to standard error and to build/real-engines/logs.
 """
 
 import argparse
@@ -28,8 +28,8 @@ from tests.real_engines.verdicts import RULES, Judge, Sample
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build" / "real-engines"
 UNEXPLAINED_MAX = 0.01
-OVERLOAD = "overload"
-"""The phase of overload.py, which has engines of its own."""
+OVERLOAD, CHAT = "overload", "chat"
+"""The phases of overload.py and chat.py, which have engines of their own."""
 
 log = logging.getLogger("real_engines")
 
@@ -113,7 +113,7 @@ def main() -> None:
     """Installs what is needed, then runs."""
     parser = argparse.ArgumentParser(prog="python -m tests.real_engines", description=__doc__)
     parser.add_argument("--seed", type=int, default=1, help="of prompts and their order")
-    known = (*PHASES, OVERLOAD, *KINDS)
+    known = (*PHASES, OVERLOAD, CHAT, *KINDS)
     parser.add_argument("--phases", default=",".join(known), help="some of %(default)s")
     parser.add_argument("--python", default=sys.executable, help="for the engines' environments")
     given = parser.parse_args()
@@ -129,9 +129,11 @@ def main() -> None:
     if code := subprocess.run(install, check=False).returncode:
         sys.exit(code)
     code = asyncio.run(run(given.seed, phases)) if phases else 0
-    if OVERLOAD in wanted:
-        overload = [sys.executable, "-m", "tests.real_engines.overload", "--seed", str(given.seed)]
-        code |= subprocess.run(overload, check=False).returncode
+    for phase in (OVERLOAD, CHAT):
+        if phase in wanted:
+            module = [sys.executable, "-m", f"tests.real_engines.{phase}"]
+            seed = ["--seed", str(given.seed)]
+            code |= subprocess.run([*module, *seed], check=False).returncode
     if kinds:
         handover = ["--kinds", ",".join(kinds), "--seed", str(given.seed)]
         handover += ["--failed"] * code

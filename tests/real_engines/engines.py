@@ -148,16 +148,17 @@ class Engine(ABC):
         key = "vllm:prompt_tokens_by_source_total{"
         return {
             line.partition('source="')[2].partition('"')[0]: count
-            for line, count in (await self._metrics()).items()
+            for line, count in (await self.metrics()).items()
             if line.startswith(key)
         }
 
     async def cache_usage(self) -> float:
         """The share of its cache that requests hold."""
-        told = await self._metrics()
+        told = await self.metrics()
         return sum(told[line] for line in told if line.startswith("vllm:kv_cache_usage_perc{"))
 
-    async def _metrics(self) -> dict[str, float]:
+    async def metrics(self) -> dict[str, float]:
+        """Its samples by name and labels."""
         async with self.session.get(f"{self.address}/metrics") as answer:
             lines = (await answer.text()).splitlines()
         told = [line.rpartition(" ") for line in lines if not line.startswith("#")]

@@ -24,24 +24,14 @@ from router.prompts.encoder import token_bytes
 from router.prompts.prompt_error import PromptError
 from router.prompts.renderer import Renderer
 from router.prompts.settings import EngineKind, PromptKind, RendererSettings
-from tests.real_engines.engines import Engine, Sglang, Vllm
+from tests.real_engines.chat_model import BLOCKS, CLASSES, FLAGS, make_room
+from tests.real_engines.engines import Engine
 from tests.real_engines.prompt_tokens import Tokens, engine_tokens
 from tests.stage.prompts.bodies import random_chat
 from tests.stage.prompts.captures import TEMPLATES, cases, digest_of
-from tests.stage.prompts.tiny_tokenizer import make_folder
 
 GOLDEN = Path(__file__).resolve().parents[1] / "router" / "prompts" / "golden"
-CONTEXT = 16384
-BLOCKS = {EngineKind.VLLM: 1024, EngineKind.SGLANG: 2048}
 START_S = 300.0
-_FLAGS = {
-    EngineKind.VLLM: (
-        *("--max-model-len", str(CONTEXT), "--enable-scale-out"),
-        *("--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
-    ),
-    EngineKind.SGLANG: (),
-}
-_CLASSES: dict[EngineKind, type[Engine]] = {EngineKind.VLLM: Vllm, EngineKind.SGLANG: Sglang}
 
 
 async def main(build: Path, randoms: int) -> int:
@@ -63,12 +53,12 @@ async def _recorded(
     template: str,
     randoms: int,
 ) -> int:
-    folder = _folder(build, room, template)
-    started = _CLASSES[engine](
+    folder = make_room(build, room, TEMPLATES[template])
+    started = CLASSES[engine](
         f"{engine}-{template}",
         *(room, room, room, session),
         blocks=BLOCKS[engine],
-        flags=_FLAGS[engine],
+        flags=FLAGS[engine],
     )
     await started.child.start()
     try:
@@ -125,18 +115,6 @@ class _Run:
         if isinstance(tokens, str):
             return tokens
         return str(self._tokenizer.decode(tokens, skip_special_tokens=False))
-
-
-def _folder(build: Path, room: Path, template: str) -> Path:
-    """The tiny model with the tests' tokenizer, beside the environments that engines.py expects."""
-    for name in ("vllm-venv", "sglang-venv", "lora"):
-        (room / name).symlink_to((build / name).resolve())
-    folder = make_folder(room / "model", TEMPLATES[template])
-    config = json.loads((build / "model/config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": CONTEXT}))
-    generation = (build / "model/generation_config.json").read_text()
-    (folder / "generation_config.json").write_text(generation)
-    return folder
 
 
 async def _ready(engine: Engine) -> None:

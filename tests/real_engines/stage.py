@@ -49,6 +49,8 @@ class Stage:
     session: aiohttp.ClientSession
     metrics: dict[str, str]
     """Process -> address of its metrics."""
+    target: str
+    """The router's gRPC address."""
 
     async def counters(self) -> dict[str, float]:
         """What routers and relays count of things that should be rare, as far as it happened."""
@@ -177,11 +179,12 @@ async def a_stage(
         fleet = fleet_of(Ground(build, logs, sockets, session))
         engines = {engine.worker_id: engine for engine in fleet}
         nats_port, grpc_port, metrics_port = free_ports(1), free_ports(1), free_ports(1)
+        target = f"127.0.0.1:{grpc_port}"
         nats_url = f"nats://127.0.0.1:{nats_port}"
         server = [server_binary(), "--addr", "127.0.0.1", "--port", str(nats_port)]
         serve = [
             *(*_kvroute(), "serve", "--nats", nats_url),
-            *("--grpc-listen", f"127.0.0.1:{grpc_port}"),
+            *("--grpc-listen", target),
             *("--metrics-listen", f"127.0.0.1:{metrics_port}", "--log-format", "plain"),
             *flags,
         ]
@@ -195,7 +198,7 @@ async def a_stage(
             ]
             metrics[f"relay {name}"] = f"http://127.0.0.1:{port}/metrics"
             relays[name] = Child(f"relay-{name}", relay, logs)
-        client = await stack.enter_async_context(KvRouteClient(f"127.0.0.1:{grpc_port}"))
+        client = await stack.enter_async_context(KvRouteClient(target))
         stage = Stage(
             Child("nats", server, logs),
             Child("router", serve, logs),
@@ -204,6 +207,7 @@ async def a_stage(
             client,
             session,
             metrics,
+            target,
         )
         for child in (
             stage.nats,
