@@ -215,7 +215,7 @@ async def other_template(chats: Chats, odd: str) -> dict[str, object]:
         body = {**random_chat(rng), **SAMPLING}
         await compared.one(f"other template, {number}", body, stream=False, direct=False)
     workers = await chats.stage.workers()
-    warned = {one.worker_id for one in workers if "tokens_differ" in [w.code for w in one.warnings]}
+    warned = {one.worker_id for one in workers if "tokens_differ" in one.warnings}
     if warned != {odd}:
         chats.faults.append(f"tokens_differ at {sorted(warned)}, wanted at {odd}")
     return compared.counts.shown() | {"tokens_differ": sorted(warned)}
