@@ -19,7 +19,7 @@ from router.children.nats_server import server_binary
 from tests.real_engines.engines import Engine, Sglang, Vllm, free_ports
 from tests.real_engines.processes import Child
 
-ENGINE_START_S = 240.0
+ENGINE_START_S = 900.0
 FLEET_START_S = 30.0
 RECOVERY_S = 60.0
 _POLL_S = 0.02
