@@ -33,7 +33,10 @@ class ModelSettings(Settings, frozen=True):
     ] = None
     prompts: Annotated[
         PromptsSettings | None,
-        Meta(description="tokens of prompts that come without tokens; none: engines give them"),
+        Meta(
+            description="how prompts of this model that come without tokens get them; none: from"
+            " engines"
+        ),
     ] = None
 
 
@@ -51,10 +54,14 @@ class ServeConfig(Settings, frozen=True):
     index: IndexSettings = IndexSettings()
     decision_log: DecisionLogSettings = DecisionLogSettings()
     ready_timeout_s: Annotated[
-        Seconds, Meta(description="ready after this even when some stream is not trusted yet")
+        Seconds,
+        Meta(
+            description="seconds after the start at which the router is ready, even with streams"
+            " that are not trusted yet"
+        ),
     ] = 30.0
     drain_timeout_s: Annotated[
-        Seconds, Meta(description="longest wait for calls in flight at SIGTERM")
+        Seconds, Meta(description="seconds that calls in flight may go on after SIGTERM")
     ] = 30.0
     models: Annotated[tuple[ModelSettings, ...], Meta(description="models known in advance")] = ()
     workers: Annotated[
@@ -73,7 +80,10 @@ class RelayConfig(Settings, frozen=True):
     log: LogSettings = LogSettings()
     state_dir: Annotated[
         str | None,
-        Meta(description="folder that keeps what engines hold, for the relay's own restarts"),
+        Meta(
+            description="folder of files with the blocks that engines hold, for restarts of the"
+            " relay"
+        ),
     ] = None
     workers: Annotated[tuple[EngineSettings, ...], Meta(description="engines to relay")] = ()
 

@@ -16,34 +16,51 @@ class FleetSettings(Settings, frozen=True):
 
     name: Annotated[
         str,
-        Meta(pattern=r"^[A-Za-z0-9_-]{1,64}$", description="the workers one router serves"),
+        Meta(
+            pattern=r"^[A-Za-z0-9_-]{1,64}$",
+            description="name of the workers that this router serves: relays and routers of a"
+            " fleet have the same",
+        ),
     ] = "default"
     beat_timeout_s: Annotated[
-        Seconds, Meta(description="silence after which a worker gets no requests")
+        Seconds, Meta(description="silence in seconds after which a worker gets no requests")
     ] = 3.0
-    forget_s: Annotated[Seconds, Meta(description="silence after which it is forgotten")] = 30.0
+    forget_s: Annotated[
+        Seconds, Meta(description="silence in seconds after which a worker is forgotten")
+    ] = 30.0
     model_memory_s: Annotated[
-        Seconds, Meta(description="how long a model without workers is UNAVAILABLE, not NOT_FOUND")
+        Seconds,
+        Meta(
+            description="seconds for which requests for a model that lost its last worker get"
+            " UNAVAILABLE; afterwards NOT_FOUND"
+        ),
     ] = 300.0
     tombstone_s: Annotated[
         float,
         Meta(
             gt=0,
             le=TOMBSTONE_MAX_S,
-            description="how long a removed worker's beats are ignored, a day at most",
+            description="seconds for which heartbeats of a removed worker are ignored, a day at"
+            " most",
         ),
     ] = 60.0
-    workers_max: Annotated[int, Meta(ge=1, description="workers known at once")] = 4096
+    workers_max: Annotated[
+        int, Meta(ge=1, description="workers known at once; more are ignored, and counted")
+    ] = 4096
     state_file: Annotated[
         str | None,
         Meta(
             description="file that keeps the drains and removals in force for restarts of this"
-            " router, another file for each replica; none: only other replicas tell them"
+            " router, another file for each replica; none: only other replicas have"
+            " them"
         ),
     ] = None
     inflight: Annotated[
         bool,
-        Meta(description="tell other replicas what is reserved here, and count what they tell"),
+        Meta(
+            description="publish this router's reserved load to its replicas, and add theirs to"
+            " the workers' load"
+        ),
     ] = True
 
 
@@ -59,11 +76,17 @@ class IndexSettings(Settings, frozen=True):
         Meta(
             ge=1,
             le=MEMORY_MIB_MAX,
-            description="over it, blocks that no prompt asks for are forgotten; 64 GiB at most",
+            description="MiB that the index may take; beyond, blocks that no prompt has matched"
+            " lately are forgotten; 64 GiB at most",
         ),
     ] = 4096
     worker_percent: Annotated[
-        int, Meta(ge=1, le=100, description="of the memory that one worker's blocks may take")
+        int,
+        Meta(
+            ge=1,
+            le=100,
+            description="percentage of the index's memory that one worker's blocks may take",
+        ),
     ] = 25
 
     def bytes_max(self) -> int:

@@ -13,18 +13,23 @@ from router.config.presets import PresetName
 class HotPrefixSettings(Settings, frozen=True):
     """Copies of prefixes that many ask for, to workers that have time."""
 
-    enabled: Annotated[bool, Meta(description="copy hot prefixes")] = False
+    enabled: Annotated[bool, Meta(description="copy hot prefixes to more workers")] = False
     score: Annotated[
-        float, Meta(gt=0, description="hits / sqrt(age in s) from which on a prefix is hot")
+        float, Meta(gt=0, description="hits / sqrt(age in seconds) from which on a prefix is hot")
     ] = 4.0
     queue: Annotated[
         int,
-        Meta(ge=0, description="a worker with more requests, and more than the mean, is busy"),
+        Meta(
+            ge=0,
+            description="a worker with more requests than this, and more than the mean, is busy",
+        ),
     ] = 10
     copies_per_minute: Annotated[
-        float, Meta(gt=0, le=600, description="that one router begins")
+        float, Meta(gt=0, le=600, description="copies a minute that one router starts, at most")
     ] = 60.0
-    memory_mib: Annotated[int, Meta(ge=1, description="for hot prefixes' tokens and hashes")] = 64
+    memory_mib: Annotated[
+        int, Meta(ge=1, description="MiB for tokens and hashes of hot prefixes")
+    ] = 64
 
 
 class GuardSettings(Settings, frozen=True):
@@ -93,70 +98,120 @@ class RoutingSettings(Settings, frozen=True):
         ),
     ] = "balanced"
     policy: Annotated[
-        str, Meta(description="see `kvroute policies`; or module:function, one of your own")
+        str,
+        Meta(
+            description="policy of requests that name none: see `kvroute policies`; or"
+            " module:function, a policy of your own"
+        ),
     ] = "dynamo-adaptive"
     own_policies: Annotated[
         tuple[str, ...],
-        Meta(description="more functions that requests may name, each module:function"),
+        Meta(description="policies of your own that requests may name, each module:function"),
     ] = ()
     prefill_policy: Annotated[
         str,
         Meta(
-            description="of pairs: policy that picks the prefill worker, if the request names none"
+            description="policy that picks the prefill worker of a pair, if the request names none"
         ),
     ] = "prefill-queue"
     decode_policy: Annotated[
-        str, Meta(description="of pairs: policy that picks the decode worker")
+        str, Meta(description="policy that picks the decode worker of a pair")
     ] = "decode-room"
     local_prefill_tokens: Annotated[
-        int, Meta(ge=0, description="of pairs: a prompt with so few new tokens stays together")
+        int,
+        Meta(
+            ge=0,
+            description="a prompt with at most so many uncached tokens on its decode worker is"
+            " computed there, without a prefill worker",
+        ),
     ] = 256
     local_prefill_percent: Annotated[
-        int, Meta(ge=0, le=100, description="and one of which no larger part is new")
+        int,
+        Meta(
+            ge=0,
+            le=100,
+            description="a prompt of which at most this percentage is uncached on its decode"
+            " worker is computed there, without a prefill worker",
+        ),
     ] = 5
     policy_per_request: Annotated[bool, Meta(description="let requests name a policy")] = True
     expected_output_tokens: Annotated[
-        int, Meta(ge=0, le=4096, description="room for output, if the request names none")
+        int,
+        Meta(
+            ge=0,
+            le=4096,
+            description="output tokens that a request is expected to need, if it names none",
+        ),
     ] = 1
-    prompt_tokens_max: Annotated[int, Meta(ge=1, description="longest prompt taken")] = 1 << 20
-    alternatives: Annotated[int, Meta(ge=0, le=16, description="next best workers in answers")] = 2
-    lease_s: Annotated[Seconds, Meta(description="life of a reservation without a Report")] = 120.0
+    prompt_tokens_max: Annotated[
+        int, Meta(ge=1, description="tokens of the longest prompt; longer ones are refused")
+    ] = 1 << 20
+    alternatives: Annotated[
+        int, Meta(ge=0, le=16, description="next best workers in each answer, at most")
+    ] = 2
+    lease_s: Annotated[
+        Seconds,
+        Meta(description="seconds after its last Report at which a reservation ends by itself"),
+    ] = 120.0
     memory_window_s: Annotated[
-        Seconds, Meta(description="how long a request id is remembered after its end")
+        Seconds,
+        Meta(
+            description="seconds for which a request id gets the same answer after the request's"
+            " end"
+        ),
     ] = 60.0
     session_ttl_s: Annotated[
-        Seconds, Meta(description="how long it is known where a session's KV cache was sent")
+        Seconds, Meta(description="seconds for which a session's last worker is remembered")
     ] = 900.0
-    sessions_max: Annotated[
-        int, Meta(ge=0, description="sessions known at once; 0: they are not remembered")
-    ] = 65_536
+    sessions_max: Annotated[int, Meta(ge=0, description="sessions remembered at once; 0: none")] = (
+        65_536
+    )
     reservations_max: Annotated[
-        int, Meta(ge=1, description="open and remembered reservations; over it requests are shed")
+        int,
+        Meta(
+            ge=1, description="open and remembered reservations; requests beyond them are refused"
+        ),
     ] = 200_000
-    seed: Annotated[int | None, Meta(description="of the tie-breaking; default: random")] = None
+    seed: Annotated[
+        int | None,
+        Meta(description="seed of the draws between workers of equal cost; none: a random one"),
+    ] = None
     predicted_ttl_s: Annotated[
         float,
         Meta(
             ge=0,
-            description="how long a pick's blocks count without its worker's events; 0: never",
+            description="seconds for which a pick's blocks count as held before its worker's"
+            " events confirm them; 0: not at all",
         ),
     ] = 5.0
     approximate_ttl_s: Annotated[
         float,
-        Meta(ge=0, description="the same for workers without events, or with only a part of them"),
+        Meta(
+            ge=0,
+            description="seconds for which a pick's blocks count as held where events are missing"
+            " or leave blocks out; 0: not at all",
+        ),
     ] = 120.0
     parameters: Annotated[
         dict[str, dict[str, float]],
-        Meta(description="numbers of policies, by policy and name: see `kvroute policies`"),
+        Meta(description="parameters of policies, by policy and name: see `kvroute policies`"),
     ] = msgspec.field(default_factory=dict)
     prefill_rate: Annotated[
-        Seconds, Meta(description="prompt tokens a second, of workers that were not measured yet")
+        Seconds,
+        Meta(
+            description="prompt tokens a second that a worker computes, until its own rate is"
+            " measured"
+        ),
     ] = 20_000.0
     shadow_policy: Annotated[
-        str | None, Meta(description="policy that scores the same requests and never acts")
+        str | None,
+        Meta(
+            description="policy that scores the same requests without any effect on picks; none:"
+            " no such scores"
+        ),
     ] = None
     shadow_share: Annotated[
-        float, Meta(gt=0, le=1, description="of the requests, those that it scores")
+        float, Meta(gt=0, le=1, description="share of the requests that the shadow policy scores")
     ] = 0.01
     hot_prefixes: HotPrefixSettings = HotPrefixSettings()
     outliers: OutlierSettings = OutlierSettings()
@@ -164,8 +219,10 @@ class RoutingSettings(Settings, frozen=True):
     guard: GuardSettings = GuardSettings()
     affinity: AffinitySettings = AffinitySettings()
     host_label: Annotated[str, Meta(description="label that names a worker's host")] = "host"
-    rack_label: Annotated[str, Meta(description="label that names its rack")] = "rack"
-    cluster_label: Annotated[str, Meta(description="label that names its cluster")] = "cluster"
+    rack_label: Annotated[str, Meta(description="label that names a worker's rack")] = "rack"
+    cluster_label: Annotated[str, Meta(description="label that names a worker's cluster")] = (
+        "cluster"
+    )
 
 
 class ModelRoutingSettings(Settings, frozen=True):
@@ -173,7 +230,7 @@ class ModelRoutingSettings(Settings, frozen=True):
 
     policy: Annotated[
         str | None,
-        Meta(description="of requests for this model that name none; none: routing.policy"),
+        Meta(description="policy of requests for this model that name none; none: routing.policy"),
     ] = None
     parameters: Annotated[
         dict[str, dict[str, float]],
@@ -184,5 +241,7 @@ class ModelRoutingSettings(Settings, frozen=True):
     ] = msgspec.field(default_factory=dict)
     guard: Annotated[
         GuardSettings | None,
-        Meta(description="of this model's picks; a key that it leaves out is as in routing.guard"),
+        Meta(
+            description="guard of this model's picks; a key that is left out is as in routing.guard"
+        ),
     ] = None

@@ -20,13 +20,14 @@ class GrpcSettings(Settings, frozen=True):
     listen: Annotated[str, Meta(description="host:port; port 0 picks a free one")] = (
         "127.0.0.1:50051"
     )
-    unix_socket: Annotated[str | None, Meta(description="path of a unix socket to serve too")] = (
-        None
-    )
+    unix_socket: Annotated[
+        str | None, Meta(description="path of a unix socket to listen on too")
+    ] = None
     route_kib_max: Annotated[
         MessageKib | None,
         Meta(
-            description="largest Route message; none: 8192, or what routing.prompt_tokens_max needs"
+            description="largest Route message; none: 8192, or more if routing.prompt_tokens_max"
+            " needs more"
         ),
     ] = None
     explain_kib_max: Annotated[
@@ -42,26 +43,37 @@ class GrpcSettings(Settings, frozen=True):
     ] = 256
     in_flight_mib_max: Annotated[
         int,
-        Meta(ge=1, le=65_536, description="bytes of messages over 64 KiB being handled at once"),
+        Meta(
+            ge=1,
+            le=65_536,
+            description="MiB of messages over 64 KiB that are handled at once; more are refused",
+        ),
     ] = 128
     watches_max: Annotated[
-        int, Meta(ge=1, le=100_000, description="WatchWorkers calls open at once")
+        int, Meta(ge=1, le=100_000, description="open WatchWorkers calls; more are refused")
     ] = 1000
     max_message_mib: Annotated[
         Annotated[int, Meta(ge=1, le=64)] | None,
-        Meta(description="deprecated: no message limit is above it, in MiB"),
+        Meta(description="deprecated: MiB that no other limit of a message exceeds"),
     ] = None
-    reflection: Annotated[bool, Meta(description="answer grpc.reflection")] = True
+    reflection: Annotated[bool, Meta(description="serve the grpc.reflection services")] = True
     max_connection_age_s: Annotated[
         Milliseconds | None,
-        Meta(description="age at which a connection is ended, so that clients spread again"),
+        Meta(
+            description="age in seconds at which a connection is closed, so that clients spread"
+            " over replicas again; none: never"
+        ),
     ] = 300.0
     max_connection_age_grace_s: Annotated[
         Milliseconds,
-        Meta(description="how long its calls may go on; streams end by themselves within it"),
+        Meta(
+            description="seconds that calls on a closed connection may go on; streams end by"
+            " themselves within them"
+        ),
     ] = 60.0
     keepalive_s: Annotated[
-        Milliseconds, Meta(description="silence after which a client gets a keepalive ping")
+        Milliseconds,
+        Meta(description="seconds of silence after which a client gets a keepalive ping"),
     ] = 60.0
 
     @property
@@ -85,20 +97,27 @@ class LogSettings(Settings, frozen=True):
     format: Annotated[
         Literal["auto", "plain", "json"], Meta(description="auto: plain on a terminal, else json")
     ] = "auto"
-    level: Annotated[Literal["debug", "info", "warning", "error"], Meta(description="least")] = (
-        "info"
-    )
+    level: Annotated[
+        Literal["debug", "info", "warning", "error"],
+        Meta(description="lowest level that is logged"),
+    ] = "info"
 
 
 class DecisionLogSettings(Settings, frozen=True):
     """Decisions and refusals with all their numbers, as lines of JSON for `kvroute replay-log`."""
 
-    file: Annotated[str | None, Meta(description="where they are written; none: nowhere")] = None
+    file: Annotated[
+        str | None,
+        Meta(description="file that decisions are written to; none: they are not written"),
+    ] = None
     share: Annotated[
-        float, Meta(gt=0, le=1, description="of the requests, those that are written")
+        float, Meta(gt=0, le=1, description="share of the requests whose decisions are written")
     ] = 0.01
-    file_mib: Annotated[int, Meta(ge=1, description="size at which the next file begins")] = 64
-    files: Annotated[int, Meta(ge=1, le=1000, description="that are kept, the current one too")] = 4
+    file_mib: Annotated[int, Meta(ge=1, description="MiB at which the next file begins")] = 64
+    files: Annotated[
+        int, Meta(ge=1, le=1000, description="files that are kept, the current file included")
+    ] = 4
     hashes: Annotated[
-        bool, Meta(description="write hashes of prompts and sessions, too; never their text")
+        bool,
+        Meta(description="write hashes of prompts and sessions, too; their text is never written"),
     ] = False
