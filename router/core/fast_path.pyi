@@ -39,7 +39,7 @@ class Batch:
     def request_of(self, place: int) -> bytes:
         """The RouteRequest's bytes of the item at a place, wherever the batch is at.
 
-        Indexes are the caller's, who may give one to several items. Raises KeyError."""
+        The caller chooses indexes, and may give the same to several items. Raises KeyError."""
 
     @property
     def request(self) -> bytes | None:

@@ -76,14 +76,14 @@ class FleetTurns:
         """What waits in peers in each of our bands, the lowest first; of a model, if one is named.
         Waits are those of the peers' last messages."""
         bands = self._queue.rules.bands
-        found = [Depth() for _ in bands.settings]
+        depths = [Depth() for _ in bands.settings]
         for waiting in self._core.fleet.peers.demand().values():
-            for one in waiting:
-                if not model or one.model == model:
-                    depth = found[bands.level_of(one.from_priority)]
-                    depth.count += one.waiting
-                    depth.oldest_s = max(depth.oldest_s, one.oldest_s)
-        return found
+            for band in waiting:
+                if not model or band.model == model:
+                    depth = depths[bands.level_of(band.from_priority)]
+                    depth.count += band.waiting
+                    depth.oldest_s = max(depth.oldest_s, band.oldest_s)
+        return depths
 
     def configure(self) -> None:
         """The bands or the tenants are others: shares begin from nothing."""
@@ -132,13 +132,13 @@ class FleetTurns:
         if not len(queue):
             return []
         self._look_at_ages(now_s)
-        found: list[Demand] = []
+        demands: list[Demand] = []
         for pool in queue.pools():
             if isinstance(pool, Pool):
-                found += self._of_pool(pool, now_s)
-            if len(found) > DEMANDS_MAX:
+                demands += self._of_pool(pool, now_s)
+            if len(demands) > DEMANDS_MAX:
                 break
-        return found
+        return demands
 
     def _of_pool(self, pool: Pool, now_s: float) -> Iterator[Demand]:
         rules = self._queue.rules
@@ -216,17 +216,15 @@ class FleetTurns:
     def _by_pool(self, waiting: Sequence[Demand]) -> dict[Pool, dict[int, Band]]:
         """A peer's demand by our bands: its bands that are one of ours are added up."""
         bands = self._queue.rules.bands
-        found: dict[Pool, dict[int, Band]] = defaultdict(dict)
-        for one in waiting:
-            if one.role not in _ROLES:
+        pools: dict[Pool, dict[int, Band]] = defaultdict(dict)
+        for demand in waiting:
+            if demand.role not in _ROLES:
                 continue
-            of_pool, level = (
-                found[Pool(one.model, Role(one.role))],
-                bands.level_of(one.from_priority),
-            )
-            band = Band(one.waiting, one.went, one.credit, dict(one.tenants))
+            of_pool = pools[Pool(demand.model, Role(demand.role))]
+            level = bands.level_of(demand.from_priority)
+            band = Band(demand.waiting, demand.went, demand.credit, dict(demand.tenants))
             of_pool[level] = band.added(of_pool[level]) if level in of_pool else band
-        return found
+        return pools
 
     def _look_at_ages(self, now_s: float) -> None:
         if now_s - self._oldest_at_s < AGES_S:
