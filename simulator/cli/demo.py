@@ -2,9 +2,10 @@
 
 this process     eight stand-in engines, the client that replays the trace
 child processes  nats-server, `kvroute relay` for all eight, `kvroute serve`
+
+Its last part, chats through a gateway, has engines, relays, router and gateway in this process.
 """
 
-import asyncio
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -23,18 +24,19 @@ from router.children.nats_server import NatsChild, NatsChildError
 from router.children.process import end, start
 from router.cli.text import line
 from router.policies import POLICIES
+from simulator.cli.demo_chats import show_chats
+from simulator.cli.gateway import workers_ready
 from simulator.live import demo
 from simulator.live.clock import ScaledClock
 from simulator.live.stand_ins import StandIn, stand_ins
 from simulator.traffic.trace import TraceRequest
 
-READY_TIMEOUT_S = 30.0
-
 
 async def run_demo(
     policies: Sequence[str], speed: float | None, json_file: Path | None, verbose: bool
 ) -> int:
-    """Runs the trace once for each policy and shows the table; returns the exit code."""
+    """Runs the trace once for each policy and shows the table, then sends chats through a gateway;
+    returns the exit code."""
     if unknown := [name for name in policies if name not in POLICIES]:
         raise click.UsageError(f"unknown policy {unknown[0]!r}; there are {', '.join(POLICIES)}")
     console = Console(stderr=False)
@@ -68,7 +70,8 @@ async def run_demo(
             demo.to_json(runs) + "\n", encoding="utf-8"
         )
         console.print(f"written to {json_file}")
-    return 1 if any(run.failed for run in runs) else 0
+    answered = await show_chats(console)
+    return 1 if any(run.failed for run in runs) or not answered else 0
 
 
 class ClientRouting:
@@ -145,19 +148,8 @@ async def _stage(
         await stack.enter_async_context(_kvroute("serve", router, folder, verbose))
         await stack.enter_async_context(_kvroute("relay", relay, folder, verbose))
         client = await stack.enter_async_context(KvRouteClient(f"unix:{socket}"))
-        await client.wait_ready(READY_TIMEOUT_S)
-        await all_schedulable(client, len(engines))
+        await workers_ready(client, len(engines))
         yield clock, engines, ClientRouting(client)
-
-
-async def all_schedulable(client: KvRouteClient, count: int) -> None:
-    """Waits until every engine is schedulable; raises TimeoutError."""
-    async with asyncio.timeout(READY_TIMEOUT_S):
-        schedulable: dict[str, bool] = {}
-        async for update in client.watch_workers():
-            schedulable |= {worker.worker_id: worker.schedulable for worker in update.changed}
-            if sum(schedulable.values()) == count:
-                return
 
 
 @asynccontextmanager

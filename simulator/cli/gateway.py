@@ -15,11 +15,12 @@ from router.config.configurations import ServeConfig
 from router.config.gateway_settings import GatewaySettings
 from router.config.serving_settings import GrpcSettings, MetricsSettings
 from router.processes.router_process import RouterApp
-from simulator.cli.demo import READY_TIMEOUT_S, all_schedulable
 from simulator.live.engine import EngineConfig
 from simulator.live.run import engines_table, live_engines, show_commands
 from simulator.live.stand_ins import StandIn
 
+READY_S = 60.0
+"""For a router and its workers to be ready."""
 DRAIN_S = 2.0
 """For open requests at Ctrl-C."""
 ROUTER = "127.0.0.1:50051"
@@ -48,7 +49,7 @@ async def run_with_gateway(
     with tempfile.TemporaryDirectory(prefix="kvroute-simulate-") as folder:
         socket = Path(folder) / "router.sock"
         async with live_engines(configs, speed=speed, port=port) as engines:
-            app = RouterApp(_config(engines, listen, grpc_listen, socket))
+            app = RouterApp(gateway_config(engines, listen, grpc_listen, socket))
             serving = asyncio.create_task(app.run())
             ready = asyncio.create_task(_ready(f"unix:{socket}", len(engines)))
             await asyncio.wait({serving, ready}, return_when=asyncio.FIRST_COMPLETED)
@@ -62,7 +63,10 @@ async def run_with_gateway(
             return await serving
 
 
-def _config(engines: Sequence[StandIn], listen: str, grpc_listen: str, socket: Path) -> ServeConfig:
+def gateway_config(
+    engines: Sequence[StandIn], listen: str, grpc_listen: str, socket: Path
+) -> ServeConfig:
+    """A router with its relays and its gateway. socket: a further address of the router."""
     workers = [engine.relay_settings() for engine in engines]
     return ServeConfig(
         grpc=GrpcSettings(listen=grpc_listen, unix_socket=str(socket)),
@@ -75,8 +79,18 @@ def _config(engines: Sequence[StandIn], listen: str, grpc_listen: str, socket: P
 
 async def _ready(target: str, count: int) -> None:
     async with KvRouteClient(target) as client:
-        await client.wait_ready(READY_TIMEOUT_S)
-        await all_schedulable(client, count)
+        await workers_ready(client, count)
+
+
+async def workers_ready(client: KvRouteClient, count: int) -> None:
+    """Waits for a router that may pick each of its workers; raises TimeoutError."""
+    async with asyncio.timeout(READY_S):
+        await client.wait_ready(READY_S)
+        schedulable: dict[str, bool] = {}
+        async for update in client.watch_workers():
+            schedulable |= {worker.worker_id: worker.schedulable for worker in update.changed}
+            if sum(schedulable.values()) == count:
+                return
 
 
 def _show(console: Console, engines: Sequence[StandIn], app: RouterApp) -> None:
