@@ -418,7 +418,7 @@ class AdmissionQueue:
             queue.rate.began(now_s)
         self._seq = waiter.seq
         waiter.pool, waiter.passed_at = pool, None
-        waiter.run = self.siblings.run_of(waiter)
+        waiter.run = self.siblings.run_of(waiter) if self._settings.siblings.enabled else None
         self._bounds.add(waiter)
         self.recent_tenants.add(waiter.tenant)
         self._expiries.put(waiter, waiter.expires_s)

@@ -52,7 +52,7 @@ class Level:
         """In the order of their turns; none may come or go meanwhile."""
         return (self._lines[tenant] for tenant in self._shares)
 
-    def places(self, tenant: str, waiter: Waiter, weight: float) -> float:
+    def places(self, tenant: str, weight: float, waiter: Waiter) -> float:
         """Requests of the band that go until a request does, itself included, by its place in its
         tenant's line and by that tenant's share. weight: of the tenant."""
         line = self._lines.get(tenant)
@@ -60,7 +60,7 @@ class Level:
         others = self._weights - (0.0 if line is None else line.weight)
         return min(of_line * (others + weight) / weight, self.count + (not waiter.waits))
 
-    def add(self, tenant: str, waiter: Waiter, weight: float) -> None:
+    def add(self, tenant: str, weight: float, waiter: Waiter) -> None:
         """A request waits in its tenant's line. weight: of the tenant."""
         line = self._lines.get(tenant)
         if line is None:

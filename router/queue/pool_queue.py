@@ -42,6 +42,9 @@ class PoolQueue:
         self._levels = [Level(number) for number in range(len(rules.bands.settings))]
         self._shares: Shares[int] = Shares()
         """Of bands, by number, in requests."""
+        self._weights = 0.0
+        """Of the bands that requests wait in."""
+        self._shares_by_tenant = rules.tenants.share
         self._rises = Standing()
         """When requests come into the next higher band."""
         self.count = 0
@@ -58,6 +61,7 @@ class PoolQueue:
         self._ranking, self._rank_again_s = rules.rankings.of(self.count), -inf
         self._levels = [Level(number) for number in range(len(rules.bands.settings))]
         self._shares, self._rises, self.count = Shares(), Standing(), 0
+        self._weights, self._shares_by_tenant = 0.0, rules.tenants.share
         for waiter in waiting:
             self.add(waiter, now_s)
 
@@ -79,12 +83,11 @@ class PoolQueue:
     def places(self, waiter: Waiter, now_s: float) -> float:
         """Requests of the pool that go until a request does, itself included, as order and shares
         are now. A request that does not wait yet gets its key and its band by this."""
-        comes, tenants = not waiter.waits, self._rules.tenants
+        comes = not waiter.waits
         if comes:
             waiter.key = self._ranking.key(waiter)
             waiter.level = self._rules.bands.level(waiter, now_s)
-        weight = tenants.of(waiter.tenant).weight
-        of_band = self._levels[waiter.level].places(tenants.flow(waiter), waiter, weight)
+        of_band = self._levels[waiter.level].places(*self._flow(waiter), waiter)
         return self._of_all_bands(waiter.level, of_band, float(self.count + comes))
 
     def _of_all_bands(self, number: int, of_band: float, most: float) -> float:
@@ -93,12 +96,14 @@ class PoolQueue:
         strict: of_band + requests of higher bands
         else:   of_band / (share of the band by weight among those that wait), `most` at most
         """
-        counts = [level.count for level in self._levels]
+        levels = self._levels
+        if len(levels) == 1:
+            return of_band
         if self._rules.strict:
-            return of_band + sum(counts[number + 1 :])
-        bands = self._rules.bands.settings
-        weights = sum(band.weight for i, band in enumerate(bands) if counts[i] or i == number)
-        return min(of_band * weights / bands[number].weight, most)
+            return of_band + sum(level.count for level in levels[number + 1 :])
+        weight = self._rules.bands.settings[number].weight
+        weights = self._weights if levels[number].count else self._weights + weight
+        return min(of_band * weights / weight, most)
 
     def add(self, waiter: Waiter, now_s: float) -> None:
         """Puts a request into its line."""
@@ -109,19 +114,22 @@ class PoolQueue:
     def remove(self, waiter: Waiter) -> None:
         """Takes a request out of its line."""
         level = self._levels[waiter.level]
-        level.remove(self._rules.tenants.flow(waiter), waiter)
-        self._rises.discard(waiter)
+        level.remove(waiter.tenant if self._shares_by_tenant else "", waiter)
+        if len(self._levels) > 1:
+            self._rises.discard(waiter)
         self.count -= 1
         if not level.count:
             self._shares.leave(waiter.level)
+            self._weigh()
 
     def charge(self, waiter: Waiter, cost: float) -> None:
         """A request goes, at the cost of its tenant and its band; it is still in its line."""
-        bands, tenants = self._rules.bands, self._rules.tenants
         if len(self._levels) > 1:
-            self._shares.charge(waiter.level, 1.0, bands.settings[waiter.level].weight)
-        weight = tenants.of(waiter.tenant).weight
-        self._levels[waiter.level].charge(tenants.flow(waiter), cost, weight)
+            weight = self._rules.bands.settings[waiter.level].weight
+            self._shares.charge(waiter.level, 1.0, weight)
+        if self._shares_by_tenant:
+            tenant, weight = self._flow(waiter)
+            self._levels[waiter.level].charge(tenant, cost, weight)
 
     @property
     def levels(self) -> list[Level]:
@@ -165,13 +173,26 @@ class PoolQueue:
         if not level.count:
             self._shares.enter(number)
         waiter.level = number
-        tenants = self._rules.tenants
-        level.add(tenants.flow(waiter), waiter, tenants.of(waiter.tenant).weight)
+        level.add(*self._flow(waiter), waiter)
         self.count += 1
+        if level.count == 1:
+            self._weigh()
         if number + 1 < len(self._levels):
             rises_at_s = self._rules.bands.rises_at_s(waiter, number)
             if rises_at_s < inf:
                 self._rises.put(waiter, rises_at_s)
+
+    def _flow(self, waiter: Waiter) -> tuple[str, float]:
+        """The name under which a request has its share of a band, and the weight of that; one flow,
+        of any weight, where tenants don't share."""
+        if not self._shares_by_tenant:
+            return "", 1.0
+        return waiter.tenant, self._rules.tenants.of(waiter.tenant).weight
+
+    def _weigh(self) -> None:
+        """A band has its first request, or lost its last one."""
+        bands = self._rules.bands.settings
+        self._weights = sum(bands[i].weight for i, level in enumerate(self._levels) if level.count)
 
     def _rank(self, version: int, now_s: float) -> None:
         """Makes keys again where the length of the pool wants another order, and where requests

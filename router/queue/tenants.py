@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Mapping
 
 from router.config.queue_settings import TenantSettings, TenantsSettings
-from router.queue.waiter import Waiter
 
 TENANTS_MAX = 4096
 """Tenants whose buckets are remembered; over it the one that took least recently is forgiven."""
@@ -60,10 +59,6 @@ class Tenants:
     def of(self, tenant: str) -> TenantSettings:
         """The settings of a tenant."""
         return self._settings.named.get(tenant, self._settings.default)
-
-    def flow(self, waiter: Waiter) -> str:
-        """The name under which a request has its share; empty where tenants don't share."""
-        return waiter.tenant if self._settings.fair else ""
 
     def cost(self, uncached_tokens: int, cached_tokens: int) -> float:
         """Of a request, in uncached tokens; 1 at least."""

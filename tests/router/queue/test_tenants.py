@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from router.config.queue_settings import TenantSettings, TenantsSettings
 from router.queue.tenants import TENANTS_MAX, Tenants
 from router.queue.views import rows
-from router.queue.waiter import Waiter
 from tests.router.queue.waiting import POOL, drained, names, offered, queue_of, turns
 
 
@@ -137,7 +136,7 @@ class TestQuotas:
         tenants.ended("never seen")
         assert not tenants._in_flight
 
-    def test_a_waiter_is_asked_for_its_tenant_only(self) -> None:
+    def test_tenants_share_where_the_settings_say_so(self) -> None:
         tenants = Tenants(fair())
-        assert tenants.flow(Waiter("a", 0.0, tenant="blue")) == "blue"
-        assert Tenants(TenantsSettings()).flow(Waiter("a", 0.0, tenant="blue")) == ""
+        assert tenants.share
+        assert not Tenants(TenantsSettings()).share
