@@ -1,4 +1,5 @@
-"""Four router processes on one fleet, over real NATS: a band's turn crosses processes."""
+"""Router processes on one fleet, over real NATS: a band's turn crosses processes, and callers that
+wait in a router which is killed wait on in another."""
 
 import asyncio
 import random
@@ -29,6 +30,8 @@ queue:
   - {name: batch, from_priority: 0}
   - {name: chat, from_priority: 10}
 """
+MOVED = 3
+"""Requests that wait in the router that is killed, and as many in the other one."""
 BATCH, CHAT = 3, 6
 """Waiting requests of batch in each of three routers, and of chat in the fourth."""
 
@@ -37,21 +40,27 @@ def prompt(rng: random.Random) -> list[int]:
     return [rng.randrange(100_000) for _ in range(4 * BLOCK_SIZE)]
 
 
-async def routers(stage: Stage, stack: AsyncExitStack, folder: Path) -> list[KvRouteClient]:
-    """A client of each of four processes, all of them ready."""
+async def a_router(stage: Stage, folder: Path, address: str = "") -> tuple[Child, str]:
+    """One more process, and its address; it may not be ready yet."""
     config = folder / "kvroute.yaml"
     config.write_text(QUEUE)
+    address = address or f"127.0.0.1:{free_port()}"
+    child = await start(
+        [
+            *(sys.executable, "-c", SERVE, "serve", "--config", str(config)),
+            *("--nats", stage.nats.url, "--grpc-listen", address),
+            *("--metrics-listen", "", "--log-level", "error"),
+        ],
+        None,
+    )
+    return child, address
+
+
+async def routers(stage: Stage, stack: AsyncExitStack, folder: Path) -> list[KvRouteClient]:
+    """A client of each of four processes, all of them ready."""
     clients = []
     for _ in range(4):
-        address = f"127.0.0.1:{free_port()}"
-        child: Child = await start(
-            [
-                *(sys.executable, "-c", SERVE, "serve", "--config", str(config)),
-                *("--nats", stage.nats.url, "--grpc-listen", address),
-                *("--metrics-listen", "", "--log-level", "error"),
-            ],
-            None,
-        )
+        child, address = await a_router(stage, folder)
         stack.push_async_callback(end, child)
         client = await stack.enter_async_context(KvRouteClient(address, timeout_s=300.0))
         clients.append(client)
@@ -112,3 +121,81 @@ async def test_no_request_of_a_low_band_overtakes_one_of_a_high_band_in_another_
             await until(lambda: len(went) > number, f"the turn of request {number}")  # noqa: B023
         assert went == ["chat"] * CHAT + ["batch"] * (3 * BATCH)
         await asyncio.gather(*calls)
+
+
+async def waits(client: KvRouteClient, count: int, oldest_s: float = 0.0) -> None:
+    """So many requests wait in a router, the first one for at least so long."""
+    async with asyncio.timeout(60.0):
+        while True:
+            queue = await client.list_queue()
+            if queue.waiting == count and queue.bands[0].oldest_s >= oldest_s:
+                return
+            await asyncio.sleep(0.01)
+
+
+async def answers(client: KvRouteClient, replica: str) -> None:
+    """A router answers calls of a client of several."""
+    async with asyncio.timeout(60.0):
+        while (await client.explain(token_ids=[1])).receipt.replica != replica:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+async def test_callers_of_a_killed_router_wait_on_in_another_as_long_as_they_have(
+    tmp_path: Path,
+) -> None:
+    rng = random.Random(7)
+    async with a_stage(engine_count=1) as stage, AsyncExitStack() as stack:
+
+        async def client_of(*addresses: str) -> KvRouteClient:
+            client = KvRouteClient(addresses, timeout_s=300.0, silent_s=300.0, fallback=False)
+            return await stack.enter_async_context(client)
+
+        killed, first = await a_router(stage, tmp_path)
+        stack.push_async_callback(end, killed)
+        here = await client_of(first)
+        await here.wait_ready(120.0)
+        running = [AsyncExitStack() for _ in range(SLOTS)]
+        for one in running:
+            stack.push_async_callback(one.aclose)
+            await one.enter_async_context(stage.client.request(token_ids=prompt(rng)))
+        await reserved(here, SLOTS)
+        second = f"127.0.0.1:{free_port()}"
+        both = await client_of(first, second)
+        went: list[str] = []
+
+        async def ask(client: KvRouteClient, name: str) -> Pick:
+            pick = await client.route(token_ids=prompt(rng), request_id=name)
+            went.append(name)
+            return pick
+
+        moved = [f"moved-{number}" for number in range(MOVED)]
+        calls = [asyncio.create_task(ask(both, name)) for name in moved]
+        await waits(here, MOVED, oldest_s=1.0)
+
+        left, _ = await a_router(stage, tmp_path, second)
+        stack.push_async_callback(end, left)
+        there = await client_of(second)
+        await there.wait_ready(120.0)
+        await reserved(there, SLOTS)
+        replica = (await there.explain(token_ids=[1])).receipt.replica
+        await answers(both, replica)
+        late = [f"late-{number}" for number in range(MOVED)]
+        calls += [asyncio.create_task(ask(there, name)) for name in late]
+        await waits(there, MOVED)
+        await all_known([here, there], 2 * MOVED)
+
+        killed.kill()
+        await waits(there, 2 * MOVED)
+        async with asyncio.timeout(60.0):
+            while (await there.list_queue()).peer_bands:  # noqa: ASYNC110  # of the killed router
+                await asyncio.sleep(0.01)
+        assert went == []
+        for number, one in enumerate(running[: 2 * MOVED]):
+            await one.aclose()
+            await until(lambda: len(went) > number, f"the turn of request {number}")  # noqa: B023
+        assert {*went[:MOVED]} == {*moved}, "they came first, if the router believes that"
+        assert {*went[MOVED:]} == {*late}
+        picks = await asyncio.gather(*calls)
+        assert {pick.receipt.replica for pick in picks} == {replica}
+        (worker,) = await there.list_workers()
+        assert (worker.reserved, worker.reserved_by_peers) == (2 * MOVED, SLOTS - 2 * MOVED)
