@@ -166,10 +166,29 @@ class Exchange:
         """Whether a router can make tokens of the body."""
         return self.kind in _BODY_FIELDS
 
-    @property
-    def may_pair(self) -> bool:
-        """Whether a prefill worker and a decode worker can share the request."""
-        return self.kind in (Kind.CHAT, Kind.COMPLETION)
+    def pairs_on(self, engine: str) -> bool:
+        """Whether a prefill worker and a decode worker of this engine can share the request.
+
+        vLLM 0.32 has kv_transfer_params on all four paths; SGLang 0.5.23 drops bootstrap_room from
+        messages (sgl-project/sglang#35229). A response that goes on from another one, or that goes
+        on after its answer, belongs to one worker.
+        """
+        match self.kind:
+            case Kind.CHAT | Kind.COMPLETION:
+                return True
+            case Kind.MESSAGES:
+                return engine == "vllm"
+            case Kind.RESPONSES:
+                return not (self.facts.previous_response_id or self.facts.is_background)
+            case Kind.LOAD:
+                return False
+
+    def prefill_fields(self, fields: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A prefill worker's fields (PrefillWorker.prefill_body), as this path names them."""
+        if self.kind is not Kind.RESPONSES:
+            return fields
+        bound = {"max_output_tokens": 1} if "max_tokens" in fields else {}
+        return {**fields, **bound, "store": False}
 
     # The worker
 
@@ -246,6 +265,11 @@ class Exchange:
     def is_stream(self) -> bool:
         """Whether the present answer is a stream of events."""
         return self._reader.is_stream
+
+    @property
+    def response_id(self) -> str:
+        """Of an answer of /v1/responses: the name by which later requests go on from it."""
+        return self._reader.response_id()
 
     @property
     def first_token(self) -> bool:

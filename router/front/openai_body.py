@@ -102,6 +102,7 @@ class _Body(msgspec.Struct):
     n: Annotated[int, Meta(ge=1, le=4096)] | None = None
     cache_salt: Text | None = None
     previous_response_id: Text | None = None
+    background: bool | None = None
     metadata: Raw = Raw(b"null")
     prompt: Raw = Raw(b"null")
 
@@ -131,6 +132,8 @@ class Facts:
     has_one_prompt: bool
     """False: a completion with a list of prompts, whose usage is that of all."""
     previous_response_id: str
+    is_background: bool
+    """A response that its engine goes on with after the answer."""
 
 
 def shape_of(kind: Kind) -> Shape:
@@ -167,6 +170,7 @@ def read(body: bytes, headers: Mapping[str, str], *, low_first: bool = False) ->
         cache_salt=fields.cache_salt or "",
         has_one_prompt=not _is_list_of_prompts(fields.prompt),
         previous_response_id=fields.previous_response_id or "",
+        is_background=bool(fields.background),
     )
 
 

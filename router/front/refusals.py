@@ -78,12 +78,14 @@ STATUS: Mapping[str, int] = {
     "DEADLINE_EXCEEDED": 504,
     # the gateway's own
     "INVALID_BODY": 400,
+    "RESPONSE_GONE": 404,
     "UNKNOWN_PATH": 404,
     "METHOD_NOT_ALLOWED": 405,
     "BODY_TOO_SLOW": 408,
     "BODY_TOO_LARGE": 413,
     "TOO_MANY_REQUESTS": 429,
     "GATEWAY_FAULT": 500,
+    "PAIR_UNSUPPORTED": 501,
     "WORKER_FAILED": 502,
     "ROUTER_UNREACHABLE": 503,
     "STOPPING": 503,
@@ -98,6 +100,7 @@ _CODES = {
     "UNKNOWN_MODEL": "model_not_found",
     "PROMPT_TOO_LONG": "context_length_exceeded",
     "TENANT_QUOTA": "rate_limit_exceeded",
+    "RESPONSE_GONE": "previous_response_not_found",
 }
 """Reasons for which OpenAI has a code that clients know; others are their own code."""
 _OPENAI_TYPES = {

@@ -5,12 +5,13 @@ stream and the client had not, that chunk is taken out.
 
 Laws:
 - the bytes that feed() and rest() return are those that came in, less that one chunk;
-- nothing is kept but the end of the answer, KEPT_BYTES at most, the first TAIL_BYTES of an
-  Anthropic stream, and an event of at most EVENT_BYTES_MAX whose end has not come; a longer event
+- nothing is kept but the end of the answer, KEPT_BYTES at most, the first TAIL_BYTES of a message
+  or a response, and an event of at most EVENT_BYTES_MAX whose end has not come; a longer event
   passes in parts.
 """
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -33,6 +34,7 @@ _FIRST_TOKEN: Mapping[Kind, tuple[bytes, ...]] = {
     Kind.MESSAGES: (b"content_block", b"message_delta"),
     Kind.RESPONSES: (b".delta", b"output_item", b"response.completed"),
 }
+_RESPONSE_ID = re.compile(rb'"id"\s*:\s*"(resp_[\w.-]{1,200})"')
 _decoder = json.JSONDecoder()
 
 
@@ -123,12 +125,17 @@ class AnswerReader:
             return None
         return error.code if isinstance(error.code, int) and error.code >= 400 else 500
 
+    def response_id(self) -> str:
+        """Of an answer of /v1/responses, which begins with it; empty: there is none."""
+        named = _RESPONSE_ID.search(self._head or self._ending())
+        return named[1].decode() if self._kind is Kind.RESPONSES and named else ""
+
     def usage(self) -> Usage:
         """The usage of the answer, as far as its end has it."""
         last = self._usage or _usage_in(self._ending()) or {}
-        usage = _read(last)
+        usage = read_usage(last)
         if self._kind is Kind.MESSAGES and usage.prompt_tokens is None and self._head:
-            first = _read(_usage_in(self._head) or {})
+            first = read_usage(_usage_in(self._head) or {})
             usage = Usage(first.prompt_tokens, usage.output_tokens, first.cached_tokens)
         return usage
 
@@ -137,6 +144,8 @@ class AnswerReader:
 
     def _look(self, chunk: bytes) -> None:
         """Sets first_token."""
+        if self._kind is Kind.RESPONSES and len(self._head) < TAIL_BYTES:
+            self._head = (self._head + chunk)[:TAIL_BYTES]
         if not self.is_stream:
             self.first_token, self.chunks = bool(chunk), 1
             return
@@ -219,7 +228,7 @@ def _usage_in(data: bytes) -> Mapping[str, Any] | None:
     return None
 
 
-def _read(usage: Mapping[str, Any]) -> Usage:
+def read_usage(usage: Mapping[str, Any]) -> Usage:
     """OpenAI's usage of chats and completions, that of responses, or Anthropic's."""
     prompt = count(usage.get("prompt_tokens", usage.get("input_tokens")))
     output = count(usage.get("completion_tokens", usage.get("output_tokens")))

@@ -50,6 +50,11 @@ class GatewayCounters:
         self.body_bytes = Gauge(
             "kvroute_gateway_body_bytes", "Bytes of the bodies of open requests.", registry=registry
         )
+        self.responses = Gauge(
+            "kvroute_gateway_responses_known",
+            "Responses of /v1/responses whose worker the gateway knows.",
+            registry=registry,
+        )
         self.pairs = Counter(
             "kvroute_gateway_pairs",
             "Requests sent to a prefill worker and a decode worker, by engine.",

@@ -1,57 +1,25 @@
-"""One request between its client, the router and a worker: performs what an Exchange decides.
-
-Laws:
-- a client that leaves takes the worker's connection with it, and the reservation ends CANCELLED;
-- bytes are read from a worker only as fast as the client takes them;
-- an answer whose worker fails after its first byte is cut, never ended as if it were whole.
-"""
+"""Requests of a gateway: what it asks a router for, and what it learns of each answer."""
 
 import asyncio
 import uuid
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-import aiohttp
 import grpc
-import msgspec
 from aiohttp import web
 
-from kvroute.client import (
-    KvRouteClient,
-    KvRouteError,
-    Pick,
-    PrefillWorker,
-    RoutedRequest,
-    UnusableAnswer,
-)
-from kvroute.client import cached_tokens as cached_tokens_of
-from kvroute.client.life import failure_reason
-from kvroute.v1 import FailureReason, Phase
+from kvroute.client import KvRouteClient, KvRouteError, RoutedRequest
+from kvroute.v1 import Phase
 from router.config.gateway_settings import GatewaySettings
-from router.front.exchange import Blame, Exchange, Upstream, Verdict, goes_by_load, returned
+from router.front.exchange import Exchange, Upstream, goes_by_load
+from router.front.gateway.attempt import WorkerAttempt
 from router.front.gateway.counters import GatewayCounters
 from router.front.gateway.roster import Roster
-from router.front.gateway.upstreams import Sent, Upstreams, WorkerAnswered
+from router.front.gateway.upstreams import Sent, Upstreams
+from router.front.openai_body import Kind
 from router.front.output_lengths import OutputLengths
-
-PREFILL_ANSWER_MAX = 1 << 24
-"""Bytes of a prefill worker's answer, which may list the blocks of a long prompt."""
-WORKER_ERRORS = (aiohttp.ClientError, OSError, TimeoutError, WorkerAnswered, UnusableAnswer)
-"""What a worker's failure raises."""
-
-_BLAMES = {
-    FailureReason.FAILURE_REASON_TIMEOUT: Blame.TIMEOUT,
-    FailureReason.FAILURE_REASON_CANCELLED: Blame.CANCELLED,
-}
-_REASONS = {
-    Blame.WORKER: FailureReason.FAILURE_REASON_WORKER,
-    Blame.CLIENT: FailureReason.FAILURE_REASON_CLIENT,
-}
-"""Of a stream that its engine ended with an error."""
-
-
-class ClientLeft(Exception):
-    """The client's connection broke while bytes were written to it."""
+from router.front.refusals import FrontRefusal
+from router.front.response_workers import ResponseWorkers
 
 
 class Forwarder:
@@ -74,17 +42,19 @@ class Forwarder:
         self._settings = settings
         self._spawn = spawn
         self._lengths = OutputLengths()
+        self._responses = ResponseWorkers()
 
     async def serve(
         self, request: web.Request, exchange: Exchange, began_s: float
     ) -> web.StreamResponse:
-        """The answer, which the client has by then. Raises KvRouteError for a request without a
-        worker, one of WORKER_ERRORS when none answered, and ClientLeft."""
+        """The answer, which the client has by then. Raises KvRouteError or FrontRefusal for a
+        request without a worker, one of WORKER_ERRORS when none answered, and ClientLeft."""
         by_load = not exchange.has_body
         while True:
             try:
                 return await self._tries(request, exchange, began_s, by_load)
             except KvRouteError as error:
+                self._check_possible(exchange, error)
                 unimplemented = error.code is grpc.StatusCode.UNIMPLEMENTED
                 if by_load or not goes_by_load(error.reason, unimplemented=unimplemented):
                     raise
@@ -102,22 +72,56 @@ class Forwarder:
             tokens_max=self._roster.estimate_max(model),
             output_tokens=self._lengths.mean(model),
         )
-        pairs = settings.pairs == "auto" and exchange.may_pair
-        if pairs and self._roster.has_pairs(model):
+        if settings.pairs == "auto" and self._pairs(exchange):
             options["phase"] = Phase.PHASE_PREFILL_DECODE
+        if worker_id := self._holder(exchange):
+            options["allowed_worker_ids"] = (worker_id,)
         async for attempt in self._client.attempts(
             attempts_max=settings.attempts_max, timeout_s=settings.route_timeout_s, **options
         ):
             async with attempt as routed:
                 if attempt.number == 1:
                     self._picked(began_s)
-                return await _Attempt(self, request, exchange, routed, began_s).run()
+                return await WorkerAttempt(self, request, exchange, routed, began_s).run()
         raise RuntimeError("attempts ended without an answer and without an error")
 
-    def finished(self, exchange: Exchange, output_tokens: int) -> None:
+    def _pairs(self, exchange: Exchange) -> bool:
+        engines = self._roster.pair_engines(exchange.facts.model)
+        return bool(engines) and all(map(exchange.pairs_on, engines))
+
+    def _holder(self, exchange: Exchange) -> str | None:
+        """The worker that holds the response which the request goes on from; None: it goes on from
+        none, or there is one worker. Raises FrontRefusal."""
+        previous = exchange.facts.previous_response_id
+        if exchange.kind is not Kind.RESPONSES or not previous:
+            return None
+        worker_id = self._responses.worker(previous, asyncio.get_running_loop().time())
+        if worker_id is None and self._roster.count(exchange.facts.model) > 1:
+            raise _gone(previous, "this gateway passed on no such answer lately")
+        return worker_id
+
+    def _check_possible(self, exchange: Exchange, error: KvRouteError) -> None:
+        """Raises FrontRefusal for a request that no worker can serve since it needs a certain one,
+        or since its engine takes no pairs on this path."""
+        if error.reason not in ("NO_ELIGIBLE_WORKER", "UNKNOWN_WORKER"):
+            return
+        if self._holder(exchange) is not None:
+            previous = exchange.facts.previous_response_id
+            raise _gone(previous, f"its worker is away: {error.message}") from error
+        if self._roster.pair_engines(exchange.facts.model) and not self._pairs(exchange):
+            message = (
+                f"the model's workers serve in pairs, which {exchange.path} can't use here:"
+                f" {error.message}"
+            )
+            raise FrontRefusal("PAIR_UNSUPPORTED", message) from error
+
+    def finished(self, exchange: Exchange, output_tokens: int, worker_id: str) -> None:
         """An answer was passed on whole."""
         if exchange.has_body:
             self._lengths.add(exchange.facts.model, output_tokens)
+        if response_id := exchange.response_id:
+            self._responses.add(response_id, worker_id, asyncio.get_running_loop().time())
+            self._counters.responses.set(len(self._responses))
 
     def first_token(self, routed: RoutedRequest, *, answering: bool) -> None:
         """Reports PREFILL_DONE; the stream doesn't wait for the router."""
@@ -146,245 +150,9 @@ class Forwarder:
         self._counters.first_byte.observe(now_s - began_s)
 
 
-class _Attempt:
-    """One request on the worker, or the pair, of one pick."""
-
-    def __init__(
-        self,
-        forwarder: Forwarder,
-        request: web.Request,
-        exchange: Exchange,
-        routed: RoutedRequest,
-        began_s: float,
-    ) -> None:
-        self._began_s = began_s
-        self._forwarder = forwarder
-        self._request = request
-        self._exchange = exchange
-        self._routed = routed
-        self._pick = routed.pick
-        self._prefill_cached: int | None = None
-
-    async def run(self) -> web.StreamResponse:
-        """The answer, which the client has by then; raises what Forwarder.serve names."""
-        try:
-            return await self._run()
-        except aiohttp.ClientResponseError as error:
-            # aiohttp's own for bytes that are no HTTP. Its status is 400, by which it would pass
-            # for the client's mistake.
-            raise UnusableAnswer(f"the worker's answer is no HTTP: {error.message}") from error
-
-    async def _run(self) -> web.StreamResponse:
-        prefill = self._pick.prefill_worker
-        if prefill is None:
-            return await self._send({})
-        self._forwarder.paired(prefill.engine)
-        if prefill.engine == "vllm":
-            return await self._in_two_steps(prefill)
-        return await self._at_once(prefill)
-
-    async def _send(self, fields: dict[str, Any]) -> web.StreamResponse:
-        pick = self._pick
-        upstream = self._exchange.upstream(
-            pick.address, pick.headers, engine_priority=pick.engine_priority, fields=fields
-        )
-        sent = self._forwarder.post(upstream)
-        async with sent as answer:
-            return await self._pass_on(sent, answer)
-
-    # Pairs
-
-    async def _in_two_steps(self, prefill: PrefillWorker) -> web.StreamResponse:
-        """vLLM: the prefill worker answers first, and says where the decode worker gets the KV
-        cache."""
-        upstream = self._prefill_request(prefill)
-        async with (
-            asyncio.timeout(self._forwarder.prefill_timeout_s),
-            self._forwarder.post(upstream) as answer,
-        ):
-            if answer.status != 200:  # a client's mistake ends the attempts, too
-                raise await WorkerAnswered.read(answer)
-            content = await answer.content.read(PREFILL_ANSWER_MAX)
-            while not answer.content.at_eof() and len(content) < PREFILL_ANSWER_MAX:
-                content += await answer.content.read(PREFILL_ANSWER_MAX)
-        try:
-            said = msgspec.json.decode(content, type=dict[str, Any])
-        except (msgspec.DecodeError, RecursionError) as error:
-            raise UnusableAnswer(
-                f"the prefill worker's answer is no JSON object: {error}"
-            ) from None
-        self._prefill_cached = cached_tokens_of(said.get("usage"), details_enabled=False)
-        self._routed.cached_tokens = self._prefill_cached
-        self._forwarder.first_token(self._routed, answering=False)
-        return await self._send(prefill.decode_body(said))
-
-    async def _at_once(self, prefill: PrefillWorker) -> web.StreamResponse:
-        """SGLang: both workers get the request, and the answer is the decode worker's."""
-        computing = asyncio.create_task(self._drained(self._prefill_request(prefill)))
-        serving = asyncio.create_task(self._send(prefill.prefill_body))
-        try:
-            await asyncio.wait({computing, serving}, return_when=asyncio.FIRST_COMPLETED)
-            if not serving.done() and not self._exchange.passed:
-                computing.result()  # raises the prefill worker's failure
-            return await serving
-        except WORKER_ERRORS:
-            if serving.done():
-                self._routed.failed_worker_id = self._pick.worker_id
-            raise
-        finally:
-            for task in (computing, serving):
-                task.cancel()
-            await asyncio.gather(computing, serving, return_exceptions=True)
-
-    def _prefill_request(self, prefill: PrefillWorker) -> Upstream:
-        return self._exchange.upstream(
-            prefill.address,
-            prefill.headers,
-            engine_priority=self._pick.engine_priority,
-            fields=prefill.prefill_body,
-        )
-
-    async def _drained(self, upstream: Upstream) -> None:
-        async with (
-            asyncio.timeout(self._forwarder.prefill_timeout_s),
-            self._forwarder.post(upstream) as answer,
-        ):
-            if answer.status != 200:
-                raise await WorkerAnswered.read(answer)
-            async for _ in answer.content.iter_any():
-                pass
-
-    # The answer
-
-    async def _pass_on(self, sent: Sent, answer: aiohttp.ClientResponse) -> web.StreamResponse:
-        exchange = self._exchange
-        head = answer.headers
-        verdict = exchange.answered(
-            answer.status, head.get("Content-Type", ""), head.get("Content-Encoding", "")
-        )
-        if verdict is Verdict.ELSEWHERE:
-            raise await WorkerAnswered.read(answer)
-        response = self._response(answer)
-        try:
-            await self._bytes(sent, answer.content, response)
-        except ClientLeft:
-            await self._report(FailureReason.FAILURE_REASON_CANCELLED)
-            exchange.ended(Blame.CANCELLED)
-            raise
-        except WORKER_ERRORS as error:
-            if not exchange.passed:
-                raise
-            await self._cut(response, error)
-            return response
-        if verdict is Verdict.REFUSED:
-            exchange.ended(Blame.CLIENT)
-            await self._report(FailureReason.FAILURE_REASON_CLIENT)
-        else:
-            await self._finish()
-        await _ended(response)
-        return response
-
-    async def _bytes(
-        self, sent: Sent, content: aiohttp.StreamReader, response: web.StreamResponse
-    ) -> None:
-        exchange, routed = self._exchange, self._routed
-        read, data, write = content.readany, exchange.data, response.write
-        seen = False
-        while chunk := await read():
-            if passed := data(chunk):
-                sent.writing = True
-                if not response.prepared:
-                    await self._begin(response)
-                try:
-                    await write(passed)
-                except ConnectionError as error:
-                    raise ClientLeft from error
-                sent.writing = False
-            if not seen and exchange.first_token:
-                seen = True
-                if response.status == 200 and exchange.is_stream:  # else the end says it as well
-                    self._forwarder.first_token(routed, answering=True)
-            routed.output_tokens = exchange.output_tokens
-        rest = exchange.rest()
-        if not response.prepared:
-            await self._begin(response)
-        if rest:
-            await _write(response, rest)
-
-    def _response(self, answer: aiohttp.ClientResponse) -> web.StreamResponse:
-        reason = answer.reason if answer.reason and answer.reason.isascii() else None
-        response = web.StreamResponse(status=answer.status, reason=reason)
-        for name, value in returned(answer.headers.items()):
-            response.headers.add(name, value)
-        length = answer.headers.get("Content-Length", "")
-        if length.isdigit() and not self._exchange.takes_usage_out:
-            response.content_length = int(length)
-        response.headers["X-Request-Id"] = self._exchange.request_id
-        if self._forwarder.shows_pick:
-            response.headers.update(_about(self._pick))
-        return response
-
-    async def _begin(self, response: web.StreamResponse) -> None:
-        self._forwarder.first_byte(self._began_s)
-        try:
-            await response.prepare(self._request)
-        except ConnectionError as error:
-            raise ClientLeft from error
-
-    async def _finish(self) -> None:
-        outcome, routed = self._exchange.ended(), self._routed
-        cached = outcome.usage.cached_tokens
-        routed.prompt_tokens = outcome.usage.prompt_tokens
-        if outcome.blame is not None:
-            await self._report(_REASONS[outcome.blame])
-            return
-        self._forwarder.finished(self._exchange, outcome.output_tokens)
-        await routed.finished(
-            output_tokens=outcome.output_tokens,
-            cached_tokens=cached if self._prefill_cached is None else self._prefill_cached,
-            wait=False,
-        )
-
-    async def _report(self, reason: FailureReason.ValueType) -> None:
-        self._routed.output_tokens = self._exchange.output_tokens
-        await self._routed.failed(reason, wait=False)
-
-    async def _cut(self, response: web.StreamResponse, error: Exception) -> None:
-        """Ends an answer whose worker failed, so that its client can't take it for whole."""
-        reason = failure_reason(error)
-        blame = _BLAMES.get(reason, Blame.WORKER)
-        silent = blame is Blame.TIMEOUT
-        name = "WORKER_SILENT" if silent else "WORKER_FAILED"
-        message = "the worker sent nothing for too long" if silent else "the worker's answer broke"
-        last = self._exchange.broke(blame, name, f"{message}: {error}")
-        await self._report(reason)
-        try:
-            if last:
-                await _write(response, last)
-        except ClientLeft:
-            return
-        transport = self._request.transport
-        if transport is not None:
-            transport.close()  # after what was written
-
-
-async def _write(response: web.StreamResponse, chunk: bytes) -> None:
-    try:
-        await response.write(chunk)
-    except ConnectionError as error:
-        raise ClientLeft from error
-
-
-async def _ended(response: web.StreamResponse) -> None:
-    try:
-        await response.write_eof()
-    except ConnectionError as error:
-        raise ClientLeft from error
-
-
-def _about(pick: Pick) -> dict[str, str]:
-    return {
-        "X-Kvroute-Worker": pick.worker_id,
-        "X-Kvroute-Overlap-Tokens": str(pick.overlap_tokens.usable),
-        "X-Kvroute-Reservation": pick.reservation_id,
-    }
+def _gone(response_id: str, why: str) -> FrontRefusal:
+    return FrontRefusal(
+        "RESPONSE_GONE",
+        f"no worker is known to hold the response {response_id[:200]!r}: {why}",
+        param="previous_response_id",
+    )

@@ -5,6 +5,7 @@ Law: an old list stays while no router answers; requests go on with the client's
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -28,7 +29,10 @@ class Roster:
         self._client = client
         self._clock = clock
         self._workers: list[WorkerStatus] = []
-        self._paired: frozenset[str] = frozenset()
+        self._pair_engines: dict[str, frozenset[str]] = {}
+        """Model -> engines of its prefill workers; "": of all."""
+        self._counts: Counter[str] = Counter()
+        """Workers of a model; "": of all."""
         self._created: dict[str, int] = {}
         self._shortest: dict[str, int] = {}
         """Tokens that the shortest worker of a model takes; "": of any."""
@@ -56,8 +60,12 @@ class Roster:
     def use(self, workers: Iterable[WorkerStatus]) -> None:
         """Takes a new list."""
         self._workers = list(workers)
-        prefills = [each for each in self._workers if each.role == "prefill"]
-        self._paired = frozenset(name for each in prefills for name in _names(each))
+        self._pair_engines = {}
+        for each in self._workers:
+            for name in ("", *_names(each)) if each.role == "prefill" else ():
+                known = self._pair_engines.get(name, frozenset())
+                self._pair_engines[name] = known | {each.engine}
+        self._counts = Counter(name for each in self._workers for name in ("", *_names(each)))
         now = int(self._clock())
         names = {name for each in self._workers for name in _names(each)}
         self._created = {name: self._created.get(name, now) for name in names}
@@ -72,9 +80,13 @@ class Roster:
         """Whether some worker of some model may be picked."""
         return any(each.schedulable or each.last_resort for each in self._workers)
 
-    def has_pairs(self, model: str) -> bool:
-        """Whether the model has prefill workers; without a name: any model."""
-        return model in self._paired if model else bool(self._paired)
+    def pair_engines(self, model: str) -> frozenset[str]:
+        """Engines of the model's prefill workers; without a name: of any model's."""
+        return self._pair_engines.get(model, frozenset())
+
+    def count(self, model: str) -> int:
+        """Workers of the model; without a name: of all."""
+        return self._counts[model]
 
     def estimate_max(self, model: str) -> int:
         """Most tokens of an estimated length: half of what the model's shortest worker takes, since

@@ -21,8 +21,9 @@ from kvroute.v1 import FailureReason
 from router.config.gateway_settings import GatewaySettings
 from router.config.keys import ConfigError
 from router.front.exchange import Blame, Exchange
+from router.front.gateway.attempt import WORKER_ERRORS, ClientLeft
 from router.front.gateway.counters import FULL, GatewayCounters
-from router.front.gateway.forwarding import WORKER_ERRORS, ClientLeft, Forwarder
+from router.front.gateway.forwarding import Forwarder
 from router.front.gateway.roster import Roster
 from router.front.gateway.upstreams import WorkerAnswered
 from router.front.openai_body import PATHS, shape_of
@@ -193,6 +194,8 @@ class GatewayServer:
         )
         try:
             response = await self._forwarder.serve(request, exchange, call.began_s)
+        except FrontRefusal:
+            raise
         except ClientLeft:
             return web.Response(status=499)  # nobody reads it
         except KvRouteError as error:

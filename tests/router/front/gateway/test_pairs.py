@@ -132,3 +132,44 @@ async def test_a_prefill_worker_that_fails_late_does_not_have_bytes_sent_twice()
             failed.set()
             assert got + await answer.content.read() == b": no token yet\n\n" + EVENTS[0] + DONE
         assert len(decode.bodies) == 1
+
+
+async def test_vllm_serves_messages_and_responses_in_pairs_too() -> None:
+    prefill, decode = Worker(answering(PREFILLED)), Worker(answering(b"{}"))
+    async with prefill.run(), decode.run(), a_gateway() as stage:
+        await paired(stage, prefill, decode, "vllm", kv_connector="NixlConnector")
+        messages = {**LONG, "max_tokens": 50, "stream": False}
+        async with stage.post("/v1/messages", messages) as answer:
+            assert answer.status == 200
+        response = {"model": "m", "input": "hello " * 4000, "max_output_tokens": 50}
+        async with stage.post("/v1/responses", response) as answer:
+            assert answer.status == 200
+        paths = ["/v1/messages", "/v1/responses"]
+        for worker in (prefill, decode):
+            assert [request.path for request in worker.requests] == paths
+        of_prefill = [json.loads(body) for body in prefill.bodies]
+        of_decode = [json.loads(body) for body in decode.bodies]
+        assert [body["kv_transfer_params"] for body in of_decode] == [HANDED, HANDED]
+        assert (of_prefill[0]["max_tokens"], of_decode[0]["max_tokens"]) == (1, 50)
+        assert (of_prefill[1]["max_output_tokens"], of_decode[1]["max_output_tokens"]) == (1, 50)
+        assert (of_prefill[1]["store"], "store" in of_decode[1]) == (False, False)
+        await stage.until(lambda: stage.endings == {Ending.FINISHED: 2})
+        assert stage.sample("kvroute_gateway_pairs_total", engine="vllm") == 2
+
+
+async def test_sglang_serves_responses_in_pairs_and_messages_are_refused_clearly() -> None:
+    prefill, decode = Worker(answering(WHOLE)), Worker(answering(WHOLE))
+    async with prefill.run(), decode.run(), a_gateway() as stage:
+        await paired(stage, prefill, decode, "sglang", bootstrap_port=8998)
+        async with stage.post("/v1/responses", {"model": "m", "input": "hello " * 4000}) as answer:
+            assert answer.status == 200
+        assert json.loads(decode.bodies[0])["bootstrap_port"] == 8998
+        for path, more in (
+            ("/v1/messages", {}),
+            ("/v1/responses", {"background": True}),
+        ):
+            async with stage.post(path, {**LONG, **more}) as answer:
+                assert answer.status == 501
+                assert answer.headers["X-Kvroute-Reason"] == "PAIR_UNSUPPORTED"
+        assert len(decode.bodies) == 1
+        await stage.until(lambda: stage.open == 0)

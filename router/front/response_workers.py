@@ -1,0 +1,41 @@
+"""Which worker holds which response of /v1/responses, for requests that go on from it. Pure.
+
+Engines keep responses in their own memory, so a request with `previous_response_id` can be served
+by the worker that gave that response, and by no other.
+
+Law: at most `most` responses are known, each for ttl_s; past the bound the oldest is forgotten.
+"""
+
+from collections import OrderedDict
+
+RESPONSES_MAX = 65_536
+RESPONSE_TTL_S = 24 * 3600.0
+
+
+class ResponseWorkers:
+    """Of the answers that one gateway has passed on."""
+
+    def __init__(self, most: int = RESPONSES_MAX, ttl_s: float = RESPONSE_TTL_S) -> None:
+        self._most = most
+        self._ttl_s = ttl_s
+        self._known: OrderedDict[str, tuple[str, float]] = OrderedDict()
+        """Response -> worker, and when it is forgotten; the oldest first."""
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def add(self, response_id: str, worker_id: str, now_s: float) -> None:
+        """A worker has given this response."""
+        self._known.pop(response_id, None)
+        self._known[response_id] = worker_id, now_s + self._ttl_s
+        while len(self._known) > self._most or next(iter(self._known.values()))[1] <= now_s:
+            self._known.popitem(last=False)
+
+    def worker(self, response_id: str, now_s: float) -> str | None:
+        """None: not known, or no longer."""
+        worker_id, until_s = self._known.get(response_id, ("", now_s))
+        return worker_id if now_s < until_s else None
+
+    def forget(self, response_id: str) -> None:
+        """Its worker is gone."""
+        self._known.pop(response_id, None)
