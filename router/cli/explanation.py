@@ -24,6 +24,7 @@ from router.cli.fleet import WIDTH_MIN, complain, stream_text
 from router.cli.receipt import prefill_in_words
 from router.cli.rendering import differences, tokens_of_engine
 from router.cli.text import add_row, console, line, styled, table
+from router.desk.text_codec import TEXT_BYTES_MAX
 from router.prompts.settings import EngineKind, PromptKind
 
 _ROW_NUMBERS = ("cost", "overlap", "new", "in use", "run", "wait", "ours")
@@ -153,7 +154,10 @@ async def _prompt(question: Question, timeout_s: float) -> RouteOptions:
 
 
 def _check_body(file: BodyFile) -> None:
-    """Raises click.ClickException for a file that is no JSON object, with its name."""
+    """Raises click.ClickException for a file that is too long or no JSON object, with its name."""
+    if len(file.content) > TEXT_BYTES_MAX:
+        size = len(file.content)
+        raise click.ClickException(f"{file.name} has {size} bytes, the limit is {TEXT_BYTES_MAX}")
     try:
         read_fields(file.name, file.content, ("model", "cache_salt"))
     except InvalidRequest as error:

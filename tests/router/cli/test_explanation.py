@@ -155,6 +155,7 @@ async def test_refusals_are_one_line(
         (b"\xff", "chat.json is no JSON: "),
         (b"[" * 100_000, "chat.json is no JSON: "),
         (b"[]", "chat.json is JSON, but no object"),
+        (b" " * ((32 << 20) + 1), "chat.json has 33554433 bytes, the limit is 33554432"),
     ],
 )
 async def test_a_file_that_is_no_body_is_named(content: bytes, sentence: str) -> None:
