@@ -1,7 +1,10 @@
 """What all tests share."""
 
+import logging
 import os
+from collections.abc import Iterator
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 from router.service.grpc_polling import prepare
@@ -17,3 +20,15 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("suite")
+
+
+@pytest.fixture(autouse=True)
+def logs_kept() -> Iterator[None]:
+    """Puts the root logger back: commands that run in a test's process set its level and handlers,
+    and a later test would miss the warnings that it waits for."""
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    yield
+    if root.level != level or root.handlers != handlers:
+        root.handlers[:] = handlers
+        root.setLevel(level)

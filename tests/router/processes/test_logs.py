@@ -4,22 +4,11 @@ import io
 import json
 import logging
 import sys
-from collections.abc import Iterator
 
 import pytest
 
 from router.config.serving_settings import LogSettings
 from router.processes.logs import REPEAT_S, JsonFormatter, RepeatFilter, set_up
-
-
-@pytest.fixture
-def logs_kept() -> Iterator[None]:
-    """Puts the root logger back as it was."""
-    root = logging.getLogger()
-    handlers, level = list(root.handlers), root.level
-    yield
-    root.handlers[:] = handlers
-    root.setLevel(level)
 
 
 def record(
@@ -109,7 +98,6 @@ class TestRepeats:
         assert len(repeats._said) == RepeatFilter._ENTRIES_MAX
 
 
-@pytest.mark.usefixtures("logs_kept")
 class TestSetUp:
     def said(self, monkeypatch: pytest.MonkeyPatch, stream: io.StringIO, **about: object) -> str:
         monkeypatch.setattr(sys, "stderr", stream)
@@ -132,7 +120,6 @@ class TestSetUp:
         assert "details" in self.said(monkeypatch, Terminal(), level="debug")
 
 
-@pytest.mark.usefixtures("logs_kept")
 def test_names_in_plain_lines_do_nothing_to_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     set_up(LogSettings(format="plain"))
     logging.getLogger("kvroute").warning("worker %s:\nsecond", "w\x1b[2J\x9b\u202e")
