@@ -42,7 +42,7 @@ SLOW := tests/docs/test_layout.py tests/events/engines/test_batch_reader.py test
 	tests/router/children tests/router/config/test_settings.py tests/router/core/test_conservation.py \
 	tests/router/core/test_fast_path.py tests/router/policies/test_on_traces.py tests/router/processes \
 	tests/router/prompts/test_children.py tests/router/replicas tests/router/test_scenarios.py
-quick: $(STAMP) ## the inner loop, under a minute: no processes, Helm or simulation, nothing slow
+quick: $(STAMP) ## most tests, in a third of the time: no processes, Helm or simulation, nothing slow
 	@$(BIN)/python -m pytest -q -n $(or $(JOBS),auto) --dist worksteal $(addprefix --ignore=,$(SLOW)) $(or $(ARGS),tests/docs tests/events tests/indexer tests/kvroute tests/router)
 
 soak: $(STAMP) ## simulate the event plane under faults: SECONDS=60, or SEED=... RUNS=1 again
