@@ -78,7 +78,7 @@ bench: $(STAMP) ## benchmarks of the hot paths
 results: $(STAMP) ## simulator/RESULTS.md: TRACES=folder with the whole traces (most of an hour; it resumes)
 	@$(BIN)/python -m tests.results $(if $(TRACES),--traces $(TRACES)) $(ARGS)
 
-queue-study: $(STAMP) ## simulator/QUEUE.md: orders of the router's queue under overload (15 minutes)
+queue-study: $(STAMP) ## simulator/QUEUE.md: orders of the router's queue under overload (4 minutes)
 	@$(BIN)/python -m tests.results.overload $(ARGS)
 
 proto: $(PROTOC)/.installed ## generate kvroute.v1 from the .proto files
