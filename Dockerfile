@@ -3,8 +3,9 @@
 # docker build -t kvroute/kvroute:0.1.0 --build-arg VERSION=0.1.0 --build-arg REVISION=$(git rev-parse HEAD) .
 #
 # What the image runs by default, `kvroute serve`, listens on loopback, as it does everywhere. Flags
-# open it: docker run -p 50051:50051 kvroute/kvroute serve --grpc-listen '[::]:50051'. The image sets
-# no KVROUTE_* variable: it would outrank the configuration file that someone mounts.
+# open it: docker run -p 127.0.0.1:50051:50051 kvroute/kvroute serve --grpc-listen '[::]:50051'
+# --grpc-any-address true, for callers of this machine; for others see docs/security.md. The image
+# sets no KVROUTE_* variable: it would outrank the configuration file that someone mounts.
 
 ARG PYTHON=3.12
 

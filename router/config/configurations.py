@@ -7,6 +7,7 @@ from msgspec import Meta
 from events.plane.settings import BlockSize, EngineSettings, NatsSettings, Seconds, Settings
 from router.config.fleet_settings import FleetSettings, IndexSettings
 from router.config.gateway_settings import GatewayProcessSettings, GatewaySettings
+from router.config.keys_settings import ProbesSettings, TlsSettings
 from router.config.prompt_settings import PromptsSettings
 from router.config.queue_settings import QueueSettings
 from router.config.routing_settings import ModelRoutingSettings, RoutingSettings
@@ -45,6 +46,8 @@ class ServeConfig(Settings, frozen=True):
 
     fleet: FleetSettings = FleetSettings()
     grpc: GrpcSettings = GrpcSettings()
+    tls: TlsSettings = TlsSettings()
+    probes: ProbesSettings = ProbesSettings()
     metrics: MetricsSettings = MetricsSettings()
     gateway: GatewaySettings = GatewaySettings()
     nats: NatsSettings = NatsSettings()
@@ -77,6 +80,7 @@ class RelayConfig(Settings, frozen=True):
     ] = "default"
     nats: NatsSettings = NatsSettings()
     metrics: MetricsSettings = MetricsSettings(listen="127.0.0.1:9465")
+    tls: TlsSettings = TlsSettings()
     log: LogSettings = LogSettings()
     state_dir: Annotated[
         str | None,
@@ -98,4 +102,5 @@ class GatewayConfig(Settings, frozen=True):
         ),
     ] = "127.0.0.1:50051"
     gateway: GatewayProcessSettings = GatewayProcessSettings()
+    tls: TlsSettings = TlsSettings()
     log: LogSettings = LogSettings()

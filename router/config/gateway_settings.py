@@ -16,8 +16,8 @@ class GatewaySettings(Settings, frozen=True):
     any_address: Annotated[
         bool,
         Meta(
-            description="listen on an address that is not loopback; the gateway checks no keys,"
-            " so only behind something that does"
+            description="serve callers without keys on an address that is not loopback: only behind"
+            " something that checks them"
         ),
     ] = False
     reuse_port: Annotated[

@@ -23,6 +23,21 @@ class GrpcSettings(Settings, frozen=True):
     unix_socket: Annotated[
         str | None, Meta(description="path of a unix socket to listen on too")
     ] = None
+    unix_socket_mode: Annotated[
+        str,
+        Meta(
+            pattern="^0[0-7]{3}$",
+            description="file permissions of the unix socket, octal: they alone say which users"
+            " may call",
+        ),
+    ] = "0600"
+    any_address: Annotated[
+        bool,
+        Meta(
+            description="serve callers without keys on an address that is not loopback: all that"
+            " reach it may call every method, fleet commands among them"
+        ),
+    ] = False
     route_kib_max: Annotated[
         MessageKib | None,
         Meta(
@@ -89,6 +104,13 @@ class MetricsSettings(Settings, frozen=True):
     listen: Annotated[str, Meta(description="host:port; port 0 picks a free one, empty: none")] = (
         "127.0.0.1:9464"
     )
+    tls: Annotated[
+        Literal["off", "server", "mutual"],
+        Meta(
+            description="server: HTTPS with the certificate of `tls`; mutual: and only for scrapers"
+            " with a certificate of tls.client_ca_file"
+        ),
+    ] = "off"
 
 
 class LogSettings(Settings, frozen=True):

@@ -1,6 +1,7 @@
 """The HTTP port: only /metrics, for Prometheus."""
 
 import asyncio
+import ssl
 
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry
@@ -12,8 +13,11 @@ from router.metrics.scrape import Scrape
 class MetricsServer:
     """Serves a registry."""
 
-    def __init__(self, registry: CollectorRegistry, listen: str) -> None:
+    def __init__(
+        self, registry: CollectorRegistry, listen: str, tls: ssl.SSLContext | None = None
+    ) -> None:
         self._registry = registry
+        self._tls = tls
         self._host, self._port = split_address(listen)
         app = web.Application()
         app.router.add_get("/metrics", self._metrics)
@@ -23,7 +27,7 @@ class MetricsServer:
     async def start(self) -> None:
         """Listens; raises ConfigError when the address can't be had."""
         await self._runner.setup()
-        site = web.TCPSite(self._runner, self._host, self._port)
+        site = web.TCPSite(self._runner, self._host, self._port, ssl_context=self._tls)
         try:
             await site.start()
         except OSError as error:

@@ -13,6 +13,7 @@ from router.config.keys import ConfigError
 from router.config.rendering import render
 from router.desk.counters import kvroute_version
 from router.front.gateway.gateway import Gateway
+from router.keys.certificates import Certificates
 
 log = logging.getLogger("kvroute")
 
@@ -31,8 +32,14 @@ class GatewayApp:
         ProcessCollector(registry=registry)
         routers = [target.strip() for target in config.router.split(",")]
         try:
+            certificates = Certificates.of(config.tls)
             self.gateway = Gateway(
-                config.gateway, routers, registry, clock=unix_now, broke=self._broke
+                config.gateway,
+                routers,
+                registry,
+                clock=unix_now,
+                broke=self._broke,
+                certificates=certificates,
             )
         except ConfigError:
             raise

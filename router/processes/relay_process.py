@@ -23,6 +23,8 @@ from router.config.configurations import RelayConfig
 from router.config.keys import ConfigError
 from router.config.rendering import render
 from router.desk.counters import kvroute_version
+from router.keys.certificates import Certificates, metrics_tls
+from router.keys.followed import Followed
 from router.metrics.http import MetricsServer
 from router.metrics.of_relays import BrokerCollector, RelayCollector
 from router.processes.router_process import check_engine, checked_broker
@@ -80,9 +82,14 @@ class RelayApp:
         ProcessCollector(registry=registry)
         registry.register(RelayCollector(lambda: self._all))
         registry.register(BrokerCollector(self._broker))
-        self._http = (
-            MetricsServer(registry, config.metrics.listen) if config.metrics.listen else None
-        )
+        certificates = Certificates.of(config.tls)
+        self._followed = Followed()
+        if certificates is not None:
+            self._followed.add("certificates", certificates)
+        self._http = None
+        if config.metrics.listen:
+            tls = metrics_tls(config.metrics, certificates)
+            self._http = MetricsServer(registry, config.metrics.listen, tls)
 
     async def run(self) -> int:
         """Relays until SIGTERM or SIGINT; returns the exit code."""
@@ -96,6 +103,7 @@ class RelayApp:
             if self._http is not None:
                 await self._http.start()
                 log.info("metrics on %s", self._config.metrics.listen)
+            self._tasks.spawn(self._followed.run(), "files of keys")
             self._tasks.spawn(self._connect(), "connection to NATS")
             await self._stop.wait()
         finally:

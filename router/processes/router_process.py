@@ -16,6 +16,7 @@ import socket
 from collections.abc import Callable
 from math import inf
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import msgspec
 from prometheus_client import CollectorRegistry
@@ -49,6 +50,9 @@ from router.fleet.topology import PlaceLabels
 from router.front.gateway.gateway import Gateway
 from router.front.gateway.server import check_address
 from router.health.warnings import WarningLog
+from router.keys.certificates import Certificates, metrics_tls
+from router.keys.exposure import check_exposure
+from router.keys.followed import Followed
 from router.metrics.http import MetricsServer, split_address
 from router.metrics.of_audit import WatchCollector
 from router.metrics.of_copies import HotPrefixCollector
@@ -63,6 +67,7 @@ from router.metrics.of_relays import (
 )
 from router.metrics.of_replicas import FleetStateCollector, PeerCollector
 from router.metrics.of_workers import WorkerCollector
+from router.metrics.probes import ProbeServer
 from router.policies.configured import DecisionSettings, shadow_policy
 from router.processes.model_prompts import model_prompts
 from router.prompts.prompts import Prompts
@@ -111,8 +116,22 @@ class RouterApp:
             check_engine(worker)
         if config.nats.url is not None:
             checked_broker(config.nats, config.nats.url, "")
+        self.certificates = Certificates.of(config.tls)
+        self._followed = Followed()
+        keyed = False
+        if self.certificates is not None:
+            self._followed.add("certificates", self.certificates)
+            keyed = self.certificates.asks_callers
+        self._open_to_all = check_exposure(
+            config.grpc.listen,
+            key="grpc.listen",
+            guarded=keyed,
+            switch="grpc.any_address",
+            allowed=config.grpc.any_address,
+        )
         if config.gateway.listen:
-            check_address(config.gateway)
+            check_address(config.gateway, keyed)
+        self._metrics_tls = metrics_tls(config.metrics, self.certificates)
         self.config = config
         routing = config.routing
         self._read_again = read_again
@@ -190,6 +209,10 @@ class RouterApp:
         """None: hot prefixes were never copied yet."""
         self._grpc: GrpcServer | None = None
         self._http: MetricsServer | None = None
+        self._probes: ProbeServer | None = None
+        if config.probes.listen:
+            self._probes = ProbeServer(config.probes.listen, lambda: self.serving)
+        self._own_folder: TemporaryDirectory[str] | None = None
         self._gateway: Gateway | None = None
         """The HTTP face of this router, if gateway.listen is set."""
         self._started_at_s = clock()
@@ -199,6 +222,15 @@ class RouterApp:
     @property
     def ready(self) -> bool:
         return self.core.fleet.ready
+
+    @property
+    def serving(self) -> bool:
+        """Whether new calls are welcome: ready, and not about to stop."""
+        return self.ready and not self._stopping.is_set()
+
+    @property
+    def probes_port(self) -> int:
+        return self._probes.port if self._probes is not None else 0
 
     @property
     def grpc_port(self) -> int:
@@ -220,6 +252,12 @@ class RouterApp:
         """
         config = self.config
         log.info("configuration:\n%s", render(config).rstrip())
+        if self._open_to_all:
+            log.warning(
+                "grpc.any_address is set: all that reach %s may call every method, fleet commands"
+                " among them, without keys",
+                config.grpc.listen,
+            )
         if config.grpc.max_message_mib is not None:
             log.warning(
                 "grpc.max_message_mib is deprecated: it bounds the limits by method from above;"
@@ -350,25 +388,47 @@ class RouterApp:
                 keep=state.keep if state is not None else None,
                 watches_max=config.grpc.watches_max,
             ),
+            certificates=self.certificates,
         )
-        await self._grpc.start()
+        await self._grpc.start(self._own_socket())
         log.info("gRPC on %s (port %d)", config.grpc.listen, self._grpc.port)
         if config.metrics.listen:
-            self._http = MetricsServer(self.registry, config.metrics.listen)
+            self._http = MetricsServer(self.registry, config.metrics.listen, self._metrics_tls)
             await self._http.start()
             log.info("metrics on %s (port %d)", config.metrics.listen, self._http.port)
+        if self._probes is not None:
+            await self._probes.start()
+            log.info("probes on %s (port %d)", config.probes.listen, self._probes.port)
+        self._tasks.spawn(self._followed.run(), "files of keys")
+
+    def _own_socket(self) -> Path | None:
+        """Where the gateway of this process calls; None: where others do."""
+        config = self.config
+        if self.certificates is None or not config.gateway.listen or config.grpc.unix_socket:
+            return None
+        if self._own_folder is None:
+            self._own_folder = TemporaryDirectory(prefix="kvroute-")  # no other user may look in
+        return Path(self._own_folder.name, "grpc")
 
     async def _start_gateway(self) -> None:
         """Starts the gateway inside this process, before this router alone."""
         settings, grpc = self.config.gateway, self.config.grpc
         if not settings.listen:
             return
-        target = f"unix:{grpc.unix_socket}"
-        if grpc.unix_socket is None:
+        if (own := self._own_socket()) is not None or grpc.unix_socket is not None:
+            target = f"unix:{own or grpc.unix_socket}"
+        else:
             host, _ = split_address(grpc.listen)
             target = f"{_reached(host)}:{self.grpc_port}"
         registry = CollectorRegistry()
-        self._gateway = Gateway(settings, [target], registry, clock=self.clock, broke=self._broke)
+        self._gateway = Gateway(
+            settings,
+            [target],
+            registry,
+            clock=self.clock,
+            broke=self._broke,
+            certificates=self.certificates,
+        )
         await self._gateway.start()
         log.info("HTTP for OpenAI's clients on port %d", self._gateway.port)
 
@@ -411,6 +471,10 @@ class RouterApp:
             await self._state.keep()
         if self._http is not None:
             await self._http.stop()
+        if self._probes is not None:
+            await self._probes.stop()
+        if self._own_folder is not None:
+            self._own_folder.cleanup()
         await asyncio.to_thread(self.watchers.log.close)
         await asyncio.gather(
             *(link.close() for link in (self.broker, self.peers) if link is not None)

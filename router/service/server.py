@@ -1,10 +1,12 @@
 """The gRPC face: reads requests, asks the core, writes answers. Decides nothing."""
 
 import asyncio
+import os
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeAlias, cast
 from urllib.parse import unquote
 
@@ -41,9 +43,12 @@ from router.desk.methods import ROUTE_STREAM
 from router.desk.queue_list import listed
 from router.desk.reports import Reports
 from router.desk.stream_items import StreamLife, read_batch
+from router.keys.certificates import Certificates
+from router.keys.exposure import UNIX
 from router.replicas.fleet_commands import ControlDesk
 from router.request.refusal import Reason, Refusal
 from router.service.calls import Guard, Handler, abort, time_left
+from router.service.credentials import server_credentials
 from router.service.inbound import SMALL_BYTES
 from router.service.late_results import LateResults
 from router.service.prompts_service import PromptsService
@@ -315,7 +320,16 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
 class GrpcServer:
     """The server with its services, health and reflection."""
 
-    def __init__(self, settings: GrpcSettings, router: RouterService, fleet: FleetService) -> None:
+    def __init__(
+        self,
+        settings: GrpcSettings,
+        router: RouterService,
+        fleet: FleetService,
+        *,
+        certificates: Certificates | None = None,
+    ) -> None:
+        """certificates: of the TCP port; None: plain text, as on unix sockets."""
+        self._certificates = certificates
         options = server_options(settings, router.guard.limits.largest)
         self._server = grpc.aio.server(options=options)
         self._settings = settings
@@ -334,11 +348,16 @@ class GrpcServer:
             names = (*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME)
             add_reflection(ReflectionServicer(names), others)  # type: ignore[no-untyped-call]
 
-    async def start(self) -> None:
-        """Listens; raises ConfigError when an address can't be had."""
+    async def start(self, own_socket: Path | None = None) -> None:
+        """Listens; raises ConfigError when an address can't be had. own_socket: a unix socket for
+        calls of this process."""
         self.port = self._listen(self._settings.listen)
+        if own_socket is not None:
+            self._listen_on(own_socket, 0o600)
         if self._settings.unix_socket:
-            self._listen(f"unix:{self._settings.unix_socket}")
+            self._listen_on(
+                Path(self._settings.unix_socket), int(self._settings.unix_socket_mode, 8)
+            )
         await self.set_serving(ready=False)
         await self._server.start()
 
@@ -360,9 +379,20 @@ class GrpcServer:
         await self._guard.stop()
         await self._server.stop(grace_s)
 
+    def _listen_on(self, unix_socket: Path, mode: int) -> None:
+        """Listens on a unix socket, whose file has the permissions from the first moment; raises
+        ConfigError."""
+        before = os.umask(0o777 & ~mode)
+        try:
+            self._listen(f"unix:{unix_socket}")
+        finally:
+            os.umask(before)
+
     def _listen(self, address: str) -> int:
         try:
-            return self._server.add_insecure_port(address)
+            if self._certificates is None or address.startswith(UNIX):
+                return self._server.add_insecure_port(address)
+            return self._server.add_secure_port(address, server_credentials(self._certificates))
         except RuntimeError as error:
             raise ConfigError(f"can't listen on {address}: is something else there?") from error
 

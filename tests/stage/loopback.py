@@ -106,13 +106,13 @@ def engine_settings(
 
 
 def serve_config(nats_url: str | None, **parts: object) -> ServeConfig:
-    return ServeConfig(
-        nats=NatsSettings(url=nats_url),
-        grpc=GrpcSettings(listen="127.0.0.1:0"),
-        metrics=MetricsSettings(listen="127.0.0.1:0"),
-        routing=RoutingSettings(seed=1),
-        **parts,  # type: ignore[arg-type]
-    )
+    common: dict[str, object] = {
+        "nats": NatsSettings(url=nats_url),
+        "grpc": GrpcSettings(listen="127.0.0.1:0"),
+        "metrics": MetricsSettings(listen="127.0.0.1:0"),
+        "routing": RoutingSettings(seed=1),
+    }
+    return ServeConfig(**(common | parts))  # type: ignore[arg-type]
 
 
 @asynccontextmanager

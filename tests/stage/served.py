@@ -26,6 +26,7 @@ from router.core.admission import Admission
 from router.desk.counters import Metrics
 from router.desk.desk import Desk
 from router.desk.reports import Reports
+from router.keys.certificates import Certificates
 from router.prompts.prompts import ModelPrompts, Prompts
 from router.replicas.fleet_commands import ControlDesk
 from router.request.refusal import Refusal
@@ -90,9 +91,10 @@ async def served(
     watch: Watch | None = None,
     queue: QueueSettings = NO_QUEUE,
     models_prompts: Mapping[str, ModelPrompts] | None = None,
+    certificates: Certificates | None = None,
     **about: Any,
 ) -> AsyncIterator[Served]:
-    """Serves a fleet, and takes the server down without grace."""
+    """Serves a fleet, and takes the server down without grace. The channel is plain text."""
     fleet = Fleet(**about)
     metrics = Metrics(CollectorRegistry())
     stopping = asyncio.Event()
@@ -129,7 +131,7 @@ async def served(
         register=register,
         watches_max=settings.watches_max,
     )
-    server = GrpcServer(settings, service, workers)
+    server = GrpcServer(settings, service, workers, certificates=certificates)
     await server.start()
     try:
         async with grpc.aio.insecure_channel(

@@ -1,6 +1,7 @@
 """A gateway put together: client, workers' connections, roster, HTTP server."""
 
 import asyncio
+import ssl
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 
@@ -14,6 +15,8 @@ from router.front.gateway.forwarding import Forwarder
 from router.front.gateway.roster import Roster
 from router.front.gateway.server import GatewayServer
 from router.front.gateway.upstreams import Upstreams
+from router.keys.certificates import Certificates
+from router.keys.followed import Followed
 
 
 class Gateway:
@@ -27,9 +30,15 @@ class Gateway:
         *,
         clock: Callable[[], float],
         broke: Callable[[BaseException], None],
+        certificates: Certificates | None = None,
     ) -> None:
         """routers: gRPC targets. clock: Unix time. broke: takes a fault of the gateway's own tasks.
-        Raises ConfigError or ValueError for an address that is none."""
+        certificates: for HTTPS. Raises ConfigError or ValueError for an address that is none."""
+        tls, keyed, self._followed = None, False, Followed()
+        if certificates is not None:
+            keyed = certificates.asks_callers
+            self._followed.add("certificates", certificates)
+            tls = certificates.context(ssl.CERT_REQUIRED if keyed else ssl.CERT_NONE)
         self._settings = settings
         self.client = KvRouteClient(routers)
         self._upstreams = Upstreams(settings)
@@ -45,7 +54,9 @@ class Gateway:
             settings,
             lambda report: self._tasks.spawn(report, "report of a first token"),
         )
-        self.server = GatewayServer(settings, forwarder, self.roster, self.counters)
+        self.server = GatewayServer(
+            settings, forwarder, self.roster, self.counters, tls=tls, keyed=keyed
+        )
         self._stack = AsyncExitStack()
 
     @property
@@ -58,6 +69,7 @@ class Gateway:
         await self._stack.enter_async_context(self._upstreams)
         await self.server.start()
         self._tasks.spawn(self.roster.keep(), "list of workers")
+        self._tasks.spawn(self._followed.run(), "files of keys")
 
     async def stop(self) -> None:
         """Ends after the open requests, or after gateway.drain_timeout_s."""

@@ -8,8 +8,8 @@ Law: every request is counted once, by its path and its outcome, and leaves no b
 """
 
 import asyncio
-import ipaddress
 import logging
+import ssl
 import uuid
 
 from aiohttp import web
@@ -28,6 +28,7 @@ from router.front.gateway.roster import Roster
 from router.front.gateway.upstreams import WorkerAnswered
 from router.front.openai_body import PATHS, shape_of
 from router.front.refusals import Answer, FrontRefusal, Shape, answer_of
+from router.keys.exposure import check_exposure
 from router.metrics.http import split_address
 from router.metrics.scrape import Scrape
 
@@ -63,13 +64,18 @@ class GatewayServer:
         forwarder: Forwarder,
         roster: Roster,
         counters: GatewayCounters,
+        *,
+        tls: ssl.SSLContext | None = None,
+        keyed: bool = False,
     ) -> None:
-        """Raises ConfigError for an address that is none, or that the settings don't allow."""
+        """tls: serves HTTPS. keyed: whether callers need keys, on every address. Raises ConfigError
+        for an address that is none, or that the settings don't allow."""
+        self._tls = tls
         self._settings = settings
         self._forwarder = forwarder
         self._roster = roster
         self._counters = counters
-        self._host, self._port = check_address(settings)
+        self._host, self._port = check_address(settings, keyed)
         self._open = 0
         self._body_bytes = 0
         self._stopping = False
@@ -101,7 +107,9 @@ class GatewayServer:
         """Listens; raises ConfigError when the address can't be had."""
         await self._runner.setup()
         reuse = self._settings.reuse_port
-        site = web.TCPSite(self._runner, self._host, self._port, reuse_port=reuse)
+        site = web.TCPSite(
+            self._runner, self._host, self._port, reuse_port=reuse, ssl_context=self._tls
+        )
         try:
             await site.start()
         except OSError as error:
@@ -307,21 +315,19 @@ def _response(answer: Answer, request_id: str) -> web.Response:
     return web.Response(status=answer.status, body=answer.body, headers=headers)
 
 
-def check_address(settings: GatewaySettings) -> tuple[str, int]:
+def check_address(settings: GatewaySettings, keyed: bool) -> tuple[str, int]:
     """Host and port to listen on; raises ConfigError for an address that the settings forbid."""
-    host, port = split_address(settings.listen)
-    if not settings.any_address and not _is_loopback(host):
-        raise ConfigError(
-            f"{settings.listen} is not loopback, and the gateway checks no keys: set"
-            " gateway.any_address if something in front of it does - at `$.gateway.listen`"
+    address = split_address(settings.listen)
+    open_to_all = check_exposure(
+        settings.listen,
+        key="gateway.listen",
+        guarded=keyed,
+        switch="gateway.any_address",
+        allowed=settings.any_address,
+    )
+    if open_to_all:
+        log.warning(
+            "gateway.any_address is set: all that reach %s may use every model, without keys",
+            settings.listen,
         )
-    return host, port
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+    return address

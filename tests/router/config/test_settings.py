@@ -92,6 +92,8 @@ def other_value(key: Key) -> object:
         "queue.aging": 2.0,
         "queue.early_refusal": "slo",
         "queue.tenants.cached_price": 0.5,
+        "grpc.unix_socket_mode": "0660",
+        "metrics.tls": "server",
         "gateway.pairs": "never",
         "gateway.priority": "lower",
     }

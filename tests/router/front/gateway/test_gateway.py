@@ -10,7 +10,7 @@ from aiohttp import web
 
 from router.config.gateway_settings import GatewaySettings
 from router.config.keys import ConfigError
-from router.front.gateway.server import _is_loopback
+from router.keys.exposure import is_loopback
 from router.reservations.reservations import Ending
 from tests.stage.gateway import Worker, a_gateway, answering, streaming
 
@@ -375,7 +375,7 @@ async def test_while_routers_are_away_the_gateway_picks_by_itself() -> None:
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost", "127.8.8.8"])
 def test_loopback(host: str) -> None:
-    assert _is_loopback(host)
+    assert is_loopback(host)
 
 
 async def test_other_addresses_need_a_switch() -> None:

@@ -1,0 +1,44 @@
+"""Which addresses only this machine's users can reach. Pure."""
+
+import ipaddress
+
+from router.config.keys import ConfigError
+
+UNIX = ("unix:", "unix-abstract:")
+
+
+def is_private(listen: str) -> bool:
+    """Whether an address to listen on is loopback or a unix socket; a name other than localhost is
+    not: it may resolve to anything."""
+    if listen.startswith(UNIX):
+        return True
+    for scheme in ("ipv4:", "ipv6:", "dns:///", "dns:"):
+        listen = listen.removeprefix(scheme)
+    return is_loopback(listen.rpartition(":")[0].removeprefix("[").removesuffix("]"))
+
+
+def is_loopback(host: str) -> bool:
+    """host: an IP address or a name; empty: every address."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def check_exposure(listen: str, *, key: str, guarded: bool, switch: str, allowed: bool) -> bool:
+    """Whether all that reach an address are served without keys; raises ConfigError where they
+    would be, and the switch is off.
+
+    key: of `listen` in the configuration. guarded: whether callers need keys. switch, allowed: the
+    key that allows it, and its value.
+    """
+    if guarded or is_private(listen):
+        return False
+    if not allowed:
+        raise ConfigError(
+            f"{listen} is not loopback, and callers need no keys: set keys.file or"
+            f" tls.client_ca_file, or {switch} to serve all that reach it - at `$.{key}`"
+        )
+    return True
