@@ -19,7 +19,7 @@ import random
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from math import inf
 
@@ -98,6 +98,7 @@ class EngineAt:
     """Another one after the engine's restart."""
     model: str
     """The name by which the engine serves the model."""
+    worker_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +177,8 @@ class Prompts:
         self._engines = Engines()
         self._killed: Counter[str] = Counter()
         """Of pools that are closed."""
-        self._remembered: OrderedDict[str, Own] = OrderedDict()
+        self._remembered: OrderedDict[str, tuple[Own, str]] = OrderedDict()
+        """By reservation, with its worker."""
         self._seen: OrderedDict[tuple[str, str], float] = OrderedDict()
         """Models and identities of workers whose canaries ran, or run -> when they run again."""
         self._canaries_open = asyncio.Semaphore(CANARIES_MAX)
@@ -220,7 +222,7 @@ class Prompts:
             self.proof.unprove(name)
             self.digests.pop(name, None)
             self.faults.pop(name, None)
-        for reservation_id, own in list(self._remembered.items()):
+        for reservation_id, (own, _) in list(self._remembered.items()):
             if own.model in changed:
                 del self._remembered[reservation_id]
         self._use(models)
@@ -268,25 +270,38 @@ class Prompts:
             reason=str(error),
         )
 
-    def on_pick(self, reservation_id: str, made: PromptTokens) -> None:
-        """A prompt has its worker: what its answer's count is compared with is kept."""
-        if made.own is not None:
-            self._remembered[reservation_id] = made.own
+    def on_pick(self, reservation_id: str, made: PromptTokens, worker_id: str = "") -> PromptTokens:
+        """A prompt has its worker: what its answer's count is compared with is kept. Returns the
+        tokens, which are unverified on an odd worker."""
+        own = made.own
+        if own is not None:
+            if self.proof.odd(own.model, own.target, worker_id):
+                made = replace(made, verified=False)
+            self._remembered[reservation_id] = own, worker_id
             while len(self._remembered) > REMEMBERED_MAX:
                 self._remembered.popitem(last=False)
+        return made
 
     def on_answer(self, reservation_id: str, prompt_tokens: int) -> None:
         """An answer's own count of its prompt's tokens."""
-        if (own := self._remembered.pop(reservation_id, None)) is None:
+        remembered = self._remembered.pop(reservation_id, None)
+        if remembered is None:
             return
-        barred = self.proof.state(own.model, own.target, own.shape) is State.BARRED
-        difference = self.proof.count(
-            own.model, own.target, own.shape, own.usage_tokens, prompt_tokens
+        own, worker_id = remembered
+        known = self.proof.state(own.model, own.target, own.shape) is State.BARRED or bool(
+            self.proof.odd(own.model, own.target, worker_id)
         )
-        if difference is not None and barred:  # of a request that was sent before: no news
+        difference = self.proof.count(
+            own.model, own.target, own.shape, own.usage_tokens, prompt_tokens, worker_id
+        )
+        if difference is not None and known:  # no news, such as of a request sent before
             self.differences[own.model] += 1
         elif difference is not None:
             self._differs(own.model, own.target, own.shape, difference)
+
+    def is_odd(self, model: str, engine: EngineAt) -> bool:
+        """Whether a worker is known to make other tokens than the others of its engine."""
+        return bool(self.proof.odd(model, _target(engine), engine.worker_id))
 
     async def _made(self, ask: PromptAsk) -> PromptTokens:
         """Raises PromptError."""
@@ -296,6 +311,8 @@ class Prompts:
             raise PromptError(PromptReason.NO_TOKENIZER, "prompts.source of the model is off")
         if ask.engine is not None:
             self._see(ask.model, settings, ask.engine)
+            if source is Source.AUTO and self.is_odd(ask.model, ask.engine):
+                source = Source.ENGINE  # the others are away, or it would be passed over
         own: tuple[Done, bytes] | None = None
         failed: PromptError | None = None
         if source is not Source.ENGINE:
@@ -320,11 +337,11 @@ class Prompts:
             return self._without_engine(ask, target, shape, own, failed, str(error))
         if own is not None and not self._in_force(ask.model, settings):
             own = None  # the configuration changed meanwhile
-        return self._of_engine(ask.model, target, shape, own, failed, theirs)
+        return self._of_engine(ask, target, shape, own, failed, theirs)
 
     def _of_engine(
         self,
-        model: str,
+        ask: PromptAsk,
         target: Target,
         shape: str,
         own: tuple[Done, bytes] | None,
@@ -332,8 +349,9 @@ class Prompts:
         theirs: EngineTokens,
     ) -> PromptTokens:
         """The engine's tokens, compared with ours if there are any, unless the shape is barred."""
+        model = ask.model
         if own is not None:
-            self._compared(model, target, shape, own[1], theirs.token_bytes)
+            self._compared(ask, target, shape, own[1], theirs.token_bytes)
         kept = own is not None and self.proof.state(model, target, shape) is not State.BARRED
         return PromptTokens(
             len(theirs.token_bytes) // 4,
@@ -461,8 +479,9 @@ class Prompts:
         key = model, engine.identity
         if not outcomes and key in self._seen:
             self._seen[key] = asyncio.get_running_loop().time() + CANARIES_AGAIN_S
-        for shape, difference in self.proof.canaries(model, _target(engine), outcomes):
-            self._differs(model, _target(engine), shape, difference)
+        differing = self.proof.canaries(model, _target(engine), outcomes, engine.worker_id)
+        for target, shape, difference in differing:
+            self._differs(model, target, shape, difference, engine.worker_id)
 
     def _in_force(self, model: str, settings: ModelPrompts) -> bool:
         """Whether the model's configuration is still this one."""
@@ -491,23 +510,35 @@ class Prompts:
         finally:
             self._audits -= 1
         if self._in_force(ask.model, settings):
-            self._compared(ask.model, target, shape, own, theirs.token_bytes)
+            self._compared(ask, target, shape, own, theirs.token_bytes)
 
-    def _compared(self, model: str, target: Target, shape: str, own: bytes, engine: bytes) -> None:
+    def _compared(
+        self, ask: PromptAsk, target: Target, shape: str, own: bytes, engine: bytes
+    ) -> None:
         """Compares tokens of one body. Those of a barred shape are compared by canaries alone: they
         would be in the log with each prompt."""
+        model, worker_id = ask.model, ask.engine.worker_id if ask.engine is not None else ""
         if self.proof.state(model, target, shape) is State.BARRED:
             return
-        difference = self.proof.compare(model, target, shape, own, engine)
+        difference = self.proof.compare(model, target, shape, own, engine, worker_id)
         if difference is not None:
             self._differs(model, target, shape, difference)
 
-    def _differs(self, model: str, target: Target, shape: str, difference: Difference) -> None:
+    def _differs(
+        self,
+        model: str,
+        target: Target,
+        shape: str,
+        difference: Difference,
+        worker_id: str = "",
+    ) -> None:
         self.differences[model] += 1
+        then = "until canaries pass again, its engines give the tokens of this shape"
+        if self.proof.odd(model, target, worker_id):
+            then = f"worker {worker_id} alone, whose cached tokens can't be predicted"
         log.warning(
-            "model %s: %s %s and the router make other tokens of a prompt of shape %s: %s; until"
-            " canaries pass again, its engines give the tokens of this shape",
-            *(model, target.engine, target.version, shape, described(difference)),
+            "model %s: %s %s and the router make other tokens of a prompt of shape %s: %s; %s",
+            *(model, target.engine, target.version, shape, described(difference), then),
         )
 
     def _use(self, models: Mapping[str, ModelPrompts]) -> None:

@@ -8,12 +8,14 @@ Laws:
 - one difference bars a shape; it is compared again only after all canaries of its engine passed,
   since a reload or another worker made them run again;
 - OTHER, which stands for all shapes over SHAPES_MAX of a model, is never proven;
+- a worker is odd if its canaries differ while those of another worker of its engine are equal; its
+  tokens prove nothing and bar nothing;
 - a model has TARGETS_MAX engines at most, the one that came first is forgotten.
 """
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
@@ -25,6 +27,8 @@ OTHER = "other"
 PROVEN_AFTER = 3
 TARGETS_MAX = 8
 """Engines of a model, with their versions."""
+WORKERS_MAX = 4096
+"""Workers of a model whose canaries are remembered."""
 
 
 class State(StrEnum):
@@ -62,12 +66,34 @@ class Trust:
     """Bodies in a row whose tokens were equal."""
     difference: Difference | None = None
     """What barred it."""
+    worker: str = ""
+    """The worker whose tokens barred it."""
+
+
+class Barred(NamedTuple):
+    """A shape whose tokens differed."""
+
+    target: Target
+    shape: str
+    difference: Difference
 
 
 @dataclass(slots=True)
 class _Model:
     shapes: set[str] = field(default_factory=set)
     targets: "OrderedDict[Target, dict[str, Trust]]" = field(default_factory=OrderedDict)
+    workers: "OrderedDict[str, list[Barred]]" = field(default_factory=OrderedDict)
+    """Workers whose canaries ran, with those that differed."""
+    equal: dict[tuple[Target, str], set[str]] = field(default_factory=dict)
+    """Workers by the shapes of those of their canaries that were equal."""
+
+    def forget(self, worker: str) -> None:
+        """What its canaries came to."""
+        self.workers.pop(worker, None)
+        for key in [key for key, workers in self.equal.items() if worker in workers]:
+            self.equal[key].discard(worker)
+            if not self.equal[key]:
+                del self.equal[key]
 
 
 class Proof:
@@ -99,13 +125,17 @@ class Proof:
         return State.UNPROVEN if trust is None else trust.state
 
     def compare(
-        self, model: str, target: Target, shape: str, own: bytes, engine: bytes
+        self, model: str, target: Target, shape: str, own: bytes, engine: bytes, worker: str = ""
     ) -> Difference | None:
-        """Tokens of one body, ours and the engine's; the difference, which bars the shape."""
+        """Tokens of one body, ours and the engine's on `worker`; the difference, which bars the
+        shape unless the worker is odd."""
         difference = first_difference(own, engine)
+        if self.odd(model, target, worker):
+            self.differences += difference is not None
+            return difference
         trust = self._trust(model, target, shape)
         if difference is not None:
-            self._bar(trust, difference)
+            self._bar(trust, difference, worker)
         elif trust.state is State.UNPROVEN:
             trust.compared += 1
             if trust.compared >= PROVEN_AFTER and shape != OTHER:
@@ -115,36 +145,49 @@ class Proof:
         return difference
 
     def count(
-        self, model: str, target: Target, shape: str, own: int, engine: int
+        self, model: str, target: Target, shape: str, own: int, engine: int, worker: str = ""
     ) -> Difference | None:
-        """An answer's own count of its prompt's tokens; the difference, which bars the shape.
+        """An answer's own count of its prompt's tokens on `worker`; the difference, which bars the
+        shape unless the worker is odd.
 
         Equal counts prove nothing: other tokens may be as many.
         """
         if own == engine:
             return None
         difference = Difference(None, own, engine)
-        self._bar(self._trust(model, target, shape), difference)
+        if self.odd(model, target, worker):
+            self.differences += 1
+        else:
+            self._bar(self._trust(model, target, shape), difference, worker)
         return difference
 
     def canaries(
-        self, model: str, target: Target, outcomes: dict[str, list[tuple[bytes, bytes]]]
-    ) -> list[tuple[str, Difference]]:
-        """Tokens of canaries by shape, each ours and the engine's: equal ones prove their shape,
-        others bar it. Where all are equal, barred shapes may be compared again. The differences."""
+        self,
+        model: str,
+        target: Target,
+        outcomes: dict[str, list[tuple[bytes, bytes]]],
+        worker: str = "",
+    ) -> list[Barred]:
+        """Tokens of canaries by shape, each ours and the engine's on `worker`: equal ones prove
+        their shape, others bar it, unless the worker is odd. Where all are equal, barred shapes may
+        be compared again. The differences."""
         differences = [
-            (shape, difference)
+            Barred(target, shape, difference)
             for shape, pairs in outcomes.items()
             for own, engine in pairs
             if (difference := first_difference(own, engine)) is not None
         ]
-        for shape, difference in differences:
-            self._bar(self._trust(model, target, shape), difference)
+        if outcomes:
+            self._remember(model, target, worker, outcomes, differences)
+        if self.odd(model, target, worker):
+            self.differences += len(differences)
+            self._unbar(model, target, lambda trust: trust.worker == worker)
+            return differences
+        for _, shape, difference in differences:
+            self._bar(self._trust(model, target, shape), difference, worker)
         if outcomes and not differences:
-            for trust in self._shapes(model, target).values():
-                if trust.state is State.BARRED:
-                    trust.state, trust.compared, trust.difference = State.UNPROVEN, 0, None
-        differing = {shape for shape, _ in differences}
+            self._unbar(model, target, lambda _: True)
+        differing = {shape for _, shape, _ in differences}
         for shape, pairs in outcomes.items():
             trust = self._trust(model, target, shape)
             if pairs and shape not in differing and trust.state is State.UNPROVEN:
@@ -153,19 +196,35 @@ class Proof:
                 trust.compared += len(pairs)
         return differences
 
+    def odd(self, model: str, target: Target, worker: str) -> list[Barred]:
+        """The canaries of a worker that differ, while those of the same shape are equal on another
+        worker of its engine."""
+        known = self._models.get(model)
+        if known is None:
+            return []
+        return [
+            barred
+            for barred in known.workers.get(worker, ())
+            if barred.target == target and known.equal.get((target, barred.shape))
+        ]
+
     def unprove(self, model: str) -> None:
         """The model's configuration changed: what was proven has to be compared again."""
         known = self._models.get(model)
-        for shapes in known.targets.values() if known is not None else ():
+        if known is None:
+            return
+        known.workers.clear()
+        known.equal.clear()
+        for shapes in known.targets.values():
             for trust in shapes.values():
                 if trust.state is not State.BARRED:
                     trust.state, trust.compared = State.UNPROVEN, 0
 
-    def barred(self, model: str) -> list[tuple[Target, str, Difference]]:
+    def barred(self, model: str) -> list[Barred]:
         """Shapes of a model whose tokens differed."""
         known = self._models.get(model)
         return [
-            (target, shape, trust.difference)
+            Barred(target, shape, trust.difference)
             for target, shapes in (known.targets.items() if known is not None else ())
             for shape, trust in shapes.items()
             if trust.difference is not None
@@ -175,9 +234,33 @@ class Proof:
         """Nobody serves the model any more."""
         self._models.pop(model, None)
 
-    def _bar(self, trust: Trust, difference: Difference) -> None:
+    def _remember(
+        self,
+        model: str,
+        target: Target,
+        worker: str,
+        shapes: Iterable[str],
+        differing: list[Barred],
+    ) -> None:
+        """What the canaries of a worker came to; shapes: of all of them."""
+        known = self._models.setdefault(model, _Model())
+        known.forget(worker)
+        known.workers[worker] = differing
+        for shape in set(shapes) - {barred.shape for barred in differing}:
+            known.equal.setdefault((target, shape), set()).add(worker)
+        while len(known.workers) > WORKERS_MAX:
+            known.forget(next(iter(known.workers)))
+
+    def _unbar(self, model: str, target: Target, which: Callable[[Trust], bool]) -> None:
+        """Shapes that may be compared again."""
+        for trust in self._shapes(model, target).values():
+            if trust.state is State.BARRED and which(trust):
+                trust.state, trust.compared, trust.difference = State.UNPROVEN, 0, None
+
+    def _bar(self, trust: Trust, difference: Difference, worker: str) -> None:
         self.differences += 1
-        trust.state, trust.compared, trust.difference = State.BARRED, 0, difference
+        trust.state, trust.compared = State.BARRED, 0
+        trust.difference, trust.worker = difference, worker
 
     def _trust(self, model: str, target: Target, shape: str) -> Trust:
         return self._shapes(model, target).setdefault(self.shape(model, shape), Trust())

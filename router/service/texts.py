@@ -61,7 +61,7 @@ class Texts:
         self.prompts = prompts
         self._desk = desk
         self._core = core
-        self._workers = WorkersToAsk(core)
+        self._workers = WorkersToAsk(core, prompts)
         self._open: set[asyncio.Task[None]] = set()
 
     @property
@@ -159,7 +159,7 @@ class Texts:
     def _answer(self, text: TextPrompt, made: PromptTokens, answered: Answered) -> Answered:
         answer, reservation, repeated = answered
         if not repeated:
-            self.prompts.on_pick(reservation.id, made)
+            made = self.prompts.on_pick(reservation.id, made, reservation.worker.worker_id)
         return answer + text_codec.answered(made, text), reservation, repeated
 
     async def _tokens(self, text: TextPrompt, left_s: float) -> PromptTokens:

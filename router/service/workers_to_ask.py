@@ -14,14 +14,17 @@ from router.prompts.settings import EngineKind
 from router.request.refusal import Refusal
 
 MODELS_MAX = 1024
+TRIES_MAX = 64
+"""Workers that are looked at for one that is not odd."""
 _KINDS = frozenset(EngineKind)
 
 
 class WorkersToAsk:
     """Of one router."""
 
-    def __init__(self, core: RouterCore) -> None:
+    def __init__(self, core: RouterCore, prompts: Prompts) -> None:
         self._core = core
+        self._prompts = prompts
         self._turns: Counter[str] = Counter()
 
     def estimate_max(self, model: str) -> float:
@@ -34,8 +37,8 @@ class WorkersToAsk:
         return pool.shortest_len // 2
 
     def next(self, model: str) -> EngineAt | None:
-        """A live worker of the model with an address; None: there is none, or its engine is of a
-        kind that gives no tokens."""
+        """A live worker of the model with an address, and no odd one if there are others; None:
+        there is none, or its engine is of a kind that gives no tokens."""
         fleet = self._core.fleet
         try:
             fleet.pools.refresh()
@@ -47,17 +50,28 @@ class WorkersToAsk:
         if len(self._turns) >= MODELS_MAX:
             self._turns.clear()
         self._turns[model] += 1
-        source = pool.sources[self._turns[model] % len(pool)]
-        heartbeat = heartbeat_of(source)
-        if heartbeat.engine not in _KINDS or not heartbeat.address.startswith("http"):
-            return None
-        return EngineAt(
-            EngineKind(heartbeat.engine),
-            heartbeat.engine_version,
-            heartbeat.address.rstrip("/"),
-            f"{source.key.worker_id}/{heartbeat.epoch}",
-            heartbeat.model,
-        )
+        base = fleet.base_model(model)
+        first: EngineAt | None = None
+        for step in range(min(len(pool), TRIES_MAX)):
+            engine = _engine(pool.sources[(self._turns[model] + step) % len(pool)])
+            if engine is None or not self._prompts.is_odd(base, engine):
+                return engine
+            first = first or engine
+        return first
+
+
+def _engine(source: Source) -> EngineAt | None:
+    heartbeat = heartbeat_of(source)
+    if heartbeat.engine not in _KINDS or not heartbeat.address.startswith("http"):
+        return None
+    return EngineAt(
+        EngineKind(heartbeat.engine),
+        heartbeat.engine_version,
+        heartbeat.address.rstrip("/"),
+        f"{source.key.worker_id}/{heartbeat.epoch}",
+        heartbeat.model,
+        source.key.worker_id,
+    )
 
 
 def tokens_trouble(core: RouterCore, prompts: Prompts) -> Callable[[Source], str]:
@@ -69,7 +83,15 @@ def tokens_trouble(core: RouterCore, prompts: Prompts) -> Callable[[Source], str
             return ""
         mine = Target(heartbeat.engine, heartbeat.engine_version)
         model = core.fleet.models.names(heartbeat.model)[0]
-        barred = [entry for entry in prompts.proof.barred(model) if entry[0] == mine]
+        if odd := prompts.proof.odd(model, mine, source.key.worker_id):
+            return (
+                f"its engine makes other tokens than those of the other workers and the router for"
+                f" {len(odd)} shapes of prompts, such as {odd[0].shape}:"
+                f" {described(odd[0].difference)}. Its cached tokens can't be predicted: are its"
+                " chat template, its default chat_template_kwargs and its tokenizer those of the"
+                " others?"
+            )
+        barred = [entry for entry in prompts.proof.barred(model) if entry.target == mine]
         if not barred:
             return ""
         _, shape, difference = barred[0]

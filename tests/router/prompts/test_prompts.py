@@ -89,6 +89,34 @@ async def test_another_template_is_noticed_and_the_engines_tokens_are_taken(
         assert made.reason.startswith("RENDERER_UNAVAILABLE: the router's own tokens differed")
 
 
+@pytest.mark.parametrize("order", [("same", "odd"), ("odd", "same")])
+async def test_two_workers_of_other_tokens_are_told_apart(
+    folder: RendererSettings, other: RendererSettings, order: tuple[str, ...]
+) -> None:
+    async with (
+        serving(StandIn(folder)) as same,
+        serving(StandIn(other)) as odd,
+        facade(model(folder)) as prompts,
+    ):
+        at = {"same": same.at("same/1"), "odd": odd.at("odd/1")}
+        for worker in order:
+            await prompts.tokens_of(PromptAsk("m", CHAT, chat(), at[worker]))
+            await quiet(prompts)
+        assert prompts.is_odd("m", at["odd"])
+        assert not prompts.is_odd("m", at["same"])
+        made = await prompts.tokens_of(PromptAsk("m", CHAT, chat(), at["same"]))
+        assert (made.made_by, made.verified) == (MadeBy.LOCAL, True)
+        assert prompts.on_pick("r1", made, "same").verified
+        assert not prompts.on_pick("r2", made, "odd").verified
+        prompts.on_answer("r2", made.count + 3)
+        assert prompts.proof.state("m", TARGET, "chat") is State.PROVEN
+        made = await prompts.tokens_of(PromptAsk("m", CHAT, chat(), at["odd"]))
+        assert (made.made_by, made.own) == (MadeBy.ENGINE, None)  # no other worker is there
+        prompts.on_pick("r3", await prompts.tokens_of(PromptAsk("m", CHAT, chat(), at["same"])))
+        prompts.on_answer("r3", made.count + 3)
+        assert prompts.proof.state("m", TARGET, "chat") is State.BARRED
+
+
 async def test_an_answer_with_another_count_bars_its_shape(folder: RendererSettings) -> None:
     async with serving(StandIn(folder)) as engine, facade(model(folder)) as prompts:
         made = await prompts.tokens_of(PromptAsk("m", CHAT, chat(), engine.at()))
@@ -281,6 +309,36 @@ async def test_sglang_is_not_sent_what_only_its_tokenize_reads(folder: RendererS
     finally:
         await engines.close()
     assert sent == [{"messages": messages, "continue_final_message": True}]
+
+
+@pytest.mark.parametrize(
+    ("tool", "is_sent"),
+    [
+        ({"type": "function", "function": {"name": "n"}}, True),
+        ({"function": {"name": "n", "description": "d", "parameters": {}, "x": None}}, True),
+        ({"function": {"name": "n", "defer_loading": True}, "defer_loading": True}, True),
+        ({"function": {"name": "n", "description": None, "parameters": {}}}, False),
+        ({"function": {"name": "n", "description": "d"}, "defer_loading": True}, False),
+        (7, True),
+    ],
+)
+async def test_sglang_is_not_sent_tools_that_its_tokenize_reorders(
+    folder: RendererSettings, tool: object, is_sent: bool
+) -> None:
+    engines = Engines()
+    engine = StandIn(folder)
+    engine.answer = lambda: web.json_response({"tokens": [1]})
+    content = json.dumps({"messages": [], "tools": [tool]}).encode()
+    try:
+        async with serving(engine):
+            if is_sent:
+                await engines.ask(engine.address, EngineKind.SGLANG, CHAT, content, "m")
+            else:
+                with pytest.raises(EngineAway, match="reorders"):
+                    await engines.ask(engine.address, EngineKind.SGLANG, CHAT, content, "m")
+    finally:
+        await engines.close()
+    assert bool(engine.asked) == is_sent
 
 
 def test_there_are_twenty_canaries_of_many_shapes(folder: RendererSettings) -> None:

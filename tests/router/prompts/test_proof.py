@@ -79,6 +79,60 @@ def test_a_barred_shape_stays_barred_until_all_canaries_pass() -> None:
     assert not proof.barred("m")
 
 
+DIFFERENT = tokens(1, 2, 3), tokens(1, 9)
+
+
+@pytest.mark.parametrize("order", [("same", "odd"), ("odd", "same")])
+def test_a_worker_whose_canaries_differ_from_another_s_is_odd_and_bars_nothing(
+    order: tuple[str, ...],
+) -> None:
+    proof = Proof()
+    proof.compare("m", VLLM, "chat+tools", *DIFFERENT, "odd")  # before its canaries end
+    for worker in order:
+        proof.canaries("m", VLLM, {"chat": [SAME if worker == "same" else DIFFERENT]}, worker)
+    difference = Difference(1, 2, 9)
+    assert proof.odd("m", VLLM, "odd") == [(VLLM, "chat", difference)]
+    assert not proof.odd("m", VLLM, "same")
+    assert not proof.odd("m", SGLANG, "odd")
+    assert proof.state("m", VLLM, "chat") is State.PROVEN
+    assert proof.state("m", VLLM, "chat+tools") is State.UNPROVEN
+    assert proof.compare("m", VLLM, "chat", *DIFFERENT, "odd") == difference
+    assert proof.count("m", VLLM, "chat", 3, 4, "odd") == Difference(None, 3, 4)
+    assert not proof.barred("m")
+    proof.count("m", VLLM, "chat", 3, 4, "same")
+    assert proof.state("m", VLLM, "chat") is State.BARRED
+
+
+def test_a_worker_is_odd_no_longer_than_its_canaries_differ_and_another_s_are_equal() -> None:
+    proof = Proof()
+    for worker, pair in (("w0", SAME), ("w1", DIFFERENT)):
+        proof.canaries("m", VLLM, {"chat": [pair]}, worker)
+    assert proof.odd("m", VLLM, "w1")
+    proof.canaries("m", VLLM, {}, "w1")  # it gave no tokens
+    assert proof.odd("m", VLLM, "w1")
+    proof.canaries("m", VLLM, {"chat": [SAME]}, "w1")
+    assert not proof.odd("m", VLLM, "w1")
+    for worker in ("w0", "w1"):
+        proof.canaries("m", VLLM, {"chat": [DIFFERENT]}, worker)
+    assert not proof.odd("m", VLLM, "w1")
+    assert proof.state("m", VLLM, "chat") is State.BARRED
+    proof.canaries("m", VLLM, {"chat": [SAME]}, "w0")
+    assert proof.odd("m", VLLM, "w1")
+    proof.unprove("m")
+    assert not proof.odd("m", VLLM, "w1")
+
+
+def test_the_canaries_of_so_many_workers_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("router.prompts.proof.WORKERS_MAX", 2)
+    proof = Proof()
+    for worker, pair in (("w0", SAME), ("w1", DIFFERENT)):
+        proof.canaries("m", VLLM, {"chat": [pair]}, worker)
+    proof.canaries("m", VLLM, {"chat": [DIFFERENT]}, "w2")  # w0 is forgotten
+    assert not proof.odd("m", VLLM, "w1")
+    assert not proof.odd("m", VLLM, "w2")
+    assert proof.state("m", VLLM, "chat") is State.BARRED
+
+
 def test_a_reload_takes_proofs_back() -> None:
     proof = Proof()
     proof.canaries("m", VLLM, {"chat": [SAME]})

@@ -292,6 +292,38 @@ async def test_the_engine_s_tokens_prove_ours_and_its_count_bars_them(
         assert "such as chat:" in warning.sentence
 
 
+async def test_a_worker_with_another_template_is_named_and_not_asked_for_tokens(
+    settings: RendererSettings, tmp_path: Path
+) -> None:
+    folder = make_folder(tmp_path, TEMPLATE.replace("<|im_end|>", "!<|im_end|>"))
+    models = {"m": ModelPrompts(renderer=settings, processes=1, audit_share=0.0)}
+    async with (
+        serving(StandIn(settings)) as same,
+        serving(StandIn(RendererSettings(folder=str(folder)))) as odd,
+        with_worker(address=same.address, models_prompts=models) as stage,
+    ):
+        stage.fleet.add("w1", address=odd.address)
+        request = asked(chat_completion_body=chat())
+        for _ in range(2):
+            await stage.router.Route(request)
+            await quiet(stage.texts.prompts)
+        questions = len(odd.asked)
+        for worker_id in ("w0", "w1", "w0", "w1"):
+            answer = await stage.router.Route(
+                asked(chat_completion_body=chat(), allowed_worker_ids=[worker_id])
+            )
+            assert answer.worker_id == worker_id
+            assert (answer.prompt.source, answer.prompt.verified) == (LOCAL, worker_id == "w0")
+        assert len(odd.asked) == questions
+        fleet = stage.fleet.core.fleet
+        fleet.tokens_trouble = tokens_trouble(stage.fleet.core, stage.texts.prompts)
+        warned = {
+            key.worker_id: [warning.code for warning in fleet.warnings(source, stage.fleet.clock())]
+            for key, source in stage.fleet.view.sources.items()
+        }
+        assert warned == {"w0": [], "w1": [WarningCode.TOKENS_DIFFER]}
+
+
 async def test_prompts_over_the_bound_are_estimated(
     monkeypatch: pytest.MonkeyPatch, settings: RendererSettings
 ) -> None:

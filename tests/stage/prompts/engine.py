@@ -38,7 +38,8 @@ class StandIn:
         self.answer: Callable[[], web.Response] | None = None
 
     def at(self, identity: str = "w0/1") -> EngineAt:
-        return EngineAt(EngineKind.VLLM, "0.32.0", self.address, identity, "m")
+        worker_id = identity.partition("/")[0]
+        return EngineAt(EngineKind.VLLM, "0.32.0", self.address, identity, "m", worker_id)
 
     async def tokenize(self, request: web.Request) -> web.Response:
         self.asked.append(request.path)
