@@ -41,6 +41,8 @@ BUILD = ROOT / "build" / "real-engines"
 TEMPLATES = ROOT / "tests/stage/prompts/templates"
 TEMPLATE, OTHER = "chatml", "mirror_text"
 OTHER_CHATS = 40
+WARNED = "its engine makes other tokens than"
+"""Of the warning tokens_differ."""
 OUTPUT_TOKENS = 6
 DIRECT_SHARE = 0.1
 """Of the chats, sent to their engine once more without a gateway."""
@@ -75,6 +77,12 @@ class Counts:
     prompt_tokens: int = 0
     direct: int = 0
     """Answers compared with the engine's own."""
+    odd: int = 0
+    """Chats answered by the worker with another template."""
+    odd_counts: int = 0
+    """Those whose number of tokens differs from ours."""
+    odd_over: int = 0
+    """Those of which more was predicted than reused."""
 
     def shown(self) -> dict[str, object]:
         with_tokens = self.exact + self.over + self.under
@@ -109,6 +117,8 @@ class Compared:
     """Chats of one fleet, counted and compared."""
 
     chats: Chats
+    odd: str = ""
+    """A worker with another chat template: its chats are counted apart."""
     counts: Counts = field(default_factory=Counts)
 
     async def one(self, name: str, body: Body, *, stream: bool, direct: bool) -> None:
@@ -130,10 +140,12 @@ class Compared:
             return
         source = PromptSource.Name(told.source).removeprefix("PROMPT_SOURCE_").lower()
         counts.sources[f"{source}{', verified' if told.verified else ''}"] += 1
-        if told.source == PromptSource.PROMPT_SOURCE_ESTIMATE:
+        if answer.worker == self.odd:
+            self._count_odd(name, answer, told.count)
+        elif told.source == PromptSource.PROMPT_SOURCE_ESTIMATE:
             counts.estimates[told.estimate_reason] += 1
         else:
-            self._compare(name, answer, told.count)
+            self._compare(f"{name} ({source}, {told.shape})", answer, told.count)
             counts.shapes[told.shape] += 1
             if is_common(body) and counts.shapes[told.shape] > 3:
                 counts.common += 1
@@ -143,12 +155,25 @@ class Compared:
         engine = self.chats.stage.engines[answer.worker]
         if direct:
             counts.direct += 1
-            alone = await self.chats.direct(body, engine)
+            alone = await self.chats.direct(body, engine, stream=stream)
             if alone.text != answer.text:
                 self.chats.faults.append(
                     f"{name}: {answer.text!r}, the engine alone {alone.text!r}"
                 )
-        await self.chats.settle(body, answer.worker, engine.block_size)
+        if answer.worker != self.odd:
+            await self.chats.settle(body, answer.worker, engine.block_size)
+
+    def _count_odd(self, name: str, answer: Answer, count: int) -> None:
+        counts = self.counts
+        counts.odd += 1
+        counts.odd_counts += answer.prompt_tokens != count
+        if answer.predicted > answer.cached_tokens:
+            counts.odd_over += 1
+            log.info(
+                "%s on %s: predicted %d, reported %d of %d",
+                *(name, answer.worker, answer.predicted, answer.cached_tokens),
+                answer.prompt_tokens,
+            )
 
     async def _check_refusal(self, name: str, body: Body, error: openai.APIStatusError) -> None:
         """A 4xx of the router's or the gateway's own is right if an engine refuses, too."""
@@ -208,17 +233,21 @@ async def all_shapes(chats: Chats, count: int, seed: int) -> Counts:
 
 
 async def other_template(chats: Chats, odd: str) -> dict[str, object]:
-    """One of the engines, `odd`, has another chat template: the router must notice, get that
-    engine's tokens from it, and predict as well as before."""
-    rng, compared = random.Random(1), Compared(chats)
+    """One of the engines, `odd`, has another chat template: the router must name it, and predict
+    as well as before for the other one."""
+    rng, compared = random.Random(1), Compared(chats, odd)
     for number in range(OTHER_CHATS):
         body = {**random_chat(rng), **SAMPLING}
         await compared.one(f"other template, {number}", body, stream=False, direct=False)
     workers = await chats.stage.workers()
-    warned = {one.worker_id for one in workers if "tokens_differ" in one.warnings}
+    warned = {one.worker_id for one in workers if any(WARNED in text for text in one.warnings)}
     if warned != {odd}:
         chats.faults.append(f"tokens_differ at {sorted(warned)}, wanted at {odd}")
-    return compared.counts.shown() | {"tokens_differ": sorted(warned)}
+    counts = compared.counts
+    if not 0 < counts.odd < counts.chats:
+        chats.faults.append(f"{counts.odd} of {counts.chats} chats are of {odd}")
+    apart = {name: getattr(counts, name) for name in ("odd", "odd_counts", "odd_over")}
+    return counts.shown() | apart | {"tokens_differ": sorted(warned)}
 
 
 async def run(kind: EngineKind, count: int, seed: int) -> dict[str, object]:

@@ -58,11 +58,12 @@ class Chats:
         """One chat through a gateway; raises openai.APIError."""
         return await asked(self.clients[gateway], body, stream=stream)
 
-    async def direct(self, body: Body, engine: Engine) -> Answer:
-        """The same chat, to an engine itself."""
+    async def direct(self, body: Body, engine: Engine, *, stream: bool = False) -> Answer:
+        """The same chat, to an engine itself; streamed if the other was, since engines may hold
+        back the begin of a tool's call in a stream."""
         url = f"{engine.address}/v1"
         async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client:
-            return await asked(client, body, stream=False)
+            return await asked(client, body, stream=stream)
 
     async def settle(self, body: Body, worker: str, size: int) -> None:
         """Waits until the router knows of every block of a prompt, and no fact comes."""
