@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test quick soak bar chaos sanitize real-engines check bench results queue-study proto format clean
+.PHONY: help setup demo test quick soak bar chaos sanitize fuzz real-engines check bench results queue-study proto format clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -55,12 +55,18 @@ chaos: $(STAMP) ## real processes under faults and traffic: SECONDS=600 SEED=...
 	@$(BIN)/python -m tests.chaos --seconds $(or $(SECONDS),600) --rate $(or $(RATE),80) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 SANITIZED := build/sanitized
-sanitize: $(STAMP) ## the native parts' tests under AddressSanitizer and UndefinedBehaviorSanitizer
+SANITIZERS := -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer
+PRELOADED = LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libstdc++.so)" ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc PYTHONPATH=site CFLAGS="$(SANITIZERS) -I$(abspath $(SANITIZED))/src"
+sanitize: $(STAMP) ## the native parts' tests, and SECONDS=60 of the fuzzer, under AddressSanitizer and UndefinedBehaviorSanitizer
 	@rm -rf $(SANITIZED) && mkdir -p $(SANITIZED)/src $(SANITIZED)/tests
 	@cp -r indexer events router simulator proto setup.py pyproject.toml MANIFEST.in README.md LICENSE NOTICE $(SANITIZED)/src && find $(SANITIZED)/src -name "*.so" -delete
-	@cp -r tests/events tests/indexer tests/router tests/stage tests/conftest.py $(SANITIZED)/tests && cp pyproject.toml $(SANITIZED)
-	@CFLAGS="-O1 -g -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer" $(PIP) --no-deps --no-cache-dir --target $(SANITIZED)/site ./$(SANITIZED)/src > $(SANITIZED)/build.log 2>&1 || { cat $(SANITIZED)/build.log >&2; exit 1; }
-	@cd $(SANITIZED) && LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libstdc++.so)" ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc PYTHONPATH=site $(abspath $(BIN))/python -m pytest -q tests/indexer tests/events/engines/test_skipping.py tests/router/core/test_fast_path.py $(ARGS)
+	@cp -r tests/events tests/indexer tests/router tests/fuzz tests/golden tests/stage tests/conftest.py $(SANITIZED)/tests && cp pyproject.toml $(SANITIZED)
+	@CFLAGS="$(SANITIZERS)" $(PIP) --no-deps --no-cache-dir --target $(SANITIZED)/site ./$(SANITIZED)/src > $(SANITIZED)/build.log 2>&1 || { cat $(SANITIZED)/build.log >&2; exit 1; }
+	@cd $(SANITIZED) && $(PRELOADED) $(abspath $(BIN))/python -m pytest -q tests/indexer tests/fuzz tests/events/engines/test_skipping.py tests/router/wire/test_received.py tests/router/core/test_fast_path.py $(ARGS)
+	@cd $(SANITIZED) && $(PRELOADED) $(abspath $(BIN))/python -m tests.fuzz --seconds $(or $(SECONDS),60) --seed $(or $(SEED),0)
+
+fuzz: $(STAMP) ## native and MessagePack readers beside their libraries, on random bytes: SECONDS=60 SEED=0
+	@$(BIN)/python -m tests.fuzz --seconds $(or $(SECONDS),60) --seed $(or $(SEED),0) $(ARGS)
 
 real-engines: $(STAMP) ## real vLLM and SGLang on CPU: predicted against reused tokens, hand-overs (20 minutes, 5 GB)
 	@$(BIN)/python -m tests.real_engines $(ARGS)

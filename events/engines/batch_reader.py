@@ -164,8 +164,8 @@ class BatchReader:
                 at = yield from self._read_events(at)
             else:
                 at = yield from self._skip(at)
-                if name and at - begin <= _NAME_BYTES_MAX:
-                    spans[name] = begin, at
+                if name:  # a longer value is no number, cut or whole
+                    spans[name] = begin, min(at, begin + _NAME_BYTES_MAX)
             if name == "ts":
                 self.time_s = self._read_small(read_time_s, spans.get("ts")) or 0.0
         if not seen_events or (not is_map and count < 2) or "ts" not in spans:

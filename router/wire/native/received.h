@@ -73,6 +73,23 @@ static int count_elements(Span message, int hashes, const Bounds *most, Received
     return TAKEN;
 }
 
+/* Whether a TokenIds among these fields, which another prompt replaces, has a varint of more than 10
+ * bytes: of the prompt that counts, copy_elements sees it. */
+static int has_long_varints(Span message) {
+    Field outer, field;
+    size_t fields = 0;
+    while (message.size && !read_any(&message, &outer, &fields)) {
+        if (outer.number != TOKEN_IDS || outer.type != BYTES) continue;
+        for (Span ids = outer.bytes; ids.size && !read_any(&ids, &field, &fields);) {
+            if (field.number != ELEMENTS || field.type != BYTES) continue;
+            uint64_t value;
+            while (field.bytes.size)
+                if (read_varint(&field.bytes, &value)) return 1;
+        }
+    }
+    return 0;
+}
+
 /* Looks at a RouteRequest; a field of the prompt replaces one of another form, as in any oneof. */
 static int look_at_request(Span message, const Bounds *most, Received *received) {
     *received = (Received){0};
@@ -83,6 +100,11 @@ static int look_at_request(Span message, const Bounds *most, Received *received)
         int form = (int)field.number;
         if (field.type == BYTES && is_prompt(field.number)) {
             if (received->form != form) {
+                Span replaced = received->first;
+                if (received->form == TOKEN_IDS) {
+                    replaced.size -= before.size;
+                    if (has_long_varints(replaced)) return MALFORMED;
+                }
                 received->elements = received->block_size = received->prompt_tokens = 0;
                 received->form = form;
                 received->first = before;

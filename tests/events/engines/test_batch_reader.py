@@ -405,3 +405,12 @@ def test_a_long_kind_that_is_no_text_may_have_been_a_removal() -> None:
     assert DECODERS["vllm"](payload).removals_lost
     assert read.reader.removals_lost
     assert +read.counts == {"malformed": 1}
+
+
+@pytest.mark.usefixtures("bounds")
+@pytest.mark.parametrize("name", ["ts", "data_parallel_rank"])
+def test_a_number_of_the_batch_that_is_none_is_counted_whatever_its_length(name: str) -> None:
+    for length in (10, 100, WHOLE_BYTES):
+        batch = {"ts": 1.5, "events": [["AllBlocksCleared"]] * 300, name: "x" * length}
+        read = assert_same(msgspec.msgpack.encode(batch), "vllm")
+        assert (read.reader.malformed, len(read.events)) == (1, 300)

@@ -1,6 +1,7 @@
 """A prompt without tokens is taken out of its message like any other prompt."""
 
 import pytest
+from google.protobuf.message import DecodeError
 
 from kvroute.v1 import BlockHashes, RouteRequest
 from router.wire.received import TEXT, TOKEN_BYTES, take_apart
@@ -32,3 +33,14 @@ def test_the_last_prompt_counts_as_in_any_oneof() -> None:
     hashes = RouteRequest(block_hashes=BlockHashes(hashes=[1])).SerializeToString()
     assert take_apart(tokens + text, 10, 10, 10)[1:3] == (TEXT, b"later")
     assert take_apart(text + hashes + tokens, 10, 10, 10)[1:3] == (TOKEN_BYTES, bytes(8))
+
+
+def test_a_replaced_prompt_is_read_like_the_one_that_counts() -> None:
+    token = b"\x80" * 10 + b"\x00"  # protobuf takes 10 bytes for a number
+    broken = b"\x1a" + bytes([len(token) + 2]) + b"\x0a" + bytes([len(token)]) + token
+    later = RouteRequest(chat_completion_body=b"{}").SerializeToString()
+    with pytest.raises(DecodeError):
+        RouteRequest.FromString(broken + later)
+    for message in (broken, broken + later, later + broken + later):
+        with pytest.raises(ValueError, match="parsing"):
+            take_apart(message, 10, 100, 100)

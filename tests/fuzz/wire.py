@@ -1,0 +1,254 @@
+"""Protobuf's readers: ours beside the library.
+
+A reader takes an input and returns its outcome, a short tuple; it raises Difference.
+"""
+
+from collections.abc import Iterator
+from typing import Any, TypeVar
+
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf.message import DecodeError, Message
+
+from kvroute.v1 import fleet_pb2, router_pb2
+from router.desk.stream_items import read_batch
+from router.request.refusal import Refusal
+from router.wire.received import (
+    BLOCK_HASHES,
+    TEXT,
+    TOKEN_BYTES,
+    TOKEN_IDS,
+    Pieces,
+    TooMuch,
+    check_fields,
+    take_apart,
+    text_form,
+)
+from tests.fuzz.native import NativeReaders, Seen
+
+MOST = 1 << 20
+"""A bound that no input reaches."""
+TEXT_MAX = 1024
+Outcome = tuple[Any, ...]
+M = TypeVar("M", bound=Message)
+
+
+class Difference(AssertionError):
+    """Two readers came to different results."""
+
+
+def same(one: object, other: object, of: str) -> None:
+    if one != other:
+        raise Difference(f"{of}: {one!r:.300} here, {other!r:.300} by the library")
+
+
+def _with_bytes() -> type[Message]:
+    """RouteRequest whose `text` is bytes: a text's UTF-8 is checked later, and only of the prompt
+    that counts."""
+    pool = descriptor_pool.DescriptorPool()
+    for kind in (router_pb2, fleet_pb2):
+        _add(pool, kind.DESCRIPTOR)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("kvroute.v1.RouteRequest"))
+
+
+def _add(pool: descriptor_pool.DescriptorPool, file: Any) -> None:
+    for inner in file.dependencies:
+        _add(pool, inner)
+    copied = descriptor_pb2.FileDescriptorProto()
+    file.CopyToProto(copied)
+    for message in copied.message_type:
+        for field in message.field:
+            if (message.name, field.name) == ("RouteRequest", "text"):
+                field.type = descriptor_pb2.FieldDescriptorProto.TYPE_BYTES
+    pool.Add(copied)
+
+
+RouteRequest: Any = _with_bytes()
+RouteBatch: Any = message_factory.GetMessageClass(
+    RouteRequest.DESCRIPTOR.file.message_types_by_name["RouteBatch"]
+)
+
+
+def by_library(kind: type[M], content: bytes) -> M | None:
+    try:
+        return kind.FromString(content)
+    except DecodeError:
+        return None
+
+
+def canonical(message: Message) -> bytes:
+    return message.SerializeToString(deterministic=True)
+
+
+class WireReaders:
+    """The readers by name."""
+
+    def __init__(self) -> None:
+        self._native = NativeReaders()
+
+    def route(self, content: bytes) -> Outcome:
+        """RouteRequest: taken apart, its form, and what the fast path reads."""
+        seen = self._native.read(content)
+        expected = by_library(RouteRequest, content)
+        taken = _taken(content)
+        if taken is None:
+            if expected is not None and seen.plain:
+                raise Difference("the fast path takes what is refused elsewhere")
+            _may_be_refused(content, expected)
+            return ("refused", expected is None)
+        rest, form, data, block_size, prompt_tokens = taken
+        beside = by_library(RouteRequest, rest)
+        if expected is None:
+            if beside is not None:
+                raise Difference(f"protobuf refuses this request, form {form}")
+            same(seen.plain, 0, "plain")
+            return ("rest refused", form)
+        without = RouteRequest.FromString(content)
+        without.ClearField(expected.WhichOneof("prompt") or "text")
+        same(beside and canonical(beside), canonical(without), "what is beside the prompt")
+        same((form, data, block_size, prompt_tokens), _prompt(expected), "the prompt")
+        same(text_form(content), form if form >= TEXT else 0, "text_form")
+        for bounds in ((3, 40, 4), (1, 8, 1), (0, 0, 0)):
+            bounded = _taken(content, bounds)
+            if bounded is not None and bounded != "over":
+                same(bounded, taken, f"within {bounds}")
+        if seen.plain:
+            _check_plain(seen, expected)
+        return ("taken", form, bool(seen.plain), len(rest).bit_length())
+
+    def batch(self, content: bytes) -> Outcome:
+        """RouteBatch: item by item."""
+        seen = self._native.read(content)
+        expected = by_library(RouteBatch, content)
+        try:
+            batch = read_batch(content)
+        except Refusal as refusal:
+            if "too many" not in str(refusal):
+                _may_be_refused(content, expected)
+            return ("refused", expected is None)
+        items = []
+        while batch.next():
+            items.append((batch.index, batch.timeout_ms, batch.cancel, batch.request))
+        requests = [by_library(RouteRequest, one[3]) for one in items if one[3] is not None]
+        if expected is None:
+            replaced = any(cancel for _, _, cancel, _ in items)  # its request is not read here
+            # The library counts levels from the batch on; each request is read by itself here.
+            if None not in requests and not replaced and _nested(content) < 80:
+                raise Difference("a batch that the library refuses is taken")
+            return ("broken items", len(items))
+        if None in requests:
+            raise Difference("a request of the batch is broken, which the library takes")
+        theirs = []
+        for item in expected.items:
+            is_request = item.WhichOneof("action") == "request"
+            request = canonical(item.request) if is_request else None
+            is_cancel = item.WhichOneof("action") == "cancel"
+            theirs.append((item.index, item.timeout_ms, is_cancel, request))
+        ours = [
+            (index, ms, cancel, None if raw is None else canonical(RouteRequest.FromString(raw)))
+            for index, ms, cancel, raw in items
+        ]
+        same(ours, theirs, "items")
+        return ("taken", len(items), seen.items >= 0)
+
+    def report(self, content: bytes) -> Outcome:
+        """ReportRequest: in pieces."""
+        self._native.read(content)
+        expected = by_library(router_pb2.ReportRequest, content)
+        try:
+            pieces = Pieces(content, 1, MOST)
+        except ValueError as error:
+            if expected is not None and not isinstance(error, TooMuch):
+                _may_be_refused(content, expected)
+            return ("refused", expected is None)
+        raw = list(_in_turns(pieces))
+        steps = [by_library(router_pb2.Progress, one) for one in raw]
+        if expected is None:
+            return ("broken steps", None in steps)
+        same(steps, list(expected.progress), "steps")
+        return ("taken", len(steps))
+
+    def command(self, content: bytes) -> Outcome:
+        """A message that protobuf reads whole, after its fields are counted."""
+        self._native.read(content)
+        expected = by_library(fleet_pb2.RegisterWorkerRequest, content)
+        try:
+            check_fields(content, MOST)
+        except ValueError:
+            _may_be_refused(content, expected)
+            return ("refused", expected is None)
+        return ("counted", expected is not None)
+
+
+def _in_turns(pieces: Pieces) -> Iterator[bytes]:
+    for count in (1, 3, MOST):
+        left = len(pieces)
+        taken = pieces.take(count)
+        same(len(taken), min(left, count), "pieces")
+        yield from taken
+
+
+def _taken(content: bytes, bounds: tuple[int, int, int] = (MOST, MOST, MOST)) -> Any:
+    """None: refused; "over": more than the bounds."""
+    try:
+        return take_apart(content, *bounds)
+    except TooMuch:
+        return "over"
+    except ValueError:
+        return None
+
+
+def _prompt(message: Any) -> tuple[int, bytes, int, int]:
+    """As take_apart has it."""
+    name = message.WhichOneof("prompt")
+    if name is None:
+        return 0, b"", 0, 0
+    form = message.DESCRIPTOR.fields_by_name[name].number
+    if form == TOKEN_IDS:
+        return form, b"".join(one.to_bytes(4, "little") for one in message.token_ids.ids), 0, 0
+    if form == BLOCK_HASHES:
+        hashes = message.block_hashes
+        packed = b"".join(one.to_bytes(8, "little") for one in hashes.hashes)
+        return form, packed, hashes.block_size, hashes.prompt_tokens
+    assert form == TOKEN_BYTES or form >= TEXT
+    return form, getattr(message, name), 0, 0
+
+
+def _check_plain(seen: Seen, message: Any) -> None:
+    """What the fast path reads in place is what the library reads."""
+    about = message.block_hashes if message.WhichOneof("prompt") == "block_hashes" else None
+    tokens = len(message.token_bytes)
+    output = message.expected_output_tokens if message.HasField("expected_output_tokens") else -1
+    expected = {
+        "request_id": len(message.request_id),
+        "model": len(message.model),
+        "session_id": len(message.session_id),
+        "tokens": tokens,
+        "hashes": 8 * len(about.hashes) if about else 0,
+        "block_size": about.block_size if about else 0,
+        "prompt_tokens": about.prompt_tokens if about else tokens // 4,
+        "output_tokens": output,
+        "priority": message.priority,
+        "omit_receipt": int(message.omit_receipt),
+    }
+    same({name: getattr(seen, name) for name in expected}, expected, "the plain request")
+    allowed = set(expected) | {
+        "tenant",
+        "expected_output_tokens",
+        "ttft_slo_ms",
+        "queue_timeout_ms",
+        "phase",
+    }
+    allowed |= {"token_bytes", "block_hashes", "queue_progress"}
+    same({one.name for one, _ in message.ListFields()} - allowed, set(), "fields not read")
+
+
+def _may_be_refused(content: bytes, expected: Message | None) -> None:
+    """Bytes that are refused here though the library takes them: groups nested too deep, alone."""
+    if expected is None or _nested(content) > 90:
+        return
+    raise Difference("refused, and the library takes it")
+
+
+def _nested(content: bytes) -> int:
+    """At most how many groups can be open at once: a bound from the bytes alone."""
+    return sum(one & 7 == 3 for one in content)
