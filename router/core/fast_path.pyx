@@ -5,7 +5,7 @@ A request is plain if it is decided by the fleet's policy, which must be one of 
 pool of one block size, and names nothing that narrows the choice (native/plain_request.h). RouterCore and router/desk/codec.py are the twin:
 they take all other requests, and come to the same pick, answer, reservation and load for these. Both
 work on the same loads, reservations and columns, whose insides are known here; nothing is kept but what
-can be made again. tests/router/core/test_fast_path.py tells one story to both.
+can be made again. tests/router/core/test_fast_path.py sends the same requests to both.
 
 Laws:
 - a request that is not plain, or that would be refused, changes nothing here: the general way
@@ -77,7 +77,7 @@ cdef extern from "router/wire/native/wire.h" nogil:
     int MAP_KEY, MAP_VALUE, BYTES
 
 cdef extern from "native/plain_request.h" nogil:
-    ctypedef struct Asked:
+    ctypedef struct PlainRequest:
         Span request_id, model, session_id, tokens, hashes
         uint32_t hashes_block_size
         uint64_t prompt_tokens
@@ -88,7 +88,7 @@ cdef extern from "native/plain_request.h" nogil:
         uint64_t index, timeout_ms
         Span request
         int is_request, is_cancel
-    int read_plain(Span, Asked *)
+    int read_plain(Span, PlainRequest *)
     int read_item(Span *, Item *)
     int64_t count_items(Span, size_t, size_t)
 
@@ -311,43 +311,44 @@ cdef class _WorkerFace:
 
 
 cdef class _Plan:
-    """What is the same for all decisions about a pool."""
+    """The parts of decisions that all requests for a pool share."""
 
-    cdef object found, pool, down
+    cdef object live, pool, down
     cdef tuple sources
     cdef const Py_ssize_t *slots
     cdef size_t rows
     cdef uint32_t block_size
-    """0: requests about this pool are not plain."""
+    """0: requests for this pool are not plain."""
     cdef double shortest_len
     cdef list faces
     cdef list model_rows
-    """Of each row, where PickTally.by_model counts its model; None: no pick of the row was counted."""
+    """For each row: where PickTally.by_model counts its model; None: no pick of the row was counted yet."""
     cdef bytes excluded
     """Receipt.excluded of the workers that make no row, written."""
     cdef size_t not_live
     cdef tuple models
     cdef str model
-    """That all workers of the pool serve; None: they serve several."""
+    """The model that all workers of the pool serve; None: they serve several."""
     cdef Py_ssize_t last_slot
     cdef const Users **users
-    """Of each row; NULL: nothing is known of its worker's load."""
+    """For each row: the users of its worker's blocks; NULL: its load is unknown."""
     cdef list users_kept
     cdef uint64_t users_read
-    """As they were after so many workers' loads had come and gone."""
+    """Number of loads added and removed when `users` was read; another number: it is read again."""
     cdef bytes drained
-    """A byte for each row, as it was after so many drains; None: nobody is drained."""
+    """A byte for each row, valid while `drains` is the fleet's; None: no worker is drained."""
     cdef uint64_t drains
     cdef bint priority_seen
     """Whether a worker that schedules by no priority got a request with one: then the core knows of its model."""
 
-    def __init__(self, found, bint plain):
-        """plain: requests about this pool may be, by its model and its settings."""
+    def __init__(self, live, bint plain):
+        """live: the pool and its workers that are down, as Pools.live has them. plain: whether the
+        model and its settings let requests be plain."""
         cdef Backward b
         cdef size_t before
         cdef bytes encoded
-        self.found = found
-        self.pool, self.down = found
+        self.live = live
+        self.pool, self.down = live
         pool = self.pool
         self.sources = pool.sources
         self.rows = len(pool.sources)
@@ -470,7 +471,7 @@ cdef class Batch:
     def request_of(self, size_t place):
         """The RouteRequest's bytes of the item at a place, wherever the batch is at.
 
-        Indexes are the caller's, who may give one to several items. Raises KeyError."""
+        The caller chooses indexes, and may give the same to several items. Raises KeyError."""
         cdef Span left = _span(self._content)
         cdef Item item
         if place <= left.size:
@@ -624,7 +625,7 @@ cdef class Lane:
     cdef object _full, _strained, _open_ones, _ended_ones
     cdef NativeIndex _index
     cdef object _routing
-    """What the fields below were read of."""
+    """The message that the fields below were read from."""
     cdef Policy _policy
     cdef bint _by_session, _timed
     cdef size_t _alternatives, _wanted
@@ -719,11 +720,11 @@ cdef class Lane:
 
         is_behind: of a model's name, whether other requests wait for its workers, so that the
         general way must answer; None: no request waits."""
-        cdef Asked asked
-        if not read_plain(_span(request), &asked):
+        cdef PlainRequest plain
+        if not read_plain(_span(request), &plain):
             return None
         self._pools.refresh()
-        return self._picked(&asked, now_s, is_behind)
+        return self._picked(&plain, now_s, is_behind)
 
     def answers(self, Batch batch not None, Results results not None, uint64_t waited_ms, double now_s, dict reservations not None, list places, is_behind=None):
         """Answers a batch's items from the next one on, until one isn't plain, or is long, or enough is done.
@@ -734,16 +735,16 @@ cdef class Lane:
         """
         cdef Span left
         cdef Item item
-        cdef Asked asked
+        cdef PlainRequest plain
         cdef size_t count = 0, size = 0
         self._pools.refresh()
         while count < RUN_ITEMS_MAX and size < RUN_BYTES_MAX:
             left = batch._left
             if read_item(&left, &item) <= 0 or not item.is_request or item.request.size > LONG_BYTES_C:
                 return
-            if 0 < item.timeout_ms <= waited_ms or not read_plain(item.request, &asked):
+            if 0 < item.timeout_ms <= waited_ms or not read_plain(item.request, &plain):
                 return
-            reservation = self._picked(&asked, now_s, is_behind)
+            reservation = self._picked(&plain, now_s, is_behind)
             if reservation is None:
                 return
             try:
@@ -759,36 +760,36 @@ cdef class Lane:
             count += 1
             size += item.request.size
 
-    cdef object _picked(self, Asked *asked, double now_s, is_behind):
+    cdef object _picked(self, PlainRequest *plain, double now_s, is_behind):
         """A reservation with its answer; None: the general way must pick."""
-        cdef str request_id = _text(asked.request_id)
+        cdef str request_id = _text(plain.request_id)
         self._counts.begin()
-        if not self._prepare(request_id) or self._by_session and asked.session_id.size:
+        if not self._prepare(request_id) or self._by_session and plain.session_id.size:
             return None
-        cdef str model = _text(asked.model)
+        cdef str model = _text(plain.model)
         if is_behind is not None and is_behind(model):
             return None
         cdef _Plan plan = self._plan_of(model)
-        if not self._takes(plan, asked.hashes_block_size, asked.prompt_tokens, asked.output_tokens):
+        if not self._takes(plan, plain.hashes_block_size, plain.prompt_tokens, plain.output_tokens):
             return None
-        cdef size_t count = asked.prompt_tokens / plan.block_size
+        cdef size_t count = plain.prompt_tokens / plan.block_size
         prefixes = _empty(count, _u64)
         cdef uint64_t *hashes
-        cdef Span content = asked.hashes if asked.hashes_block_size else asked.tokens
+        cdef Span content = plain.hashes if plain.hashes_block_size else plain.tokens
         if count:
             hashes = <uint64_t *>_pointer(prefixes)
-            if asked.hashes_block_size:
+            if plain.hashes_block_size:
                 memcpy(hashes, content.at, content.size)
             else:
                 xxh3_blocks(content.at, count, 4 * <size_t>plan.block_size, HASH_SEED_C, hashes)
             xxh3_chain(hashes, count, 0, 0, HASH_SEED_C, hashes)
         self._counts.mark(0)
-        self._match(plan, prefixes, asked.prompt_tokens)
+        self._match(plan, prefixes, plain.prompt_tokens)
         self._counts.mark(1)
-        if not self._decide(asked.session_id.size > 0, now_s) or self._core.decider.looks_ahead and not self._fits(asked.output_tokens):
+        if not self._decide(plain.session_id.size > 0, now_s) or self._core.decider.looks_ahead and not self._fits(plain.output_tokens):
             return None
         self._counts.mark(2)
-        cdef uint64_t form = asked.prompt_tokens | <uint64_t>asked.hashes_block_size << 32
+        cdef uint64_t form = plain.prompt_tokens | <uint64_t>plain.hashes_block_size << 32
         cdef uint64_t fingerprint = xxh3_64(content.at, content.size, HASH_SEED_C, self._secret) ^ form
         if not request_id:
             request_id = uuid.uuid4().hex
@@ -796,19 +797,19 @@ cdef class Lane:
         if self._policy.kind == TTFT:  # of workers that have room now; the pick may take the last of it
             best_s = shortest_ttft(&self._decided.rows, self._costs, self._in_use + 2 * self._decided.rows.rows)
         try:
-            self._write(asked, now_s)
-            reservation = self._reserve(request_id, (fingerprint, model, _both), asked.output_tokens, now_s)
+            self._write(plain, now_s)
+            reservation = self._reserve(request_id, (fingerprint, model, _both), plain.output_tokens, now_s)
         except BaseException:
             _begin(&self._answer)
             raise
         try:
-            self._on_reserved(asked.session_id, asked.priority, reservation, best_s, now_s)
+            self._on_reserved(plain.session_id, plain.priority, reservation, best_s, now_s)
         except BaseException:
             _begin(&self._answer)
             self._core.withdraw(reservation, now_s)
             raise
         self._counts.picked(
-            asked.prompt_tokens, self._best_overlap(), self._overlaps + self._order[0], self._decided.rows.rows,
+            plain.prompt_tokens, self._best_overlap(), self._overlaps + self._order[0], self._decided.rows.rows,
             self._plan.model_row(self._order[0], self._counts.tally),
         )
         return reservation
@@ -855,16 +856,16 @@ cdef class Lane:
         return 0
 
     cdef _Plan _plan_of(self, str model):
-        """Raises Refusal if nobody serves the model."""
-        found = self._live.get(model)
-        if found is None:
-            found = self._pools.live(model, self._fleet.ready)
+        """Raises Refusal if no worker serves the model."""
+        live = self._live.get(model)
+        if live is None:
+            live = self._pools.live(model, self._fleet.ready)
             if len(self._plans) >= len(self._live):
-                self._plans.clear()  # of pools that are there no more; a refusal leaves them alone
+                self._plans.clear()  # of pools that ended; a refusal changes no plan
         cdef _Plan plan = self._plans.get(model)
-        if plan is None or plan.found is not found:
-            plain = not self._pools.lora_of(model) and not self._core.decider.has_own(model, found[0])
-            plan = self._plans[model] = _Plan(found, plain)
+        if plan is None or plan.live is not live:
+            plain = not self._pools.lora_of(model) and not self._core.decider.has_own(model, live[0])
+            plan = self._plans[model] = _Plan(live, plain)
         return plan
 
     cdef bint _takes(self, _Plan plan, uint32_t hashes_block_size, uint64_t prompt_tokens, int64_t output_tokens) except -1:
@@ -903,7 +904,7 @@ cdef class Lane:
         return 0
 
     cdef bint _decide(self, bint in_turn, double now_s) except -1:
-        """Whether somebody can be picked: costs and order of what was matched. in_turn: see _first."""
+        """Whether any worker can be picked. Sets the costs and the order of the workers. in_turn: see _first."""
         cdef Rows *r = &self._decided.rows
         cdef size_t first
         self._read_columns()
@@ -925,15 +926,15 @@ cdef class Lane:
             self._move(in_turn)
         return True
 
-    cdef size_t _first(self, const Cheapest *found, const uint8_t *out, bint in_turn) except? 0:
+    cdef size_t _first(self, const Cheapest *cheapest, const uint8_t *out, bint in_turn) except? 0:
         """Which of the rows that tie is the pick: Decider._rotated. in_turn: the one whose worker was picked longest
         ago, else a random one."""
         cdef const Rows *r = &self._decided.rows
-        if found.tied < 2:
+        if cheapest.tied < 2:
             return 0
         if not in_turn:
-            return self._rng.randrange(found.tied)
-        return longest_ago(self._costs, self._columns.full, out, r.slots, r.rows, found, self._columns_at + 9 * self._columns_width)
+            return self._rng.randrange(cheapest.tied)
+        return longest_ago(self._costs, self._columns.full, out, r.slots, r.rows, cheapest, self._columns_at + 9 * self._columns_width)
 
     cdef bint _fits(self, int64_t output_tokens) except -1:
         """Whether the pick has KV blocks for the whole request: see Decider._with_blocks."""
@@ -1037,7 +1038,7 @@ cdef class Lane:
         cdef uint8_t *others_out = self._out + r.rows
         cdef size_t i, first, wanted = self._ordered
         cdef bint out
-        cdef Cheapest found
+        cdef Cheapest cheapest
         self._waits = waits_of(&self._guard, r, costs)
         if not passes_over(&self._guard, &self._waits, r, self._order[0]):
             return 0
@@ -1048,13 +1049,13 @@ cdef class Lane:
                 stay_out[i] = True
             else:
                 others_out[i] = True
-        found = cheapest_of(costs, self._columns.full, stay_out, r.slots, r.rows)
-        first = self._first(&found, stay_out, in_turn)
-        self._ordered = order_of(costs, self._columns.full, stay_out, r.slots, r.rows, &found, first, wanted, self._order)
+        cheapest = cheapest_of(costs, self._columns.full, stay_out, r.slots, r.rows)
+        first = self._first(&cheapest, stay_out, in_turn)
+        self._ordered = order_of(costs, self._columns.full, stay_out, r.slots, r.rows, &cheapest, first, wanted, self._order)
         if self._ordered < wanted:
-            found = cheapest_of(costs, self._columns.full, others_out, r.slots, r.rows)
+            cheapest = cheapest_of(costs, self._columns.full, others_out, r.slots, r.rows)
             self._ordered += order_of(
-                costs, self._columns.full, others_out, r.slots, r.rows, &found, 0, wanted - self._ordered,
+                costs, self._columns.full, others_out, r.slots, r.rows, &cheapest, 0, wanted - self._ordered,
                 self._order + self._ordered,
             )
         return 0
@@ -1066,7 +1067,7 @@ cdef class Lane:
         cdef const int32_t *overlaps = self._overlaps + row
         cdef uint64_t prompt_tokens = <uint64_t>self._decided.rows.prompt_tokens
         cdef uint32_t size = self._plan.block_size
-        cdef int32_t told = overlaps[2 * rows] + overlaps[3 * rows] + overlaps[4 * rows]
+        cdef int32_t reported = overlaps[2 * rows] + overlaps[3 * rows] + overlaps[4 * rows]
         cdef bint has_tail = prompt_tokens % size > 0
         source = self._plan.sources[row]
         core = self._core
@@ -1077,7 +1078,7 @@ cdef class Lane:
         prefixes = self._prefixes
         reservation = Reservation(
             self._drawn.pop(), request_id, source.key, fingerprint, prefixes, has_tail,
-            prompt_tokens, told, new_tokens, now_s, now_s + self._lease_s, b"",
+            prompt_tokens, reported, new_tokens, now_s, now_s + self._lease_s, b"",
         )
         # They refer to nothing that could refer to them: no need to look for cycles through them.
         PyObject_GC_UnTrack(<void *>fingerprint)
@@ -1261,7 +1262,7 @@ cdef class Lane:
         self._by_request[reservation.request_id] = reservation
         return 0
 
-    cdef int _write(self, Asked *asked, double now_s) except -1:
+    cdef int _write(self, PlainRequest *plain, double now_s) except -1:
         """Writes the answer to the decision at hand, but for its reservation's id. Before that is
         made: a receipt shows workers as they were."""
         cdef Face faces[WANTED_MAX]
@@ -1272,7 +1273,7 @@ cdef class Lane:
         cdef About about
         cdef size_t i
         cdef _WorkerFace face
-        cdef int32_t priority = asked.priority
+        cdef int32_t priority = plain.priority
         cdef int32_t *engine_priority = NULL
         cdef list keep = []
         for i in range(self._ordered):
@@ -1284,7 +1285,7 @@ cdef class Lane:
             if face.priority_direction < 0:  # the lowest int32 has no opposite that fits
                 priority = 0x7FFFFFFF if priority == -0x80000000 else -priority
             engine_priority = &priority
-        if not asked.omit_receipt:
+        if not plain.omit_receipt:
             for i in range(min(2, self._ordered)):
                 self._read_condition(self._order[i], &conditions[i], now_s, keep)
             about.moved = NULL
@@ -1303,7 +1304,7 @@ cdef class Lane:
             about.decided_at_s = now_s
             about.best_overlap_tokens = self._best_overlap()
         put_answer(
-            &self._answer, &self._decided, NULL if asked.omit_receipt else &about, self._order,
+            &self._answer, &self._decided, NULL if plain.omit_receipt else &about, self._order,
             self._ordered, self._alternatives, faces, conditions, self._lease_s, engine_priority,
             self._plan.block_size if self._core.hot is None else 0,
         )
@@ -1325,7 +1326,7 @@ cdef class Lane:
         return 0
 
     cdef int32_t _best_overlap(self):
-        """The usable overlap of whoever holds most."""
+        """The largest usable overlap of any worker."""
         cdef const int32_t *usable = self._overlaps + self._decided.rows.rows
         cdef int32_t best = 0
         cdef size_t i
@@ -1334,13 +1335,13 @@ cdef class Lane:
         return best
 
     cdef bint _holds_all(self, uint32_t slot):
-        """Whether the index holds all that a worker was told to hold."""
-        cdef uint64_t told = 0, held = 0
+        """Whether the index has all blocks that a worker reported: none was forgotten."""
+        cdef uint64_t reported = 0, held = 0
         cdef int level
         for level in range(TIERS):
-            told += table_holder(&self._index._table, slot, level).told
+            reported += table_holder(&self._index._table, slot, level).told
             held += table_holder(&self._index._table, slot, level).held
-        return told == held
+        return reported == held
 
     cdef int _make_room(self, size_t rows) except -1:
         if rows <= self._rows_max:

@@ -14,8 +14,6 @@ import pytest
 ROOT = Path(__file__).parents[2]
 SUFFIXES = (".py", ".pyx", ".pyi", ".h")
 FOLDERS = ("events", "indexer", "router", "simulator", "proto/kvroute/client")
-FAST_PATH = ROOT / "router" / "core"
-"""Its native sources still call a plain request `asked` and a result `found`."""
 WORDS = (
     "told",
     "asked",
@@ -43,8 +41,7 @@ _ANY = re.compile(rf"\b({'|'.join({*WORDS, *PAGE_WORDS})})\b", re.IGNORECASE)
 
 @cache
 def sources(folder: str) -> list[Path]:
-    paths = [path for path in (ROOT / folder).rglob("*") if path.suffix in SUFFIXES]
-    return [path for path in paths if not path.is_relative_to(FAST_PATH) or path.suffix == ".py"]
+    return [path for path in (ROOT / folder).rglob("*") if path.suffix in SUFFIXES]
 
 
 @cache

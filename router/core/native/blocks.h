@@ -23,7 +23,7 @@ static inline BlocksRow blocks_row(const BlocksNumbers *n, const BlocksShared *s
                                    size_t row) {
     const Columns *c = r->columns;
     intptr_t slot = r->slots[row];
-    BlocksRow found;
+    BlocksRow result;
     double size = block_tokens_of(r, row), active = c->prefill_tokens_active[slot];
     double device = trusted(r, row, overlap_of(r, 2, row) + overlap_of(r, 5, row));
     double credit = n->overlap_credit * device / size;
@@ -33,13 +33,13 @@ static inline BlocksRow blocks_row(const BlocksNumbers *n, const BlocksShared *s
     }
     credit += n->host_credit * trusted(r, row, overlap_of(r, 3, row)) / size;
     credit += n->disk_credit * trusted(r, row, overlap_of(r, 4, row)) / size;
-    found.raw_prefill = (active + r->prompt_tokens) / size;
-    found.credit = credit;
-    found.new_blocks = new_blocks_of(r, row);
-    found.decode_blocks = c->active_blocks[slot] + found.new_blocks;
-    found.cost = n->prefill_load_scale * at_least(found.raw_prefill - credit, 0.0) +
-                 found.decode_blocks + n->request_weight * c->active_slots[slot];
-    return found;
+    result.raw_prefill = (active + r->prompt_tokens) / size;
+    result.credit = credit;
+    result.new_blocks = new_blocks_of(r, row);
+    result.decode_blocks = c->active_blocks[slot] + result.new_blocks;
+    result.cost = n->prefill_load_scale * at_least(result.raw_prefill - credit, 0.0) +
+                 result.decode_blocks + n->request_weight * c->active_slots[slot];
+    return result;
 }
 
 static BlocksShared blocks_costs(const BlocksNumbers *n, const Rows *r, double *costs) {
@@ -59,13 +59,13 @@ static BlocksShared blocks_costs(const BlocksNumbers *n, const Rows *r, double *
 
 static void put_blocks_terms(Backward *b, uint32_t number, const BlocksNumbers *n,
                              const BlocksShared *s, const Rows *r, size_t row) {
-    BlocksRow found = blocks_row(n, s, r, row);
+    BlocksRow result = blocks_row(n, s, r, row);
     put_term(b, number, "active_slots", r->columns->active_slots[r->slots[row]]);
-    put_term(b, number, "decode_blocks", found.decode_blocks);
-    put_term(b, number, "new_blocks", found.new_blocks);
+    put_term(b, number, "decode_blocks", result.decode_blocks);
+    put_term(b, number, "new_blocks", result.new_blocks);
     put_term(b, number, "block_size", block_tokens_of(r, row));
-    put_term(b, number, "credit", found.credit);
-    put_term(b, number, "raw_prefill", found.raw_prefill);
+    put_term(b, number, "credit", result.credit);
+    put_term(b, number, "raw_prefill", result.raw_prefill);
 }
 
 #endif

@@ -4,45 +4,45 @@
 
 #include "columns.h"
 
-/* What a look over the costs finds. */
+/* The lowest cost, and why other rows can't be picked. */
 typedef struct {
     double lowest;
-    size_t tied;       /* rows that share the lowest cost; 0: nobody can be picked */
+    size_t tied;       /* rows that share the lowest cost; 0: no row can be picked */
     size_t drained;
     size_t full;       /* other rows without room */
     size_t not_finite; /* other rows whose cost is not a number */
 } Cheapest;
 
-/* drained: a byte for each row; NULL: nobody is. */
+/* drained: a byte for each row; NULL: none is drained. */
 static Cheapest cheapest_of(const double *costs, const double *full, const uint8_t *drained,
                             const intptr_t *slots, size_t count) {
-    Cheapest found = {INFINITY, 0, 0, 0, 0};
+    Cheapest cheapest = {INFINITY, 0, 0, 0, 0};
     for (size_t i = 0; i < count; i++) {
         if (drained && drained[i]) {
-            found.drained++;
+            cheapest.drained++;
         } else if (full[slots[i]] != 0) {
-            found.full++;
+            cheapest.full++;
         } else if (!isfinite(costs[i])) {
-            found.not_finite++;
-        } else if (costs[i] < found.lowest) {
-            found.lowest = costs[i];
-            found.tied = 1;
-        } else if (costs[i] == found.lowest) {
-            found.tied++;
+            cheapest.not_finite++;
+        } else if (costs[i] < cheapest.lowest) {
+            cheapest.lowest = costs[i];
+            cheapest.tied = 1;
+        } else if (costs[i] == cheapest.lowest) {
+            cheapest.tied++;
         }
     }
-    return found;
+    return cheapest;
 }
 
 /* Of the rows that tie, the number of the one whose worker was picked longest ago; last_picked: of
  * slots. The first of equal ones. */
 static size_t longest_ago(const double *costs, const double *full, const uint8_t *drained,
-                          const intptr_t *slots, size_t count, const Cheapest *found,
+                          const intptr_t *slots, size_t count, const Cheapest *cheapest,
                           const double *last_picked) {
     size_t seen = 0, first = 0;
     double least = INFINITY;
     for (size_t i = 0; i < count; i++) {
-        if (costs[i] != found->lowest || !can_take(full, drained, slots, i)) continue;
+        if (costs[i] != cheapest->lowest || !can_take(full, drained, slots, i)) continue;
         if (last_picked[slots[i]] < least) {
             least = last_picked[slots[i]];
             first = seen;
@@ -52,21 +52,21 @@ static size_t longest_ago(const double *costs, const double *full, const uint8_t
     return first;
 }
 
-/* The pick and the rows next to it, `wanted` at most: those that tie from the `first` one on and
- * round, then the others, cheapest first. Returns how many there are. */
+/* The pick and the rows next to it, `wanted` at most: the rows of the lowest cost, from
+ * number `first` on and then from the start, then the others, cheapest first. Returns how many there are. */
 static size_t order_of(const double *costs, const double *full, const uint8_t *drained,
-                       const intptr_t *slots, size_t count, const Cheapest *found, size_t first,
+                       const intptr_t *slots, size_t count, const Cheapest *cheapest, size_t first,
                        size_t wanted, uint32_t *order) {
     size_t used = 0, seen = 0, before_first = 0;
     for (size_t i = 0; i < count && used < wanted; i++)
-        if (costs[i] == found->lowest && can_take(full, drained, slots, i) && seen++ >= first)
+        if (costs[i] == cheapest->lowest && can_take(full, drained, slots, i) && seen++ >= first)
             order[used++] = (uint32_t)i;
     for (size_t i = 0; i < count && used < wanted && before_first < first; i++) {
-        if (costs[i] != found->lowest || !can_take(full, drained, slots, i)) continue;
+        if (costs[i] != cheapest->lowest || !can_take(full, drained, slots, i)) continue;
         order[used++] = (uint32_t)i;
         before_first++;
     }
-    double after = found->lowest;
+    double after = cheapest->lowest;
     size_t after_row = count;
     while (used < wanted) {
         size_t best = count;

@@ -19,10 +19,10 @@ typedef struct {
     Span hashes; /* little-endian u64: BlockHashes, when hashes_block_size is not 0 */
     uint32_t hashes_block_size;
     uint64_t prompt_tokens;
-    int64_t output_tokens; /* -1: not told */
+    int64_t output_tokens; /* -1: the request does not say */
     int32_t priority;
     int omit_receipt;
-} Asked;
+} PlainRequest;
 
 /* 0 for a text that may be taken as it is. */
 static inline int odd_text(const Field *field) {
@@ -30,14 +30,14 @@ static inline int odd_text(const Field *field) {
 }
 
 /* 0, or -1 for hashes in more than one piece, or none. */
-static int read_hashes(Span message, Asked *asked) {
+static int read_hashes(Span message, PlainRequest *plain) {
     uint64_t block_size = 0, prompt_tokens = 0;
     Field field;
-    asked->hashes = (Span){NULL, 0};
+    plain->hashes = (Span){NULL, 0};
     while (message.size) {
         if (read_field(&message, &field)) return -1;
-        if (field.number == BLOCK_HASHES_HASHES && field.type == BYTES && !asked->hashes.at)
-            asked->hashes = field.bytes;
+        if (field.number == BLOCK_HASHES_HASHES && field.type == BYTES && !plain->hashes.at)
+            plain->hashes = field.bytes;
         else if (field.number == BLOCK_HASHES_BLOCK_SIZE && field.type == VARINT)
             block_size = field.value;
         else if (field.number == BLOCK_HASHES_PROMPT_TOKENS && field.type == VARINT)
@@ -47,18 +47,18 @@ static int read_hashes(Span message, Asked *asked) {
     }
     if (!block_size || block_size > INT32_MAX || !prompt_tokens || prompt_tokens > UINT32_MAX)
         return -1;
-    if (asked->hashes.size % 8 || prompt_tokens / block_size != asked->hashes.size / 8) return -1;
-    asked->hashes_block_size = (uint32_t)block_size;
-    asked->prompt_tokens = prompt_tokens;
+    if (plain->hashes.size % 8 || prompt_tokens / block_size != plain->hashes.size / 8) return -1;
+    plain->hashes_block_size = (uint32_t)block_size;
+    plain->prompt_tokens = prompt_tokens;
     return 0;
 }
 
 /* 1 if a request is plain, else 0. */
-static int read_plain(Span message, Asked *asked) {
+static int read_plain(Span message, PlainRequest *plain) {
     Field field;
     int prompts = 0;
     size_t fields = 0, bytes = 0;
-    *asked = (Asked){.output_tokens = -1};
+    *plain = (PlainRequest){.output_tokens = -1};
     while (message.size) {
         size_t before = message.size;
         if (read_field(&message, &field)) return 0;
@@ -70,36 +70,36 @@ static int read_plain(Span message, Asked *asked) {
         switch (field.number) {
             case ROUTE_REQUEST_REQUEST_ID:
                 if (odd_text(&field)) return 0;
-                asked->request_id = field.bytes;
+                plain->request_id = field.bytes;
                 break;
             case ROUTE_REQUEST_MODEL:
                 if (odd_text(&field)) return 0;
-                asked->model = field.bytes;
+                plain->model = field.bytes;
                 break;
             case ROUTE_REQUEST_TOKEN_BYTES:
                 if (field.type != BYTES || !field.bytes.size || field.bytes.size % 4) return 0;
-                asked->tokens = field.bytes;
-                asked->prompt_tokens = field.bytes.size / 4;
+                plain->tokens = field.bytes;
+                plain->prompt_tokens = field.bytes.size / 4;
                 prompts++;
                 break;
             case ROUTE_REQUEST_BLOCK_HASHES:
-                if (field.type != BYTES || read_hashes(field.bytes, asked)) return 0;
+                if (field.type != BYTES || read_hashes(field.bytes, plain)) return 0;
                 prompts++;
                 break;
             case ROUTE_REQUEST_EXPECTED_OUTPUT_TOKENS:
                 if (field.type != VARINT || field.value > UINT32_MAX) return 0;
-                asked->output_tokens = (int64_t)field.value;
+                plain->output_tokens = (int64_t)field.value;
                 break;
             case ROUTE_REQUEST_PRIORITY: /* a negative one is a varint of 64 bits */
                 if (field.type != VARINT) return 0;
-                asked->priority = (int32_t)(uint32_t)field.value;
+                plain->priority = (int32_t)(uint32_t)field.value;
                 break;
             case ROUTE_REQUEST_TENANT:
                 if (odd_text(&field)) return 0;
                 break;
             case ROUTE_REQUEST_SESSION_ID:
                 if (odd_text(&field)) return 0;
-                asked->session_id = field.bytes;
+                plain->session_id = field.bytes;
                 break;
             case ROUTE_REQUEST_TTFT_SLO_MS:
             case ROUTE_REQUEST_QUEUE_TIMEOUT_MS:
@@ -113,7 +113,7 @@ static int read_plain(Span message, Asked *asked) {
                 break;
             case ROUTE_REQUEST_OMIT_RECEIPT:
                 if (field.type != VARINT || field.value > 1) return 0;
-                asked->omit_receipt = (int)field.value;
+                plain->omit_receipt = (int)field.value;
                 break;
             default:
                 return 0;

@@ -42,38 +42,38 @@ static inline TtftRow ttft_row(const TtftNumbers *n, const Rows *r, size_t row) 
     const Columns *c = r->columns;
     const Prefill *p = r->prefill;
     intptr_t slot = r->slots[row];
-    TtftRow found;
+    TtftRow result;
     double rate = p->rate[row], new_tokens = new_tokens_of(r, row);
     double work = prefill_work(new_tokens, r->prompt_tokens);
     double unseen = at_least(c->prefill_tokens_active[slot] - p->tokens[slot], 0.0);
     double others = p->others_waiting[slot] * p->mean_work;
     double known_s = at_least(at_least(p->ends_s[slot] - p->now_s, p->least_s[slot]), 0.0);
-    found.rate = rate;
-    found.wait_s = known_s + (unseen + others) / rate;
-    found.load_s = loading_s(r, row, overlap_of(r, 3, row), n->host_rate) +
+    result.rate = rate;
+    result.wait_s = known_s + (unseen + others) / rate;
+    result.load_s = loading_s(r, row, overlap_of(r, 3, row), n->host_rate) +
                    loading_s(r, row, overlap_of(r, 4, row), n->disk_rate);
-    found.prefill_s = work / rate;
-    found.total_s = found.wait_s + found.load_s + found.prefill_s;
+    result.prefill_s = work / rate;
+    result.total_s = result.wait_s + result.load_s + result.prefill_s;
     double total_blocks = c->total_blocks[slot];
     double free_blocks = isnan(total_blocks) ? INFINITY : total_blocks - c->active_blocks[slot];
-    found.room_s = new_blocks_of(r, row) > free_blocks ? n->stay_s : 0.0;
-    found.evicted_share = evicted_share_of(r, row, new_tokens);
-    found.crowded_s = 0;
-    if (found.wait_s > 0)
-        found.crowded_s = work < n->step_tokens ? found.prefill_s : n->step_tokens / rate;
-    found.stalled_s = at_least(c->active_slots[slot], 0.0) * found.prefill_s;
-    found.cost = found.total_s + found.room_s + n->keep * found.evicted_share * found.prefill_s +
-                 n->crowding * found.crowded_s + n->stall * found.stalled_s +
+    result.room_s = new_blocks_of(r, row) > free_blocks ? n->stay_s : 0.0;
+    result.evicted_share = evicted_share_of(r, row, new_tokens);
+    result.crowded_s = 0;
+    if (result.wait_s > 0)
+        result.crowded_s = work < n->step_tokens ? result.prefill_s : n->step_tokens / rate;
+    result.stalled_s = at_least(c->active_slots[slot], 0.0) * result.prefill_s;
+    result.cost = result.total_s + result.room_s + n->keep * result.evicted_share * result.prefill_s +
+                 n->crowding * result.crowded_s + n->stall * result.stalled_s +
                  n->decode_s * c->load[slot];
-    return found;
+    return result;
 }
 
 /* seconds: gets the time to the first token of each row. */
 static void ttft_costs(const TtftNumbers *n, const Rows *r, double *costs, double *seconds) {
     for (size_t i = 0; i < r->rows; i++) {
-        TtftRow found = ttft_row(n, r, i);
-        costs[i] = found.cost;
-        seconds[i] = found.total_s;
+        TtftRow result = ttft_row(n, r, i);
+        costs[i] = result.cost;
+        seconds[i] = result.total_s;
     }
 }
 
@@ -89,16 +89,16 @@ static double shortest_ttft(const Rows *r, const double *costs, const double *se
 
 static void put_ttft_terms(Backward *b, uint32_t number, const TtftNumbers *n, const Rows *r,
                            size_t row) {
-    TtftRow found = ttft_row(n, r, row);
+    TtftRow result = ttft_row(n, r, row);
     put_term(b, number, "load", r->columns->load[r->slots[row]]);
-    put_term(b, number, "stalled_s", found.stalled_s);
-    put_term(b, number, "crowded_s", found.crowded_s);
-    put_term(b, number, "evicted_share", found.evicted_share);
-    put_term(b, number, "room_s", found.room_s);
-    put_term(b, number, "prefill_s", found.prefill_s);
-    put_term(b, number, "load_s", found.load_s);
-    put_term(b, number, "wait_s", found.wait_s);
-    put_term(b, number, "prefill_rate", found.rate);
+    put_term(b, number, "stalled_s", result.stalled_s);
+    put_term(b, number, "crowded_s", result.crowded_s);
+    put_term(b, number, "evicted_share", result.evicted_share);
+    put_term(b, number, "room_s", result.room_s);
+    put_term(b, number, "prefill_s", result.prefill_s);
+    put_term(b, number, "load_s", result.load_s);
+    put_term(b, number, "wait_s", result.wait_s);
+    put_term(b, number, "prefill_rate", result.rate);
 }
 
 #endif
