@@ -22,8 +22,9 @@ from indexer.hashing import HashArray
 from indexer.identity import WorkerKey
 from indexer.kernel import NativeIndex
 from router.config.configurations import ModelSettings
-from router.config.routing_settings import RoutingSettings
-from router.copies.hot_prefixes import HotPrefixes
+from router.config.routing_settings import HotPrefixSettings, RoutingSettings
+from router.copies.hot_prefixes import Effect as CopyEffect
+from router.copies.hot_prefixes import HotPrefixes, Means, recomputed
 from router.core.fast_path import Lane
 from router.core.progress import Effects, Pick, Progress, ProgressResult, ProgressState, Repeated
 from router.decision.decider import FULL_RETRY_S, Decider
@@ -73,8 +74,10 @@ class RouterCore:
         replica: str = "",
         rng: random.Random,
         random_bytes: Callable[[int], bytes],
+        copy_means: Means | None = None,
     ) -> None:
-        """random_bytes: what ids of reservations are made of; unpredictable, unless for a test."""
+        """random_bytes: what ids of reservations are made of; unpredictable, unless for a test.
+        copy_means: how hot prefixes are copied; None: workers compute them."""
         self.fleet = Fleet(
             view, routing, models=models, model_memory_s=model_memory_s, replica=replica
         )
@@ -106,8 +109,12 @@ class RouterCore:
         self.lane = Lane(self, rng) if isinstance(view.index, NativeIndex) else None
         """Picks for plain requests; the decider and the rest of this file are its twin, and for all
         others."""
+        self._copy_means = copy_means or recomputed(routing.prefill_rate)
+        self._copies: HotPrefixes | None = None
+        """Kept for its counters after copying was switched off."""
         self.hot: HotPrefixes | None = None
         """Copies what many ask for; None: switched off."""
+        self.copy_prefixes(routing.hot_prefixes)
 
     def route(
         self,
@@ -258,6 +265,19 @@ class RouterCore:
             tally = self.lane.tally
             self.lane = Lane(self, self._rng)
             self.lane.tally = tally
+
+    def copy_prefixes(self, settings: HotPrefixSettings) -> list[CopyEffect]:
+        """Starts, changes or ends the copying of hot prefixes; returns which copies end with it."""
+        if not settings.enabled:
+            effects = self.hot.forget() if self.hot is not None else []
+            self.hot = None
+            return effects
+        if self._copies is None:
+            self._copies = HotPrefixes(self.fleet, settings, self._copy_means)
+        else:
+            self._copies.reconfigure(settings)
+        self.hot = self._copies
+        return []
 
     def report(self, progress: Progress, now_s: float, caller: str = "") -> ProgressResult:
         """Moves a reservation on. Counts are cumulative, so a repeated step changes nothing.

@@ -72,7 +72,7 @@ class Desk:
         self._clock = clock
         self._fault = fault
         self.watch = watch
-        self.on_change = on_change
+        self._on_change = on_change
         self.admission = admission
         self._soon = soon
         self._is_due = False
@@ -104,7 +104,7 @@ class Desk:
                 received = codec.receive(request, self._core.routing.prompt_tokens_max)
                 read = received, codec.read_request(received, self._core, caller)
                 return self._general(request, read, now_s, left_s, due, caller)
-            self.on_change()
+            self._on_change()
             return plain
         except Refusal as refusal:
             self._refused(refusal, request, now_s, due)
@@ -126,7 +126,7 @@ class Desk:
 
     def changed(self) -> None:
         """What is reserved here, so what workers have room for, or what waits, may have changed."""
-        self.on_change()
+        self._on_change()
         self.turns()
 
     def turns(self) -> None:
@@ -158,7 +158,7 @@ class Desk:
         """Refuses what waits, since the router stops."""
         stops = Refusal(Reason.DRAINING, "this router stops; another one takes the request")
         self.admission.close(stops, self._clock())
-        self.on_change()
+        self._on_change()
 
     def explain(self, request: bytes) -> Generator[None, None, list[bytes]]:
         """What `route` would decide, in steps: the parts of an ExplainResponse; raises Refusal."""
@@ -189,7 +189,7 @@ class Desk:
         """Ends a reservation whose caller left before it had the answer."""
         failed = Progress(reservation.id, ProgressState.FAILED, failure=Ending.FAILED_CANCELLED)
         self._core.report(failed, self._clock())
-        self.on_change()
+        self._on_change()
 
     def unsent(self, reservation: Reservation) -> None:
         """The answer of a call could not be sent: nobody knows of what it reserved."""
@@ -282,7 +282,7 @@ class Desk:
                     self._count(hot, reservation, partial(batch.request_of, place), now_s)
             if watch is not None:
                 watch.passed(len(answered))
-            self.on_change()
+            self._on_change()
 
     def _count(
         self,
@@ -345,7 +345,7 @@ class Desk:
             decide,
         )
         if waiting.waiter is None:
-            self.on_change()
+            self._on_change()
             return answers[0]
         self.changed()
         return waiting
@@ -365,7 +365,7 @@ class Desk:
             raise
         except Exception as error:  # a fault of ours, which ends one request and no other
             raise self._fault(ROUTE, error) from error
-        self.on_change()
+        self._on_change()
         content, reservation, repeated = plain
         if not repeated:
             ahead = 0 if waiting.waiter is None else waiting.waiter.ahead

@@ -57,22 +57,23 @@ class Reports:
         clock: Callable[[], float],
         admission: Admission,
         on_change: Callable[[], None] = lambda: None,
+        on_prompt_tokens: Callable[[str, int], None] = lambda _id, _tokens: None,
+        peers: Callable[[], PeerLink | None] = lambda: None,
     ) -> None:
         """admission: the requests that wait. on_change: called when what is reserved here may have
-        changed."""
-        self.peers: PeerLink | None = None
-        """The link to other replicas, once there is one."""
+        changed. on_prompt_tokens: called with a reservation's id and its engine's count of the
+        prompt's tokens. peers: the link to other replicas, once there is one."""
+        self._peers = peers
         self._core = core
         self._metrics = metrics
         self._clock = clock
         self._admission = admission
-        self.on_change = on_change
-        self.on_prompt_tokens: Callable[[str, int], None] = lambda _id, _tokens: None
-        """Called with a reservation's id and its engine's count of the prompt's tokens."""
+        self._on_change = on_change
+        self._on_prompt_tokens = on_prompt_tokens
 
     async def report(self, content: bytes, caller: str) -> bytes:
         """A ReportRequest's answer; raises Refusal. caller: the sender's address, if known."""
-        peers = self.peers
+        peers = self._peers()
         pieces = _pieces(content, PROGRESS_MAX)
         written: list[bytes] = []
         waiting: list[tuple[int, list[bytes]]] = []
@@ -187,12 +188,12 @@ class Reports:
                     failure=Ending.FAILED_CANCELLED,
                 )
                 result = self._core.report(cancelled, now_s, caller)
-            self.on_change()
+            self._on_change()
             return router_pb2.ProgressOutcome(result=codec.progress_result(result))
         result = self._admission.reprioritize(step.request_id, step.priority, now_s)
         if result is ProgressResult.UNKNOWN and reservation and reservation.ended is None:
             return _unchanged("")
-        self.on_change()
+        self._on_change()
         return router_pb2.ProgressOutcome(result=codec.progress_result(result))
 
     def _of_running(self, message: router_pb2.Progress, caller: str) -> router_pb2.ProgressOutcome:
@@ -220,9 +221,9 @@ class Reports:
         reservation = self._core.reservations.get(progress.reservation_id)
         unknown_before = reservation is None or reservation.cached_tokens is None
         result = self._core.report(progress, self._clock(), caller)
-        self.on_change()
+        self._on_change()
         if reservation is not None and message.HasField("prompt_tokens"):
-            self.on_prompt_tokens(progress.reservation_id, message.prompt_tokens)
+            self._on_prompt_tokens(progress.reservation_id, message.prompt_tokens)
         if reservation is not None and unknown_before and reservation.cached_tokens is not None:
             self._metrics.cache_reported(reservation.predicted_tokens, reservation.cached_tokens)
         return router_pb2.ProgressOutcome(

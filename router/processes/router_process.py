@@ -39,7 +39,6 @@ from router.config.keys import ConfigError
 from router.config.reload import reloaded
 from router.config.rendering import render
 from router.config.routing_settings import RoutingSettings
-from router.copies.hot_prefixes import HotPrefixes, recomputed
 from router.core.admission import Admission
 from router.core.core import RouterCore
 from router.core.progress import Effects
@@ -160,8 +159,6 @@ class RouterApp:
         )
         self.core.fleet.ready = False
         shadow_policy(routing, self.core.policies)  # raises ConfigError
-        self._hot: HotPrefixes | None = None
-        """Kept for its counters after copying was switched off; until then the core has it."""
         self.registry = CollectorRegistry()
         self.metrics = Metrics(self.registry)
         self.metrics.index_bytes_max.set(config.index.bytes_max())
@@ -180,14 +177,23 @@ class RouterApp:
             fault=self._guard.fault,
             admission=self.admission,
             soon=lambda call: asyncio.get_running_loop().call_soon(call),
+            on_change=self._on_change,
         )
-        self.reports = Reports(self.core, self.metrics, clock, self.admission, self.desk.changed)
         self.prompts = Prompts(model_prompts(config.models))
+        self.reports = Reports(
+            self.core,
+            self.metrics,
+            clock,
+            self.admission,
+            self.desk.changed,
+            self.prompts.on_answer,
+            peers=lambda: self.link,
+        )
         self.texts = Texts(self.desk, self.core, self.prompts)
-        self.reports.on_prompt_tokens = self.prompts.on_answer
         self.core.fleet.tokens_trouble = tokens_trouble(self.core, self.prompts)
-        self.commands = ControlDesk(self.core, clock)
-        self.commands.on_removed = self.relays.on_removed
+        self.commands = ControlDesk(
+            self.core, clock, on_resync=self._resync, on_removed=self.relays.on_removed
+        )
         self._state: FleetState | None = None
         if config.fleet.state_file is not None:
             path = checked_file(config.fleet.state_file, "fleet.state_file")
@@ -217,7 +223,6 @@ class RouterApp:
         """The HTTP face of this router, if gateway.listen is set."""
         self._started_at_s = clock()
         self._connected_at_s: float | None = None
-        self._use_hot_prefixes(routing)
 
     @property
     def ready(self) -> bool:
@@ -300,7 +305,7 @@ class RouterApp:
 
     def _made_feed(self, broker: Broker) -> Feed:
         """Facts, heartbeats and fleet commands from NATS to the view and the core."""
-        feed = Feed(
+        return Feed(
             broker,
             self.view,
             fleet=self.config.fleet.name,
@@ -312,10 +317,16 @@ class RouterApp:
             on_failure=self._broke,
             rng=self._rng,
         )
-        self.commands.on_resync = lambda worker: feed.recover(
-            self.view.resync(worker, self.clock())
-        )
-        return feed
+
+    def _resync(self, worker_id: str) -> None:
+        """Has a worker's relay send all that it holds again, if there is a connection to it."""
+        if self.feed is not None:
+            self.feed.recover(self.view.resync(worker_id, self.clock()))
+
+    def _on_change(self) -> None:
+        """What is reserved here may have changed."""
+        if self.link is not None:
+            self.link.on_change()
 
     def _on_heartbeat(self, key: WorkerKey, now_s: float) -> None:
         self.core.on_heartbeat(key, now_s)
@@ -327,7 +338,7 @@ class RouterApp:
 
     def _made_link(self, peers: Broker) -> PeerLink:
         """Messages between replicas, from desk and reports to NATS and back."""
-        link = PeerLink(
+        return PeerLink(
             peers,
             self.core,
             self.commands,
@@ -341,9 +352,6 @@ class RouterApp:
             stopped=lambda: self.admission.fleet_turns.stopped,
             on_failure=self._broke,
         )
-        self.reports.peers = link
-        self.desk.on_change = link.on_change
-        return link
 
     def _register_collectors(self, broker: Broker, peers: Broker, link: PeerLink) -> None:
         """Everything that is read at a scrape, beside what is registered as it begins."""
@@ -517,21 +525,13 @@ class RouterApp:
 
     def _use_hot_prefixes(self, routing: RoutingSettings) -> None:
         """Starts, stops or changes the copying of hot prefixes."""
-        settings = routing.hot_prefixes
-        if not settings.enabled:
-            if self.core.hot is not None and self.copy_link is not None:
-                self.copy_link.perform(self.core.hot.forget())
-            self.core.hot = None
-            return
-        if self._hot is None:
-            self._hot = HotPrefixes(self.core.fleet, settings, recomputed(routing.prefill_rate))
-        else:
-            self._hot.reconfigure(settings)
-        self.core.hot = self._hot
-        if self.copy_link is None and self.broker is not None:
+        effects = self.core.copy_prefixes(routing.hot_prefixes)
+        if self.copy_link is not None:
+            self.copy_link.perform(effects)
+        elif self.core.hot is not None and self.broker is not None:
             self.copy_link = CopyLink(
                 self.broker,
-                self._hot,
+                self.core.hot,
                 fleet=self.config.fleet.name,
                 replica=self.replica,
                 clock=self.clock,

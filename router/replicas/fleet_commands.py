@@ -50,7 +50,15 @@ class _Held(NamedTuple):
 class ControlDesk:
     """Applies fleet commands; our own come back to us over NATS."""
 
-    def __init__(self, core: RouterCore, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        core: RouterCore,
+        clock: Callable[[], float],
+        *,
+        on_resync: Callable[[str], None] = lambda _worker_id: None,
+        on_removed: Callable[[str, float], None] = lambda _worker_id, _at_s: None,
+    ) -> None:
+        """on_removed: called with a worker's id and when the command was given."""
         self._core = core
         self._clock = clock
         self._given = 0
@@ -64,10 +72,13 @@ class ControlDesk:
         """Times that what is in force may have changed."""
         self.counts: Counter[str] = Counter()
         """Commands by action, and those that were `overtaken` or came from `far_ahead`."""
-        self.on_resync: Callable[[str], None] = lambda _worker_id: None
-        self.on_removed: Callable[[str, float], None] = lambda _worker_id, _at_s: None
-        """Called with the worker's id and when the command was given."""
-        self.on_change: Callable[[], None] = lambda: None
+        self._on_resync = on_resync
+        self._on_removed = on_removed
+        self._listeners: list[Callable[[], object]] = []
+
+    def on_change(self, call: Callable[[], object]) -> None:
+        """Has `call` called whenever what is in force may have changed."""
+        self._listeners.append(call)
 
     def give(self, action: str, worker_id: str, tombstone_s: float = 0.0) -> Control:
         """A command as this replica gives it, newer than all that are known here of its worker."""
@@ -172,7 +183,8 @@ class ControlDesk:
             written.append(name)
         if written:
             self.changes += 1
-            self.on_change()
+            for call in self._listeners:
+                call()
         return written
 
     def _perform(self, control: Control, written: list[str]) -> int:
@@ -189,11 +201,11 @@ class ControlDesk:
                 return len(core.fleet.view.ranks(worker_id))
             case "remove":
                 now_s = self._clock()
-                self.on_removed(worker_id, min(control.at_s, now_s))
+                self._on_removed(worker_id, min(control.at_s, now_s))
                 left_s = self._registers["remove"][worker_id].ends_s - now_s
                 return core.remove(worker_id, left_s, now_s) if left_s > 0 else 0
             case _:
-                self.on_resync(worker_id)
+                self._on_resync(worker_id)
                 return len(core.fleet.view.ranks(worker_id))
 
 

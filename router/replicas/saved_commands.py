@@ -58,7 +58,7 @@ class FleetState:
         """Has the desk apply what the file says, and keeps its changes from then on."""
         for control in self._read():
             self._desk.apply(control)
-        self._desk.on_change = self._due.set
+        self._desk.on_change(self._due.set)
         self._due.set()
 
     async def run(self) -> None:

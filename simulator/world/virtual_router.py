@@ -18,7 +18,7 @@ from events.plane.facts import Epoch
 from indexer.identity import WorkerKey
 from indexer.kernel import NativeIndex
 from router.config.fleet_settings import FleetSettings, IndexSettings
-from router.copies.hot_prefixes import HotPrefixes, Means, carried
+from router.copies.hot_prefixes import Means, carried
 from router.core.admission import Admission
 from router.core.core import RouterCore
 from router.request.refusal import Reason, Refusal
@@ -77,16 +77,20 @@ class VirtualRouter:
             approximate_ttl_s=routing.approximate_ttl_s,
         )
         replica = f"replica-{self.number}.{self._life}"
+        copies = msgspec.structs.replace(routing.hot_prefixes, enabled=self._options.hot_prefixes)
         self.core = RouterCore(
             self.view,
-            msgspec.structs.replace(routing, policy=self._options.policy, policy_per_request=True),
+            msgspec.structs.replace(
+                routing,
+                policy=self._options.policy,
+                policy_per_request=True,
+                hot_prefixes=copies,
+            ),
             replica=replica,
             rng=self.rng,
             random_bytes=random.Random(replica).randbytes,
+            copy_means=copy_means(self._options),
         )
-        if self._options.hot_prefixes:
-            means = copy_means(self._options)
-            self.core.hot = HotPrefixes(self.core.fleet, routing.hot_prefixes, means)
         rng = random.Random(f"{replica}/queue")
         self.admission = Admission(self.core, self._options.queue, rng)
         self.teller = Teller(self.core.replica, Epoch(self._life, self.number))

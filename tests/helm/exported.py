@@ -16,7 +16,6 @@ from router.config.configurations import ServeConfig
 from router.config.queue_settings import QueueSettings
 from router.config.routing_settings import HotPrefixSettings, RoutingSettings
 from router.config.serving_settings import DecisionLogSettings
-from router.copies.hot_prefixes import HotPrefixes, recomputed
 from router.core.admission import Admission
 from router.desk.counters import Metrics
 from router.fleet.topology import PlaceLabels
@@ -45,7 +44,7 @@ class Series(NamedTuple):
 
 def router_families() -> list[Metric]:
     """Of a router with two workers, one with something to mend and one without events."""
-    fleet = Fleet()
+    fleet = Fleet(hot_prefixes=HotPrefixSettings(enabled=True))
     fleet.add("w0", warnings=("an odd thing",))
     fleet.add("w1", events=False)
     registry = CollectorRegistry()
@@ -54,8 +53,6 @@ def router_families() -> list[Metric]:
     registry.register(WorkerCollector(fleet.core))
     admission = Admission(fleet.core, QueueSettings(), random.Random(0))
     registry.register(QueueCollector(admission, fleet.core.fleet, fleet.clock))
-    hot = HotPrefixSettings(enabled=True)
-    fleet.core.hot = HotPrefixes(fleet.core.fleet, hot, recomputed(20_000.0))
     registry.register(PromptCollector(Prompts({"m": ModelPrompts()}), lambda: 0))
     registry.register(HotPrefixCollector(fleet.core))
     registry.register(WatchCollector(_watchers()))

@@ -1,7 +1,6 @@
 """Prompts that the client hashes: what goes out, and that a router comes to the same."""
 
 from typing import Any
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -12,8 +11,7 @@ from kvroute.client.hashes import block_hashes_of
 from kvroute.client.options import RouteOptions
 from kvroute.client.prompt_hashing import MODELS_MAX, PromptHashing, xxhash_hashing
 from kvroute.v1 import BlockHashes, Phase
-from router.config.routing_settings import GuardSettings
-from router.copies.hot_prefixes import HotPrefixes
+from router.config.routing_settings import GuardSettings, HotPrefixSettings
 from tests.kvroute.scripted_router import Server, pick_of
 from tests.stage.served import Served, served
 
@@ -138,9 +136,9 @@ async def test_routers_want_tokens_where_hashes_would_not_do() -> None:
     async with served() as stage, client_of(stage, fast_lane=False) as client:
         stage.fleet.add("w0")
         assert (await client.route(token_ids=TOKENS)).response.hash_block_size == 16
-        stage.fleet.core.hot = Mock(HotPrefixes)
+        stage.fleet.core.copy_prefixes(HotPrefixSettings(enabled=True))
         assert not (await client.route(token_ids=TOKENS)).response.hash_block_size, "they are kept"
-        stage.fleet.core.hot = None
+        stage.fleet.core.copy_prefixes(HotPrefixSettings(enabled=False))
         stage.fleet.add("tuned", lora_names=("ad",))
         tuned = await client.route(token_ids=TOKENS, model="ad")
         assert not tuned.response.hash_block_size, "its name counts"

@@ -32,6 +32,7 @@ from indexer.index import BlockIndex, mix_digest
 from indexer.reference import ReferenceIndex
 from router.config.configurations import ModelSettings
 from router.config.routing_settings import RoutingSettings
+from router.copies.hot_prefixes import Means
 from router.core.core import RouterCore
 from router.core.progress import Pick
 from router.request.prompt import Prompt
@@ -75,6 +76,7 @@ class Fleet:
         replica: str = "here",
         predicted_ttl_s: float = 5.0,
         index: BlockIndex | None = None,
+        copy_means: Means | None = None,
         **routing: Any,
     ) -> None:
         """index: the reference by default, so that the core decides by itself; a native one has it
@@ -94,6 +96,7 @@ class Fleet:
             replica=replica,
             rng=random.Random(seed),
             random_bytes=random.Random(replica).randbytes,
+            copy_means=copy_means,
         )
         self.relays: dict[WorkerKey, Relay] = {}
         self._requests = 0

@@ -92,13 +92,17 @@ async def served(
     queue: QueueSettings = NO_QUEUE,
     models_prompts: Mapping[str, ModelPrompts] | None = None,
     certificates: Certificates | None = None,
+    peers: Any = None,
+    on_resync: Callable[[str], None] = lambda _worker_id: None,
     **about: Any,
 ) -> AsyncIterator[Served]:
-    """Serves a fleet, and takes the server down without grace. The channel is plain text."""
+    """Serves a fleet, and takes the server down without grace. The channel is plain text.
+
+    peers: the link to other replicas."""
     fleet = Fleet(**about)
     metrics = Metrics(CollectorRegistry())
     stopping = asyncio.Event()
-    commands = ControlDesk(fleet.core, fleet.clock)
+    commands = ControlDesk(fleet.core, fleet.clock, on_resync=on_resync)
 
     async def send_control(control: Control) -> bool:
         stage.sent.append(control)
@@ -113,10 +117,17 @@ async def served(
     guard = Guard.of(settings, fleet.core.routing.prompt_tokens_max, metrics)
     soon = asyncio.get_running_loop().call_soon
     desk = desk_of(fleet, metrics, guard.fault, watch=watch, queue=queue, soon=soon)
-    reports = Reports(fleet.core, metrics, fleet.clock, desk.admission, desk.changed)
     prompts = Prompts(models_prompts or {})
+    reports = Reports(
+        fleet.core,
+        metrics,
+        fleet.clock,
+        desk.admission,
+        desk.changed,
+        prompts.on_answer,
+        peers=lambda: peers,
+    )
     texts = Texts(desk, fleet.core, prompts)
-    reports.on_prompt_tokens = prompts.on_answer
     service = RouterService(
         desk, reports, guard, stopping, texts=texts, stream_age_s=settings.stream_age_s
     )

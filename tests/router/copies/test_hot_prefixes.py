@@ -20,7 +20,6 @@ from router.copies.hot_prefixes import (
     HOT_MAX,
     REASONS,
     Effect,
-    HotPrefixes,
     Means,
     carried,
     depths,
@@ -45,10 +44,15 @@ class HotFleet(Fleet):
     ) -> None:
         # Without the guard, which has requests for the text spread before it is hot.
         unguarded = GuardSettings(enabled=False)
-        super().__init__(index=NativeIndex() if native else None, guard=unguarded)
-        settings = HotPrefixSettings(**{"enabled": True, **numbers})
-        self.hot = HotPrefixes(self.core.fleet, settings, means or recomputed(RATE))
-        self.core.hot = self.hot
+        super().__init__(
+            index=NativeIndex() if native else None,
+            guard=unguarded,
+            prefill_rate=RATE,
+            hot_prefixes=HotPrefixSettings(**{"enabled": True, **numbers}),
+            copy_means=means,
+        )
+        assert self.core.hot is not None
+        self.hot = self.core.hot
         self.a, self.b, self.c, self.d = (self.add(one, warms=True) for one in "abcd")
         self.cache(self.a, prompt(TEXT_TOKENS))
         self.say(self.a, running=BUSY)

@@ -11,7 +11,6 @@ from kvroute.v1 import router_pb2
 from router.config.queue_settings import QueueSettings, TenantSettings, TenantsSettings
 from router.config.routing_settings import HotPrefixSettings
 from router.config.serving_settings import GrpcSettings
-from router.copies.hot_prefixes import HotPrefixes, recomputed
 from router.desk.answers import Waiting
 from router.desk.counters import Metrics
 from router.desk.desk import LONG_BYTES
@@ -91,12 +90,13 @@ def test_what_fails_about_hot_prefixes_takes_no_answer_away(
 ) -> None:
     stage = Stage()
     core = stage.fleet.core
-    core.hot = hot = HotPrefixes(core.fleet, HotPrefixSettings(enabled=True), recomputed(10_000.0))
+    core.copy_prefixes(HotPrefixSettings(enabled=True))
+    assert core.hot is not None
 
     def fails(*_: Any) -> None:
         raise RuntimeError("a fault of ours")
 
-    hot.on_pick = fails  # type: ignore[method-assign]
+    core.hot.on_pick = fails  # type: ignore[method-assign]
     answer, reservation, _ = stage.desk.route(asked(40).SerializeToString())  # type: ignore[misc]
     assert router_pb2.RouteResponse.FromString(answer).reservation_id == reservation.id
     items = stage.desk.items()

@@ -272,10 +272,9 @@ class TestFleet:
             assert stage.fleet.core.fleet.drained == {}
 
     async def test_resync_asks_the_relay_again(self) -> None:
-        async with served() as stage:
+        resynced: list[str] = []
+        async with served(on_resync=resynced.append) as stage:
             stage.fleet.add("w0")
-            resynced: list[str] = []
-            stage.commands.on_resync = resynced.append
             request = fleet_pb2.ResyncWorkerRequest(worker_id="w0")
             assert (await stage.workers.ResyncWorker(request)).ranks == 1
             assert resynced == ["w0"]

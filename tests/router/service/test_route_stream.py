@@ -11,6 +11,7 @@ import pytest
 from indexer.hashing import pack_tokens
 from indexer.kernel import NativeIndex
 from kvroute.v1 import router_pb2
+from router.config.routing_settings import HotPrefixSettings
 from router.config.serving_settings import GrpcSettings
 from router.core.fast_path import ITEMS_MAX
 from router.desk import codec
@@ -94,15 +95,14 @@ class TestRouteStream:
     async def test_items_with_one_index_are_each_counted_with_their_own_prompt(self) -> None:
         counted: list[tuple[int, bytes | None]] = []
 
-        class Hot:
-            def on_pick(
-                self, one: Reservation, _: bool, prompt: Callable[[], Prompt], now_s: float
-            ) -> None:
-                counted.append((one.prompt_tokens, prompt().leading_tokens(16)))
+        def on_pick(one: Reservation, _: bool, prompt: Callable[[], Prompt], now_s: float) -> None:
+            counted.append((one.prompt_tokens, prompt().leading_tokens(16)))
 
-        async with served(index=NativeIndex()) as stage:
+        copied = HotPrefixSettings(enabled=True)
+        async with served(index=NativeIndex(), hot_prefixes=copied) as stage:
             stage.fleet.add("w0")
-            stage.fleet.core.hot = Hot()  # type: ignore[assignment]  # the part of it that is called
+            assert stage.fleet.core.hot is not None
+            stage.fleet.core.hot.on_pick = on_pick  # type: ignore[method-assign]
             requests = [asked(32, first=1000), asked(48, first=2000), asked(64, first=3000)]
             items = [router_pb2.RouteItem(index=7, request=one) for one in requests]
             results = await batch(stage, *items)
