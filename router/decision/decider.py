@@ -233,15 +233,14 @@ class Decider:
 
     def refuse(self, decision: Decision) -> NobodyFits:
         """The refusal of a request for which no worker of a pool can be picked."""
-        counts = ", ".join(
-            f"{count} {reason}" for reason, count in sorted(decision.exclusions().items())
-        )
+        exclusions = sorted(decision.exclusions().items())
+        counts = "(" + ", ".join(f"{reason}: {count}" for reason, count in exclusions) + ")"
         refused = partial(NobodyFits, decision=decision)
         if not len(decision.rows):
             of = f" for {decision.request.model!r}" if decision.request.model else ""
-            return refused(Reason.NO_WORKER, f"no live worker{of}: {counts}")
+            return refused(Reason.NO_WORKER, f"no live worker{of} {counts}")
         if _FULL in decision.excluded:
-            return refused(Reason.ALL_WORKERS_FULL, f"no worker has room: {counts}", FULL_RETRY_S)
+            return refused(Reason.ALL_WORKERS_FULL, f"no worker has room {counts}", FULL_RETRY_S)
         may_come_back = [source for source, _ in decision.not_live]
         too_short = []
         for source, reason in zip(decision.sources, decision.excluded, strict=True):
@@ -261,7 +260,7 @@ class Decider:
             )
         if decision.prefill is not None and not decision.prefill.order:
             return self.refuse(decision.prefill)
-        return refused(Reason.NO_ELIGIBLE_WORKER, f"no worker may take this request: {counts}")
+        return refused(Reason.NO_ELIGIBLE_WORKER, f"no worker may take this request {counts}")
 
     def take_policy_error(self) -> str:
         """The error of the last policy that failed since the last call; empty: none did."""

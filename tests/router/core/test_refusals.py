@@ -95,7 +95,7 @@ class TestNobody:
         fleet.turn(5, silent=[silent])
         refusal = refused(fleet, prompt(8), model="alpha")
         assert refusal.reason is Reason.NO_WORKER
-        assert refusal.message == "no live worker for 'alpha': 1 silent"
+        assert refusal.message == "no live worker for 'alpha' (silent: 1)"
 
     def test_a_decision_without_live_workers_still_says_who_is_there(self) -> None:
         fleet = Fleet()
@@ -127,7 +127,7 @@ class TestFull:
         refusal = refused(fleet, prompt(8))
         assert refusal.reason is Reason.ALL_WORKERS_FULL
         assert refusal.retry_after_s == 0.5
-        assert refusal.message == "no worker has room: 1 full"
+        assert refusal.message == "no worker has room (full: 1)"
 
     def test_blocks_fill_a_worker_up_too_shared_ones_once(self) -> None:
         fleet = Fleet()
@@ -159,7 +159,7 @@ class TestFull:
         fleet.core.drain("other")
         refusal = refused(fleet, prompt(8))
         assert refusal.reason is Reason.ALL_WORKERS_FULL
-        assert refusal.message == "no worker has room: 1 drained, 1 full"
+        assert refusal.message == "no worker has room (drained: 1, full: 1)"
 
     def test_over_reservations_max_requests_are_shed_before_any_work(self) -> None:
         fleet = Fleet(reservations_max=2)
