@@ -6,6 +6,7 @@ environment, `--section-key` on the command line.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -48,8 +49,13 @@ def flag_of(path: tuple[str, ...]) -> str:
     return "--" + "-".join(path).replace("_", "-")
 
 
-def keys(config: type[Settings], prefix: tuple[str, ...] = ()) -> Iterator[Key]:
+@cache  # of the few classes there are: reading their types takes milliseconds, often at each start
+def keys(config: type[Settings]) -> tuple[Key, ...]:
     """All keys of a configuration but those of its lists, in order."""
+    return tuple(_keys(config, ()))
+
+
+def _keys(config: type[Settings], prefix: tuple[str, ...]) -> Iterator[Key]:
     hints = get_type_hints(config, include_extras=True)
     for field in msgspec.structs.fields(config):
         hint = hints[field.name]
@@ -60,7 +66,7 @@ def keys(config: type[Settings], prefix: tuple[str, ...] = ()) -> Iterator[Key]:
                 if isinstance(extra, Meta) and (extra.description or extra.extra_json_schema):
                     meta = extra
         if isinstance(hint, type) and issubclass(hint, Settings):
-            yield from keys(hint, (*prefix, field.name))
+            yield from _keys(hint, (*prefix, field.name))
             continue
         secret = bool((meta.extra_json_schema or {}).get("secret"))
         path = (*prefix, field.name)
