@@ -32,6 +32,10 @@ setup: $(STAMP) ## virtual environment and dependencies
 demo: $(STAMP) ## eight stand-in engines, real NATS, real relays, the router: watch it route
 	@$(BIN)/kvroute demo $(ARGS)
 
+# Tests, and what they start, are compiled once: without their files in __pycache__ every process of
+# every run compiles them again, half a minute of CPU time each.
+test quick: export PYTHONDONTWRITEBYTECODE :=
+
 test: $(STAMP) ## the test suite, a process for each core: JOBS=1 ARGS="tests/router -k guard"
 	@$(BIN)/python -m pytest -q -n $(or $(JOBS),auto) --dist worksteal --durations=20 $(ARGS)
 

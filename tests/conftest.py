@@ -1,5 +1,6 @@
 """What all tests share."""
 
+import gc
 import logging
 import os
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from hypothesis import HealthCheck, settings
 
 from router.service.grpc_polling import prepare
 
+gc.disable()  # until all tests are imported: nothing of that is freed
 prepare(os.environ)  # before anything imports gRPC, as the `kvroute` command does
 
 # The same examples in every run, and none that fails since the machine is busy.
@@ -20,6 +22,12 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("suite")
+
+
+def pytest_collection_finish() -> None:
+    """The garbage collector runs from now on, and never goes over what was imported."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)

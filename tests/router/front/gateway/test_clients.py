@@ -3,6 +3,8 @@
 import json
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -13,8 +15,6 @@ from simulator.live.http_face import HttpFace
 from tests.router.front.gateway.test_gateway import DEAD
 from tests.stage.gateway import Stage, Worker, a_gateway, answering, streaming
 
-openai = pytest.importorskip("openai")
-anthropic = pytest.importorskip("anthropic")
 PROMPT = [{"role": "user", "content": "hello " * 40}]
 
 
@@ -35,16 +35,27 @@ async def before_engines(count: int = 2) -> AsyncIterator[Stage]:
         yield stage
 
 
+@pytest.fixture
+def openai() -> ModuleType:
+    """Imported on use: that takes seconds, and each process of a run imports this file."""
+    return pytest.importorskip("openai")
+
+
+@pytest.fixture
+def anthropic() -> ModuleType:
+    return pytest.importorskip("anthropic")
+
+
 @asynccontextmanager
-async def openai_client(stage: Stage) -> AsyncIterator["openai.AsyncOpenAI"]:
+async def openai_client(openai: Any, stage: Stage) -> AsyncIterator[Any]:
     async with openai.AsyncOpenAI(
         base_url=f"{stage.base}/v1", api_key="k", max_retries=0
     ) as client:
         yield client
 
 
-async def test_openais_client_lists_models_chats_and_completes() -> None:
-    async with before_engines() as stage, openai_client(stage) as client:
+async def test_openais_client_lists_models_chats_and_completes(openai: ModuleType) -> None:
+    async with before_engines() as stage, openai_client(openai, stage) as client:
         models = [model.id async for model in client.models.list()]
         assert models == ["stand-in"]
         chat = await client.chat.completions.create(model="stand-in", messages=PROMPT, max_tokens=8)
@@ -55,8 +66,8 @@ async def test_openais_client_lists_models_chats_and_completes() -> None:
         await stage.until(lambda: stage.open == 0)
 
 
-async def test_openais_client_streams_with_and_without_usage() -> None:
-    async with before_engines() as stage, openai_client(stage) as client:
+async def test_openais_client_streams_with_and_without_usage(openai: ModuleType) -> None:
+    async with before_engines() as stage, openai_client(openai, stage) as client:
         for options, usages in ((None, 0), ({"include_usage": True}, 1)):
             more = {} if options is None else {"stream_options": options}
             stream = await client.chat.completions.create(
@@ -68,8 +79,8 @@ async def test_openais_client_streams_with_and_without_usage() -> None:
         await stage.until(lambda: stage.open == 0)
 
 
-async def test_openais_client_raises_its_own_errors() -> None:
-    async with before_engines(1) as stage, openai_client(stage) as client:
+async def test_openais_client_raises_its_own_errors(openai: ModuleType) -> None:
+    async with before_engines(1) as stage, openai_client(openai, stage) as client:
         with pytest.raises(openai.NotFoundError) as missing:
             await client.chat.completions.create(model="none", messages=PROMPT)
         assert missing.value.code == "model_not_found"
@@ -104,7 +115,9 @@ EVENTS = (
 )
 
 
-async def test_anthropics_client_gets_messages_streams_and_errors() -> None:
+async def test_anthropics_client_gets_messages_streams_and_errors(
+    anthropic: ModuleType,
+) -> None:
     text = [{"type": "text", "text": "hi"}]
     whole = {**MESSAGE, "content": text, "stop_reason": "end_turn", "usage": USAGE}
     worker = Worker(answering(json.dumps(whole).encode()))
