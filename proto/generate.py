@@ -1,4 +1,4 @@
-"""Generates kvroute.v1 from the .proto files, and the field numbers that native code reads and
+"""Generates the packages of the .proto files, and the field numbers that native code reads and
 writes; with --check, lints and compares instead.
 
 protoc comes with grpcio-tools and lint with buf-bin, so nothing is fetched. buf reads the
@@ -23,27 +23,25 @@ NATIVE = (
     "Guarded",
 )  # fmt: skip
 """Messages whose fields the router's native code names."""
-PROTOS = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("kvroute/v1/*.proto"))
+PROTOS = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("kvroute/**/*.proto"))
+PACKAGES = sorted({str(Path(proto).parent) for proto in PROTOS})
+SERVICES = [proto for proto in PROTOS if "\nservice " in (ROOT / proto).read_text()]
 
 
-def protoc(*outputs: str) -> None:
-    """Runs protoc over all .proto files; raises CalledProcessError with its message printed."""
+def protoc(protos: list[str], *outputs: str) -> None:
+    """Runs protoc over .proto files; raises CalledProcessError with its message printed."""
     includes = [
         f"-I{ROOT}",
         f"-I{files('grpc_tools') / '_proto'}",
         f"-I{Path(str(files('google.rpc') / 'status.proto')).parents[2]}",
     ]
-    command = [sys.executable, "-m", "grpc_tools.protoc", *includes, *outputs, *PROTOS]
+    command = [sys.executable, "-m", "grpc_tools.protoc", *includes, *outputs, *protos]
     subprocess.run(command, check=True, cwd=ROOT)
 
 
 def generate(target: Path) -> None:
-    protoc(
-        f"--python_out={target}",
-        f"--grpc_python_out={target}",
-        f"--mypy_out=quiet:{target}",
-        f"--mypy_grpc_out=quiet:{target}",
-    )
+    protoc(PROTOS, f"--python_out={target}", f"--mypy_out=quiet:{target}")
+    protoc(SERVICES, f"--grpc_python_out={target}", f"--mypy_grpc_out=quiet:{target}")
 
 
 def field_numbers(image: Path) -> str:
@@ -71,7 +69,7 @@ def field_numbers(image: Path) -> str:
 
 def descriptors(image: Path) -> None:
     """Writes the descriptor set of the .proto files."""
-    protoc(f"--descriptor_set_out={image}", "--include_imports", "--include_source_info")
+    protoc(PROTOS, f"--descriptor_set_out={image}", "--include_imports", "--include_source_info")
 
 
 def check() -> int:
@@ -83,11 +81,11 @@ def check() -> int:
         if subprocess.run(lint, check=False).returncode:
             return 1
         generate(Path(folder))
-        fresh = sorted(Path(folder).glob("kvroute/v1/*"))
         stale = [
             path.name
-            for path in fresh
-            if not filecmp.cmp(path, ROOT / "kvroute" / "v1" / path.name, shallow=False)
+            for package in PACKAGES
+            for path in sorted((Path(folder) / package).iterdir())
+            if not filecmp.cmp(path, ROOT / package / path.name, shallow=False)
         ]
         if NUMBERS.read_text() != field_numbers(image):
             stale.append(NUMBERS.name)

@@ -7,6 +7,8 @@ from importlib.metadata import entry_points
 
 import click
 
+from router.cli.envoy_config import envoy_config
+from router.cli.epp import epp
 from router.cli.gateway import gateway
 from router.cli.policies import policies
 from router.cli.questions import explain, queue, replay_log, workers
@@ -50,7 +52,7 @@ def cli() -> None:
 
 
 for command in (
-    *(serve, relay, gateway, check_config),
+    *(serve, relay, gateway, epp, envoy_config, check_config),
     *(workers, queue, register, drain, undrain, remove, resync),
     *(explain, render, policies, replay_log),
 ):

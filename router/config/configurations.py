@@ -8,6 +8,7 @@ from events.plane.settings import BlockSize, EngineSettings, NatsSettings, Secon
 from router.config.fleet_settings import FleetSettings, IndexSettings
 from router.config.gateway_settings import GatewayProcessSettings, GatewaySettings
 from router.config.keys_settings import ProbesSettings, TlsSettings
+from router.config.picker_settings import PickerProcessSettings, PickerSettings
 from router.config.prompt_settings import PromptsSettings
 from router.config.queue_settings import QueueSettings
 from router.config.routing_settings import ModelRoutingSettings, RoutingSettings
@@ -50,6 +51,7 @@ class ServeConfig(Settings, frozen=True):
     probes: ProbesSettings = ProbesSettings()
     metrics: MetricsSettings = MetricsSettings()
     gateway: GatewaySettings = GatewaySettings()
+    epp: PickerSettings = PickerSettings()
     nats: NatsSettings = NatsSettings()
     log: LogSettings = LogSettings()
     routing: RoutingSettings = RoutingSettings()
@@ -103,4 +105,19 @@ class GatewayConfig(Settings, frozen=True):
     ] = "127.0.0.1:50051"
     gateway: GatewayProcessSettings = GatewayProcessSettings()
     tls: TlsSettings = TlsSettings()
+    log: LogSettings = LogSettings()
+
+
+class PickerConfig(Settings, frozen=True):
+    """What `kvroute epp` reads."""
+
+    router: Annotated[
+        str,
+        Meta(
+            min_length=1, description="the routers' gRPC addresses, host:port, with commas between"
+        ),
+    ] = "127.0.0.1:50051"
+    epp: PickerProcessSettings = PickerProcessSettings()
+    tls: TlsSettings = TlsSettings()
+    metrics: MetricsSettings = MetricsSettings(listen="127.0.0.1:9090")
     log: LogSettings = LogSettings()

@@ -106,10 +106,12 @@ class Exchange:
         query: str = "",
         request_id: str = "",
         low_first: bool = False,
+        changes_bodies: bool = True,
     ) -> None:
         """path: one of PATHS. headers: without regard to case. query: what follows `?`, as the
         client wrote it. Raises FrontRefusal for a body that can't be read. low_first: the body's
-        priority is lower for sooner, as vLLM's own."""
+        priority is lower for sooner, as vLLM's own. changes_bodies: False where neither the body
+        nor the answer is the caller's to change."""
         self.path = path
         self.query = query
         self.kind = PATHS[path]
@@ -118,6 +120,7 @@ class Exchange:
         self._forwarded = forwarded(headers.items())
         self.facts = read(body, self._forwarded, low_first=low_first)
         self.request_id = request_id
+        self._changes_bodies = changes_bodies
         self.passed = False
         """Whether a byte of an answer was passed on, so that no other worker can be tried."""
         self.outcome: Outcome | None = None
@@ -230,7 +233,10 @@ class Exchange:
         """Whether the gateway requests a stream's usage for itself alone."""
         facts = self.facts
         return (
-            facts.is_stream and not facts.wants_usage and self.kind in (Kind.CHAT, Kind.COMPLETION)
+            self._changes_bodies
+            and facts.is_stream
+            and not facts.wants_usage
+            and self.kind in (Kind.CHAT, Kind.COMPLETION)
         )
 
     def answered(self, status: int, content_type: str, encoding: str = "") -> Verdict:

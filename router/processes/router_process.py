@@ -48,6 +48,7 @@ from router.desk.reports import Reports
 from router.fleet.topology import PlaceLabels
 from router.front.gateway.gateway import Gateway
 from router.front.gateway.server import check_address
+from router.front.picker.server import PickerServer
 from router.health.warnings import WarningLog
 from router.keys.certificates import Certificates, metrics_tls
 from router.keys.exposure import check_exposure
@@ -221,6 +222,8 @@ class RouterApp:
         self._own_folder: TemporaryDirectory[str] | None = None
         self._gateway: Gateway | None = None
         """The HTTP face of this router, if gateway.listen is set."""
+        self._picker: PickerServer | None = None
+        """Envoy's endpoint picker, if epp.listen is set."""
         self._started_at_s = clock()
         self._connected_at_s: float | None = None
 
@@ -248,6 +251,11 @@ class RouterApp:
     @property
     def gateway_port(self) -> int:
         return self._gateway.port if self._gateway is not None else 0
+
+    @property
+    def picker_port(self) -> int:
+        """Port of Envoy's endpoint picker; 0: there is none."""
+        return self._picker.port if self._picker is not None else 0
 
     async def start(self) -> None:
         """Starts everything; raises ConfigError when an address or the broker can't be had.
@@ -286,6 +294,7 @@ class RouterApp:
         self._register_collectors(broker, peers, link)
         await self._listen()
         await self._start_gateway()
+        await self._start_picker()
         linked = self._tasks.spawn_task(self._link(peers, link), "connection to replicas")
         self._tasks.spawn(self._connect(broker, feed, linked), "connection to NATS")
         self._tasks.spawn(self._tick(), "router clock")
@@ -410,9 +419,10 @@ class RouterApp:
         self._tasks.spawn(self._followed.run(), "files of keys")
 
     def _own_socket(self) -> Path | None:
-        """Where the gateway of this process calls; None: where others do."""
+        """Where the faces of this process call; None: where others do."""
         config = self.config
-        if self.certificates is None or not config.gateway.listen or config.grpc.unix_socket:
+        has_face = bool(config.gateway.listen or config.epp.listen)
+        if self.certificates is None or not has_face or config.grpc.unix_socket:
             return None
         if self._own_folder is None:
             self._own_folder = TemporaryDirectory(prefix="kvroute-")  # no other user may look in
@@ -420,18 +430,13 @@ class RouterApp:
 
     async def _start_gateway(self) -> None:
         """Starts the gateway inside this process, before this router alone."""
-        settings, grpc = self.config.gateway, self.config.grpc
+        settings = self.config.gateway
         if not settings.listen:
             return
-        if (own := self._own_socket()) is not None or grpc.unix_socket is not None:
-            target = f"unix:{own or grpc.unix_socket}"
-        else:
-            host, _ = split_address(grpc.listen)
-            target = f"{_reached(host)}:{self.grpc_port}"
         registry = CollectorRegistry()
         self._gateway = Gateway(
             settings,
-            [target],
+            [self._own_target],
             registry,
             clock=self.clock,
             broke=self._broke,
@@ -439,6 +444,31 @@ class RouterApp:
         )
         await self._gateway.start()
         log.info("HTTP for OpenAI's clients on port %d", self._gateway.port)
+
+    async def _start_picker(self) -> None:
+        """Starts Envoy's endpoint picker inside this process, before this router alone."""
+        settings = self.config.epp
+        if not settings.listen:
+            return
+        self._picker = PickerServer(
+            settings,
+            [self._own_target],
+            self.registry,
+            clock=self.clock,
+            broke=self._broke,
+            certificates=self.certificates,
+        )
+        await self._picker.start()
+        log.info("ext_proc for Envoy on port %d", self._picker.port)
+
+    @property
+    def _own_target(self) -> str:
+        """The gRPC target of this router, for clients inside this process."""
+        grpc = self.config.grpc
+        if (own := self._own_socket()) is not None or grpc.unix_socket is not None:
+            return f"unix:{own or grpc.unix_socket}"
+        host, _ = split_address(grpc.listen)
+        return f"{_reached(host)}:{self.grpc_port}"
 
     async def run(self) -> int:
         """Serves until SIGTERM or SIGINT; returns the exit code. A second one ends it at once."""
@@ -460,8 +490,8 @@ class RouterApp:
     async def stop(self) -> None:
         """Drains, then stops everything. Safe after a start that failed half way."""
         log.info("draining")
-        if self._gateway is not None:  # its open requests still report to this router
-            await self._gateway.stop()
+        faces = (self._gateway, self._picker)  # their open requests still report to this router
+        await asyncio.gather(*(face.stop() for face in faces if face is not None))
         self._stopping.set()
         self.desk.close()
         if self._grpc is not None:

@@ -6,7 +6,7 @@ Law: an old list stays while no router answers; requests go on with the client's
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from kvroute.client import KvRouteClient, KvRouteError
@@ -79,6 +79,11 @@ class Roster:
     def ready(self) -> bool:
         """Whether some worker of some model may be picked."""
         return any(each.schedulable or each.last_resort for each in self._workers)
+
+    @property
+    def workers(self) -> Sequence[WorkerStatus]:
+        """The last list."""
+        return self._workers
 
     def pair_engines(self, model: str) -> frozenset[str]:
         """Engines of the model's prefill workers; without a name: of any model's."""

@@ -1,0 +1,1 @@
+"""Envoy's external processing protocol: what the endpoint picker reads and writes."""

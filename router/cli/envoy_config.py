@@ -1,0 +1,112 @@
+"""`kvroute envoy-config`."""
+
+from typing import Any
+
+import click
+
+from router.cli.flags import target_flag, timeout_flag
+from router.cli.run import run
+from router.config.keys import ConfigError
+from router.metrics.http import split_address
+
+
+def _addresses(_context: click.Context, _option: click.Parameter, texts: tuple[str, ...]) -> Any:
+    try:
+        return [split_address(text) for text in texts]
+    except ConfigError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+@click.command("envoy-config")
+@target_flag
+@timeout_flag
+@click.option(
+    "--listen",
+    default=("127.0.0.1:8000",),
+    show_default=True,
+    multiple=True,
+    callback=_addresses,
+    help="host:port on which Envoy takes OpenAI's requests; the last one given counts.",
+)
+@click.option(
+    "--epp",
+    "pickers",
+    multiple=True,
+    default=("127.0.0.1:9002",),
+    show_default=True,
+    callback=_addresses,
+    help="host:port of a picker (`kvroute epp`, or `kvroute serve --epp-listen`); repeatable.",
+)
+@click.option(
+    "--worker",
+    "workers",
+    multiple=True,
+    callback=_addresses,
+    help="host:port of an engine; repeatable. [the workers of the router at --target]",
+)
+@click.option(
+    "--admin",
+    multiple=True,
+    callback=_addresses,
+    help="host:port of Envoy's own admin page. [none]",
+)
+@click.option(
+    "--answers",
+    type=click.Choice(["through", "around"]),
+    default="through",
+    show_default=True,
+    help="through: the picker sees answers, so that it knows their end and their cached tokens."
+    " around: answers cost it nothing and it can't cut them; it guesses their end"
+    " (epp.unobserved_s).",
+)
+@click.option("--tls-ca-file", default="", help="PEM file that signed the pickers' certificates.")
+@click.option(
+    "--retries",
+    type=click.IntRange(0, 8),
+    default=2,
+    show_default=True,
+    help="Further endpoints that a request is tried on (epp.fallbacks).",
+)
+def envoy_config(
+    target: str,
+    timeout_s: float,
+    listen: Any,
+    pickers: Any,
+    workers: Any,
+    admin: Any,
+    answers: str,
+    tls_ca_file: str,
+    retries: int,
+) -> None:
+    """Print a configuration of Envoy that asks kvroute where each request goes.
+
+    Envoy gets the fleet's addresses once; run this again when workers come that it does not know.
+    """
+
+    async def running() -> int:
+        import yaml
+
+        from kvroute.client import KvRouteClient
+        from router.front.picker.envoy_config import Address, envoy_config
+
+        known = workers
+        if not known:
+            async with KvRouteClient(target, timeout_s=timeout_s) as client:
+                listed = await client.list_workers()
+            bases = {each.address.partition("//")[2].rstrip("/") for each in listed}
+            known = [split_address(base) for base in sorted(bases) if base]
+        if not known:
+            raise ConfigError("the router knows no worker: name engines with --worker")
+        config = envoy_config(
+            listen=Address(*listen[-1]),
+            admin=Address(*admin[-1]) if admin else None,
+            pickers=[Address(*each) for each in pickers],
+            workers=[Address(*each) for each in known],
+            shows_answers=answers == "through",
+            tls_ca_file=tls_ca_file,
+            retries=retries,
+        )
+        click.echo(yaml.safe_dump(config, sort_keys=False, width=120), nl=False)
+        return 0
+
+    run(running())

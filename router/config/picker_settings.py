@@ -1,0 +1,96 @@
+"""The settings of an endpoint picker for Envoy: frozen, with bounds."""
+
+from collections.abc import Mapping
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from events.plane.settings import Seconds, Settings
+
+
+class PickerSettings(Settings, frozen=True):
+    """The endpoint picker that Envoy asks by ext_proc."""
+
+    listen: Annotated[
+        str, Meta(description="host:port for Envoy; port 0 picks a free one, empty: none")
+    ] = ""
+    plain: Annotated[
+        bool,
+        Meta(
+            description="take connections without TLS; those with TLS come on the same port, if"
+            " tls.certificate_file is set"
+        ),
+    ] = True
+    mutual_tls: Annotated[
+        bool,
+        Meta(
+            description="take only connections with a certificate of tls.client_ca_file; set plain"
+            " to false beside it"
+        ),
+    ] = False
+    route_timeout_s: Annotated[
+        Seconds, Meta(description="longest wait for a router's pick, its queue included")
+    ] = 30.0
+    body_mib_max: Annotated[
+        int, Meta(ge=1, le=64, description="largest body that is read, in MiB; others go by load")
+    ] = 64
+    bodies_mib_max: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=1 << 20,
+            description="bodies of all requests without a pick, in MiB; others go by load",
+        ),
+    ] = 1024
+    streams_max: Annotated[
+        int,
+        Meta(ge=1, le=1_000_000, description="open requests of a connection; more are refused"),
+    ] = 40_000
+    fallbacks: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=3,
+            description="endpoints named after the pick for Envoy to try next; some gateways take"
+            " one endpoint only",
+        ),
+    ] = 0
+    pairs: Annotated[
+        Literal["llm-d", "off"],
+        Meta(
+            description="llm-d: requests of fleets with prefill workers get one in the header"
+            " x-prefiller-host-port, for llm-d's routing sidecar beside the decode worker"
+        ),
+    ] = "off"
+    objectives: Annotated[
+        Mapping[str, int],
+        Meta(
+            description="priorities by the name in x-gateway-inference-objective or"
+            " x-llm-d-inference-objective; higher is sooner"
+        ),
+    ] = {}
+    unobserved_s: Annotated[
+        Seconds,
+        Meta(
+            description="how long a request counts as running whose answer the gateway does not"
+            " show"
+        ),
+    ] = 20.0
+    drain_timeout_s: Annotated[
+        Seconds, Meta(description="longest wait for open requests at SIGTERM")
+    ] = 300.0
+    accept_after_stop_s: Annotated[
+        Seconds,
+        Meta(
+            description="how long new requests are taken after SIGTERM, while health says"
+            " NOT_SERVING and gateways turn to other pickers"
+        ),
+    ] = 5.0
+
+
+class PickerProcessSettings(PickerSettings, frozen=True):
+    """Those of a picker in a process of its own."""
+
+    listen: Annotated[
+        str, Meta(min_length=1, description="host:port for Envoy; port 0 picks a free one")
+    ] = "127.0.0.1:9002"

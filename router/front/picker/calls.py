@@ -1,0 +1,150 @@
+"""The gRPC methods on the picker's port: ext_proc's, and health by all names that gateways ask for.
+
+/envoy.service.ext_proc.v3.ExternalProcessor/Process
+/grpc.health.v1.Health/Check, /grpc.health.v1.Health/Watch
+"""
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from google.protobuf.message import DecodeError
+from grpc_health.v1 import health_pb2
+
+from router.front.picker.connection import Http2Protocol
+from router.front.picker.http2 import Status, Stream
+from router.front.picker.picks import PickedRequest, Picker
+
+EXT_PROC = "envoy.service.ext_proc.v3.ExternalProcessor"
+PROCESS = f"/{EXT_PROC}/Process"
+HEALTH = "/grpc.health.v1.Health/"
+LIVENESS = "liveness"
+READY_NAMES = ("", "readiness", EXT_PROC, "inference-extension")
+"""Services whose health is the picker's, as llm-d, GKE and the protocol name them."""
+
+_SERVING = health_pb2.HealthCheckResponse.SERVING
+_NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+log = logging.getLogger("kvroute.picker")
+
+
+class Health:
+    """Whether the picker serves, for all connections."""
+
+    def __init__(self) -> None:
+        self.serving = False
+        self._watchers: dict[Stream, Calls] = {}
+
+    def set(self, *, serving: bool) -> None:
+        """Tells it to all that watch."""
+        if serving == self.serving:
+            return
+        self.serving = serving
+        for stream, calls in list(self._watchers.items()):
+            name = stream.call
+            if isinstance(name, str) and name != LIVENESS:
+                calls.send(stream, self.of(name))
+
+    def of(self, name: str) -> bytes:
+        """The answer for a service's name; raises KeyError for a name that there is not."""
+        if name != LIVENESS and name not in READY_NAMES:
+            raise KeyError(name)
+        status = _SERVING if self.serving or name == LIVENESS else _NOT_SERVING
+        return health_pb2.HealthCheckResponse(status=status).SerializeToString()
+
+    def watch(self, stream: Stream, calls: "Calls") -> None:
+        self._watchers[stream] = calls
+
+    def leave(self, stream: Stream) -> None:
+        self._watchers.pop(stream, None)
+
+
+class Calls:
+    """The calls of one connection."""
+
+    def __init__(self, protocol: Http2Protocol, picker: Picker, health: Health) -> None:
+        self._protocol = protocol
+        self._picker = picker
+        self._health = health
+
+    def send(self, stream: Stream, message: bytes) -> None:
+        """A message, written with others that come at the same time."""
+        self._protocol.http2.send(stream, message)
+        self._protocol.flush()
+
+    def opened(self, stream: Stream, path: str, headers: Mapping[str, str]) -> None:
+        """See Service."""
+        if path == PROCESS:
+            stream.call = self._picker.request(
+                lambda message: self.send(stream, message), lambda: self._finish(stream)
+            )
+        elif path in (HEALTH + "Check", HEALTH + "Watch"):
+            stream.call = path
+        else:
+            self._finish(stream, Status.UNIMPLEMENTED, f"there is no method {path[:200]}")
+
+    def message(self, stream: Stream, content: bytes) -> None:
+        """See Service."""
+        call: Any = stream.call
+        if isinstance(call, PickedRequest):
+            try:
+                call.stream.message(content)
+            except ValueError as error:
+                log.warning("%s: %s", self._protocol.peer, error)
+                self._abandon(stream, call, Status.INVALID_ARGUMENT, str(error))
+            except Exception:
+                log.exception("a message of Envoy's was not answered")
+                self._abandon(stream, call, Status.INTERNAL, "the picker failed")
+        elif isinstance(call, str) and call.startswith(HEALTH):
+            self._check(stream, content, watches=call.endswith("Watch"))
+
+    def half_closed(self, stream: Stream) -> None:
+        """See Service."""
+        call = stream.call
+        if isinstance(call, PickedRequest):
+            call.stream.half_closed()
+            call.left()
+
+    def reset(self, stream: Stream) -> None:
+        """See Service."""
+        call = stream.call
+        if isinstance(call, PickedRequest):
+            call.stream.reset()
+            call.left()
+        else:
+            self._health.leave(stream)
+
+    def _abandon(self, stream: Stream, call: PickedRequest, status: Status, message: str) -> None:
+        call.stream.reset()
+        call.left()
+        self._finish(stream, status, message)
+
+    def _check(self, stream: Stream, content: bytes, *, watches: bool) -> None:
+        try:
+            name = health_pb2.HealthCheckRequest.FromString(content).service
+        except DecodeError:
+            self._finish(stream, Status.INVALID_ARGUMENT, "this is no HealthCheckRequest")
+            return
+        try:
+            answer = self._health.of(name)
+        except KeyError:
+            if watches:  # as gRPC's health protocol has it: unknown for now, and the call stays
+                status = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+                unknown = health_pb2.HealthCheckResponse(status=status)
+                self.send(stream, unknown.SerializeToString())
+                return
+            self._finish(stream, Status.NOT_FOUND, f"there is no service {name[:200]!r}")
+            return
+        self.send(stream, answer)
+        if watches:
+            stream.call = name
+            self._health.watch(stream, self)
+        else:
+            self._finish(stream)
+
+    def _finish(self, stream: Stream, status: Status = Status.OK, message: str = "") -> None:
+        call = stream.call
+        self._protocol.http2.finish(stream, status, message)
+        self._protocol.flush()
+        if isinstance(call, PickedRequest) and call.stream.is_over:
+            call.left()

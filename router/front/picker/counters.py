@@ -1,0 +1,71 @@
+"""What the picker counts."""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from router.front.gateway.counters import PICK_S
+
+OUTCOMES = ("finished", "worker_refused", "failed", "cancelled", "refused", "unobserved", "blind")
+"""finished: the answer is whole. worker_refused: the worker's 4xx. failed: the worker's 5xx, or its
+stream ended with an error. cancelled: the stream broke, by the client or by a worker. refused: by a
+router. unobserved: the gateway shows no answers. blind: routed by load, without a reservation."""
+
+
+class PickerCounters:
+    """The picker's own metrics."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.registry = registry
+        self.requests = Counter(
+            "kvroute_epp_requests",
+            "Requests by outcome.",
+            ["outcome"],
+            registry=registry,
+        )
+        self.refusals = Counter(
+            "kvroute_epp_refusals",
+            "Requests that a router refused, by reason.",
+            ["reason"],
+            registry=registry,
+        )
+        self.by_load = Counter(
+            "kvroute_epp_by_load",
+            "Requests without tokens, which went by load, by reason.",
+            ["reason"],
+            registry=registry,
+        )
+        self.faults = Counter(
+            "kvroute_epp_faults",
+            "Faults of the picker itself; each request went by load.",
+            registry=registry,
+        )
+        self.not_followed = Counter(
+            "kvroute_epp_not_followed",
+            "Answers of another endpoint than the picked one: known: of another worker, unknown:"
+            " of an endpoint that is no worker here.",
+            ["endpoint"],
+            registry=registry,
+        )
+        self.connections = Counter(
+            "kvroute_epp_connections",
+            "Connections by kind: plain, tls or refused.",
+            ["kind"],
+            registry=registry,
+        )
+        self.open = Gauge("kvroute_epp_open_requests", "Open requests.", registry=registry)
+        self.held_bytes = Gauge(
+            "kvroute_epp_held_bytes",
+            "Bytes of requests' bodies that wait for their pick.",
+            registry=registry,
+        )
+        self.pick = Histogram(
+            "kvroute_epp_pick_seconds",
+            "From a request's whole body to its endpoint: tokens, and the router's queue.",
+            buckets=PICK_S,
+            registry=registry,
+        )
+        for outcome in OUTCOMES:
+            self.requests.labels(outcome)
+        for kind in ("plain", "tls", "refused"):
+            self.connections.labels(kind)
+        for endpoint in ("known", "unknown"):
+            self.not_followed.labels(endpoint)

@@ -1,0 +1,195 @@
+"""ext_proc's messages as bytes. Pure.
+
+A part of an answer's body is never parsed twice: StreamedBodyResponse has the fields of HttpBody,
+so the bytes that came are the bytes that go, within four more wrappers.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from google.protobuf.struct_pb2 import Struct
+
+from kvroute.ext_proc.v3 import ext_proc_pb2 as pb
+from router.front.refusals import Answer
+
+ENDPOINT = "x-gateway-destination-endpoint"
+"""Request header, and key of the metadata `envoy.lb`, that names the endpoint (endpoint picker
+protocol v1.0.0)."""
+SERVED = "x-gateway-destination-endpoint-served"
+SUBSET = "x-gateway-destination-endpoint-subset"
+LB, SUBSET_HINT = "envoy.lb", "envoy.lb.subset_hint"
+"""Namespaces of dynamic metadata."""
+PART_BYTES_MAX = 62_000
+"""Of a part of a body in full duplex: Envoy asks for 64 KiB at most, and some gateways insist."""
+RESPONSE_BODY_TAG = 0x2A
+"""First byte of a ProcessingRequest with a response_body, if its fields are in order."""
+
+_OVERWRITE = pb.HeaderValueOption.APPEND_ACTION_OVERWRITE_OR_ADD
+
+
+class Part(NamedTuple):
+    """A part of a body."""
+
+    body: bytes
+    is_last: bool
+    """Neither more of the body nor trailers follow."""
+    raw: bytes
+    """The HttpBody as it came."""
+
+
+def answer_part(message: bytes) -> Part | None:
+    """The answer's part in a message; None: it holds something else, or needs a whole look."""
+    if not message or message[0] != RESPONSE_BODY_TAG:
+        return None
+    size, at = _varint(message, 1)
+    raw = message[at : at + size]
+    if len(raw) != size:
+        return None
+    if not raw:
+        return Part(b"", False, raw)
+    if raw[0] == 0x10:
+        return Part(b"", True, raw) if raw == b"\x10\x01" else None
+    if raw[0] != 0x0A:
+        return None
+    size, at = _varint(raw, 1)
+    body, rest = raw[at : at + size], raw[at + size :]
+    if len(body) != size or rest not in (b"", b"\x10\x01", b"\x10\x00"):
+        return None
+    return Part(body, rest == b"\x10\x01", raw)
+
+
+def streamed(part: Part, *, of_answer: bool) -> list[bytes]:
+    """A part as it came, in as many messages as its length needs."""
+    tag = b"\x22" if of_answer else b"\x1a"
+    if len(part.body) <= PART_BYTES_MAX:
+        return [_wrapped(part.raw, tag)]
+    messages = []
+    for start in range(0, len(part.body), PART_BYTES_MAX):
+        piece = part.body[start : start + PART_BYTES_MAX]
+        is_last = part.is_last and start + PART_BYTES_MAX >= len(part.body)
+        raw = pb.HttpBody(body=piece, end_of_stream=is_last).SerializeToString()
+        messages.append(_wrapped(raw, tag))
+    return messages
+
+
+def headers_of(headers: pb.HttpHeaders | None) -> dict[str, str]:
+    """Headers by name in lower case; values of one name are joined. Bytes that are no UTF-8 are
+    read as lone surrogates, as aiohttp reads them."""
+    found: dict[str, str] = {}
+    for header in headers.headers.headers if headers is not None else ():
+        name = header.key.lower()
+        raw = header.raw_value or header.value.encode()
+        value = raw.decode(errors="surrogateescape")
+        found[name] = f"{found[name]}, {value}" if name in found else value
+    return found
+
+
+def subset_of(message: pb.ProcessingRequest) -> frozenset[str] | None:
+    """The endpoints among which a gateway wants the pick; None: it says nothing."""
+    space = message.metadata_context.filter_metadata
+    if SUBSET_HINT not in space or SUBSET not in space[SUBSET_HINT].fields:
+        return None
+    value = space[SUBSET_HINT].fields[SUBSET]
+    if value.WhichOneof("kind") == "list_value":
+        named = [each.string_value for each in value.list_value.values]
+    else:
+        named = value.string_value.split(",")
+    return frozenset(name.strip() for name in named if name.strip())
+
+
+def served_of(message: pb.ProcessingRequest) -> str:
+    """The endpoint that served, as the gateway says; empty: it says nothing."""
+    space = message.metadata_context.filter_metadata
+    if LB not in space or SERVED not in space[LB].fields:
+        return ""
+    return space[LB].fields[SERVED].string_value
+
+
+def picked(endpoints: str, headers: Mapping[str, str], *, with_body: bool = False) -> bytes:
+    """Names the endpoints, in the answer to the request's headers or to its buffered body.
+    headers: for the worker."""
+    answer = pb.ProcessingResponse()
+    kind = answer.request_body if with_body else answer.request_headers
+    common = kind.response
+    _set(common.header_mutation, {ENDPOINT: endpoints, **headers})
+    common.clear_route_cache = True
+    metadata = Struct()
+    metadata.update({LB: {ENDPOINT: endpoints}})
+    answer.dynamic_metadata.CopyFrom(metadata)
+    return answer.SerializeToString()
+
+
+def unpicked(*, with_body: bool = False) -> bytes:
+    """Names no endpoint, and takes out one that the client named."""
+    answer = pb.ProcessingResponse()
+    kind = answer.request_body if with_body else answer.request_headers
+    kind.response.header_mutation.remove_headers.append(ENDPOINT)
+    return answer.SerializeToString()
+
+
+def refused(answer: Answer, reason: str) -> bytes:
+    """An answer to the client in the place of a worker's."""
+    immediate = pb.ImmediateResponse(
+        status=pb.HttpStatus(code=answer.status), body=answer.body, details=f"kvroute_{reason}"
+    )
+    _set(immediate.headers, {name.lower(): value for name, value in answer.headers.items()})
+    return pb.ProcessingResponse(immediate_response=immediate).SerializeToString()
+
+
+def _set(mutation: pb.HeaderMutation, headers: Mapping[str, str]) -> None:
+    for name, value in headers.items():
+        header = pb.HeaderValue(key=name.lower(), raw_value=value.encode(errors="surrogateescape"))
+        mutation.set_headers.add(header=header, append_action=_OVERWRITE)
+
+
+REQUEST_HEADERS_PASS = pb.ProcessingResponse(
+    request_headers=pb.HeadersResponse()
+).SerializeToString()
+RESPONSE_HEADERS_PASS = pb.ProcessingResponse(
+    response_headers=pb.HeadersResponse()
+).SerializeToString()
+REQUEST_BODY_PASS = pb.ProcessingResponse(request_body=pb.BodyResponse()).SerializeToString()
+RESPONSE_BODY_PASS = pb.ProcessingResponse(response_body=pb.BodyResponse()).SerializeToString()
+REQUEST_TRAILERS_PASS = pb.ProcessingResponse(
+    request_trailers=pb.TrailersResponse()
+).SerializeToString()
+RESPONSE_TRAILERS_PASS = pb.ProcessingResponse(
+    response_trailers=pb.TrailersResponse()
+).SerializeToString()
+
+
+def _wrapped(raw: bytes, tag: bytes) -> bytes:
+    """StreamedBodyResponse in BodyMutation (3), in CommonResponse (3), in BodyResponse (1), in the
+    field of ProcessingResponse that `tag` names."""
+    size = len(raw)
+    if size < 0x78:  # all lengths are of one byte
+        return b"%c%c\x0a%c\x1a%c\x1a%c%b" % (tag[0], size + 6, size + 4, size + 2, size, raw)
+    for outer in (b"\x1a", b"\x1a", b"\x0a", tag):
+        raw = outer + _length(len(raw)) + raw
+    return raw
+
+
+def _length(size: int) -> bytes:
+    if size < 0x80:
+        return bytes((size,))
+    if size < 0x4000:
+        return bytes((size & 0x7F | 0x80, size >> 7))
+    out = bytearray()
+    while size > 0x7F:
+        out.append(size & 0x7F | 0x80)
+        size >>= 7
+    out.append(size)
+    return bytes(out)
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    """A varint and the place behind it; one that does not end is -1."""
+    value = shift = 0
+    while at < len(data) and shift < 35:
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+        shift += 7
+    return -1, at

@@ -1,0 +1,360 @@
+"""One HTTP request as Envoy tells of it, a step after the other. Pure.
+
+    request headers -> body -> (trailers) -> asked -> picked | refused
+                                                -> answer's headers -> its body -> ended
+
+What is sent, by the mode in which Envoy sends the request's body:
+
+full duplex  nothing until the body is whole, then the answer to the headers with the endpoint, then
+             the body as it came; so is it without `protocol_config`, as older gateways have it
+buffered     the headers pass, and the answer to the whole body has the endpoint
+streamed,    the endpoint goes with the headers, by load: the body is not known yet
+none
+
+Laws:
+- every message that waits for an answer gets one, in the order in which the messages came;
+- the bytes of a body are passed on as they came;
+- `ask` and `ended` are called at most once each.
+"""
+
+from collections.abc import Callable, Mapping
+from enum import Enum, auto
+from typing import NamedTuple, Protocol
+
+from google.protobuf.message import DecodeError
+
+from kvroute.ext_proc.v3 import ext_proc_pb2 as pb
+from router.front.exchange import Blame, Exchange, Outcome, Verdict
+from router.front.openai_body import PATHS
+from router.front.picker import messages
+from router.front.picker.messages import Part
+from router.front.refusals import Answer, FrontRefusal
+
+_NONE = pb.BODY_SEND_MODE_NONE_UNSPECIFIED
+_BUFFERED = (pb.BODY_SEND_MODE_BUFFERED, pb.BODY_SEND_MODE_BUFFERED_PARTIAL)
+_DUPLEX = pb.BODY_SEND_MODE_FULL_DUPLEX_STREAMED
+
+
+class Blind(Enum):
+    """Why a request is routed by load, without a look at its body."""
+
+    UNKNOWN_PATH = "unknown_path"
+    """A GET, or a path that no engine computes a prompt for."""
+    NO_BODY = "no_body"
+    """Envoy sends no body, or sends it after the pick."""
+    BODY_TOO_LARGE = "body_too_large"
+    INVALID_BODY = "invalid_body"
+
+
+class Question(NamedTuple):
+    """What an endpoint is wanted for."""
+
+    path: str
+    headers: Mapping[str, str]
+    exchange: Exchange | None
+    """None: the request is routed by load, see `blind`."""
+    blind: Blind | None
+    subset: frozenset[str] | None
+    """Endpoints among which the gateway wants the pick; None: any."""
+
+
+class Driver(Protocol):
+    """The sockets and the router around a request."""
+
+    def send(self, message: bytes) -> None:
+        """A message for Envoy."""
+
+    def close(self) -> None:
+        """Nothing more comes from here."""
+
+    def ask(self, question: Question) -> None:
+        """An endpoint is wanted; `picked`, `unpicked` or `refused` is called later."""
+
+    def served(self, endpoint: str) -> None:
+        """The endpoint that serves the request, as the gateway says."""
+
+    def first_token(self) -> None:
+        """The first token has come."""
+
+    def progress(self, output_tokens: int) -> None:
+        """Tokens of the answer so far."""
+
+    def ended(self, outcome: Outcome | None, *, observed: bool) -> None:
+        """The request is over. outcome: None if it had no exchange. observed: False: the answer is
+        under way, and nothing will be seen of it."""
+
+
+class _At(Enum):
+    START = auto()
+    BODY = auto()
+    """The request's body comes."""
+    ASKED = auto()
+    PICKED = auto()
+    OVER = auto()
+
+
+class RequestStream:
+    """One stream of ext_proc."""
+
+    def __init__(
+        self,
+        driver: Driver,
+        *,
+        body_bytes_max: int,
+        may_hold: Callable[[int], bool] = lambda size: True,
+        low_first: bool = False,
+    ) -> None:
+        """body_bytes_max: of a request's body; a longer one is routed by load. may_hold: whether a
+        body may grow by so many bytes, for a bound over all streams. low_first: see Exchange."""
+        self._driver = driver
+        self._body_bytes_max = body_bytes_max
+        self._may_hold = may_hold
+        self._low_first = low_first
+        self._at = _At.START
+        self._headers: dict[str, str] = {}
+        self._subset: frozenset[str] | None = None
+        self._request_mode: int = _DUPLEX
+        self._answer_mode: int = _DUPLEX
+        self._says_modes = False
+        self._parts: list[Part] = []
+        self.held_bytes = 0
+        """Of the request's body."""
+        self._has_trailers = False
+        self._exchange: Exchange | None = None
+        self._answer_began = False
+        self._status = 0
+        self._blame: Blame | None = None
+        self._seen_first = False
+
+    def message(self, raw: bytes) -> None:
+        """A message of Envoy's; raises ValueError for one that can't be read, or comes out of
+        order."""
+        if (
+            self._answer_began
+            and self._answer_mode == _DUPLEX
+            and (part := messages.answer_part(raw)) is not None
+        ):
+            self._answer_part(part)
+            return
+        try:
+            message = pb.ProcessingRequest.FromString(raw)
+        except DecodeError as error:
+            raise ValueError(f"a message can't be read: {error}") from None
+        if message.HasField("protocol_config"):
+            self._says_modes = True
+            self._request_mode = message.protocol_config.request_body_mode
+            self._answer_mode = message.protocol_config.response_body_mode
+        match message.WhichOneof("request"):
+            case "request_headers":
+                self._request_headers(message)
+            case "request_body":
+                body = message.request_body
+                self._request_body(Part(body.body, body.end_of_stream, body.SerializeToString()))
+            case "request_trailers":
+                self._request_trailers()
+            case "response_headers":
+                self._response_headers(message)
+            case "response_body":
+                body = message.response_body
+                self._answer_part(Part(body.body, body.end_of_stream, body.SerializeToString()))
+            case "response_trailers":
+                self._driver.send(messages.RESPONSE_TRAILERS_PASS)
+                self._end(self._blame)
+            case None:
+                raise ValueError("a message holds no step of a request that is known here")
+
+    def half_closed(self) -> None:
+        """Nothing more comes from Envoy: the client left, or the gateway shows no answer."""
+        if self._at is _At.PICKED and self._unseen():
+            self._leave(observed=False)
+        else:
+            self._end(Blame.CANCELLED)
+        self._driver.close()
+
+    def reset(self) -> None:
+        """The stream broke: the client left, a worker broke its answer, or Envoy is gone."""
+        if self._at is _At.PICKED and self._unseen() and self._answer_mode == _NONE:
+            self._leave(observed=False)
+        else:
+            self._end(Blame.CANCELLED)
+
+    # The pick
+
+    def picked(self, endpoints: str, headers: Mapping[str, str]) -> None:
+        """endpoints: `ip:port`, several in the order in which they are to be tried. headers: for
+        the worker."""
+        self._go_on(messages.picked(endpoints, headers, with_body=self._in_body))
+
+    def unpicked(self) -> None:
+        """No endpoint is known; the gateway balances by itself."""
+        self._go_on(messages.unpicked(with_body=self._in_body))
+
+    def refused(self, answer: Answer, reason: str) -> None:
+        """The client gets an answer from here."""
+        if self._at is not _At.ASKED:
+            return
+        self._driver.send(messages.refused(answer, reason))
+        self._at = _At.OVER
+        self._let_go()
+        self._driver.close()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is reserved for the request any more."""
+        return self._at is _At.OVER
+
+    @property
+    def _in_body(self) -> bool:
+        return self._request_mode in _BUFFERED and bool(self._parts)
+
+    def _go_on(self, first: bytes) -> None:
+        if self._at is not _At.ASKED:
+            return
+        self._at = _At.PICKED
+        send = self._driver.send
+        send(first)
+        if self._request_mode == _DUPLEX:
+            for part in self._parts:
+                for message in messages.streamed(part, of_answer=False):
+                    send(message)
+        if self._has_trailers:
+            send(messages.REQUEST_TRAILERS_PASS)
+        self._let_go()
+
+    def _let_go(self) -> None:
+        self._parts.clear()
+        self.held_bytes = 0
+
+    # The request
+
+    def _request_headers(self, message: pb.ProcessingRequest) -> None:
+        if self._at is not _At.START:
+            raise ValueError("a request's headers came twice")
+        self._at = _At.BODY
+        self._headers = messages.headers_of(message.request_headers)
+        self._subset = messages.subset_of(message)
+        if message.request_headers.end_of_stream or not self._body_comes_first():
+            self._ask()
+        elif self._request_mode in _BUFFERED:
+            self._driver.send(messages.REQUEST_HEADERS_PASS)
+
+    def _body_comes_first(self) -> bool:
+        return self._request_mode == _DUPLEX or self._request_mode in _BUFFERED
+
+    def _request_body(self, part: Part) -> None:
+        if self._at is _At.START:
+            raise ValueError("a request's body came before its headers")
+        if self._at in (_At.PICKED, _At.OVER):
+            self._pass_on(part)
+            return
+        if self._at is _At.ASKED and not self._body_comes_first():
+            raise ValueError("a request's body came before the answer to its headers")
+        self._parts.append(part)
+        if self._at is _At.ASKED:
+            return  # it was too long to wait for its end
+        size = len(part.body)
+        if self.held_bytes + size > self._body_bytes_max or not self._may_hold(size):
+            self._ask(Blind.BODY_TOO_LARGE)
+            return
+        self.held_bytes += size
+        if part.is_last or self._request_mode in _BUFFERED:
+            self._ask()
+
+    def _pass_on(self, part: Part) -> None:
+        if self._request_mode != _DUPLEX:
+            self._driver.send(messages.REQUEST_BODY_PASS)
+            return
+        for message in messages.streamed(part, of_answer=False):
+            self._driver.send(message)
+
+    def _request_trailers(self) -> None:
+        if self._at in (_At.PICKED, _At.OVER):
+            self._driver.send(messages.REQUEST_TRAILERS_PASS)
+            return
+        self._has_trailers = True
+        if self._at is _At.BODY:
+            self._ask()
+
+    def _ask(self, blind: Blind | None = None) -> None:
+        self._at = _At.ASKED
+        path, _, query = self._headers.get(":path", "").partition("?")
+        is_known = path in PATHS and self._headers.get(":method") == "POST"
+        if blind is None and not is_known:
+            blind = Blind.UNKNOWN_PATH
+        elif blind is None and not self._parts:
+            blind = Blind.NO_BODY
+        plain = {name: value for name, value in self._headers.items() if name[:1] != ":"}
+        if is_known and blind is None:
+            body = b"".join(part.body for part in self._parts)
+            try:
+                self._exchange = Exchange(
+                    path,
+                    body,
+                    plain,
+                    query=query,
+                    low_first=self._low_first,
+                    changes_bodies=False,
+                )
+            except FrontRefusal:
+                blind = Blind.INVALID_BODY  # the engine's own words about it are the best
+        self._driver.ask(Question(path, plain, self._exchange, blind, self._subset))
+
+    # The answer
+
+    def _response_headers(self, message: pb.ProcessingRequest) -> None:
+        self._answer_began = True
+        headers = messages.headers_of(message.response_headers)
+        status = headers.get(":status", "")
+        self._status = int(status) if status.isascii() and status.isdigit() else 0
+        self._driver.send(messages.RESPONSE_HEADERS_PASS)
+        if self._at is not _At.PICKED:  # Envoy's own answer
+            self._end(Blame.CANCELLED)
+            return
+        if served := messages.served_of(message):
+            self._driver.served(served)
+        if self._exchange is not None:
+            verdict = self._exchange.answered(
+                self._status, headers.get("content-type", ""), headers.get("content-encoding", "")
+            )
+            if verdict is not Verdict.PASS:
+                refused = verdict is Verdict.REFUSED
+                self._blame = Blame.CLIENT if refused else Blame.WORKER
+        is_last = message.response_headers.end_of_stream
+        if is_last or (self._answer_mode == _NONE and self._blame is not None):
+            self._end(self._blame)
+
+    def _answer_part(self, part: Part) -> None:
+        send = self._driver.send
+        if self._answer_mode == _DUPLEX:
+            for message in messages.streamed(part, of_answer=True):
+                send(message)
+        else:
+            send(messages.RESPONSE_BODY_PASS)
+        exchange = self._exchange
+        if exchange is not None and self._at is _At.PICKED:
+            exchange.data(part.body)
+            self._driver.progress(exchange.output_tokens)
+            if not self._seen_first and exchange.first_token and self._blame is None:
+                self._seen_first = True
+                self._driver.first_token()
+        if part.is_last:
+            self._end(self._blame)
+
+    def _unseen(self) -> bool:
+        """Whether the gateway shows nothing of the answer's body."""
+        return self._answer_mode == _NONE or not (self._says_modes or self._answer_began)
+
+    # The end
+
+    def _end(self, blame: Blame | None) -> None:
+        if self._at is _At.OVER:
+            return
+        self._at = _At.OVER
+        self._let_go()
+        outcome = self._exchange.ended(blame) if self._exchange is not None else None
+        self._driver.ended(outcome, observed=True)
+
+    def _leave(self, *, observed: bool) -> None:
+        self._at = _At.OVER
+        outcome = self._exchange.ended(None) if self._exchange is not None else None
+        self._driver.ended(outcome, observed=observed)

@@ -1,0 +1,163 @@
+"""A picker put together: client, workers' endpoints, Envoy's connections; its start and its end.
+
+At SIGTERM health says NOT_SERVING at once, new requests are taken a while longer, then gateways are
+told to open no more, and open answers run to their end: a picker that closes its port with answers
+under way would cut them, whatever the gateway's failure mode is.
+"""
+
+import asyncio
+import logging
+import ssl
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+
+from prometheus_client import CollectorRegistry
+
+from events.plane.tasks import Tasks
+from kvroute.client import KvRouteClient
+from router.config.keys import ConfigError
+from router.config.picker_settings import PickerSettings
+from router.front.gateway.roster import Roster
+from router.front.picker.calls import Calls, Health
+from router.front.picker.connection import Http2Protocol, Listener
+from router.front.picker.counters import PickerCounters
+from router.front.picker.endpoints import Endpoints
+from router.front.picker.picks import Picker
+from router.keys.certificates import Certificates
+from router.keys.followed import Followed
+from router.metrics.http import split_address
+
+log = logging.getLogger("kvroute.picker")
+
+
+class PickerServer:
+    """One picker, in a process of its own or beside a router."""
+
+    def __init__(
+        self,
+        settings: PickerSettings,
+        routers: Sequence[str],
+        registry: CollectorRegistry,
+        *,
+        clock: Callable[[], float],
+        broke: Callable[[BaseException], None],
+        certificates: Certificates | None = None,
+    ) -> None:
+        """routers: gRPC targets. clock: Unix time. broke: takes a fault of the picker's own tasks.
+        certificates: for connections with TLS. Raises ConfigError or ValueError for an address that
+        is none."""
+        self._followed = Followed()
+        if certificates is not None:
+            self._followed.add("certificates", certificates)
+        self._settings = settings
+        self._host, self._port = split_address(settings.listen)
+        self._tls = _context(settings, certificates)
+        self.client = KvRouteClient(routers)
+        self.roster = Roster(self.client, clock)
+        self.counters = PickerCounters(registry)
+        self._tasks = Tasks(broke)
+        self._health = Health()
+        self._connections: set[Http2Protocol] = set()
+        self._leaving = False
+        self._listener = Listener(
+            self._connection,
+            lambda: self._tls,
+            allows_plain=settings.plain,
+            came=lambda kind: self.counters.connections.labels(kind).inc(),
+        )
+        self._picker: Picker | None = None
+        self._stack = AsyncExitStack()
+
+    @property
+    def port(self) -> int:
+        return self._listener.port
+
+    @property
+    def ready(self) -> bool:
+        """Whether some worker can be picked, as health says it."""
+        return self._health.serving
+
+    async def start(self) -> None:
+        """Listens; raises ConfigError when the address can't be had. Doesn't wait for routers."""
+        await self._stack.enter_async_context(self.client)
+        endpoints = Endpoints(self.roster)
+        self._picker = Picker(
+            self.client,
+            self.roster,
+            endpoints,
+            self.counters,
+            self._settings,
+            lambda work: self._tasks.spawn_task(work, "pick"),
+        )
+        try:
+            await self._listener.start(self._host, self._port)
+        except OSError as error:
+            await self._stack.aclose()
+            raise ConfigError(
+                f"can't serve Envoy on {self._settings.listen}: {error.strerror}"
+                " - at `$.epp.listen`"
+            ) from error
+        self._tasks.spawn(endpoints.keep(), "list of endpoints")
+        self._tasks.spawn(self._followed.run(), "files of keys")
+        self._tasks.spawn(self._keep_health(), "health of the picker")
+
+    async def stop(self) -> None:
+        """Ends after the open requests, or after epp.drain_timeout_s."""
+        self._leaving = True
+        self._health.set(serving=False)
+        picker = self._picker
+        try:
+            if picker is not None:
+                await self._drain(picker)
+        finally:
+            await self._listener.stop()
+            for connection in list(self._connections):
+                connection.close()
+            await self._tasks.close()
+            await asyncio.shield(self._stack.aclose())
+
+    async def _drain(self, picker: Picker) -> None:
+        if self._connections:
+            await asyncio.sleep(self._settings.accept_after_stop_s)
+        for connection in list(self._connections):
+            connection.http2.go_away(last=False)
+            connection.flush()
+        try:
+            async with asyncio.timeout(self._settings.drain_timeout_s):
+                await picker.idle.wait()
+        except TimeoutError:
+            log.warning("%d requests are still open, and are cut", picker.open)
+        for connection in list(self._connections):
+            connection.http2.go_away(last=True)
+            connection.flush()
+
+    async def _keep_health(self) -> None:
+        """SERVING while some worker can be picked."""
+        while not self._leaving:
+            self._health.set(serving=self.roster.ready)
+            await asyncio.sleep(0.1 if not self.roster.ready else 1.0)
+
+    def _connection(self) -> Http2Protocol:
+        picker = self._picker
+        assert picker is not None  # it is set before the first connection comes
+        connection = Http2Protocol(
+            lambda protocol: Calls(protocol, picker, self._health),
+            streams_max=self._settings.streams_max,
+            left=self._connections.discard,
+        )
+        self._connections.add(connection)
+        return connection
+
+
+def _context(settings: PickerSettings, certificates: Certificates | None) -> ssl.SSLContext | None:
+    """TLS for connections; None: without it. Raises ConfigError."""
+    if settings.mutual_tls and (certificates is None or not certificates.asks_callers):
+        raise ConfigError("mutual TLS needs tls.client_ca_file - at `$.epp.mutual_tls`")
+    if certificates is None:
+        if not settings.plain:
+            raise ConfigError("TLS alone needs tls.certificate_file - at `$.epp.plain`")
+        return None
+    verify = ssl.CERT_REQUIRED if settings.mutual_tls else ssl.CERT_NONE
+    context = certificates.context(verify)
+    context.set_alpn_protocols(["h2"])
+    return context

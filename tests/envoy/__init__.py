@@ -1,0 +1,1 @@
+"""The endpoint picker behind a real Envoy: `make envoy`."""

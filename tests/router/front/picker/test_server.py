@@ -1,0 +1,270 @@
+"""The picker's port, called by grpc's own client as Envoy would."""
+
+import asyncio
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from kvroute.ext_proc.v3 import ext_proc_pb2 as pb
+from kvroute.v1 import ListWorkersRequest
+from router.reservations.reservations import Ending
+from tests.stage.gateway import Worker, answering
+from tests.stage.picker import (
+    Stage,
+    a_picker,
+    picked,
+    request_body,
+    request_headers,
+    response_body,
+    response_headers,
+)
+from tests.stage.waiting import until
+
+CHAT = "/v1/chat/completions"
+BODY = b'{"model":"m","stream":true,"messages":[{"role":"user","content":"hello"}]}'
+USAGE = (
+    b'data: {"choices":[],"usage":{"prompt_tokens":9,"completion_tokens":4,'
+    b'"prompt_tokens_details":{"cached_tokens":3}}}\n\ndata: [DONE]\n\n'
+)
+
+
+def worker() -> Worker:
+    return Worker(answering(b"{}"))
+
+
+async def asked(stage: Stage, body: bytes = BODY, **headers: str) -> tuple[object, str]:
+    """A stream whose request is picked for, and the endpoint."""
+    call = stage.call()
+    await call.write(request_headers(CHAT, **headers))
+    await call.write(request_body(body))
+    endpoint = picked(await call.read())
+    echoed = (await call.read()).request_body.response.body_mutation.streamed_response
+    assert (echoed.body, echoed.end_of_stream) == (body, True)
+    return call, endpoint
+
+
+async def test_a_stream_of_events_is_passed_on_as_it_came() -> None:
+    one, two = worker(), worker()
+    async with a_picker(one, two) as stage:
+        call, endpoint = await asked(stage)
+        assert endpoint in {each.address.removeprefix("http://") for each in (one, two)}
+        assert stage.open == 1
+        await call.write(response_headers(served=endpoint))
+        assert (await call.read()).WhichOneof("response") == "response_headers"
+        chunks = [b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n', USAGE]
+        for number, chunk in enumerate(chunks):
+            last = number == len(chunks) - 1
+            await call.write(response_body(chunk, last=last))
+            echo = (await call.read()).response_body.response.body_mutation.streamed_response
+            assert (echo.body, echo.end_of_stream) == (chunk, last)
+        await call.done_writing()
+        assert await call.read() is grpc.aio.EOF
+        await stage.idle()
+        assert stage.endings == {Ending.FINISHED: 1}
+        assert stage.sample("kvroute_epp_requests_total", outcome="finished") == 1
+        assert stage.sample("kvroute_epp_open_requests") == 0
+
+
+async def test_a_client_that_leaves_leaves_no_reservation() -> None:
+    async with a_picker(worker()) as stage:
+        call, _ = await asked(stage)
+        assert stage.open == 1
+        call.cancel()
+        await stage.idle()
+        assert stage.endings == {Ending.FAILED_CANCELLED: 1}
+        assert stage.sample("kvroute_epp_requests_total", outcome="cancelled") == 1
+
+
+@pytest.mark.parametrize(
+    ("status", "outcome"), [(503, "failed"), (429, "failed"), (400, "worker_refused")]
+)
+async def test_an_error_of_the_worker_is_reported(status: int, outcome: str) -> None:
+    async with a_picker(worker()) as stage:
+        call, _ = await asked(stage)
+        await call.write(response_headers(status, "application/json"))
+        await call.read()
+        await call.write(response_body(b'{"error":{}}', last=True))
+        await call.read()
+        await call.done_writing()
+        await stage.idle()
+        assert stage.sample("kvroute_epp_requests_total", outcome=outcome) == 1
+        assert sum(stage.endings.values()) == 1
+
+
+async def test_a_refusal_is_an_answer_of_http() -> None:
+    async with a_picker() as stage:
+        call = stage.call()
+        await call.write(request_headers(CHAT))
+        await call.write(request_body(BODY))
+        refused = (await call.read()).immediate_response
+        assert refused.status.code == 503
+        headers = {
+            each.header.key: each.header.raw_value.decode() for each in refused.headers.set_headers
+        }
+        assert headers["x-kvroute-reason"] == "NO_WORKER"
+        assert headers["retry-after"] == "1"
+        assert b'"code":"NO_WORKER"' in refused.body
+        assert await call.read() is grpc.aio.EOF
+        assert stage.sample("kvroute_epp_refusals_total", reason="NO_WORKER") == 1
+
+
+async def test_a_get_goes_by_load_and_reserves_nothing() -> None:
+    async with a_picker(worker()) as stage:
+        call = stage.call()
+        await call.write(request_headers("/v1/models", last=True))
+        assert picked(await call.read())
+        assert stage.open == 0
+        await call.write(response_headers(content_type="application/json", last=True))
+        await call.read()
+        await call.done_writing()
+        assert await call.read() is grpc.aio.EOF
+        assert stage.sample("kvroute_epp_by_load_total", reason="unknown_path") == 1
+        assert stage.sample("kvroute_epp_requests_total", outcome="blind") == 1
+
+
+async def test_a_long_body_comes_back_in_parts_that_every_gateway_takes() -> None:
+    long = b'{"model":"m","messages":[{"role":"user","content":"' + b"x" * 300_000 + b'"}]}'
+    async with a_picker(worker()) as stage:
+        call = stage.call()
+        await call.write(request_headers(CHAT))
+        await call.write(request_body(long))
+        picked(await call.read())
+        back = b""
+        while True:
+            part = (await call.read()).request_body.response.body_mutation.streamed_response
+            assert len(part.body) <= 62_000
+            back += part.body
+            if part.end_of_stream:
+                break
+        assert back == long
+        call.cancel()
+        await stage.idle()
+
+
+async def reserved(stage: Stage) -> dict[str, int]:
+    """Reservations by worker."""
+    listed = await stage.served.workers.ListWorkers(ListWorkersRequest())
+    return {each.worker_id: each.reserved for each in listed.workers}
+
+
+async def test_another_endpoint_than_the_picked_one_gets_the_load() -> None:
+    one, two = worker(), worker()
+    async with a_picker(one, two) as stage:
+        call, endpoint = await asked(stage)
+        addresses = {each.address.removeprefix("http://"): each for each in (one, two)}
+        (other,) = set(addresses) - {endpoint}
+        await call.write(response_headers(served=other))
+        await call.read()
+        number = 0 if addresses[other] is one else 1
+        moved = {"w0": 0, "w1": 0} | {f"w{number}": 1}
+        async with asyncio.timeout(60):
+            while await reserved(stage) != moved:
+                pass
+        assert stage.sample("kvroute_epp_not_followed_total", endpoint="known") == 1
+        call.cancel()
+        await stage.idle()
+
+
+async def test_a_gateways_subset_bounds_the_pick() -> None:
+    one, two = worker(), worker()
+    async with a_picker(one, two) as stage:
+        only = two.address.removeprefix("http://")
+        for _ in range(4):
+            call = stage.call()
+            first = request_headers(CHAT)
+            hint = first.metadata_context.filter_metadata["envoy.lb.subset_hint"]
+            hint.update({"x-gateway-destination-endpoint-subset": [only]})
+            await call.write(first)
+            await call.write(request_body(BODY))
+            assert picked(await call.read()) == only
+        for subset in ("", "10.9.9.9:1"):
+            call = stage.call()
+            first = request_headers(CHAT)
+            hint = first.metadata_context.filter_metadata["envoy.lb.subset_hint"]
+            hint.update({"x-gateway-destination-endpoint-subset": subset})
+            await call.write(first)
+            await call.write(request_body(BODY))
+            assert (await call.read()).immediate_response.status.code == 503
+
+
+async def test_a_body_that_is_no_json_goes_to_an_engine_that_says_so() -> None:
+    async with a_picker(worker()) as stage:
+        call = stage.call()
+        await call.write(request_headers(CHAT))
+        await call.write(request_body(b"no json"))
+        assert picked(await call.read())
+        assert stage.sample("kvroute_epp_by_load_total", reason="invalid_body") == 1
+        call.cancel()
+
+
+async def test_a_message_that_is_none_ends_the_stream() -> None:
+    async with a_picker(worker()) as stage:
+        call = stage.channel.stream_stream(
+            "/envoy.service.ext_proc.v3.ExternalProcessor/Process",
+            request_serializer=bytes,
+            response_deserializer=pb.ProcessingResponse.FromString,
+        )()
+        await call.write(b"\xff\xff\xff")
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await call.read()
+        assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert stage.sample("kvroute_epp_open_requests") == 0
+
+
+async def test_unknown_methods_are_unimplemented() -> None:
+    async with a_picker(worker()) as stage:
+        call = stage.channel.unary_unary("/kvroute.v1.Router/Route")
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await call(b"")
+        assert raised.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+async def health(stage: Stage, name: str) -> int:
+    request = health_pb2.HealthCheckRequest(service=name)
+    return (await health_pb2_grpc.HealthStub(stage.channel).Check(request)).status
+
+
+async def test_health_by_all_names_that_gateways_ask_for() -> None:
+    async with a_picker(worker()) as stage:
+        names = ("", "readiness", "inference-extension", "liveness")
+        for name in (*names, "envoy.service.ext_proc.v3.ExternalProcessor"):
+            assert await health(stage, name) == SERVING
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await health(stage, "nobody")
+        assert raised.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+async def test_a_picker_without_workers_is_alive_and_not_ready() -> None:
+    async with a_picker() as stage:
+        assert await health(stage, "liveness") == SERVING
+        assert await health(stage, "readiness") == NOT_SERVING
+        watch = health_pb2_grpc.HealthStub(stage.channel).Watch(
+            health_pb2.HealthCheckRequest(service="readiness")
+        )
+        assert (await watch.read()).status == NOT_SERVING
+        one = worker()
+        async with one.run():
+            stage.served.fleet.add("w0", address=one.address)
+            assert (await watch.read()).status == SERVING
+            watch.cancel()
+
+
+async def test_a_stop_waits_for_the_answers_under_way() -> None:
+    async with a_picker(worker()) as stage:
+        call, _ = await asked(stage)
+        stopping = asyncio.create_task(stage.picker.stop())
+        await until(lambda: not stage.picker.ready, "health says so")
+        await call.write(response_headers())
+        await call.read()
+        await call.write(response_body(USAGE, last=True))
+        assert (await call.read()).response_body.response.body_mutation.streamed_response.body
+        await call.done_writing()
+        assert await call.read() is grpc.aio.EOF
+        await stopping
+        await stage.idle()
+        assert stage.endings == {Ending.FINISHED: 1}
