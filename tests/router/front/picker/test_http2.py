@@ -1,0 +1,345 @@
+"""HTTP/2 as the picker speaks it: frames in, calls and frames out."""
+
+import random
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import pytest
+from hpack import Encoder
+
+from router.front.picker import http2
+from router.front.picker.http2 import Code, Connection, ConnectionFault, Status, Stream, frame
+
+U32 = struct.Struct(">I")
+CREDIT = (http2.WINDOW_UPDATE, 1)
+HEADERS = [(":method", "POST"), (":scheme", "http"), (":path", "/a/B"), ("te", "trailers")]
+
+
+@dataclass
+class Echo:
+    """A service that answers each message with itself."""
+
+    connection: Connection | None = None
+    opens: list[tuple[str, Mapping[str, str]]] = field(default_factory=list)
+    messages: list[bytes] = field(default_factory=list)
+    ends: list[str] = field(default_factory=list)
+    answers: bool = True
+
+    def opened(self, stream: Stream, path: str, headers: Mapping[str, str]) -> None:
+        self.opens.append((path, headers))
+
+    def message(self, stream: Stream, content: bytes) -> None:
+        self.messages.append(content)
+        if self.answers and self.connection is not None:
+            self.connection.send(stream, content)
+
+    def half_closed(self, stream: Stream) -> None:
+        self.ends.append("half_closed")
+        if self.connection is not None:
+            self.connection.finish(stream)
+
+    def reset(self, stream: Stream) -> None:
+        self.ends.append("reset")
+
+
+@dataclass
+class Peer:
+    """The other side of a connection."""
+
+    echo: Echo
+    connection: Connection
+    encoder: Encoder = field(default_factory=Encoder)
+    seen: bytearray = field(default_factory=bytearray)
+    now_s: float = 0.0
+
+    def send(self, *frames: bytes) -> list[tuple[int, int, int, bytes]]:
+        """Bytes to the connection; the frames that come back."""
+        self.connection.receive(b"".join(frames), self.now_s)
+        return list(self.back())
+
+    def back(self) -> Iterator[tuple[int, int, int, bytes]]:
+        data = b"".join(self.connection.out)
+        self.connection.out.clear()
+        while data:
+            size_kind, flags, number = struct.unpack_from(">IBI", data)
+            size = size_kind >> 8
+            yield size_kind & 0xFF, flags, number, data[9 : 9 + size]
+            data = data[9 + size :]
+
+    def headers(self, number: int, flags: int = http2.END_HEADERS) -> bytes:
+        return frame(http2.HEADERS, flags, number, self.encoder.encode(HEADERS))
+
+
+def a_peer(streams_max: int = 100, *, answers: bool = True) -> Peer:
+    echo = Echo(answers=answers)
+    connection = Connection(echo, streams_max=streams_max)
+    echo.connection = connection
+    peer = Peer(echo, connection)
+    first = peer.send(http2.PREFACE, frame(http2.SETTINGS, 0, 0))
+    assert first[0][0] == http2.SETTINGS
+    assert first[-1] == (http2.SETTINGS, http2.ACK, 0, b"")
+    return peer
+
+
+def message(content: bytes) -> bytes:
+    return b"\0" + U32.pack(len(content)) + content
+
+
+def data(number: int, content: bytes, flags: int = 0) -> bytes:
+    return frame(http2.DATA, flags, number, content)
+
+
+def test_a_call_from_its_headers_to_its_trailers() -> None:
+    peer = a_peer()
+    assert peer.send(peer.headers(1)) == []
+    assert peer.echo.opens[0][0] == "/a/B"
+    (opening, answer) = peer.send(data(1, message(b"hello")))
+    assert opening[:3] == (http2.HEADERS, http2.END_HEADERS, 1)
+    assert answer == (http2.DATA, 0, 1, message(b"hello"))
+    (last,) = peer.send(data(1, b"", http2.END_STREAM))
+    assert last[:3] == (http2.HEADERS, http2.END_HEADERS | http2.END_STREAM, 1)
+    assert b"grpc-status" in last[3]
+    assert peer.connection.streams == {}
+    assert peer.echo.ends == ["half_closed"]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
+def test_bytes_may_come_in_any_pieces(size: int) -> None:
+    peer = a_peer()
+    sent = [b"", b"x", b"y" * 500, b"z" * 70_000]
+    content = b"".join(message(each) for each in sent)
+    frames = [peer.headers(1)]
+    frames += [data(1, content[at : at + 9999]) for at in range(0, len(content), 9999)]
+    everything = b"".join(frames)
+    back = []
+    for at in range(0, len(everything), size):
+        back += peer.send(everything[at : at + size])
+    assert peer.echo.messages == sent
+    answered = b"".join(payload for kind, _, _, payload in back if kind == http2.DATA)
+    waiting = bytes(peer.connection.streams[1].waiting)
+    assert answered + waiting == content
+
+
+def test_padding_and_priority_are_taken_off() -> None:
+    peer = a_peer()
+    block = peer.encoder.encode(HEADERS)
+    padded = bytes((3,)) + bytes(5) + block + bytes(3)
+    flags = http2.PADDED | http2.HAS_PRIORITY | http2.END_HEADERS
+    peer.send(frame(http2.HEADERS, flags, 1, padded))
+    peer.send(frame(http2.DATA, http2.PADDED, 1, bytes((2,)) + message(b"in") + bytes(2)))
+    assert peer.echo.messages == [b"in"]
+
+
+def test_headers_may_go_on_in_further_frames() -> None:
+    peer = a_peer()
+    block = peer.encoder.encode(HEADERS)
+    peer.send(
+        frame(http2.HEADERS, 0, 1, block[:3]),
+        frame(http2.CONTINUATION, 0, 1, block[3:5]),
+        frame(http2.CONTINUATION, http2.END_HEADERS, 1, block[5:]),
+    )
+    assert peer.echo.opens[0][0] == "/a/B"
+
+
+def test_a_peer_without_room_gets_its_bytes_later() -> None:
+    peer = a_peer()
+    peer.send(peer.headers(1))
+    for _ in range(10):
+        peer.send(data(1, message(b"a" * 16_000)))
+    stream = peer.connection.streams[1]
+    assert len(stream.waiting) == 160_050 - 65_535
+    assert peer.connection.waiting_bytes == len(stream.waiting)
+    back = peer.send(frame(http2.WINDOW_UPDATE, 0, 1, U32.pack(1 << 20)))
+    assert back == []  # the connection has none, either
+    back = peer.send(frame(http2.WINDOW_UPDATE, 0, 0, U32.pack(1 << 20)))
+    assert sum(len(payload) for _, _, _, payload in back) == 160_050 - 65_535
+    assert peer.connection.waiting_bytes == 0
+
+
+def test_a_peer_that_does_not_read_gets_no_credit() -> None:
+    peer = a_peer()
+    peer.send(peer.headers(1))
+    part = data(1, message(b"a" * 16_000))
+    back = [sent for _ in range(100) for sent in peer.send(part)]
+    given = [payload for kind, _, number, payload in back if (kind, number) == CREDIT]
+    assert sum(U32.unpack(each)[0] for each in given) <= http2.STREAM_WAITING_MAX + 65_535
+    with pytest.raises(ConnectionFault) as raised:
+        peer.send(*[part] * 100)
+    assert raised.value.code is Code.FLOW_CONTROL_ERROR
+    waiting = len(peer.connection.streams[1].waiting)
+    assert waiting <= http2.STREAM_WAITING_MAX + http2.STREAM_WINDOW
+    assert given
+
+
+def test_a_reset_ends_the_call() -> None:
+    peer = a_peer()
+    peer.send(peer.headers(1))
+    peer.send(frame(http2.RST_STREAM, 0, 1, U32.pack(8)))
+    assert peer.echo.ends == ["reset"]
+    assert peer.connection.streams == {}
+    assert peer.send(data(1, message(b"late"))) == []  # the peer did not know yet
+
+
+def test_a_lost_connection_ends_all_calls() -> None:
+    peer = a_peer()
+    peer.send(peer.headers(1), peer.headers(3))
+    peer.connection.lost()
+    assert peer.echo.ends == ["reset", "reset"]
+
+
+def test_streams_beyond_the_bound_are_refused() -> None:
+    peer = a_peer(streams_max=2)
+    assert peer.send(peer.headers(1), peer.headers(3)) == []
+    refused = (http2.RST_STREAM, 0, 5, U32.pack(Code.REFUSED_STREAM))
+    assert peer.send(peer.headers(5)) == [refused]
+    peer.send(frame(http2.RST_STREAM, 0, 1, U32.pack(8)))
+    assert peer.send(peer.headers(7)) == []
+
+
+def test_a_message_beyond_the_bound_ends_its_call_alone() -> None:
+    peer = a_peer()
+    peer.send(peer.headers(1), peer.headers(3))
+    head = b"\0" + U32.pack(http2.MESSAGE_MAX)
+    (last,) = peer.send(data(1, head))
+    assert last[:3] == (http2.HEADERS, http2.END_HEADERS | http2.END_STREAM, 1)
+    assert str(int(Status.RESOURCE_EXHAUSTED)).encode() in last[3]
+    assert peer.echo.ends == ["reset"]
+    assert list(peer.connection.streams) == [3]
+
+
+def test_a_compressed_message_is_unimplemented() -> None:
+    peer = a_peer()
+    peer.send(peer.headers(1))
+    (last,) = peer.send(data(1, b"\1" + U32.pack(1) + b"x"))
+    assert str(int(Status.UNIMPLEMENTED)).encode() in last[3]
+
+
+def test_after_go_away_new_streams_are_refused_and_old_ones_go_on() -> None:
+    peer = a_peer()
+    peer.send(peer.headers(1))
+    peer.connection.go_away(last=False)
+    (away,) = peer.back()
+    assert away[0] == http2.GOAWAY
+    assert peer.send(peer.headers(3)) == []
+    peer.connection.go_away(last=True)
+    (away,) = peer.back()
+    assert away[3][:4] == U32.pack(3)
+    ((kind, _, number, _),) = peer.send(peer.headers(5))
+    assert (kind, number) == (http2.RST_STREAM, 5)
+    assert len(peer.send(data(1, message(b"on")))) == 2
+
+
+SETTING = struct.Struct(">HI")
+
+
+def _flood(kind: int, payload: bytes, number: int = 0) -> Callable[[Peer], list[bytes]]:
+    return lambda peer: [peer.headers(1), *[frame(kind, 0, number, payload)] * 20_000]
+
+
+@pytest.mark.parametrize(
+    ("frames", "code"),
+    [
+        (lambda peer: [data(0, b"x")], Code.PROTOCOL_ERROR),
+        (lambda peer: [data(1, b"x")], Code.PROTOCOL_ERROR),
+        (lambda peer: [peer.headers(2)], Code.PROTOCOL_ERROR),
+        (lambda peer: [peer.headers(0)], Code.PROTOCOL_ERROR),
+        (lambda peer: [frame(http2.CONTINUATION, 0, 1)], Code.PROTOCOL_ERROR),
+        (
+            lambda peer: [frame(http2.HEADERS, 0, 1, b""), frame(http2.PING, 0, 0, bytes(8))],
+            Code.PROTOCOL_ERROR,
+        ),
+        (lambda peer: [frame(http2.PUSH_PROMISE, 0, 1)], Code.PROTOCOL_ERROR),
+        (lambda peer: [frame(http2.HEADERS, 4, 1, b"\xff" * 20)], Code.COMPRESSION_ERROR),
+        (lambda peer: [frame(http2.PING, 0, 0, b"x")], Code.FRAME_SIZE_ERROR),
+        (lambda peer: [frame(http2.RST_STREAM, 0, 1, b"x")], Code.FRAME_SIZE_ERROR),
+        (lambda peer: [frame(http2.RST_STREAM, 0, 1, bytes(4))], Code.PROTOCOL_ERROR),
+        (lambda peer: [frame(http2.WINDOW_UPDATE, 0, 0, bytes(4))], Code.PROTOCOL_ERROR),
+        (
+            lambda peer: [frame(http2.WINDOW_UPDATE, 0, 0, U32.pack((1 << 31) - 1))],
+            Code.FLOW_CONTROL_ERROR,
+        ),
+        (lambda peer: [frame(http2.SETTINGS, 0, 0, b"x")], Code.FRAME_SIZE_ERROR),
+        (lambda peer: [frame(http2.SETTINGS, 0, 3)], Code.PROTOCOL_ERROR),
+        (
+            lambda peer: [frame(http2.SETTINGS, 0, 0, SETTING.pack(4, 1 << 31))],
+            Code.FLOW_CONTROL_ERROR,
+        ),
+        (lambda peer: [frame(http2.SETTINGS, 0, 0, SETTING.pack(5, 1))], Code.PROTOCOL_ERROR),
+        (lambda peer: [struct.pack(">IBI", 16_385 << 8, 0, 1)], Code.FRAME_SIZE_ERROR),
+        (
+            lambda peer: [peer.headers(1), frame(http2.DATA, http2.PADDED, 1, b"\5ab")],
+            Code.PROTOCOL_ERROR,
+        ),
+        (
+            lambda peer: [peer.headers(1), data(1, b"", http2.END_STREAM)] * 2,
+            None,
+        ),
+        (_flood(http2.PING, bytes(8)), Code.ENHANCE_YOUR_CALM),
+        (_flood(http2.SETTINGS, b""), Code.ENHANCE_YOUR_CALM),
+        (_flood(http2.PRIORITY, bytes(5), 1), Code.ENHANCE_YOUR_CALM),
+        (_flood(http2.DATA, b"", 1), Code.ENHANCE_YOUR_CALM),
+        (_flood(http2.RST_STREAM, bytes(4), 1), Code.ENHANCE_YOUR_CALM),
+        (
+            lambda peer: [
+                frame(http2.HEADERS, 0, 1, bytes(9)),
+                *[frame(http2.CONTINUATION, 0, 1, bytes(16_000))] * 5,
+            ],
+            Code.ENHANCE_YOUR_CALM,
+        ),
+    ],
+)
+def test_a_broken_peer_gets_the_rfcs_error(
+    frames: Callable[[Peer], list[bytes]], code: Code | None
+) -> None:
+    peer = a_peer()
+    if code is None:
+        peer.send(*frames(peer))
+        return
+    with pytest.raises(ConnectionFault) as raised:
+        peer.send(*frames(peer))
+    assert raised.value.code is code
+    *_, (kind, _, number, payload) = peer.back()
+    assert (kind, number) == (http2.GOAWAY, 0)
+    assert U32.unpack_from(payload, 4)[0] == code
+
+
+def test_what_is_no_http2_is_refused() -> None:
+    connection = Connection(Echo(), streams_max=1)
+    with pytest.raises(ConnectionFault):
+        connection.receive(b"GET / HTTP/1.1\r\n", 0.0)
+
+
+def test_a_calm_second_follows_a_busy_one() -> None:
+    peer = a_peer()
+    for second in range(3):
+        peer.now_s = float(second)
+        peer.send(*[frame(http2.PING, 0, 0, bytes(8))] * 900)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_random_bytes_raise_nothing_but_faults(seed: int) -> None:
+    rng = random.Random(seed)
+    for _ in range(60):
+        peer = a_peer(streams_max=4)
+        number = 1
+        for _ in range(rng.randrange(1, 30)):
+            choice = rng.random()
+            if choice < 0.3:
+                sent = peer.headers(number)
+                number += 2 * rng.randrange(2)
+            elif choice < 0.6:
+                content = message(rng.randbytes(rng.randrange(40)))
+                sent = data(rng.randrange(8), content, rng.randrange(16))
+            elif choice < 0.9:
+                payload = rng.randbytes(rng.choice((0, 4, 5, 6, 8, 30)))
+                sent = frame(rng.randrange(12), rng.randrange(64), rng.randrange(8), payload)
+            else:
+                sent = rng.randbytes(rng.randrange(40))
+            try:
+                peer.send(sent)
+            except ConnectionFault:
+                peer.connection.lost()
+                assert peer.connection.streams == {}
+                break
+        assert len(peer.connection.streams) <= 4

@@ -1,0 +1,92 @@
+"""ext_proc's messages as bytes, beside the protobuf library."""
+
+import random
+
+import pytest
+
+from kvroute.ext_proc.v3 import ext_proc_pb2 as pb
+from router.front.picker import messages
+from router.front.picker.messages import Part, answer_part, streamed
+
+SIZES = (0, 1, 110, 113, 114, 119, 120, 121, 122, 127, 128, 300, 16_370, 16_384, 62_000)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("last", [False, True])
+def test_a_part_is_read_and_written_as_protobuf_does(size: int, last: bool) -> None:
+    body = bytes(size)
+    raw = pb.HttpBody(body=body, end_of_stream=last)
+    message = pb.ProcessingRequest(response_body=raw).SerializeToString()
+    part = answer_part(message)
+    assert part == Part(body, last, raw.SerializeToString())
+    (echo,) = streamed(part, of_answer=True)
+    answer = pb.ProcessingResponse()
+    answer.response_body.response.body_mutation.streamed_response.body = body
+    answer.response_body.response.body_mutation.streamed_response.end_of_stream = last
+    assert pb.ProcessingResponse.FromString(echo) == answer
+    (echo,) = streamed(part, of_answer=False)
+    parsed = pb.ProcessingResponse.FromString(echo).request_body.response
+    assert parsed.body_mutation.streamed_response.body == body
+
+
+def test_metadata_behind_a_part_is_passed_over() -> None:
+    message = pb.ProcessingRequest(response_body=pb.HttpBody(body=b"abc"))
+    message.metadata_context.filter_metadata["envoy.lb"].update({"a": "b"})
+    part = answer_part(message.SerializeToString())
+    assert part is not None
+    assert part.body == b"abc"
+
+
+def test_a_long_part_is_cut() -> None:
+    body = random.Random(1).randbytes(200_000)
+    raw = pb.HttpBody(body=body, end_of_stream=True).SerializeToString()
+    cut = [
+        pb.ProcessingResponse.FromString(each).response_body.response.body_mutation
+        for each in streamed(Part(body, True, raw), of_answer=True)
+    ]
+    assert b"".join(each.streamed_response.body for each in cut) == body
+    assert [each.streamed_response.end_of_stream for each in cut] == [False] * 3 + [True]
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_hostile_bytes_are_left_to_protobuf(seed: int) -> None:
+    rng = random.Random(seed)
+    valid = pb.ProcessingRequest(
+        response_body=pb.HttpBody(body=b"x" * 200, end_of_stream=True)
+    ).SerializeToString()
+    for _ in range(2000):
+        data = bytearray(valid)
+        for _ in range(rng.randrange(1, 4)):
+            data[rng.randrange(min(12, len(data)))] = rng.randrange(256)
+        if rng.random() < 0.3:
+            del data[rng.randrange(len(data)) :]
+        part = answer_part(bytes(data))
+        if part is None:
+            continue
+        try:
+            parsed = pb.ProcessingRequest.FromString(bytes(data))
+        except Exception:  # then the look at the part alone may say anything
+            continue
+        if parsed.WhichOneof("request") == "response_body":
+            assert parsed.response_body.body == part.body
+
+
+def test_subsets_come_as_lists_and_as_text() -> None:
+    message = pb.ProcessingRequest()
+    assert messages.subset_of(message) is None
+    hint = message.metadata_context.filter_metadata["envoy.lb.subset_hint"]
+    assert messages.subset_of(message) is None
+    hint.update({messages.SUBSET: ["10.0.0.1:80", "10.0.0.2:80"]})
+    assert messages.subset_of(message) == {"10.0.0.1:80", "10.0.0.2:80"}
+    hint.update({messages.SUBSET: "10.0.0.1:80, 10.0.0.3"})
+    assert messages.subset_of(message) == {"10.0.0.1:80", "10.0.0.3"}
+    hint.update({messages.SUBSET: ""})
+    assert messages.subset_of(message) == frozenset()
+
+
+def test_headers_of_one_name_are_joined_and_bytes_survive() -> None:
+    headers = pb.HttpHeaders()
+    headers.headers.headers.add(key="A", raw_value=b"1")
+    headers.headers.headers.add(key="a", value="2")
+    headers.headers.headers.add(key="b", raw_value=b"\xff")
+    assert messages.headers_of(headers) == {"a": "1, 2", "b": "\udcff"}
