@@ -32,7 +32,7 @@ class PickerSettings(Settings, frozen=True):
         Seconds, Meta(description="longest wait for a router's pick, its queue included")
     ] = 30.0
     body_mib_max: Annotated[
-        int, Meta(ge=1, le=64, description="largest body that is read, in MiB; others go by load")
+        int, Meta(ge=1, le=1024, description="largest body that is read, in MiB; others go by load")
     ] = 64
     bodies_mib_max: Annotated[
         int,
@@ -56,12 +56,12 @@ class PickerSettings(Settings, frozen=True):
         ),
     ] = 0
     pairs: Annotated[
-        Literal["llm-d", "off"],
+        Literal["never", "llm-d"],
         Meta(
             description="llm-d: requests of fleets with prefill workers get one in the header"
             " x-prefiller-host-port, for llm-d's routing sidecar beside the decode worker"
         ),
-    ] = "off"
+    ] = "never"
     objectives: Annotated[
         Mapping[str, int],
         Meta(

@@ -12,8 +12,9 @@ from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2
 
 from router.front.picker.connection import Http2Protocol
-from router.front.picker.http2 import Status, Stream
+from router.front.picker.frames import Status
 from router.front.picker.picks import PickedRequest, Picker
+from router.front.picker.sending import Stream
 
 EXT_PROC = "envoy.service.ext_proc.v3.ExternalProcessor"
 PROCESS = f"/{EXT_PROC}/Process"

@@ -17,7 +17,8 @@ from typing import Any
 
 from typing_extensions import override
 
-from router.front.picker.http2 import Connection, ConnectionFault, Service
+from router.front.picker.frames import ConnectionFault
+from router.front.picker.http2 import Connection, Service
 
 FIRST_BYTE_S = 10.0
 PEEKING_MAX = 1024

@@ -111,11 +111,11 @@ class Endpoints:
             return known[0]
         loop = asyncio.get_running_loop()
         try:
-            found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            infos = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         except OSError as error:
             log.warning("the worker's name %r can't be resolved: %s", host, error)
             return known[0] if known is not None else ""
-        endpoint = _endpoint(str(found[0][4][0]), port)
+        endpoint = _endpoint(str(infos[0][4][0]), port)
         self._addresses.pop((host, port), None)
         self._addresses[host, port] = endpoint, now_s
         if len(self._addresses) > NAMES_MAX:

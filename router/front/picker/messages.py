@@ -75,13 +75,13 @@ def streamed(part: Part, *, of_answer: bool) -> list[bytes]:
 def headers_of(headers: pb.HttpHeaders | None) -> dict[str, str]:
     """Headers by name in lower case; values of one name are joined. Bytes that are no UTF-8 are
     read as lone surrogates, as aiohttp reads them."""
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     for header in headers.headers.headers if headers is not None else ():
         name = header.key.lower()
         raw = header.raw_value or header.value.encode()
         value = raw.decode(errors="surrogateescape")
-        found[name] = f"{found[name]}, {value}" if name in found else value
-    return found
+        values[name] = f"{values[name]}, {value}" if name in values else value
+    return values
 
 
 def subset_of(message: pb.ProcessingRequest) -> frozenset[str] | None:

@@ -1,7 +1,7 @@
 """One HTTP request as Envoy tells of it, a step after the other. Pure.
 
-    request headers -> body -> (trailers) -> asked -> picked | refused
-                                                -> answer's headers -> its body -> ended
+    request headers -> body -> (trailers) -> pending -> picked | refused
+                                                 -> answer's headers -> its body -> ended
 
 What is sent, by the mode in which Envoy sends the request's body:
 
@@ -88,7 +88,7 @@ class _At(Enum):
     START = auto()
     BODY = auto()
     """The request's body comes."""
-    ASKED = auto()
+    PENDING = auto()
     PICKED = auto()
     OVER = auto()
 
@@ -191,7 +191,7 @@ class RequestStream:
 
     def refused(self, answer: Answer, reason: str) -> None:
         """The client gets an answer from here."""
-        if self._at is not _At.ASKED:
+        if self._at is not _At.PENDING:
             return
         self._driver.send(messages.refused(answer, reason))
         self._at = _At.OVER
@@ -208,7 +208,7 @@ class RequestStream:
         return self._request_mode in _BUFFERED and bool(self._parts)
 
     def _go_on(self, first: bytes) -> None:
-        if self._at is not _At.ASKED:
+        if self._at is not _At.PENDING:
             return
         self._at = _At.PICKED
         send = self._driver.send
@@ -247,10 +247,10 @@ class RequestStream:
         if self._at in (_At.PICKED, _At.OVER):
             self._pass_on(part)
             return
-        if self._at is _At.ASKED and not self._body_comes_first():
+        if self._at is _At.PENDING and not self._body_comes_first():
             raise ValueError("a request's body came before the answer to its headers")
         self._parts.append(part)
-        if self._at is _At.ASKED:
+        if self._at is _At.PENDING:
             return  # it was too long to wait for its end
         size = len(part.body)
         if self.held_bytes + size > self._body_bytes_max or not self._may_hold(size):
@@ -276,7 +276,7 @@ class RequestStream:
             self._ask()
 
     def _ask(self, blind: Blind | None = None) -> None:
-        self._at = _At.ASKED
+        self._at = _At.PENDING
         path, _, query = self._headers.get(":path", "").partition("?")
         is_known = path in PATHS and self._headers.get(":method") == "POST"
         if blind is None and not is_known:

@@ -1,8 +1,8 @@
 """A picker put together: client, workers' endpoints, Envoy's connections; its start and its end.
 
-At SIGTERM health says NOT_SERVING at once, new requests are taken a while longer, then gateways are
-told to open no more, and open answers run to their end: a picker that closes its port with answers
-under way would cut them, whatever the gateway's failure mode is.
+At SIGTERM health says NOT_SERVING at once, new requests are taken a while longer, then gateways get
+a GOAWAY, and open answers run to their end: a picker that closes its port with answers under way
+would cut them, whatever the gateway's failure mode is.
 """
 
 import asyncio

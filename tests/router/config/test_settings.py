@@ -25,6 +25,7 @@ COMPOUND = (
     ("routing", "own_policies"),
     ("routing", "guard", "policies"),
     ("routing", "affinity", "bonus"),
+    ("epp", "objectives"),
     ("queue", "auto"),
     ("queue", "length_max"),
     ("queue", "bands"),
@@ -95,6 +96,7 @@ def other_value(key: Key) -> object:
         "grpc.unix_socket_mode": "0660",
         "metrics.tls": "server",
         "gateway.pairs": "never",
+        "epp.pairs": "llm-d",
         "gateway.priority": "lower",
     }
     if key.dotted in special:

@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 import pytest
 from hpack import Encoder
 
-from router.front.picker import http2
-from router.front.picker.http2 import Code, Connection, ConnectionFault, Status, Stream, frame
+from router.front.picker import frames as http2
+from router.front.picker.frames import Code, ConnectionFault, Status, frame
+from router.front.picker.http2 import Connection
+from router.front.picker.sending import Stream
 
 U32 = struct.Struct(">I")
 CREDIT = (http2.WINDOW_UPDATE, 1)
