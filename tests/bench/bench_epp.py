@@ -1,0 +1,83 @@
+"""A chunk of an answer through the endpoint picker: CPU of its process, beside grpc.aio.
+
+STREAMS streams of one connection, whose requests have their pick, get CHUNKS chunks of 220 bytes
+each. `epp_chunk_cpu_us`: a chunk of every stream in one write, as a busy Envoy sends them.
+`epp_single_chunk_cpu_us`: one chunk a write, as an idle one does. Beside each: the same request
+machine behind grpc.aio's generic handler, with messages as bytes. CPU is the serving process's own,
+rounds of the two take turns, and the medians stand.
+
+`epp_request_cpu_ms`: a request of 8 KB, from its headers to the end of an answer of one chunk, with
+its pick by a router in another process. `epp_pick_added_p50_ms`: from the last byte of such a
+request to the endpoint, one request at a time.
+"""
+
+import asyncio
+import sys
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from router.prompts.prompts import ModelPrompts, Source
+from tests.bench.timing import beside, row
+from tests.stage.served import served
+
+STREAMS = 20
+CHUNKS = 200
+SINGLES = 1000
+REQUESTS = 300
+REPEATS = 7
+SIDE = Path(__file__).with_name("epp_side.py")
+
+
+def rows() -> list[dict[str, Any]]:
+    return asyncio.run(_rows())
+
+
+async def _rows() -> list[dict[str, Any]]:
+    async with served(models_prompts={"m": ModelPrompts(source=Source.OFF)}) as router:
+        router.fleet.add("w0", address="http://127.0.0.1:9", total_slots=10_000)
+        router.fleet.add("w1", address="http://127.0.0.1:10", total_slots=10_000)
+        target = f"127.0.0.1:{router.server.port}"
+        ours = await _started("ours", target)
+        peer = await _started("grpc", target)
+        try:
+            return await _measured(ours, peer)
+        finally:
+            for side in (ours, peer):
+                side.kill()
+                await side.wait()
+
+
+async def _measured(
+    ours: asyncio.subprocess.Process, peer: asyncio.subprocess.Process
+) -> list[dict[str, Any]]:
+    rows = []
+    for name, what, unit, both in (
+        ("epp_chunk_cpu_us", f"chunks {STREAMS} {CHUNKS}", "us", True),
+        ("epp_single_chunk_cpu_us", f"chunks 1 {SINGLES}", "us", True),
+        ("epp_request_cpu_ms", f"requests {REQUESTS}", "ms", False),
+        ("epp_pick_added_p50_ms", f"picks {REQUESTS}", "ms", False),
+    ):
+        mine, other = [], []
+        for _ in range(REPEATS):
+            mine.append(await _say(ours, what))
+            if both:
+                other.append(await _say(peer, what))
+        found = row(name, round(median(mine), 2), unit, "less")
+        rows.append(beside(found, median(other) if other else None))
+    return rows
+
+
+async def _started(kind: str, target: str) -> asyncio.subprocess.Process:
+    pipe = asyncio.subprocess.PIPE
+    return await asyncio.create_subprocess_exec(
+        sys.executable, str(SIDE), kind, target, stdin=pipe, stdout=pipe
+    )
+
+
+async def _say(side: asyncio.subprocess.Process, what: str) -> float:
+    assert side.stdin is not None
+    assert side.stdout is not None
+    side.stdin.write(f"{what}\n".encode())
+    await side.stdin.drain()
+    return float(await side.stdout.readline())
