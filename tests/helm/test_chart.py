@@ -19,7 +19,11 @@ from tests.helm.rendered import CHART, EXAMPLES, Object, Rendered, values_of
 KUBERNETES_VERSIONS = ("1.30", "1.34", kubernetes_validate.latest_version())
 
 
-CUSTOM_KINDS = {"ServiceMonitor", "PodMonitor", "PrometheusRule"}
+CUSTOM_KINDS = {"ServiceMonitor", "PodMonitor", "PrometheusRule"} | {
+    "InferencePool",
+    "HTTPRoute",
+    "DestinationRule",
+}
 
 
 # --- every template, with every set of values -----------------------------------------------------

@@ -82,6 +82,20 @@ app.kubernetes.io/part-of: kvroute
 {{ regexFind "[0-9]+$" .Values.config.metrics.listen }}
 {{- end }}
 
+{{/* Port of Envoy's endpoint picker; empty without one. */}}
+{{- define "kvroute.eppPort" -}}
+{{ regexFind "[0-9]+$" (include "kvroute.eppListen" .) }}
+{{- end }}
+
+{{/* An InferencePool needs a picker. */}}
+{{- define "kvroute.eppListen" -}}
+{{- $listen := default "" (default dict .Values.config.epp).listen }}
+{{- if and (not $listen) .Values.inferencePool.create }}
+{{- $listen = "[::]:9002" }}
+{{- end }}
+{{- $listen }}
+{{- end }}
+
 {{/* config.yaml: the values, and the paths of the files that Secrets bring. */}}
 {{- define "kvroute.config" -}}
 {{- $config := deepCopy .Values.config }}
@@ -99,6 +113,9 @@ app.kubernetes.io/part-of: kvroute
 {{- end }}
 {{- end }}
 {{- $_ := set $config "nats" $nats }}
+{{- with include "kvroute.eppListen" . }}
+{{- $_ := set $config "epp" (merge (dict "listen" .) (default dict $config.epp)) }}
+{{- end }}
 {{- toYaml $config }}
 {{- end }}
 
@@ -218,6 +235,9 @@ annotations:
 {{- if and .enabled $.Values.config.workers (not .extraEgress) }}
 {{- fail "networkPolicy.enabled with config.workers needs networkPolicy.extraEgress: the router connects to those engines." }}
 {{- end }}
+{{- end }}
+{{- if and .Values.inferencePool.create (not .Values.inferencePool.matchLabels) }}
+{{- fail "inferencePool.create needs inferencePool.matchLabels: the labels of the engines' pods." }}
 {{- end }}
 {{- if and .Values.serviceMonitor.enabled (not (include "kvroute.metricsPort" .)) }}
 {{- fail "serviceMonitor.enabled needs config.metrics.listen." }}

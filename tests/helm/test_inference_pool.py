@@ -1,0 +1,86 @@
+"""The endpoint picker in the chart: its port, its Service, and the objects of gateways."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import helm_python as helm
+import pytest
+
+from router.config.configurations import ServeConfig
+from router.config.reading import load
+from tests.helm.rendered import Rendered
+
+POOL = {"create": True, "matchLabels": {"app": "vllm"}}
+
+
+def test_the_default_has_no_picker(default: Rendered) -> None:
+    for template in ("service-epp", "inferencepool", "httproute", "istio-destinationrule"):
+        assert f"{template}.yaml" not in default
+    assert [port["name"] for port in default.router["ports"]] == ["grpc", "metrics"]
+
+
+def test_a_pool_is_all_that_is_needed(render: Callable[..., Rendered]) -> None:
+    rendered = render(inferencePool=POOL, networkPolicy={"enabled": True})
+    assert "listen: '[::]:9002'" in rendered.config_text
+    spec = rendered["inferencepool.yaml"]["spec"]
+    assert spec == {
+        "selector": {"matchLabels": {"app": "vllm"}},
+        "targetPorts": [{"number": 8000}],
+        "endpointPickerRef": {
+            "name": "demo-kvroute-epp",
+            "port": {"number": 9002},
+            "failureMode": "FailOpen",
+        },
+    }
+    service = rendered["service-epp.yaml"]
+    assert service["metadata"]["name"] == spec["endpointPickerRef"]["name"]
+    (port,) = service["spec"]["ports"]
+    assert (port["port"], port["appProtocol"]) == (9002, "kubernetes.io/h2c")
+    ports = {each["name"]: each["containerPort"] for each in rendered.router["ports"]}
+    assert ports["epp"] == port["port"]
+    selector = service["spec"]["selector"].items()
+    assert selector <= rendered.pod["metadata"]["labels"].items()
+
+
+def test_only_gateways_reach_the_picker(render: Callable[..., Rendered]) -> None:
+    gateways = [{"namespaceSelector": {"matchLabels": {"name": "istio-ingress"}}}]
+    policy = {"enabled": True, "eppFrom": gateways}
+    rendered = render(inferencePool=POOL, networkPolicy=policy)
+    rules = rendered["networkpolicy.yaml"]["spec"]["ingress"]
+    (rule,) = [each for each in rules if each["ports"][0]["port"] == "epp"]
+    assert rule["from"] == gateways
+
+
+def test_the_picker_of_an_existing_pool(render: Callable[..., Rendered]) -> None:
+    rendered = render(config={"epp": {"listen": "0.0.0.0:9900", "fallbacks": 2}})
+    assert "inferencepool.yaml" not in rendered
+    assert rendered["service-epp.yaml"]["spec"]["ports"][0]["port"] == 9900
+    assert "fallbacks: 2" in rendered.config_text
+
+
+def test_a_route_and_istios_rule(render: Callable[..., Rendered]) -> None:
+    parents = [{"name": "inference-gateway"}]
+    rendered = render(
+        inferencePool=POOL | {"name": "qwen", "istio": True, "httpRoute": {"parentRefs": parents}}
+    )
+    spec = rendered["httproute.yaml"]["spec"]
+    assert spec["parentRefs"] == parents
+    (backend,) = spec["rules"][0]["backendRefs"]
+    assert (backend["kind"], backend["name"]) == ("InferencePool", "qwen")
+    assert rendered["inferencepool.yaml"]["metadata"]["name"] == "qwen"
+    rule = rendered["istio-destinationrule.yaml"]["spec"]
+    assert rule["host"] == "demo-kvroute-epp.inference.svc"
+    assert rule["trafficPolicy"]["connectionPool"]["http"]["http2MaxRequests"] == 40_000
+
+
+def test_a_pool_without_pods_is_refused(chart: helm.Chart) -> None:
+    with pytest.raises(helm.HelmRenderError, match=r"needs inferencePool\.matchLabels"):
+        chart.render({"inferencePool": {"create": True}})
+
+
+def test_the_configuration_is_one_that_the_router_takes(
+    render: Callable[..., Rendered], tmp_path: Path
+) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(render(inferencePool=POOL).config_text)
+    assert load(ServeConfig, file, {}, {}).epp.listen == "[::]:9002"
