@@ -8,8 +8,8 @@ loss: each fails as documented, and is counted.
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from ssl import SSLContext, create_default_context
 
@@ -19,6 +19,7 @@ from nats.aio.subscription import Subscription
 
 from events.plane.nats_check import check_credentials, check_seed, check_url, without_secret
 from events.plane.nats_client import NatsClient, OnRaw
+from events.plane.permissions import Attempt, refused
 from events.plane.settings import NatsSettings
 
 PENDING_MESSAGES_MAX = 64 * 1024
@@ -37,6 +38,7 @@ _BROKEN_S = 1.0
 """Seconds before the next attempt at a first connection, when nats-py could not read the server."""
 _FLUSH_S = 1.0
 _CLOSE_S = 2.0
+_PROBE_S = 3.0
 
 log = logging.getLogger("kvroute.broker")
 
@@ -59,6 +61,9 @@ class Broker:
         self._loss_reported_at_s = -LOSS_S
         self._failure_logged_at_s = -FAILURE_S
         self._closing = False
+        self._probed: set[tuple[bool, str] | None] = set()
+        """What is being tried though it should be refused; see `allowed`."""
+        self._all_refused = asyncio.Event()
 
     @property
     def connected(self) -> bool:
@@ -206,6 +211,40 @@ class Broker:
             log.warning("could not send a request on %s: %r", subject, error)
             return None
 
+    async def allowed(self, attempts: Sequence[Attempt]) -> list[Attempt]:
+        """Those of the attempts that the server does not refuse; its refusals are not counted.
+
+        Tries each of them: subscriptions end at once. A refusal that takes longer than
+        _PROBE_S shows as allowed.
+        """
+        # nats-py gives errors in lower case.
+        self._probed = {(attempt.publishes, attempt.subject.lower()) for attempt in attempts}
+        subscriptions = []
+        self._all_refused.clear()
+        try:
+            async with asyncio.timeout(_FLUSH_S):
+                for attempt in attempts:
+                    if attempt.publishes:
+                        await self._client.publish(attempt.subject, b"")
+                    else:
+                        subscriptions.append(
+                            await self._client.subscribe(attempt.subject, cb=_ignore)
+                        )
+                await self._client.flush()
+            with suppress(TimeoutError):  # of what is allowed there is no sign
+                async with asyncio.timeout(_PROBE_S):
+                    await self._all_refused.wait()
+        except (nats.errors.Error, TimeoutError, OSError) as error:
+            log.warning("could not see what the NATS credentials allow: %r", error)
+            return []
+        finally:
+            left, self._probed = self._probed, set()
+            for subscription in subscriptions:
+                await self.unsubscribe(subscription)
+        return [
+            attempt for attempt in attempts if (attempt.publishes, attempt.subject.lower()) in left
+        ]
+
     async def close(self) -> None:
         """Closes; waits at most 2 s for the broker to take unsent messages."""
         self._closing = True
@@ -258,6 +297,11 @@ class Broker:
                 self._notify(False)
                 self._notify(True)
             return
+        if (refusal := refused(str(error))) in self._probed:
+            self._probed.discard(refusal)
+            if not self._probed:
+                self._all_refused.set()
+            return
         self.counts["error"] += 1
         text = f"{type(error).__name__}: {error}".strip(": ")
         if text != self._last_warning:  # while a broker is away, the same error comes every second
@@ -281,6 +325,10 @@ class Broker:
                 listener(connected)
             except Exception as error:  # it would end nats-py's reconnecting
                 self.listener_failed("the connection", error)
+
+
+async def _ignore(_message: Msg) -> None:
+    """Of a subscription that ends at once."""
 
 
 @contextmanager

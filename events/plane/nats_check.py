@@ -37,6 +37,13 @@ def check_url(url: str) -> None:
         raise ValueError(f"{shown} is no NATS URL: its port is no number from 1 to {_PORT_MAX}")
 
 
+def on_loopback(url: str) -> bool:
+    """Whether a server's URL, which `check_url` takes, names this machine itself."""
+    parts = urlsplit(url if "://" in url else f"//{url}")
+    host = parts.hostname or ""
+    return host in ("localhost", "::1") or re.fullmatch(r"127(\.\d+){3}", host) is not None
+
+
 def check_credentials(content: bytes, name: str) -> None:
     """Raises ValueError for a .creds file without a JWT and a key."""
     user_jwt(content, name)

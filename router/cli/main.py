@@ -10,6 +10,7 @@ import click
 from router.cli.envoy_config import envoy_config
 from router.cli.epp import epp
 from router.cli.gateway import gateway
+from router.cli.nats_permissions import nats_permissions
 from router.cli.policies import policies
 from router.cli.questions import explain, queue, replay_log, workers
 from router.cli.relay import relay
@@ -54,7 +55,7 @@ def cli() -> None:
 for command in (
     *(serve, relay, gateway, epp, envoy_config, check_config),
     *(workers, queue, register, drain, undrain, remove, resync),
-    *(explain, render, policies, replay_log),
+    *(explain, render, policies, replay_log, nats_permissions),
 ):
     cli.add_command(command)
 for entry in entry_points(group="kvroute.commands"):

@@ -15,6 +15,8 @@ from prometheus_client import CollectorRegistry, Gauge, ProcessCollector
 from events.engines.endpoints import masked
 from events.plane.broker import Broker
 from events.plane.clock import unix_now
+from events.plane.nats_check import on_loopback
+from events.plane.permissions import beyond_relay
 from events.plane.settings import DynamoSettings, NatsSettings
 from events.plane.tasks import Tasks, named
 from events.relay.dynamo.relay import DynamoRelay
@@ -124,11 +126,30 @@ class RelayApp:
 
     async def _connect(self) -> None:
         await self._broker.connect()
+        await self._check_rights()
         for relay in self._relays:
             await relay.start()
         for dynamo, source in zip(self._dynamo, self._sources, strict=True):
             work = self._start_dynamo(dynamo, source)
             self._tasks.spawn(work, f"connection of {dynamo.settings.id}")
+
+    async def _check_rights(self) -> None:
+        """Warns when the credentials let this relay speak for other workers, or to the fleet.
+
+        Skipped where there are no credentials and the server is on loopback.
+        """
+        nats, fleet = self._config.nats, self._config.fleet
+        given = nats.user or nats.credentials_file or nats.nkey_seed_file
+        if not given and not nats.tls_certificate_file and on_loopback(nats.url or ""):
+            return
+        excess = await self._broker.allowed(beyond_relay(fleet))
+        if excess:
+            log.warning(
+                "the NATS credentials of this relay allow more than it needs: it could %s."
+                " `kvroute nats-permissions --fleet %s --worker ID` prints what it needs",
+                ", ".join(attempt.allows for attempt in excess),
+                fleet,
+            )
 
     async def _start_dynamo(self, relay: DynamoRelay, source: Broker | None) -> None:
         """Starts a relay as soon as its own source is there; an absent one delays no other."""

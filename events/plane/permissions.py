@@ -1,0 +1,150 @@
+"""What relays and routers may do over NATS: the rights that they need, and a probe for more. Pure.
+
+Law: the credentials of a relay publish for its own workers only. Routers believe what comes on a
+worker's subjects and on the control subject, so these permissions are the fence around both.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from events.plane import subjects
+
+_ALL = "kvroute.v1.{}.{}"
+PROBE_ID = "kvroute-probe"
+"""A worker id that no relay has."""
+
+
+class Rights(NamedTuple):
+    """Subjects, with wildcards; both sides may also answer the requests that reach them."""
+
+    publish: tuple[str, ...]
+    subscribe: tuple[str, ...]
+
+
+class Attempt(NamedTuple):
+    """Something that credentials should not allow: an empty message, or a subscription."""
+
+    publishes: bool
+    subject: str
+    allows: str
+    """What a relay could do that may do this."""
+
+
+def of_relay(fleet: str, worker_ids: Sequence[str]) -> Rights:
+    """The rights of a relay of these workers."""
+    tokens = [subjects.escape(worker_id) for worker_id in worker_ids]
+    return Rights(
+        tuple(
+            _subject(fleet, f"{plane}.{token}.*") for token in tokens for plane in ("facts", "load")
+        ),
+        (
+            *(
+                _subject(fleet, f"{plane}.{token}.*")
+                for token in tokens
+                for plane in ("snapshot", "warm")
+            ),
+            subjects.hello(fleet),
+        ),
+    )
+
+
+def of_router(fleet: str) -> Rights:
+    """The rights of every router."""
+    return Rights(
+        (
+            subjects.hello(fleet),
+            subjects.control(fleet),
+            *(_subject(fleet, f"{plane}.*.*") for plane in ("snapshot", "warm")),
+            *(_subject(fleet, f"{plane}.*") for plane in ("inflight", "report")),
+        ),
+        (
+            *(_subject(fleet, f"{plane}.*.*") for plane in ("facts", "load")),
+            subjects.hello(fleet),
+            subjects.control(fleet),
+            *(_subject(fleet, f"{plane}.*") for plane in ("inflight", "report")),
+            "_INBOX.>",
+        ),
+    )
+
+
+def beyond_relay(fleet: str) -> tuple[Attempt, ...]:
+    """What no relay's credentials should allow. The messages are empty, so that a router which
+    receives one drops and counts it."""
+    worker = f"{PROBE_ID}.0"
+    return (
+        Attempt(True, _subject(fleet, f"facts.{worker}"), "publish facts of other workers"),
+        Attempt(True, _subject(fleet, f"load.{worker}"), "publish the load of other workers"),
+        Attempt(True, subjects.control(fleet), "drain and remove workers"),
+        Attempt(False, _subject(fleet, f"snapshot.{worker}"), "answer snapshot requests of others"),
+        Attempt(False, _subject(fleet, f"warm.{worker}"), "read prompts that others are to warm"),
+    )
+
+
+_REFUSED = re.compile(
+    r'permissions violation for (publish|subscription) to "([^"\s]+)', re.IGNORECASE
+)
+
+
+def refused(error: str) -> tuple[bool, str] | None:
+    """Whether the server refused to publish (or to subscribe), and the subject, from its error."""
+    match = _REFUSED.search(error)
+    return None if match is None else (match[1].lower() == "publish", match[2])
+
+
+def server_config(fleet: str, users: dict[str, Rights]) -> str:
+    """A nats-server configuration with these users; passwords are to be set."""
+    lines = []
+    for name, rights in users.items():
+        lines += [
+            f"{_variable(name)} = {{",
+            f"  publish = [{_quoted(rights.publish)}]",
+            f"  subscribe = [{_quoted(rights.subscribe)}]",
+            "  allow_responses = true",
+            "}",
+        ]
+    entries = [
+        f"    {{ user: {_quoted((name,))}, password: ${_variable(name)}_PASSWORD,"
+        f" permissions: ${_variable(name)} }}"
+        for name in users
+    ]
+    passwords = ", ".join(f"{_variable(name)}_PASSWORD" for name in users)
+    return "\n".join(
+        [
+            f"# kvroute's fleet {fleet!r}: relays publish for their own workers only.",
+            f"# nats-server reads the passwords from its environment: {passwords};",
+            "# a bcrypt hash (`nats server passwd`) keeps them out of it.",
+            *lines,
+            "authorization = {",
+            "  users = [",
+            *entries,
+            "  ]",
+            "}",
+            "",
+        ]
+    )
+
+
+def nsc_commands(account: str, users: dict[str, Rights]) -> str:
+    """Commands of nsc that make these users, each with its JWT and key."""
+    lines = []
+    for name, rights in users.items():
+        lines += [
+            f"nsc add user --account {account} --name {name} --allow-pub-response \\",
+            f'  --allow-pub "{",".join(rights.publish)}" \\',
+            f'  --allow-sub "{",".join(rights.subscribe)}"',
+            f"nsc generate creds --account {account} --name {name} > {name}.creds",
+        ]
+    return "\n".join([*lines, ""])
+
+
+def _subject(fleet: str, rest: str) -> str:
+    return _ALL.format(fleet, rest)
+
+
+def _quoted(names: Sequence[str]) -> str:
+    return ", ".join(f'"{name}"' for name in names)
+
+
+def _variable(name: str) -> str:
+    return re.sub(r"\W", "_", name).upper()

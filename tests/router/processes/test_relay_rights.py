@@ -1,0 +1,40 @@
+"""A relay says at its start when its credentials allow more than it needs."""
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from events.plane.permissions import Rights, of_relay, server_config
+from events.plane.settings import EngineSettings, NatsSettings
+from router.config.configurations import RelayConfig
+from router.processes.relay_process import RelayApp
+from tests.stage.nats_server import nats_server
+
+
+@pytest.mark.parametrize("user", ["relay-a", "wide", None])
+async def test_credentials_that_allow_more_are_named(
+    user: str | None,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    users = {"relay-a": of_relay("default", ["a"]), "wide": Rights((">",), (">",))}
+    monkeypatch.setenv("RELAY_A_PASSWORD", "secret")
+    monkeypatch.setenv("WIDE_PASSWORD", "secret")
+    rules = server_config("default", users) if user else ""
+    async with nats_server(tmp_path, rules) as server:
+        nats = NatsSettings(url=server.url, user=user, password=user and "secret")
+        worker = EngineSettings(id="a", engine="vllm", address="http://127.0.0.1:9")
+        app = RelayApp(RelayConfig(nats=nats, workers=(worker,), fleet="default"))
+        await app._broker.connect()
+        with caplog.at_level(logging.WARNING):
+            await app._check_rights()
+        for relay in app._all:
+            await relay.stop()
+        await app._broker.close()
+    texts = [one.getMessage() for one in caplog.records if "allow more" in one.getMessage()]
+    assert len(texts) == (user == "wide")
+    for text in texts:
+        assert "publish facts of other workers, " in text
+        assert "drain and remove workers" in text
