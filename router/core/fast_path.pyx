@@ -2,7 +2,7 @@
 """The native lane: plain requests picked, reserved and answered from bytes to bytes.
 
 A request is plain if it is decided by the fleet's policy, which must be one of native/policy.h, about a
-pool of one block size, and names nothing that narrows the choice (native/plain_request.h). RouterCore and router/desk/codec.py are the twin:
+pool of one block size, and names nothing that narrows the choice (native/plain_request.h). RouterCore and router/desk/answer_codec.py are the twin:
 they take all other requests, and come to the same pick, answer, reservation and load for these. Both
 work on the same loads, reservations and columns, whose insides are known here; nothing is kept but what
 can be made again. tests/router/core/test_fast_path.py sends the same requests to both.

@@ -4,7 +4,7 @@ from collections.abc import Callable, Generator
 from typing import NamedTuple, TypeAlias
 
 from router.audit.sampling import Due
-from router.desk.codec import Received
+from router.desk.request_codec import Received
 from router.desk.tenant import UNVERIFIED, Caller
 from router.queue.waiter import Waiter
 from router.request.refusal import Refusal

@@ -27,7 +27,7 @@ from router.core.admission import Admission
 from router.core.core import RouterCore
 from router.core.fast_path import LONG_BYTES, Batch, Results
 from router.core.progress import Progress, ProgressState, Repeated
-from router.desk import codec
+from router.desk import answer_codec, request_codec
 from router.desk.answers import Answered, Later, Outlook, Steps, Waiting
 from router.desk.counters import Metrics
 from router.desk.methods import ROUTE, ROUTE_STREAM
@@ -37,7 +37,7 @@ from router.request.refusal import Reason, Refusal
 from router.request.request import Request
 from router.reservations.reservations import Ending, Reservation
 
-Read: TypeAlias = tuple[codec.Received, Request]
+Read: TypeAlias = tuple[request_codec.Received, Request]
 WAITING_BYTES = 1024
 """Of a request that waits, beside its message: about what its objects take up."""
 RUN_ITEMS = 16
@@ -101,8 +101,8 @@ class Desk:
                 or self.admission.has_rules
                 or ((plain := self._plain(request, now_s, self._is_behind())) is None)
             ):
-                received = codec.receive(request, self._core.routing.prompt_tokens_max)
-                read = received, codec.read_request(received, self._core, caller)
+                received = request_codec.receive(request, self._core.routing.prompt_tokens_max)
+                read = received, request_codec.read_request(received, self._core, caller)
                 return self._general(request, read, now_s, left_s, due, caller)
             self._on_change()
             return plain
@@ -163,13 +163,13 @@ class Desk:
     def explain(self, request: bytes) -> Generator[None, None, list[bytes]]:
         """What `route` would decide, in steps: the parts of an ExplainResponse; raises Refusal."""
         received, parsed = yield from self._read(request)
-        waits = self.admission.may_wait(codec.read_wait(received.message, 0.0, inf))
+        waits = self.admission.may_wait(request_codec.read_wait(received.message, 0.0, inf))
         decision = self._core.decide(parsed, self._clock(), may_strain=not waits)
         self._metrics.requests.labels("explained", "").inc()
         refusal_instead = None if decision.order else self._core.decider.refuse(decision)
         yield
         parts = []
-        for part in codec.explanations(decision, refusal_instead, self._core):
+        for part in answer_codec.explanations(decision, refusal_instead, self._core):
             parts.append(part)
             yield
         return parts
@@ -222,11 +222,11 @@ class Desk:
 
     def _read(
         self, request: bytes, caller: Caller = UNVERIFIED
-    ) -> Generator[None, None, tuple[codec.Received, Request]]:
+    ) -> Generator[None, None, tuple[request_codec.Received, Request]]:
         """Reads a request, and hashes its prompt, in steps; raises Refusal."""
-        received = codec.receive(request, self._core.routing.prompt_tokens_max)
+        received = request_codec.receive(request, self._core.routing.prompt_tokens_max)
         yield
-        parsed = codec.read_request(received, self._core, caller)
+        parsed = request_codec.read_request(received, self._core, caller)
         for size in self._core.fleet.block_sizes(parsed.model):
             yield from parsed.prompt.hashed(size)
             yield
@@ -243,7 +243,9 @@ class Desk:
         self._metrics.requests.labels("refused", refusal.reason).inc()
         if due is not None:
             due.refused(
-                codec.read_refused(request, refusal, now_s, self._core.routing.prompt_tokens_max)
+                request_codec.read_refused(
+                    request, refusal, now_s, self._core.routing.prompt_tokens_max
+                )
             )
         return refusal
 
@@ -297,7 +299,11 @@ class Desk:
             hot.on_pick(
                 reservation,
                 True,
-                lambda: codec.read_request(codec.receive(request(), tokens_max), self._core).prompt,
+                lambda: (
+                    request_codec.read_request(
+                        request_codec.receive(request(), tokens_max), self._core
+                    ).prompt
+                ),
                 now_s,
             )
         except Exception as error:  # of the copies alone: the request keeps its answer
@@ -337,7 +343,7 @@ class Desk:
         )
         waiting.waiter = self.admission.route(
             parsed,
-            codec.read_wait(received.message, now_s, left_s),
+            request_codec.read_wait(received.message, now_s, left_s),
             now_s,
             # Of a long one its tokens are kept, too.
             (1 if kept is None else 2) * len(request) + WAITING_BYTES,
@@ -358,8 +364,13 @@ class Desk:
                 plain = self._plain(waiting.request, now_s)
             if plain is None:
                 if read is None:
-                    received = codec.receive(waiting.request, self._core.routing.prompt_tokens_max)
-                    read = received, codec.read_request(received, self._core, waiting.caller)
+                    received = request_codec.receive(
+                        waiting.request, self._core.routing.prompt_tokens_max
+                    )
+                    read = (
+                        received,
+                        request_codec.read_request(received, self._core, waiting.caller),
+                    )
                 plain = self._any(read, now_s, waiting.due, may_strain)
         except Refusal:
             raise
@@ -369,7 +380,7 @@ class Desk:
         content, reservation, repeated = plain
         if not repeated:
             ahead = 0 if waiting.waiter is None else waiting.waiter.ahead
-            content = reservation.answer = codec.with_queue_time(content, waited_s, ahead)
+            content = reservation.answer = answer_codec.with_queue_time(content, waited_s, ahead)
         return content, reservation, repeated
 
     def _refused_waiting(self, waiting: Waiting, refusal: Refusal) -> None:
@@ -386,7 +397,7 @@ class Desk:
             return reservation.answer, reservation, True
         answer = router_pb2.RouteResponse()
         try:
-            codec.write_pick(answer, outcome, self._core, request.priority)
+            answer_codec.write_pick(answer, outcome, self._core, request.priority)
             if request.omit_receipt:
                 answer.ClearField("receipt")
                 answer.ClearField("prefill_receipt")

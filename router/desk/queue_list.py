@@ -9,7 +9,7 @@ from collections.abc import Generator, Hashable
 from kvroute.v1 import fleet_pb2
 from router.core.admission import Admission
 from router.core.pool import Pool
-from router.desk import codec
+from router.desk import answer_codec
 from router.queue.views import Row, rows, sums
 
 LIMIT, LIMIT_MAX = 100, 4096
@@ -48,7 +48,7 @@ def listed(
     for number, row in enumerate(waiting, 1):
         if number % SLICE_ROWS == 0:
             yield
-        parts.append(codec.framed(_REQUESTS, _written(row).SerializeToString()))
+        parts.append(answer_codec.framed(_REQUESTS, _written(row).SerializeToString()))
     return b"".join(parts)
 
 

@@ -20,7 +20,7 @@ from kvroute.v1 import router_pb2
 from router.core.admission import Admission
 from router.core.core import RouterCore
 from router.core.progress import Progress, ProgressResult, ProgressState
-from router.desk import codec
+from router.desk import answer_codec, request_codec
 from router.desk.counters import Metrics
 from router.desk.stream_items import SLICE_S
 from router.replicas.peer_link import PeerLink
@@ -92,7 +92,7 @@ class Reports:
                 ):
                     asks = True
                     elsewhere.setdefault(owner, []).append((outcomes, len(outcomes), piece))
-                outcomes.append(codec.framed(_STEP, outcome.SerializeToString()))
+                outcomes.append(answer_codec.framed(_STEP, outcome.SerializeToString()))
                 if thread_time() - began_s >= SLICE_S:
                     await asyncio.sleep(0)
                     began_s = thread_time()
@@ -136,7 +136,9 @@ class Reports:
         for steps in _by_size(mine):
             answer = None
             if answers:
-                payload = b"".join(codec.framed(_STEP, piece) for _, _, piece in steps) + about
+                payload = (
+                    b"".join(answer_codec.framed(_STEP, piece) for _, _, piece in steps) + about
+                )
                 answer = await peers.forward(owner, payload)
                 answers = answer is not None
             replies = _outcomes(answer, len(steps))
@@ -151,7 +153,7 @@ class Reports:
                         result=router_pb2.PROGRESS_RESULT_UNKNOWN,
                         message=f"its replica, {owner}, does not answer",
                     )
-                outcomes[place] = codec.framed(_STEP, outcome.SerializeToString())
+                outcomes[place] = answer_codec.framed(_STEP, outcome.SerializeToString())
 
     def _step(self, piece: bytes, caller: str) -> router_pb2.ProgressOutcome:
         try:
@@ -172,7 +174,7 @@ class Reports:
 
     def _of_waiting(self, message: router_pb2.Progress, caller: str) -> router_pb2.ProgressOutcome:
         """A step that names its request by the id: of a request that waits, or waited."""
-        step = codec.read_wait_step(message)
+        step = request_codec.read_wait_step(message)
         if isinstance(step, str):
             return router_pb2.ProgressOutcome(
                 result=router_pb2.PROGRESS_RESULT_INVALID, message=step
@@ -189,16 +191,16 @@ class Reports:
                 )
                 result = self._core.report(cancelled, now_s, caller)
             self._on_change()
-            return router_pb2.ProgressOutcome(result=codec.progress_result(result))
+            return router_pb2.ProgressOutcome(result=answer_codec.progress_result(result))
         result = self._admission.reprioritize(step.request_id, step.priority, now_s)
         if result is ProgressResult.UNKNOWN and reservation and reservation.ended is None:
             return _unchanged("")
         self._on_change()
-        return router_pb2.ProgressOutcome(result=codec.progress_result(result))
+        return router_pb2.ProgressOutcome(result=answer_codec.progress_result(result))
 
     def _of_running(self, message: router_pb2.Progress, caller: str) -> router_pb2.ProgressOutcome:
         """A step with a priority of a request that has its worker."""
-        if message.state or len(message.reservation_id) > codec.TEXT_MAX:
+        if message.state or len(message.reservation_id) > request_codec.TEXT_MAX:
             outcome = self._of_reservation(message, caller)
             outcome.message = outcome.message or _KEEPS_PRIORITY
             return outcome
@@ -211,10 +213,10 @@ class Reports:
     def _of_reservation(
         self, message: router_pb2.Progress, caller: str
     ) -> router_pb2.ProgressOutcome:
-        progress = codec.read_progress(message)
+        progress = request_codec.read_progress(message)
         if isinstance(progress, str):
             return router_pb2.ProgressOutcome(
-                reservation_id=message.reservation_id[: codec.TEXT_MAX],
+                reservation_id=message.reservation_id[: request_codec.TEXT_MAX],
                 result=router_pb2.PROGRESS_RESULT_INVALID,
                 message=progress,
             )
@@ -227,7 +229,7 @@ class Reports:
         if reservation is not None and unknown_before and reservation.cached_tokens is not None:
             self._metrics.cache_reported(reservation.predicted_tokens, reservation.cached_tokens)
         return router_pb2.ProgressOutcome(
-            reservation_id=message.reservation_id, result=codec.progress_result(result)
+            reservation_id=message.reservation_id, result=answer_codec.progress_result(result)
         )
 
 

@@ -25,7 +25,7 @@ import grpc.aio
 
 from kvroute.v1 import router_pb2
 from router.core.fast_path import ITEMS_MAX, Batch, Results
-from router.desk import codec
+from router.desk import answer_codec, statuses
 from router.desk.answers import Answered, Later, Outlook, Steps
 from router.request.refusal import Reason, Refusal
 from router.reservations.reservations import Reservation
@@ -100,7 +100,7 @@ class RouteItems:
             outlook = self._outlook(waiting) if waiting is not None else None
             if outlook is not None:
                 self._told[index] = None  # behind the others
-                message.results.append(codec.waiting_result(index, *outlook))
+                message.results.append(answer_codec.waiting_result(index, *outlook))
         return message.SerializeToString()
 
     def close(self) -> None:
@@ -157,7 +157,7 @@ class RouteItems:
                     return
                 answered = answered.take()
         except Refusal as refusal:
-            results.add_status(index, codec.write_status(refusal).SerializeToString())
+            results.add_status(index, statuses.write_status(refusal).SerializeToString())
         else:
             self._add(results, index, answered)
 
@@ -181,7 +181,7 @@ class RouteItems:
         try:
             self._add(self._late, index, waiting.take())
         except Refusal as refusal:
-            self._late.add_status(index, codec.write_status(refusal).SerializeToString())
+            self._late.add_status(index, statuses.write_status(refusal).SerializeToString())
         self.on_late()
 
     def _add(self, results: Results, index: int, answered: Answered) -> None:

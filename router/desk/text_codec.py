@@ -6,7 +6,8 @@ from google.protobuf.message import DecodeError
 from xxhash import xxh3_64_intdigest
 
 from kvroute.v1 import router_pb2
-from router.desk.codec import ASIDE_BYTES_MAX, FIELDS_MAX, TEXT_MAX, framed
+from router.desk.answer_codec import framed
+from router.desk.request_codec import ASIDE_BYTES_MAX, FIELDS_MAX, TEXT_MAX
 from router.prompts.prompts import MadeBy, PromptTokens, Source
 from router.prompts.settings import PromptKind
 from router.request.refusal import Reason, Refusal

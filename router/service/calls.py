@@ -21,7 +21,7 @@ from google.protobuf.message import DecodeError
 from grpc_status import rpc_status
 
 from router.config.serving_settings import GrpcSettings
-from router.desk import codec
+from router.desk import statuses
 from router.desk.counters import Metrics
 from router.request.refusal import Reason, Refusal
 from router.service.inbound import InFlight, Limit, Limits
@@ -251,7 +251,7 @@ def gone(error: BaseException) -> bool:
 
 async def abort(context: Context, refusal: Refusal) -> NoReturn:
     """Ends a call with a refusal's status and details."""
-    status = rpc_status.to_status(codec.write_status(refusal))
+    status = rpc_status.to_status(statuses.write_status(refusal))
     await context.abort(status.code, status.details, status.trailing_metadata)
     raise AssertionError("abort() ends the call")
 

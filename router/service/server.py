@@ -36,7 +36,7 @@ from router.config.serving_settings import GrpcSettings
 from router.core.admission import Admission
 from router.core.core import RouterCore
 from router.core.fast_path import LONG_BYTES
-from router.desk import codec
+from router.desk import request_codec
 from router.desk.answers import Answered, Later
 from router.desk.desk import Desk
 from router.desk.methods import ROUTE_STREAM
@@ -221,7 +221,7 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         self, request: fleet_pb2.RegisterWorkerRequest, context: Context
     ) -> fleet_pb2.RegisterWorkerResponse:
         try:
-            settings = codec.read_registration(request)
+            settings = request_codec.read_registration(request)
             await self._register(settings)
         except Refusal as refusal:
             await abort(context, refusal)

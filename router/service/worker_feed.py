@@ -16,7 +16,7 @@ from events.plane.facts import Heartbeat
 from indexer.identity import WorkerKey
 from kvroute.v1 import fleet_pb2
 from router.core.core import RouterCore
-from router.desk import codec
+from router.desk import answer_codec, worker_codec
 from router.request.refusal import Reason, Refusal
 
 WATCH_S = 0.5
@@ -64,12 +64,12 @@ class Round:
             if was is status:
                 continue
             if serves(status):
-                yield codec.framed(_CHANGED, status.settled + self.ages[key])
+                yield answer_codec.framed(_CHANGED, status.settled + self.ages[key])
             elif was is not None and serves(was):
                 gone.append(key)
         for key in gone:
             removed = fleet_pb2.WorkerRef(worker_id=key.worker_id, dp_rank=key.dp_rank)
-            yield codec.framed(_REMOVED, removed.SerializeToString())
+            yield answer_codec.framed(_REMOVED, removed.SerializeToString())
 
 
 class WorkerFeed:
@@ -100,7 +100,7 @@ class WorkerFeed:
         pieces = []
         async for source, settled, ages in self._statuses(model):
             del source
-            pieces.append(codec.framed(1, settled + ages))
+            pieces.append(answer_codec.framed(1, settled + ages))
         return b"".join(pieces)
 
     async def watch(self, model: str, age_s: float | None) -> AsyncGenerator[bytes, None]:
@@ -192,8 +192,8 @@ class WorkerFeed:
             if source is None or (model and not self._core.fleet.serves(source, model)):
                 continue
             self.statuses_written += 1
-            status = codec.write_worker(source, self._core, self._clock())
-            ages = codec.take_ages(status)
+            status = worker_codec.write_worker(source, self._core, self._clock())
+            ages = worker_codec.take_ages(status)
             yield source, status.SerializeToString(deterministic=True), ages.SerializeToString()
 
     def _serves(self, status: Written, model: str) -> bool:

@@ -28,7 +28,7 @@ from kvroute.v1 import router_pb2
 from router.config.routing_settings import RoutingSettings
 from router.core.core import RouterCore
 from router.core.progress import Pick, Progress, ProgressState
-from router.desk import codec
+from router.desk import answer_codec, request_codec
 from router.request.prompt import Prompt
 from router.request.request import Request
 from router.reservations.reservations import Reservation
@@ -133,13 +133,13 @@ class Stage:
         asked = _message(request_id, tokens)
 
         def decide() -> Reservation:
-            received = codec.receive(asked, self._core.routing.prompt_tokens_max)
+            received = request_codec.receive(asked, self._core.routing.prompt_tokens_max)
             lane, self._core.lane = self._core.lane, None
-            pick = self._core.route(codec.read_request(received, self._core), self._now_s)
+            pick = self._core.route(request_codec.read_request(received, self._core), self._now_s)
             self._core.lane = lane
             assert isinstance(pick, Pick)
             answer = router_pb2.RouteResponse()
-            codec.write_pick(answer, pick, self._core, 0)
+            answer_codec.write_pick(answer, pick, self._core, 0)
             pick.reservation.answer = answer.SerializeToString()
             return pick.reservation
 

@@ -13,7 +13,7 @@ from indexer.kernel import NativeIndex
 from kvroute.v1 import router_pb2
 from router.config.serving_settings import GrpcSettings
 from router.core.progress import Progress
-from router.desk import codec
+from router.desk import statuses
 from router.desk.counters import Metrics
 from router.desk.stream_items import RouteItems, read_batch
 from router.request.refusal import Refusal
@@ -54,7 +54,7 @@ class Side:
         try:
             answer, _, _ = self.desk.route(request.SerializeToString())
         except Refusal as refusal:
-            return codec.write_status(refusal)
+            return statuses.write_status(refusal)
         return router_pb2.RouteResponse.FromString(answer)
 
     def decide(self, batch: router_pb2.RouteBatch) -> list[router_pb2.RouteResult]:

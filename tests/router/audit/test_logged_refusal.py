@@ -13,7 +13,7 @@ from indexer.hashing import pack_tokens
 from kvroute.v1 import router_pb2
 from router.audit.logged_decision import candidates, encode, reasons
 from router.audit.logged_refusal import LoggedRefusal, capture_refusal, decode
-from router.desk.codec import read_refused
+from router.desk.request_codec import read_refused
 from router.fleet.topology import PlaceLabels
 from router.policies.candidates import Candidates
 from router.policies.policy import Parameters, Policy, Scores

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kvroute.v1 import router_pb2
 from router.audit.recompute_receipt import FORMULA_MAX, FormulaError, check, evaluate
-from router.desk import codec
+from router.desk import answer_codec
 from router.policies import POLICIES
 from tests.stage.fleet import Fleet, prompt
 
@@ -30,7 +30,7 @@ def receipt_of(policy: str, seed: int) -> router_pb2.Receipt:
         fleet.route(prompt(rng.choice([64, 512, 700])), session_id=f"s{i}")
     pick = fleet.route(prompt(512), session_id="s")
     receipt = router_pb2.Receipt()
-    codec.write_receipt(receipt, pick.decision, fleet.core)
+    answer_codec.write_receipt(receipt, pick.decision, fleet.core)
     return receipt
 
 

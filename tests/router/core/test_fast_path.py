@@ -19,7 +19,7 @@ from router.config.health_settings import CapacitySettings
 from router.config.routing_settings import GuardSettings
 from router.core.fast_path import LONG_BYTES, Results
 from router.core.progress import Progress, ProgressState
-from router.desk import codec
+from router.desk import request_codec
 from router.desk.stream_items import read_batch
 from router.fleet.table import COLUMNS
 from router.request.refusal import Refusal
@@ -428,7 +428,8 @@ TENANT = b"\x5a\x80\x08" + 1024 * b"t"
 
 
 @pytest.mark.parametrize(
-    ("piece", "most"), [(FLAG, codec.FIELDS_MAX), (TENANT, codec.ASIDE_BYTES_MAX // len(TENANT))]
+    ("piece", "most"),
+    [(FLAG, request_codec.FIELDS_MAX), (TENANT, request_codec.ASIDE_BYTES_MAX // len(TENANT))],
 )
 def test_both_ways_have_the_same_bounds_beside_the_prompt(piece: bytes, most: int) -> None:
     for native in (True, False):

@@ -14,7 +14,7 @@ from router.audit.receipt_file import read_receipts
 from router.audit.recompute_receipt import check
 from router.config.routing_settings import GuardSettings
 from router.decision.guard import Waits
-from router.desk import codec
+from router.desk import answer_codec
 from router.fleet.table import Column, Flags
 from tests.stage.fleet import Fleet, prompt
 from tests.stage.rows import rows
@@ -129,7 +129,7 @@ def fleet(**about: Any) -> Fleet:
 
 def receipt_of(made: Fleet) -> router_pb2.Receipt:
     receipt = router_pb2.Receipt()
-    codec.write_receipt(receipt, made.route(prompt(4200)).decision, made.core)
+    answer_codec.write_receipt(receipt, made.route(prompt(4200)).decision, made.core)
     return receipt
 
 
@@ -175,7 +175,7 @@ def test_a_drawn_pick_is_moved_and_its_receipt_holds(seed: int) -> None:
     )
     receipt = router_pb2.Receipt()
     decision = made.route(prompt(4200), policy="dynamo-blocks").decision
-    codec.write_receipt(receipt, decision, made.core)
+    answer_codec.write_receipt(receipt, decision, made.core)
     assert receipt.picked.worker_id in {"w1", "w2"}
     assert check(receipt).complaints == []
 

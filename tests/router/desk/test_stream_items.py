@@ -20,7 +20,7 @@ from kvroute.v1 import (
 )
 from router.core.fast_path import Batch
 from router.core.progress import Repeated
-from router.desk import codec
+from router.desk import request_codec
 from router.desk import stream_items as route_stream
 from router.desk.answers import Outlook, Steps, Waiting
 from router.desk.stream_items import SLICE_S, TOLD_MAX, RouteItems, StreamLife, read_batch
@@ -54,7 +54,7 @@ class Desk:
             raise Refusal(Reason.INVALID_FIELD, "no request")
         if left_s <= 0:
             raise Refusal(Reason.DEADLINE_EXCEEDED, "too late")
-        request = codec.receive(content, 1 << 20).message
+        request = request_codec.receive(content, 1 << 20).message
         self.now_s += self.cost_s
         if request.model == "none":
             raise Refusal(Reason.UNKNOWN_MODEL, "as asked")

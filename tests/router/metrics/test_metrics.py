@@ -12,7 +12,7 @@ from kvroute.v1 import router_pb2
 from router.config.configurations import ModelSettings
 from router.core.progress import Pick, Progress, ProgressState
 from router.core.tally import MODELS_MAX, OTHER_MODEL, STAGES
-from router.desk.codec import write_pick
+from router.desk.answer_codec import write_pick
 from router.desk.counters import OUTCOMES, Metrics, kvroute_version
 from router.health.self_check import CheckResult
 from router.metrics.of_fleet import RouterCollector

@@ -15,7 +15,7 @@ from router.audit.recompute_receipt import check
 from router.config.keys import ConfigError
 from router.config.routing_settings import AffinitySettings, GuardSettings, RoutingSettings
 from router.decision.decision import Decision
-from router.desk import codec
+from router.desk import answer_codec
 from router.fleet.topology import PlaceLabels
 from router.policies import POLICIES
 from router.policies.affinity import OTHER_WORKER, with_bonus
@@ -46,7 +46,7 @@ def picked(decision: Decision) -> str:
 
 def told(fleet: Fleet, decision: Decision) -> router_pb2.Receipt:
     receipt = router_pb2.Receipt()
-    codec.write_receipt(receipt, decision, fleet.core)
+    answer_codec.write_receipt(receipt, decision, fleet.core)
     return receipt
 
 

@@ -10,7 +10,7 @@ from events.feed.peers import SESSIONS_MAX, Moved
 from indexer.identity import WorkerKey
 from kvroute.v1 import router_pb2
 from router.core.progress import Pick, Progress, ProgressState, Repeated
-from router.desk import codec
+from router.desk import request_codec
 from router.request.refusal import Reason, Refusal
 from router.request.request import Role
 from router.reservations.reservations import Reservation
@@ -131,7 +131,9 @@ def fleet_of_halves(**about: Any) -> Fleet:
 def resume(fleet: Fleet, session_id: str = "s", **about: Any) -> Pick:
     message = router_pb2.RouteRequest(phase=router_pb2.PHASE_DECODE, session_id=session_id, **about)
     outcome = fleet.core.route(
-        codec.read_request(codec.receive(message.SerializeToString(), 1 << 20), fleet.core),
+        request_codec.read_request(
+            request_codec.receive(message.SerializeToString(), 1 << 20), fleet.core
+        ),
         fleet.now_s,
     )
     assert isinstance(outcome, Pick)
@@ -306,7 +308,9 @@ class TestDecode:
             phase=router_pb2.PHASE_DECODE, session_id="s", request_id="x"
         )
         again = fleet.core.route(
-            codec.read_request(codec.receive(message.SerializeToString(), 1 << 20), fleet.core),
+            request_codec.read_request(
+                request_codec.receive(message.SerializeToString(), 1 << 20), fleet.core
+            ),
             fleet.now_s,
         )
         assert isinstance(again, Repeated)
@@ -330,8 +334,8 @@ class TestDecode:
     def test_a_prompt_counts_for_more_than_the_session(self) -> None:
         fleet = fleet_of_halves()
         message = asked(100, phase=router_pb2.PHASE_DECODE, session_id="unheard-of")
-        request = codec.read_request(
-            codec.receive(message.SerializeToString(), 1 << 20), fleet.core
+        request = request_codec.read_request(
+            request_codec.receive(message.SerializeToString(), 1 << 20), fleet.core
         )
         assert request.resumed is None
         assert isinstance(fleet.core.route(request, fleet.now_s), Pick)

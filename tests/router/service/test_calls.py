@@ -18,7 +18,7 @@ from router.config.serving_settings import GrpcSettings
 from router.core.fast_path import LONG_BYTES
 from router.desk import reports
 from router.desk import stream_items as route_stream
-from router.desk.codec import framed as field
+from router.desk.answer_codec import framed as field
 from router.desk.methods import EXPLAIN, REPORT, ROUTE, ROUTE_STREAM
 from router.request.refusal import Reason, Refusal
 from router.reservations.reservations import Ending
@@ -333,7 +333,7 @@ async def test_of_an_aborted_call_nothing_waits_for_a_look_for_cycles(
 
     monkeypatch.setattr(reports, "_pieces", refuse)
     monkeypatch.setattr(server, "read_batch", refuse)
-    monkeypatch.setattr(server.codec, "receive", refuse)
+    monkeypatch.setattr(server.request_codec, "receive", refuse)
     async with served() as stage, asyncio.timeout(60):
         gc.disable()
         try:

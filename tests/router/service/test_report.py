@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from kvroute.v1 import fleet_pb2, router_pb2
-from router.desk import codec, reports
+from router.desk import reports, request_codec
 from router.desk.reports import PROGRESS_MAX
 from router.service.server import caller_of
 from tests.stage.fleet import START_S, prompt
@@ -133,7 +133,10 @@ class TestReport:
     async def test_an_id_has_a_bound_in_characters(self) -> None:
         async with served() as stage:
             stage.fleet.add("w0")
-            at_bound, over = "a" * (codec.TEXT_MAX - 2) + "-1", "a" * (codec.TEXT_MAX - 1) + "-1"
+            at_bound, over = (
+                "a" * (request_codec.TEXT_MAX - 2) + "-1",
+                "a" * (request_codec.TEXT_MAX - 1) + "-1",
+            )
             answer = await stage.router.Report(
                 router_pb2.ReportRequest(
                     progress=[

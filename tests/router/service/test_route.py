@@ -9,7 +9,7 @@ from indexer.hashing import block_hashes, pack_tokens
 from indexer.identity import Tier
 from kvroute.v1 import router_pb2
 from router.config.serving_settings import GrpcSettings
-from router.desk import codec
+from router.desk import answer_codec
 from router.desk.statuses import STATUS
 from router.request.refusal import Reason
 from tests.router.service.setting import (
@@ -269,7 +269,7 @@ class TestRoute:
     ) -> None:
         async with served() as stage:
             stage.fleet.add("w0")
-            monkeypatch.setattr(codec, "write_pick", lambda *_: 1 / 0)
+            monkeypatch.setattr(answer_codec, "write_pick", lambda *_: 1 / 0)
             refused = await refusal(stage.router.Route(asked(request_id="x")))
             assert (refused.code, refused.reason) == (Code.INTERNAL, "INTERNAL")
             assert "ZeroDivisionError" in caplog.text

@@ -14,7 +14,7 @@ from kvroute.v1 import router_pb2
 from router.config.routing_settings import HotPrefixSettings
 from router.config.serving_settings import GrpcSettings
 from router.core.fast_path import ITEMS_MAX
-from router.desk import codec
+from router.desk import answer_codec
 from router.request.prompt import Prompt
 from router.reservations.reservations import Ending, Reservation
 from tests.router.service.setting import Code, batch, tasks
@@ -75,14 +75,14 @@ class TestRouteStream:
     async def test_a_fault_of_ours_ends_one_item(self, monkeypatch: pytest.MonkeyPatch) -> None:
         async with served() as stage:
             stage.fleet.add("w0")
-            write_pick = codec.write_pick
+            write_pick = answer_codec.write_pick
 
             def breaks(answer: Any, pick: Any, core: Any, priority: int) -> None:
                 write_pick(answer, pick, core, priority)
                 if pick.reservation.request_id == "bad":
                     raise ValueError("broken")
 
-            monkeypatch.setattr(codec, "write_pick", breaks)
+            monkeypatch.setattr(answer_codec, "write_pick", breaks)
             bad, good = await batch(
                 stage,
                 router_pb2.RouteItem(index=1, request=asked(request_id="bad")),

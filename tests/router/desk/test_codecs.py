@@ -10,7 +10,7 @@ from indexer.hashing import MultimodalItem, multimodal_hash
 from indexer.identity import WorkerKey
 from kvroute.v1 import router_pb2
 from router.core.progress import Progress, ProgressState
-from router.desk import codec
+from router.desk import request_codec, statuses, worker_codec
 from router.desk.statuses import STATUS
 from router.request.refusal import Reason, Refusal
 from router.request.request import Role
@@ -22,8 +22,8 @@ from tests.stage.served import asked, taken_apart
 def read(**about: Any) -> Any:
     fleet = Fleet()
     fleet.add("w0", lora_names=("ad",))
-    return codec.read_request(
-        codec.receive(asked(**about).SerializeToString(), 1 << 20), fleet.core
+    return request_codec.read_request(
+        request_codec.receive(asked(**about).SerializeToString(), 1 << 20), fleet.core
     )
 
 
@@ -90,7 +90,7 @@ class TestProgress:
     def test_every_state_is_read(self, state: ProgressState) -> None:
         number = router_pb2.ProgressState.Value(f"PROGRESS_STATE_{state.name}")
         message = router_pb2.Progress(reservation_id="r", state=number, output_tokens=3)
-        assert codec.read_progress(message) == Progress("r", state, output_tokens=3)
+        assert request_codec.read_progress(message) == Progress("r", state, output_tokens=3)
 
     @pytest.mark.parametrize(
         ("name", "ending"),
@@ -110,29 +110,29 @@ class TestProgress:
             cached_tokens=0,
         )
         expected = Progress("r", ProgressState.FAILED, 0, 0, ending)
-        assert codec.read_progress(message) == expected
+        assert request_codec.read_progress(message) == expected
 
 
 class TestStatus:
     @pytest.mark.parametrize("reason", list(Reason))
     def test_every_reason_has_its_code_and_its_details(self, reason: Reason) -> None:
-        told = taken_apart(codec.write_status(Refusal(reason, "a sentence", 1.25)))
+        told = taken_apart(statuses.write_status(Refusal(reason, "a sentence", 1.25)))
         assert told.code is STATUS[reason]
         assert told.code is not grpc.StatusCode.OK
         assert (told.reason, told.domain) == (reason.value, "kvroute")
         assert (told.message, told.retry_s) == ("a sentence", 1.25)
-        assert taken_apart(codec.write_status(Refusal(reason, ""))).retry_s is None
+        assert taken_apart(statuses.write_status(Refusal(reason, ""))).retry_s is None
 
     @pytest.mark.parametrize("letter", ["a", "é", "漢", "\U0001f600"])
     @pytest.mark.parametrize("length", [1, 255, 1021, 1024, 1025, 4000])
     def test_a_message_is_cut_at_a_whole_character(self, letter: str, length: int) -> None:
-        message = codec.write_status(Refusal(Reason.INTERNAL, letter * length)).message
-        assert len(message.encode()) <= codec.MESSAGE_BYTES_MAX
-        if len((letter * length).encode()) <= codec.MESSAGE_BYTES_MAX:
+        message = statuses.write_status(Refusal(Reason.INTERNAL, letter * length)).message
+        assert len(message.encode()) <= statuses.MESSAGE_BYTES_MAX
+        if len((letter * length).encode()) <= statuses.MESSAGE_BYTES_MAX:
             assert message == letter * length
         else:
             assert message.endswith(letter + "…")
-            assert len(message.encode()) > codec.MESSAGE_BYTES_MAX - 8
+            assert len(message.encode()) > statuses.MESSAGE_BYTES_MAX - 8
 
 
 class TestWorker:
@@ -142,7 +142,7 @@ class TestWorker:
         key = WorkerKey("quiet", 0)
         beat = Beat(1, fleet.relays[known].epoch, 0, 0, 0, True, fleet.now_s)
         fleet.view.on_stream(key, encode(beat), fleet.now_s)
-        status = codec.write_worker(fleet.view.sources[key], fleet.core, fleet.now_s)
+        status = worker_codec.write_worker(fleet.view.sources[key], fleet.core, fleet.now_s)
         assert (status.worker_id, status.model, status.schedulable) == ("quiet", "", False)
         assert status.unschedulable_reason == "no heartbeat yet"
         assert status.stream_state == "live"
@@ -153,18 +153,20 @@ class TestWorker:
         key = fleet.add("w0")
         fleet.cache(key, prompt(100))
         source = fleet.view.sources[key]
-        assert codec.write_worker(source, fleet.core, fleet.now_s).hit_ratio == 0
+        assert worker_codec.write_worker(source, fleet.core, fleet.now_s).hit_ratio == 0
         held = fleet.route(prompt(100)).reservation
         done = Progress(held.id, ProgressState.FINISHED, cached_tokens=48)
         fleet.core.report(done, fleet.now_s)
-        assert codec.write_worker(source, fleet.core, fleet.now_s).hit_ratio == 48 / 96
+        assert worker_codec.write_worker(source, fleet.core, fleet.now_s).hit_ratio == 48 / 96
 
     def test_preemptions_and_a_token_budget_are_shown_where_they_are_told(self) -> None:
         fleet = Fleet()
         fleet.add("told", preemptions=3, token_budget=8192)
         fleet.add("quiet")
         told, quiet = (
-            codec.write_worker(fleet.view.sources[WorkerKey(name, 0)], fleet.core, fleet.now_s)
+            worker_codec.write_worker(
+                fleet.view.sources[WorkerKey(name, 0)], fleet.core, fleet.now_s
+            )
             for name in ("told", "quiet")
         )
         assert (told.preemptions, told.token_budget) == (3, 8192)
