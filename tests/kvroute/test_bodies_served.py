@@ -5,7 +5,6 @@ import json
 from array import array
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -13,14 +12,13 @@ import pytest
 from aiohttp import web
 
 from kvroute.client import InvalidRequest, KvRouteClient, NoTokens, Pick, UnknownModel
-from router.prompts.prompts import ModelPrompts, Source
+from router.prompts.prompts import ModelPrompts
 from router.prompts.renderer import Renderer
 from router.prompts.settings import EngineKind, PromptKind, RendererSettings
-from tests.stage.prompts.engine import CHAT, TEMPLATE, StandIn, quiet, serving
-from tests.stage.prompts.tiny_tokenizer import make_folder
+from tests.stage.prompts.engine import CHAT, StandIn, quiet, serving
+from tests.stage.prompts.renderers import OTHER_TEMPLATE, local, of_template
 from tests.stage.served import Served, served
 
-OTHER_TEMPLATE = TEMPLATE.replace("assistant\n", "assistant\nSure: ")
 BODY: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hello " * 40}]}
 
 
@@ -44,13 +42,12 @@ class Engine(StandIn):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> RendererSettings:
-    return RendererSettings(folder=str(make_folder(tmp_path_factory.mktemp("own"), TEMPLATE)))
+    return of_template(tmp_path_factory.mktemp("own"))
 
 
 @pytest.fixture(scope="module")
 def other(tmp_path_factory: pytest.TempPathFactory) -> RendererSettings:
-    path: Path = make_folder(tmp_path_factory.mktemp("other"), OTHER_TEMPLATE)
-    return RendererSettings(folder=str(path))
+    return of_template(tmp_path_factory.mktemp("other"), OTHER_TEMPLATE)
 
 
 @asynccontextmanager
@@ -62,10 +59,6 @@ async def routed(
         stage.fleet.add("w0", address=address)
         async with KvRouteClient(f"127.0.0.1:{stage.server.port}") as client:
             yield stage, client
-
-
-def local(folder: RendererSettings) -> ModelPrompts:
-    return ModelPrompts(source=Source.LOCAL, renderer=folder, processes=1)
 
 
 async def sent(http: aiohttp.ClientSession, request: Any) -> Any:

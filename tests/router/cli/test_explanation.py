@@ -12,25 +12,22 @@ from click.testing import CliRunner
 
 from router.cli.explanation import BodyFile, Question, show_explanation
 from router.cli.questions import explain
-from router.prompts.prompts import ModelPrompts, Source
+from router.prompts.prompts import ModelPrompts
 from router.prompts.renderer import Renderer
 from router.prompts.settings import EngineKind, RendererSettings
-from tests.stage.prompts.engine import CHAT, TEMPLATE, StandIn, chat, serving
-from tests.stage.prompts.tiny_tokenizer import make_folder
+from tests.stage.prompts.engine import CHAT, StandIn, chat, serving
+from tests.stage.prompts.renderers import OTHER_TEMPLATE, local, of_template
 from tests.stage.served import Served, served
-
-OTHER_TEMPLATE = TEMPLATE.replace("assistant\n", "assistant\nSure: ")
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> RendererSettings:
-    return RendererSettings(folder=str(make_folder(tmp_path_factory.mktemp("own"), TEMPLATE)))
+    return of_template(tmp_path_factory.mktemp("own"))
 
 
 @pytest.fixture(scope="module")
 def other(tmp_path_factory: pytest.TempPathFactory) -> RendererSettings:
-    path: Path = make_folder(tmp_path_factory.mktemp("other"), OTHER_TEMPLATE)
-    return RendererSettings(folder=str(path))
+    return of_template(tmp_path_factory.mktemp("other"), OTHER_TEMPLATE)
 
 
 @asynccontextmanager
@@ -40,10 +37,6 @@ async def routed(
     async with served(models_prompts=models) as stage:
         stage.fleet.add("w0", address=address, engine=engine)
         yield stage
-
-
-def local(folder: RendererSettings) -> ModelPrompts:
-    return ModelPrompts(source=Source.LOCAL, renderer=folder, processes=1)
 
 
 def of_chat(body: bytes = chat(), **about: Any) -> Question:
