@@ -20,6 +20,7 @@ from router.core.admission import Admission
 from router.desk.counters import Metrics
 from router.fleet.topology import PlaceLabels
 from router.front.gateway.counters import ClientCollector, GatewayCounters
+from router.front.picker.counters import PickerCounters
 from router.metrics.of_audit import WatchCollector
 from router.metrics.of_copies import HotPrefixCollector
 from router.metrics.of_fleet import RouterCollector
@@ -98,6 +99,13 @@ def gateway_families() -> list[Metric]:
     registry = CollectorRegistry()
     GatewayCounters(registry)
     registry.register(ClientCollector(dict))
+    return list(registry.collect())
+
+
+def picker_families() -> list[Metric]:
+    """Of an endpoint picker; a router with epp.listen has them beside its own."""
+    registry = CollectorRegistry()
+    PickerCounters(registry)
     return list(registry.collect())
 
 

@@ -22,6 +22,7 @@ from tests.helm.config_schema import SCHEMA_FILE
 from tests.helm.exported import (
     Series,
     gateway_families,
+    picker_families,
     relay_families,
     router_families,
     series,
@@ -53,7 +54,7 @@ def rules(production: Rendered) -> dict[str, Object]:
 
 @pytest.fixture(scope="module")
 def exported() -> list[Series]:
-    return series([*router_families(), *relay_families(), *gateway_families()])
+    return series([*router_families(), *relay_families(), *gateway_families(), *picker_families()])
 
 
 class Selector(NamedTuple):

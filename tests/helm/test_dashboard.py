@@ -6,7 +6,13 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.helm.exported import gateway_families, names, relay_families, router_families
+from tests.helm.exported import (
+    gateway_families,
+    names,
+    picker_families,
+    relay_families,
+    router_families,
+)
 from tests.helm.rendered import CHART, Object, Rendered
 
 PROCESS_METRICS = ("process_cpu_seconds_total", "process_resident_memory_bytes")
@@ -46,7 +52,9 @@ def test_dashboard_can_be_labelled_filed_and_left_out(
 def test_dashboard_asks_for_metrics_that_are_exported_and_shows_each_of_them(
     dashboard: Object,
 ) -> None:
-    exported = names([*router_families(), *relay_families(), *gateway_families()])
+    exported = names(
+        [*router_families(), *relay_families(), *gateway_families(), *picker_families()]
+    )
     own = {name for name in exported if name.startswith("kvroute_")}
     asked = metrics_in(
         " ".join(target["expr"] for panel in panels_of(dashboard) for target in panel["targets"])
@@ -99,7 +107,7 @@ def test_panels_have_their_own_ids_and_places(dashboard: Object) -> None:
                 taken[x, y] = panel["title"]
 
 
-def test_dashboard_answers_the_six_questions_in_order(dashboard: Object) -> None:
+def test_dashboard_answers_its_questions_in_order(dashboard: Object) -> None:
     rows = [panel["title"] for panel in dashboard["panels"] if panel["type"] == "row"]
     assert rows == [
         "Is it working?",
@@ -109,4 +117,5 @@ def test_dashboard_answers_the_six_questions_in_order(dashboard: Object) -> None
         "Do requests wait?",
         "The router itself",
         "Do the gateway's clients get answers?",
+        "Do Envoy's requests get endpoints?",
     ]
