@@ -14,6 +14,7 @@ from kvroute.ext_proc.v3 import ext_proc_pb2 as pb
 from router.config.picker_settings import PickerSettings
 from router.front.picker.calls import PROCESS
 from router.front.picker.server import PickerServer
+from router.keys.certificates import Certificates
 from router.prompts.prompts import ModelPrompts, Source
 from router.reservations.reservations import Ending
 from tests.stage.gateway import Worker
@@ -61,7 +62,9 @@ class Stage:
 
 
 @asynccontextmanager
-async def a_picker(*workers: Worker, **settings: Any) -> AsyncIterator[Stage]:
+async def a_picker(
+    *workers: Worker, certificates: Certificates | None = None, **settings: Any
+) -> AsyncIterator[Stage]:
     """A picker before a fleet of these workers, w0, w1 ...; the tests add others."""
     async with AsyncExitStack() as stack:
         for worker in workers:
@@ -80,6 +83,7 @@ async def a_picker(*workers: Worker, **settings: Any) -> AsyncIterator[Stage]:
             registry,
             clock=unix_now,
             broke=broken.append,
+            certificates=certificates,
         )
         await picker.start()
         stack.push_async_callback(picker.stop)
