@@ -1,0 +1,131 @@
+"""`kvroute capacity`: how many workers keep a promise."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+
+from simulator.cli.options import (
+    STDOUT,
+    File,
+    Positive,
+    Workers,
+    as_output,
+    fleet_options,
+    traffic_options,
+    write_json,
+)
+from simulator.cli.runs import about, fleet_of, traffic_of
+
+if TYPE_CHECKING:
+    from simulator.study.capacity import Percentile
+
+
+@click.command()
+@click.argument("trace")
+@click.option(
+    "--policy",
+    default=None,
+    help="Routing policy; `kvroute policies` lists them. [routing.policy of preset or file]",
+)
+@click.option(
+    "--ttft-ms", type=Positive, required=True, help="The promised time to first token, ms."
+)
+@click.option(
+    "--percentile",
+    type=click.Choice(["mean", "p50", "p90", "p99"]),
+    default="p90",
+    show_default=True,
+    help="Statistic that the promise bounds. A failed request counts as infinitely late.",
+)
+@click.option(
+    "--rate",
+    type=Positive,
+    default=1.0,
+    show_default=True,
+    help="Speed of the trace's clock, times the recorded.",
+)
+@click.option(
+    "--workers-min", type=Workers, default=1, show_default=True, help="The smallest fleet tried."
+)
+@click.option(
+    "--workers-max", type=Workers, default=256, show_default=True, help="The largest fleet tried."
+)
+@fleet_options
+@traffic_options
+@click.option("--seed", type=int, default=0, show_default=True)
+@click.option(
+    "--json",
+    "json_file",
+    type=File,
+    callback=as_output,
+    help="Write the result to this file; - for stdout.",
+)
+@click.option("--quiet", "-q", is_flag=True, help="Print the number alone.")
+def capacity(
+    trace: str,
+    policy: str | None,
+    ttft_ms: float,
+    percentile: "Percentile",
+    rate: float,
+    workers_min: int,
+    workers_max: int,
+    seed: int,
+    json_file: Path | None,
+    quiet: bool,
+    **given: Any,
+) -> None:  # fmt: skip
+    """Find the smallest fleet that keeps a promise about the time to first token.
+
+    Doubles the fleet until it keeps the promise, then bisects, and tries the next larger fleet,
+    too, since more workers need not mean less waiting. TRACE is as for `kvroute replay`. Exit code
+    1 when no fleet that was tried keeps it.
+    """
+    from rich.console import Console
+
+    from simulator.study.capacity import capacity_table, promised_ttft_s, smallest_fleet
+    from simulator.world import world
+
+    traffic = traffic_of(trace, given)
+    fleet = replace(fleet_of(policy, workers_min, given), seed=seed)
+    warm_up = traffic.warm_up(rate)
+    console = Console(quiet=quiet)
+    console.print(about(traffic), highlight=False, soft_wrap=True, markup=False)
+
+    def measure(workers: int) -> float:
+        with console.status(f"{workers} workers"):
+            result = world.run(replace(fleet, workers=workers), played, None)
+        return promised_ttft_s(result, percentile, warm_up)
+
+    try:
+        played = traffic.at(rate, seed)
+        answer = smallest_fleet(measure, ttft_ms / 1e3, least=workers_min, most=workers_max)
+    except ValueError as error:
+        raise click.ClickException(str(error)) from error
+    console.print(capacity_table(answer, percentile, ttft_ms / 1e3))
+    if not answer.is_monotone:
+        console.print("More workers did not always mean less waiting: see the table.")
+    if json_file is not None:
+        document = {
+            "trace": traffic.trace.name,
+            "policy": fleet.policy,
+            "rate": rate,
+            "percentile": percentile,
+            "ttft_ms": ttft_ms,
+            **answer.to_dict(),
+        }
+        try:
+            write_json(json_file, msgspec.json.format(msgspec.json.encode(document)).decode())
+        except OSError as error:
+            raise click.ClickException(str(error)) from error
+    if answer.workers is None:
+        click.echo(f"kvroute: not even {workers_max} workers keep the promise", err=True)
+        raise click.exceptions.Exit(1)
+    if quiet:
+        if json_file != STDOUT:
+            click.echo(answer.workers)
+    else:
+        keep = "worker keeps" if answer.workers == 1 else "workers keep"
+        console.print(f"{answer.workers} {keep} the promise with {fleet.policy}.", highlight=False)

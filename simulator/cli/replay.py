@@ -1,0 +1,187 @@
+"""`kvroute replay`: policies on a trace, in virtual time."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from simulator.cli.options import (
+    Count,
+    File,
+    Positive,
+    Workers,
+    as_output,
+    as_rates,
+    fleet_options,
+    traffic_options,
+    write_json,
+)
+from simulator.cli.runs import about, fleets_of, traffic_of
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from simulator.study.report import Comparison
+
+
+@click.command()
+@click.argument("trace")
+@click.option("--workers", "-w", type=Workers, default=8, show_default=True, help="Engines.")
+@click.option(
+    "--rate",
+    "rates",
+    callback=as_rates,
+    default="1",
+    show_default=True,
+    help="Speed of the trace's clock, times the recorded; several with commas: 1,3,6.",
+)
+@click.option(
+    "--policy",
+    default=None,
+    help="Routing policy; `kvroute policies` lists them. [routing.policy of preset or file]",
+)
+@click.option("--compare", default="", help="More policies, with commas, on the same traffic.")
+@click.option(
+    "--order",
+    "orders",
+    default="",
+    metavar="NAME[,NAME...]",
+    help="Orders in which requests wait for a worker with room; each is played with each policy."
+    " [queue.order of the file: priority]",
+)
+@fleet_options
+@traffic_options
+@click.option(
+    "--seed",
+    "seeds",
+    type=int,
+    multiple=True,
+    default=(0,),
+    show_default=True,
+    help="Seed of a run. Repeatable: numbers are then means over the seeds.",
+)
+@click.option(
+    "--shadow",
+    "shadows",
+    multiple=True,
+    help="Policy that only scores each request, beside the policy that picks. Repeatable.",
+)
+@click.option(
+    "--slo-ttft-ms",
+    type=Positive,
+    default=None,
+    help="Goodput counts requests whose first token came within this time. Requests without a"
+    " TTFT of their own in the trace name it to the router as their ttft_slo_ms.",
+)
+@click.option(
+    "--slo-itl-ms",
+    type=Positive,
+    default=None,
+    help="Goodput counts requests whose mean time between tokens is at most this.",
+)
+@click.option(
+    "--json",
+    "json_file",
+    type=File,
+    callback=as_output,
+    help="Write the numbers to this file; - for stdout.",
+)
+@click.option(
+    "--csv",
+    "csv_file",
+    type=File,
+    callback=as_output,
+    help="Write a row for each run to this file.",
+)
+@click.option(
+    "--plot",
+    "plot_folder",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Draw pictures into this folder; needs kvroute[plots].",
+)
+@click.option(
+    "--jobs", "-j", type=Count, default=1, show_default=True, help="Processes that share the runs."
+)
+@click.option("--quiet", "-q", is_flag=True, help="Print nothing.")
+def replay(
+    trace: str,
+    workers: int,
+    rates: tuple[float, ...],
+    policy: str | None,
+    compare: str,
+    orders: str,
+    seeds: tuple[int, ...],
+    shadows: tuple[str, ...],
+    slo_ttft_ms: float | None,
+    slo_itl_ms: float | None,
+    json_file: Path | None,
+    csv_file: Path | None,
+    plot_folder: Path | None,
+    jobs: int,
+    quiet: bool,
+    **given: Any,
+) -> None:  # fmt: skip
+    """Replay a trace on simulated engines, in virtual time, and compare policies.
+
+    TRACE is an included slice (conversation, synthetic, agentic) or a file of requests in
+    order of time: JSON lines or CSV with a header. Columns are known by their names: Mooncake's
+    (timestamp, input_length, output_length, hash_ids), Azure's (TIMESTAMP, ContextTokens,
+    GeneratedTokens, or arrived_at, num_prefill_tokens, num_decode_tokens), BurstGPT's (Timestamp,
+    Request tokens, Response tokens, Session ID, Model), Bailian's (chat_id and so on), arrival_s.
+    More columns, of any form: session_id, turn, think_ms (the turn starts so long after the end of
+    the turn before), prefix_id, prefix_tokens, model, lora_name, tenant, priority (higher is
+    sooner), deadline_ms, ttft_slo_ms. The first lines of the output give the meaning of each
+    column, and the columns that are not read; docs/simulate.md lists them all.
+
+    The router's own decision core picks, each policy from cold caches. Times are those of the
+    profile's cost model, not of this machine.
+    """
+    from rich.console import Console
+
+    from simulator.study.comparison import compare as compare_runs
+    from simulator.study.plots import PlotsMissing, check_plots, write_plots
+    from simulator.study.progress import Unwatched, watch
+    from simulator.study.report import to_json, write_csv
+    from simulator.traffic.results import Slo
+    from simulator.world import world
+
+    traffic = traffic_of(trace, given, slo_ttft_ms)
+    fleets = fleets_of(policy, compare, orders, workers, given, shadows)
+    slo = Slo(*(None if ms is None else ms / 1e3 for ms in (slo_ttft_ms, slo_itl_ms)))
+    console = Console(quiet=quiet)
+    try:
+        if plot_folder is not None:
+            check_plots()
+        console.print(about(traffic), highlight=False, soft_wrap=True, markup=False)
+        arguments: dict[str, Any] = {"rates": rates, "seeds": tuple(dict.fromkeys(seeds))}
+        arguments |= {"slo": slo, "jobs": jobs}
+        if quiet:
+            runs = compare_runs(traffic, fleets, world.run, Unwatched(), **arguments)
+        else:
+            with watch(console) as watcher:
+                runs = compare_runs(traffic, fleets, world.run, watcher, **arguments)
+        for comparison in runs:
+            _print_comparison(console, comparison)
+        if json_file is not None:
+            write_json(json_file, to_json(runs))
+        if csv_file is not None:
+            write_csv(runs, csv_file)
+        if plot_folder is not None:
+            for file in write_plots(runs, plot_folder):
+                console.print(f"drawn: {file}", highlight=False, soft_wrap=True)
+    except (ValueError, OSError, PlotsMissing) as error:
+        raise click.ClickException(str(error)) from error
+
+
+def _print_comparison(console: "Console", comparison: "Comparison") -> None:
+    from simulator.study.report import shadow_table, tables
+
+    for table in tables(comparison, console.width):
+        console.print(table)
+    shadows = shadow_table(comparison)
+    if shadows is not None:
+        console.print(shadows)
+    for played in comparison.runs:
+        for reason, count in sorted(played.first.failures.items()):
+            line = f"{played.label}: {count} failed: {reason}"
+            console.print(line, style="red", highlight=False, soft_wrap=True)
