@@ -62,6 +62,10 @@ class PickerSettings(Settings, frozen=True):
             " x-prefiller-host-port, for llm-d's routing sidecar beside the decode worker"
         ),
     ] = "never"
+    priority: Annotated[
+        Literal["higher", "lower"],
+        Meta(description="whether a higher or a lower `priority` in a body is sooner"),
+    ] = "higher"
     objectives: Annotated[
         Mapping[str, int],
         Meta(

@@ -141,7 +141,10 @@ class PickedRequest:
         self._gone = False
         settings = picker.settings
         self.stream = RequestStream(
-            self, body_bytes_max=settings.body_mib_max * _MIB, may_hold=self._may_hold
+            self,
+            body_bytes_max=settings.body_mib_max * _MIB,
+            may_hold=self._may_hold,
+            low_first=settings.priority == "lower",
         )
 
     def left(self) -> None:
@@ -337,18 +340,18 @@ class PickedRequest:
         routed, self._routed = self._routed, None
         if outcome is None:
             return
-        if routed is None:
+        blame = outcome.blame
+        self._outcome = "finished" if blame is None else _OUTCOMES[blame]
+        if routed is None:  # no pick yet, or the load is being moved
             if self._task is not None and not self._task.done():
                 self._task.cancel()
-            return
-        if not observed:
+        elif observed:
+            _ = self._picker.spawn(self._report(routed, outcome))
+        else:
             self._outcome = "unobserved"
             loop = asyncio.get_running_loop()
             spawn, wait_s = self._picker.spawn, self._picker.settings.unobserved_s
             loop.call_later(wait_s, lambda: spawn(routed.finished(wait=False)))
-            return
-        _ = self._picker.spawn(self._report(routed, outcome))
-        self._outcome = "finished" if outcome.blame is None else _OUTCOMES[outcome.blame]
 
     async def _report(self, routed: RoutedRequest, outcome: Outcome) -> None:
         routed.prompt_tokens = outcome.usage.prompt_tokens

@@ -97,6 +97,7 @@ def other_value(key: Key) -> object:
         "metrics.tls": "server",
         "gateway.pairs": "never",
         "epp.pairs": "llm-d",
+        "epp.priority": "lower",
         "gateway.priority": "lower",
     }
     if key.dotted in special:
