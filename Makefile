@@ -39,15 +39,9 @@ test quick: export PYTHONDONTWRITEBYTECODE :=
 test: $(STAMP) ## the test suite, a process for each core: JOBS=1 ARGS="tests/router -k guard"
 	@$(BIN)/python -m pytest -q -n $(or $(JOBS),auto) --dist worksteal --durations=20 $(ARGS)
 
-# Tests of more than some seconds of CPU time, and tests that start processes.
-SLOW := tests/docs/test_layout.py tests/events/engines/test_batch_reader.py tests/events/engines/test_hostile_payloads.py \
-	tests/events/feed/test_feed.py tests/events/feed/test_hostile_publishers.py tests/events/plane/test_broker.py \
-	tests/events/relay/test_resume.py tests/indexer/test_kernel.py tests/kvroute/test_boundaries.py tests/kvroute/test_lines.py \
-	tests/router/children tests/router/config/test_settings.py tests/router/core/test_conservation.py \
-	tests/router/core/test_fast_path.py tests/router/policies/test_on_traces.py tests/router/processes \
-	tests/router/prompts/test_children.py tests/router/replicas tests/router/test_scenarios.py
-quick: $(STAMP) ## most tests, in a third of the time: no processes, Helm or simulation, nothing slow
-	@$(BIN)/python -m pytest -q -n $(or $(JOBS),auto) --dist worksteal $(addprefix --ignore=,$(SLOW)) $(or $(ARGS),tests/docs tests/events tests/indexer tests/kvroute tests/router)
+# tests/quick.txt names the folders and files, and the slow files among them, which are not even imported.
+quick: $(STAMP) ## the pure logic in a minute: no processes, Helm or simulation (tests/quick.txt)
+	@$(BIN)/python -m pytest -q -n $(or $(JOBS),auto) --dist worksteal $(or $(ARGS),@tests/quick.txt)
 
 soak: $(STAMP) ## simulate the event plane under faults: SECONDS=60, or SEED=... RUNS=1 again
 	@$(BIN)/python -W error -m tests.simulation --seconds $(or $(SECONDS),60) $(if $(SEED),--seed $(SEED)) $(if $(RUNS),--runs $(RUNS)) $(ARGS)
