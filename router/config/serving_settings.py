@@ -71,6 +71,25 @@ class GrpcSettings(Settings, frozen=True):
         Annotated[int, Meta(ge=1, le=64)] | None,
         Meta(description="deprecated: MiB that no other limit of a message exceeds"),
     ] = None
+    streams_max: Annotated[
+        int,
+        Meta(ge=1, le=1_000_000, description="open calls of one connection; others wait there"),
+    ] = 8192
+    connections_max: Annotated[
+        int,
+        Meta(ge=1, le=1_000_000, description="open connections; the next one is closed at once"),
+    ] = 10_000
+    metadata_kib_max: Annotated[
+        int, Meta(ge=1, le=1024, description="KiB of a call's metadata; more is refused")
+    ] = 16
+    handshake_timeout_s: Annotated[
+        Milliseconds,
+        Meta(description="seconds that a new connection has for TLS and HTTP/2's first bytes"),
+    ] = 20.0
+    read_timeout_s: Annotated[
+        Milliseconds,
+        Meta(description="seconds in which a client must take a message of a stream's results"),
+    ] = 20.0
     reflection: Annotated[bool, Meta(description="serve the grpc.reflection services")] = True
     max_connection_age_s: Annotated[
         Milliseconds | None,

@@ -36,10 +36,32 @@ QUIET_S = 0.05
 QUIET_S_MAX = 0.5
 """Of waiting for such a pause."""
 
+UNREAD = "UNREAD"
+"""The reason in metrics of a stream whose client doesn't read."""
+
 log = logging.getLogger("kvroute.grpc")
 
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+
+
+class Unread(Refusal):
+    """A client that doesn't read what it is sent."""
+
+    def __init__(self, read_s: float) -> None:
+        super().__init__(
+            Reason.DEADLINE_EXCEEDED,
+            f"results were not read for {read_s:g} s (grpc.read_timeout_s)",
+        )
+
+
+async def sent(context: Context, content: bytes, read_s: float) -> None:
+    """Writes a message of a stream; raises Unread when the client takes nothing for read_s."""
+    try:
+        async with asyncio.timeout(read_s):
+            await context.write(content)
+    except TimeoutError as error:
+        raise Unread(read_s) from error
 
 
 class Guard:
@@ -51,8 +73,12 @@ class Guard:
         in_flight: InFlight,
         metrics: Metrics,
         clock: Callable[[], float] = monotonic,
+        *,
+        read_s: float = 20.0,
     ) -> None:
-        """clock: of seconds that only go forward."""
+        """clock: of seconds that only go forward. read_s: in which a client must take a message of
+        a stream."""
+        self.read_s = read_s
         self.limits = limits
         self.in_flight = in_flight
         self.metrics = metrics
@@ -67,7 +93,8 @@ class Guard:
     def of(cls, settings: GrpcSettings, prompt_tokens_max: int, metrics: Metrics) -> "Guard":
         """As configured."""
         limits = Limits(settings, prompt_tokens_max)
-        return cls(limits, InFlight(settings.in_flight_mib_max << 20), metrics)
+        in_flight = InFlight(settings.in_flight_mib_max << 20)
+        return cls(limits, in_flight, metrics, read_s=settings.read_timeout_s)
 
     def add(self, server: grpc.aio.Server, service: str, handlers: Mapping[str, Handler]) -> None:
         """Has a server serve the methods of a service, each behind this guard."""
@@ -118,6 +145,8 @@ class Guard:
         self.metrics.call_faults.labels(name)
         for reason in _BY_SIZE:
             self.metrics.messages_refused.labels(name, reason)
+        if handler.response_streaming:
+            self.metrics.messages_refused.labels(name, UNREAD)
         if handler.request_streaming:
             if handler.response_streaming:
                 return grpc.stream_stream_rpc_method_handler(_freed(self._streams(method, handler)))
@@ -154,7 +183,12 @@ class Guard:
         async def answers(content: bytes, context: Context) -> None:
             try:
                 limit.check(len(content))
-                await _written(behaviour(parse(content), _Writing(context, write)), context, write)
+                await _written(
+                    behaviour(parse(content), _Writing(context, write, self.read_s)),
+                    context,
+                    write,
+                    self.read_s,
+                )
             except (Exception, asyncio.CancelledError) as error:
                 await self._end(context, method, error)
 
@@ -172,7 +206,7 @@ class Guard:
         async def streams(requests: AsyncIterator[bytes], context: Context) -> None:
             try:
                 done = behaviour(read(requests, limit, parse), context)
-                await _written(done, context, write)
+                await _written(done, context, write, self.read_s)
             except (Exception, asyncio.CancelledError) as error:
                 await self._end(context, method, error)
 
@@ -182,6 +216,8 @@ class Guard:
         """Ends a call whose handler raised."""
         if gone(error):
             raise error
+        if isinstance(error, Unread):
+            self.metrics.messages_refused.labels(short(method), UNREAD).inc()
         refusal = error if isinstance(error, Refusal) else self.fault(method, error)
         error.__traceback__ = error.__cause__ = error.__context__ = None  # frames with the message
         await self.refuse(context, method, refusal)
@@ -204,15 +240,16 @@ class _Registrar:
 class _Writing:
     """A call's context whose write takes messages."""
 
-    def __init__(self, context: Context, write: Callable[[Any], bytes]) -> None:
+    def __init__(self, context: Context, write: Callable[[Any], bytes], read_s: float) -> None:
         self._context = context
         self._write = write
+        self._read_s = read_s
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._context, name)
 
     async def write(self, message: Any) -> None:
-        await self._context.write(self._write(message))
+        await sent(self._context, self._write(message), self._read_s)
 
 
 _Answer = TypeVar("_Answer")
@@ -302,11 +339,13 @@ async def _messages(
         yield parse(content)
 
 
-async def _written(done: Any, context: Context, write: Callable[[Any], bytes]) -> None:
+async def _written(
+    done: Any, context: Context, write: Callable[[Any], bytes], read_s: float
+) -> None:
     """Writes what a handler yields; one that writes by itself yields nothing."""
     if isinstance(done, AsyncIterator):
         async for message in done:
-            await context.write(write(message))
+            await sent(context, write(message), read_s)
     else:
         await done
 

@@ -12,6 +12,7 @@ from typing import Any, Self
 import grpc.aio
 
 from router.desk.stream_items import TOLD_EACH_S, RouteItems
+from router.service.calls import sent
 
 
 class LateResults:
@@ -22,7 +23,11 @@ class LateResults:
         items: RouteItems,
         context: "grpc.aio.ServicerContext[Any, Any]",
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        *,
+        read_s: float = 20.0,
     ) -> None:
+        """read_s: in which the client must take a message."""
+        self._read_s = read_s
         self._items = items
         self._sleep = sleep
         self._context = context
@@ -55,9 +60,9 @@ class LateResults:
             raise failures[0]
 
     async def write(self, results: bytes) -> None:
-        """Sends a message."""
+        """Sends a message; raises Unread."""
         async with self._one_write:
-            await self._context.write(results)
+            await sent(self._context, results, self._read_s)
 
     async def rest(self) -> None:
         """Returns once no item waits any more, and all results are sent."""

@@ -61,8 +61,8 @@ from router.wire.received import text_form
 KEEPALIVE_TIMEOUT_S = 20.0
 """What a client has to answer a ping."""
 ANSWER_BYTES_MAX = 64 << 20
-READ_S = 20.0
-"""What a client has to take the results of a long batch, each message of them."""
+PING_STRIKES_MAX = 2
+"""Pings that come too early, before their connection is closed."""
 
 SERVICES = (
     router_pb2.DESCRIPTOR.services_by_name["Router"].full_name,
@@ -140,7 +140,7 @@ class RouterService(router_pb2_grpc.RouterServicer):
         limit = self.guard.limits.of(ROUTE_STREAM)
         items = self.texts.items()
         async with (
-            LateResults(items, context) as late,
+            LateResults(items, context, read_s=self.guard.read_s) as late,
             StreamLife(self._stopping, jittered(self._stream_age_s)) as life,
         ):
             while (content := await life.read(context)) is not None:
@@ -151,7 +151,7 @@ class RouterService(router_pb2_grpc.RouterServicer):
                     continue
                 with self.guard.in_flight.hold(len(content)):
                     for results in items.decide(read_batch(content)):
-                        await _write_soon(late, results)
+                        await _write(late, results)
             await late.rest()
 
     @override
@@ -472,6 +472,12 @@ def server_options(settings: GrpcSettings, bytes_max: int) -> list[tuple[str, in
         ("grpc.keepalive_timeout_ms", _milliseconds(KEEPALIVE_TIMEOUT_S)),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+        ("grpc.http2.max_ping_strikes", PING_STRIKES_MAX),
+        ("grpc.max_concurrent_streams", settings.streams_max),
+        ("grpc.max_allowed_incoming_connections", settings.connections_max),
+        ("grpc.max_metadata_size", settings.metadata_kib_max * 1024),
+        ("grpc.absolute_max_metadata_size", settings.metadata_kib_max * 1024),
+        ("grpc.server_handshake_timeout_ms", _milliseconds(settings.handshake_timeout_s)),
     ]
     if settings.max_connection_age_s is not None:
         grace_s = settings.max_connection_age_grace_s
@@ -519,15 +525,3 @@ async def _write(late: LateResults, results: bytes | None) -> None:
         await asyncio.sleep(0)
     else:
         await late.write(results)
-
-
-async def _write_soon(late: LateResults, results: bytes | None) -> None:
-    """Sends results of a batch whose bytes are counted until all of them are taken."""
-    try:
-        async with asyncio.timeout(READ_S):
-            await _write(late, results)
-    except TimeoutError as error:
-        raise Refusal(
-            Reason.DEADLINE_EXCEEDED,
-            f"results of a long batch were not read for {READ_S:.0f} s",
-        ) from error
