@@ -33,7 +33,14 @@ CLASSES: list[type[BaseException]] = [
 async def no_task_dies_in_silence() -> AsyncIterator[None]:
     """Fails on what asyncio tells of tasks whose exception nobody took."""
     told: list[dict[str, Any]] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+
+    def on_error(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        # gRPC has one poller for all loops: a late event of an earlier test's call, whose loop is
+        # closed, fails in the loop that runs now.
+        if "PollerCompletionQueue" not in context["message"]:
+            told.append(context)
+
+    asyncio.get_running_loop().set_exception_handler(on_error)
     yield
     gc.collect()
     await asyncio.sleep(0)
