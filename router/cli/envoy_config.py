@@ -4,7 +4,8 @@ from typing import Any
 
 import click
 
-from router.cli.flags import target_flag, timeout_flag
+from router.cli.dialing import dial, target_flag
+from router.cli.flags import timeout_flag
 from router.cli.run import run
 from router.config.keys import ConfigError
 from router.metrics.http import split_address
@@ -86,12 +87,11 @@ def envoy_config(
     async def running() -> int:
         import yaml
 
-        from kvroute.client import KvRouteClient
         from router.front.picker.envoy_config import Address, envoy_config
 
         known = workers
         if not known:
-            async with KvRouteClient(target, timeout_s=timeout_s) as client:
+            async with dial(target, timeout_s=timeout_s) as client:
                 listed = await client.list_workers()
             bases = {each.address.partition("//")[2].rstrip("/") for each in listed}
             known = [split_address(base) for base in sorted(bases) if base]

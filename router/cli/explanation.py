@@ -20,6 +20,7 @@ from kvroute.client import (
 from kvroute.client.bodies import read_fields
 from kvroute.client.pick import prompt_tokens
 from kvroute.v1 import CandidateRow, Explanation, Phase, Receipt
+from router.cli.dialing import dial
 from router.cli.fleet import WIDTH_MIN, complain, stream_text
 from router.cli.receipt import prefill_in_words
 from router.cli.rendering import differences, tokens_of_engine
@@ -79,7 +80,7 @@ async def show_explanation(
     if against and _KINDS.keys().isdisjoint(options):
         raise click.UsageError("--against compares the tokens of --text, --chat and the like")
     options["return_tokens"] = bool(against)
-    async with KvRouteClient(target) as client:
+    async with dial(target) as client:
         try:
             explanation = await client.explain(timeout_s=timeout_s, **options)
         except KvRouteError as error:

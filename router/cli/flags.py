@@ -32,27 +32,6 @@ class Seconds(click.FloatRange):
         return number
 
 
-def _a_target(_context: click.Context, _option: click.Parameter, text: str) -> str:
-    from kvroute.client.channel import targets_of
-
-    if not text.strip():
-        raise click.BadParameter("expected HOST:PORT or unix:PATH")
-    try:
-        targets_of(text)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
-    return text
-
-
-target_flag = click.option(
-    "--target",
-    "-t",
-    default="127.0.0.1:50051",
-    envvar="KVROUTE_TARGET",
-    show_default=True,
-    callback=_a_target,
-    help="The router's gRPC address.",
-)
 model_flag = click.option("--model", "-m", default="", help="Model name.")
 timeout_flag = click.option(
     "--timeout",

@@ -8,15 +8,16 @@ from rich.table import Table
 from rich.text import Text
 
 from events.engines.endpoints import masked
-from kvroute.client import KvRouteClient, KvRouteError
+from kvroute.client import KvRouteError
 from kvroute.v1 import ListWorkersResponse, WorkerStatus
+from router.cli.dialing import dial
 from router.cli.text import add_row, console, line, styled, table
 from router.config.printable import shown
 
 
 async def show_workers(target: str, model: str, as_json: bool, timeout_s: float) -> int:
     """Prints the fleet; returns the exit code."""
-    async with KvRouteClient(target) as client:
+    async with dial(target) as client:
         try:
             workers = await client.list_workers(model or None, timeout_s=timeout_s)
         except KvRouteError as error:

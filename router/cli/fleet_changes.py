@@ -6,8 +6,9 @@ from typing import Any
 import click
 import msgspec
 
-from kvroute.client import KvRouteClient, KvRouteError
+from kvroute.client import KvRouteError
 from kvroute.v1 import RegisterWorkerRequest
+from router.cli.dialing import dial
 from router.cli.engine_flags import flag_of
 from router.cli.fleet import complain
 from router.config.printable import shown
@@ -32,7 +33,7 @@ async def change_worker(
     tombstone_s: float | None = None,
 ) -> int:
     """Gives a command of _EFFECTS, and prints what came of it; returns the exit code."""
-    async with KvRouteClient(target) as client:
+    async with dial(target) as client:
         try:
             match action:
                 case "drain":
@@ -57,7 +58,7 @@ async def register_worker(
     worker_id: str, engine: Mapping[str, Any], *, target: str, timeout_s: float, as_json: bool
 ) -> int:
     """Registers an engine, given as keys of EngineSettings; returns the exit code."""
-    async with KvRouteClient(target) as client:
+    async with dial(target) as client:
         try:
             ranks = await client.register_worker(worker_id, timeout_s=timeout_s, **engine)
         except KvRouteError as error:

@@ -16,6 +16,7 @@ from router.cli.questions import explain, queue, replay_log, workers
 from router.cli.relay import relay
 from router.cli.render import render
 from router.cli.serve import check_config, serve
+from router.cli.token import token
 from router.cli.verbs import drain, register, remove, resync, undrain
 from router.config.keys import ConfigError
 from router.service.grpc_polling import prepare
@@ -55,7 +56,7 @@ def cli() -> None:
 for command in (
     *(serve, relay, gateway, epp, envoy_config, check_config),
     *(workers, queue, register, drain, undrain, remove, resync),
-    *(explain, render, policies, replay_log, nats_permissions),
+    *(explain, render, policies, replay_log, nats_permissions, token),
 ):
     cli.add_command(command)
 for entry in entry_points(group="kvroute.commands"):

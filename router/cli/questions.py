@@ -5,7 +5,8 @@ from typing import IO, Any
 
 import click
 
-from router.cli.flags import http_base, model_flag, target_flag, timeout_flag
+from router.cli.dialing import target_flag
+from router.cli.flags import http_base, model_flag, timeout_flag
 from router.cli.run import run
 from router.config.configurations import ServeConfig
 from router.config.reading import load

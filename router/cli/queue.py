@@ -7,8 +7,9 @@ from google.protobuf.json_format import MessageToJson
 from rich.console import Console
 from rich.table import Table
 
-from kvroute.client import KvRouteClient, KvRouteError
+from kvroute.client import KvRouteError
 from kvroute.v1 import ListQueueResponse, QueuedBand
+from router.cli.dialing import dial
 from router.cli.fleet import WIDTH_MIN, complain
 from router.cli.text import add_row, console, line, styled, table
 
@@ -19,7 +20,7 @@ _NONE = "-"
 
 async def show_queue(target: str, model: str, limit: int, as_json: bool, timeout_s: float) -> int:
     """Prints the waiting requests and sums of them; returns the exit code."""
-    async with KvRouteClient(target) as client:
+    async with dial(target) as client:
         try:
             answer = await client.list_queue(model or None, limit=limit, timeout_s=timeout_s)
         except KvRouteError as error:

@@ -5,8 +5,9 @@ from typing import Any
 
 import click
 
+from router.cli.dialing import target_flag
 from router.cli.engine_flags import engine_flags, engine_settings, given_engine
-from router.cli.flags import Seconds, target_flag, timeout_flag
+from router.cli.flags import Seconds, timeout_flag
 from router.cli.run import run
 from router.config.fleet_settings import TOMBSTONE_MAX_S
 

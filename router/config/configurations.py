@@ -7,7 +7,7 @@ from msgspec import Meta
 from events.plane.settings import BlockSize, EngineSettings, NatsSettings, Seconds, Settings
 from router.config.fleet_settings import FleetSettings, IndexSettings
 from router.config.gateway_settings import GatewayProcessSettings, GatewaySettings
-from router.config.keys_settings import ProbesSettings, TlsSettings
+from router.config.keys_settings import DialSettings, KeysSettings, ProbesSettings, TlsSettings
 from router.config.picker_settings import PickerProcessSettings, PickerSettings
 from router.config.prompt_settings import PromptsSettings
 from router.config.queue_settings import QueueSettings
@@ -48,6 +48,7 @@ class ServeConfig(Settings, frozen=True):
     fleet: FleetSettings = FleetSettings()
     grpc: GrpcSettings = GrpcSettings()
     tls: TlsSettings = TlsSettings()
+    keys: KeysSettings = KeysSettings()
     probes: ProbesSettings = ProbesSettings()
     metrics: MetricsSettings = MetricsSettings()
     gateway: GatewaySettings = GatewaySettings()
@@ -103,8 +104,10 @@ class GatewayConfig(Settings, frozen=True):
             min_length=1, description="the routers' gRPC addresses, host:port, with commas between"
         ),
     ] = "127.0.0.1:50051"
+    to_router: DialSettings = DialSettings()
     gateway: GatewayProcessSettings = GatewayProcessSettings()
     tls: TlsSettings = TlsSettings()
+    keys: KeysSettings = KeysSettings()
     log: LogSettings = LogSettings()
 
 
@@ -117,6 +120,7 @@ class PickerConfig(Settings, frozen=True):
             min_length=1, description="the routers' gRPC addresses, host:port, with commas between"
         ),
     ] = "127.0.0.1:50051"
+    to_router: DialSettings = DialSettings()
     epp: PickerProcessSettings = PickerProcessSettings()
     tls: TlsSettings = TlsSettings()
     metrics: MetricsSettings = MetricsSettings(listen="127.0.0.1:9090")

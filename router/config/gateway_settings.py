@@ -20,6 +20,13 @@ class GatewaySettings(Settings, frozen=True):
             " something that checks them"
         ),
     ] = False
+    pass_keys: Annotated[
+        bool,
+        Meta(
+            description="pass clients' Authorization and X-Api-Key on to workers, though the"
+            " gateway checks them itself"
+        ),
+    ] = False
     reuse_port: Annotated[
         bool, Meta(description="several gateways may listen on the same port (SO_REUSEPORT)")
     ] = False

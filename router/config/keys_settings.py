@@ -25,6 +25,40 @@ class TlsSettings(Settings, frozen=True):
     ] = None
 
 
+class KeysSettings(Settings, frozen=True):
+    """Keys of callers: bearer tokens, certificates, accounts of issuers, with their rights."""
+
+    file: Annotated[
+        str | None,
+        Meta(
+            description="YAML file of identities and their rights, read again when it changes;"
+            " none: callers need no keys, or certificates alone"
+        ),
+    ] = None
+
+
+class DialSettings(Settings, frozen=True):
+    """How a process proves itself to the routers that it calls, and they to it."""
+
+    tls: Annotated[
+        bool, Meta(description="call over TLS, by the system's CAs unless ca_file is set")
+    ] = False
+    ca_file: Annotated[
+        str | None, Meta(description="PEM file of the CAs of routers' certificates; turns TLS on")
+    ] = None
+    certificate_file: Annotated[
+        str | None, Meta(description="PEM file of the caller's own certificate; turns TLS on")
+    ] = None
+    key_file: Annotated[str | None, Meta(description="PEM file of that certificate's key")] = None
+    name: Annotated[
+        str | None,
+        Meta(description="name in routers' certificates, where it is not that of the address"),
+    ] = None
+    token_file: Annotated[
+        str | None, Meta(description="file with the bearer token, read again when it changes")
+    ] = None
+
+
 class ProbesSettings(Settings, frozen=True):
     """Liveness and readiness over plain HTTP, for probes that bring no certificate and no key."""
 

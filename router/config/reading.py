@@ -112,7 +112,16 @@ def _with_guard(model: dict[str, Any], fleets: dict[str, Any]) -> dict[str, Any]
     return {**model, "routing": {**model["routing"], "guard": {**fleets, **own}}}
 
 
-_OTHER_VARIABLES = frozenset({"KVROUTE_CONFIG", "KVROUTE_TARGET"})
+TARGET_VARIABLES = (
+    "KVROUTE_TARGET_TLS",
+    "KVROUTE_TARGET_CA",
+    "KVROUTE_TARGET_CERTIFICATE",
+    "KVROUTE_TARGET_KEY",
+    "KVROUTE_TARGET_NAME",
+    "KVROUTE_TARGET_TOKEN_FILE",
+)
+"""Of the flags --tls, --tls-ca and so on, in the order of the flags (router/cli/dialing.py)."""
+_OTHER_VARIABLES = frozenset({"KVROUTE_CONFIG", "KVROUTE_TARGET", *TARGET_VARIABLES})
 """Variables of the command line that are no keys of a configuration."""
 
 
@@ -144,7 +153,7 @@ def _read(file: Path) -> dict[str, Any]:
         text = content.decode()
     except UnicodeDecodeError as error:
         raise ConfigError(f"{file}: {error}") from error
-    tree = _parsed(text, f"{file}: ")
+    tree = parse_yaml(text, f"{file}: ")
     if tree is None:
         return {}
     if not isinstance(tree, dict):
@@ -157,7 +166,7 @@ def _read_variable(key: Key, text: str) -> object:
     if _takes_text(key.type):
         may_be_absent = types.NoneType in get_args(key.type)
         return None if may_be_absent and not text else text
-    return _parsed(text, f"environment: {key.variable}: ")
+    return parse_yaml(text, f"environment: {key.variable}: ")
 
 
 def _takes_text(hint: Any) -> bool:
@@ -165,7 +174,7 @@ def _takes_text(hint: Any) -> bool:
     return str in options or any(get_origin(option) is Literal for option in options)
 
 
-def _parsed(text: str, where: str) -> Any:
+def parse_yaml(text: str, where: str) -> Any:
     """Tree of a YAML text; raises ConfigError for any error of the parser.
 
     Beside YAMLError that is RecursionError for deep nesting, and ValueError, KeyError, IndexError,

@@ -97,6 +97,13 @@ class Metrics:
             ["method", "reason"],
             registry=registry,
         )
+        self.calls_denied = Counter(
+            "kvroute_calls_denied",
+            "gRPC calls without a valid key (UNAUTHENTICATED), or whose key lacks the right to the"
+            " method or the worker (PERMISSION_DENIED).",
+            ["method", "reason"],
+            registry=registry,
+        )
         self.call_faults = Counter(
             "kvroute_call_faults",
             "Faults of the router: calls and requests end with INTERNAL, or as the log says.",

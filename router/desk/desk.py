@@ -80,10 +80,16 @@ class Desk:
         if core.lane is not None:
             core.lane.tally = metrics.tally
 
-    def items(self, caller: Caller = UNVERIFIED) -> RouteItems:
-        """For one stream of requests."""
-        steps = partial(self.steps, caller=caller)
-        return RouteItems(steps, self.cancel, self.run, self.leave, self.outlook)
+    def items(
+        self,
+        caller: Caller = UNVERIFIED,
+        steps: Callable[[bytes | None, float], Steps] | None = None,
+        leave: Callable[[Later], None] | None = None,
+    ) -> RouteItems:
+        """For one stream of requests. steps, leave: in the place of the desk's own."""
+        steps = steps or partial(self.steps, caller=caller)
+        run = self.run if caller.usage is None else _none_at_once
+        return RouteItems(steps, self.cancel, run, leave or self.leave, self.outlook)
 
     def route(
         self, request: bytes, left_s: float = inf, caller: Caller = UNVERIFIED
@@ -96,8 +102,11 @@ class Desk:
         try:
             due = self.watch.take() if self.watch is not None else None
             _check_in_time(left_s)
+            if caller.usage is not None:
+                caller.usage.request()
             if (
                 due is not None
+                or caller.usage is not None
                 or self.admission.has_rules
                 or ((plain := self._plain(request, now_s, self._is_behind())) is None)
             ):
@@ -160,9 +169,11 @@ class Desk:
         self.admission.close(stops, self._clock())
         self._on_change()
 
-    def explain(self, request: bytes) -> Generator[None, None, list[bytes]]:
+    def explain(
+        self, request: bytes, caller: Caller = UNVERIFIED
+    ) -> Generator[None, None, list[bytes]]:
         """What `route` would decide, in steps: the parts of an ExplainResponse; raises Refusal."""
-        received, parsed = yield from self._read(request)
+        received, parsed = yield from self._read(request, caller)
         waits = self.admission.may_wait(request_codec.read_wait(received.message, 0.0, inf))
         decision = self._core.decide(parsed, self._clock(), may_strain=not waits)
         self._metrics.requests.labels("explained", "").inc()
@@ -211,6 +222,8 @@ class Desk:
         try:
             due = self.watch.take() if self.watch is not None else None
             _check_in_time(left_s)
+            if caller.usage is not None:
+                caller.usage.request()
             read = yield from self._read(request, caller)
             read_s = self._clock()
             return self._general(request, read, read_s, left_s - (read_s - now_s), due, caller)
@@ -327,7 +340,7 @@ class Desk:
         answers: list[Answered] = []
 
         def decide(may_strain: bool) -> Reservation:
-            answers.append(self._any(read, now_s, due, may_strain))
+            answers.append(self._any(read, now_s, due, may_strain, caller))
             return answers[0][1]
 
         kept = read if len(request) > LONG_BYTES else None
@@ -360,7 +373,8 @@ class Desk:
         """A request that waits, decided; raises Refusal, not counted."""
         now_s, read, plain = self._clock(), waiting.read, None
         try:
-            if waiting.due is None and read is None and not may_strain:
+            usage = waiting.caller.usage
+            if waiting.due is None and read is None and not may_strain and usage is None:
                 plain = self._plain(waiting.request, now_s)
             if plain is None:
                 if read is None:
@@ -371,7 +385,7 @@ class Desk:
                         received,
                         request_codec.read_request(received, self._core, waiting.caller),
                     )
-                plain = self._any(read, now_s, waiting.due, may_strain)
+                plain = self._any(read, now_s, waiting.due, may_strain, waiting.caller)
         except Refusal:
             raise
         except Exception as error:  # a fault of ours, which ends one request and no other
@@ -386,7 +400,9 @@ class Desk:
     def _refused_waiting(self, waiting: Waiting, refusal: Refusal) -> None:
         self._refused(refusal, waiting.request, self._clock(), waiting.due)
 
-    def _any(self, read: Read, now_s: float, due: Due | None, may_strain: bool) -> Answered:
+    def _any(
+        self, read: Read, now_s: float, due: Due | None, may_strain: bool, caller: Caller
+    ) -> Answered:
         """A request answered the general way."""
         received, parsed = read
         request, mark = received.message, self._metrics.stage_clock()
@@ -409,7 +425,14 @@ class Desk:
             self._core.on_priority(outcome.decision.sources[outcome.decision.order[0]])
         self._metrics.picked(outcome)
         mark.total()
+        if caller.usage is not None:
+            caller.usage.reserved(reservation)
         return reservation.answer, reservation, False
+
+
+def _none_at_once(_batch: Batch, _results: Results, _waited_s: float) -> dict[int, Reservation]:
+    """In the place of `Desk.run`, for callers each of whose items is checked."""
+    return {}
 
 
 def _check_in_time(left_s: float) -> None:

@@ -114,10 +114,14 @@ def read_request(received: Received, core: RouterCore, caller: Caller = UNVERIFI
         )
     else:
         prompt = _read_prompt(received, core)
+    model = message.model or (session.model if session else "")
+    if caller.usage is not None:
+        for name in filter(None, (model, prompt.lora_name)) if model else (model,):
+            caller.usage.check_model(name)
     return Request(
         request_id=message.request_id or uuid.uuid4().hex,
         prompt=prompt,
-        model=message.model or (session.model if session else ""),
+        model=model,
         role=role,
         expected_output_tokens=(
             message.expected_output_tokens if message.HasField("expected_output_tokens") else None

@@ -48,6 +48,9 @@ STATUS: dict[Reason, grpc.StatusCode] = {
     Reason.OVERTAKEN: grpc.StatusCode.ABORTED,
     Reason.DEADLINE_EXCEEDED: grpc.StatusCode.DEADLINE_EXCEEDED,
     Reason.CANCELLED: grpc.StatusCode.CANCELLED,
+    Reason.UNAUTHENTICATED: grpc.StatusCode.UNAUTHENTICATED,
+    Reason.PERMISSION_DENIED: grpc.StatusCode.PERMISSION_DENIED,
+    Reason.KEY_LIMIT: grpc.StatusCode.RESOURCE_EXHAUSTED,
     Reason.INTERNAL: grpc.StatusCode.INTERNAL,
 }
 

@@ -11,15 +11,28 @@ rule about tenants can hold (`Admission.has_rules`, `Admission.is_idle`).
 
 from typing import NamedTuple
 
+from router.keys.usage import Usage
+
 
 class Caller(NamedTuple):
     """What a face verified of the caller of a request."""
 
     tenant: str = ""
     """Of the caller's token or certificate; empty: the face verified none."""
+    usage: Usage | None = None
+    """Takes part in each request of a caller whose models or use have bounds; None: they have
+    none."""
 
 
 UNVERIFIED = Caller()
+
+
+def caller_of(usage: Usage | None) -> Caller:
+    """usage: of the identity that a face verified; None: it verifies nobody."""
+    if usage is None:
+        return UNVERIFIED
+    identity = usage.identity
+    return Caller(identity.tenant, usage if identity.is_bounded else None)
 
 
 def tenant_of(field: str, caller: Caller) -> str:

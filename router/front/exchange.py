@@ -107,12 +107,15 @@ class Exchange:
         request_id: str = "",
         low_first: bool = False,
         changes_bodies: bool = True,
+        tenant: str = "",
     ) -> None:
         """path: one of PATHS. headers: without regard to case. query: what follows `?`, as the
         client wrote it. Raises FrontRefusal for a body that can't be read. low_first: the body's
         priority is lower for sooner, as vLLM's own. changes_bodies: False where neither the body
-        nor the answer is the caller's to change."""
+        nor the answer is the caller's to change. tenant: of the client's key; empty: that of the
+        request counts."""
         self.path = path
+        self.tenant = tenant
         self.query = query
         self.kind = PATHS[path]
         self.shape = shape_of(self.kind)
@@ -155,6 +158,8 @@ class Exchange:
         for name in ("model", "session_id", "tenant"):
             if value := getattr(facts, name):
                 options[name] = value
+        if self.tenant:
+            options["tenant"] = self.tenant
         if facts.priority is not None:
             options["priority"] = facts.priority
         counts = (facts.output_tokens_max, output_tokens)

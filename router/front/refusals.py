@@ -50,7 +50,9 @@ STATUS: Mapping[str, int] = {
     "MALFORMED_BODY": 400,
     "TEMPLATE_REFUSED": 400,
     "UNSUPPORTED_CONTENT": 400,
+    "UNAUTHENTICATED": 401,
     "POLICY_NOT_ALLOWED": 403,
+    "PERMISSION_DENIED": 403,
     "UNKNOWN_MODEL": 404,
     "UNKNOWN_WORKER": 404,
     "UNKNOWN_SESSION": 404,
@@ -61,6 +63,7 @@ STATUS: Mapping[str, int] = {
     "ALL_WORKERS_FULL": 429,
     "QUEUE_FULL": 429,
     "TENANT_QUOTA": 429,
+    "KEY_LIMIT": 429,
     "QUEUE_TIMEOUT": 429,
     "WAIT_TOO_LONG": 429,
     "TOO_MANY_RESERVATIONS": 429,
@@ -100,6 +103,8 @@ _CODES = {
     "UNKNOWN_MODEL": "model_not_found",
     "PROMPT_TOO_LONG": "context_length_exceeded",
     "TENANT_QUOTA": "rate_limit_exceeded",
+    "KEY_LIMIT": "rate_limit_exceeded",
+    "UNAUTHENTICATED": "invalid_api_key",
     "RESPONSE_GONE": "previous_response_not_found",
 }
 """Reasons for which OpenAI has a code that clients know; others are their own code."""
@@ -132,6 +137,8 @@ def answer_of(
     """The answer to a request that is refused."""
     status = STATUS.get(reason, 500)
     headers = {"Content-Type": "application/json", "X-Kvroute-Reason": reason}
+    if status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
     if retry_after_s is None and status == 503:
         retry_after_s = 1.0
     if retry_after_s is not None:

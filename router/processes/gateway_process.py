@@ -14,6 +14,8 @@ from router.config.rendering import render
 from router.desk.counters import kvroute_version
 from router.front.gateway.gateway import Gateway
 from router.keys.certificates import Certificates
+from router.keys.dialing import dial_options
+from router.keys.door import Door
 
 log = logging.getLogger("kvroute")
 
@@ -33,6 +35,7 @@ class GatewayApp:
         routers = [target.strip() for target in config.router.split(",")]
         try:
             certificates = Certificates.of(config.tls)
+            door = Door.of(config.keys, certificates, clock=unix_now)
             self.gateway = Gateway(
                 config.gateway,
                 routers,
@@ -40,6 +43,8 @@ class GatewayApp:
                 clock=unix_now,
                 broke=self._broke,
                 certificates=certificates,
+                door=door,
+                dial=dial_options(config.to_router, unix_now),
             )
         except ConfigError:
             raise

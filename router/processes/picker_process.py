@@ -14,6 +14,7 @@ from router.config.rendering import render
 from router.desk.counters import kvroute_version
 from router.front.picker.server import PickerServer
 from router.keys.certificates import Certificates, metrics_tls
+from router.keys.dialing import dial_options
 from router.metrics.http import MetricsServer
 
 log = logging.getLogger("kvroute")
@@ -41,6 +42,7 @@ class PickerApp:
                 clock=unix_now,
                 broke=self._broke,
                 certificates=certificates,
+                dial=dial_options(config.to_router, unix_now),
             )
         except ConfigError:
             raise

@@ -51,12 +51,14 @@ from router.front.gateway.server import check_address
 from router.front.picker.server import PickerServer
 from router.health.warnings import WarningLog
 from router.keys.certificates import Certificates, metrics_tls
+from router.keys.door import Door
 from router.keys.exposure import check_exposure
 from router.keys.followed import Followed
 from router.metrics.http import MetricsServer, split_address
 from router.metrics.of_audit import WatchCollector
 from router.metrics.of_copies import HotPrefixCollector
 from router.metrics.of_fleet import RouterCollector
+from router.metrics.of_keys import KeyCollector
 from router.metrics.of_prompts import PromptCollector
 from router.metrics.of_queue import QueueCollector
 from router.metrics.of_relays import (
@@ -118,10 +120,12 @@ class RouterApp:
             checked_broker(config.nats, config.nats.url, "")
         self.certificates = Certificates.of(config.tls)
         self._followed = Followed()
-        keyed = False
         if self.certificates is not None:
             self._followed.add("certificates", self.certificates)
-            keyed = self.certificates.asks_callers
+        self._door = door = Door.of(config.keys, self.certificates, clock=unix_now)
+        keyed = door is not None
+        if door is not None:
+            door.follow(self._followed)
         self._open_to_all = check_exposure(
             config.grpc.listen,
             key="grpc.listen",
@@ -169,7 +173,7 @@ class RouterApp:
         self.registry.register(WatchCollector(self.watchers))
         self.relays = OwnRelays(fleet=config.fleet.name, clock=clock, rng=self._rng)
         self.core.fleet.relay_trouble = self.relays.trouble
-        self._guard = Guard.of(config.grpc, routing.prompt_tokens_max, self.metrics)
+        self._guard = Guard.of(config.grpc, routing.prompt_tokens_max, self.metrics, door)
         self.admission = Admission(self.core, config.queue, random.Random(self._rng.random()))
         self.desk = Desk(
             self.core,
@@ -373,6 +377,7 @@ class RouterApp:
             PeerCollector(self.core, link, self.clock),
             HotPrefixCollector(self.core),
             QueueCollector(self.admission, self.core.fleet, self.clock),
+            KeyCollector(self._followed, self._door),
             PromptCollector(self.prompts, lambda: self.texts.open),
         ):
             self.registry.register(collector)
@@ -417,12 +422,16 @@ class RouterApp:
             await self._probes.start()
             log.info("probes on %s (port %d)", config.probes.listen, self._probes.port)
         self._tasks.spawn(self._followed.run(), "files of keys")
+        if self._door is not None:
+            self._tasks.spawn(self._door.run(), "keys of issuers")
 
     def _own_socket(self) -> Path | None:
         """Where the faces of this process call; None: where others do."""
         config = self.config
         has_face = bool(config.gateway.listen or config.epp.listen)
-        if self.certificates is None or not has_face or config.grpc.unix_socket:
+        if not has_face or config.grpc.unix_socket:
+            return None
+        if self.certificates is None and self._door is None:
             return None
         if self._own_folder is None:
             self._own_folder = TemporaryDirectory(prefix="kvroute-")  # no other user may look in
@@ -441,6 +450,7 @@ class RouterApp:
             clock=self.clock,
             broke=self._broke,
             certificates=self.certificates,
+            door=self._door,
         )
         await self._gateway.start()
         log.info("HTTP for OpenAI's clients on port %d", self._gateway.port)

@@ -10,7 +10,7 @@ Laws:
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from math import inf
 from time import monotonic
 from typing import Any, NoReturn, TypeAlias, TypeVar
@@ -23,7 +23,9 @@ from grpc_status import rpc_status
 from router.config.serving_settings import GrpcSettings
 from router.desk import statuses
 from router.desk.counters import Metrics
+from router.keys.door import Door
 from router.request.refusal import Reason, Refusal
+from router.service.entrance import Entrance, short
 from router.service.inbound import InFlight, Limit, Limits
 from router.wire.received import TooMuch, check_fields
 
@@ -75,32 +77,45 @@ class Guard:
         clock: Callable[[], float] = monotonic,
         *,
         read_s: float = 20.0,
+        entrance: Entrance | None = None,
     ) -> None:
         """clock: of seconds that only go forward. read_s: in which a client must take a message of
-        a stream."""
+        a stream. entrance: lets calls in; None: all."""
         self.read_s = read_s
+        self._entrance = entrance
         self.limits = limits
         self.in_flight = in_flight
         self.metrics = metrics
         self._clock = clock
         self._logged_s: dict[str, float] = {}
         """Method -> when a fault of it was last logged."""
+        self.methods: set[str] = set()
+        """All that are served, as /package.Service/Method."""
         self._stops = False
         self._refused = 0
         """Calls that came since the server began to stop."""
 
     @classmethod
-    def of(cls, settings: GrpcSettings, prompt_tokens_max: int, metrics: Metrics) -> "Guard":
+    def of(
+        cls,
+        settings: GrpcSettings,
+        prompt_tokens_max: int,
+        metrics: Metrics,
+        door: Door | None = None,
+    ) -> "Guard":
         """As configured."""
         limits = Limits(settings, prompt_tokens_max)
         in_flight = InFlight(settings.in_flight_mib_max << 20)
-        return cls(limits, in_flight, metrics, read_s=settings.read_timeout_s)
+        entrance = None if door is None else Entrance(door, metrics)
+        read_s = settings.read_timeout_s
+        return cls(limits, in_flight, metrics, read_s=read_s, entrance=entrance)
 
     def add(self, server: grpc.aio.Server, service: str, handlers: Mapping[str, Handler]) -> None:
         """Has a server serve the methods of a service, each behind this guard."""
         guarded = {
             name: self._guarded(f"/{service}/{name}", handler) for name, handler in handlers.items()
         }
+        self.methods |= {f"/{service}/{name}" for name in guarded}
         server.add_registered_method_handlers(service, guarded)
 
     def registrar(self, server: grpc.aio.Server) -> Any:
@@ -138,6 +153,8 @@ class Guard:
         """Ends a call with a refusal."""
         if refusal.reason in _BY_SIZE:
             self.metrics.messages_refused.labels(short(method), refusal.reason).inc()
+        elif refusal.reason in _BY_KEY and self._entrance is not None:
+            self._entrance.refused(method, refusal, context)
         await abort(context, refusal)
 
     def _guarded(self, method: str, handler: Handler) -> Handler:
@@ -161,12 +178,15 @@ class Guard:
         behaviour: Any = handler.unary_unary
 
         is_ours = method.startswith(_OURS)
+        entrance = self._entrance_of(method)
 
         async def answer(content: bytes, context: Context) -> bytes:
             if self._stops and is_ours:
                 self._refused += 1
                 await context.abort(grpc.StatusCode.UNAVAILABLE, _STOPPING)
             try:
+                if entrance is not None:
+                    await entrance.enter(context, method, len(content))
                 limit.check_message(content)
                 with hold(len(content)):
                     return write(await behaviour(parse(content), context))
@@ -179,16 +199,15 @@ class Guard:
         limit = self.limits.of(method)
         parse, write = _reader(handler), _writer(handler)
         behaviour: Any = handler.unary_stream
+        entrance = self._entrance_of(method)
 
         async def answers(content: bytes, context: Context) -> None:
             try:
-                limit.check(len(content))
-                await _written(
-                    behaviour(parse(content), _Writing(context, write, self.read_s)),
-                    context,
-                    write,
-                    self.read_s,
-                )
+                async with _entered(entrance, context, method):
+                    limit.check(len(content))
+                    writing = _Writing(context, write, self.read_s)
+                    done = behaviour(parse(content), writing)
+                    await _written(done, context, write, self.read_s)
             except (Exception, asyncio.CancelledError) as error:
                 await self._end(context, method, error)
 
@@ -202,15 +221,22 @@ class Guard:
             read: Callable[..., Any] = _as_it_comes
         else:
             read = _messages
+        entrance = self._entrance_of(method)
 
         async def streams(requests: AsyncIterator[bytes], context: Context) -> None:
             try:
-                done = behaviour(read(requests, limit, parse), context)
-                await _written(done, context, write, self.read_s)
+                async with _entered(entrance, context, method):
+                    done = behaviour(read(requests, limit, parse), context)
+                    await _written(done, context, write, self.read_s)
             except (Exception, asyncio.CancelledError) as error:
                 await self._end(context, method, error)
 
         return streams
+
+    def _entrance_of(self, method: str) -> Entrance | None:
+        """None: the method needs no key."""
+        entrance = self._entrance
+        return entrance if entrance is not None and entrance.guards(method) else None
 
     async def _end(self, context: Context, method: str, error: BaseException) -> NoReturn:
         """Ends a call whose handler raised."""
@@ -293,9 +319,14 @@ async def abort(context: Context, refusal: Refusal) -> NoReturn:
     raise AssertionError("abort() ends the call")
 
 
-def short(method: str) -> str:
-    """A method as metrics name it: Service/Method."""
-    return method.removeprefix("/").rpartition(".")[2]
+@asynccontextmanager
+async def _entered(entrance: Entrance | None, context: Context, method: str) -> AsyncIterator[None]:
+    """A stream, let in and counted while it is open; raises Refusal."""
+    if entrance is None:
+        yield
+        return
+    with (await entrance.enter(context, method)).stream():
+        yield
 
 
 def _reader(handler: Handler) -> Callable[[bytes], Any]:
@@ -353,7 +384,13 @@ async def _written(
 _OURS = "/kvroute.v1."
 """Health is answered for as long as the server is there."""
 _STOPPING = "the router stops; another one takes this call"
-_BY_SIZE = (Reason.MESSAGE_TOO_LARGE, Reason.TOO_MANY_BYTES, Reason.TOO_MANY_WATCHES)
+_BY_SIZE = (
+    Reason.MESSAGE_TOO_LARGE,
+    Reason.TOO_MANY_BYTES,
+    Reason.TOO_MANY_WATCHES,
+    Reason.KEY_LIMIT,
+)
+_BY_KEY = (Reason.UNAUTHENTICATED, Reason.PERMISSION_DENIED)
 
 
 def time_left(context: Context) -> float:

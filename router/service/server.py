@@ -43,7 +43,9 @@ from router.desk.methods import ROUTE_STREAM
 from router.desk.queue_list import listed
 from router.desk.reports import Reports
 from router.desk.stream_items import StreamLife, read_batch
+from router.desk.tenant import caller_of
 from router.keys.certificates import Certificates
+from router.keys.door import CURRENT
 from router.keys.exposure import UNIX
 from router.replicas.fleet_commands import ControlDesk
 from router.request.refusal import Reason, Refusal
@@ -103,11 +105,11 @@ class RouterService(router_pb2_grpc.RouterServicer):
         left_s = time_left(context)
         answered: Answered | Later
         if text_form(request):
-            answered = self.texts.route(request, left_s)
+            answered = self.texts.route(request, left_s, caller_of(CURRENT.get()))
         elif len(request) <= LONG_BYTES:
-            answered = self._desk.route(request, left_s)
+            answered = self._desk.route(request, left_s, caller_of(CURRENT.get()))
         else:
-            answered = await turned(self._desk.steps(request, left_s))
+            answered = await turned(self._desk.steps(request, left_s, caller_of(CURRENT.get())))
         if isinstance(answered, Later):
             answered = await self._waited(answered)
         answer, reservation, repeated = answered
@@ -138,13 +140,16 @@ class RouterService(router_pb2_grpc.RouterServicer):
     ) -> None:
         await context.send_initial_metadata(())  # the client sees that streams get through
         limit = self.guard.limits.of(ROUTE_STREAM)
-        items = self.texts.items()
+        usage = CURRENT.get()
+        items = self.texts.items(caller_of(usage))
         async with (
             LateResults(items, context, read_s=self.guard.read_s) as late,
             StreamLife(self._stopping, jittered(self._stream_age_s)) as life,
         ):
             while (content := await life.read(context)) is not None:
                 limit.check(len(content))
+                if usage is not None:
+                    usage.message(len(content))
                 if len(content) <= SMALL_BYTES:
                     for results in items.decide(read_batch(content)):
                         await _write(late, results)
@@ -158,13 +163,13 @@ class RouterService(router_pb2_grpc.RouterServicer):
     async def Report(  # type: ignore[override]  # bytes, too
         self, request: bytes, context: Context
     ) -> bytes:
-        return await self._reports.report(request, caller_of(context.peer()))
+        return await self._reports.report(request, host_of(context.peer()))
 
     @override
     async def Explain(  # type: ignore[override]  # bytes, too
         self, request: bytes, context: Context
     ) -> bytes:
-        return await self.texts.explain(request)
+        return await self.texts.explain(request, caller_of(CURRENT.get()))
 
 
 class FleetService(fleet_pb2_grpc.FleetServicer):
@@ -222,8 +227,11 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
     ) -> fleet_pb2.RegisterWorkerResponse:
         try:
             settings = request_codec.read_registration(request)
+            _check_worker(settings.id)
             await self._register(settings)
         except Refusal as refusal:
+            if refusal.reason is Reason.PERMISSION_DENIED:
+                raise  # counted by the guard
             await abort(context, refusal)
         if self._commands.removed(settings.id):  # or its beats would still be ignored
             await self._command(context, "undrain", settings.id)
@@ -282,6 +290,7 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         self, context: Context, action: str, worker_id: str, tombstone_s: float = 0.0
     ) -> int:
         """Does it here at once, and tells every replica; returns the ranks it reached here."""
+        _check_worker(worker_id)
         known = (
             worker_id in self._core.fleet.drained
             or self._commands.removed(worker_id)
@@ -315,6 +324,13 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
                 ),
             )
         return ranks
+
+
+def _check_worker(worker_id: str) -> None:
+    """Raises Refusal for a worker that the caller's key is not for."""
+    usage = CURRENT.get()
+    if usage is not None:
+        usage.identity.check_worker(worker_id)
 
 
 class GrpcServer:
@@ -407,6 +423,10 @@ class _Health(health.aio.HealthServicer):
     def end_watches(self) -> None:
         self._ended.set()
 
+    async def List(self, request: Any, context: Context) -> Any:
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "serving or not, and nothing else")
+        raise AssertionError("abort() ends the call")
+
     @override
     async def Watch(self, request: health_pb2.HealthCheckRequest, context: Context) -> None:
         watch = asyncio.ensure_future(super().Watch(request, context))
@@ -493,7 +513,7 @@ def jittered(age_s: float | None) -> float | None:
     return None if age_s is None else random.uniform(age_s / 2, age_s)
 
 
-def caller_of(peer: str) -> str:
+def host_of(peer: str) -> str:
     """The host of a call, as gRPC names its peer; a caller may have any number of ports."""
     kind, _, address = unquote(peer).partition(":")
     return address.rpartition(":")[0].strip("[]") if kind in ("ipv4", "ipv6") else kind

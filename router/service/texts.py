@@ -22,6 +22,7 @@ from router.desk import text_codec
 from router.desk.answers import Answered, Later, Steps, Waiting
 from router.desk.desk import Desk
 from router.desk.stream_items import RouteItems
+from router.desk.tenant import UNVERIFIED, Caller
 from router.desk.text_codec import TextPrompt
 from router.prompts.prompt_error import PromptError, PromptReason
 from router.prompts.prompts import MadeBy, PromptAsk, Prompts, PromptTokens
@@ -69,31 +70,35 @@ class Texts:
         """Prompts whose tokens are being made."""
         return len(self._open)
 
-    def items(self) -> RouteItems:
+    def items(self, caller: Caller = UNVERIFIED) -> RouteItems:
         """For one stream of requests."""
-        desk = self._desk
-        return RouteItems(self.steps, desk.cancel, desk.run, self.leave, desk.outlook)
+        steps = partial(self.steps, caller=caller)
+        return self._desk.items(caller, steps, self.leave)
 
-    def route(self, request: bytes, left_s: float) -> TextWaiting:
+    def route(self, request: bytes, left_s: float, caller: Caller = UNVERIFIED) -> TextWaiting:
         """Begins to make the tokens of a request's prompt, which has a text; raises Refusal,
         counted."""
         try:
             text = text_codec.read_text(request)
+            if caller.usage is not None:
+                caller.usage.check_model(text.message.model)
         except Refusal as refusal:
             raise self._desk.refused(refusal, request) from refusal
         waiting = TextWaiting()
         task = waiting.making = asyncio.get_running_loop().create_task(
-            self._make(waiting, text, request, left_s)
+            self._make(waiting, text, request, left_s, caller)
         )
         self._open.add(task)
         task.add_done_callback(self._open.discard)
         return waiting
 
-    def steps(self, request: bytes | None, left_s: float = inf) -> Steps:
+    def steps(
+        self, request: bytes | None, left_s: float = inf, caller: Caller = UNVERIFIED
+    ) -> Steps:
         """As the desk's."""
         if request is None or not text_form(request):
-            return (yield from self._desk.steps(request, left_s))
-        return self.route(request, left_s)
+            return (yield from self._desk.steps(request, left_s, caller))
+        return self.route(request, left_s, caller)
 
     def leave(self, later: Later) -> None:
         """A caller is gone before its answer."""
@@ -104,13 +109,16 @@ class Texts:
         elif later.making is not None:
             later.making.cancel()
 
-    async def explain(self, request: bytes) -> bytes:
+    async def explain(self, request: bytes, caller: Caller = UNVERIFIED) -> bytes:
         """An Explanation; raises Refusal."""
         if not text_form(request):
-            return b"".join(await turned(self._desk.explain(request)))
+            return b"".join(await turned(self._desk.explain(request, caller)))
         text = text_codec.read_text(request)
+        if caller.usage is not None:
+            caller.usage.check_model(text.message.model)
         made = await self._tokens(text, inf)
-        parts = await turned(self._desk.explain(text_codec.with_tokens(text, made)))
+        tokens = text_codec.with_tokens(text, made)
+        parts = await turned(self._desk.explain(tokens, caller))
         return b"".join((*parts, text_codec.explained(made, text)))
 
     async def tokens(self, text: TextPrompt, left_s: float) -> PromptTokens:
@@ -118,7 +126,12 @@ class Texts:
         return await self._tokens(text, left_s)
 
     async def _make(
-        self, waiting: TextWaiting, text: TextPrompt, request: bytes, left_s: float
+        self,
+        waiting: TextWaiting,
+        text: TextPrompt,
+        request: bytes,
+        left_s: float,
+        caller: Caller,
     ) -> None:
         """From the prompt to the desk; ends by `finish`, or goes on when the queue does."""
         began_s = asyncio.get_running_loop().time()
@@ -132,7 +145,8 @@ class Texts:
             return
         left_s -= asyncio.get_running_loop().time() - began_s
         try:
-            answered = await turned(self._desk.steps(text_codec.with_tokens(text, made), left_s))
+            tokens = text_codec.with_tokens(text, made)
+            answered = await turned(self._desk.steps(tokens, left_s, caller))
         except Refusal as refusal:
             waiting.finish(refusal)
             return

@@ -21,9 +21,11 @@ from router.desk.counters import Metrics
 from router.fleet.topology import PlaceLabels
 from router.front.gateway.counters import ClientCollector, GatewayCounters
 from router.front.picker.counters import PickerCounters
+from router.keys.followed import Followed
 from router.metrics.of_audit import WatchCollector
 from router.metrics.of_copies import HotPrefixCollector
 from router.metrics.of_fleet import RouterCollector
+from router.metrics.of_keys import KeyCollector
 from router.metrics.of_prompts import PromptCollector
 from router.metrics.of_queue import QueueCollector
 from router.metrics.of_relays import BrokerCollector, RelayCollector
@@ -54,6 +56,9 @@ def router_families() -> list[Metric]:
     registry.register(WorkerCollector(fleet.core))
     admission = Admission(fleet.core, QueueSettings(), random.Random(0))
     registry.register(QueueCollector(admission, fleet.core.fleet, fleet.clock))
+    followed = Followed()
+    followed.counts["keys", "ok"] = 1
+    registry.register(KeyCollector(followed, None))
     registry.register(PromptCollector(Prompts({"m": ModelPrompts()}), lambda: 0))
     registry.register(HotPrefixCollector(fleet.core))
     registry.register(WatchCollector(_watchers()))

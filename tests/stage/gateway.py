@@ -2,7 +2,7 @@
 
 import asyncio
 import io
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry
 from events.plane.clock import unix_now
 from router.config.gateway_settings import GatewaySettings
 from router.front.gateway.gateway import Gateway
+from router.keys.door import Door
 from router.prompts.prompts import ModelPrompts, Source
 from router.reservations.reservations import Ending
 from tests.stage.served import Served, served
@@ -97,14 +98,24 @@ class Stage:
 
 
 @asynccontextmanager
-async def a_gateway(*workers: Worker, **settings: Any) -> AsyncIterator[Stage]:
-    """A gateway before a fleet of these workers, w0, w1 ...; the tests add others."""
+async def a_gateway(
+    *workers: Worker,
+    door: Door | None = None,
+    router_door: Door | None = None,
+    dial: Mapping[str, Any] | None = None,
+    **settings: Any,
+) -> AsyncIterator[Stage]:
+    """A gateway before a fleet of these workers, w0, w1 ...; the tests add others.
+
+    door, router_door: keys of the gateway's clients, and of the router's. dial: see Gateway."""
     async with AsyncExitStack() as stack:
         for worker in workers:
             await stack.enter_async_context(worker.run())
         # Workers here answer each request as the test says, so that no router may ask for tokens.
         without_tokens = {"m": ModelPrompts(source=Source.OFF)}
-        router = await stack.enter_async_context(served(models_prompts=without_tokens))
+        router = await stack.enter_async_context(
+            served(models_prompts=without_tokens, door=router_door)
+        )
         broken: list[BaseException] = []
         gateway = Gateway(
             GatewaySettings(listen="127.0.0.1:0", **settings),
@@ -112,6 +123,8 @@ async def a_gateway(*workers: Worker, **settings: Any) -> AsyncIterator[Stage]:
             CollectorRegistry(),
             clock=unix_now,
             broke=broken.append,
+            door=door,
+            dial=dial,
         )
         for number, worker in enumerate(workers):
             router.fleet.add(f"w{number}", address=worker.address)

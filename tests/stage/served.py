@@ -27,6 +27,7 @@ from router.desk.counters import Metrics
 from router.desk.desk import Desk
 from router.desk.reports import Reports
 from router.keys.certificates import Certificates
+from router.keys.door import Door
 from router.prompts.prompts import ModelPrompts, Prompts
 from router.replicas.fleet_commands import ControlDesk
 from router.request.refusal import Refusal
@@ -94,6 +95,7 @@ async def served(
     certificates: Certificates | None = None,
     peers: Any = None,
     on_resync: Callable[[str], None] = lambda _worker_id: None,
+    door: Door | None = None,
     **about: Any,
 ) -> AsyncIterator[Served]:
     """Serves a fleet, and takes the server down without grace. The channel is plain text.
@@ -114,7 +116,7 @@ async def served(
         stage.registered.append(settings)
 
     settings = grpc_settings or GrpcSettings(listen="127.0.0.1:0")
-    guard = Guard.of(settings, fleet.core.routing.prompt_tokens_max, metrics)
+    guard = Guard.of(settings, fleet.core.routing.prompt_tokens_max, metrics, door)
     soon = asyncio.get_running_loop().call_soon
     desk = desk_of(fleet, metrics, guard.fault, watch=watch, queue=queue, soon=soon)
     prompts = Prompts(models_prompts or {})

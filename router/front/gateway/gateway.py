@@ -2,8 +2,9 @@
 
 import asyncio
 import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
+from typing import Any
 
 from prometheus_client import CollectorRegistry
 
@@ -16,6 +17,7 @@ from router.front.gateway.roster import Roster
 from router.front.gateway.server import GatewayServer
 from router.front.gateway.upstreams import Upstreams
 from router.keys.certificates import Certificates
+from router.keys.door import Door
 from router.keys.followed import Followed
 
 
@@ -31,16 +33,20 @@ class Gateway:
         clock: Callable[[], float],
         broke: Callable[[BaseException], None],
         certificates: Certificates | None = None,
+        door: Door | None = None,
+        dial: Mapping[str, Any] | None = None,
     ) -> None:
         """routers: gRPC targets. clock: Unix time. broke: takes a fault of the gateway's own tasks.
-        certificates: for HTTPS. Raises ConfigError or ValueError for an address that is none."""
-        tls, keyed, self._followed = None, False, Followed()
+        certificates: for HTTPS. door: keys of clients. dial: more arguments of the client of
+        routers. Raises ConfigError or ValueError for an address that is none."""
+        tls, self._followed, self._door = None, Followed(), door
         if certificates is not None:
-            keyed = certificates.asks_callers
             self._followed.add("certificates", certificates)
-            tls = certificates.context(ssl.CERT_REQUIRED if keyed else ssl.CERT_NONE)
+            tls = certificates.context(_verify(certificates, door))
+        if door is not None:
+            door.follow(self._followed)
         self._settings = settings
-        self.client = KvRouteClient(routers)
+        self.client = KvRouteClient(routers, **(dial or {}))
         self._upstreams = Upstreams(settings)
         self.roster = Roster(self.client, clock)
         self.counters = GatewayCounters(registry)
@@ -55,7 +61,7 @@ class Gateway:
             lambda report: self._tasks.spawn(report, "report of a first token"),
         )
         self.server = GatewayServer(
-            settings, forwarder, self.roster, self.counters, tls=tls, keyed=keyed
+            settings, forwarder, self.roster, self.counters, tls=tls, door=door
         )
         self._stack = AsyncExitStack()
 
@@ -70,6 +76,8 @@ class Gateway:
         await self.server.start()
         self._tasks.spawn(self.roster.keep(), "list of workers")
         self._tasks.spawn(self._followed.run(), "files of keys")
+        if self._door is not None:
+            self._tasks.spawn(self._door.run(), "keys of issuers")
 
     async def stop(self) -> None:
         """Ends after the open requests, or after gateway.drain_timeout_s."""
@@ -78,3 +86,10 @@ class Gateway:
             await self._tasks.close()
         finally:
             await asyncio.shield(self._stack.aclose())
+
+
+def _verify(certificates: Certificates, door: Door | None) -> ssl.VerifyMode:
+    """Whether clients need a certificate: with a key file, a token does as well."""
+    if not certificates.asks_callers:
+        return ssl.CERT_NONE
+    return ssl.CERT_OPTIONAL if door is not None and door.takes_tokens else ssl.CERT_REQUIRED

@@ -23,14 +23,18 @@ from router.config.keys import ConfigError
 from router.front.exchange import Blame, Exchange
 from router.front.gateway.attempt import WORKER_ERRORS, ClientLeft
 from router.front.gateway.counters import FULL, GatewayCounters
+from router.front.gateway.entrance import entered, without_keys
 from router.front.gateway.forwarding import Forwarder
 from router.front.gateway.roster import Roster
 from router.front.gateway.upstreams import WorkerAnswered
 from router.front.openai_body import PATHS, shape_of
 from router.front.refusals import Answer, FrontRefusal, Shape, answer_of
+from router.keys.door import Door
 from router.keys.exposure import check_exposure
+from router.keys.usage import Usage
 from router.metrics.http import split_address
 from router.metrics.scrape import Scrape
+from router.request.refusal import Refusal
 
 REQUEST_ID_MAX = 256
 """Characters of a client's X-Request-Id; a longer one, or one that isn't printable, is replaced."""
@@ -48,6 +52,10 @@ class _Call:
         self.request = request
         self.began_s = began_s
         self.outcome = "cancelled"
+        self.usage: Usage | None = None
+        """Of the client's identity; None: clients need no keys."""
+        self.id = uuid.uuid4().hex
+        self.ended: bool | None = None
         self.held = 0
         """Bytes that the request's body is reckoned with."""
         known = request.headers.get("X-Request-Id", "")
@@ -66,16 +74,17 @@ class GatewayServer:
         counters: GatewayCounters,
         *,
         tls: ssl.SSLContext | None = None,
-        keyed: bool = False,
+        door: Door | None = None,
     ) -> None:
-        """tls: serves HTTPS. keyed: whether callers need keys, on every address. Raises ConfigError
-        for an address that is none, or that the settings don't allow."""
+        """tls: serves HTTPS. door: keys of clients, on every address; None: they need none. Raises
+        ConfigError for an address that is none, or that the settings don't allow."""
         self._tls = tls
+        self._door = door
         self._settings = settings
         self._forwarder = forwarder
         self._roster = roster
         self._counters = counters
-        self._host, self._port = check_address(settings, keyed)
+        self._host, self._port = check_address(settings, door is not None)
         self._open = 0
         self._body_bytes = 0
         self._stopping = False
@@ -138,17 +147,42 @@ class GatewayServer:
         self._idle.clear()
         self._counters.open.set(self._open)
         try:
+            if self._door is not None:
+                call.usage = await self._enter(request)
             self._hold(call)
             return await self._served(call)
         except FrontRefusal as refusal:
             return self._refused(call, refusal)
         finally:
+            call.ended = True
             self._open -= 1
             self._counters.open.set(self._open)
             self._hold_bytes(call, 0)
             self._counters.requests.labels(request.path, call.outcome).inc()
             if not self._open:
                 self._idle.set()
+
+    async def _enter(self, request: web.Request) -> Usage:
+        """Whose request it is; raises FrontRefusal."""
+        if self._door is None:
+            raise AssertionError("clients need no keys")
+        try:
+            return await entered(self._door, request)
+        except Refusal as refusal:
+            raise _front(refusal) from None
+
+    def _admit(self, call: _Call, exchange: Exchange) -> None:
+        """Checks a request against its client's rights and limits; raises FrontRefusal."""
+        usage = call.usage
+        if usage is None:
+            return
+        try:
+            usage.check_model(exchange.facts.model)
+            usage.message(len(exchange.body))
+            usage.request()
+        except Refusal as refusal:
+            raise _front(refusal) from None
+        usage.reserved(call)
 
     def _hold(self, call: _Call) -> None:
         """Reckons with the request and with its body; raises FrontRefusal past a limit."""
@@ -191,15 +225,18 @@ class GatewayServer:
         return body
 
     async def _served(self, call: _Call) -> web.StreamResponse:
-        request = call.request
+        request, usage = call.request, call.usage
+        strips = usage is not None and not self._settings.pass_keys
         exchange = Exchange(
             request.path,
             await self._read(call),
-            request.headers,
+            without_keys(request.headers) if strips else request.headers,
             query=request.rel_url.raw_query_string,
             request_id=call.request_id,
             low_first=self._settings.priority == "lower",
+            tenant="" if usage is None else usage.identity.tenant,
         )
+        self._admit(call, exchange)
         try:
             response = await self._forwarder.serve(request, exchange, call.began_s)
         except FrontRefusal:
@@ -230,6 +267,13 @@ class GatewayServer:
         reason = error.reason or error.code.name
         if error.reason is None and isinstance(error, RouterUnreachable):
             reason = "ROUTER_UNREACHABLE"
+        if reason in (
+            "UNAUTHENTICATED",
+            "PERMISSION_DENIED",
+        ):  # a fault of the gateway
+            log.error("the router refuses this gateway's key (to_router): %s", error.message)
+            call.outcome = "failed"
+            return self._answer(call, "GATEWAY_FAULT", "the router refuses the gateway's key")
         call.outcome = "refused"
         self._counters.refusals.labels(reason).inc()
         return self._answer(call, reason, error.message, retry_after_s=error.retry_after_s)
@@ -246,7 +290,7 @@ class GatewayServer:
         reason, message = refusal.reason, refusal.message
         call.outcome = "refused"
         self._counters.refusals.labels(reason).inc()
-        retry_after_s = 1.0 if reason in FULL else None
+        retry_after_s = refusal.retry_after_s or (1.0 if reason in FULL else None)
         return self._answer(call, reason, message, retry_after_s=retry_after_s, param=refusal.param)
 
     def _answer(
@@ -285,14 +329,30 @@ class GatewayServer:
     async def _models(self, request: web.Request) -> web.Response:
         if not self._roster.ready:
             await self._roster.refresh()
-        return web.json_response({"object": "list", "data": self._roster.models()})
+        try:
+            cards = await self._cards(request)
+        except FrontRefusal as refusal:
+            return self._refused(_Call(request, 0.0), refusal)
+        return web.json_response({"object": "list", "data": cards})
 
     async def _model(self, request: web.Request) -> web.Response:
         name = request.match_info["name"]
-        for card in self._roster.models():
+        try:
+            cards = await self._cards(request)
+        except FrontRefusal as refusal:
+            return self._refused(_Call(request, 0.0), refusal)
+        for card in cards:
             if card["id"] == name:
                 return web.json_response(card)
         return self._answer(_Call(request, 0.0), "UNKNOWN_MODEL", f"no model is called {name!r}")
+
+    async def _cards(self, request: web.Request) -> list[dict[str, object]]:
+        """The models that a client may use; raises FrontRefusal."""
+        cards = self._roster.models()
+        if self._door is None:
+            return cards
+        identity = (await self._enter(request)).identity
+        return [card for card in cards if identity.may_use(str(card["id"]))]
 
     async def _unknown(self, request: web.Request) -> web.Response:
         known = request.path in PATHS
@@ -308,6 +368,12 @@ def _outcome(exchange: Exchange) -> str:
     if outcome.blame is Blame.CLIENT:
         return "worker_refused"
     return "finished" if outcome.blame is None else "cut"
+
+
+def _front(refusal: Refusal) -> FrontRefusal:
+    front = FrontRefusal(refusal.reason.value, refusal.message)
+    front.retry_after_s = refusal.retry_after_s
+    return front
 
 
 def _response(answer: Answer, request_id: str) -> web.Response:

@@ -8,8 +8,9 @@ would cut them, whatever the gateway's failure mode is.
 import asyncio
 import logging
 import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
+from typing import Any
 
 from prometheus_client import CollectorRegistry
 
@@ -42,17 +43,18 @@ class PickerServer:
         clock: Callable[[], float],
         broke: Callable[[BaseException], None],
         certificates: Certificates | None = None,
+        dial: Mapping[str, Any] | None = None,
     ) -> None:
         """routers: gRPC targets. clock: Unix time. broke: takes a fault of the picker's own tasks.
-        certificates: for connections with TLS. Raises ConfigError or ValueError for an address that
-        is none."""
+        certificates: for connections with TLS. dial: more arguments of the routers' client. Raises
+        ConfigError or ValueError for an address that is none."""
         self._followed = Followed()
         if certificates is not None:
             self._followed.add("certificates", certificates)
         self._settings = settings
         self._host, self._port = split_address(settings.listen)
         self._tls = _context(settings, certificates)
-        self.client = KvRouteClient(routers)
+        self.client = KvRouteClient(routers, **(dial or {}))
         self.roster = Roster(self.client, clock)
         self.counters = PickerCounters(registry)
         self._tasks = Tasks(broke)

@@ -1,21 +1,26 @@
 """Listeners of whole processes: which start, over what, and to whom."""
 
+import asyncio
 import ssl
 from pathlib import Path
 
 import aiohttp
+import grpc
 import pytest
 from click.testing import CliRunner
 
+from kvroute.client import KvRouteClient, Unauthenticated
 from router.cli.main import cli
 from router.config.configurations import GatewayConfig
 from router.config.gateway_settings import GatewayProcessSettings, GatewaySettings
 from router.config.keys import ConfigError
-from router.config.keys_settings import ProbesSettings
+from router.config.keys_settings import KeysSettings, ProbesSettings
 from router.config.serving_settings import GrpcSettings, MetricsSettings
+from router.keys.key_ring import PREFIX, digest
 from router.processes.gateway_process import GatewayApp
 from router.processes.router_process import RouterApp
 from tests.stage.certificates import Authority, written
+from tests.stage.keys import identity, write_keys
 from tests.stage.loopback import serve_config
 
 NOWHERE = "nats://127.0.0.1:1"
@@ -115,3 +120,91 @@ async def test_metrics_and_the_gateway_speak_https_and_probes_do_not(
             assert app._gateway.roster.ready is False
     finally:
         await app.stop()
+
+
+async def test_a_key_file_opens_addresses_and_the_gateway_inside_needs_no_key_of_its_own(
+    tmp_path: Path, authority: Authority
+) -> None:
+    keys = KeysSettings(file=write_keys(tmp_path, identity("a")))
+    app = RouterApp(
+        serve_config(
+            NOWHERE,
+            keys=keys,
+            tls=written(tmp_path, authority.issue()),
+            grpc=GrpcSettings(listen="0.0.0.0:0"),
+            gateway=GatewaySettings(listen="0.0.0.0:0"),
+        )
+    )
+    try:
+        await app.start()
+        trusting = ssl.create_default_context(cadata=authority.pem.decode())
+        async with aiohttp.ClientSession() as session:
+            url = f"https://127.0.0.1:{app.gateway_port}/v1/models"
+            async with session.get(url, ssl=trusting) as answer:
+                assert answer.status == 401
+            key = {"Authorization": "Bearer a-token"}
+            async with session.get(url, ssl=trusting, headers=key) as answer:
+                assert await answer.json() == {"object": "list", "data": []}
+        credentials = grpc.ssl_channel_credentials(authority.pem)
+        target = f"127.0.0.1:{app.grpc_port}"
+        async with KvRouteClient(target, credentials=credentials) as client:
+            with pytest.raises(Unauthenticated):
+                await client.list_workers()
+        async with KvRouteClient(target, credentials=credentials, token="a-token") as client:
+            assert await client.list_workers() == []
+    finally:
+        await app.stop()
+
+
+@pytest.mark.parametrize("text", ["identities: 5", "[", "identities: []\nidentities: []"])
+def test_a_key_file_that_can_not_be_read_stops_the_start(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "keys.yaml"
+    file.write_text(text, encoding="utf-8")
+    for path in (file, tmp_path / "absent"):
+        with pytest.raises(ConfigError, match=r"keys\.file"):
+            RouterApp(serve_config(NOWHERE, keys=KeysSettings(file=str(path))))
+
+
+async def test_commands_bring_certificates_and_tokens(tmp_path: Path, authority: Authority) -> None:
+    """The flags of `kvroute workers` against a router with TLS and keys."""
+    app = RouterApp(
+        serve_config(
+            NOWHERE,
+            keys=KeysSettings(file=write_keys(tmp_path, identity("a", rights=("observe",)))),
+            tls=written(tmp_path, authority.issue(hosts=("router.example",))),
+        )
+    )
+    (tmp_path / "ca.pem").write_bytes(authority.pem)
+    (tmp_path / "token").write_text("a-token\n", encoding="utf-8")
+    tls = ["--tls-ca", str(tmp_path / "ca.pem"), "--tls-name", "router.example"]
+    token = ["--token-file", str(tmp_path / "token")]
+    try:
+        await app.start()
+        target = ["--target", f"127.0.0.1:{app.grpc_port}"]
+
+        async def run(*words: str, **environment: str) -> tuple[int, str]:
+            runner = CliRunner(env=environment)
+            result = await asyncio.to_thread(runner.invoke, cli, [words[0], *target, *words[1:]])
+            return result.exit_code, result.output
+
+        code, output = await run("workers", "--json", *tls, *token)
+        assert (code, output.strip()) == (0, "{}"), output
+        code, output = await run("workers", *tls)
+        assert code == 1
+        assert "no valid key" in output
+        code, output = await run("drain", "w0", *tls, *token)
+        assert code == 1
+        assert "administer" in output
+        variables = {
+            "KVROUTE_TARGET_CA": tls[1],
+            "KVROUTE_TARGET_NAME": tls[3],
+            "KVROUTE_TARGET_TOKEN_FILE": token[1],
+        }
+        assert (await run("workers", "--json", **variables))[0] == 0
+    finally:
+        await app.stop()
+
+
+def test_a_token_is_made_with_its_hash() -> None:
+    token, hashed = CliRunner().invoke(cli, ["token"]).output.split()
+    assert hashed == PREFIX + digest(token).hex()

@@ -8,7 +8,7 @@ import pytest
 from kvroute.v1 import fleet_pb2, router_pb2
 from router.desk import reports, request_codec
 from router.desk.reports import PROGRESS_MAX
-from router.service.server import caller_of
+from router.service.server import host_of
 from tests.stage.fleet import START_S, prompt
 from tests.stage.served import Served, asked, refusal, served
 
@@ -239,7 +239,7 @@ class TestReport:
         ],
     )
     def test_a_caller_is_a_host_without_its_port(self, peer: str, caller: str) -> None:
-        assert caller_of(peer) == caller
+        assert host_of(peer) == caller
 
     async def test_too_many_steps_are_refused(self) -> None:
         async with served() as stage:

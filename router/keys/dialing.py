@@ -1,0 +1,61 @@
+"""How a process calls a router: TLS, its own certificate, its token."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from router.config.keys import ConfigError
+from router.config.keys_settings import DialSettings
+from router.keys.followed import FOLLOW_S, reason_of
+from router.keys.issuers import read_token
+
+
+def dial_options(settings: DialSettings, clock: Callable[[], float]) -> dict[str, Any]:
+    """Arguments of KvRouteClient; raises ConfigError. clock: of seconds that only go forward."""
+    options: dict[str, Any] = {}
+    try:
+        if settings.tls or settings.ca_file or settings.certificate_file:
+            options["credentials"] = _credentials(settings)
+        if settings.token_file is not None:
+            options["token"] = TokenFile(settings.token_file, clock)
+    except (OSError, ValueError) as error:
+        raise ConfigError(reason_of(error)) from error
+    if settings.name is not None:
+        options["channel_options"] = (("grpc.ssl_target_name_override", settings.name),)
+    return options
+
+
+class TokenFile:
+    """The token in a file, which may change."""
+
+    def __init__(self, file: str, clock: Callable[[], float]) -> None:
+        """Raises OSError or ValueError."""
+        self._file = file
+        self._clock = clock
+        self._token = read_token(file)
+        self._read_s = clock()
+
+    def __call__(self) -> str:
+        """The present token; while the file can't be read, the one before."""
+        if self._clock() - self._read_s >= FOLLOW_S:
+            self._read_s = self._clock()
+            try:
+                self._token = read_token(self._file)
+            except (OSError, ValueError):
+                return self._token  # a router refuses it once it counts no more
+        return self._token
+
+
+def _credentials(settings: DialSettings) -> grpc.ChannelCredentials:
+    """Raises OSError or ValueError."""
+    if (settings.certificate_file is None) != (settings.key_file is None):
+        raise ValueError("a certificate needs its key, and a key its certificate")
+    return grpc.ssl_channel_credentials(
+        _content(settings.ca_file), _content(settings.key_file), _content(settings.certificate_file)
+    )
+
+
+def _content(file: str | None) -> bytes | None:
+    return None if file is None else Path(file).read_bytes()

@@ -1,0 +1,146 @@
+"""Whose call it is: from a key, a certificate or a unix socket to an identity.
+
+    bearer token     -> the identity that has its hash, or the account of its issuer
+    certificate      -> the identity that has one of its names; without a key file: its own name
+    unix socket      -> all rights: the permissions of its file let the caller in
+
+Law: a caller that brings a token is that token's identity or nobody, whatever else it brings.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable
+from contextvars import ContextVar
+from pathlib import Path
+
+from router.config.keys import ConfigError
+from router.config.keys_settings import KeysSettings
+from router.config.reading import parse_yaml
+from router.keys.certificates import Certificates
+from router.keys.followed import Followed, reason_of
+from router.keys.identity import UNIX, Identity, unauthenticated
+from router.keys.issuers import Issuers, UnknownKeyError
+from router.keys.key_ring import KeyFile, KeyRing, digest
+from router.keys.usage import Usage
+
+FILE_BYTES_MAX = 16 << 20
+_CERTIFIED_MAX = 4096
+"""Callers without a key file whose certificates' names are kept."""
+
+CURRENT: ContextVar[Usage | None] = ContextVar("kvroute_caller", default=None)
+"""Whose call the running task handles; None: a listener without keys."""
+
+
+class Door:
+    """The keys of one process."""
+
+    def __init__(
+        self,
+        file: str | None,
+        *,
+        clock: Callable[[], float],
+    ) -> None:
+        """file: None: callers' certificates alone let in, with all rights. clock: Unix time that
+        only goes forward. Raises ConfigError."""
+        self._file = None if file is None else Path(file)
+        self._clock = clock
+        self._content = b""
+        self._ring = KeyRing(KeyFile(identities=()))
+        self.issuers = Issuers((), clock)
+        self._usages: dict[str, Usage] = {}
+        self._unix = Usage(UNIX, clock)
+        if self._file is not None:
+            try:
+                self.reload()
+            except (OSError, ValueError) as error:
+                raise ConfigError(f"{self._file}: {reason_of(error)} - at `$.keys.file`") from error
+
+    @classmethod
+    def of(
+        cls,
+        settings: KeysSettings,
+        certificates: Certificates | None,
+        *,
+        clock: Callable[[], float],
+    ) -> "Door | None":
+        """As configured; None: callers need no keys. Raises ConfigError."""
+        asks = certificates is not None and certificates.asks_callers
+        if settings.file is None and not asks:
+            return None
+        return cls(settings.file, clock=clock)
+
+    @property
+    def takes_tokens(self) -> bool:
+        """Whether there is a key file, so that a caller needs no certificate."""
+        return self._file is not None
+
+    def reload(self) -> bool:
+        """See Readable. A key that is not in the file any more lets no new call in."""
+        if self._file is None:
+            return False
+        with self._file.open("rb") as opened:
+            content = opened.read(FILE_BYTES_MAX + 1)
+        if len(content) > FILE_BYTES_MAX:
+            raise ConfigError(f"more than {FILE_BYTES_MAX >> 20} MiB")
+        if content == self._content:
+            return False
+        ring = KeyRing.of(parse_yaml(content.decode(), ""))
+        if ring.issuers != self._ring.issuers:
+            self.issuers = Issuers(ring.issuers, self._clock)
+        self._content, self._ring = content, ring
+        self._usages = {name: use for name, use in self._usages.items() if name in ring.names}
+        return True
+
+    def enter(
+        self, token: str | None, names: Callable[[], Iterable[str]], *, is_unix: bool
+    ) -> Usage:
+        """The caller of a call; raises Refusal, or UnknownKeyError.
+
+        names: of its verified certificate, if it has one: see KeyRing.of_certificate.
+        """
+        if token is not None:
+            identity = self._ring.of_token(digest(token))
+            if identity is None and (account := self.issuers.verify(token)) is not None:
+                identity = self._ring.of_account(*account)
+        elif self._file is None:
+            identity = self._certified(names())
+        else:
+            identity = self._ring.of_certificate(names()) if self._ring.has_certificates else None
+        if identity is not None:
+            return self._usage(identity)
+        if is_unix and token is None:
+            return self._unix
+        raise unauthenticated()
+
+    async def enter_after(
+        self, error: UnknownKeyError, token: str, names: Callable[[], Iterable[str]]
+    ) -> Usage:
+        """Like `enter`, after keys of the token's issuer were fetched; raises Refusal."""
+        await self.issuers.fetch(str(error))
+        try:
+            return self.enter(token, names, is_unix=False)
+        except UnknownKeyError:
+            raise unauthenticated() from None
+
+    def follow(self, followed: Followed) -> None:
+        """Has the key file read again when it changes."""
+        if self._file is not None:
+            followed.add("keys", self)
+
+    async def run(self) -> None:
+        """Keeps the keys of issuers fresh until it is cancelled."""
+        while True:
+            issuers = self.issuers
+            await issuers.refresh()
+            await asyncio.sleep(1.0)
+
+    def _certified(self, names: Iterable[str]) -> Identity | None:
+        name = next(iter(names), None)
+        return None if name is None else Identity(name[:256])
+
+    def _usage(self, identity: Identity) -> Usage:
+        usage = self._usages.get(identity.name)
+        if usage is None or usage.identity != identity:
+            if len(self._usages) >= _CERTIFIED_MAX and self._file is None:
+                self._usages.clear()  # they have no limits, so nothing is lost
+            usage = self._usages[identity.name] = Usage(identity, self._clock)
+        return usage

@@ -1,0 +1,85 @@
+"""An identity: a caller that brought a key, and what it may do. Pure."""
+
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+
+from router.keys.rights import ALL, Right
+from router.request.refusal import Reason, Refusal
+
+TENANT_MAX = 256
+EVERYTHING = ("*",)
+
+
+@dataclass(frozen=True, slots=True)
+class Allowance:
+    """Limits of an identity in one process; None: there is none."""
+
+    requests_per_s: float | None = None
+    """Routes and items of streams; a burst may have those of one second."""
+    reservations: int | None = None
+    """Open at once."""
+    streams: int | None = None
+    """Calls open at once that stream."""
+    mib_per_s: float | None = None
+    """Of messages to the router; a burst may have those of one second, and one message."""
+
+
+NO_LIMITS = Allowance()
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """As the key file says. Patterns have * and ? as in file names."""
+
+    name: str
+    rights: frozenset[Right] = ALL
+    tenant: str = ""
+    """Replaces the tenant that a request names; empty: a request may name any."""
+    models: tuple[str, ...] = EVERYTHING
+    """Patterns of the models that requests may name."""
+    workers: tuple[str, ...] = EVERYTHING
+    """Patterns of the ids that fleet commands may name."""
+    limits: Allowance = field(default=NO_LIMITS)
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether each request has to be looked at."""
+        return self.models != EVERYTHING or self.limits != NO_LIMITS
+
+    def check_right(self, right: Right) -> None:
+        """Raises Refusal."""
+        if right not in self.rights:
+            raise _denied(f"this key lacks the right `{right}`", "right", right)
+
+    def check_model(self, model: str) -> None:
+        """Raises Refusal. A request that names no model needs the right to all."""
+        if not self.may_use(model):
+            raise _denied("this key is not for the model of the request", "field", "model")
+
+    def may_use(self, model: str) -> bool:
+        """Whether requests may name a model."""
+        return _matches(model, self.models)
+
+    def check_worker(self, worker_id: str) -> None:
+        """Raises Refusal."""
+        if not _matches(worker_id, self.workers):
+            raise _denied("this key is not for this worker", "field", "worker_id")
+
+
+ANYBODY = Identity("anybody")
+"""The caller of a listener without keys."""
+UNIX = Identity("unix socket")
+"""A caller without a key on a unix socket, whose file's permissions let it in."""
+
+
+def unauthenticated() -> Refusal:
+    """The one refusal of a caller without a valid key: it says nothing about the reason."""
+    return Refusal(Reason.UNAUTHENTICATED, "the call has no valid key")
+
+
+def _denied(sentence: str, name: str, value: str) -> Refusal:
+    return Refusal(Reason.PERMISSION_DENIED, sentence, metadata={name: value})
+
+
+def _matches(name: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)

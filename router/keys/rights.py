@@ -1,0 +1,51 @@
+"""Which right each method needs. Pure.
+
+Law: a method that is not in the table is refused to every caller with keys.
+"""
+
+from enum import StrEnum
+
+
+class Right(StrEnum):
+    """A group of methods."""
+
+    ROUTE = "route"
+    """Picks a worker and reserves load there; makes tokens of prompts."""
+    REPORT = "report"
+    """Moves reservations on, and ends them."""
+    OBSERVE = "observe"
+    """Reads the state of fleet and queue, and explanations; changes nothing."""
+    ADMINISTER = "administer"
+    """Commands to the fleet."""
+
+
+ALL = frozenset(Right)
+
+_ROUTER = "/kvroute.v1.Router/"
+_FLEET = "/kvroute.v1.Fleet/"
+_PROMPTS = "/kvroute.v1.Prompts/"
+_REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/"
+_HEALTH = "/grpc.health.v1.Health/"
+
+RIGHTS: dict[str, Right | None] = {
+    _ROUTER + "Route": Right.ROUTE,
+    _ROUTER + "RouteStream": Right.ROUTE,
+    _ROUTER + "Report": Right.REPORT,
+    _ROUTER + "Explain": Right.OBSERVE,
+    _PROMPTS + "Render": Right.ROUTE,
+    _PROMPTS + "ListTokenizers": Right.OBSERVE,
+    _FLEET + "ListWorkers": Right.OBSERVE,
+    _FLEET + "WatchWorkers": Right.OBSERVE,
+    _FLEET + "ListQueue": Right.OBSERVE,
+    _FLEET + "GetIndexStats": Right.OBSERVE,
+    _FLEET + "RegisterWorker": Right.ADMINISTER,
+    _FLEET + "DrainWorker": Right.ADMINISTER,
+    _FLEET + "RemoveWorker": Right.ADMINISTER,
+    _FLEET + "ResyncWorker": Right.ADMINISTER,
+    _REFLECTION + "ServerReflectionInfo": Right.OBSERVE,
+    # Serving or not, and nothing else: for every caller.
+    _HEALTH + "Check": None,
+    _HEALTH + "Watch": None,
+    _HEALTH + "List": None,
+}
+"""By /package.Service/Method; None: needs no key."""

@@ -1,0 +1,107 @@
+"""Lets a gRPC call in: whose it is, and whether it may call the method."""
+
+import logging
+from collections.abc import Callable, Iterator
+from time import monotonic
+from typing import Any
+
+import grpc.aio
+
+from router.desk.counters import Metrics
+from router.keys.door import CURRENT, Door
+from router.keys.issuers import UnknownKeyError
+from router.keys.rights import RIGHTS
+from router.keys.usage import Usage
+from router.request.refusal import Reason, Refusal
+
+LOG_S = 10.0
+"""Between two log lines about refused calls of one method and reason."""
+_BEARER = "bearer "
+
+log = logging.getLogger("kvroute.keys")
+
+
+class Entrance:
+    """Stands before the methods of one gRPC server."""
+
+    def __init__(
+        self, door: Door, metrics: Metrics, clock: Callable[[], float] = monotonic
+    ) -> None:
+        """clock: of seconds that only go forward."""
+        self._door = door
+        self._denied = metrics.calls_denied
+        self._clock = clock
+        self._logged: dict[tuple[str, str], tuple[float, int]] = {}
+        """(method, reason) -> when it was last logged, and how many calls were not since."""
+
+    def guards(self, method: str) -> bool:
+        """Whether a method needs a key. method: /package.Service/Method."""
+        needs = method not in RIGHTS or RIGHTS[method] is not None
+        if needs:
+            for reason in (Reason.UNAUTHENTICATED, Reason.PERMISSION_DENIED):
+                self._denied.labels(short(method), reason)
+        return needs
+
+    async def enter(self, context: Any, method: str, size: int = 0) -> Usage:
+        """The caller of a call, for as long as its task runs; raises Refusal. size: of its message
+        in bytes."""
+        usage = await self._caller(context)
+        CURRENT.set(usage)
+        right = RIGHTS.get(method)
+        if right is None:
+            raise Refusal(Reason.PERMISSION_DENIED, "no key opens this method")
+        usage.identity.check_right(right)
+        if size:
+            usage.message(size)
+        return usage
+
+    def refused(self, method: str, refusal: Refusal, context: Any) -> None:
+        """Counts and logs a call without a valid key, or whose key lacks a right."""
+        usage = CURRENT.get()
+        name = short(method)
+        self._denied.labels(name, refusal.reason).inc()
+        key, now_s = (name, refusal.reason), self._clock()
+        logged_s, more = self._logged.get(key, (-LOG_S, 0))
+        if now_s - logged_s < LOG_S:
+            self._logged[key] = logged_s, more + 1
+            return
+        self._logged[key] = now_s, 0
+        caller = context.peer() if usage is None else f"identity {usage.identity.name!r}"
+        others = f" ({more} more since the last such line)" if more else ""
+        log.warning("%s of %s refused: %s%s", name, caller, refusal.message, others)
+
+    async def _caller(self, context: Any) -> Usage:
+        token = _token(context)
+
+        def names() -> Iterator[str]:
+            return names_of(context.auth_context())
+
+        try:
+            is_unix = token is None and context.peer().startswith("unix:")
+            return self._door.enter(token, names, is_unix=is_unix)
+        except UnknownKeyError as error:
+            return await self._door.enter_after(error, token or "", names)
+
+
+def short(method: str) -> str:
+    """A method as metrics name it: Service/Method."""
+    return method.removeprefix("/").rpartition(".")[2]
+
+
+def _token(context: grpc.aio.ServicerContext[Any, Any]) -> str | None:
+    """The bearer token of a call."""
+    for name, value in context.invocation_metadata() or ():
+        if name == "authorization" and isinstance(value, str):
+            if value[:7].lower() == _BEARER:
+                return value[7:].strip()
+            return ""  # of another scheme: no key of ours
+    return None
+
+
+def names_of(auth_context: dict[str, list[bytes]]) -> Iterator[str]:
+    """Names of a caller's verified certificate, as KeyRing takes them."""
+    for key in ("peer_spiffe_id", "x509_subject_alternative_name"):
+        for value in auth_context.get(key, ()):
+            yield value.decode(errors="replace")
+    for value in auth_context.get("x509_common_name", ()):
+        yield f"cn:{value.decode(errors='replace')}"

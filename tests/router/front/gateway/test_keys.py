@@ -1,0 +1,147 @@
+"""A gateway with keys: which clients it serves, and what workers and the router see of them."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from router.config.keys import ConfigError
+from router.config.keys_settings import DialSettings
+from router.keys.dialing import TokenFile, dial_options
+from router.keys.followed import FOLLOW_S
+from tests.stage.certificates import Authority, written
+from tests.stage.gateway import Stage, Worker, a_gateway, answering
+from tests.stage.keys import a_door, identity
+
+CHAT = "/v1/chat/completions"
+BODY = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
+DONE = b'{"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 1}}'
+
+
+async def chat(stage: Stage, headers: dict[str, str] | None = None, **fields: Any) -> int:
+    async with stage.post(CHAT, BODY | fields, headers=headers) as answer:
+        await answer.read()
+        return int(answer.status)
+
+
+def bearer(token: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {token}"}
+
+
+async def test_only_clients_with_a_key_are_served_and_workers_never_see_it(
+    tmp_path: Path,
+) -> None:
+    worker = Worker(answering(DONE))
+    async with a_gateway(worker, door=a_door(tmp_path, identity("a", rights=("route",)))) as stage:
+        assert await chat(stage, bearer("a-token")) == 200
+        assert await chat(stage, {"x-api-key": "a-token"}) == 200  # Anthropic's clients
+        for headers in (None, bearer("wrong"), {"Authorization": "Basic YTpi"}):
+            async with stage.post(CHAT, BODY, headers=headers) as answer:
+                assert answer.status == 401
+                assert answer.headers["WWW-Authenticate"] == "Bearer"
+                error = (await answer.json())["error"]
+            assert error["message"] == "the call has no valid key"
+            assert error["code"] == "invalid_api_key"
+        assert len(worker.requests) == 2
+        for request in worker.requests:
+            assert not {"Authorization", "X-Api-Key"} & set(request.headers)
+        assert stage.sample("kvroute_gateway_refusals_total", reason="UNAUTHENTICATED") == 3
+
+
+async def test_keys_go_on_to_workers_only_if_configured(tmp_path: Path) -> None:
+    worker = Worker(answering(DONE))
+    async with a_gateway(worker, door=a_door(tmp_path, identity("a")), pass_keys=True) as stage:
+        assert await chat(stage, bearer("a-token")) == 200
+    (request,) = worker.requests
+    assert request.headers["Authorization"] == "Bearer a-token"
+
+
+async def test_without_keys_of_its_own_a_gateway_passes_them_on() -> None:
+    worker = Worker(answering(DONE))
+    async with a_gateway(worker) as stage:
+        assert await chat(stage, bearer("the-engines-key")) == 200
+    (request,) = worker.requests
+    assert request.headers["Authorization"] == "Bearer the-engines-key"
+
+
+async def test_rights_models_and_limits_are_those_of_the_key(tmp_path: Path) -> None:
+    door = a_door(
+        tmp_path,
+        identity("a", models=["m"]),
+        identity("b", models=["other"]),
+        identity("c", rights=("observe",)),
+        identity("d", limits={"requests_per_s": 0.001}),
+    )
+    async with a_gateway(Worker(answering(DONE)), door=door) as stage:
+        assert await chat(stage, bearer("a-token")) == 200
+        assert await chat(stage, bearer("b-token")) == 403
+        assert await chat(stage, bearer("c-token")) == 403
+        assert await chat(stage, bearer("d-token")) == 200
+        async with stage.post(CHAT, BODY, headers=bearer("d-token")) as answer:
+            assert answer.status == 429
+            assert int(answer.headers["Retry-After"]) >= 1
+        for token, models in (("a", ["m"]), ("b", [])):
+            url = f"{stage.base}/v1/models"
+            async with stage.http.get(url, headers=bearer(f"{token}-token")) as answer:
+                assert [card["id"] for card in (await answer.json())["data"]] == models
+            async with stage.http.get(f"{url}/m", headers=bearer(f"{token}-token")) as answer:
+                assert answer.status == (200 if models else 404)
+        async with stage.http.get(f"{stage.base}/v1/models") as answer:
+            assert answer.status == 401
+        for path in ("health", "ready", "metrics"):
+            async with stage.http.get(f"{stage.base}/{path}") as answer:
+                assert answer.status == 200
+
+
+async def test_the_tenant_of_the_key_reaches_the_router(tmp_path: Path) -> None:
+    door = a_door(tmp_path, identity("a", tenant="acme"), identity("b"))
+    seen: list[str] = []
+    async with a_gateway(Worker(answering(DONE)), door=door) as stage:
+        admission = stage.served.desk.admission
+        admit = admission.route
+
+        def spy(request: Any, *rest: Any, **named: Any) -> Any:
+            seen.append(request.tenant)
+            return admit(request, *rest, **named)
+
+        admission.route = spy  # type: ignore[method-assign]
+        for token in ("a-token", "b-token"):
+            assert await chat(stage, bearer(token) | {"X-Tenant-Id": "other"}) == 200
+    assert seen == ["acme", "other"]
+
+
+async def test_a_gateway_brings_the_router_its_own_token(tmp_path: Path) -> None:
+    keys = a_door(tmp_path, identity("gateway", rights=("route", "report", "observe")))
+    file = tmp_path / "token"
+    file.write_text("gateway-token\n", encoding="utf-8")
+    dial = dial_options(DialSettings(token_file=str(file)), lambda: 0.0)
+    worker = Worker(answering(DONE))
+    async with a_gateway(worker, router_door=keys, dial=dial) as stage:
+        assert await chat(stage) == 200
+    (request,) = worker.requests
+    assert "Authorization" not in request.headers
+
+
+def test_a_token_file_is_read_again_and_kept_while_it_is_broken(tmp_path: Path) -> None:
+    file, now_s = tmp_path / "token", [0.0]
+    file.write_text("one\n", encoding="utf-8")
+    token = TokenFile(str(file), lambda: now_s[0])
+    file.write_text("two", encoding="utf-8")
+    assert token() == "one"
+    for text, expected in (("two", "two"), ("", "two"), ("three", "three")):
+        file.write_text(text, encoding="utf-8")
+        now_s[0] += FOLLOW_S
+        assert token() == expected
+
+
+def test_a_wrong_way_to_dial_is_refused_with_its_file(tmp_path: Path) -> None:
+    pair = written(tmp_path, Authority().issue())
+    empty = tmp_path / "empty"
+    empty.write_bytes(b"\n")
+    for settings, sentence in (
+        (DialSettings(ca_file="/no/such"), "/no/such: No such file"),
+        (DialSettings(token_file=str(empty)), "holds no token"),
+        (DialSettings(certificate_file=pair.certificate_file), "needs its key"),
+    ):
+        with pytest.raises(ConfigError, match=sentence):
+            dial_options(settings, lambda: 0.0)
