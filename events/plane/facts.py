@@ -243,6 +243,8 @@ class Control(msgspec.Struct, frozen=True, omit_defaults=True):
     tombstone_s: float = 0.0
     at_s: UnixSeconds = 0.0
     """When it was given: of two commands for a worker, the newer holds."""
+    by: Name = ""
+    """The identity that gave it; empty: an older release did not say."""
 
 
 @dataclass(frozen=True, slots=True)

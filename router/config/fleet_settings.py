@@ -47,6 +47,13 @@ class FleetSettings(Settings, frozen=True):
     workers_max: Annotated[
         int, Meta(ge=1, description="workers known at once; more are ignored, and counted")
     ] = 4096
+    register_networks: Annotated[
+        str,
+        Meta(
+            description="networks (CIDR, with commas between) of engines that RegisterWorker may"
+            " name, by IP address; empty: RegisterWorker is off"
+        ),
+    ] = ""
     state_file: Annotated[
         str | None,
         Meta(

@@ -54,6 +54,7 @@ from router.keys.certificates import Certificates, metrics_tls
 from router.keys.door import Door
 from router.keys.exposure import check_exposure
 from router.keys.followed import Followed
+from router.keys.networks import check_engine_networks, networks_of
 from router.metrics.http import MetricsServer, split_address
 from router.metrics.of_audit import WatchCollector
 from router.metrics.of_copies import HotPrefixCollector
@@ -122,6 +123,7 @@ class RouterApp:
         self._followed = Followed()
         if self.certificates is not None:
             self._followed.add("certificates", self.certificates)
+        self._networks = networks_of(config.fleet.register_networks)
         self._door = door = Door.of(config.keys, self.certificates, clock=unix_now)
         keyed = door is not None
         if door is not None:
@@ -405,7 +407,7 @@ class RouterApp:
                 admission=self.admission,
                 commands=self.commands,
                 send_control=self._send_control,
-                register=self.register,
+                register=self._register_called,
                 runs_relay=self.relays.__contains__,
                 keep=state.keep if state is not None else None,
                 watches_max=config.grpc.watches_max,
@@ -577,6 +579,11 @@ class RouterApp:
                 clock=self.clock,
                 on_failure=self._broke,
             )
+
+    async def _register_called(self, settings: EngineSettings) -> None:
+        """A caller of RegisterWorker names an engine; raises Refusal."""
+        check_engine_networks(settings, self._networks)
+        await self.register(settings)
 
     async def register(self, settings: EngineSettings) -> None:
         """Runs a relay for an engine that has none; raises Refusal."""

@@ -33,6 +33,7 @@ _REGISTERS = {"drain": ("drain",), "undrain": ("drain", "remove"), "remove": ("r
 """Which registers a command writes to. A resync writes to none: nothing of it lasts."""
 
 log = logging.getLogger("kvroute")
+audit = logging.getLogger("kvroute.audit")
 
 
 class _Held(NamedTuple):
@@ -80,11 +81,14 @@ class ControlDesk:
         """Has `call` called whenever what is in force may have changed."""
         self._listeners.append(call)
 
-    def give(self, action: str, worker_id: str, tombstone_s: float = 0.0) -> Control:
-        """A command as this replica gives it, newer than all that are known here of its worker."""
+    def give(self, action: str, worker_id: str, tombstone_s: float = 0.0, by: str = "") -> Control:
+        """A command as this replica gives it, newer than all that are known here of its worker.
+
+        by: the identity of its author.
+        """
         self._given += 1
         name = f"{self._core.replica}-{self._given}"
-        return Control(VERSION, name, action, worker_id, tombstone_s, self._next_s(worker_id))
+        return Control(VERSION, name, action, worker_id, tombstone_s, self._next_s(worker_id), by)
 
     def apply(self, control: Control) -> int:
         """Returns the ranks reached; 0 for a command that was applied before, is older than another
@@ -99,14 +103,25 @@ class ControlDesk:
         if action not in _REGISTERS and action != "resync":
             self._core.fleet.view.dropped["unknown_kind"] += 1
             return 0
+        before = self.state(control.worker_id)
         control = self._timed(control)
         written = self._write(control)
         if not written and action != "resync":
             self.counts["overtaken"] += 1
             return 0
         self.counts[action] += 1
+        ranks = self._perform(control, written)
+        audited(action, control.worker_id, control.by, before, self.state(control.worker_id))
         log.info("%s worker %s (command %s)", action, control.worker_id, control.id)
-        return self._perform(control, written)
+        return ranks
+
+    def state(self, worker_id: str) -> str:
+        """What is in force for a worker, and its ranks here, for the audit log."""
+        fleet = self._core.fleet
+        name = "drained" if worker_id in fleet.drained else "in service"
+        if self.removed(worker_id):
+            name = "removed"
+        return f"{name}, {len(fleet.view.ranks(worker_id))} ranks"
 
     def overtaken(self, control: Control) -> bool:
         """Whether a newer command has voided a part of one that was applied here."""
@@ -207,6 +222,11 @@ class ControlDesk:
             case _:
                 self._on_resync(worker_id)
                 return len(core.fleet.view.ranks(worker_id))
+
+
+def audited(action: str, worker_id: str, by: str, before: str, after: str) -> None:
+    """Writes a command's line to the audit log."""
+    audit.info("%s worker %r by %r: %s -> %s", action, worker_id, by or "unknown", before, after)
 
 
 def _after(at_s: float) -> float:

@@ -20,6 +20,7 @@ from grpc_reflection.v1alpha.reflection_pb2_grpc import (
 )
 from typing_extensions import override
 
+from events.engines.endpoints import masked
 from events.plane.facts import Control
 from events.plane.settings import EngineSettings
 from kvroute.v1 import (
@@ -47,7 +48,7 @@ from router.desk.tenant import caller_of
 from router.keys.certificates import Certificates
 from router.keys.door import CURRENT
 from router.keys.exposure import UNIX
-from router.replicas.fleet_commands import ControlDesk
+from router.replicas.fleet_commands import ControlDesk, audited
 from router.request.refusal import Reason, Refusal
 from router.service.calls import Guard, Handler, abort, time_left
 from router.service.credentials import server_credentials
@@ -228,11 +229,14 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         try:
             settings = request_codec.read_registration(request)
             _check_worker(settings.id)
+            before = self._commands.state(settings.id)
             await self._register(settings)
         except Refusal as refusal:
             if refusal.reason is Reason.PERMISSION_DENIED:
                 raise  # counted by the guard
             await abort(context, refusal)
+        after = f"relay here, {settings.ranks} ranks, at {masked(settings.address)}"
+        audited("register", settings.id, _author(context), before, after)
         if self._commands.removed(settings.id):  # or its beats would still be ignored
             await self._command(context, "undrain", settings.id)
         return fleet_pb2.RegisterWorkerResponse(ranks=settings.ranks)
@@ -301,7 +305,7 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
             await abort(
                 context, Refusal(Reason.UNKNOWN_WORKER, f"no worker {worker_id!r} is known here")
             )
-        control = self._commands.give(action, worker_id, tombstone_s)
+        control = self._commands.give(action, worker_id, tombstone_s, _author(context))
         ranks = self._commands.apply(control)
         sent = await self._send_control(control)
         if self._keep is not None:
@@ -331,6 +335,12 @@ def _check_worker(worker_id: str) -> None:
     usage = CURRENT.get()
     if usage is not None:
         usage.identity.check_worker(worker_id)
+
+
+def _author(context: Context) -> str:
+    """The identity that gives a command."""
+    usage = CURRENT.get()
+    return f"anybody at {host_of(context.peer())}" if usage is None else usage.identity.name
 
 
 class GrpcServer:

@@ -80,7 +80,8 @@ async def test_a_relay_that_raises_anything_ends_itself_only(
 
 
 async def test_a_removal_at_any_replica_stops_the_relay_and_frees_the_id() -> None:
-    async with a_stage(engine_count=1) as stage:
+    loopback = FleetSettings(register_networks="127.0.0.0/8")
+    async with a_stage(engine_count=1, fleet=loopback) as stage:
         await stage.relays["worker-0"].stop()
         engine = stage.engine("worker-0")
         register = partial(

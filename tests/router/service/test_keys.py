@@ -352,3 +352,21 @@ async def test_reflection_tells_its_services_to_those_that_may_observe(tmp_path:
         )
         (answer,) = [answer async for answer in call]
         assert len(answer.list_services_response.service) == 5
+
+
+async def test_a_command_has_its_author_in_its_message_and_in_the_audit_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "kvroute.audit")
+    async with keyed(tmp_path, identity("ops")) as stage:
+        metadata = bearer("ops-token")
+        drain = fleet_pb2.DrainWorkerRequest(worker_id="w0")
+        await stage.workers.DrainWorker(drain, metadata=metadata)
+        remove = fleet_pb2.RemoveWorkerRequest(worker_id="w0")
+        await stage.workers.RemoveWorker(remove, metadata=metadata)
+        assert [control.by for control in stage.sent] == ["ops", "ops"]
+    lines = [record.message for record in caplog.records if record.name == "kvroute.audit"]
+    assert lines == [
+        "drain worker 'w0' by 'ops': in service, 1 ranks -> drained, 1 ranks",
+        "remove worker 'w0' by 'ops': drained, 1 ranks -> removed, 0 ranks",
+    ]
