@@ -86,7 +86,9 @@ def test_contract_client_flags_and_configuration_have_the_same_keys() -> None:
     flags = {flag for option in relay.params for flag in option.opts}
     assert {flag_of(key) for key in KEYS} <= flags
     flags = {flag for option in register.params for flag in option.opts}
-    common = {"--target", "-t", "--timeout", "--json", "worker"}
+    common = {"--target", "-t", "--timeout", "--json", "worker"} | {
+        *("--tls", "--tls-ca", "--tls-certificate", "--tls-key", "--tls-name", "--token-file"),
+    }
     assert flags == {flag_of(key) for key in KEYS - {"id"}} | common
     assert ENGINE.keys() == KEYS, "every key has a value in this test"
     needed = {"id": "w0", "engine": "vllm", "address": "a"}
