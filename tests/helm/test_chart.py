@@ -23,6 +23,7 @@ CUSTOM_KINDS = {"ServiceMonitor", "PodMonitor", "PrometheusRule"} | {
     "InferencePool",
     "HTTPRoute",
     "DestinationRule",
+    "Certificate",
 }
 
 
@@ -107,7 +108,8 @@ def test_variables_of_the_containers_are_keys_of_the_program(
 
 def test_notes_tell_how_to_call_the_router(production: Rendered) -> None:
     assert "port-forward service/demo-kvroute 50051" in production.notes
-    assert "grpcurl -plaintext localhost:50051 kvroute.v1.Fleet/ListWorkers" in production.notes
+    key = 'grpcurl -cacert ca.crt -H "Authorization: Bearer $(cat token)" localhost:50051'
+    assert f"{key} kvroute.v1.Fleet/ListWorkers" in production.notes
     assert "dns:///demo-kvroute-headless.inference.svc:50051" in production.notes
     assert "--nats nats://nats.messaging:4222 --fleet chat-eu" in production.notes
 

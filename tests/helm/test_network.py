@@ -31,8 +31,7 @@ def test_ports_follow_the_listen_addresses(render: Callable[..., Rendered]) -> N
         networkPolicy={"enabled": True},
     )
     assert [port["port"] for port in rendered["service.yaml"]["spec"]["ports"]] == [6000, 6001]
-    assert rendered.router["livenessProbe"]["grpc"]["port"] == 6000
-    assert [port["containerPort"] for port in rendered.router["ports"]] == [6000, 6001]
+    assert [port["containerPort"] for port in rendered.router["ports"]] == [6000, 9466, 6001]
 
 
 def test_without_a_metrics_endpoint_nothing_speaks_of_metrics(
@@ -41,7 +40,7 @@ def test_without_a_metrics_endpoint_nothing_speaks_of_metrics(
     values: dict[str, Any] = {"config": {"metrics": {"listen": ""}}}
     rendered = render(**values, networkPolicy={"enabled": True})
     assert [port["name"] for port in rendered["service.yaml"]["spec"]["ports"]] == ["grpc"]
-    assert [port["name"] for port in rendered.router["ports"]] == ["grpc"]
+    assert [port["name"] for port in rendered.router["ports"]] == ["grpc", "probes"]
     assert len(rendered["networkpolicy.yaml"]["spec"]["ingress"]) == 1
     with pytest.raises(helm.HelmRenderError, match=r"needs config\.metrics\.listen"):
         chart.render({**values, "serviceMonitor": {"enabled": True}})

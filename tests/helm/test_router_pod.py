@@ -59,16 +59,17 @@ def test_deployment_gives_the_pod_no_token_and_no_service_links(default: Rendere
     assert default.pod["spec"]["enableServiceLinks"] is False
 
 
-def test_probes_ask_the_health_service_over_grpc(default: Rendered) -> None:
-    asked = {
-        name: default.router[f"{name}Probe"]["grpc"]
+def test_probes_call_the_plain_port(default: Rendered) -> None:
+    calls = {
+        name: default.router[f"{name}Probe"]["httpGet"]
         for name in ("startup", "readiness", "liveness")
     }
-    assert asked == {
-        "startup": {"port": 50051, "service": "readiness"},
-        "readiness": {"port": 50051, "service": "readiness"},
-        "liveness": {"port": 50051, "service": "liveness"},
+    assert calls == {
+        "startup": {"port": "probes", "path": "/readyz"},
+        "readiness": {"port": "probes", "path": "/readyz"},
+        "liveness": {"port": "probes", "path": "/livez"},
     }
+    assert "probes" not in {port["name"] for port in default["service.yaml"]["spec"]["ports"]}
 
 
 def test_startup_probe_outlasts_the_ready_timeout(

@@ -96,6 +96,30 @@ app.kubernetes.io/part-of: kvroute
 {{- $listen }}
 {{- end }}
 
+{{/* Empty without an endpoint. */}}
+{{- define "kvroute.probesPort" -}}
+{{ regexFind "[0-9]+$" (default dict .Values.config.probes).listen }}
+{{- end }}
+
+{{- define "kvroute.tlsSecret" -}}
+{{- default (printf "%s-tls" (include "kvroute.fullname" .)) .Values.tls.existingSecret }}
+{{- end }}
+
+{{- define "kvroute.keysSecret" -}}
+{{- default (printf "%s-keys" (include "kvroute.fullname" .)) .Values.keys.existingSecret }}
+{{- end }}
+
+{{/* Names under which clients call the routers, as a JSON list. */}}
+{{- define "kvroute.hostNames" -}}
+{{- $names := list "localhost" }}
+{{- range $name := list (include "kvroute.fullname" .) (printf "%s-headless" (include "kvroute.fullname" .)) }}
+{{- range $end := list "" (printf ".%s" $.Release.Namespace) (printf ".%s.svc" $.Release.Namespace) (printf ".%s.svc.cluster.local" $.Release.Namespace) }}
+{{- $names = append $names (printf "%s%s" $name $end) }}
+{{- end }}
+{{- end }}
+{{- concat (rest $names) (list "localhost") .Values.tls.extraNames | toJson }}
+{{- end }}
+
 {{/* config.yaml: the values, and the paths of the files that Secrets bring. */}}
 {{- define "kvroute.config" -}}
 {{- $config := deepCopy .Values.config }}
@@ -113,6 +137,18 @@ app.kubernetes.io/part-of: kvroute
 {{- end }}
 {{- end }}
 {{- $_ := set $config "nats" $nats }}
+{{- if .Values.tls.enabled }}
+{{- $tls := default dict $config.tls }}
+{{- $_ := set $tls "certificate_file" "/etc/kvroute-tls/tls.crt" }}
+{{- $_ := set $tls "key_file" "/etc/kvroute-tls/tls.key" }}
+{{- if .Values.tls.clientCertificates }}
+{{- $_ := set $tls "client_ca_file" "/etc/kvroute-tls/ca.crt" }}
+{{- end }}
+{{- $_ := set $config "tls" $tls }}
+{{- end }}
+{{- if .Values.keys.enabled }}
+{{- $_ := set $config "keys" (dict "file" "/etc/kvroute-keys/keys.yaml") }}
+{{- end }}
 {{- with include "kvroute.eppListen" . }}
 {{- $_ := set $config "epp" (merge (dict "listen" .) (default dict $config.epp)) }}
 {{- end }}
@@ -164,6 +200,33 @@ app.kubernetes.io/part-of: kvroute
     secretName: {{ .name }}
     defaultMode: 0440
 {{- end }}
+{{- end }}
+{{- end }}
+
+{{- define "kvroute.keyVolumeMounts" -}}
+{{- if .Values.tls.enabled }}
+- {name: tls, mountPath: /etc/kvroute-tls, readOnly: true}
+{{- end }}
+{{- if .Values.keys.enabled }}
+- {name: keys, mountPath: /etc/kvroute-keys, readOnly: true}
+{{- end }}
+{{- end }}
+
+{{/* Of the keys only the hashes: no router sees a token. */}}
+{{- define "kvroute.keyVolumes" -}}
+{{- if .Values.tls.enabled }}
+- name: tls
+  secret:
+    secretName: {{ include "kvroute.tlsSecret" . }}
+    defaultMode: 0440
+{{- end }}
+{{- if .Values.keys.enabled }}
+- name: keys
+  secret:
+    secretName: {{ include "kvroute.keysSecret" . }}
+    defaultMode: 0440
+    items:
+      - {key: keys.yaml, path: keys.yaml}
 {{- end }}
 {{- end }}
 
@@ -226,6 +289,12 @@ annotations:
 {{- if lt (float64 (include "kvroute.bytes" .)) (mulf (addf $index 512) 0x1p20) }}
 {{- fail (printf "resources.limits.memory (%v) leaves the router less than 512Mi beside its index: raise it, or lower config.index.memory_mib (%d)." . $index) }}
 {{- end }}
+{{- end }}
+{{- if and (not .Values.keys.enabled) (not (and .Values.tls.enabled .Values.tls.clientCertificates)) (not .Values.config.grpc.any_address) }}
+{{- fail "keys.enabled is false and tls.clientCertificates too: routers would serve callers without keys. Set config.grpc.any_address if that is meant." }}
+{{- end }}
+{{- if not (include "kvroute.probesPort" .) }}
+{{- fail "config.probes.listen is empty: the kubelet calls it, since its probes bring no key." }}
 {{- end }}
 {{- $startup := mul .Values.probes.startup.periodSeconds .Values.probes.startup.failureThreshold }}
 {{- if le (float64 $startup) (float64 (default 30 .Values.config.ready_timeout_s)) }}

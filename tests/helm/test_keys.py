@@ -1,0 +1,104 @@
+"""Certificates and keys of the chart; the rendered configuration, started and called."""
+
+import base64
+from collections.abc import Callable
+from pathlib import Path
+
+import aiohttp
+import grpc
+import helm_python as helm
+import msgspec
+import pytest
+
+from kvroute.client import KvRouteClient, Unauthenticated
+from router.processes.router_process import RouterApp
+from tests.helm.rendered import Rendered, program_config
+
+
+def mounted(rendered: Rendered, template: str, folder: Path) -> None:
+    """Writes a Secret's files."""
+    for name, text in rendered[template]["data"].items():
+        (folder / name).write_bytes(base64.b64decode(text))
+
+
+async def test_the_default_release_starts_with_tls_and_keys_and_answers_probes(
+    default: Rendered, tmp_path: Path
+) -> None:
+    for template in ("tls-secret.yaml", "keys-secret.yaml"):
+        mounted(default, template, tmp_path)
+    config = program_config(default, tmp_path)
+    replace = msgspec.structs.replace
+    config = replace(
+        config,
+        grpc=replace(config.grpc, listen="0.0.0.0:0"),
+        metrics=replace(config.metrics, listen="127.0.0.1:0"),
+        probes=replace(config.probes, listen="127.0.0.1:0"),
+        nats=replace(config.nats, url="nats://127.0.0.1:1"),
+        tls=replace(
+            config.tls,
+            certificate_file=str(tmp_path / Path(str(config.tls.certificate_file)).name),
+            key_file=str(tmp_path / Path(str(config.tls.key_file)).name),
+        ),
+        keys=replace(config.keys, file=str(tmp_path / Path(str(config.keys.file)).name)),
+    )
+    app = RouterApp(config)
+    try:
+        await app.start()
+        async with aiohttp.ClientSession() as kubelet:
+            codes = []
+            for ready in (False, True):
+                app.core.fleet.ready = ready
+                for probe in ("startup", "readiness", "liveness"):
+                    path = default.router[f"{probe}Probe"]["httpGet"]["path"]
+                    async with kubelet.get(f"http://127.0.0.1:{app.probes_port}{path}") as answer:
+                        codes.append(answer.status)
+            assert codes == [503, 503, 200, 200, 200, 200]
+        credentials = grpc.ssl_channel_credentials((tmp_path / "ca.crt").read_bytes())
+        target = f"127.0.0.1:{app.grpc_port}"
+        token = (tmp_path / "token").read_text(encoding="ascii")
+        for name in ("demo-kvroute.inference.svc", "demo-kvroute-headless.inference", "localhost"):
+            options = (("grpc.ssl_target_name_override", name),)
+            async with KvRouteClient(
+                target, credentials=credentials, channel_options=options, token=token
+            ) as client:
+                assert await client.list_workers() == []
+        async with KvRouteClient(
+            target, credentials=credentials, channel_options=options
+        ) as client:
+            with pytest.raises(Unauthenticated):
+                await client.list_workers()
+    finally:
+        await app.stop()
+
+
+def test_the_pod_sees_hashes_of_tokens_only(default: Rendered) -> None:
+    volumes = {
+        volume["name"]: volume["secret"]
+        for volume in default.pod["spec"]["volumes"]
+        if "secret" in volume
+    }
+    assert volumes["keys"]["items"] == [{"key": "keys.yaml", "path": "keys.yaml"}]
+    assert volumes["tls"]["secretName"] == "demo-kvroute-tls"
+
+
+def test_secrets_of_ones_own_take_the_place_of_the_charts(
+    production: Rendered, render: Callable[..., Rendered]
+) -> None:
+    assert "tls-secret.yaml" not in production
+    assert "keys-secret.yaml" not in production
+    certificate = production["certificate.yaml"]["spec"]
+    assert certificate["secretName"] == "demo-kvroute-tls"
+    assert "demo-kvroute-headless.inference.svc" in certificate["dnsNames"]
+    own = render(tls={"existingSecret": "mine", "clientCertificates": True})
+    assert "tls-secret.yaml" not in own
+    assert "client_ca_file: /etc/kvroute-tls/ca.crt" in own.config_text
+
+
+def test_a_release_without_keys_needs_the_switch_and_is_warned_of(
+    chart: helm.Chart, render: Callable[..., Rendered]
+) -> None:
+    with pytest.raises(helm.HelmRenderError, match=r"config\.grpc\.any_address"):
+        chart.render({"keys": {"enabled": False}})
+    rendered = render(keys={"enabled": False}, config={"grpc": {"any_address": True}})
+    assert "WARNING: all that reach the routers" in rendered.notes
+    assert "keys" not in rendered.config_text.split("log:")[0]
