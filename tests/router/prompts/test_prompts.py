@@ -4,7 +4,6 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,10 +24,9 @@ from router.prompts.prompts import (
 from router.prompts.proof import Difference, State, Target
 from router.prompts.renderer import Renderer
 from router.prompts.settings import EngineKind, PromptKind, RendererSettings
-from tests.stage.prompts.engine import CHAT, TEMPLATE, StandIn, chat, quiet, serving
-from tests.stage.prompts.tiny_tokenizer import make_folder
+from tests.stage.prompts.engine import CHAT, StandIn, chat, quiet, serving
+from tests.stage.prompts.renderers import OTHER_TEMPLATE, of_template
 
-OTHER_TEMPLATE = TEMPLATE.replace("assistant\n", "assistant\nSure: ")
 TARGET = Target("vllm", "0.32.0")
 
 
@@ -43,13 +41,12 @@ async def facade(model: ModelPrompts | None = None, **more: Any) -> AsyncIterato
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> RendererSettings:
-    return RendererSettings(folder=str(make_folder(tmp_path_factory.mktemp("same"), TEMPLATE)))
+    return of_template(tmp_path_factory.mktemp("same"))
 
 
 @pytest.fixture(scope="module")
 def other(tmp_path_factory: pytest.TempPathFactory) -> RendererSettings:
-    path: Path = make_folder(tmp_path_factory.mktemp("other"), OTHER_TEMPLATE)
-    return RendererSettings(folder=str(path))
+    return of_template(tmp_path_factory.mktemp("other"), OTHER_TEMPLATE)
 
 
 def model(folder: RendererSettings | None, **more: Any) -> ModelPrompts:
