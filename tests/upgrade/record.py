@@ -83,7 +83,7 @@ def event_plane() -> Iterator[tuple[str, bytes]]:
     yield "hello", encode(Hello(VERSION, "router-a"))
     for i, action in enumerate(("resync", "drain", "undrain", "drain", "remove")):
         tombstone_s = 30.0 if action == "remove" else 0.0
-        control = Control(VERSION, f"router-a-{i}", action, "w0", tombstone_s, AT_S + i)
+        control = Control(VERSION, f"router-a-{i}", action, "w0", tombstone_s, AT_S + i, "ops")
         yield "control", encode(control)
     tokens = b"".join(i.to_bytes(4, "little") for i in range(16))
     warm = Warm(id="copy-1", tokens=tokens, lora_name="lora", cache_salt="salt")
