@@ -400,6 +400,21 @@ def _too_large(payload: bytes) -> Unreadable:
     return Unreadable("too_large", f"{len(payload)} bytes")
 
 
+def _unprintable(beat: Heartbeat) -> str:
+    """Which name of a heartbeat has control characters; empty: none. Names reach headers, logs and
+    terminals of others. Warnings may have lines: they are shown as text."""
+    names = (
+        *(beat.address, beat.engine, beat.engine_version, beat.model, beat.role),
+        *(beat.kv_connector, beat.kv_engine_id, beat.bootstrap_host, beat.priority_scheduling),
+        *(*beat.model_aliases, *beat.labels, *beat.labels.values(), *beat.warning_codes),
+        "".join(beat.lora_names),
+    )
+    for name in names:
+        if not name.isprintable():
+            return f"control characters in {name[:64]!r}"
+    return ""
+
+
 def _tokens_fault(warm: Warm) -> str:
     """Why the engine can't compute this prefix; empty: it can."""
     if not warm.cancel and (not warm.tokens or len(warm.tokens) % 4):
@@ -417,7 +432,7 @@ class _Form(NamedTuple):
 
 
 _FORMS: dict[type[msgspec.Struct], _Form] = {
-    Heartbeat: _Form(msgspec.msgpack.Decoder(Heartbeat), HEARTBEAT_BYTES_MAX),
+    Heartbeat: _Form(msgspec.msgpack.Decoder(Heartbeat), HEARTBEAT_BYTES_MAX, _unprintable),
     SnapshotRequest: _Form(msgspec.msgpack.Decoder(SnapshotRequest), REQUEST_BYTES_MAX),
     SnapshotChunk: _Form(
         msgspec.msgpack.Decoder(SnapshotChunk), fault=lambda chunk: _implausible(chunk.facts)

@@ -220,6 +220,7 @@ def unusable(settings: EngineSettings) -> str:
     """
     ranks = settings.ranks
     errors = {
+        "id": not settings.id.isprintable() and "has control characters",
         "events": settings.events is not None
         and zmq_error(settings.events, ranks=ranks, bind=settings.events_bind),
         "replay": settings.replay is not None and zmq_error(settings.replay, ranks=ranks),

@@ -74,8 +74,8 @@ def worker_of(subject: str) -> WorkerKey | None:
     # An id has a single spelling, or two subjects could stand for the same worker.
     if not worker_id or escape(worker_id) != tokens[4] or str(rank) != tokens[5]:
         return None
-    if len(worker_id) > _ID_CHARACTERS_MAX:
-        return None
+    if len(worker_id) > _ID_CHARACTERS_MAX or not worker_id.isprintable():
+        return None  # ids reach headers, logs and terminals
     return WorkerKey(worker_id, rank)
 
 
