@@ -71,25 +71,25 @@ void read_all(const uint8_t *bytes, size_t size, Seen *seen) {
     uint8_t *copy = exact(size);
     if (size) memcpy(copy, bytes, size);
     Span message = {copy, size};
-    Asked asked;
+    PlainRequest plain;
     memset(seen, 0, sizeof *seen);
     take_apart_all(message);
     skip_all(message);
     seen->items = batch_all(message);
-    seen->plain = read_plain(message, &asked);
+    seen->plain = read_plain(message, &plain);
     if (seen->plain) {
-        touch(asked.request_id), touch(asked.model), touch(asked.session_id);
-        touch(asked.tokens), touch(asked.hashes);
-        seen->request_id = (int64_t)asked.request_id.size;
-        seen->model = (int64_t)asked.model.size;
-        seen->session_id = (int64_t)asked.session_id.size;
-        seen->tokens = (int64_t)asked.tokens.size;
-        seen->hashes = (int64_t)asked.hashes.size;
-        seen->block_size = asked.hashes_block_size;
-        seen->prompt_tokens = (int64_t)asked.prompt_tokens;
-        seen->output_tokens = asked.output_tokens;
-        seen->priority = asked.priority;
-        seen->omit_receipt = asked.omit_receipt;
+        touch(plain.request_id), touch(plain.model), touch(plain.session_id);
+        touch(plain.tokens), touch(plain.hashes);
+        seen->request_id = (int64_t)plain.request_id.size;
+        seen->model = (int64_t)plain.model.size;
+        seen->session_id = (int64_t)plain.session_id.size;
+        seen->tokens = (int64_t)plain.tokens.size;
+        seen->hashes = (int64_t)plain.hashes.size;
+        seen->block_size = plain.hashes_block_size;
+        seen->prompt_tokens = (int64_t)plain.prompt_tokens;
+        seen->output_tokens = plain.output_tokens;
+        seen->priority = plain.priority;
+        seen->omit_receipt = plain.omit_receipt;
     }
     free(copy);
 }

@@ -245,7 +245,7 @@ static int read_odd_item(Span *batch, size_t *fields, OddItem *item) {
         if (read_any(batch, &outer, fields)) return MALFORMED;
         if (++*fields > ODD_FIELDS_MAX) return TOO_MANY;
     } while (outer.number != ROUTE_BATCH_ITEMS || outer.type != BYTES);
-    Span message = outer.bytes;
+    Span message = outer.bytes, request = {0};
     *item = (OddItem){0};
     while (message.size) {
         Span before = message;
@@ -256,11 +256,14 @@ static int read_odd_item(Span *batch, size_t *fields, OddItem *item) {
         } else if (field.number == ROUTE_ITEM_REQUEST && field.type == BYTES) {
             size_t count;
             if (item->is_request) { /* each must be whole before they are put in a row */
-                if (count_fields(field.bytes, 0, 0, ODD_FIELDS_MAX, &count)) return MALFORMED;
+                if (count_fields(request, 0, 0, ODD_FIELDS_MAX, &count) ||
+                    count_fields(field.bytes, 0, 0, ODD_FIELDS_MAX, &count))
+                    return MALFORMED;
             } else {
                 item->first = before;
                 item->request_bytes = 0;
             }
+            request = field.bytes;
             item->request_bytes += field.bytes.size;
             item->is_request = 1;
             item->is_cancel = 0;

@@ -3,8 +3,8 @@
 import pytest
 from google.protobuf.message import DecodeError
 
-from kvroute.v1 import BlockHashes, RouteRequest
-from router.wire.received import TEXT, TOKEN_BYTES, take_apart
+from kvroute.v1 import BlockHashes, RouteBatch, RouteRequest
+from router.wire.received import TEXT, TOKEN_BYTES, in_order, take_apart
 
 FORMS = {"text": 21, "chat_completion_body": 22, "completion_body": 23, "messages_body": 24}
 
@@ -44,3 +44,20 @@ def test_a_replaced_prompt_is_read_like_the_one_that_counts() -> None:
     for message in (broken, broken + later, later + broken + later):
         with pytest.raises(ValueError, match="parsing"):
             take_apart(message, 10, 100, 100)
+
+
+def test_a_request_in_two_fields_is_whole_in_each() -> None:
+    """A field that begins in the first and ends in the second is none."""
+    request = RouteRequest(model="model").SerializeToString()
+
+    def batch(*pieces: bytes) -> bytes:
+        item = b"".join(b"\x12" + bytes([len(piece)]) + piece for piece in pieces)
+        return b"\x0a" + bytes([len(item)]) + item
+
+    assert RouteBatch.FromString(in_order(batch(request, request), 9)).items[0].request.model
+    for at in range(1, len(request)):
+        torn = batch(request[:at], request[at:])
+        with pytest.raises(DecodeError):
+            RouteBatch.FromString(torn)
+        with pytest.raises(ValueError, match="parsing"):
+            in_order(torn, 9)
