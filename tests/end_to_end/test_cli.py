@@ -18,6 +18,7 @@ from google.protobuf import json_format
 from kvroute.client import KvRouteClient, KvRouteError, RetryPolicy
 from router.audit.recompute_receipt import check
 from router.config.configurations import ModelSettings
+from router.config.fleet_settings import FleetSettings
 from router.config.serving_settings import DecisionLogSettings
 from router.policies import POLICIES
 from tests.stage.loopback import Stage, a_stage
@@ -285,7 +286,8 @@ async def test_workers_and_explain_show_a_fleet() -> None:
 
 async def test_a_running_router_takes_every_command_of_an_operator() -> None:
     model = ModelSettings(name="big", block_size=32)
-    async with a_stage(engine_count=1, models=(model,)) as stage:
+    loopback = FleetSettings(register_networks="127.0.0.0/8")
+    async with a_stage(engine_count=1, models=(model,), fleet=loopback) as stage:
         await stage.relays["worker-0"].stop()
         engine, view = stage.engine("worker-0"), stage.router.view
         target = ("--target", f"127.0.0.1:{stage.router.grpc_port}")

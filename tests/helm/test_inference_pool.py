@@ -16,7 +16,7 @@ POOL = {"create": True, "matchLabels": {"app": "vllm"}}
 def test_the_default_has_no_picker(default: Rendered) -> None:
     for template in ("service-epp", "inferencepool", "httproute", "istio-destinationrule"):
         assert f"{template}.yaml" not in default
-    assert [port["name"] for port in default.router["ports"]] == ["grpc", "metrics"]
+    assert "epp" not in [port["name"] for port in default.router["ports"]]
 
 
 def test_a_pool_is_all_that_is_needed(render: Callable[..., Rendered]) -> None:

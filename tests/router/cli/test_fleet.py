@@ -107,13 +107,16 @@ EVIL = {
     "m[/x]": "m[/x]",
     "[red]m[/]": "[red]m[/]",
     "m:smile:": "m:smile:",
+    "モデル": "モデル",
+}
+"""Names, and how a terminal is to show them."""
+CONTROL = {
     "m\x1b[2J\x07": r"m\x1b[2J\x07",
     "m\x9b2J": r"m\x9b2J",
     "m\r\nfake": r"m\r\nfake",
     "m\u202etxt": r"m\u202etxt",
-    "モデル": "モデル",
 }
-"""Names, and how a terminal is to show them."""
+"""Texts that no name of a worker has, and how a terminal is to show them."""
 
 
 @pytest.mark.parametrize(("name", "told"), EVIL.items())
@@ -134,6 +137,23 @@ async def test_names_are_shown_as_they_are_and_never_act_on_the_terminal(
         refused = await explained(stage, capsys, tokens="1,2,3", model=f"no {name}")
         for text in (out, shown, refused):
             assert all(one.isprintable() or one == "\n" for one in text)
+
+
+@pytest.mark.parametrize(("text", "told"), CONTROL.items())
+async def test_warnings_and_errors_never_act_on_the_terminal(
+    capsys: pytest.CaptureFixture[str], text: str, told: str
+) -> None:
+    async with served() as stage:
+        stage.fleet.add("w0", warnings=(text,))
+        target = f"127.0.0.1:{stage.server.port}"
+        assert await show_workers(target, "", as_json=False, timeout_s=5.0) == 0
+        out = capsys.readouterr().out
+        row, warning = out.splitlines()[1:]
+        assert row.startswith("w0/0 ")
+        assert warning == f"w0/0: {told}"
+        refused = await explained(stage, capsys, tokens="1,2,3", model=f"no {text}")
+        for shown in (out, refused):
+            assert all(one.isprintable() or one == "\n" for one in shown)
 
 
 async def test_passwords_in_addresses_are_masked(capsys: pytest.CaptureFixture[str]) -> None:
