@@ -10,6 +10,7 @@ The distribution kvroute-client installs this package, `kvroute`, alone: it need
 their health and googleapis protos, and none of the router's own packages.
 
     calls.py           KvRouteClient: every call of the contract
+    requests.py        its calls about requests, which know no connection
     fleet_calls.py     its calls to the Fleet service
     queue_calls.py     steps of requests that wait, to every router
     prompt_calls.py    its calls to the Prompts service
@@ -72,6 +73,7 @@ from kvroute.client.fallback import FallbackPolicy
 from kvroute.client.life import RoutedRequest, UnusableAnswer
 from kvroute.client.options import RequestKeywords, RouteOptions, route_request
 from kvroute.client.pick import Alternative, OverlapTokens, Pick, PrefillWorker, PromptTokens
+from kvroute.client.requests import RequestCalls
 from kvroute.client.retry import RetryPolicy
 from kvroute.client.tokens import pack_tokens, unpack_tokens
 from kvroute.client.usage import Usage, cached_tokens, read_usage
@@ -99,6 +101,7 @@ __all__ = [
     "Pick",
     "PrefillWorker",
     "PromptTokens",
+    "RequestCalls",
     "RequestKeywords",
     "RetryBudget",
     "RetryBudgetPolicy",

@@ -15,7 +15,7 @@ from kvroute.client.errors import (
 )
 from kvroute.client.fallback import Fallback
 from kvroute.client.lines import Line
-from kvroute.client.options import OnQueued, RouteBytes, RouteOptions
+from kvroute.client.options import OnQueued, RouteBytes
 from kvroute.client.pick import Pick
 from kvroute.client.prompt_hashing import PromptHashing
 from kvroute.client.takeover import Takeover
@@ -47,14 +47,6 @@ class Picker:
         if self.listing is not None:
             self.listing.cancel()
             await asyncio.wait({self.listing})
-
-    def hashed(self, options: RouteOptions) -> str | None:
-        """Replaces the tokens in `options` by block hashes if their block size is known.
-
-        Returns the model whose answer says whether its next prompts may be hashed; None: the
-        answer to this request doesn't say.
-        """
-        return None if self._hashing is None else self._hashing.hashed(options)
 
     async def pick(
         self,

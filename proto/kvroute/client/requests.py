@@ -1,0 +1,209 @@
+"""Requests of a client: routed, followed to their last report, and tried on other workers.
+
+The part of KvRouteClient that knows no connection: it takes picks from a Pick function and sends
+reports through Reports. A router that has a gateway in its own process gives it the same calls.
+"""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from typing import Protocol, Unpack
+
+from kvroute.client.attempts import Attempts
+from kvroute.client.bodies import Body, HttpBody
+from kvroute.client.budget import RetryBudget
+from kvroute.client.errors import KvRouteError, NoWorker
+from kvroute.client.life import RoutedRequest
+from kvroute.client.options import (
+    OnQueued,
+    RequestKeywords,
+    RouteBytes,
+    RouteOptions,
+    route_bytes,
+    settle_body,
+)
+from kvroute.client.pick import Pick
+from kvroute.client.prompt_hashing import PromptHashing
+from kvroute.client.reports import Reports
+from kvroute.client.tokens import pack_tokens
+
+
+class PickFrom(Protocol):
+    """Routes a request; raises KvRouteError."""
+
+    async def __call__(
+        self,
+        request: RouteBytes,
+        timeout_s: float | None,
+        model: str | None,
+        is_final: Callable[[KvRouteError], bool] | None = None,
+        on_queued: OnQueued | None = None,
+    ) -> Pick:
+        """timeout_s: with all attempts; None: the default. model: see PromptHashing.hashed.
+        is_final: errors that get no further attempt. on_queued: see RequestCalls.route."""
+        ...
+
+
+class RequestCalls:
+    """The calls about requests."""
+
+    def __init__(
+        self,
+        pick: PickFrom,
+        reports: Reports,
+        *,
+        budget: RetryBudget,
+        counts: Counter[str],
+        hashing: PromptHashing | None = None,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """hashing: hashes prompts of token ids; None: they are sent as tokens. counts: those of
+        Attempts."""
+        self._pick = pick
+        self._reports = reports
+        self._budget = budget
+        self._counts = counts
+        self._hashing = hashing
+        self._sleep = sleep
+        self._clock = clock
+
+    @property
+    def reports_lost(self) -> int:
+        """Reports of RoutedRequests that did not arrive; the lease makes good for them."""
+        return self._reports.lost
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """The counters of this client since its start: those of Lane, ReportLane, Lines, Watch,
+        Attempts and Fallback, and `picks_moved` away from silent routers. Absent counters are 0."""
+        return self._counts.copy()
+
+    async def route(
+        self,
+        *,
+        timeout_s: float | None = None,
+        on_queued: OnQueued | None = None,
+        **options: Unpack[RouteOptions],
+    ) -> Pick:
+        """Picks a worker and reserves the request's load there; options: see RouteOptions.
+
+        The caller reports the request's progress with report(); request() reports by itself.
+        on_queued: called with a QueueProgress once a second while the request waits in the router's
+        queue. Requests that go as a call of their own, in the place of the fast lane, have none: a
+        client's first ones, and those over 1 MB.
+        """
+        model = self._hashed(options)
+        if on_queued is not None:
+            options["queue_progress"] = True
+        request = route_bytes(**options)
+        return await self._pick(request, timeout_s, model, on_queued=on_queued)
+
+    def request(
+        self,
+        *,
+        timeout_s: float | None = None,
+        on_queued: OnQueued | None = None,
+        **options: Unpack[RouteOptions],
+    ) -> RoutedRequest:
+        """The life of one request, for `async with`; timeout_s is for its routing alone, on_queued
+        as for route().
+
+        Raises InvalidRequest, TypeError or ValueError at once for options that can't be sent.
+        """
+        model = self._hashed(options)
+        if on_queued is not None:
+            options["queue_progress"] = True
+        request = route_bytes(**options)
+        return self._routed(
+            lambda: self._pick(request, timeout_s, model, on_queued=on_queued), request.body
+        )
+
+    def chat(self, body: Body, **about: Unpack[RequestKeywords]) -> RoutedRequest:
+        """request() with the body of POST /v1/chat/completions as its prompt.
+
+            async with client.chat(body) as request:
+                ...  # POST request.body to request.url, with request.headers
+                request.read_usage(answer["usage"], details_enabled=True)
+
+        body: a dict, or JSON as bytes, which are sent untouched. The request has the body's model
+        and cache_salt, unless `about` has others; bytes are parsed only if it leaves the model out,
+        or if there is a salt. To try other workers: attempts(chat_completion_body=body). Raises as
+        request() does.
+        """
+        return self.request(chat_completion_body=body, **about)
+
+    def completion(self, body: Body, **about: Unpack[RequestKeywords]) -> RoutedRequest:
+        """The same for POST /v1/completions."""
+        return self.request(completion_body=body, **about)
+
+    def messages(self, body: Body, **about: Unpack[RequestKeywords]) -> RoutedRequest:
+        """The same for POST /v1/messages, Anthropic's API."""
+        return self.request(messages_body=body, **about)
+
+    def text(self, prompt: str, **about: Unpack[RequestKeywords]) -> RoutedRequest:
+        """request() with the text of a completion's prompt; the caller writes the HTTP request."""
+        return self.request(text=prompt, **about)
+
+    def attempts(
+        self,
+        *,
+        attempts_max: int = 3,
+        timeout_s: float | None = None,
+        **options: Unpack[RouteOptions],
+    ) -> Attempts:
+        """One request, tried on other workers before its first token: see attempts.py.
+
+            async for attempt in client.attempts(token_ids=ids):
+                async with attempt as request:
+                    ...
+
+        attempts_max: most attempts, the first one counted; 1: no further attempt. Up to 8 attempts
+        that met a refused connection don't count. timeout_s: for the routing of each attempt.
+        options: as for request(); a request_id names the first attempt, and later attempts get
+        their number added to it, since each is another request to the router.
+        """
+        if attempts_max < 1:
+            raise ValueError(f"attempts_max is {attempts_max}; 1 is the least")
+        model = self._hashed(options)
+        if (token_ids := options.get("token_ids")) is not None:
+            options["token_ids"] = pack_tokens(token_ids)
+        body = settle_body(options)
+        for name, value in options.items():
+            if isinstance(value, Iterator):  # an iterator can be read once only
+                options[name] = tuple(value)  # type: ignore[literal-required]
+        first = route_bytes(**options)
+        left_out = tuple(options.get("excluded_worker_ids") or ())
+
+        async def route(number: int, tried: tuple[str, ...]) -> Pick:
+            if number == 1:
+                return await self._pick(first, timeout_s, model)
+            again = options.copy()
+            again["excluded_worker_ids"] = (*left_out, *tried)
+            if request_id := options.get("request_id"):
+                again["request_id"] = f"{request_id}-{number}"
+            # A failed request doesn't wait for a worker that may come.
+            return await self._pick(
+                route_bytes(**again), timeout_s, model, lambda error: isinstance(error, NoWorker)
+            )
+
+        return Attempts(
+            route,
+            lambda route: self._routed(route, body),
+            self._budget,
+            attempts_max=attempts_max,
+            clock=self._clock,
+            counts=self._counts,
+        )
+
+    def _routed(self, route: Callable[[], Awaitable[Pick]], body: HttpBody | None) -> RoutedRequest:
+        return RoutedRequest(route, self._reports, self._sleep, body)
+
+    def _hashed(self, options: RouteOptions) -> str | None:
+        """Replaces the tokens in `options` by block hashes if their block size is known.
+
+        Returns the model whose answer says whether its next prompts may be hashed; None: the
+        answer to this request doesn't say.
+        """
+        return None if self._hashing is None else self._hashing.hashed(options)
