@@ -120,8 +120,16 @@ class Reports:
             self._core.fleet.view.dropped["malformed"] += 1
             return b""
         caller = request.caller[:CALLER_MAX]
-        outcomes = [self._of(step, caller) for step in request.progress]
+        outcomes = [self.step(step, caller) for step in request.progress]
         return router_pb2.ReportResponse(outcomes=outcomes).SerializeToString()
+
+    def step(self, message: router_pb2.Progress, caller: str) -> router_pb2.ProgressOutcome:
+        """A step that a caller reports, here or to another replica. caller: its address, or ""."""
+        if message.request_id:
+            return self._of_waiting(message, caller)
+        if message.HasField("priority"):
+            return self._of_running(message, caller)
+        return self._of_reservation(message, caller)
 
     async def _ask(
         self,
@@ -162,15 +170,7 @@ class Reports:
             return router_pb2.ProgressOutcome(
                 result=router_pb2.PROGRESS_RESULT_INVALID, message=f"no Progress: {error}"
             )
-        return self._of(step, caller)
-
-    def _of(self, message: router_pb2.Progress, caller: str) -> router_pb2.ProgressOutcome:
-        """A step that a caller reports, here or to another replica."""
-        if message.request_id:
-            return self._of_waiting(message, caller)
-        if message.HasField("priority"):
-            return self._of_running(message, caller)
-        return self._of_reservation(message, caller)
+        return self.step(step, caller)
 
     def _of_waiting(self, message: router_pb2.Progress, caller: str) -> router_pb2.ProgressOutcome:
         """A step that names its request by the id: of a request that waits, or waited."""

@@ -16,7 +16,6 @@ import socket
 from collections.abc import Callable
 from math import inf
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import msgspec
 from prometheus_client import CollectorRegistry
@@ -46,16 +45,14 @@ from router.desk.counters import Metrics
 from router.desk.desk import Desk
 from router.desk.reports import Reports
 from router.fleet.topology import PlaceLabels
-from router.front.gateway.gateway import Gateway
 from router.front.gateway.server import check_address
-from router.front.picker.server import PickerServer
 from router.health.warnings import WarningLog
 from router.keys.certificates import Certificates, metrics_tls
 from router.keys.door import Door
 from router.keys.exposure import check_exposure
 from router.keys.followed import Followed
 from router.keys.networks import check_engine_networks, networks_of
-from router.metrics.http import MetricsServer, split_address
+from router.metrics.http import MetricsServer
 from router.metrics.of_audit import WatchCollector
 from router.metrics.of_copies import HotPrefixCollector
 from router.metrics.of_fleet import RouterCollector
@@ -73,6 +70,7 @@ from router.metrics.of_workers import WorkerCollector
 from router.metrics.probes import ProbeServer
 from router.policies.configured import DecisionSettings, shadow_policy
 from router.processes.model_prompts import model_prompts
+from router.processes.own_faces import OwnFaces
 from router.prompts.prompts import Prompts
 from router.replicas.copy_link import CopyLink
 from router.replicas.fleet_commands import ControlDesk
@@ -80,6 +78,7 @@ from router.replicas.peer_link import PeerLink
 from router.replicas.saved_commands import FleetState
 from router.request.refusal import Reason, Refusal
 from router.service.calls import Guard
+from router.service.local_router import LocalRouter
 from router.service.server import FleetService, GrpcServer, RouterService
 from router.service.texts import Texts
 from router.service.workers_to_ask import tokens_trouble
@@ -225,11 +224,8 @@ class RouterApp:
         self._probes: ProbeServer | None = None
         if config.probes.listen:
             self._probes = ProbeServer(config.probes.listen, lambda: self.serving)
-        self._own_folder: TemporaryDirectory[str] | None = None
-        self._gateway: Gateway | None = None
-        """The HTTP face of this router, if gateway.listen is set."""
-        self._picker: PickerServer | None = None
-        """Envoy's endpoint picker, if epp.listen is set."""
+        self._faces: OwnFaces | None = None
+        """The HTTP face and Envoy's picker, where they are configured."""
         self._started_at_s = clock()
         self._connected_at_s: float | None = None
 
@@ -256,12 +252,12 @@ class RouterApp:
 
     @property
     def gateway_port(self) -> int:
-        return self._gateway.port if self._gateway is not None else 0
+        return self._faces.gateway_port if self._faces is not None else 0
 
     @property
     def picker_port(self) -> int:
         """Port of Envoy's endpoint picker; 0: there is none."""
-        return self._picker.port if self._picker is not None else 0
+        return self._faces.picker_port if self._faces is not None else 0
 
     async def start(self) -> None:
         """Starts everything; raises ConfigError when an address or the broker can't be had.
@@ -299,8 +295,8 @@ class RouterApp:
         self._use_hot_prefixes(config.routing)
         self._register_collectors(broker, peers, link)
         await self._listen()
-        await self._start_gateway()
-        await self._start_picker()
+        if self._faces is not None:
+            await self._faces.start()
         linked = self._tasks.spawn_task(self._link(peers, link), "connection to replicas")
         self._tasks.spawn(self._connect(broker, feed, linked), "connection to NATS")
         self._tasks.spawn(self._tick(), "router clock")
@@ -389,6 +385,19 @@ class RouterApp:
     async def _listen(self) -> None:
         """Starts gRPC and metrics; raises ConfigError for an address that can't be had."""
         config, state = self.config, self._state
+        fleet = FleetService(
+            self.core,
+            self.clock,
+            self._stopping,
+            stream_age_s=config.grpc.stream_age_s,
+            admission=self.admission,
+            commands=self.commands,
+            send_control=self._send_control,
+            register=self._register_called,
+            runs_relay=self.relays.__contains__,
+            keep=state.keep if state is not None else None,
+            watches_max=config.grpc.watches_max,
+        )
         self._grpc = GrpcServer(
             config.grpc,
             RouterService(
@@ -399,22 +408,10 @@ class RouterApp:
                 texts=self.texts,
                 stream_age_s=config.grpc.stream_age_s,
             ),
-            FleetService(
-                self.core,
-                self.clock,
-                self._stopping,
-                stream_age_s=config.grpc.stream_age_s,
-                admission=self.admission,
-                commands=self.commands,
-                send_control=self._send_control,
-                register=self._register_called,
-                runs_relay=self.relays.__contains__,
-                keep=state.keep if state is not None else None,
-                watches_max=config.grpc.watches_max,
-            ),
+            fleet,
             certificates=self.certificates,
         )
-        await self._grpc.start(self._own_socket())
+        await self._grpc.start()
         log.info("gRPC on %s (port %d)", config.grpc.listen, self._grpc.port)
         if config.metrics.listen:
             self._http = MetricsServer(self.registry, config.metrics.listen, self._metrics_tls)
@@ -426,61 +423,21 @@ class RouterApp:
         self._tasks.spawn(self._followed.run(), "files of keys")
         if self._door is not None:
             self._tasks.spawn(self._door.run(), "keys of issuers")
-
-    def _own_socket(self) -> Path | None:
-        """Where the faces of this process call; None: where others do."""
-        config = self.config
-        has_face = bool(config.gateway.listen or config.epp.listen)
-        if not has_face or config.grpc.unix_socket:
-            return None
-        if self.certificates is None and self._door is None:
-            return None
-        if self._own_folder is None:
-            self._own_folder = TemporaryDirectory(prefix="kvroute-")  # no other user may look in
-        return Path(self._own_folder.name, "grpc")
-
-    async def _start_gateway(self) -> None:
-        """Starts the gateway inside this process, before this router alone."""
-        settings = self.config.gateway
-        if not settings.listen:
-            return
-        registry = CollectorRegistry()
-        self._gateway = Gateway(
-            settings,
-            [self._own_target],
-            registry,
+        self._faces = OwnFaces(
+            config,
+            LocalRouter(
+                self.texts,
+                self.reports,
+                self._guard,
+                fleet.feed.list,
+                rng=random.Random(self._rng.random()),
+            ),
+            self.registry,
             clock=self.clock,
             broke=self._broke,
             certificates=self.certificates,
             door=self._door,
         )
-        await self._gateway.start()
-        log.info("HTTP for OpenAI's clients on port %d", self._gateway.port)
-
-    async def _start_picker(self) -> None:
-        """Starts Envoy's endpoint picker inside this process, before this router alone."""
-        settings = self.config.epp
-        if not settings.listen:
-            return
-        self._picker = PickerServer(
-            settings,
-            [self._own_target],
-            self.registry,
-            clock=self.clock,
-            broke=self._broke,
-            certificates=self.certificates,
-        )
-        await self._picker.start()
-        log.info("ext_proc for Envoy on port %d", self._picker.port)
-
-    @property
-    def _own_target(self) -> str:
-        """The gRPC target of this router, for clients inside this process."""
-        grpc = self.config.grpc
-        if (own := self._own_socket()) is not None or grpc.unix_socket is not None:
-            return f"unix:{own or grpc.unix_socket}"
-        host, _ = split_address(grpc.listen)
-        return f"{_reached(host)}:{self.grpc_port}"
 
     async def run(self) -> int:
         """Serves until SIGTERM or SIGINT; returns the exit code. A second one ends it at once."""
@@ -502,8 +459,8 @@ class RouterApp:
     async def stop(self) -> None:
         """Drains, then stops everything. Safe after a start that failed half way."""
         log.info("draining")
-        faces = (self._gateway, self._picker)  # their open requests still report to this router
-        await asyncio.gather(*(face.stop() for face in faces if face is not None))
+        if self._faces is not None:
+            await self._faces.stop()  # first: their open requests still report to this router
         self._stopping.set()
         self.desk.close()
         if self._grpc is not None:
@@ -523,8 +480,6 @@ class RouterApp:
             await self._http.stop()
         if self._probes is not None:
             await self._probes.stop()
-        if self._own_folder is not None:
-            self._own_folder.cleanup()
         await asyncio.to_thread(self.watchers.log.close)
         await asyncio.gather(
             *(link.close() for link in (self.broker, self.peers) if link is not None)
@@ -704,13 +659,6 @@ class RouterApp:
 def _watcher_failed(error: Exception) -> None:
     """A fault of ours, which no request pays for."""
     log.error("looking at a decision failed; the next ones are only counted", exc_info=error)
-
-
-def _reached(host: str) -> str:
-    """The address at which this process reaches a server of its own that listens on `host`."""
-    if host in ("", "0.0.0.0", "::"):
-        return "127.0.0.1"
-    return f"[{host}]" if ":" in host else host
 
 
 def checked_broker(settings: NatsSettings, url: str, name: str) -> Broker:

@@ -9,8 +9,8 @@ Laws:
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
 from math import inf
 from time import monotonic
 from typing import Any, NoReturn, TypeAlias, TypeVar
@@ -148,6 +148,19 @@ class Guard:
             self._logged_s[method] = now_s
             log.error("%s failed; %s", method, effect, exc_info=error)
         return Refusal(Reason.INTERNAL, "the router failed on this request; its log says how")
+
+    @contextmanager
+    def message(self, method: str, content: bytes) -> Iterator[None]:
+        """Measures a message of this process's own faces, and counts its bytes as in flight
+        meanwhile; raises Refusal, counted."""
+        try:
+            self.limits.of(method).check_message(content)
+            with self.in_flight.hold(len(content)):
+                yield
+        except Refusal as refusal:
+            if refusal.reason in _BY_SIZE:
+                self.metrics.messages_refused.labels(short(method), refusal.reason).inc()
+            raise
 
     async def refuse(self, context: Context, method: str, refusal: Refusal) -> NoReturn:
         """Ends a call with a refusal."""

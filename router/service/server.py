@@ -36,9 +36,7 @@ from router.config.keys import ConfigError
 from router.config.serving_settings import GrpcSettings
 from router.core.admission import Admission
 from router.core.core import RouterCore
-from router.core.fast_path import LONG_BYTES
 from router.desk import request_codec
-from router.desk.answers import Answered, Later
 from router.desk.desk import Desk
 from router.desk.methods import ROUTE_STREAM
 from router.desk.queue_list import listed
@@ -59,7 +57,6 @@ from router.service.texts import Texts
 from router.service.turns import turned
 from router.service.unsent import when_unsent
 from router.service.worker_feed import WATCHES_MAX, WorkerFeed
-from router.wire.received import text_form
 
 KEEPALIVE_TIMEOUT_S = 20.0
 """What a client has to answer a ping."""
@@ -103,17 +100,10 @@ class RouterService(router_pb2_grpc.RouterServicer):
     async def Route(  # type: ignore[override]  # messages are bytes here
         self, request: bytes, context: Context
     ) -> bytes:
-        left_s = time_left(context)
-        answered: Answered | Later
-        if text_form(request):
-            answered = self.texts.route(request, left_s, caller_of(CURRENT.get()))
-        elif len(request) <= LONG_BYTES:
-            answered = self._desk.route(request, left_s, caller_of(CURRENT.get()))
-        else:
-            answered = await turned(self._desk.steps(request, left_s, caller_of(CURRENT.get())))
-        if isinstance(answered, Later):
-            answered = await self._waited(answered)
-        answer, reservation, repeated = answered
+        caller = caller_of(CURRENT.get())
+        answer, reservation, repeated = await self.texts.answered(
+            request, time_left(context), caller
+        )
         if not repeated:
             if time_left(context) <= 0:
                 self._desk.unsent(reservation)
@@ -122,18 +112,6 @@ class RouterService(router_pb2_grpc.RouterServicer):
                 )
             when_unsent(partial(self._desk.unsent, reservation))
         return answer
-
-    async def _waited(self, waiting: Later) -> Answered:
-        """Waits for an answer; raises the Refusal. A caller that is gone leaves the queue."""
-        if waiting.outcome is None:
-            done = asyncio.get_running_loop().create_future()
-            waiting.on_done = partial(_settle, done)
-            try:
-                await done
-            except asyncio.CancelledError:
-                self.texts.leave(waiting)
-                raise
-        return waiting.take()
 
     @override
     async def RouteStream(  # type: ignore[override]  # the same, and read one by one
@@ -374,12 +352,9 @@ class GrpcServer:
             names = (*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME)
             add_reflection(ReflectionServicer(names), others)  # type: ignore[no-untyped-call]
 
-    async def start(self, own_socket: Path | None = None) -> None:
-        """Listens; raises ConfigError when an address can't be had. own_socket: a unix socket for
-        calls of this process."""
+    async def start(self) -> None:
+        """Listens; raises ConfigError when an address can't be had."""
         self.port = self._listen(self._settings.listen)
-        if own_socket is not None:
-            self._listen_on(own_socket, 0o600)
         if self._settings.unix_socket:
             self._listen_on(
                 Path(self._settings.unix_socket), int(self._settings.unix_socket_mode, 8)
@@ -542,11 +517,6 @@ async def _first(future: asyncio.Future[Any], event: asyncio.Event) -> bool:
     finally:
         came.cancel()
         future.cancel()
-
-
-def _settle(done: "asyncio.Future[None]") -> None:
-    if not done.done():
-        done.set_result(None)
 
 
 async def _write(late: LateResults, results: bytes | None) -> None:

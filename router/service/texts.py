@@ -18,6 +18,7 @@ from functools import partial
 from math import inf
 
 from router.core.core import RouterCore
+from router.core.fast_path import LONG_BYTES
 from router.desk import text_codec
 from router.desk.answers import Answered, Later, Steps, Waiting
 from router.desk.desk import Desk
@@ -74,6 +75,30 @@ class Texts:
         """For one stream of requests."""
         steps = partial(self.steps, caller=caller)
         return self._desk.items(caller, steps, self.leave)
+
+    async def answered(
+        self, request: bytes, left_s: float, caller: Caller = UNVERIFIED
+    ) -> Answered:
+        """A request's answer, after a wait if need be; raises Refusal, counted. A caller that is
+        cancelled leaves the queue."""
+        answered: Answered | Later
+        if text_form(request):
+            answered = self.route(request, left_s, caller)
+        elif len(request) <= LONG_BYTES:
+            answered = self._desk.route(request, left_s, caller)
+        else:
+            answered = await turned(self._desk.steps(request, left_s, caller))
+        if not isinstance(answered, Later):
+            return answered
+        if answered.outcome is None:
+            done = asyncio.get_running_loop().create_future()
+            answered.on_done = partial(_settle, done)
+            try:
+                await done
+            except asyncio.CancelledError:
+                self.leave(answered)
+                raise
+        return answered.take()
 
     def route(self, request: bytes, left_s: float, caller: Caller = UNVERIFIED) -> TextWaiting:
         """Begins to make the tokens of a request's prompt, which has a text; raises Refusal,
@@ -216,6 +241,12 @@ class Texts:
                 " (routing.prompt_tokens_max)",
             )
         return made
+
+
+def _settle(done: "asyncio.Future[None]") -> None:
+    """A wait is over; its caller may be gone."""
+    if not done.done():
+        done.set_result(None)
 
 
 def _many() -> PromptError:

@@ -15,6 +15,7 @@ import uvloop
 from hpack import Encoder
 from prometheus_client import CollectorRegistry
 
+from kvroute.client import KvRouteClient
 from router.config.picker_settings import PickerSettings
 from router.front.picker import frames
 from router.front.picker.calls import EXT_PROC, PROCESS
@@ -71,7 +72,9 @@ async def serve(kind: str, target: str) -> int:
             raise SystemExit(repr(error))
 
         registry = CollectorRegistry()
-        picker = PickerServer(settings, [target], registry, clock=time.time, broke=broke)
+        picker = PickerServer(
+            settings, KvRouteClient(target), registry, clock=time.time, broke=broke
+        )
         await picker.start()
         while not picker.ready:  # noqa: ASYNC110  # nothing to await
             await asyncio.sleep(0.01)

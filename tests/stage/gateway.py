@@ -12,6 +12,7 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 
 from events.plane.clock import unix_now
+from kvroute.client import KvRouteClient
 from router.config.gateway_settings import GatewaySettings
 from router.front.gateway.gateway import Gateway
 from router.keys.door import Door
@@ -103,6 +104,7 @@ async def a_gateway(
     door: Door | None = None,
     router_door: Door | None = None,
     dial: Mapping[str, Any] | None = None,
+    in_process: bool = False,
     **settings: Any,
 ) -> AsyncIterator[Stage]:
     """A gateway before a fleet of these workers, w0, w1 ...; the tests add others.
@@ -119,12 +121,13 @@ async def a_gateway(
         broken: list[BaseException] = []
         gateway = Gateway(
             GatewaySettings(listen="127.0.0.1:0", **settings),
-            [f"127.0.0.1:{router.server.port}"],
+            router.local()
+            if in_process
+            else KvRouteClient(f"127.0.0.1:{router.server.port}", **(dial or {})),
             CollectorRegistry(),
             clock=unix_now,
             broke=broken.append,
             door=door,
-            dial=dial,
         )
         for number, worker in enumerate(workers):
             router.fleet.add(f"w{number}", address=worker.address)

@@ -10,6 +10,7 @@ import grpc.aio
 from prometheus_client import CollectorRegistry
 
 from events.plane.clock import unix_now
+from kvroute.client import KvRouteClient
 from kvroute.ext_proc.v3 import ext_proc_pb2 as pb
 from router.config.picker_settings import PickerSettings
 from router.front.picker.calls import PROCESS
@@ -63,7 +64,10 @@ class Stage:
 
 @asynccontextmanager
 async def a_picker(
-    *workers: Worker, certificates: Certificates | None = None, **settings: Any
+    *workers: Worker,
+    certificates: Certificates | None = None,
+    in_process: bool = False,
+    **settings: Any,
 ) -> AsyncIterator[Stage]:
     """A picker before a fleet of these workers, w0, w1 ...; the tests add others."""
     async with AsyncExitStack() as stack:
@@ -79,7 +83,7 @@ async def a_picker(
         more = {"listen": "127.0.0.1:0", "accept_after_stop_s": 0.05, **settings}
         picker = PickerServer(
             PickerSettings(**more),
-            [f"127.0.0.1:{router.server.port}"],
+            router.local() if in_process else KvRouteClient(f"127.0.0.1:{router.server.port}"),
             registry,
             clock=unix_now,
             broke=broken.append,

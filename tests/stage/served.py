@@ -32,6 +32,7 @@ from router.prompts.prompts import ModelPrompts, Prompts
 from router.replicas.fleet_commands import ControlDesk
 from router.request.refusal import Refusal
 from router.service.calls import Guard
+from router.service.local_router import LocalRouter
 from router.service.server import FleetService, GrpcServer, RouterService
 from router.service.texts import Texts
 from router.service.worker_feed import WorkerFeed
@@ -72,6 +73,11 @@ class Served:
     @property
     def workers(self) -> Any:
         return fleet_pb2_grpc.FleetStub(self.channel)
+
+    def local(self) -> LocalRouter:
+        """The router for a face in the same process."""
+        rng = random.Random(1)
+        return LocalRouter(self.texts, self.reports, self.guard, self.watched.list, rng=rng)
 
     def requests(self, outcome: str, reason: str = "") -> float:
         """kvroute_requests_total"""

@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 from aiohttp import web
 
-from kvroute.client import KvRouteClient, KvRouteError, RoutedRequest
+from kvroute.client import KvRouteError, RoutedRequest
 from kvroute.v1 import Phase
 from router.config.gateway_settings import GatewaySettings
 from router.front.exchange import Exchange, Upstream, goes_by_load
@@ -20,6 +20,7 @@ from router.front.openai_body import Kind
 from router.front.output_lengths import OutputLengths
 from router.front.refusals import FrontRefusal
 from router.front.response_workers import ResponseWorkers
+from router.front.routers import Router
 
 
 class Forwarder:
@@ -27,7 +28,7 @@ class Forwarder:
 
     def __init__(
         self,
-        client: KvRouteClient,
+        client: Router,
         upstreams: Upstreams,
         roster: Roster,
         counters: GatewayCounters,

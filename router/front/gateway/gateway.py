@@ -2,20 +2,19 @@
 
 import asyncio
 import ssl
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from contextlib import AsyncExitStack
-from typing import Any
 
 from prometheus_client import CollectorRegistry
 
 from events.plane.tasks import Tasks
-from kvroute.client import KvRouteClient
 from router.config.gateway_settings import GatewaySettings
 from router.front.gateway.counters import ClientCollector, GatewayCounters
 from router.front.gateway.forwarding import Forwarder
 from router.front.gateway.roster import Roster
 from router.front.gateway.server import GatewayServer
 from router.front.gateway.upstreams import Upstreams
+from router.front.routers import Router
 from router.keys.certificates import Certificates
 from router.keys.door import Door
 from router.keys.followed import Followed
@@ -27,18 +26,17 @@ class Gateway:
     def __init__(
         self,
         settings: GatewaySettings,
-        routers: Sequence[str],
+        router: Router,
         registry: CollectorRegistry,
         *,
         clock: Callable[[], float],
         broke: Callable[[BaseException], None],
         certificates: Certificates | None = None,
         door: Door | None = None,
-        dial: Mapping[str, Any] | None = None,
     ) -> None:
-        """routers: gRPC targets. clock: Unix time. broke: takes a fault of the gateway's own tasks.
-        certificates: for HTTPS. door: keys of clients. dial: more arguments of the client of
-        routers. Raises ConfigError or ValueError for an address that is none."""
+        """router: entered by start(), and left by stop(). clock: Unix time. broke: takes a fault of
+        the gateway's own tasks. certificates: for HTTPS. door: keys of clients. Raises ConfigError
+        for an address that is none."""
         tls, self._followed, self._door = None, Followed(), door
         if certificates is not None:
             self._followed.add("certificates", certificates)
@@ -46,7 +44,7 @@ class Gateway:
         if door is not None:
             door.follow(self._followed)
         self._settings = settings
-        self.client = KvRouteClient(routers, **(dial or {}))
+        self.client = router
         self._upstreams = Upstreams(settings)
         self.roster = Roster(self.client, clock)
         self.counters = GatewayCounters(registry)

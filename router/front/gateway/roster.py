@@ -9,9 +9,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from kvroute.client import KvRouteClient, KvRouteError
+from kvroute.client import KvRouteError
 from kvroute.v1 import WorkerStatus
 from router.front.exchange import ESTIMATE_MAX
+from router.front.routers import Router
 
 REFRESH_S = 5.0
 """Seconds between lists."""
@@ -24,7 +25,7 @@ log = logging.getLogger("kvroute.gateway")
 class Roster:
     """The last list of workers."""
 
-    def __init__(self, client: KvRouteClient, clock: Callable[[], float]) -> None:
+    def __init__(self, client: Router, clock: Callable[[], float]) -> None:
         """clock: Unix time, for `created` of models."""
         self._client = client
         self._clock = clock

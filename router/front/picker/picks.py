@@ -14,7 +14,7 @@ from typing import Any
 
 import grpc
 
-from kvroute.client import KvRouteClient, KvRouteError, Pick, RoutedRequest, RouterUnreachable
+from kvroute.client import KvRouteError, Pick, RoutedRequest, RouterUnreachable
 from kvroute.v1 import FailureReason, Phase
 from router.config.picker_settings import PickerSettings
 from router.front.exchange import Blame, Exchange, Outcome, goes_by_load
@@ -25,6 +25,7 @@ from router.front.picker.counters import PickerCounters
 from router.front.picker.endpoints import Endpoints
 from router.front.picker.request_stream import Question, RequestStream
 from router.front.refusals import Shape, answer_of
+from router.front.routers import Router
 
 _MIB = 1 << 20
 _OBJECTIVES = ("x-llm-d-inference-objective", "x-gateway-inference-objective")
@@ -55,7 +56,7 @@ class Picker:
 
     def __init__(
         self,
-        client: KvRouteClient,
+        client: Router,
         roster: Roster,
         endpoints: Endpoints,
         counters: PickerCounters,

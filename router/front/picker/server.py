@@ -8,14 +8,12 @@ would cut them, whatever the gateway's failure mode is.
 import asyncio
 import logging
 import ssl
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from contextlib import AsyncExitStack
-from typing import Any
 
 from prometheus_client import CollectorRegistry
 
 from events.plane.tasks import Tasks
-from kvroute.client import KvRouteClient
 from router.config.keys import ConfigError
 from router.config.picker_settings import PickerSettings
 from router.front.gateway.roster import Roster
@@ -24,6 +22,7 @@ from router.front.picker.connection import Http2Protocol, Listener
 from router.front.picker.counters import PickerCounters
 from router.front.picker.endpoints import Endpoints
 from router.front.picker.picks import Picker
+from router.front.routers import Router
 from router.keys.certificates import Certificates
 from router.keys.followed import Followed
 from router.metrics.http import split_address
@@ -37,24 +36,23 @@ class PickerServer:
     def __init__(
         self,
         settings: PickerSettings,
-        routers: Sequence[str],
+        router: Router,
         registry: CollectorRegistry,
         *,
         clock: Callable[[], float],
         broke: Callable[[BaseException], None],
         certificates: Certificates | None = None,
-        dial: Mapping[str, Any] | None = None,
     ) -> None:
-        """routers: gRPC targets. clock: Unix time. broke: takes a fault of the picker's own tasks.
-        certificates: for connections with TLS. dial: more arguments of the routers' client. Raises
-        ConfigError or ValueError for an address that is none."""
+        """router: entered by start(), and left by stop(). clock: Unix time. broke: takes a fault of
+        the picker's own tasks. certificates: for connections with TLS. Raises ConfigError for an
+        address that is none."""
         self._followed = Followed()
         if certificates is not None:
             self._followed.add("certificates", certificates)
         self._settings = settings
         self._host, self._port = split_address(settings.listen)
         self._tls = _context(settings, certificates)
-        self.client = KvRouteClient(routers, **(dial or {}))
+        self.client = router
         self.roster = Roster(self.client, clock)
         self.counters = PickerCounters(registry)
         self._tasks = Tasks(broke)

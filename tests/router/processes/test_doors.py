@@ -112,12 +112,10 @@ async def test_metrics_and_the_gateway_speak_https_and_probes_do_not(
             app.core.fleet.ready = True
             async with session.get(f"{probes}/readyz") as answer:
                 assert (answer.status, await answer.text()) == (200, "serving\n")
-            # The gateway of this process reaches the router by a socket of its own.
+            # The gateway of this process calls the router without TLS.
             url = f"https://127.0.0.1:{app.gateway_port}/v1/models"
             async with session.get(url, ssl=known) as answer:
                 assert await answer.json() == {"object": "list", "data": []}
-            assert app._gateway is not None
-            assert app._gateway.roster.ready is False
     finally:
         await app.stop()
 

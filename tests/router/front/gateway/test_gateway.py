@@ -8,6 +8,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from kvroute.client import KvRouteClient
 from router.config.gateway_settings import GatewaySettings
 from router.config.keys import ConfigError
 from router.keys.exposure import is_loopback
@@ -346,8 +347,8 @@ async def test_embeddings_go_by_load() -> None:
 async def test_routers_that_know_no_bodies_route_by_load_and_it_is_counted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for module in ("server", "texts"):  # as a release without them
-        monkeypatch.setattr(f"router.service.{module}.text_form", lambda _request: 0)
+    # As a release without them.
+    monkeypatch.setattr("router.service.texts.text_form", lambda _request: 0)
     worker = Worker(answering(WHOLE))
     async with a_gateway(worker) as stage:
         async with stage.post(CHAT, BODY) as answer:
@@ -384,8 +385,9 @@ async def test_other_addresses_need_a_switch() -> None:
     from router.front.gateway.gateway import Gateway
 
     settings = GatewaySettings(listen="0.0.0.0:0")
+    client = KvRouteClient("127.0.0.1:1")
     with pytest.raises(ConfigError, match="any_address"):
-        Gateway(settings, ["127.0.0.1:1"], CollectorRegistry(), clock=lambda: 0, broke=print)
+        Gateway(settings, client, CollectorRegistry(), clock=lambda: 0, broke=print)
 
 
 async def test_a_gateway_that_stops_serves_its_open_requests() -> None:

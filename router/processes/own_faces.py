@@ -1,0 +1,74 @@
+"""Faces inside a router's process: the gateway and Envoy's endpoint picker, each if configured."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from prometheus_client import CollectorRegistry
+
+from router.config.configurations import ServeConfig
+from router.front.gateway.gateway import Gateway
+from router.front.picker.server import PickerServer
+from router.front.routers import Router
+from router.keys.certificates import Certificates
+from router.keys.door import Door
+
+log = logging.getLogger("kvroute")
+
+
+class OwnFaces:
+    """The faces of one router."""
+
+    def __init__(
+        self,
+        config: ServeConfig,
+        router: Router,
+        registry: CollectorRegistry,
+        *,
+        clock: Callable[[], float],
+        broke: Callable[[BaseException], None],
+        certificates: Certificates | None,
+        door: Door | None,
+    ) -> None:
+        """registry: of the router's metrics; the gateway serves its own on its own port. Raises
+        ConfigError."""
+        self._gateway: Gateway | None = None
+        if config.gateway.listen:
+            self._gateway = Gateway(
+                config.gateway,
+                router,
+                CollectorRegistry(),
+                clock=clock,
+                broke=broke,
+                certificates=certificates,
+                door=door,
+            )
+        self._picker: PickerServer | None = None
+        if config.epp.listen:
+            self._picker = PickerServer(
+                config.epp, router, registry, clock=clock, broke=broke, certificates=certificates
+            )
+
+    @property
+    def gateway_port(self) -> int:
+        """0: there is none."""
+        return self._gateway.port if self._gateway is not None else 0
+
+    @property
+    def picker_port(self) -> int:
+        """0: there is none."""
+        return self._picker.port if self._picker is not None else 0
+
+    async def start(self) -> None:
+        """Listens; raises ConfigError when an address can't be had."""
+        if self._gateway is not None:
+            await self._gateway.start()
+            log.info("HTTP for OpenAI's clients on port %d", self._gateway.port)
+        if self._picker is not None:
+            await self._picker.start()
+            log.info("ext_proc for Envoy on port %d", self._picker.port)
+
+    async def stop(self) -> None:
+        """Ends after the open requests."""
+        faces = (self._gateway, self._picker)
+        await asyncio.gather(*(face.stop() for face in faces if face is not None))

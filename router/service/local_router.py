@@ -1,0 +1,134 @@
+"""The router's calls for a face in the same process: those of a KvRouteClient, without a socket.
+
+    request(), attempts() -> RouteRequest's bytes -> Texts -> desk -> Pick
+    reports of a request  -> Progress             -> the desk's Reports
+
+Laws:
+- a request is measured, and its bytes count as in flight, like a message of Route;
+- a caller that leaves, or whose time is over, leaves nothing reserved;
+- a refusal is the KvRouteError that a client gets over gRPC, and is tried again by the same policy.
+"""
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from types import TracebackType
+from typing import Self
+
+from kvroute.client import (
+    KvRouteError,
+    Pick,
+    RequestCalls,
+    RetryBudget,
+    RetryBudgetPolicy,
+    RetryPolicy,
+    error_from_status,
+)
+from kvroute.client.options import OnQueued, RouteBytes
+from kvroute.client.reports import Reports as RequestReports
+from kvroute.v1 import ListWorkersResponse, Progress, ProgressOutcome, RouteResponse, WorkerStatus
+from router.desk.methods import ROUTE
+from router.desk.reports import Reports
+from router.desk.statuses import write_status
+from router.request.refusal import Reason, Refusal
+from router.service.calls import Guard
+from router.service.texts import Texts
+
+TIMEOUT_S = 5.0
+"""Of a request that has no time limit of its own, as in KvRouteClient."""
+PENDING_MAX = 65_536
+"""Last reports under way. A report is applied in its task's first turn, so there are few."""
+
+
+class LocalRouter(RequestCalls):
+    """Takes the place of a KvRouteClient where the router is in the same process."""
+
+    def __init__(
+        self,
+        texts: Texts,
+        reports: Reports,
+        guard: Guard,
+        list_workers: Callable[[str], Awaitable[bytes]],
+        *,
+        rng: random.Random,
+        retry: RetryPolicy | None = None,
+    ) -> None:
+        """guard: has the bounds of messages. list_workers: a model, or "" for all, -> the bytes of
+        a ListWorkersResponse."""
+        super().__init__(
+            self._route,
+            RequestReports(self._report, timeout_s=TIMEOUT_S, wait_s=1.0, pending_max=PENDING_MAX),
+            budget=RetryBudget(RetryBudgetPolicy()),
+            counts=Counter(),
+        )
+        self._texts = texts
+        self._of_requests = reports
+        self._guard = guard
+        self._list_workers = list_workers
+        self._retry = retry or RetryPolicy()
+        self._rng = rng
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Waits for last reports."""
+        await self._reports.flush()
+
+    async def list_workers(self, model: str | None = None) -> list[WorkerStatus]:
+        """Every worker that the router knows, by id and rank; absent model: of all models."""
+        content = await self._list_workers(model or "")
+        return list(ListWorkersResponse.FromString(content).workers)
+
+    async def _route(
+        self,
+        request: RouteBytes,
+        timeout_s: float | None,
+        model: str | None,
+        is_final: Callable[[KvRouteError], bool] | None = None,
+        on_queued: OnQueued | None = None,
+    ) -> Pick:
+        """See PickFrom. on_queued is not called, as for a request that is no item of a stream."""
+        left_s = TIMEOUT_S if timeout_s is None else timeout_s
+        deadline_s = self._clock() + left_s
+        content = b"".join(request.pieces)
+        attempt = 0
+        while True:
+            attempt += 1
+            try:
+                answer = await self._attempt(content, left_s)
+                return Pick(request.request_id, RouteResponse.FromString(answer))
+            except Refusal as refusal:
+                error = error_from_status(write_status(refusal))
+            left_s = deadline_s - self._clock()
+            delay_s = self._retry.delay_s(error, attempt, left_s, self._rng)
+            if delay_s is None or (is_final is not None and is_final(error)):
+                raise error
+            await self._sleep(delay_s)
+            left_s = deadline_s - self._clock()
+            if left_s <= 0:  # the sleep lasted longer than delay_s
+                raise error
+
+    async def _attempt(self, content: bytes, left_s: float) -> bytes:
+        """A RouteResponse; raises Refusal."""
+        with self._guard.message(ROUTE, content):
+            try:
+                async with asyncio.timeout(left_s):
+                    answer, _, _ = await self._texts.answered(content, left_s)
+            except TimeoutError:
+                raise Refusal(
+                    Reason.DEADLINE_EXCEEDED, f"the request had no answer in {left_s:g} s"
+                ) from None
+            return answer
+
+    async def _report(
+        self, progress: Progress, *, timeout_s: float, attempts: int | None
+    ) -> ProgressOutcome:
+        """See kvroute.client.reports.Send: applied at once, so that it never fails."""
+        return self._of_requests.step(progress, "")
