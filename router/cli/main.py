@@ -7,17 +7,17 @@ from importlib.metadata import entry_points
 
 import click
 
-from router.cli.envoy_config import envoy_config
-from router.cli.epp import epp
-from router.cli.gateway import gateway
-from router.cli.nats_permissions import nats_permissions
-from router.cli.policies import policies
-from router.cli.questions import explain, queue, replay_log, workers
-from router.cli.relay import relay
-from router.cli.render import render
-from router.cli.serve import check_config, serve
-from router.cli.token import token
-from router.cli.verbs import drain, register, remove, resync, undrain
+from router.cli.calls.envoy_config import envoy_config
+from router.cli.calls.questions import explain, queue, replay_log, workers
+from router.cli.calls.verbs import drain, register, remove, resync, undrain
+from router.cli.offline.nats_permissions import nats_permissions
+from router.cli.offline.policies import policies
+from router.cli.offline.render import render
+from router.cli.offline.token import token
+from router.cli.programs.epp import epp
+from router.cli.programs.gateway import gateway
+from router.cli.programs.relay import relay
+from router.cli.programs.serve import check_config, serve
 from router.config.keys import ConfigError
 from router.service.grpc_polling import prepare
 

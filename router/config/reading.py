@@ -120,7 +120,7 @@ TARGET_VARIABLES = (
     "KVROUTE_TARGET_NAME",
     "KVROUTE_TARGET_TOKEN_FILE",
 )
-"""Of the flags --tls, --tls-ca and so on, in the order of the flags (router/cli/dialing.py)."""
+"""Of the flags --tls, --tls-ca and so on, in the order of the flags (router/cli/calls/dialing.py)."""
 _OTHER_VARIABLES = frozenset({"KVROUTE_CONFIG", "KVROUTE_TARGET", *TARGET_VARIABLES})
 """Variables of the command line that are no keys of a configuration."""
 

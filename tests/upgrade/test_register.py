@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from events.plane.settings import EngineSettings
 from kvroute.v1 import RegisterWorkerRequest, RegisterWorkerResponse, fleet_pb2, fleet_pb2_grpc
-from router.cli.fleet_changes import register_worker
+from router.cli.calls.fleet_changes import register_worker
 from router.desk.request_codec import read_registration
 from tests.upgrade.test_upgrade import CONTRACT
 

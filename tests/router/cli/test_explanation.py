@@ -10,8 +10,8 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from router.cli.explanation import BodyFile, Question, show_explanation
-from router.cli.questions import explain
+from router.cli.calls.explanation import BodyFile, Question, show_explanation
+from router.cli.calls.questions import explain
 from router.prompts.prompts import ModelPrompts
 from router.prompts.renderer import Renderer
 from router.prompts.settings import EngineKind, RendererSettings

@@ -8,14 +8,14 @@ import pytest
 from aiohttp import web
 
 from kvroute.v1 import Explanation, Receipt
-from router.cli.explanation import (
+from router.cli.calls.explanation import (
     Question,
     _print_explanation,
     _read_tokens,
     _tokenize,
     show_explanation,
 )
-from router.cli.fleet import WIDTH_MIN, show_workers
+from router.cli.calls.fleet import WIDTH_MIN, show_workers
 from router.cli.text import console
 from router.core.progress import Progress, ProgressState
 from router.request.request import Role

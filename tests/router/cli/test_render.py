@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 from typing_extensions import override
 
-from router.cli.render import render
+from router.cli.offline.render import render
 from router.prompts.renderer import Renderer
 from router.prompts.settings import EngineKind, PromptKind, RendererSettings
 from tests.stage.prompts.bodies import CHATS

@@ -12,10 +12,10 @@ import pytest
 from events.plane.settings import EngineSettings
 from kvroute.client import KvRouteClient
 from kvroute.v1 import RegisterWorkerRequest
+from router.cli.calls.fleet_changes import change_worker, register_worker
+from router.cli.calls.verbs import register, remove
 from router.cli.engine_flags import engine_settings, flag_of, given_engine
-from router.cli.fleet_changes import change_worker, register_worker
-from router.cli.relay import relay
-from router.cli.verbs import register, remove
+from router.cli.programs.relay import relay
 from router.config.keys import ConfigError
 from tests.stage.served import Served, served
 

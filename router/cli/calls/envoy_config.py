@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from router.cli.dialing import dial, target_flag
+from router.cli.calls.dialing import dial, target_flag
 from router.cli.flags import timeout_flag
 from router.cli.run import run
 from router.config.keys import ConfigError

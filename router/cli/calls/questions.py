@@ -5,7 +5,7 @@ from typing import IO, Any
 
 import click
 
-from router.cli.dialing import target_flag
+from router.cli.calls.dialing import target_flag
 from router.cli.flags import http_base, model_flag, timeout_flag
 from router.cli.run import run
 from router.config.configurations import ServeConfig
@@ -19,7 +19,7 @@ from router.config.reading import load
 @click.option("--json", "as_json", is_flag=True, help="The answer of ListWorkers, as JSON.")
 def workers(target: str, model: str, timeout_s: float, as_json: bool) -> None:
     """Show the fleet as a router sees it."""
-    from router.cli.fleet import show_workers
+    from router.cli.calls.fleet import show_workers
 
     run(show_workers(target, model, as_json, timeout_s))
 
@@ -42,7 +42,7 @@ def queue(target: str, model: str, limit: int, timeout_s: float, as_json: bool) 
     Each router has a queue of its own. The order is the one in which requests would go if all
     workers had room now.
     """
-    from router.cli.queue import show_queue
+    from router.cli.calls.queue import show_queue
 
     run(show_queue(target, model, limit, as_json, timeout_s))
 
@@ -105,10 +105,10 @@ def explain(
     verified. The model is that of the body, unless --model names one.
     """
     if receipt_file is not None:
-        from router.cli.receipt import show_receipt
+        from router.cli.offline.receipt import show_receipt
 
         raise click.exceptions.Exit(show_receipt(receipt_file))
-    from router.cli.explanation import BodyFile, Question, show_explanation
+    from router.cli.calls.explanation import BodyFile, Question, show_explanation
 
     if against and as_json:
         raise click.UsageError("--against has no form in JSON")
@@ -161,7 +161,7 @@ def replay_log(
     Shows how often each policy would have picked the same worker, and the predicted effect of its
     own choices, in the fleet that the deciding policy had filled.
     """
-    from router.cli.replay_log import show_replay
+    from router.cli.offline.replay_log import show_replay
 
     routing = load(ServeConfig, config_file, {}, {}).routing
     raise click.exceptions.Exit(show_replay(files, names, routing, as_json))

@@ -10,7 +10,7 @@ from rich.text import Text
 from events.engines.endpoints import masked
 from kvroute.client import KvRouteError
 from kvroute.v1 import ListWorkersResponse, WorkerStatus
-from router.cli.dialing import dial
+from router.cli.calls.dialing import dial
 from router.cli.text import add_row, console, line, styled, table
 from router.config.printable import shown
 

@@ -20,10 +20,10 @@ from kvroute.client import (
 from kvroute.client.bodies import read_fields
 from kvroute.client.pick import prompt_tokens
 from kvroute.v1 import CandidateRow, Explanation, Phase, Receipt
-from router.cli.dialing import dial
-from router.cli.fleet import WIDTH_MIN, complain, stream_text
-from router.cli.receipt import prefill_in_words
-from router.cli.rendering import differences, tokens_of_engine
+from router.cli.calls.dialing import dial
+from router.cli.calls.fleet import WIDTH_MIN, complain, stream_text
+from router.cli.offline.receipt import prefill_in_words
+from router.cli.offline.rendering import differences, tokens_of_engine
 from router.cli.text import add_row, console, line, styled, table
 from router.desk.text_codec import TEXT_BYTES_MAX
 from router.prompts.settings import EngineKind, PromptKind

@@ -8,9 +8,9 @@ import msgspec
 
 from kvroute.client import KvRouteError
 from kvroute.v1 import RegisterWorkerRequest
-from router.cli.dialing import dial
+from router.cli.calls.dialing import dial
+from router.cli.calls.fleet import complain
 from router.cli.engine_flags import flag_of
-from router.cli.fleet import complain
 from router.config.printable import shown
 
 _EFFECTS = {

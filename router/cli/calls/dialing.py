@@ -10,7 +10,7 @@ from router.config.keys_settings import DialSettings
 from router.config.reading import TARGET_VARIABLES
 
 Command = TypeVar("Command", bound=Callable[..., Any])
-_META = "router.cli.dialing"
+_META = "router.cli.calls.dialing"
 
 
 def _a_target(_context: click.Context, _option: click.Parameter, text: str) -> str:

@@ -49,7 +49,7 @@ def render(
     With --against, the tokens are compared with those of an engine, and the exit code is 1 if they
     differ.
     """
-    from router.cli.rendering import show_rendered
+    from router.cli.offline.rendering import show_rendered
 
     settings = RendererSettings(folder=folder, chat_template=chat_template)
     same = show_rendered(

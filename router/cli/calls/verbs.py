@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from router.cli.dialing import target_flag
+from router.cli.calls.dialing import target_flag
 from router.cli.engine_flags import engine_flags, engine_settings, given_engine
 from router.cli.flags import Seconds, timeout_flag
 from router.cli.run import run
@@ -23,7 +23,7 @@ def _fleet_command(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _change(action: str, worker: str, **about: Any) -> None:
-    from router.cli.fleet_changes import change_worker
+    from router.cli.calls.fleet_changes import change_worker
 
     run(change_worker(action, worker, **about))
 
@@ -85,6 +85,6 @@ def register(worker: str, target: str, timeout_s: float, as_json: bool, **given:
     """
     engine = given_engine(given)
     engine_settings({"id": worker, **engine}, id_name="WORKER")
-    from router.cli.fleet_changes import register_worker
+    from router.cli.calls.fleet_changes import register_worker
 
     run(register_worker(worker, engine, target=target, timeout_s=timeout_s, as_json=as_json))

@@ -1,0 +1,1 @@
+"""Commands that call no router: they read files and print."""
