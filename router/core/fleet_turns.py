@@ -19,9 +19,9 @@ from events.feed.demand import DEMANDS_MAX, TENANTS_MAX, Demand
 from router.core.core import RouterCore
 from router.core.pool import Pool
 from router.queue.admission_queue import AdmissionQueue
-from router.queue.level import Level
-from router.queue.pool_share import Band, PoolShare
-from router.queue.round import Rules
+from router.queue.turns.level import Level
+from router.queue.turns.pool_share import Band, PoolShare
+from router.queue.turns.round import Rules
 from router.queue.views import Depth
 from router.queue.waiter import Waiter
 from router.request.request import Role

@@ -7,7 +7,7 @@ from typing_extensions import override
 from indexer.hashing import HashArray
 from router.core.core import RouterCore
 from router.fleet.pools import Pool
-from router.queue.sight import Fleet
+from router.queue.order.sight import Fleet
 from router.queue.waiter import Waiter
 from router.request.prompt import Prompt
 from router.request.refusal import Refusal

@@ -17,8 +17,8 @@ from router.core.saturation import pool_loads
 from router.core.waits import Waits
 from router.fleet.state import Fleet
 from router.metrics.families import counter, gauge
-from router.queue.bounds import Bound
-from router.queue.recent_tenants import TENANTS_MAX
+from router.queue.limits.bounds import Bound
+from router.queue.limits.recent_tenants import TENANTS_MAX
 from router.queue.views import OTHER, Depth, sums
 from router.queue.waiter import Fate
 

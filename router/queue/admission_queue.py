@@ -16,19 +16,19 @@ from typing_extensions import override
 
 from router.config.keys import ConfigError
 from router.config.queue_settings import QueueSettings
-from router.queue.bands import Bands
-from router.queue.bounds import Bound, Bounds
-from router.queue.early_refusals import EarlyRefusals
-from router.queue.level import Level
-from router.queue.own_order import OwnFailure
-from router.queue.pool_queue import PoolQueue
-from router.queue.ranking import rankings
-from router.queue.recent_tenants import RecentTenants
-from router.queue.round import Rules
-from router.queue.siblings import Siblings
-from router.queue.sight import Fleet, Sight
-from router.queue.standing import Standing
-from router.queue.tenants import Tenants
+from router.queue.limits.bounds import Bound, Bounds
+from router.queue.limits.early_refusals import EarlyRefusals
+from router.queue.limits.recent_tenants import RecentTenants
+from router.queue.limits.standing import Standing
+from router.queue.limits.tenants import Tenants
+from router.queue.order.own_order import OwnFailure
+from router.queue.order.ranking import rankings
+from router.queue.order.sight import Fleet, Sight
+from router.queue.turns.bands import Bands
+from router.queue.turns.level import Level
+from router.queue.turns.pool_queue import PoolQueue
+from router.queue.turns.round import Rules
+from router.queue.turns.siblings import Siblings
 from router.queue.waiter import Fate, Waiter
 from router.request.refusal import Reason, Refusal
 

@@ -16,7 +16,7 @@ from tests.stage.waiting import free_port, until
 SLOTS = 64
 """Of the stage's worker."""
 SERVE = (
-    "import router.queue.pool_share as share; share.HOLD_S = 600.0;"
+    "import router.queue.turns.pool_share as share; share.HOLD_S = 600.0;"
     " from router.cli.main import main; main()"
 )
 """A router that waits for its peers however slow this machine is."""

@@ -18,7 +18,7 @@ import numpy as np
 
 from router.config.keys import ConfigError
 from router.config.queue_settings import BandSettings, QueueSettings, TenantsSettings
-from router.queue.orders import ORDERS, Order
+from router.queue.order.orders import ORDERS, Order
 from router.queue.waiter import Waiter
 from simulator.schedulers.vllm.config import VllmConfig
 from simulator.traffic.results import (

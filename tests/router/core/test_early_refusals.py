@@ -10,7 +10,7 @@ from router.core.admission import LOOKS_MAX
 from router.desk.answers import Waiting
 from router.desk.counters import Metrics
 from router.desk.desk import Desk
-from router.queue.early_refusals import LOOK_EACH_S
+from router.queue.limits.early_refusals import LOOK_EACH_S
 from router.queue.waiter import Fate
 from router.request.refusal import Reason, Refusal
 from router.request.request import Request

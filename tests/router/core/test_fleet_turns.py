@@ -11,7 +11,7 @@ from events.plane.facts import Epoch
 from router.config.queue_settings import BandSettings, QueueSettings, TenantsSettings
 from router.core.admission import Admission, Wait
 from router.core.fleet_turns import POOLS_MAX
-from router.queue.pool_share import HOLD_S
+from router.queue.turns.pool_share import HOLD_S
 from router.queue.views import rows
 from router.queue.waiter import Waiter
 from router.request.refusal import Refusal

@@ -14,7 +14,7 @@ from router.config.queue_settings import BandSettings, QueueSettings
 from router.core.admission import Admission
 from router.core.pool import Pool
 from router.metrics.of_queue import QueueCollector
-from router.queue.recent_tenants import TENANTS_MAX
+from router.queue.limits.recent_tenants import TENANTS_MAX
 from router.queue.waiter import Waiter
 from router.request.request import Role
 from tests.stage.fleet import Fleet

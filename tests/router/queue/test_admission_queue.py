@@ -4,8 +4,8 @@ import pytest
 
 from router.config.keys import ConfigError
 from router.queue.admission_queue import IDLE_POOLS_MAX, QueueFull
-from router.queue.bounds import Bound
-from router.queue.round import LOOKS_MAX
+from router.queue.limits.bounds import Bound
+from router.queue.turns.round import LOOKS_MAX
 from router.queue.waiter import Fate, Waiter
 from router.request.refusal import Reason
 from tests.router.queue.waiting import POOL, check_counts, drained, names, offered, queue_of, turns

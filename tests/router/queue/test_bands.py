@@ -6,8 +6,8 @@ import pytest
 
 from router.config.keys import ConfigError
 from router.config.queue_settings import BandSettings
-from router.queue.bands import Bands
-from router.queue.pool_queue import RISES_MAX
+from router.queue.turns.bands import Bands
+from router.queue.turns.pool_queue import RISES_MAX
 from router.queue.waiter import Waiter
 from tests.router.queue.waiting import POOL, drained, names, offered, queue_of, turns
 

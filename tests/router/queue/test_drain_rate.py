@@ -2,7 +2,7 @@
 
 import pytest
 
-from router.queue.drain_rate import WINDOW_S, DrainRate
+from router.queue.limits.drain_rate import WINDOW_S, DrainRate
 
 
 def gone(rate: DrainRate, count: int, each_s: float, start_s: float = 0.0) -> float:

@@ -6,7 +6,7 @@ import pytest
 
 from router.config.queue_settings import BandSettings, TenantSettings, TenantsSettings
 from router.queue.admission_queue import RETRY_MAX_S, AdmissionQueue
-from router.queue.early_refusals import LOOK_EACH_S
+from router.queue.limits.early_refusals import LOOK_EACH_S
 from router.queue.waiter import Fate, Waiter
 from router.request.refusal import Reason
 from tests.router.queue.waiting import POOL, check_counts, offered, queue_of

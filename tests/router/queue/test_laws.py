@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from router.config.queue_settings import BandSettings, QueueSettings, TenantsSettings
 from router.queue.admission_queue import AdmissionQueue, QueueFull
-from router.queue.orders import ORDERS
+from router.queue.order.orders import ORDERS
 from router.queue.waiter import Waiter
 from tests.router.queue.waiting import Workers, check_counts
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from router.queue.line import Line
+from router.queue.turns.line import Line
 from router.queue.waiter import Waiter
 from tests.router.queue.waiting import names
 

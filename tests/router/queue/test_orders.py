@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.config.queue_settings import QueueSettings
-from router.queue.orders import ORDERS
-from router.queue.sight import Sight
+from router.queue.order.orders import ORDERS
+from router.queue.order.sight import Sight
 from router.queue.waiter import Waiter
 from tests.router.queue.waiting import drained, offered, queue_of
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.queue.pool_share import HOLD_S, REST_S, Band, PoolShare
+from router.queue.turns.pool_share import HOLD_S, REST_S, Band, PoolShare
 
 LOW, HIGH = 0, 1
 COUNTS = st.lists(

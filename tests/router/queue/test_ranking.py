@@ -8,9 +8,9 @@ import pytest
 from router.config.keys import ConfigError
 from router.config.queue_settings import AutoSettings, QueueSettings
 from router.queue.admission_queue import AdmissionQueue
-from router.queue.own_order import OwnFailure, OwnView
-from router.queue.pool_queue import RANK_EACH_S
-from router.queue.sight import SERVICE_WINDOW_S, TENANTS_MAX, Service
+from router.queue.order.own_order import OwnFailure, OwnView
+from router.queue.order.sight import SERVICE_WINDOW_S, TENANTS_MAX, Service
+from router.queue.turns.pool_queue import RANK_EACH_S
 from tests.router.queue.test_trie import chain_of
 from tests.router.queue.waiting import POOL, Workers, drained, names, offered, queue_of, turns
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.queue.shares import OVERDRAWN_MAX, Shares
+from router.queue.turns.shares import OVERDRAWN_MAX, Shares
 
 COSTS = st.lists(st.integers(1, 1000), min_size=40, max_size=120)
 WEIGHTS = {"blue": 1.0, "red": 2.0, "green": 5.0}

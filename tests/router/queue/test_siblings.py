@@ -9,8 +9,8 @@ import pytest
 from router.config.keys import ConfigError
 from router.config.queue_settings import QueueSettings, SiblingsSettings
 from router.queue.admission_queue import AdmissionQueue
-from router.queue.siblings import KEPT_S, LEADS_MAX, Siblings
-from router.queue.sight import Sight
+from router.queue.order.sight import Sight
+from router.queue.turns.siblings import KEPT_S, LEADS_MAX, Siblings
 from router.queue.views import rows
 from router.queue.waiter import Waiter
 from tests.router.queue.waiting import POOL, Workers, drained, names, offered, queue_of, turns

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.queue.standing import SPARE, Standing
+from router.queue.limits.standing import SPARE, Standing
 from router.queue.waiter import Waiter
 
 CHANGES = st.lists(st.tuples(st.integers(0, 40), st.one_of(st.none(), st.integers(0, 9))))

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.config.queue_settings import TenantSettings, TenantsSettings
-from router.queue.tenants import TENANTS_MAX, Tenants
+from router.queue.limits.tenants import TENANTS_MAX, Tenants
 from router.queue.views import rows
 from tests.router.queue.waiting import POOL, drained, names, offered, queue_of, turns
 

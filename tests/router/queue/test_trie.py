@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from xxhash import xxh3_64_intdigest
 
 from indexer.hashing import HashArray
-from router.queue.trie import depth_first
+from router.queue.order.trie import depth_first
 from router.queue.waiter import Waiter
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from kvroute.v1 import router_pb2
 from router.config.queue_settings import QueueSettings, SiblingsSettings
-from router.queue.own_order import OwnView
+from router.queue.order.own_order import OwnView
 from tests.router.service.test_waiting import full, report, waits
 from tests.stage.fleet import prompt
 from tests.stage.served import Served, asked

@@ -10,9 +10,9 @@ from operator import itemgetter
 
 from typing_extensions import override
 
-from router.queue.line import Line
-from router.queue.ranking import Ranking
-from router.queue.shares import Shares
+from router.queue.order.ranking import Ranking
+from router.queue.turns.line import Line
+from router.queue.turns.shares import Shares
 from router.queue.waiter import Waiter
 
 

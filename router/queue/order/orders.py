@@ -17,8 +17,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
 
-from router.queue.sight import Sight
-from router.queue.trie import depth_first
+from router.queue.order.sight import Sight
+from router.queue.order.trie import depth_first
 from router.queue.waiter import Waiter
 
 Score = Callable[[Waiter, Sight], float]

@@ -12,7 +12,7 @@ from collections.abc import Hashable
 
 from typing_extensions import override
 
-from router.queue.ranking import Ranking
+from router.queue.order.ranking import Ranking
 from router.queue.waiter import Key, Waiter
 
 Entry = tuple[Key, float, int, Waiter]

@@ -15,8 +15,8 @@ from importlib import import_module
 from math import isfinite
 
 from router.config.keys import ConfigError
-from router.queue.orders import Order
-from router.queue.sight import Sight
+from router.queue.order.orders import Order
+from router.queue.order.sight import Sight
 from router.queue.waiter import Waiter
 
 LENGTH_MAX = 256

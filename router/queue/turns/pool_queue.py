@@ -2,7 +2,7 @@
 
 A band has the turn, then a tenant of that band, then the first request of its line.
 
-Laws: bands and tenants get shares by their weights (router/queue/shares.py); a request rises into
+Laws: bands and tenants get shares by their weights (router/queue/turns/shares.py); a request rises into
 the next band when its waiting has made up for its priority.
 """
 
@@ -11,12 +11,12 @@ from math import inf
 
 from typing_extensions import override
 
-from router.queue.drain_rate import DrainRate
-from router.queue.level import Level
-from router.queue.line import Line
-from router.queue.round import Round, Rules
-from router.queue.shares import Shares
-from router.queue.standing import Standing
+from router.queue.limits.drain_rate import DrainRate
+from router.queue.limits.standing import Standing
+from router.queue.turns.level import Level
+from router.queue.turns.line import Line
+from router.queue.turns.round import Round, Rules
+from router.queue.turns.shares import Shares
 from router.queue.waiter import Waiter
 
 RANK_EACH_S = 1e-4

@@ -14,9 +14,9 @@ from typing_extensions import override
 
 from router.config.keys import ConfigError
 from router.config.queue_settings import QueueSettings
-from router.queue.orders import FCFS, LAS, ORDERS, Order
-from router.queue.own_order import OwnFailure, is_own, own_order
-from router.queue.sight import Sight
+from router.queue.order.orders import FCFS, LAS, ORDERS, Order
+from router.queue.order.own_order import OwnFailure, is_own, own_order
+from router.queue.order.sight import Sight
 from router.queue.waiter import Key, Waiter
 
 WHERE = "$.queue.order"

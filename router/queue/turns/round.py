@@ -10,11 +10,11 @@ band and restriction, and LOOKS_MAX requests that are skipped without an attempt
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 
-from router.queue.bands import Bands
-from router.queue.line import Line
-from router.queue.ranking import Rankings
-from router.queue.siblings import Siblings
-from router.queue.tenants import Tenants
+from router.queue.limits.tenants import Tenants
+from router.queue.order.ranking import Rankings
+from router.queue.turns.bands import Bands
+from router.queue.turns.line import Line
+from router.queue.turns.siblings import Siblings
 from router.queue.waiter import Waiter
 
 LOOKS_MAX = 1024

@@ -12,7 +12,7 @@ in KEPT_S at most; leads are LEADS_MAX at most.
 """
 
 from router.config.queue_settings import SiblingsSettings
-from router.queue.sight import Sight
+from router.queue.order.sight import Sight
 from router.queue.waiter import Waiter
 
 LEADS_MAX = 4096

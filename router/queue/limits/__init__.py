@@ -1,0 +1,1 @@
+"""Which requests may wait, how much and for how long: bounds, quotas, early refusals. Pure."""
