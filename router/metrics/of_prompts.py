@@ -10,7 +10,7 @@ from typing_extensions import override
 from router.metrics.families import counter, gauge
 from router.prompts.prompt_error import PromptReason
 from router.prompts.prompts import REFUSED, MadeBy, Prompts
-from router.prompts.proof import State
+from router.prompts.proving.proof import State
 from router.prompts.settings import PromptKind
 
 

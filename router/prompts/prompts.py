@@ -26,12 +26,18 @@ from math import inf
 import msgspec
 from xxhash import xxh3_64_intdigest
 
-from router.prompts.canaries import canaries
-from router.prompts.children import Children
-from router.prompts.engine_tokens import EngineAway, EngineRefused, Engines, EngineTokens, Item
-from router.prompts.frames import Done
+from router.prompts.processes.children import Children
+from router.prompts.processes.frames import Done
 from router.prompts.prompt_error import PromptError, PromptReason
-from router.prompts.proof import Difference, Proof, State, Target
+from router.prompts.proving.canaries import canaries
+from router.prompts.proving.engine_tokens import (
+    EngineAway,
+    EngineRefused,
+    Engines,
+    EngineTokens,
+    Item,
+)
+from router.prompts.proving.proof import Difference, Proof, State, Target
 from router.prompts.settings import EngineKind, PromptKind, RendererSettings
 
 BYTES_A_TOKEN = 4

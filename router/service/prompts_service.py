@@ -10,7 +10,7 @@ from kvroute.v1 import prompts_pb2, prompts_pb2_grpc, router_pb2
 from router.desk import text_codec
 from router.desk.text_codec import TextPrompt
 from router.prompts.prompts import ModelPrompts, Prompts, Source
-from router.prompts.proof import Target, Trust
+from router.prompts.proving.proof import Target, Trust
 from router.request.refusal import Reason, Refusal
 from router.service.calls import Context, time_left
 from router.service.texts import Texts

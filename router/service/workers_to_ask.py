@@ -9,7 +9,7 @@ from events.feed.fleet_view import Source
 from router.core.core import RouterCore
 from router.fleet.pools import heartbeat_of
 from router.prompts.prompts import EngineAt, Prompts, described
-from router.prompts.proof import Target
+from router.prompts.proving.proof import Target
 from router.prompts.settings import EngineKind
 from router.request.refusal import Refusal
 

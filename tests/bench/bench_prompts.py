@@ -18,7 +18,7 @@ from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from router.prompts.renderer import Renderer
+from router.prompts.rendering.renderer import Renderer
 from router.prompts.settings import EngineKind, PromptKind, RendererSettings
 from tests.bench.environments import Missing, python_of, run
 from tests.bench.timing import beside, row

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from router.prompts.renderer import Renderer
+from router.prompts.rendering.renderer import Renderer
 from router.prompts.settings import EngineKind, PromptKind, RendererSettings
 from simulator.live.completion_wire import ChatRequest, Message
 from tests.bench.gateway_peers import CHATS, CLIENTS, MIXES, Result, table_of

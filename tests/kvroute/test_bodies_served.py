@@ -13,7 +13,7 @@ from aiohttp import web
 
 from kvroute.client import InvalidRequest, KvRouteClient, NoTokens, Pick, UnknownModel
 from router.prompts.prompts import ModelPrompts
-from router.prompts.renderer import Renderer
+from router.prompts.rendering.renderer import Renderer
 from router.prompts.settings import EngineKind, PromptKind, RendererSettings
 from tests.stage.prompts.engine import CHAT, StandIn, quiet, serving
 from tests.stage.prompts.renderers import OTHER_TEMPLATE, local, of_template

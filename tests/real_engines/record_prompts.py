@@ -20,9 +20,9 @@ from typing import Any
 import aiohttp
 from tokenizers import Tokenizer
 
-from router.prompts.encoder import token_bytes
 from router.prompts.prompt_error import PromptError
-from router.prompts.renderer import Renderer
+from router.prompts.rendering.encoder import token_bytes
+from router.prompts.rendering.renderer import Renderer
 from router.prompts.settings import EngineKind, PromptKind, RendererSettings
 from tests.real_engines.chat_model import BLOCKS, CLASSES, FLAGS, make_room
 from tests.real_engines.engines import Engine

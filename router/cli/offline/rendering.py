@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 import click
 
 from router.config.printable import shown
-from router.prompts.engine_tokens import EngineAway, EngineRefused, Engines
 from router.prompts.prompt_error import PromptError
-from router.prompts.renderer import Renderer
+from router.prompts.proving.engine_tokens import EngineAway, EngineRefused, Engines
+from router.prompts.rendering.renderer import Renderer
 from router.prompts.settings import EngineKind, PromptKind, RendererSettings
 
 TOKENS_AROUND = 8

@@ -8,7 +8,7 @@ from router.prompts.prompt_error import PromptError, PromptReason
 
 
 class ChatTemplate(Protocol):
-    """A compiled template: router/prompts/template.py, which alone needs Jinja."""
+    """A compiled template: router/prompts/rendering/template.py, which alone needs Jinja."""
 
     text: str
     names: frozenset[str]

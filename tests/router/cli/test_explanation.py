@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from router.cli.calls.explanation import BodyFile, Question, show_explanation
 from router.cli.calls.questions import explain
 from router.prompts.prompts import ModelPrompts
-from router.prompts.renderer import Renderer
+from router.prompts.rendering.renderer import Renderer
 from router.prompts.settings import EngineKind, RendererSettings
 from tests.stage.prompts.engine import CHAT, StandIn, chat, serving
 from tests.stage.prompts.renderers import OTHER_TEMPLATE, local, of_template

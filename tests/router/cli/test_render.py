@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 from typing_extensions import override
 
 from router.cli.offline.render import render
-from router.prompts.renderer import Renderer
+from router.prompts.rendering.renderer import Renderer
 from router.prompts.settings import EngineKind, PromptKind, RendererSettings
 from tests.stage.prompts.bodies import CHATS
 from tests.stage.prompts.tiny_tokenizer import make_folder

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from router.prompts import children
-from router.prompts.children import Children
-from router.prompts.frames import SIZES
+from router.prompts.processes import children
+from router.prompts.processes.children import Children
+from router.prompts.processes.frames import SIZES
 from router.prompts.prompt_error import PromptError, PromptReason
 from router.prompts.settings import EngineKind, PromptKind, RendererSettings
 from tests.stage.prompts.tiny_tokenizer import make_folder
@@ -197,7 +197,7 @@ async def test_closing_ends_bodies_that_wait(settings: RendererSettings) -> None
 
 PARENT = """
 import asyncio, sys
-from router.prompts.children import Children
+from router.prompts.processes.children import Children
 from router.prompts.settings import RendererSettings
 async def main():
     pool = Children(2)

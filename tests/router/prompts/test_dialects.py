@@ -11,7 +11,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from router.prompts.prompt_error import PromptError
-from router.prompts.renderer import Renderer
+from router.prompts.rendering.renderer import Renderer
 from router.prompts.settings import EngineKind, RendererSettings
 from tests.stage.prompts.captures import TEMPLATES, cases, digest_of
 from tests.stage.prompts.tiny_tokenizer import make_folder

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from router.prompts.prompt_error import PromptError, PromptReason
-from router.prompts.renderer import Renderer
+from router.prompts.rendering.renderer import Renderer
 from router.prompts.settings import PROMPTS_MAX, EngineKind, PromptKind, RendererSettings
 from tests.stage.prompts.bodies import CHATS, COMPLETIONS, MESSAGES, chat
 from tests.stage.prompts.captures import TEMPLATES

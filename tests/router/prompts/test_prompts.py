@@ -10,8 +10,6 @@ import pytest
 from aiohttp import web
 from typing_extensions import override
 
-from router.prompts.canaries import canaries
-from router.prompts.engine_tokens import EngineAway, EngineRefused, Engines
 from router.prompts.prompt_error import PromptError, PromptReason
 from router.prompts.prompts import (
     CANARIES_MAX,
@@ -21,8 +19,10 @@ from router.prompts.prompts import (
     Prompts,
     Source,
 )
-from router.prompts.proof import Difference, State, Target
-from router.prompts.renderer import Renderer
+from router.prompts.proving.canaries import canaries
+from router.prompts.proving.engine_tokens import EngineAway, EngineRefused, Engines
+from router.prompts.proving.proof import Difference, State, Target
+from router.prompts.rendering.renderer import Renderer
 from router.prompts.settings import EngineKind, PromptKind, RendererSettings
 from tests.stage.prompts.engine import CHAT, StandIn, chat, quiet, serving
 from tests.stage.prompts.renderers import OTHER_TEMPLATE, of_template

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.prompts.proof import (
+from router.prompts.proving.proof import (
     OTHER,
     PROVEN_AFTER,
     SHAPES_MAX,
@@ -123,7 +123,7 @@ def test_a_worker_is_odd_no_longer_than_its_canaries_differ_and_another_s_are_eq
 
 
 def test_the_canaries_of_so_many_workers_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("router.prompts.proof.WORKERS_MAX", 2)
+    monkeypatch.setattr("router.prompts.proving.proof.WORKERS_MAX", 2)
     proof = Proof()
     for worker, pair in (("w0", SAME), ("w1", DIFFERENT)):
         proof.canaries("m", VLLM, {"chat": [pair]}, worker)

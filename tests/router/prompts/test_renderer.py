@@ -10,7 +10,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from router.prompts.prompt_error import PromptError, PromptReason
-from router.prompts.renderer import Renderer
+from router.prompts.rendering.renderer import Renderer
 from router.prompts.settings import EngineKind, PromptKind, RendererSettings
 from tests.stage.prompts.tiny_tokenizer import make_folder
 

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from router.prompts.body import Body
+from router.prompts.rendering.body import Body
+from router.prompts.rendering.shape import shape_of
 from router.prompts.settings import PromptKind
-from router.prompts.shape import shape_of
 from tests.stage.prompts.bodies import CHATS, COMPLETIONS, MESSAGES, TOOLS, USER, chat
 
 

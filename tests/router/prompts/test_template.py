@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from router.prompts.folder import read_folder
 from router.prompts.prompt_error import PromptError
-from router.prompts.renderer import Renderer
+from router.prompts.rendering.folder import read_folder
+from router.prompts.rendering.renderer import Renderer
+from router.prompts.rendering.template import Template
 from router.prompts.settings import EngineKind, PromptKind, RendererSettings
-from router.prompts.template import Template
 from tests.stage.prompts.bodies import TOOLS, USER, chat
 from tests.stage.prompts.tiny_tokenizer import make_folder, make_tokenizer
 

@@ -8,7 +8,7 @@ import pytest
 
 from kvroute.v1 import prompts_pb2, prompts_pb2_grpc, router_pb2
 from router.prompts.prompts import ModelPrompts, Source
-from router.prompts.renderer import Renderer
+from router.prompts.rendering.renderer import Renderer
 from router.prompts.settings import EngineKind, RendererSettings
 from tests.router.service.test_texts import TEMPLATE, with_worker
 from tests.stage.prompts.engine import CHAT, StandIn, chat, quiet, serving

@@ -14,7 +14,7 @@ from kvroute.v1 import router_pb2
 from router.config.queue_settings import QueueSettings
 from router.health.warnings import WarningCode
 from router.prompts.prompts import ModelPrompts, Source
-from router.prompts.renderer import Renderer
+from router.prompts.rendering.renderer import Renderer
 from router.prompts.settings import EngineKind, RendererSettings
 from router.service import texts as texts_module
 from router.service.workers_to_ask import tokens_trouble

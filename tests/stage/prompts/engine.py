@@ -13,7 +13,7 @@ from router.prompts.prompts import (
     EngineAt,
     Prompts,
 )
-from router.prompts.renderer import Renderer
+from router.prompts.rendering.renderer import Renderer
 from router.prompts.settings import EngineKind, PromptKind, RendererSettings
 
 TEMPLATE = (

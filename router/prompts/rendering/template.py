@@ -20,8 +20,8 @@ from jinja2.runtime import Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from typing_extensions import override
 
-from router.prompts.content_format import loops_over_content, loops_over_named_content
 from router.prompts.prompt_error import PromptError, PromptReason
+from router.prompts.rendering.content_format import loops_over_content, loops_over_named_content
 
 _MARK = "CONTINUE_FINAL_MESSAGE_TAG "
 """transformers' own: its last blank shows whether the template strips a message."""

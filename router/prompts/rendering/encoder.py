@@ -10,7 +10,7 @@ from typing import Protocol
 
 from typing_extensions import override
 
-from router.prompts.folder import TokenizerFolder, no_tokenizer
+from router.prompts.rendering.folder import TokenizerFolder, no_tokenizer
 
 TOKEN_BYTES = 4
 

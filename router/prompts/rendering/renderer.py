@@ -11,15 +11,15 @@ from typing import Any
 
 import msgspec
 
-from router.prompts.body import Body, read_body
-from router.prompts.completion import completion_prompts
 from router.prompts.dialects import sglang, vllm, vllm_messages
 from router.prompts.dialects.dialect import ChatTemplate, ModelFacts, TemplateInput
-from router.prompts.encoder import TOKEN_BYTES, load_encoder, token_bytes
-from router.prompts.folder import no_tokenizer, read_folder, read_text
 from router.prompts.prompt_error import PromptError, PromptReason
+from router.prompts.rendering.body import Body, read_body
+from router.prompts.rendering.completion import completion_prompts
+from router.prompts.rendering.encoder import TOKEN_BYTES, load_encoder, token_bytes
+from router.prompts.rendering.folder import no_tokenizer, read_folder, read_text
+from router.prompts.rendering.shape import shape_of
 from router.prompts.settings import EngineKind, PromptKind, RendererSettings
-from router.prompts.shape import shape_of
 
 
 class Rendered(msgspec.Struct, frozen=True, kw_only=True):
@@ -148,7 +148,7 @@ _CHATS: dict[EngineKind, Callable[[dict[str, Any], ModelFacts], dict[str, Any]]]
 
 def _compiled(text: str, now: Callable[[], datetime]) -> ChatTemplate:
     try:
-        from router.prompts.template import Template
+        from router.prompts.rendering.template import Template
     except ImportError as error:
         raise no_tokenizer(
             f"{error.name} is not installed: pip install 'kvroute[prompts]'"

@@ -6,7 +6,7 @@ Law: a name says nothing of the texts; its length is bounded, and any decoded JS
 from collections.abc import Iterator
 from typing import Any
 
-from router.prompts.body import Body
+from router.prompts.rendering.body import Body
 from router.prompts.settings import PromptKind
 
 KWARGS_MAX = 4

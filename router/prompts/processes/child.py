@@ -1,4 +1,4 @@
-"""A child process that renders: `python -m router.prompts.child`, with its socket as descriptor 0.
+"""A child process that renders: `python -m router.prompts.processes.child`, with its socket as descriptor 0.
 
 It ends with the process that started it: Linux kills it when that process dies, and the end of the
 socket ends it otherwise.
@@ -11,9 +11,9 @@ import socket
 import sys
 from time import perf_counter
 
-from router.prompts.frames import SIZES, Done, Job, framed, read_header
+from router.prompts.processes.frames import SIZES, Done, Job, framed, read_header
 from router.prompts.prompt_error import PromptError, PromptReason
-from router.prompts.renderer import Renderer
+from router.prompts.rendering.renderer import Renderer
 from router.prompts.settings import EngineKind, PromptKind
 
 _PR_SET_PDEATHSIG = 1

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from typing_extensions import override
 
-from router.prompts.frames import SIZES, Done, Job, framed, read_header
+from router.prompts.processes.frames import SIZES, Done, Job, framed, read_header
 from router.prompts.prompt_error import PromptError, PromptReason
 from router.prompts.settings import EngineKind, PromptKind, RendererSettings
 
@@ -32,7 +32,7 @@ AWAY_S = 1.0
 """After a child that died before its first answer, until another one is started."""
 SPILL = 2
 """Bodies that wait for a child before the next one goes to an idle one, whose cache is colder."""
-_PROGRAM = ("-m", "router.prompts.child")
+_PROGRAM = ("-m", "router.prompts.processes.child")
 
 
 @dataclass(slots=True, eq=False)

@@ -1,0 +1,1 @@
+"""Child processes that render, and the frames between them and their parent."""
