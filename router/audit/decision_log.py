@@ -22,7 +22,7 @@ from typing import IO
 from router.audit.logged_decision import LoggedDecision, capture, encode
 from router.audit.logged_refusal import LoggedRefusal, capture_refusal
 from router.config.keys import ConfigError
-from router.config.serving_settings import DecisionLogSettings
+from router.config.settings.serving_settings import DecisionLogSettings
 from router.decision.decision import Decision
 from router.fleet.topology import PlaceLabels
 from router.request.refusal import Refused

@@ -14,7 +14,7 @@ import numpy as np
 from router.audit.logged_decision import LoggedDecision, candidates, reasons
 from router.audit.logged_refusal import LoggedRefusal
 from router.audit.shadow_policy import Agreement, difference, would_pick
-from router.config.routing_settings import GuardSettings
+from router.config.settings.routing_settings import GuardSettings
 from router.fleet.eligibility import NOT_A_NUMBER
 from router.policies.first_token import first_token
 from router.policies.own import PolicyFailed

@@ -21,7 +21,7 @@ from events.feed.fleet_view import Source
 from events.feed.stream import Stream
 from events.plane.facts import Epoch, Heartbeat
 from indexer.identity import WorkerKey
-from router.config.routing_settings import GuardSettings
+from router.config.settings.routing_settings import GuardSettings
 from router.decision.decision import Decision, Overlap
 from router.fleet.on_demand import Further
 from router.fleet.pools import Pool, heartbeat_of

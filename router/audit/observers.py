@@ -6,7 +6,7 @@ from collections.abc import Callable
 from router.audit.decision_log import DecisionLog
 from router.audit.sampling import Sampled, Watch
 from router.audit.shadow_policy import Shadow
-from router.config.configurations import ServeConfig
+from router.config.settings.configurations import ServeConfig
 from router.fleet.topology import PlaceLabels
 from router.policies.configured import configured, shadow_policy
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from router.config.routing_settings import GuardSettings
+from router.config.settings.routing_settings import GuardSettings
 from router.decision.decision import Decision
 from router.decision.guard import Waits
 from router.fleet.table import Column, Flags

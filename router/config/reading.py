@@ -1,6 +1,6 @@
 """The configuration from file, environment and flags, in rising precedence.
 
-An unknown key is refused with its name. A preset (router/config/presets.py) lies between the
+An unknown key is refused with its name. A preset (router/config/settings/presets.py) lies between the
 defaults and these three: it sets keys of `routing` that none of them sets.
 """
 
@@ -16,7 +16,6 @@ import yaml
 from typing_extensions import override
 
 from events.plane.settings import Settings, unusable
-from router.config.configurations import ServeConfig
 from router.config.keys import (
     ENVIRONMENT_PREFIX,
     ConfigError,
@@ -26,7 +25,8 @@ from router.config.keys import (
     put_value,
     value_at,
 )
-from router.config.presets import PRESETS
+from router.config.settings.configurations import ServeConfig
+from router.config.settings.presets import PRESETS
 from router.config.sources import KeyPath, Sources
 
 FILE_BYTES_MAX = 4 << 20

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from router.config.configurations import ModelSettings, ServeConfig
+from router.config.settings.configurations import ModelSettings, ServeConfig
 
 RELOADED = (
     "preset",

@@ -39,7 +39,7 @@ from typing_extensions import override
 
 from events.plane.facts import WARM_TOKENS_MAX
 from indexer.hashing import HashArray
-from router.config.routing_settings import HotPrefixSettings
+from router.config.settings.routing_settings import HotPrefixSettings
 from router.copies.copies import Cancel, Copies, Copy, Prefix
 from router.copies.prefix_rates import PrefixKey, PrefixRate, PrefixRates
 from router.fleet.eligibility import exclusion, would_load

@@ -28,7 +28,7 @@ from math import inf
 from random import Random
 from typing import Protocol
 
-from router.config.queue_settings import QueueSettings
+from router.config.settings.queue_settings import QueueSettings
 from router.core.attempts import VainAttempts
 from router.core.core import RouterCore
 from router.core.fleet_turns import FleetTurns

@@ -21,8 +21,8 @@ from events.feed.fleet_view import FleetView, Source
 from indexer.hashing import HashArray
 from indexer.identity import WorkerKey
 from indexer.kernel import NativeIndex
-from router.config.configurations import ModelSettings
-from router.config.routing_settings import HotPrefixSettings, RoutingSettings
+from router.config.settings.configurations import ModelSettings
+from router.config.settings.routing_settings import HotPrefixSettings, RoutingSettings
 from router.copies.hot_prefixes import Effect as CopyEffect
 from router.copies.hot_prefixes import HotPrefixes, Means, recomputed
 from router.core.fast_path import Lane

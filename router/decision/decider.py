@@ -22,8 +22,8 @@ import numpy.typing as npt
 from events.feed.fleet_view import Source
 from indexer.index import BlockIndex
 from indexer.kernel import cheapest
-from router.config.configurations import ModelSettings
-from router.config.routing_settings import GuardSettings, RoutingSettings
+from router.config.settings.configurations import ModelSettings
+from router.config.settings.routing_settings import GuardSettings, RoutingSettings
 from router.decision.decision import Decision, NobodyFits, Overlap
 from router.decision.guard import Guarded, Waits
 from router.decision.pairs import Matched, Pairs, Stages

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from events.feed.fleet_view import Source
-from router.config.routing_settings import GuardSettings
+from router.config.settings.routing_settings import GuardSettings
 from router.decision.guard import Guarded
 from router.policies.candidates import Candidates
 from router.policies.policy import Policy, Scores

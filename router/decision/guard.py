@@ -26,7 +26,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from router.config.routing_settings import GuardSettings
+from router.config.settings.routing_settings import GuardSettings
 from router.fleet.table import Column, Flags
 from router.policies.candidates import Candidates
 

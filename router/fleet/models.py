@@ -1,7 +1,7 @@
 """The names of models: configured ones with their aliases, and those that workers serve."""
 
 from events.plane.facts import Heartbeat
-from router.config.configurations import ModelSettings
+from router.config.settings.configurations import ModelSettings
 
 MODELS_MAX = 10_000
 """Names remembered after their last worker went."""

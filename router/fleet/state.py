@@ -13,8 +13,8 @@ import numpy as np
 from events.feed.fleet_view import FleetView, Source
 from events.feed.peers import Peers
 from indexer.identity import WorkerKey
-from router.config.configurations import ModelSettings
-from router.config.routing_settings import RoutingSettings
+from router.config.settings.configurations import ModelSettings
+from router.config.settings.routing_settings import RoutingSettings
 from router.fleet.eligibility import DRAINED
 from router.fleet.models import Models
 from router.fleet.on_demand import Further

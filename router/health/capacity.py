@@ -28,7 +28,7 @@ from typing import NamedTuple
 
 from events.plane.facts import Epoch, Heartbeat
 from indexer.identity import WorkerKey
-from router.config.health_settings import CapacitySettings
+from router.config.settings.health_settings import CapacitySettings
 
 AGREEING = 2
 """Samples that must agree on the requests that run while others wait."""

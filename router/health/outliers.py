@@ -33,7 +33,7 @@ from typing_extensions import override
 
 from events.feed.peers import Verdict
 from indexer.identity import WorkerKey
-from router.config.health_settings import OutlierSettings
+from router.config.settings.health_settings import OutlierSettings
 
 CALLERS_MAX = 16
 """Remembered of each worker, those that reported last."""

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from router.config.keys import ConfigError
-from router.config.keys_settings import TlsSettings
-from router.config.serving_settings import MetricsSettings
+from router.config.settings.keys_settings import TlsSettings
+from router.config.settings.serving_settings import MetricsSettings
 from router.keys.followed import reason_of
 
 

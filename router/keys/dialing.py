@@ -7,7 +7,7 @@ from typing import Any
 import grpc
 
 from router.config.keys import ConfigError
-from router.config.keys_settings import DialSettings
+from router.config.settings.keys_settings import DialSettings
 from router.keys.followed import FOLLOW_S, reason_of
 from router.keys.issuers import read_token
 

@@ -13,8 +13,8 @@ from contextvars import ContextVar
 from pathlib import Path
 
 from router.config.keys import ConfigError
-from router.config.keys_settings import KeysSettings
 from router.config.reading import parse_yaml
+from router.config.settings.keys_settings import KeysSettings
 from router.keys.certificates import Certificates
 from router.keys.followed import Followed, reason_of
 from router.keys.identity import UNIX, Identity, unauthenticated

@@ -6,9 +6,9 @@ from math import isfinite
 
 import msgspec
 
-from router.config.configurations import ModelSettings
 from router.config.keys import ConfigError
-from router.config.routing_settings import ModelRoutingSettings, RoutingSettings
+from router.config.settings.configurations import ModelSettings
+from router.config.settings.routing_settings import ModelRoutingSettings, RoutingSettings
 from router.policies import POLICIES
 from router.policies.affinity import with_bonus
 from router.policies.own import NoSuchPolicy, is_own, load_own

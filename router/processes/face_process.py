@@ -10,9 +10,9 @@ from prometheus_client import CollectorRegistry, Gauge, ProcessCollector
 from events.plane.clock import unix_now
 from events.plane.tasks import named
 from kvroute.client import KvRouteClient
-from router.config.configurations import GatewayConfig, PickerConfig
 from router.config.keys import ConfigError
 from router.config.rendering import render
+from router.config.settings.configurations import GatewayConfig, PickerConfig
 from router.desk.counters import kvroute_version
 from router.keys.dialing import dial_options
 

@@ -3,7 +3,7 @@
 from typing_extensions import override
 
 from events.plane.clock import unix_now
-from router.config.configurations import GatewayConfig
+from router.config.settings.configurations import GatewayConfig
 from router.front.gateway.gateway import Gateway
 from router.keys.certificates import Certificates
 from router.keys.door import Door

@@ -9,7 +9,7 @@ import msgspec
 from typing_extensions import override
 
 from router.config.printable import shown
-from router.config.serving_settings import LogSettings
+from router.config.settings.serving_settings import LogSettings
 
 REPEAT_S = 10.0
 """A line that says the same again is held back this long; the next one tells how often."""

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable
 
-from router.config.configurations import ModelSettings
-from router.config.prompt_settings import PromptsSettings
+from router.config.settings.configurations import ModelSettings
+from router.config.settings.prompt_settings import PromptsSettings
 from router.prompts.prompts import ModelPrompts, Source
 from router.prompts.settings import RendererSettings
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry
 
-from router.config.configurations import ServeConfig
+from router.config.settings.configurations import ServeConfig
 from router.front.gateway.gateway import Gateway
 from router.front.picker.server import PickerServer
 from router.front.routers import Router

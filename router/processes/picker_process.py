@@ -3,7 +3,7 @@
 from typing_extensions import override
 
 from events.plane.clock import unix_now
-from router.config.configurations import PickerConfig
+from router.config.settings.configurations import PickerConfig
 from router.front.picker.server import PickerServer
 from router.keys.certificates import Certificates, metrics_tls
 from router.metrics.http import MetricsServer

@@ -21,9 +21,9 @@ from events.plane.settings import DynamoSettings, NatsSettings
 from events.plane.tasks import Tasks, named
 from events.relay.dynamo.relay import DynamoRelay
 from events.relay.relay import Relay
-from router.config.configurations import RelayConfig
 from router.config.keys import ConfigError
 from router.config.rendering import render
+from router.config.settings.configurations import RelayConfig
 from router.desk.counters import kvroute_version
 from router.keys.certificates import Certificates, metrics_tls
 from router.keys.followed import Followed

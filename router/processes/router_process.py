@@ -33,11 +33,11 @@ from indexer.kernel import NativeIndex
 from router.audit.observers import Watchers
 from router.children.nats_server import NatsChild, NatsChildError
 from router.children.own_relays import OwnRelays
-from router.config.configurations import ServeConfig
 from router.config.keys import ConfigError
 from router.config.reload import reloaded
 from router.config.rendering import render
-from router.config.routing_settings import RoutingSettings
+from router.config.settings.configurations import ServeConfig
+from router.config.settings.routing_settings import RoutingSettings
 from router.core.admission import Admission
 from router.core.core import RouterCore
 from router.core.progress import Effects

@@ -15,7 +15,7 @@ from random import Random
 from typing_extensions import override
 
 from router.config.keys import ConfigError
-from router.config.queue_settings import QueueSettings
+from router.config.settings.queue_settings import QueueSettings
 from router.queue.limits.bounds import Bound, Bounds
 from router.queue.limits.early_refusals import EarlyRefusals
 from router.queue.limits.recent_tenants import RecentTenants

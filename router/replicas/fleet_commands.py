@@ -21,7 +21,7 @@ from typing import NamedTuple
 import msgspec
 
 from events.plane.facts import VERSION, Control
-from router.config.fleet_settings import TOMBSTONE_MAX_S
+from router.config.settings.fleet_settings import TOMBSTONE_MAX_S
 from router.core.core import DRAINED_MAX, RouterCore
 
 AHEAD_MAX_S = 86_400.0

@@ -20,7 +20,7 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 from grpc_status import rpc_status
 
-from router.config.serving_settings import GrpcSettings
+from router.config.settings.serving_settings import GrpcSettings
 from router.desk import statuses
 from router.desk.counters import Metrics
 from router.keys.door import Door

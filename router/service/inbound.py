@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from router.config.serving_settings import GrpcSettings
+from router.config.settings.serving_settings import GrpcSettings
 from router.desk.methods import EXPLAIN, RENDER, REPORT, ROUTE, ROUTE_STREAM
 from router.desk.text_codec import TEXT_BYTES_MAX
 from router.request.refusal import Reason, Refusal

@@ -31,9 +31,9 @@ from kvroute.v1 import (
     router_pb2,
     router_pb2_grpc,
 )
-from router.config.fleet_settings import TOMBSTONE_MAX_S
 from router.config.keys import ConfigError
-from router.config.serving_settings import GrpcSettings
+from router.config.settings.fleet_settings import TOMBSTONE_MAX_S
+from router.config.settings.serving_settings import GrpcSettings
 from router.core.admission import Admission
 from router.core.core import RouterCore
 from router.desk import request_codec

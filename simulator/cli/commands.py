@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from router.cli.run import run
-from router.config.serving_settings import LogSettings
+from router.config.settings.serving_settings import LogSettings
 from router.processes.logs import set_up
 from simulator.cli.capacity import capacity
 from simulator.cli.replay import replay

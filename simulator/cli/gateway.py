@@ -11,9 +11,9 @@ from rich.console import Console
 
 from events.plane.settings import EngineSettings
 from kvroute.client import KvRouteClient
-from router.config.configurations import ServeConfig
-from router.config.gateway_settings import GatewaySettings
-from router.config.serving_settings import GrpcSettings, MetricsSettings
+from router.config.settings.configurations import ServeConfig
+from router.config.settings.gateway_settings import GatewaySettings
+from router.config.settings.serving_settings import GrpcSettings, MetricsSettings
 from router.processes.router_process import RouterApp
 from simulator.live.engine import EngineConfig
 from simulator.live.run import engines_table, live_engines, show_commands

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import click
 
-from router.config.presets import PRESETS
+from router.config.settings.presets import PRESETS
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 File = click.Path(path_type=Path, dir_okay=False)

@@ -81,8 +81,8 @@ def fleet_of(
 
     policy: None: the configured policy. Raises UsageError for options that can't be run.
     """
-    from router.config.configurations import ServeConfig
     from router.config.reading import load
+    from router.config.settings.configurations import ServeConfig
     from simulator.traffic.trace import check_block_size
     from simulator.world.options import Disaggregation, Failure, RunOptions
 

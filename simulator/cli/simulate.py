@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from router.config.serving_settings import LogSettings
+from router.config.settings.serving_settings import LogSettings
 from router.processes.logs import set_up
 from simulator.cli.options import Count, File, as_output, engine_options
 from simulator.cli.runs import scheduler_of

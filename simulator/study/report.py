@@ -12,7 +12,7 @@ import numpy as np
 from rich.box import SIMPLE
 from rich.table import Table
 
-from router.config.queue_settings import QueueSettings
+from router.config.settings.queue_settings import QueueSettings
 from simulator.traffic.results import (
     Aggregates,
     Distribution,

@@ -6,8 +6,8 @@ Every field has a unit and a check, so that a run never starts with a meaningles
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from router.config.queue_settings import QueueSettings
-from router.config.routing_settings import RoutingSettings
+from router.config.settings.queue_settings import QueueSettings
+from router.config.settings.routing_settings import RoutingSettings
 from router.policies.configured import configured
 from router.request.request import Role
 from simulator.engines.cost_model import Distance, NoLink, SlowedCost

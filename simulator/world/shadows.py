@@ -6,7 +6,7 @@ Law: a run with shadows has the same results as without.
 from collections.abc import Sequence
 
 from router.audit.shadow_policy import Agreement, Shadow
-from router.config.routing_settings import RoutingSettings
+from router.config.settings.routing_settings import RoutingSettings
 from router.decision.decision import Decision
 from router.policies.configured import configured, that_watches
 from simulator.traffic.results import ShadowResult

@@ -17,7 +17,7 @@ from events.feed.peers import Teller
 from events.plane.facts import Epoch
 from indexer.identity import WorkerKey
 from indexer.kernel import NativeIndex
-from router.config.fleet_settings import FleetSettings, IndexSettings
+from router.config.settings.fleet_settings import FleetSettings, IndexSettings
 from router.copies.hot_prefixes import Means, carried
 from router.core.admission import Admission
 from router.core.core import RouterCore

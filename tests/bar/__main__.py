@@ -14,7 +14,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 from pathlib import Path
 
-from router.config.routing_settings import GuardSettings
+from router.config.settings.routing_settings import GuardSettings
 from tests.bar.cases import CASES, TUNING
 from tests.bar.judge import (
     DEFAULT,

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 from xxhash import xxh3_64_hexdigest
 
-from router.config.routing_settings import GuardSettings
+from router.config.settings.routing_settings import GuardSettings
 from simulator.traffic.results import share
 from simulator.traffic.trace import Trace
 from simulator.world.world import World

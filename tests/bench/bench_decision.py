@@ -25,7 +25,7 @@ from indexer.hashing import block_hashes, prefix_hashes
 from indexer.identity import WorkerKey
 from indexer.kernel import NativeIndex
 from kvroute.v1 import router_pb2
-from router.config.routing_settings import RoutingSettings
+from router.config.settings.routing_settings import RoutingSettings
 from router.core.core import RouterCore
 from router.core.progress import Pick, Progress, ProgressState
 from router.desk import answer_codec, request_codec

@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from indexer.hashing import HashArray
-from router.config.queue_settings import BandSettings, QueueSettings, TenantsSettings
+from router.config.settings.queue_settings import BandSettings, QueueSettings, TenantsSettings
 from router.queue.admission_queue import AdmissionQueue
 from router.queue.waiter import Waiter
 from tests.bench.timing import row

@@ -24,8 +24,8 @@ from prometheus_client import CollectorRegistry
 from indexer.hashing import block_hashes
 from kvroute.v1 import fleet_pb2, router_pb2
 from router.cli.run import COLLECTED_AFTER
-from router.config.queue_settings import QueueSettings
-from router.config.serving_settings import GrpcSettings
+from router.config.settings.queue_settings import QueueSettings
+from router.config.settings.serving_settings import GrpcSettings
 from router.core.admission import Admission
 from router.core.core import RouterCore
 from router.desk.counters import Metrics

@@ -16,7 +16,7 @@ from hpack import Encoder
 from prometheus_client import CollectorRegistry
 
 from kvroute.client import KvRouteClient
-from router.config.picker_settings import PickerSettings
+from router.config.settings.picker_settings import PickerSettings
 from router.front.picker import frames
 from router.front.picker.calls import EXT_PROC, PROCESS
 from router.front.picker.frames import frame

@@ -20,7 +20,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from router.config.routing_settings import RoutingSettings
+from router.config.settings.routing_settings import RoutingSettings
 from simulator.engines.profile import load_profile
 from simulator.schedulers.options import scheduler_config
 from simulator.traffic.results import RunResult

@@ -63,8 +63,8 @@ def memory() -> dict[str, int]:
 
 
 async def run(config_file: Path, seen_file: Path) -> int:
-    from router.config.configurations import ServeConfig
     from router.config.reading import load
+    from router.config.settings.configurations import ServeConfig
     from router.processes.logs import set_up
     from router.processes.router_process import RouterApp
     from tests.chaos.trace import trace

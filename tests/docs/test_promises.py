@@ -7,8 +7,8 @@ import click
 import pytest
 
 from router.cli.main import cli
-from router.config.configurations import ServeConfig
 from router.config.reading import load
+from router.config.settings.configurations import ServeConfig
 from tests.stage.pages import FENCE, ROOT, pages, text_of
 
 SHOWN = [page for page in pages() if page.name not in ("CHANGELOG.md", "RESULTS.md")]

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from router.config.queue_settings import QueueSettings
+from router.config.settings.queue_settings import QueueSettings
 from router.queue.order.orders import ORDERS
 from tests.stage.pages import text_of
 

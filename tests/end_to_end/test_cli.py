@@ -17,9 +17,9 @@ from google.protobuf import json_format
 
 from kvroute.client import KvRouteClient, KvRouteError, RetryPolicy
 from router.audit.recompute_receipt import check
-from router.config.configurations import ModelSettings
-from router.config.fleet_settings import FleetSettings
-from router.config.serving_settings import DecisionLogSettings
+from router.config.settings.configurations import ModelSettings
+from router.config.settings.fleet_settings import FleetSettings
+from router.config.settings.serving_settings import DecisionLogSettings
 from router.policies import POLICIES
 from tests.stage.loopback import Stage, a_stage
 from tests.stage.waiting import until

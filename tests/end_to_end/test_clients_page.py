@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from router.config.gateway_settings import GatewaySettings
+from router.config.settings.gateway_settings import GatewaySettings
 from tests.stage.gateway import Worker, a_gateway, streaming
 from tests.stage.loopback import a_stage
 from tests.stage.pages import python_blocks

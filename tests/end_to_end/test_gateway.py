@@ -7,7 +7,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from router.config.gateway_settings import GatewaySettings
+from router.config.settings.gateway_settings import GatewaySettings
 from tests.stage.loopback import a_stage
 from tests.stage.waiting import until
 

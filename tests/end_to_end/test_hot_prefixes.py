@@ -20,7 +20,11 @@ from indexer.hashing import block_hashes, pack_tokens, prefix_hashes
 from indexer.identity import WorkerKey
 from kvroute.client import KvRouteClient
 from router.children.nats_server import NatsChild
-from router.config.routing_settings import GuardSettings, HotPrefixSettings, RoutingSettings
+from router.config.settings.routing_settings import (
+    GuardSettings,
+    HotPrefixSettings,
+    RoutingSettings,
+)
 from router.copies.copies import CopyFate
 from router.copies.hot_prefixes import HotPrefixes
 from router.desk.desk import Desk

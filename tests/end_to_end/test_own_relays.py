@@ -11,7 +11,7 @@ from events.plane.settings import EngineSettings
 from events.relay.relay import Relay
 from router.children import own_relays
 from router.children.own_relays import UNHEARD_S
-from router.config.fleet_settings import FleetSettings
+from router.config.settings.fleet_settings import FleetSettings
 from router.request.refusal import Reason, Refusal
 from tests.stage.loopback import TurnedClock, a_stage, router_app, serve_config
 from tests.stage.waiting import free_port, until

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from router.config.configurations import ServeConfig
+from router.config.settings.configurations import ServeConfig
 
 SCHEMA_FILE = Path(__file__).parents[2] / "helm" / "kvroute" / "values.schema.json"
 WIDTH = 100

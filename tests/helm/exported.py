@@ -12,10 +12,10 @@ from events.plane.broker import Broker
 from events.plane.settings import EngineSettings, NatsSettings
 from events.relay.relay import Relay
 from router.audit.observers import Watchers
-from router.config.configurations import ServeConfig
-from router.config.queue_settings import QueueSettings
-from router.config.routing_settings import HotPrefixSettings, RoutingSettings
-from router.config.serving_settings import DecisionLogSettings
+from router.config.settings.configurations import ServeConfig
+from router.config.settings.queue_settings import QueueSettings
+from router.config.settings.routing_settings import HotPrefixSettings, RoutingSettings
+from router.config.settings.serving_settings import DecisionLogSettings
 from router.core.admission import Admission
 from router.desk.counters import Metrics
 from router.fleet.topology import PlaceLabels

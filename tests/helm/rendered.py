@@ -6,8 +6,8 @@ from typing import Any
 import helm_python as helm
 import yaml
 
-from router.config.configurations import ServeConfig
 from router.config.reading import load
+from router.config.settings.configurations import ServeConfig
 
 CHART = Path(__file__).parents[2] / "helm" / "kvroute"
 EXAMPLES = sorted(path.stem for path in (CHART / "examples").glob("*.yaml"))

@@ -10,9 +10,9 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from router.config.configurations import RelayConfig, ServeConfig
 from router.config.keys import keys
 from router.config.reading import Config
+from router.config.settings.configurations import RelayConfig, ServeConfig
 from tests.helm.config_schema import SCHEMA_FILE, as_text, config_definitions
 from tests.helm.rendered import CHART, EXAMPLES, Object, Rendered, values_of
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import helm_python as helm
 import pytest
 
-from router.config.configurations import ServeConfig
-from router.config.presets import PRESETS
 from router.config.reading import load
+from router.config.settings.configurations import ServeConfig
+from router.config.settings.presets import PRESETS
 from tests.helm.rendered import EXAMPLES, Rendered, program_config, values_of
 
 

@@ -8,8 +8,8 @@ import helm_python as helm
 import pytest
 
 from events.relay.ledger_file import FILE_BYTES_MAX
-from router.config.configurations import RelayConfig
 from router.config.keys import keys
+from router.config.settings.configurations import RelayConfig
 from tests.helm.quantities import bytes_of
 from tests.helm.rendered import Rendered, program_config, values_of
 

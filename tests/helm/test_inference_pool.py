@@ -6,8 +6,8 @@ from pathlib import Path
 import helm_python as helm
 import pytest
 
-from router.config.configurations import ServeConfig
 from router.config.reading import load
+from router.config.settings.configurations import ServeConfig
 from tests.helm.rendered import Rendered
 
 POOL = {"create": True, "matchLabels": {"app": "vllm"}}

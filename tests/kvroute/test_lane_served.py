@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from kvroute.client import KvRouteClient, Pick, RetryPolicy, RouterUnreachable, UnknownModel
-from router.config.serving_settings import GrpcSettings
+from router.config.settings.serving_settings import GrpcSettings
 from router.reservations.reservations import Ending
 from tests.kvroute.test_lane import opened, until
 from tests.stage.served import Served, served

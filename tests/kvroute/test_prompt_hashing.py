@@ -11,7 +11,7 @@ from kvroute.client.hashes import block_hashes_of
 from kvroute.client.options import RouteOptions
 from kvroute.client.prompt_hashing import MODELS_MAX, PromptHashing, xxhash_hashing
 from kvroute.v1 import BlockHashes, Phase
-from router.config.routing_settings import GuardSettings, HotPrefixSettings
+from router.config.settings.routing_settings import GuardSettings, HotPrefixSettings
 from tests.kvroute.scripted_router import Server, pick_of
 from tests.stage.served import Served, served
 

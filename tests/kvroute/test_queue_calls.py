@@ -9,7 +9,7 @@ import pytest
 from kvroute.client import KvRouteClient, Pick, RouterUnreachable
 from kvroute.client.errors import KvRouteError
 from kvroute.v1 import Progress, ProgressResult, ProgressState
-from router.config.queue_settings import QueueSettings
+from router.config.settings.queue_settings import QueueSettings
 from tests.stage.served import Served, served
 
 APPLIED = ProgressResult.PROGRESS_RESULT_APPLIED

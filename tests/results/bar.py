@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from contextlib import suppress
 
-from router.config.routing_settings import GuardSettings
+from router.config.settings.routing_settings import GuardSettings
 from tests.bar.__main__ import KEPT
 from tests.bar.cases import CASES, TUNING
 from tests.bar.judge import GUARDED, best_of_others, breaches, medians

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from router.config.routing_settings import RoutingSettings
+from router.config.settings.routing_settings import RoutingSettings
 from simulator.engines.profile import load_profile
 from simulator.schedulers.options import scheduler_config
 from simulator.study.comparison import Traffic

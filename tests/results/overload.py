@@ -17,7 +17,7 @@ from random import Random
 import numpy as np
 
 from router.config.keys import ConfigError
-from router.config.queue_settings import BandSettings, QueueSettings, TenantsSettings
+from router.config.settings.queue_settings import BandSettings, QueueSettings, TenantsSettings
 from router.queue.order.orders import ORDERS, Order
 from router.queue.waiter import Waiter
 from simulator.schedulers.vllm.config import VllmConfig

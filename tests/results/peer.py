@@ -10,7 +10,7 @@ from dataclasses import replace
 from statistics import median
 from typing import Any
 
-from router.config.routing_settings import RoutingSettings
+from router.config.settings.routing_settings import RoutingSettings
 from simulator.study.comparison import Traffic
 from tests.bench.peer_mocker import RECORD
 from tests.results.cases import Case, Results

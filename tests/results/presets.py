@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from router.config.configurations import ServeConfig
-from router.config.presets import PRESETS, PresetName
 from router.config.reading import load
-from router.config.routing_settings import RoutingSettings
+from router.config.settings.configurations import ServeConfig
+from router.config.settings.presets import PRESETS, PresetName
+from router.config.settings.routing_settings import RoutingSettings
 from simulator.world.options import RunOptions
 from tests.results.cases import Case, Done, Results
 from tests.results.fleets import FILES, RATES, Traces, fleet

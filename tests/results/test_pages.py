@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from router.config.presets import PRESETS
-from router.config.routing_settings import GuardSettings
+from router.config.settings.presets import PRESETS
+from router.config.settings.routing_settings import GuardSettings
 from tests.bar.cases import CASES
 from tests.bar.judge import GUARDED, OTHERS
 from tests.bar.runs import Run

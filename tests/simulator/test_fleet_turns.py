@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from router.config.queue_settings import BandSettings, QueueSettings
+from router.config.settings.queue_settings import BandSettings, QueueSettings
 from simulator.schedulers.vllm.config import VllmConfig
 from simulator.traffic.results import Outcome, RunResult
 from simulator.traffic.trace import Trace, TraceRequest

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from router.config.queue_settings import (
+from router.config.settings.queue_settings import (
     BandSettings,
     QueueSettings,
     TenantSettings,

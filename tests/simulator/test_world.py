@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from indexer.identity import Tier
-from router.config.queue_settings import QueueSettings
-from router.config.routing_settings import RoutingSettings
+from router.config.settings.queue_settings import QueueSettings
+from router.config.settings.routing_settings import RoutingSettings
 from router.request.prompt import Prompt
 from simulator.engines.cost_model import Distance
 from simulator.engines.scheduler import SchedulerConfig, StepResult

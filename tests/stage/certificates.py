@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from router.config.keys_settings import TlsSettings
+from router.config.settings.keys_settings import TlsSettings
 
 DAY = datetime.timedelta(days=1)
 

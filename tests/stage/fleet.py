@@ -30,8 +30,8 @@ from indexer.hashing import HashArray, pack_tokens
 from indexer.identity import Tier, WorkerKey
 from indexer.index import BlockIndex, mix_digest
 from indexer.reference import ReferenceIndex
-from router.config.configurations import ModelSettings
-from router.config.routing_settings import RoutingSettings
+from router.config.settings.configurations import ModelSettings
+from router.config.settings.routing_settings import RoutingSettings
 from router.copies.hot_prefixes import Means
 from router.core.core import RouterCore
 from router.core.progress import Pick

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 
 from events.plane.clock import unix_now
 from kvroute.client import KvRouteClient
-from router.config.gateway_settings import GatewaySettings
+from router.config.settings.gateway_settings import GatewaySettings
 from router.front.gateway.gateway import Gateway
 from router.keys.door import Door
 from router.prompts.prompts import ModelPrompts, Source

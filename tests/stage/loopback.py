@@ -14,9 +14,9 @@ from indexer.hashing import block_hashes, pack_tokens, prefix_hashes
 from kvroute.client import KvRouteClient, Pick
 from kvroute.v1 import Progress, ProgressState
 from router.children.nats_server import NatsChild
-from router.config.configurations import ServeConfig
-from router.config.routing_settings import RoutingSettings
-from router.config.serving_settings import GrpcSettings, MetricsSettings
+from router.config.settings.configurations import ServeConfig
+from router.config.settings.routing_settings import RoutingSettings
+from router.config.settings.serving_settings import GrpcSettings, MetricsSettings
 from router.processes.router_process import RouterApp
 from simulator.engines.scheduler import SchedulerConfig
 from simulator.live.clock import ScaledClock

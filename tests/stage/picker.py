@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 from events.plane.clock import unix_now
 from kvroute.client import KvRouteClient
 from kvroute.ext_proc.v3 import ext_proc_pb2 as pb
-from router.config.picker_settings import PickerSettings
+from router.config.settings.picker_settings import PickerSettings
 from router.front.picker.calls import PROCESS
 from router.front.picker.server import PickerServer
 from router.keys.certificates import Certificates

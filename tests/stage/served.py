@@ -20,8 +20,8 @@ from events.plane.settings import EngineSettings
 from indexer.hashing import pack_tokens
 from kvroute.v1 import fleet_pb2_grpc, router_pb2, router_pb2_grpc
 from router.audit.sampling import Watch
-from router.config.queue_settings import QueueSettings
-from router.config.serving_settings import GrpcSettings
+from router.config.settings.queue_settings import QueueSettings
+from router.config.settings.serving_settings import GrpcSettings
 from router.core.admission import Admission
 from router.desk.counters import Metrics
 from router.desk.desk import Desk

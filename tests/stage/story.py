@@ -60,7 +60,7 @@ from typing import Any
 import numpy as np
 from xxhash import xxh3_64_intdigest
 
-from router.config.routing_settings import RoutingSettings
+from router.config.settings.routing_settings import RoutingSettings
 from router.request.prompt import Prompt
 from simulator.engines.content import ChainContent
 from simulator.engines.scheduler import SchedulerConfig, Submission

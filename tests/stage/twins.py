@@ -11,7 +11,7 @@ from events.plane.facts import Epoch
 from indexer.identity import WorkerKey
 from indexer.kernel import NativeIndex
 from kvroute.v1 import router_pb2
-from router.config.serving_settings import GrpcSettings
+from router.config.settings.serving_settings import GrpcSettings
 from router.core.progress import Progress
 from router.desk import statuses
 from router.desk.counters import Metrics

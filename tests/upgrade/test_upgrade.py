@@ -38,7 +38,7 @@ from indexer.identity import WorkerKey
 from indexer.kernel import NativeIndex
 from indexer.reference import ReferenceIndex
 from kvroute.v1 import fleet_pb2, router_pb2
-from router.config.queue_settings import QueueSettings
+from router.config.settings.queue_settings import QueueSettings
 from router.core.admission import Admission
 from router.replicas.fleet_commands import ControlDesk
 from router.reservations.ids import ReservationIds

@@ -6,8 +6,8 @@ from typing import Any, TypeVar
 import click
 
 from events.plane.clock import unix_now
-from router.config.keys_settings import DialSettings
 from router.config.reading import TARGET_VARIABLES
+from router.config.settings.keys_settings import DialSettings
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 _META = "router.cli.calls.dialing"

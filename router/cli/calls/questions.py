@@ -8,8 +8,8 @@ import click
 from router.cli.calls.dialing import target_flag
 from router.cli.flags import http_base, model_flag, timeout_flag
 from router.cli.run import run
-from router.config.configurations import ServeConfig
 from router.config.reading import load
+from router.config.settings.configurations import ServeConfig
 
 
 @click.command()

@@ -9,7 +9,7 @@ from router.cli.calls.dialing import target_flag
 from router.cli.engine_flags import engine_flags, engine_settings, given_engine
 from router.cli.flags import Seconds, timeout_flag
 from router.cli.run import run
-from router.config.fleet_settings import TOMBSTONE_MAX_S
+from router.config.settings.fleet_settings import TOMBSTONE_MAX_S
 
 
 def _fleet_command(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -47,7 +47,7 @@ def policies(as_presets: bool, as_json: bool) -> None:
 def _show_presets(as_json: bool) -> None:
     from dataclasses import asdict
 
-    from router.config.presets import PRESETS, lines
+    from router.config.settings.presets import PRESETS, lines
 
     if as_json:
         rows = [{"name": name, **asdict(preset)} for name, preset in PRESETS.items()]

@@ -12,7 +12,7 @@ from router.audit.log_replay import SecondOpinion
 from router.audit.logged_decision import LoggedDecision, NoHashes
 from router.audit.logged_refusal import LoggedRefusal, decode
 from router.cli.text import add_row, console, styled, table
-from router.config.routing_settings import RoutingSettings
+from router.config.settings.routing_settings import RoutingSettings
 from router.policies.configured import configured, that_watches
 
 WIDTH_MIN = 160

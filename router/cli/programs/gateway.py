@@ -7,7 +7,7 @@ import click
 
 from router.cli.flags import read_config, settings_flags
 from router.cli.run import run
-from router.config.configurations import GatewayConfig
+from router.config.settings.configurations import GatewayConfig
 from router.processes.logs import set_up
 
 

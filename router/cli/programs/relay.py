@@ -16,8 +16,8 @@ from router.cli.engine_flags import (
 )
 from router.cli.flags import read_config, settings_flags
 from router.cli.run import run
-from router.config.configurations import RelayConfig
 from router.config.keys import ConfigError
+from router.config.settings.configurations import RelayConfig
 from router.processes.logs import set_up
 
 

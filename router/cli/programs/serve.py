@@ -9,9 +9,9 @@ import click
 
 from router.cli.flags import given_flags, read_config, settings_flags
 from router.cli.run import run
-from router.config.configurations import ServeConfig
 from router.config.reading import load_with_sources
 from router.config.rendering import render
+from router.config.settings.configurations import ServeConfig
 from router.config.sources import annotated
 from router.processes.logs import set_up
 

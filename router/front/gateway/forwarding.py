@@ -10,7 +10,7 @@ from aiohttp import web
 
 from kvroute.client import KvRouteError, RoutedRequest
 from kvroute.v1 import Phase
-from router.config.gateway_settings import GatewaySettings
+from router.config.settings.gateway_settings import GatewaySettings
 from router.front.exchange import Exchange, Upstream, goes_by_load
 from router.front.gateway.attempt import WorkerAttempt
 from router.front.gateway.counters import GatewayCounters

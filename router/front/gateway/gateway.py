@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 from prometheus_client import CollectorRegistry
 
 from events.plane.tasks import Tasks
-from router.config.gateway_settings import GatewaySettings
+from router.config.settings.gateway_settings import GatewaySettings
 from router.front.gateway.counters import ClientCollector, GatewayCounters
 from router.front.gateway.forwarding import Forwarder
 from router.front.gateway.roster import Roster

@@ -18,8 +18,8 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry
 from kvroute.client import KvRouteError, RouterUnreachable
 from kvroute.client.life import failure_reason
 from kvroute.v1 import FailureReason
-from router.config.gateway_settings import GatewaySettings
 from router.config.keys import ConfigError
+from router.config.settings.gateway_settings import GatewaySettings
 from router.front.exchange import Blame, Exchange
 from router.front.gateway.attempt import WORKER_ERRORS, ClientLeft
 from router.front.gateway.counters import FULL, GatewayCounters

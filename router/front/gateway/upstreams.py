@@ -11,7 +11,7 @@ from typing import Self
 
 import aiohttp
 
-from router.config.gateway_settings import GatewaySettings
+from router.config.settings.gateway_settings import GatewaySettings
 from router.front.exchange import UPSTREAM_ANSWER_MAX, Upstream, returned
 
 IDLE_S = 3.0

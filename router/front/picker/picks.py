@@ -16,7 +16,7 @@ import grpc
 
 from kvroute.client import KvRouteError, Pick, RoutedRequest, RouterUnreachable
 from kvroute.v1 import FailureReason, Phase
-from router.config.picker_settings import PickerSettings
+from router.config.settings.picker_settings import PickerSettings
 from router.front.exchange import Blame, Exchange, Outcome, goes_by_load
 from router.front.gateway.roster import Roster
 from router.front.openai_body import PATHS, shape_of

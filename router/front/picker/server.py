@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 
 from events.plane.tasks import Tasks
 from router.config.keys import ConfigError
-from router.config.picker_settings import PickerSettings
+from router.config.settings.picker_settings import PickerSettings
 from router.front.gateway.roster import Roster
 from router.front.picker.calls import Calls, Health
 from router.front.picker.connection import Http2Protocol, Listener

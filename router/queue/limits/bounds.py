@@ -6,7 +6,7 @@ Law: nothing is kept of a tenant that has no request waiting.
 from collections.abc import Iterable
 from enum import StrEnum
 
-from router.config.queue_settings import QueueSettings
+from router.config.settings.queue_settings import QueueSettings
 from router.queue.waiter import Waiter
 
 MIB = 1 << 20

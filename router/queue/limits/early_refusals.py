@@ -12,7 +12,7 @@ Law: with `never` nothing is kept of any request.
 
 from collections.abc import Iterable
 
-from router.config.queue_settings import EarlyRefusal
+from router.config.settings.queue_settings import EarlyRefusal
 from router.queue.limits.standing import Standing
 from router.queue.waiter import Waiter
 

@@ -13,7 +13,7 @@ of a tenant with a full bucket and no request in flight.
 from collections import Counter
 from collections.abc import Mapping
 
-from router.config.queue_settings import TenantSettings, TenantsSettings
+from router.config.settings.queue_settings import TenantSettings, TenantsSettings
 
 TENANTS_MAX = 4096
 """Tenants whose buckets are remembered; over it the one that took least recently is forgiven."""

@@ -13,7 +13,7 @@ from math import inf
 from typing_extensions import override
 
 from router.config.keys import ConfigError
-from router.config.queue_settings import QueueSettings
+from router.config.settings.queue_settings import QueueSettings
 from router.queue.order.orders import FCFS, LAS, ORDERS, Order
 from router.queue.order.own_order import OwnFailure, is_own, own_order
 from router.queue.order.sight import Sight

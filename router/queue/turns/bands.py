@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from math import inf
 
 from router.config.keys import ConfigError
-from router.config.queue_settings import BandSettings
+from router.config.settings.queue_settings import BandSettings
 from router.queue.waiter import Waiter
 
 WHERE = "$.queue.bands"

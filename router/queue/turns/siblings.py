@@ -11,7 +11,7 @@ Laws: no request is held for longer than hold_s after the first of its siblings 
 in KEPT_S at most; leads are LEADS_MAX at most.
 """
 
-from router.config.queue_settings import SiblingsSettings
+from router.config.settings.queue_settings import SiblingsSettings
 from router.queue.order.sight import Sight
 from router.queue.waiter import Waiter
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from router.audit.decision_log import QUEUE_MAX, SWITCHES_MAX, DecisionLog, RotatedFiles
 from router.audit.logged_refusal import LoggedRefusal, decode
 from router.config.keys import ConfigError
-from router.config.serving_settings import DecisionLogSettings
+from router.config.settings.serving_settings import DecisionLogSettings
 from router.decision.decision import Decision
 from router.fleet.topology import PlaceLabels
 from router.request.refusal import Reason, Refusal, Refused

@@ -12,10 +12,10 @@ from indexer.kernel import NativeIndex
 from kvroute.v1 import router_pb2
 from router.audit.sampling import Sampled, Watch
 from router.audit.shadow_policy import Shadow
-from router.config.configurations import ServeConfig
 from router.config.keys import ConfigError
-from router.config.routing_settings import GuardSettings, RoutingSettings
-from router.config.serving_settings import DecisionLogSettings
+from router.config.settings.configurations import ServeConfig
+from router.config.settings.routing_settings import GuardSettings, RoutingSettings
+from router.config.settings.serving_settings import DecisionLogSettings
 from router.decision.decision import Decision, NobodyFits
 from router.desk.counters import Metrics
 from router.desk.desk import Desk

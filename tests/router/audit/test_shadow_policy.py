@@ -8,9 +8,9 @@ import pytest
 
 from events.plane.settings import NatsSettings
 from router.audit.shadow_policy import Agreement, Shadow, difference, would_pick
-from router.config.configurations import ServeConfig
 from router.config.keys import ConfigError
-from router.config.routing_settings import AffinitySettings, GuardSettings, RoutingSettings
+from router.config.settings.configurations import ServeConfig
+from router.config.settings.routing_settings import AffinitySettings, GuardSettings, RoutingSettings
 from router.policies import POLICIES
 from router.policies.configured import configured, shadow_policy
 from router.policies.policy import Scores

@@ -10,13 +10,13 @@ from click.testing import CliRunner
 
 from events.plane.settings import NatsSettings
 from router.cli.main import cli
-from router.config import presets
-from router.config.configurations import ServeConfig
 from router.config.keys import ConfigError
-from router.config.presets import PRESETS, Preset
 from router.config.reading import load, load_with_sources
 from router.config.reload import RELOADED
-from router.config.routing_settings import GuardSettings, RoutingSettings
+from router.config.settings import presets
+from router.config.settings.configurations import ServeConfig
+from router.config.settings.presets import PRESETS, Preset
+from router.config.settings.routing_settings import GuardSettings, RoutingSettings
 from router.policies.configured import configured
 from router.processes.router_process import RouterApp
 

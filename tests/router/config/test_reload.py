@@ -8,14 +8,18 @@ import msgspec
 import pytest
 
 from events.plane.settings import NatsSettings
-from router.config.configurations import ModelSettings, ServeConfig
-from router.config.fleet_settings import FleetSettings
 from router.config.keys import ConfigError
-from router.config.queue_settings import QueueSettings
 from router.config.reading import load
 from router.config.reload import RELOADED, reloaded
-from router.config.routing_settings import HotPrefixSettings, ModelRoutingSettings, RoutingSettings
-from router.config.serving_settings import DecisionLogSettings
+from router.config.settings.configurations import ModelSettings, ServeConfig
+from router.config.settings.fleet_settings import FleetSettings
+from router.config.settings.queue_settings import QueueSettings
+from router.config.settings.routing_settings import (
+    HotPrefixSettings,
+    ModelRoutingSettings,
+    RoutingSettings,
+)
+from router.config.settings.serving_settings import DecisionLogSettings
 from router.processes.router_process import RouterApp
 from router.request.refusal import Refusal
 from router.request.request import Role

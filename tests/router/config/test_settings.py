@@ -10,10 +10,10 @@ import pytest
 import yaml
 
 from events.plane.settings import Settings
-from router.config.configurations import RelayConfig, ServeConfig
 from router.config.keys import ConfigError, Key, keys
 from router.config.reading import FILE_BYTES_MAX, load
 from router.config.rendering import render
+from router.config.settings.configurations import RelayConfig, ServeConfig
 from router.policies import POLICIES
 
 SERVE_KEYS = list(keys(ServeConfig))

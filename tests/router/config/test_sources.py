@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import yaml
 
-from router.config.configurations import ServeConfig
 from router.config.reading import load_with_sources
 from router.config.rendering import render
-from router.config.routing_settings import GuardSettings
+from router.config.settings.configurations import ServeConfig
+from router.config.settings.routing_settings import GuardSettings
 from router.config.sources import KeyPath, annotated
 
 FILE = """

@@ -13,7 +13,7 @@ from events.plane.facts import WARM_TOKENS_MAX, Unreadable, Warm, decode, encode
 from indexer.hashing import MultimodalItem
 from indexer.identity import WorkerKey
 from indexer.kernel import NativeIndex
-from router.config.routing_settings import GuardSettings, HotPrefixSettings
+from router.config.settings.routing_settings import GuardSettings, HotPrefixSettings
 from router.copies.copies import UNDER_WAY_MAX, Cancel, Copy, CopyFate
 from router.copies.hot_prefixes import (
     CONSIDERED_MAX,

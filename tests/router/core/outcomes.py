@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from indexer.identity import WorkerKey
-from router.config.routing_settings import GuardSettings
+from router.config.settings.routing_settings import GuardSettings
 from router.core.progress import Progress, ProgressResult, ProgressState
 from router.decision.decision import Decision, Overlap
 from router.request.prompt import Prompt

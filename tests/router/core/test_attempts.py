@@ -2,7 +2,7 @@
 
 from prometheus_client import CollectorRegistry
 
-from router.config.queue_settings import QueueSettings
+from router.config.settings.queue_settings import QueueSettings
 from router.core.attempts import ATTEMPT_ROWS, ROWS_MAX, ROWS_PER_S, VainAttempts
 from router.desk.counters import Metrics
 from router.desk.desk import Desk

@@ -4,7 +4,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from indexer.kernel import NativeIndex
-from router.config.queue_settings import QueueSettings
+from router.config.settings.queue_settings import QueueSettings
 from router.desk.counters import Metrics
 from router.desk.desk import Desk
 from tests.stage.fleet import Fleet

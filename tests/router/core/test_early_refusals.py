@@ -5,7 +5,7 @@ from random import Random
 import pytest
 from prometheus_client import CollectorRegistry
 
-from router.config.queue_settings import QueueSettings
+from router.config.settings.queue_settings import QueueSettings
 from router.core.admission import LOOKS_MAX
 from router.desk.answers import Waiting
 from router.desk.counters import Metrics

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from indexer.hashing import block_hashes, pack_tokens
 from indexer.identity import Tier
 from kvroute.v1 import router_pb2
-from router.config.health_settings import CapacitySettings
-from router.config.routing_settings import GuardSettings
+from router.config.settings.health_settings import CapacitySettings
+from router.config.settings.routing_settings import GuardSettings
 from router.core.fast_path import LONG_BYTES, Results
 from router.core.progress import Progress, ProgressState
 from router.desk import request_codec

@@ -8,7 +8,7 @@ import pytest
 from events.feed.demand import DEMANDS_MAX, Demand
 from events.feed.peers import TTL_S, Teller
 from events.plane.facts import Epoch
-from router.config.queue_settings import BandSettings, QueueSettings, TenantsSettings
+from router.config.settings.queue_settings import BandSettings, QueueSettings, TenantsSettings
 from router.core.admission import Admission, Wait
 from router.core.fleet_turns import POOLS_MAX
 from router.queue.turns.pool_share import HOLD_S

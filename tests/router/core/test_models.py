@@ -4,7 +4,7 @@ import pytest
 
 from indexer.kernel import NativeIndex
 from kvroute.v1 import router_pb2
-from router.config.configurations import ModelSettings
+from router.config.settings.configurations import ModelSettings
 from router.fleet.eligibility import LORA_ELSEWHERE
 from router.fleet.pools import _POOLS_MAX
 from router.request.refusal import Reason

@@ -8,7 +8,7 @@ import pytest
 from events.feed.demand import Demand
 from events.feed.peers import TTL_S, Teller
 from events.plane.facts import Epoch
-from router.config.queue_settings import QueueSettings
+from router.config.settings.queue_settings import QueueSettings
 from router.core.admission import Admission, Wait
 from router.core.moved_waits import BELIEVED_S
 from router.queue.waiter import Waiter

@@ -5,7 +5,7 @@ from math import nan
 import numpy as np
 
 from indexer.identity import WorkerKey
-from router.config.configurations import ModelSettings
+from router.config.settings.configurations import ModelSettings
 from router.fleet.models import MODELS_MAX
 from router.policies import POLICIES
 from router.policies.candidates import Candidates

@@ -12,7 +12,7 @@ from indexer.kernel import NativeIndex
 from kvroute.v1 import router_pb2
 from router.audit.receipt_file import read_receipts
 from router.audit.recompute_receipt import check
-from router.config.routing_settings import GuardSettings
+from router.config.settings.routing_settings import GuardSettings
 from router.decision.guard import Waits
 from router.desk import answer_codec
 from router.fleet.table import Column, Flags

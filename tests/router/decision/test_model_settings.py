@@ -7,9 +7,13 @@ import pytest
 
 from indexer.hashing import pack_tokens
 from kvroute.v1 import router_pb2
-from router.config.configurations import ModelSettings
 from router.config.keys import ConfigError
-from router.config.routing_settings import GuardSettings, ModelRoutingSettings, RoutingSettings
+from router.config.settings.configurations import ModelSettings
+from router.config.settings.routing_settings import (
+    GuardSettings,
+    ModelRoutingSettings,
+    RoutingSettings,
+)
 from router.request.refusal import Reason, Refusal
 from tests.stage.fleet import Fleet, prompt
 from tests.stage.twins import Twins

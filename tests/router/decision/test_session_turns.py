@@ -7,7 +7,7 @@ import pytest
 from indexer.kernel import NativeIndex
 from indexer.reference import ReferenceIndex
 from kvroute.v1 import router_pb2
-from router.config.routing_settings import AffinitySettings
+from router.config.settings.routing_settings import AffinitySettings
 from router.core.progress import Progress, ProgressState
 from tests.stage.fleet import Fleet, prompt
 from tests.stage.served import asked

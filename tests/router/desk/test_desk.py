@@ -8,9 +8,9 @@ from prometheus_client import CollectorRegistry
 
 from indexer.kernel import NativeIndex
 from kvroute.v1 import router_pb2
-from router.config.queue_settings import QueueSettings, TenantSettings, TenantsSettings
-from router.config.routing_settings import HotPrefixSettings
-from router.config.serving_settings import GrpcSettings
+from router.config.settings.queue_settings import QueueSettings, TenantSettings, TenantsSettings
+from router.config.settings.routing_settings import HotPrefixSettings
+from router.config.settings.serving_settings import GrpcSettings
 from router.desk.answers import Waiting
 from router.desk.counters import Metrics
 from router.desk.desk import LONG_BYTES

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from router.config.health_settings import CapacitySettings
+from router.config.settings.health_settings import CapacitySettings
 from router.core.progress import Progress, ProgressState
 from router.decision.decision import NobodyFits
 from tests.stage.fleet import Fleet, prompt

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from events.plane.facts import Epoch, Heartbeat
 from indexer.identity import WorkerKey
 from indexer.kernel import NativeIndex
-from router.config.health_settings import CapacitySettings
+from router.config.settings.health_settings import CapacitySettings
 from router.core.progress import Pick, Progress, ProgressState
 from router.fleet.table import COLUMNS
 from router.health.capacity import AGREEING, Capacities

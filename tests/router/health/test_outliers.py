@@ -6,7 +6,7 @@ import pytest
 
 from events.feed.peers import Verdict
 from indexer.identity import WorkerKey
-from router.config.health_settings import OutlierSettings
+from router.config.settings.health_settings import OutlierSettings
 from router.health.outliers import (
     BEING_PROBED,
     CALLERS_MAX,

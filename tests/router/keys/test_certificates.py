@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from router.config.keys import ConfigError
-from router.config.keys_settings import TlsSettings
-from router.config.serving_settings import MetricsSettings
+from router.config.settings.keys_settings import TlsSettings
+from router.config.settings.serving_settings import MetricsSettings
 from router.keys.certificates import Certificates, metrics_tls
 from router.keys.followed import Followed
 from tests.stage.certificates import Authority, written

@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from events.feed.stream import StreamState
 from indexer.identity import Tier, WorkerKey
 from kvroute.v1 import router_pb2
-from router.config.configurations import ModelSettings
+from router.config.settings.configurations import ModelSettings
 from router.core.progress import Pick, Progress, ProgressState
 from router.core.tally import MODELS_MAX, OTHER_MODEL, STAGES
 from router.desk.answer_codec import write_pick

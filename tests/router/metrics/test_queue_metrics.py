@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 from events.feed.demand import Demand
 from events.feed.peers import TTL_S, Teller
 from events.plane.facts import Epoch
-from router.config.queue_settings import BandSettings, QueueSettings
+from router.config.settings.queue_settings import BandSettings, QueueSettings
 from router.core.admission import Admission
 from router.core.pool import Pool
 from router.metrics.of_queue import QueueCollector

@@ -13,7 +13,7 @@ from router.audit.logged_decision import capture, decode, encode
 from router.audit.recompute_line import check_line
 from router.audit.recompute_receipt import check
 from router.config.keys import ConfigError
-from router.config.routing_settings import AffinitySettings, GuardSettings, RoutingSettings
+from router.config.settings.routing_settings import AffinitySettings, GuardSettings, RoutingSettings
 from router.decision.decision import Decision
 from router.desk import answer_codec
 from router.fleet.topology import PlaceLabels

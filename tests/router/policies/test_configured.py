@@ -5,7 +5,7 @@ from math import inf, nan
 import pytest
 
 from router.config.keys import ConfigError
-from router.config.routing_settings import RoutingSettings
+from router.config.settings.routing_settings import RoutingSettings
 from router.policies import POLICIES
 from router.policies.configured import configured
 

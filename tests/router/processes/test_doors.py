@@ -11,11 +11,11 @@ from click.testing import CliRunner
 
 from kvroute.client import KvRouteClient, Unauthenticated
 from router.cli.main import cli
-from router.config.configurations import GatewayConfig
-from router.config.gateway_settings import GatewayProcessSettings, GatewaySettings
 from router.config.keys import ConfigError
-from router.config.keys_settings import KeysSettings, ProbesSettings
-from router.config.serving_settings import GrpcSettings, MetricsSettings
+from router.config.settings.configurations import GatewayConfig
+from router.config.settings.gateway_settings import GatewayProcessSettings, GatewaySettings
+from router.config.settings.keys_settings import KeysSettings, ProbesSettings
+from router.config.settings.serving_settings import GrpcSettings, MetricsSettings
 from router.keys.key_ring import PREFIX, digest
 from router.processes.gateway_process import GatewayApp
 from router.processes.router_process import RouterApp

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from router.config.configurations import GatewayConfig
-from router.config.gateway_settings import GatewaySettings
 from router.config.keys import ConfigError, keys
 from router.config.reading import load
+from router.config.settings.configurations import GatewayConfig
+from router.config.settings.gateway_settings import GatewaySettings
 from router.front.gateway.counters import OUTCOMES
 from router.processes.gateway_process import GatewayApp
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from router.config.serving_settings import LogSettings
+from router.config.settings.serving_settings import LogSettings
 from router.processes.logs import REPEAT_S, JsonFormatter, RepeatFilter, set_up
 
 

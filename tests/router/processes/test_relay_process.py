@@ -9,8 +9,8 @@ from events.plane.settings import DynamoSettings, EngineSettings, NatsSettings
 from events.relay.dynamo.relay import DynamoRelay
 from events.relay.relay import Relay
 from router.children.nats_server import NatsChild
-from router.config.configurations import RelayConfig
-from router.config.serving_settings import MetricsSettings
+from router.config.settings.configurations import RelayConfig
+from router.config.settings.serving_settings import MetricsSettings
 from router.processes.relay_process import RelayApp
 from tests.stage.waiting import free_port, until
 

@@ -7,7 +7,7 @@ import pytest
 
 from events.plane.permissions import Rights, of_relay, server_config
 from events.plane.settings import EngineSettings, NatsSettings
-from router.config.configurations import RelayConfig
+from router.config.settings.configurations import RelayConfig
 from router.processes.relay_process import RelayApp
 from tests.stage.nats_server import nats_server
 

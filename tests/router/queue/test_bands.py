@@ -5,7 +5,7 @@ from math import inf
 import pytest
 
 from router.config.keys import ConfigError
-from router.config.queue_settings import BandSettings
+from router.config.settings.queue_settings import BandSettings
 from router.queue.turns.bands import Bands
 from router.queue.turns.pool_queue import RISES_MAX
 from router.queue.waiter import Waiter

@@ -4,7 +4,7 @@ from math import inf, nextafter
 
 import pytest
 
-from router.config.queue_settings import BandSettings, TenantSettings, TenantsSettings
+from router.config.settings.queue_settings import BandSettings, TenantSettings, TenantsSettings
 from router.queue.admission_queue import RETRY_MAX_S, AdmissionQueue
 from router.queue.limits.early_refusals import LOOK_EACH_S
 from router.queue.waiter import Fate, Waiter

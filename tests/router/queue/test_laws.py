@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from router.config.queue_settings import BandSettings, QueueSettings, TenantsSettings
+from router.config.settings.queue_settings import BandSettings, QueueSettings, TenantsSettings
 from router.queue.admission_queue import AdmissionQueue, QueueFull
 from router.queue.order.orders import ORDERS
 from router.queue.waiter import Waiter

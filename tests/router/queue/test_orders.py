@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.config.queue_settings import QueueSettings
+from router.config.settings.queue_settings import QueueSettings
 from router.queue.order.orders import ORDERS
 from router.queue.order.sight import Sight
 from router.queue.waiter import Waiter

@@ -6,7 +6,7 @@ from random import Random
 import pytest
 
 from router.config.keys import ConfigError
-from router.config.queue_settings import AutoSettings, QueueSettings
+from router.config.settings.queue_settings import AutoSettings, QueueSettings
 from router.queue.admission_queue import AdmissionQueue
 from router.queue.order.own_order import OwnFailure, OwnView
 from router.queue.order.sight import SERVICE_WINDOW_S, TENANTS_MAX, Service

@@ -38,7 +38,7 @@ import msgspec
 import pytest
 import yaml
 
-from router.config.queue_settings import QueueSettings
+from router.config.settings.queue_settings import QueueSettings
 from router.queue.admission_queue import AdmissionQueue, QueueFull
 from router.queue.waiter import Waiter
 from tests.router.queue.test_trie import chain_of

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from router.config.keys import ConfigError
-from router.config.queue_settings import QueueSettings, SiblingsSettings
+from router.config.settings.queue_settings import QueueSettings, SiblingsSettings
 from router.queue.admission_queue import AdmissionQueue
 from router.queue.order.sight import Sight
 from router.queue.turns.siblings import KEPT_S, LEADS_MAX, Siblings

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.config.queue_settings import TenantSettings, TenantsSettings
+from router.config.settings.queue_settings import TenantSettings, TenantsSettings
 from router.queue.limits.tenants import TENANTS_MAX, Tenants
 from router.queue.views import rows
 from tests.router.queue.waiting import POOL, drained, names, offered, queue_of, turns

@@ -1,6 +1,6 @@
 """What metrics and people see of the queue."""
 
-from router.config.queue_settings import BandSettings, QueueSettings
+from router.config.settings.queue_settings import BandSettings, QueueSettings
 from router.queue.views import rows, sums
 from tests.router.queue.waiting import offered, queue_of
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from random import Random
 from typing import Any
 
-from router.config.queue_settings import QueueSettings
+from router.config.settings.queue_settings import QueueSettings
 from router.queue.admission_queue import AdmissionQueue
 from router.queue.waiter import Fate, Waiter
 

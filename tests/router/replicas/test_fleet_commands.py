@@ -6,7 +6,7 @@ from math import inf, nan
 import pytest
 
 from events.plane.facts import VERSION, Control
-from router.config.fleet_settings import TOMBSTONE_MAX_S
+from router.config.settings.fleet_settings import TOMBSTONE_MAX_S
 from router.core.core import DRAINED_MAX
 from router.replicas.fleet_commands import _IDS_MAX, AHEAD_MAX_S, ControlDesk
 from tests.stage.fleet import Fleet

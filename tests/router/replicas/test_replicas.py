@@ -14,7 +14,7 @@ import pytest
 from events.feed.peers import TTL_S, Teller
 from events.plane.facts import Epoch
 from indexer.identity import WorkerKey
-from router.config.routing_settings import AffinitySettings, RoutingSettings
+from router.config.settings.routing_settings import AffinitySettings, RoutingSettings
 from router.core.progress import Progress, ProgressState
 from router.reservations.reservations import Ending
 from tests.stage.fleet import START_S, Fleet, prompt

@@ -10,8 +10,8 @@ import pytest
 
 from events.plane.facts import VERSION, Control
 from events.relay.ledger_file import write_file
-from router.config.fleet_settings import FleetSettings
 from router.config.keys import ConfigError
+from router.config.settings.fleet_settings import FleetSettings
 from router.processes.router_process import RouterApp
 from router.replicas import saved_commands
 from router.replicas.fleet_commands import ControlDesk

@@ -14,7 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from indexer.kernel import NativeIndex
 from kvroute.v1 import fleet_pb2, router_pb2
-from router.config.serving_settings import GrpcSettings
+from router.config.settings.serving_settings import GrpcSettings
 from router.core.fast_path import LONG_BYTES
 from router.desk import reports
 from router.desk import stream_items as route_stream

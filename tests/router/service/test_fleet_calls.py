@@ -11,9 +11,9 @@ import pytest
 from events.plane.facts import VERSION, Control
 from indexer.identity import Tier
 from kvroute.v1 import fleet_pb2
-from router.config.configurations import ModelSettings
-from router.config.fleet_settings import TOMBSTONE_MAX_S
-from router.config.serving_settings import GrpcSettings
+from router.config.settings.configurations import ModelSettings
+from router.config.settings.fleet_settings import TOMBSTONE_MAX_S
+from router.config.settings.serving_settings import GrpcSettings
 from router.service import worker_feed
 from tests.router.service.setting import Code
 from tests.stage.fleet import prompt

@@ -12,7 +12,7 @@ import grpc.aio
 import pytest
 
 from kvroute.v1 import RouteBatch, RouteItem, RouterStub
-from router.config.serving_settings import GrpcSettings
+from router.config.settings.serving_settings import GrpcSettings
 from tests.stage.served import Served, asked, served
 from tests.stage.waiting import until
 

@@ -14,7 +14,7 @@ from grpc_status import rpc_status
 
 from kvroute.client import KvRouteClient, PermissionDenied
 from kvroute.v1 import fleet_pb2, router_pb2
-from router.config.serving_settings import GrpcSettings
+from router.config.settings.serving_settings import GrpcSettings
 from router.keys.certificates import Certificates
 from router.keys.door import Door
 from router.keys.rights import RIGHTS, Right

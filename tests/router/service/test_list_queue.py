@@ -12,7 +12,7 @@ from events.plane.facts import Epoch
 from kvroute.client import KvRouteClient
 from kvroute.v1 import ListQueueRequest, ListQueueResponse
 from router.cli.calls.queue import show_queue
-from router.config.queue_settings import BandSettings, QueueSettings
+from router.config.settings.queue_settings import BandSettings, QueueSettings
 from router.desk.queue_list import LIMIT, LIMIT_MAX, SLICE_ROWS, TENANTS_MAX, listed
 from router.queue.waiter import Waiter
 from tests.router.service.test_waiting import full, waits

@@ -8,8 +8,8 @@ import pytest
 from indexer.identity import WorkerKey
 from kvroute.client import DeadlineExceeded, KvRouteError, NoWorker, UnknownModel, UnusableAnswer
 from kvroute.v1 import Progress, ProgressState, ReportRequest
-from router.config.queue_settings import QueueSettings
-from router.config.serving_settings import GrpcSettings
+from router.config.settings.queue_settings import QueueSettings
+from router.config.settings.serving_settings import GrpcSettings
 from router.core.fast_path import LONG_BYTES
 from router.prompts.prompts import ModelPrompts, Source
 from router.prompts.settings import RendererSettings

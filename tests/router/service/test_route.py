@@ -8,7 +8,7 @@ import pytest
 from indexer.hashing import block_hashes, pack_tokens
 from indexer.identity import Tier
 from kvroute.v1 import router_pb2
-from router.config.serving_settings import GrpcSettings
+from router.config.settings.serving_settings import GrpcSettings
 from router.desk import answer_codec
 from router.desk.statuses import STATUS
 from router.request.refusal import Reason

@@ -11,8 +11,8 @@ import pytest
 from indexer.hashing import pack_tokens
 from indexer.kernel import NativeIndex
 from kvroute.v1 import router_pb2
-from router.config.routing_settings import HotPrefixSettings
-from router.config.serving_settings import GrpcSettings
+from router.config.settings.routing_settings import HotPrefixSettings
+from router.config.settings.serving_settings import GrpcSettings
 from router.core.fast_path import ITEMS_MAX
 from router.desk import answer_codec
 from router.request.prompt import Prompt

@@ -11,7 +11,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from router.config.keys import ConfigError
-from router.config.serving_settings import GrpcSettings
+from router.config.settings.serving_settings import GrpcSettings
 from router.service.server import SERVICES, jittered, server_options
 from tests.router.service.setting import Code, tasks
 from tests.stage.served import Served, asked, refusal, served

@@ -11,7 +11,7 @@ import pytest
 
 from indexer.identity import WorkerKey
 from kvroute.v1 import router_pb2
-from router.config.queue_settings import QueueSettings
+from router.config.settings.queue_settings import QueueSettings
 from router.health.warnings import WarningCode
 from router.prompts.prompts import ModelPrompts, Source
 from router.prompts.rendering.renderer import Renderer

@@ -13,7 +13,7 @@ import pytest
 
 from kvroute.client import KvRouteClient
 from kvroute.v1 import fleet_pb2, fleet_pb2_grpc
-from router.config.serving_settings import GrpcSettings
+from router.config.settings.serving_settings import GrpcSettings
 from router.keys.certificates import Certificates
 from tests.router.service.setting import one_worker
 from tests.stage.certificates import Authority, written

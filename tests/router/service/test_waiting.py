@@ -12,7 +12,7 @@ import pytest
 from indexer.kernel import NativeIndex
 from kvroute.client import KvRouteClient
 from kvroute.v1 import router_pb2
-from router.config.queue_settings import (
+from router.config.settings.queue_settings import (
     BandSettings,
     QueueSettings,
     TenantSettings,

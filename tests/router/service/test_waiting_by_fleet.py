@@ -4,7 +4,7 @@ import asyncio
 from typing import Any
 
 from kvroute.v1 import router_pb2
-from router.config.queue_settings import QueueSettings, SiblingsSettings
+from router.config.settings.queue_settings import QueueSettings, SiblingsSettings
 from router.queue.order.own_order import OwnView
 from tests.router.service.test_waiting import full, report, waits
 from tests.stage.fleet import prompt

@@ -9,8 +9,8 @@ import pytest
 from aiohttp import web
 
 from kvroute.client import KvRouteClient
-from router.config.gateway_settings import GatewaySettings
 from router.config.keys import ConfigError
+from router.config.settings.gateway_settings import GatewaySettings
 from router.keys.exposure import is_loopback
 from router.reservations.reservations import Ending
 from tests.stage.gateway import Worker, a_gateway, answering, streaming

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from router.config.keys import ConfigError
-from router.config.keys_settings import DialSettings
+from router.config.settings.keys_settings import DialSettings
 from router.keys.dialing import TokenFile, dial_options
 from router.keys.followed import FOLLOW_S
 from tests.stage.certificates import Authority, written

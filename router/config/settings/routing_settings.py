@@ -6,8 +6,8 @@ import msgspec
 from msgspec import Meta
 
 from events.plane.settings import Seconds, Settings
-from router.config.health_settings import CapacitySettings, OutlierSettings
-from router.config.presets import PresetName
+from router.config.settings.health_settings import CapacitySettings, OutlierSettings
+from router.config.settings.presets import PresetName
 
 
 class HotPrefixSettings(Settings, frozen=True):

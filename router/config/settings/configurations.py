@@ -5,14 +5,19 @@ from typing import Annotated
 from msgspec import Meta
 
 from events.plane.settings import BlockSize, EngineSettings, NatsSettings, Seconds, Settings
-from router.config.fleet_settings import FleetSettings, IndexSettings
-from router.config.gateway_settings import GatewayProcessSettings, GatewaySettings
-from router.config.keys_settings import DialSettings, KeysSettings, ProbesSettings, TlsSettings
-from router.config.picker_settings import PickerProcessSettings, PickerSettings
-from router.config.prompt_settings import PromptsSettings
-from router.config.queue_settings import QueueSettings
-from router.config.routing_settings import ModelRoutingSettings, RoutingSettings
-from router.config.serving_settings import (
+from router.config.settings.fleet_settings import FleetSettings, IndexSettings
+from router.config.settings.gateway_settings import GatewayProcessSettings, GatewaySettings
+from router.config.settings.keys_settings import (
+    DialSettings,
+    KeysSettings,
+    ProbesSettings,
+    TlsSettings,
+)
+from router.config.settings.picker_settings import PickerProcessSettings, PickerSettings
+from router.config.settings.prompt_settings import PromptsSettings
+from router.config.settings.queue_settings import QueueSettings
+from router.config.settings.routing_settings import ModelRoutingSettings, RoutingSettings
+from router.config.settings.serving_settings import (
     DecisionLogSettings,
     GrpcSettings,
     LogSettings,

@@ -1,0 +1,1 @@
+"""Frozen settings with their bounds, a file for each subject. Pure."""
