@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from kvroute.client.usage import count
+from kvroute.client.messages.usage import count
 from router.front.openai_body import Kind
 
 TAIL_BYTES = 4096

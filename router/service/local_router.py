@@ -25,8 +25,8 @@ from kvroute.client import (
     RetryPolicy,
     error_from_status,
 )
-from kvroute.client.options import OnQueued, RouteBytes
-from kvroute.client.reports import Reports as RequestReports
+from kvroute.client.messages.options import OnQueued, RouteBytes
+from kvroute.client.requests.reports import Reports as RequestReports
 from kvroute.v1 import ListWorkersResponse, Progress, ProgressOutcome, RouteResponse, WorkerStatus
 from router.desk.methods import ROUTE
 from router.desk.reports import Reports
@@ -130,5 +130,5 @@ class LocalRouter(RequestCalls):
     async def _report(
         self, progress: Progress, *, timeout_s: float, attempts: int | None
     ) -> ProgressOutcome:
-        """See kvroute.client.reports.Send: applied at once, so that it never fails."""
+        """See kvroute.client.requests.reports.Send: applied at once, so that it never fails."""
         return self._of_requests.step(progress, "")

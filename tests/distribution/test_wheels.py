@@ -132,7 +132,7 @@ def test_the_router_s_wheel_holds_every_native_module(wheels: Wheels) -> None:
 def test_both_wheels_hold_the_same_client(wheels: Wheels) -> None:
     client = contents(wheels.client, "kvroute")
     assert client == contents(wheels.router, "kvroute")
-    assert "kvroute/client/calls.py" in client
+    assert "kvroute/client/calls/calls.py" in client
     assert wheels.client.name.endswith("-py3-none-any.whl")
 
 

@@ -16,8 +16,8 @@ from kvroute.client import (
     RoutedRequest,
     UnknownModel,
 )
-from kvroute.client.attempts import REFUSED_MAX
-from kvroute.client.life import connection_refused
+from kvroute.client.requests.attempts import REFUSED_MAX
+from kvroute.client.requests.life import connection_refused
 from kvroute.v1 import FailureReason, PrefillWorker, Progress, ProgressState
 from tests.kvroute.scripted_router import GUARD_S, Clock, Server, pick_of, status
 

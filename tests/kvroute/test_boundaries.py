@@ -13,9 +13,9 @@ import grpc.aio
 import pytest
 
 from kvroute.client import KvRouteClient, KvRouteError, RetryPolicy, RouterUnreachable
-from kvroute.client.life import RENEW_S_MAX, RENEW_S_MIN
-from kvroute.client.lines import OWNER_NAME_MAX
-from kvroute.client.report_lane import ReportLane
+from kvroute.client.connections.lines import OWNER_NAME_MAX
+from kvroute.client.connections.report_lane import ReportLane
+from kvroute.client.requests.life import RENEW_S_MAX, RENEW_S_MIN
 from kvroute.v1 import Progress, ProgressState, RouteResult
 from tests.kvroute.scripted_router import GUARD_S, Clock, Server, pick_of, status
 

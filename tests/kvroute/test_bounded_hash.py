@@ -6,7 +6,7 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvroute.client.bounded_hash import (
+from kvroute.client.fallback.bounded_hash import (
     blocks_key,
     bound,
     ranked,

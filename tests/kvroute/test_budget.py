@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvroute.client.budget import SLOTS, RetryBudget, RetryBudgetPolicy
+from kvroute.client.requests.budget import SLOTS, RetryBudget, RetryBudgetPolicy
 
 laws = settings(derandomize=True, deadline=None, max_examples=100, database=None)
 STEPS = st.lists(st.tuples(st.floats(0, 3), st.booleans()), max_size=60)

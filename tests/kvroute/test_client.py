@@ -30,7 +30,7 @@ from kvroute.client import (
     UnknownWorker,
     error_from_status,
 )
-from kvroute.client.channel import Target, targets_of
+from kvroute.client.connections.channel import Target, targets_of
 from kvroute.v1 import (
     Alternative,
     BlockHashes,

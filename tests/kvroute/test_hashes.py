@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvroute.client.hashes import block_hashes_of
+from kvroute.client.messages.hashes import block_hashes_of
 from kvroute.v1 import BlockHashes
 
 U64 = st.integers(0, 2**64 - 1)

@@ -25,9 +25,9 @@ from kvroute.client import (
     RouterUnreachable,
     UnknownModel,
 )
-from kvroute.client import lane as lane_module
+from kvroute.client.connections import lane as lane_module
+from kvroute.client.connections.lane_items import BATCH_BYTES_MAX, SENDINGS_MAX
 from kvroute.client.errors import PermissionDenied
-from kvroute.client.lane_items import BATCH_BYTES_MAX, SENDINGS_MAX
 from kvroute.v1 import RouteItem, RouteResult
 from tests.kvroute.scripted_router import GUARD_S, Clock, PlayedStream, Server, pick_of, status
 

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from kvroute.client import ClientOverloaded
-from kvroute.client import lane_items as lane_items_module
-from kvroute.client.lane_items import BATCH_BYTES_MAX, SENDINGS_MAX, Item, LaneItems
-from kvroute.client.options import RouteBytes
-from kvroute.client.wire import varint
+from kvroute.client.connections import lane_items as lane_items_module
+from kvroute.client.connections.lane_items import BATCH_BYTES_MAX, SENDINGS_MAX, Item, LaneItems
+from kvroute.client.messages.options import RouteBytes
+from kvroute.client.messages.wire import varint
 from kvroute.v1 import RouteBatch, RouteRequest
 
 NOBODY: Any = None

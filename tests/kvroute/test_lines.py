@@ -13,9 +13,16 @@ import grpc.aio
 import pytest
 
 from kvroute.client import ClientClosed, KvRouteClient, RetryPolicy, RouterUnreachable
-from kvroute.client import lines as lines_module
-from kvroute.client.channel import Address, Target, addresses_of
-from kvroute.client.lines import LINES_MAX, OWNERS_MAX, RESOLVE_S, RETIRED_MAX, Line, Lines
+from kvroute.client.connections import lines as lines_module
+from kvroute.client.connections.channel import Address, Target, addresses_of
+from kvroute.client.connections.lines import (
+    LINES_MAX,
+    OWNERS_MAX,
+    RESOLVE_S,
+    RETIRED_MAX,
+    Line,
+    Lines,
+)
 from kvroute.v1 import Progress, ProgressResult, Receipt, add_RouterServicer_to_server
 from tests.kvroute.scripted_router import GUARD_S, Clock, Router, Server, pick_of, status
 

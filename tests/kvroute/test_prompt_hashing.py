@@ -7,9 +7,9 @@ import pytest
 
 from indexer.hashing import block_hashes, pack_tokens, prefix_hashes
 from kvroute.client import InvalidRequest, KvRouteClient
-from kvroute.client.hashes import block_hashes_of
-from kvroute.client.options import RouteOptions
-from kvroute.client.prompt_hashing import MODELS_MAX, PromptHashing, xxhash_hashing
+from kvroute.client.messages.hashes import block_hashes_of
+from kvroute.client.messages.options import RouteOptions
+from kvroute.client.messages.prompt_hashing import MODELS_MAX, PromptHashing, xxhash_hashing
 from kvroute.v1 import BlockHashes, Phase
 from router.config.settings.routing_settings import GuardSettings, HotPrefixSettings
 from tests.kvroute.scripted_router import Server, pick_of

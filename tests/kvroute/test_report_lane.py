@@ -15,8 +15,8 @@ from kvroute.client import (
     KvRouteError,
     RouterUnreachable,
 )
-from kvroute.client import report_lane as report_lane_module
-from kvroute.client.report_lane import (
+from kvroute.client.connections import report_lane as report_lane_module
+from kvroute.client.connections.report_lane import (
     BYTES_A_CALL_MAX,
     HOLD_S,
     STEPS_A_CALL_MAX,

@@ -10,9 +10,9 @@ import grpc
 import pytest
 
 from kvroute.client import DeadlineExceeded, KvRouteClient, Pick
+from kvroute.client.connections.lines import SILENT_S, Line
+from kvroute.client.connections.silence import Quiet, from_router
 from kvroute.client.errors import ClientClosed, InvalidRequest, unreachable
-from kvroute.client.lines import SILENT_S, Line
-from kvroute.client.silence import Quiet, from_router
 from kvroute.v1 import Receipt
 from router.reservations.reservations import Ending
 from tests.kvroute.scripted_router import GUARD_S, Server, pick_of

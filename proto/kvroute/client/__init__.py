@@ -43,10 +43,8 @@ their health and googleapis protos, and none of the router's own packages.
     channel.py         targets and gRPC options
 """
 
-from kvroute.client.attempts import Attempt, Attempts
-from kvroute.client.bodies import Body
-from kvroute.client.budget import RetryBudget, RetryBudgetPolicy
-from kvroute.client.calls import KvRouteClient
+from kvroute.client.calls.calls import KvRouteClient
+from kvroute.client.connections.retry import RetryPolicy
 from kvroute.client.errors import (
     AlreadyExists,
     ClientClosed,
@@ -69,14 +67,22 @@ from kvroute.client.errors import (
     WorkerExists,
     error_from_status,
 )
-from kvroute.client.fallback import FallbackPolicy
-from kvroute.client.life import RoutedRequest, UnusableAnswer
-from kvroute.client.options import RequestKeywords, RouteOptions, route_request
-from kvroute.client.pick import Alternative, OverlapTokens, Pick, PrefillWorker, PromptTokens
-from kvroute.client.requests import RequestCalls
-from kvroute.client.retry import RetryPolicy
-from kvroute.client.tokens import pack_tokens, unpack_tokens
-from kvroute.client.usage import Usage, cached_tokens, read_usage
+from kvroute.client.fallback.fallback import FallbackPolicy
+from kvroute.client.messages.bodies import Body
+from kvroute.client.messages.options import RequestKeywords, RouteOptions, route_request
+from kvroute.client.messages.pick import (
+    Alternative,
+    OverlapTokens,
+    Pick,
+    PrefillWorker,
+    PromptTokens,
+)
+from kvroute.client.messages.tokens import pack_tokens, unpack_tokens
+from kvroute.client.messages.usage import Usage, cached_tokens, read_usage
+from kvroute.client.requests.attempts import Attempt, Attempts
+from kvroute.client.requests.budget import RetryBudget, RetryBudgetPolicy
+from kvroute.client.requests.life import RoutedRequest, UnusableAnswer
+from kvroute.client.requests.requests import RequestCalls
 
 __all__ = [
     "AlreadyExists",

@@ -14,7 +14,7 @@ _META = "router.cli.calls.dialing"
 
 
 def _a_target(_context: click.Context, _option: click.Parameter, text: str) -> str:
-    from kvroute.client.channel import targets_of
+    from kvroute.client.connections.channel import targets_of
 
     if not text.strip():
         raise click.BadParameter("expected HOST:PORT or unix:PATH")

@@ -17,8 +17,8 @@ from kvroute.client import (
     PromptTokens,
     RouteOptions,
 )
-from kvroute.client.bodies import read_fields
-from kvroute.client.pick import prompt_tokens
+from kvroute.client.messages.bodies import read_fields
+from kvroute.client.messages.pick import prompt_tokens
 from kvroute.v1 import CandidateRow, Explanation, Phase, Receipt
 from router.cli.calls.dialing import dial
 from router.cli.calls.fleet import WIDTH_MIN, complain, stream_text

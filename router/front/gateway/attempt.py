@@ -14,7 +14,7 @@ import msgspec
 from aiohttp import web
 
 from kvroute.client import Pick, PrefillWorker, RoutedRequest, UnusableAnswer
-from kvroute.client.life import failure_reason
+from kvroute.client.requests.life import failure_reason
 from kvroute.v1 import FailureReason
 from router.front.exchange import Blame, Exchange, Upstream, Verdict, returned
 from router.front.gateway.upstreams import Sent, WorkerAnswered

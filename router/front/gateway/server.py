@@ -16,7 +16,7 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry
 
 from kvroute.client import KvRouteError, RouterUnreachable
-from kvroute.client.life import failure_reason
+from kvroute.client.requests.life import failure_reason
 from kvroute.v1 import FailureReason
 from router.config.keys import ConfigError
 from router.config.settings.gateway_settings import GatewaySettings

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 
 import grpc
 
+from kvroute.client.connections.lines import Line
+from kvroute.client.connections.report_lane import report_pieces
+from kvroute.client.connections.retry import RetryPolicy
+from kvroute.client.connections.transport import Transport
 from kvroute.client.errors import DeadlineExceeded
-from kvroute.client.fallback import RESERVATION
-from kvroute.client.lines import Line
-from kvroute.client.report_lane import report_pieces
-from kvroute.client.retry import RetryPolicy
-from kvroute.client.takeover import Takeover
-from kvroute.client.transport import Transport
+from kvroute.client.fallback.fallback import RESERVATION
+from kvroute.client.fallback.takeover import Takeover
 from kvroute.v1 import Progress, ProgressOutcome, ReportRequest
 
 

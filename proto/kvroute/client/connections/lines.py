@@ -24,11 +24,11 @@ import grpc.aio
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from typing_extensions import override
 
-from kvroute.client.channel import Address, Target, addresses_of, open_channel
+from kvroute.client.connections.channel import Address, Target, addresses_of, open_channel
+from kvroute.client.connections.lane import Lane
+from kvroute.client.connections.report_lane import ReportLane
+from kvroute.client.connections.silence import Watch
 from kvroute.client.errors import ClientClosed, RouterUnreachable, error_from_call, unreachable
-from kvroute.client.lane import Lane
-from kvroute.client.report_lane import ReportLane
-from kvroute.client.silence import Watch
 from kvroute.v1 import (
     FleetAsyncStub,
     FleetStub,

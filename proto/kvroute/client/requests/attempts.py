@@ -34,10 +34,10 @@ from typing import Self
 
 from typing_extensions import override
 
-from kvroute.client.budget import RetryBudget
 from kvroute.client.errors import KvRouteError
-from kvroute.client.life import RoutedRequest, connection_refused, failure_reason
-from kvroute.client.pick import Pick
+from kvroute.client.messages.pick import Pick
+from kvroute.client.requests.budget import RetryBudget
+from kvroute.client.requests.life import RoutedRequest, connection_refused, failure_reason
 from kvroute.v1 import FailureReason
 
 NOTE_MAX = 300

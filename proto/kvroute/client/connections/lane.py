@@ -25,6 +25,7 @@ import grpc
 import grpc.aio
 from typing_extensions import override
 
+from kvroute.client.connections.lane_items import BATCH_BYTES_MAX, SENDINGS_MAX, Item, LaneItems
 from kvroute.client.errors import (
     CUT,
     ClientClosed,
@@ -38,8 +39,7 @@ from kvroute.client.errors import (
     unreachable,
     unreadable,
 )
-from kvroute.client.lane_items import BATCH_BYTES_MAX, SENDINGS_MAX, Item, LaneItems
-from kvroute.client.options import OnQueued, RouteBytes
+from kvroute.client.messages.options import OnQueued, RouteBytes
 from kvroute.v1 import RouteResponse, RouteResults
 
 HOLD_S = 0.02

@@ -9,7 +9,7 @@ from typing import Any
 from typing_extensions import override
 
 from kvroute.client.errors import unreachable
-from kvroute.client.tokens import unpack_tokens
+from kvroute.client.messages.tokens import unpack_tokens
 from kvroute.v1 import PromptSource, Receipt, RouteResponse, router_pb2
 
 

@@ -13,8 +13,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
-from kvroute.client.options import RouteOptions
-from kvroute.client.tokens import pack_tokens
+from kvroute.client.messages.options import RouteOptions
+from kvroute.client.messages.tokens import pack_tokens
 
 MODELS_MAX = 1024
 """Models whose block sizes are kept; past the bound the oldest entry is dropped."""

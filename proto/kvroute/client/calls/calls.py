@@ -11,23 +11,23 @@ from typing import Self, Unpack
 import grpc
 from typing_extensions import override
 
-from kvroute.client.budget import RetryBudget, RetryBudgetPolicy
-from kvroute.client.channel import targets_of
-from kvroute.client.fallback import Fallback, FallbackPolicy
-from kvroute.client.fleet_calls import FleetCalls
-from kvroute.client.lines import SILENT_S
-from kvroute.client.options import RouteOptions, route_request
-from kvroute.client.picking import Picker
-from kvroute.client.prompt_calls import PromptCalls
-from kvroute.client.prompt_hashing import PromptHashing
-from kvroute.client.queue_calls import QueueCalls
-from kvroute.client.readiness import wait_ready
-from kvroute.client.reporting import Reporter
-from kvroute.client.reports import Reports
-from kvroute.client.requests import RequestCalls
-from kvroute.client.retry import RetryPolicy
-from kvroute.client.takeover import Takeover
-from kvroute.client.transport import Transport, TransportOptions, duration
+from kvroute.client.calls.fleet_calls import FleetCalls
+from kvroute.client.calls.picking import Picker
+from kvroute.client.calls.prompt_calls import PromptCalls
+from kvroute.client.calls.queue_calls import QueueCalls
+from kvroute.client.calls.readiness import wait_ready
+from kvroute.client.calls.reporting import Reporter
+from kvroute.client.connections.channel import targets_of
+from kvroute.client.connections.lines import SILENT_S
+from kvroute.client.connections.retry import RetryPolicy
+from kvroute.client.connections.transport import Transport, TransportOptions, duration
+from kvroute.client.fallback.fallback import Fallback, FallbackPolicy
+from kvroute.client.fallback.takeover import Takeover
+from kvroute.client.messages.options import RouteOptions, route_request
+from kvroute.client.messages.prompt_hashing import PromptHashing
+from kvroute.client.requests.budget import RetryBudget, RetryBudgetPolicy
+from kvroute.client.requests.reports import Reports
+from kvroute.client.requests.requests import RequestCalls
 from kvroute.v1 import Explanation, Progress, ProgressOutcome
 
 

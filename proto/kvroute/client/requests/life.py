@@ -17,11 +17,11 @@ from typing import Any, Self
 import grpc
 from typing_extensions import override
 
-from kvroute.client.bodies import HttpBody
 from kvroute.client.errors import InvalidRequest, KvRouteError, broken_by
-from kvroute.client.pick import Pick, PromptTokens
-from kvroute.client.reports import Reports
-from kvroute.client.usage import count, read_usage
+from kvroute.client.messages.bodies import HttpBody
+from kvroute.client.messages.pick import Pick, PromptTokens
+from kvroute.client.messages.usage import count, read_usage
+from kvroute.client.requests.reports import Reports
 from kvroute.v1 import FailureReason, Progress, ProgressResult, ProgressState
 
 RENEWALS_PER_LEASE = 3

@@ -6,9 +6,9 @@ router of the client.
 
 from collections.abc import Sequence
 
+from kvroute.client.connections.lines import Line
+from kvroute.client.connections.transport import Transport
 from kvroute.client.errors import KvRouteError
-from kvroute.client.lines import Line
-from kvroute.client.transport import Transport
 from kvroute.v1 import (
     FailureReason,
     Progress,

@@ -20,7 +20,13 @@ from typing import TypeVar
 import grpc
 import grpc.aio
 
-from kvroute.client.channel import Target
+from kvroute.client.connections.channel import Target
+from kvroute.client.connections.lane import Lane
+from kvroute.client.connections.lane_items import LaneItems
+from kvroute.client.connections.lines import Line, Lines, Metadata
+from kvroute.client.connections.report_lane import ReportLane
+from kvroute.client.connections.retry import RetryPolicy
+from kvroute.client.connections.silence import from_router
 from kvroute.client.errors import (
     ClientClosed,
     DeadlineExceeded,
@@ -30,12 +36,6 @@ from kvroute.client.errors import (
     unreachable,
     unreadable,
 )
-from kvroute.client.lane import Lane
-from kvroute.client.lane_items import LaneItems
-from kvroute.client.lines import Line, Lines, Metadata
-from kvroute.client.report_lane import ReportLane
-from kvroute.client.retry import RetryPolicy
-from kvroute.client.silence import from_router
 from kvroute.v1 import ReportRequest, ReportResponse, RouterAsyncStub, RouteResults
 
 ROUTE_STREAM = "/kvroute.v1.Router/RouteStream"

@@ -7,11 +7,11 @@ from typing import Any, NamedTuple, TypeAlias, TypedDict, Unpack
 
 import grpc
 
-from kvroute.client.bodies import PATHS, Body, HttpBody, encoded, read_fields
 from kvroute.client.errors import InvalidRequest
-from kvroute.client.hashes import block_hashes_of
-from kvroute.client.tokens import pack_tokens
-from kvroute.client.wire import head
+from kvroute.client.messages.bodies import PATHS, Body, HttpBody, encoded, read_fields
+from kvroute.client.messages.hashes import block_hashes_of
+from kvroute.client.messages.tokens import pack_tokens
+from kvroute.client.messages.wire import head
 from kvroute.v1 import MultimodalItem, Phase, QueueProgress, RenderRequest, RouteRequest
 
 OnQueued: TypeAlias = Callable[[QueueProgress], object]

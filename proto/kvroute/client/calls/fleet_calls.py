@@ -11,8 +11,8 @@ from typing import TypeVar
 import grpc
 import grpc.aio
 
+from kvroute.client.connections.transport import Method, Transport
 from kvroute.client.errors import KvRouteError, error_from_call, unreachable, unreadable
-from kvroute.client.transport import Method, Transport
 from kvroute.v1 import (
     DrainWorkerRequest,
     DrainWorkerResponse,

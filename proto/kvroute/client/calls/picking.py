@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 import grpc
 
+from kvroute.client.connections.lines import Line
+from kvroute.client.connections.transport import Transport
 from kvroute.client.errors import (
     KvRouteError,
     NoWorker,
@@ -13,13 +15,11 @@ from kvroute.client.errors import (
     Unavailable,
     unreadable,
 )
-from kvroute.client.fallback import Fallback
-from kvroute.client.lines import Line
-from kvroute.client.options import OnQueued, RouteBytes
-from kvroute.client.pick import Pick
-from kvroute.client.prompt_hashing import PromptHashing
-from kvroute.client.takeover import Takeover
-from kvroute.client.transport import Transport
+from kvroute.client.fallback.fallback import Fallback
+from kvroute.client.fallback.takeover import Takeover
+from kvroute.client.messages.options import OnQueued, RouteBytes
+from kvroute.client.messages.pick import Pick
+from kvroute.client.messages.prompt_hashing import PromptHashing
 from kvroute.v1 import ListWorkersRequest, RouteResponse
 
 MOVED_S_MIN = 0.1

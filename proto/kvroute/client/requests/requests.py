@@ -10,12 +10,9 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Protocol, Unpack
 
-from kvroute.client.attempts import Attempts
-from kvroute.client.bodies import Body, HttpBody
-from kvroute.client.budget import RetryBudget
 from kvroute.client.errors import KvRouteError, NoWorker
-from kvroute.client.life import RoutedRequest
-from kvroute.client.options import (
+from kvroute.client.messages.bodies import Body, HttpBody
+from kvroute.client.messages.options import (
     OnQueued,
     RequestKeywords,
     RouteBytes,
@@ -23,10 +20,13 @@ from kvroute.client.options import (
     route_bytes,
     settle_body,
 )
-from kvroute.client.pick import Pick
-from kvroute.client.prompt_hashing import PromptHashing
-from kvroute.client.reports import Reports
-from kvroute.client.tokens import pack_tokens
+from kvroute.client.messages.pick import Pick
+from kvroute.client.messages.prompt_hashing import PromptHashing
+from kvroute.client.messages.tokens import pack_tokens
+from kvroute.client.requests.attempts import Attempts
+from kvroute.client.requests.budget import RetryBudget
+from kvroute.client.requests.life import RoutedRequest
+from kvroute.client.requests.reports import Reports
 
 
 class PickFrom(Protocol):

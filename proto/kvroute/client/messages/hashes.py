@@ -7,7 +7,7 @@ import sys
 from array import array
 from collections.abc import Iterable
 
-from kvroute.client.wire import head, uint
+from kvroute.client.messages.wire import head, uint
 from kvroute.v1 import BlockHashes
 
 _U64 = "Q"

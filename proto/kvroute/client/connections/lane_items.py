@@ -16,8 +16,8 @@ import grpc
 from typing_extensions import override
 
 from kvroute.client.errors import ClientOverloaded
-from kvroute.client.options import OnQueued, RouteBytes
-from kvroute.client.wire import VARINT, head, varint
+from kvroute.client.messages.options import OnQueued, RouteBytes
+from kvroute.client.messages.wire import VARINT, head, varint
 from kvroute.v1 import RouteBatch, RouteItem, RouteResponse
 
 BATCH_ITEMS_MAX = 4096

@@ -2,9 +2,9 @@
 
 from typing import Literal
 
-from kvroute.client.bodies import Body
-from kvroute.client.options import RouteOptions, render_request
-from kvroute.client.transport import Transport
+from kvroute.client.connections.transport import Transport
+from kvroute.client.messages.bodies import Body
+from kvroute.client.messages.options import RouteOptions, render_request
 from kvroute.v1 import (
     ListTokenizersRequest,
     PromptSource,

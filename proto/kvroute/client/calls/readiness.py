@@ -3,8 +3,8 @@
 import grpc
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 
+from kvroute.client.connections.transport import Transport, duration
 from kvroute.client.errors import DeadlineExceeded, Unavailable
-from kvroute.client.transport import Transport, duration
 
 POLL_S = 0.1
 POLL_S_MAX = 1.0

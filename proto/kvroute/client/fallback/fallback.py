@@ -21,7 +21,7 @@ from typing import TypeAlias
 
 from typing_extensions import override
 
-from kvroute.client.bounded_hash import (
+from kvroute.client.fallback.bounded_hash import (
     TOKEN_BYTES_MAX,
     blocks_key,
     ranked,

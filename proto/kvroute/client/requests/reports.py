@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from typing_extensions import override
 
-from kvroute.client.pick import Pick
+from kvroute.client.messages.pick import Pick
 from kvroute.v1 import FailureReason, Progress, ProgressOutcome
 
 

@@ -8,9 +8,9 @@ import math
 from collections.abc import Callable
 
 from kvroute.client.errors import KvRouteError, NoWorker, RouterUnreachable
-from kvroute.client.fallback import Fallback, Key
-from kvroute.client.options import RouteBytes
-from kvroute.client.pick import Pick
+from kvroute.client.fallback.fallback import Fallback, Key
+from kvroute.client.messages.options import RouteBytes
+from kvroute.client.messages.pick import Pick
 from kvroute.v1 import FailureReason, Progress, ProgressOutcome, ProgressResult
 
 log = logging.getLogger("kvroute.client")

@@ -1,0 +1,1 @@
+"""Picks without a router, and when they begin. Pure."""

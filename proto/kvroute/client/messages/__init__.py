@@ -1,0 +1,1 @@
+"""Values of the contract: prompts, options, picks, usage, and their bytes. Pure; import errors only."""
