@@ -1,6 +1,6 @@
 """The HTTP pages of one engine, which its relay polls: identity, load, health.
 
-The shell around events/engines/probe.py: timers, and the decision whether the engine is healthy.
+The shell around events/engines/pages/probe.py: timers, and the decision whether the engine is healthy.
 
 Law: any usable answer makes the engine healthy; a refused connection, or HEALTH_S without an
 answer, makes it unhealthy.
@@ -16,8 +16,8 @@ from functools import partial
 import aiohttp
 
 from events.engines.events import LoadSample
-from events.engines.load import EngineIdentity
-from events.engines.probe import Probe, http_session
+from events.engines.pages.load import EngineIdentity
+from events.engines.pages.probe import Probe, http_session
 from events.plane.settings import EngineSettings
 from events.plane.supervisor import Supervisor
 

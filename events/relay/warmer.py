@@ -22,7 +22,7 @@ import numpy as np
 from nats.aio.msg import Msg
 
 from events.engines.endpoints import masked
-from events.engines.probe import redirect_of
+from events.engines.pages.probe import redirect_of
 from events.plane.facts import Unreadable, Warm, Warmed, decode, encode
 from events.plane.settings import EngineSettings
 from events.plane.supervisor import Supervisor

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from events.engines.events import LoadSample
-from events.engines.load import (
+from events.engines.pages.load import (
     DOCUMENT_BYTES_MAX,
     EngineIdentity,
     LoadUnreadable,

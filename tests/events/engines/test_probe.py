@@ -8,8 +8,8 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from events.engines import probe
-from events.engines.probe import DOCUMENT_BYTES_MAX, EngineHttp, EngineSilent, Probe
+from events.engines.pages import probe
+from events.engines.pages.probe import DOCUMENT_BYTES_MAX, EngineHttp, EngineSilent, Probe
 
 Serve = Callable[[str, web.Response], Awaitable[EngineHttp]]
 

@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client.samples import Sample
 
-from events.engines import load as module
 from events.engines.events import LoadSample
-from events.engines.load import (
+from events.engines.pages import load as module
+from events.engines.pages.load import (
     BLOCK_SIZE_MAX,
     COUNT_MAX,
     LINES_MAX,

@@ -10,8 +10,8 @@ import zmq
 import zmq.asyncio
 from aiohttp import web
 
-from events.engines import probe
 from events.engines import sockets as engine_sockets
+from events.engines.pages import probe
 from events.plane import supervisor
 from events.plane.facts import Heartbeat, Warm, Warmed, decode, encode
 from events.plane.settings import EngineSettings

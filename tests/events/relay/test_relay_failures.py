@@ -11,7 +11,7 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from events.engines.probe import Probe
+from events.engines.pages.probe import Probe
 from events.plane import supervisor
 from events.plane.facts import Heartbeat, SnapshotRequest, encode
 from events.plane.settings import EngineSettings

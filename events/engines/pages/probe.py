@@ -1,4 +1,4 @@
-"""Reads an engine's identity and load over HTTP. The shell around events/engines/load.py.
+"""Reads an engine's identity and load over HTTP. The shell around events/engines/pages/load.py.
 
 Redirects are never followed: the server at an engine's address could send the relay to any URL in
 the relay's network. Bodies are read without decompression, and cookies are ignored.
@@ -15,7 +15,7 @@ import aiohttp
 
 from events.engines.endpoints import masked
 from events.engines.events import LoadSample
-from events.engines.load import (
+from events.engines.pages.load import (
     EngineIdentity,
     LoadUnreadable,
     mooncake_engine_ids,
