@@ -1,1 +1,1 @@
-"""Engines' event formats, sockets and load pages. No NATS."""
+"""Engines' event formats and sockets; their HTTP pages are in `pages`. No NATS."""

@@ -1,6 +1,7 @@
 """The HTTP pages of one engine, which its relay polls: identity, load, health.
 
-The shell around events/engines/pages/probe.py: timers, and the decision whether the engine is healthy.
+The shell around events/engines/pages/probe.py: timers, and the decision whether the engine is
+healthy.
 
 Law: any usable answer makes the engine healthy; a refused connection, or HEALTH_S without an
 answer, makes it unhealthy.

@@ -1,7 +1,7 @@
 """The configuration from file, environment and flags, in rising precedence.
 
-An unknown key is refused with its name. A preset (router/config/settings/presets.py) lies between the
-defaults and these three: it sets keys of `routing` that none of them sets.
+An unknown key is refused with its name. A preset (router/config/settings/presets.py) lies between
+the defaults and these three: it sets keys of `routing` that none of them sets.
 """
 
 import re
@@ -120,7 +120,8 @@ TARGET_VARIABLES = (
     "KVROUTE_TARGET_NAME",
     "KVROUTE_TARGET_TOKEN_FILE",
 )
-"""Of the flags --tls, --tls-ca and so on, in the order of the flags (router/cli/calls/dialing.py)."""
+"""Of the flags --tls, --tls-ca and so on, in the order of the flags
+(router/cli/calls/dialing.py)."""
 _OTHER_VARIABLES = frozenset({"KVROUTE_CONFIG", "KVROUTE_TARGET", *TARGET_VARIABLES})
 """Variables of the command line that are no keys of a configuration."""
 

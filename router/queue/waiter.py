@@ -80,7 +80,8 @@ class Waiter:
     """Number of its arrival."""
     key: Key = 0.0
     run: int | None = None
-    """PrefixHash of the uncached blocks by which it has siblings (router/queue/turns/siblings.py)."""
+    """PrefixHash of the uncached blocks by which it has siblings
+    (router/queue/turns/siblings.py)."""
     level: int = 0
     """Number of its band, 0 for the lowest."""
     ahead: int = 0

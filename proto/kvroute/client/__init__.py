@@ -9,38 +9,45 @@
 The distribution kvroute-client installs this package, `kvroute`, alone: it needs grpcio, protobuf,
 their health and googleapis protos, and none of the router's own packages.
 
-    calls.py           KvRouteClient: every call of the contract
-    requests.py        its calls about requests, which know no connection
-    fleet_calls.py     its calls to the Fleet service
-    queue_calls.py     steps of requests that wait, to every router
-    prompt_calls.py    its calls to the Prompts service
-    picking.py         Route, over a lane or as a call, else by the fallback
-    reporting.py       Report, to the router that made the reservation
-    transport.py       attempts of a call: the line, retries, the deadline
-    lines.py           the connections to routers, and the choice of a line for each call
-    silence.py         detects routers that take calls and send nothing
-    lane.py            route calls of many tasks, as batches on one open stream to a router
-    lane_items.py      the items of a lane
-    report_lane.py     reports of many tasks, as few calls to a router
-    reports.py         last reports, delivered after their requests
-    life.py            RoutedRequest: one request from its reservation to its last report
-    attempts.py        the same request on other workers, before its first token
-    budget.py          the retry budget
-    takeover.py        when the fallback picks in the place of routers
-    fallback.py        picks without a router, among the workers listed last
-    bounded_hash.py    consistent hashing with bounded loads
-    options.py         the keywords of route(), and their RouteRequest
-    bodies.py          HTTP bodies as prompts
-    hashes.py          block hashes in any common form, as packed fixed64
-    wire.py            protobuf's wire format around bytes
-    prompt_hashing.py  token prompts hashed by the client, in the block size of answers
-    tokens.py          token ids in any common form, as little-endian u32
-    usage.py           counts of tokens, from an engine's answer
-    pick.py            Pick, the answer of route()
-    readiness.py       the wait for a router that is ready
-    errors.py          errors of the calls
-    retry.py           which error is worth another attempt, and when
-    channel.py         targets and gRPC options
+An upper folder may import a lower one; `requests` knows no connection.
+
+    calls/        KvRouteClient: every call of the contract
+      calls.py          the client itself
+      picking.py        Route, over a lane or as a call, else by the fallback
+      reporting.py      Report, to the router that made the reservation
+      fleet_calls.py    the Fleet service
+      queue_calls.py    steps of requests that wait, to every router
+      prompt_calls.py   the Prompts service
+      readiness.py      the wait for a router that is ready
+    requests/     one request, as a caller has it
+      requests.py       the client's calls about requests
+      life.py           RoutedRequest: from its reservation to its last report
+      attempts.py       the same request on other workers, before its first token
+      budget.py         the retry budget
+      reports.py        last reports, delivered after their requests
+    connections/  how a call reaches a router
+      transport.py      attempts of a call: the line, retries, the deadline
+      lines.py          the connections to routers, and the choice of a line for each call
+      silence.py        detects routers that take calls and send nothing
+      lane.py           route calls of many tasks, as batches on one open stream to a router
+      lane_items.py     the items of a lane
+      report_lane.py    reports of many tasks, as few calls to a router
+      retry.py          which error is worth another attempt, and when
+      channel.py        targets and gRPC options
+    fallback/     picks without a router
+      takeover.py       when the fallback picks in the place of routers
+      fallback.py       picks among the workers listed last
+      bounded_hash.py   consistent hashing with bounded loads
+    messages/     values of the contract
+      options.py        the keywords of route(), and their RouteRequest
+      pick.py           Pick, the answer of route()
+      bodies.py         HTTP bodies as prompts
+      tokens.py         token ids in any common form, as little-endian u32
+      hashes.py         block hashes in any common form, as packed fixed64
+      prompt_hashing.py token prompts hashed by the client, in the block size of answers
+      usage.py          counts of tokens, from an engine's answer
+      wire.py           protobuf's wire format around bytes
+    errors.py     errors of the calls
 """
 
 from kvroute.client.calls.calls import KvRouteClient

@@ -1,1 +1,1 @@
-"""Commands that run until they are stopped: the router, relays, the gateway, the endpoint picker."""
+"""Commands that run until they are stopped: router, relay, gateway, endpoint picker."""

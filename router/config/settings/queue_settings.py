@@ -8,7 +8,8 @@ from msgspec import Meta
 from events.plane.settings import Seconds, Settings
 
 WAITING_MAX = 65_536
-"""Largest bound on waiting requests: their places move by memory copies (router/queue/turns/line.py)."""
+"""Largest bound on waiting requests: their places move by memory copies
+(router/queue/turns/line.py)."""
 
 EarlyRefusal = Literal["never", "timeout", "slo"]
 

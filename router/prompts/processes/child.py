@@ -1,4 +1,5 @@
-"""A child process that renders: `python -m router.prompts.processes.child`, with its socket as descriptor 0.
+"""A child process that renders: `python -m router.prompts.processes.child`, its socket as
+descriptor 0.
 
 It ends with the process that started it: Linux kills it when that process dies, and the end of the
 socket ends it otherwise.

@@ -1,1 +1,1 @@
-"""One body to tokens, in this process: body, template, encoder. Reads the tokenizer's folder, no more I/O."""
+"""One body to tokens, in this process: body, template, encoder. Reads the tokenizer's folder."""

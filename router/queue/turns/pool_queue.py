@@ -2,8 +2,8 @@
 
 A band has the turn, then a tenant of that band, then the first request of its line.
 
-Laws: bands and tenants get shares by their weights (router/queue/turns/shares.py); a request rises into
-the next band when its waiting has made up for its priority.
+Laws: bands and tenants get shares by their weights (router/queue/turns/shares.py); a request rises
+into the next band when its waiting has made up for its priority.
 """
 
 from collections.abc import Callable, Iterator

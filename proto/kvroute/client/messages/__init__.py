@@ -1,1 +1,1 @@
-"""Values of the contract: prompts, options, picks, usage, and their bytes. Pure; import errors only."""
+"""Values of the contract: prompts, options, picks, usage, and their bytes. Opens nothing."""
