@@ -22,9 +22,9 @@ from kvroute.client import (
     UnknownModel,
     route_request,
 )
+from kvroute.client.fallback import fallback as fallback_module
 from kvroute.client.fallback.bounded_hash import bound
 from kvroute.client.fallback.fallback import OPEN_S_MAX, RESERVATION, RETRY_S, WORKER_S, Fallback
-from kvroute.client.fallback.fallback import fallback as fallback_module
 from kvroute.v1 import (
     Ejection,
     FailureReason,
