@@ -222,7 +222,8 @@ def router(wheels: Wheels, tmp_path_factory: pytest.TempPathFactory) -> Environm
 def test_the_router_needs_only_its_declared_dependencies(router: Environment) -> None:
     needy = router.run(IMPORT_ALL, *FOLDERS).splitlines()
     assert needy == [
-        f"needs kvroute[prompts]: router.prompts.{name}" for name in ("content_format", "template")
+        f"needs kvroute[prompts]: router.prompts.rendering.{name}"
+        for name in ("content_format", "template")
     ]
     assert "serve" in run(router.bin / "kvroute", "--help").stdout
 
