@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 import click
 
 from events.plane.clock import unix_now
+from router.config.printable import shown
 from router.config.reading import TARGET_VARIABLES
 from router.config.settings.keys_settings import DialSettings
 
@@ -75,3 +76,9 @@ def dial(target: str, **options: Any) -> Any:
     context = click.get_current_context(silent=True)
     flags = {} if context is None else context.meta.get(_META, {})
     return KvRouteClient(target, **options, **dial_options(DialSettings(**flags), unix_now))
+
+
+def complain(target: str, error: Exception) -> int:
+    """The end of a command whose call failed (KvRouteError): one line on stderr, exit code 1."""
+    click.echo(shown(f"kvroute: {target}: {error}"), err=True)
+    return 1

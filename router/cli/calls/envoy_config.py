@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from router.cli.calls.dialing import dial, target_flag
+from router.cli.calls.dialing import complain, dial, target_flag
 from router.cli.flags import timeout_flag
 from router.cli.run import run
 from router.config.keys import ConfigError
@@ -87,12 +87,16 @@ def envoy_config(
     async def running() -> int:
         import yaml
 
+        from kvroute.client import KvRouteError
         from router.front.picker.envoy_config import Address, envoy_config
 
         known = workers
         if not known:
             async with dial(target, timeout_s=timeout_s) as client:
-                listed = await client.list_workers()
+                try:
+                    listed = await client.list_workers()
+                except KvRouteError as error:
+                    return complain(target, error)
             bases = {each.address.partition("//")[2].rstrip("/") for each in listed}
             known = [split_address(base) for base in sorted(bases) if base]
         if not known:

@@ -20,8 +20,8 @@ from kvroute.client import (
 from kvroute.client.messages.bodies import read_fields
 from kvroute.client.messages.pick import prompt_tokens
 from kvroute.v1 import CandidateRow, Explanation, Phase, Receipt
-from router.cli.calls.dialing import dial
-from router.cli.calls.fleet import WIDTH_MIN, complain, stream_text
+from router.cli.calls.dialing import complain, dial
+from router.cli.calls.fleet import WIDTH_MIN, stream_text
 from router.cli.offline.receipt import prefill_in_words
 from router.cli.offline.rendering import differences, tokens_of_engine
 from router.cli.text import add_row, console, line, styled, table

@@ -10,9 +10,8 @@ from rich.text import Text
 from events.engines.endpoints import masked
 from kvroute.client import KvRouteError
 from kvroute.v1 import ListWorkersResponse, WorkerStatus
-from router.cli.calls.dialing import dial
+from router.cli.calls.dialing import complain, dial
 from router.cli.text import add_row, console, line, styled, table
-from router.config.printable import shown
 
 
 async def show_workers(target: str, model: str, as_json: bool, timeout_s: float) -> int:
@@ -100,9 +99,3 @@ def _slots(worker: WorkerStatus) -> str:
 
 def _name(worker: WorkerStatus) -> str:
     return f"{worker.worker_id}/{worker.dp_rank}"
-
-
-def complain(target: str, error: KvRouteError) -> int:
-    """One line on stderr; returns the exit code."""
-    click.echo(shown(f"kvroute: {target}: {error}"), err=True)
-    return 1

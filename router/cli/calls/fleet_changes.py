@@ -8,8 +8,7 @@ import msgspec
 
 from kvroute.client import KvRouteError
 from kvroute.v1 import RegisterWorkerRequest
-from router.cli.calls.dialing import dial
-from router.cli.calls.fleet import complain
+from router.cli.calls.dialing import complain, dial
 from router.cli.engine_flags import flag_of
 from router.config.printable import shown
 

@@ -9,8 +9,8 @@ from rich.table import Table
 
 from kvroute.client import KvRouteError
 from kvroute.v1 import ListQueueResponse, QueuedBand
-from router.cli.calls.dialing import dial
-from router.cli.calls.fleet import WIDTH_MIN, complain
+from router.cli.calls.dialing import complain, dial
+from router.cli.calls.fleet import WIDTH_MIN
 from router.cli.text import add_row, console, line, styled, table
 
 _NUMBERS = ("place", "priority", "waited", "ends in")
