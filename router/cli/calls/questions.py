@@ -161,7 +161,7 @@ def replay_log(
     Shows how often each policy would have picked the same worker, and the predicted effect of its
     own choices, in the fleet that the deciding policy had filled.
     """
-    from router.cli.offline.replay_log import show_replay
+    from router.cli.offline.replaying import show_replay
 
     routing = load(ServeConfig, config_file, {}, {}).routing
     raise click.exceptions.Exit(show_replay(files, names, routing, as_json))
