@@ -8,11 +8,12 @@ from importlib.metadata import entry_points
 import click
 
 from router.cli.calls.envoy_config import envoy_config
-from router.cli.calls.questions import explain, queue, replay_log, workers
+from router.cli.calls.questions import explain, queue, workers
 from router.cli.calls.verbs import drain, register, remove, resync, undrain
 from router.cli.offline.nats_permissions import nats_permissions
 from router.cli.offline.policies import policies
 from router.cli.offline.render import render
+from router.cli.offline.replay_log import replay_log
 from router.cli.offline.token import token
 from router.cli.programs.epp import epp
 from router.cli.programs.gateway import gateway

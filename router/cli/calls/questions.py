@@ -1,6 +1,5 @@
-"""`kvroute workers`, `queue`, `explain` and `replay-log`: commands that change nothing."""
+"""`kvroute workers`, `queue` and `explain`: calls that change nothing."""
 
-from pathlib import Path
 from typing import IO, Any
 
 import click
@@ -8,8 +7,6 @@ import click
 from router.cli.calls.dialing import target_flag
 from router.cli.flags import http_base, model_flag, timeout_flag
 from router.cli.run import run
-from router.config.reading import load
-from router.config.settings.configurations import ServeConfig
 
 
 @click.command()
@@ -134,34 +131,3 @@ _BODY_FLAGS = {
     "messages_body": "messages",
 }
 """Options of a route, and the flags that name their files."""
-
-
-@click.command("replay-log")
-@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path, dir_okay=False))
-@click.option(
-    "--policy",
-    "names",
-    multiple=True,
-    required=True,
-    help="Policy that scores the decisions; repeatable. One of your own: module:function.",
-)
-@click.option(
-    "--config",
-    "-c",
-    "config_file",
-    type=click.Path(path_type=Path),
-    help="YAML file of a router, for its routing.parameters and routing.affinity.",
-)
-@click.option("--json", "as_json", is_flag=True, help="The numbers as JSON.")
-def replay_log(
-    files: tuple[Path, ...], names: tuple[str, ...], config_file: Path | None, as_json: bool
-) -> None:
-    """Score logged decisions (decision_log.file) with other policies.
-
-    Shows how often each policy would have picked the same worker, and the predicted effect of its
-    own choices, in the fleet that the deciding policy had filled.
-    """
-    from router.cli.offline.replaying import show_replay
-
-    routing = load(ServeConfig, config_file, {}, {}).routing
-    raise click.exceptions.Exit(show_replay(files, names, routing, as_json))
