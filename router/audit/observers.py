@@ -25,18 +25,11 @@ class Watchers:
         self.shadow: Shadow | None = None
         self.log = DecisionLog(replica, labels)
         self._watch = Watch((), rng, on_failure)
-        self._is_on = False
-
-    @property
-    def watch(self) -> Watch | None:
+        self.watch: Watch | None = None
         """None: there are no watchers, and no decision pays for them."""
-        return self._watch if self._is_on else None
-
-    @property
-    def timed(self) -> bool:
+        self.timed = False
         """Whether a watcher needs the times of all picks, by any policy: a timed shadow policy,
         or the log, for its readers."""
-        return self.log.is_on or (self.shadow is not None and self.shadow.policy.timed)
 
     @property
     def failures(self) -> int:
@@ -60,4 +53,5 @@ class Watchers:
         if self.log.is_on:
             watchers.append(Sampled(self.log.watch, settings.share, self.log.watch_refused))
         self._watch.use(watchers)
-        self._is_on = bool(watchers)
+        self.watch = self._watch if watchers else None
+        self.timed = self.log.is_on or (self.shadow is not None and self.shadow.policy.timed)

@@ -11,6 +11,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf, log
+from typing import Protocol
 
 from router.decision.decision import Decision
 from router.request.refusal import Refused
@@ -117,3 +118,18 @@ class Due:
                     sampled.on_refused(refused)
                 except Exception as error:  # as above
                     self._on_failure(error)
+
+
+class Observed(Protocol):
+    """What is sampled at the moment; a reload may change it."""
+
+    @property
+    def watch(self) -> Watch | None:
+        """None: there are no watchers, and no decision pays for them."""
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedBy:
+    """The same watchers for good."""
+
+    watch: Watch | None = None

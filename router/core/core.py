@@ -27,10 +27,11 @@ from router.copies.hot_prefixes import Effect as CopyEffect
 from router.copies.hot_prefixes import HotPrefixes, Means, recomputed
 from router.core.fast_path import Lane
 from router.core.progress import Effects, Pick, Progress, ProgressResult, ProgressState, Repeated
+from router.core.watched import Unwatched, Watched
 from router.decision.decider import FULL_RETRY_S, Decider
 from router.decision.decision import Decision, Overlap, Prefill
 from router.fleet.pools import heartbeat_of
-from router.fleet.state import CacheReport, Fleet
+from router.fleet.state import CacheReport, Fleet, Troubles
 from router.health.outliers import Fault
 from router.health.ttft_check import TtftCheck
 from router.policies.configured import DecisionSettings
@@ -75,11 +76,19 @@ class RouterCore:
         rng: random.Random,
         random_bytes: Callable[[int], bytes],
         copy_means: Means | None = None,
+        watched: Watched | None = None,
+        troubles: Troubles | None = None,
     ) -> None:
         """random_bytes: what ids of reservations are made of; unpredictable, unless for a test.
-        copy_means: how hot prefixes are copied; None: workers compute them."""
+        copy_means: how hot prefixes are copied; None: workers compute them. watched: by observers
+        of decisions; None: there are none. troubles: see Fleet."""
         self.fleet = Fleet(
-            view, routing, models=models, model_memory_s=model_memory_s, replica=replica
+            view,
+            routing,
+            models=models,
+            model_memory_s=model_memory_s,
+            replica=replica,
+            troubles=troubles or {},
         )
         self.routing = routing
         self.replica = replica
@@ -93,9 +102,7 @@ class RouterCore:
         """Picks of workers over their learned capacity, since no other had room."""
         self.ttft_check = TtftCheck()
         self.decider = Decider(self.fleet, routing, rng, models)
-        self.times_all = False
-        """Every pick is timed, for a timed shadow policy or for policies replayed on the decision
-        log; False: only picks of timed policies are."""
+        self.watched = watched or Unwatched()
         self.pair_picks: Counter[Prefill] = Counter()
         self.tombstone_s = tombstone_s
         self._rng = rng
@@ -219,7 +226,7 @@ class RouterCore:
             self.pair_picks[decision.how] += 1
             if computing is not decision:
                 self._reserve_prefill(reservation, computing, now_s)
-        if computing.policy.timed or self.times_all:
+        if computing.policy.timed or self.watched.timed:
             self.time(reservation, now_s)
         if (predicted_s := computing.scores.ttft_s) is not None:
             self.ttft_check.on_pick(reservation.id, predicted_s.item(computing.order[0]))

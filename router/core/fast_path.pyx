@@ -1110,7 +1110,7 @@ cdef class Lane:
         reservation.answer = _taken(&self._answer)
         if session_id.size:
             self._fleet.sessions.put(_text(session_id), reservation, size, "", now_s)
-        if self._timed or self._core.times_all:
+        if self._timed or self._core.watched.timed:
             self._time(reservation, now_s)
         if self._policy.kind == TTFT:
             self._note_ttft(reservation, best_s)

@@ -21,7 +21,7 @@ from math import inf
 from typing import TypeAlias
 
 from kvroute.v1 import router_pb2
-from router.audit.sampling import Due, Watch
+from router.audit.sampling import Due, Observed, ObservedBy
 from router.copies.hot_prefixes import HotPrefixes
 from router.core.admission import Admission
 from router.core.core import RouterCore
@@ -59,19 +59,20 @@ class Desk:
         fault: Callable[..., Refusal],
         admission: Admission,
         soon: Callable[[Callable[[], None]], object],
-        watch: Watch | None = None,
+        observed: Observed | None = None,
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
         """fault: counts and logs what the router did wrong at a method, and what comes of that;
         returns what the caller gets, where there is nothing else. admission: requests that wait.
-        soon: calls a function once others had a turn. watch: sees a share of the decisions; may be
-        another one later. on_change: called when what is reserved here may have changed.
+        soon: calls a function once others had a turn. observed: a share of the decisions is, by
+        watchers; None: there are none. on_change: called when what is reserved here may have
+        changed.
         """
         self._core = core
         self._metrics = metrics
         self._clock = clock
         self._fault = fault
-        self.watch = watch
+        self._observed = observed or ObservedBy()
         self._on_change = on_change
         self.admission = admission
         self._soon = soon
@@ -100,7 +101,7 @@ class Desk:
         """
         now_s, due = self._clock(), None
         try:
-            due = self.watch.take() if self.watch is not None else None
+            due = watch.take() if (watch := self._observed.watch) is not None else None
             _check_in_time(left_s)
             if caller.usage is not None:
                 caller.usage.request()
@@ -220,7 +221,7 @@ class Desk:
         """One long request, answered in steps; raises Refusal, counted. The last step reserves."""
         now_s, due = self._clock(), None
         try:
-            due = self.watch.take() if self.watch is not None else None
+            due = watch.take() if (watch := self._observed.watch) is not None else None
             _check_in_time(left_s)
             if caller.usage is not None:
                 caller.usage.request()
@@ -281,7 +282,7 @@ class Desk:
         self, batch: Batch, results: Results, waited_s: float, answered: dict[int, Reservation]
     ) -> None:
         """See `run`; raises a Refusal of the item that is next."""
-        watch, lane, hot = self.watch, self._core.lane, self._core.hot
+        watch, lane, hot = self._observed.watch, self._core.lane, self._core.hot
         if watch is not None and watch.left < RUN_ITEMS:
             return  # one by one, so that the item that is due is seen
         if lane is None or self.admission.has_rules:

@@ -5,7 +5,7 @@ one that changes them. Other modules only read.
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,6 +34,11 @@ from router.reservations.load import WorkerLoad
 from router.reservations.reservations import Ending
 from router.reservations.sessions import Sessions
 
+Trouble = Callable[[Source, str], str]
+"""What is wrong with a worker of a model (its first name; empty: not known yet), as a sentence;
+empty: nothing is."""
+Troubles = Mapping[WarningCode, Trouble]
+
 
 @dataclass(slots=True)
 class CacheReport:
@@ -56,7 +61,9 @@ class Fleet:
         models: tuple[ModelSettings, ...] = (),
         model_memory_s: float = 300.0,
         replica: str = "",
+        troubles: Troubles | None = None,
     ) -> None:
+        """troubles: further warnings about workers, besides those that the fleet itself knows."""
         self.view = view
         self.loads: dict[WorkerKey, WorkerLoad] = {}
         self.loads_changed = 0
@@ -97,10 +104,7 @@ class Fleet:
         self.working_sets = WorkingSets()
         labels = PlaceLabels(routing.host_label, routing.rack_label, routing.cluster_label)
         self.further = Further(self.loads, self.rates, labels, self.sessions, self.working_sets)
-        self.relay_trouble: Callable[[str], str] = lambda _worker_id: ""
-        """Why a relay in this process failed, as a sentence; empty: it runs, or is not here."""
-        self.tokens_trouble: Callable[[Source], str] = lambda _source: ""
-        """How a worker's tokens differ from the router's own, as a sentence; empty: they don't."""
+        self._troubles = troubles or {}
         self._watch = FleetWatch(view, self.self_check, lambda name: self.models.names(name)[0])
 
     def reconfigure(self, routing: RoutingSettings) -> None:
@@ -212,13 +216,17 @@ class Fleet:
     def warnings(self, source: Source, now_s: float) -> list[WorkerWarning]:
         """A worker's faults that an operator should mend."""
         warnings = self._watch.warnings(source, now_s)
-        if trouble := self.relay_trouble(source.key.worker_id):
-            warnings.append(WorkerWarning(WarningCode.RELAY, trouble))
-        if trouble := self.tokens_trouble(source):
-            warnings.append(WorkerWarning(WarningCode.TOKENS_DIFFER, trouble))
+        model = self._model_of(source)
+        for code, trouble_of in self._troubles.items():
+            if trouble := trouble_of(source, model):
+                warnings.append(WorkerWarning(code, trouble))
         if trouble := self._priority_trouble(source):
             warnings.append(WorkerWarning(WarningCode.PRIORITY_IGNORED, trouble))
         return warnings
+
+    def _model_of(self, source: Source) -> str:
+        """The first name of a worker's model; empty: it is not known yet."""
+        return "" if source.heartbeat is None else self.models.names(source.heartbeat.model)[0]
 
     def _priority_trouble(self, source: Source) -> str:
         """Of the first worker of a model that got a request with a priority and schedules by none:

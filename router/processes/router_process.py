@@ -46,7 +46,7 @@ from router.desk.desk import Desk
 from router.desk.reports import Reports
 from router.fleet.topology import PlaceLabels
 from router.front.gateway.server import check_address
-from router.health.warnings import WarningLog
+from router.health.warnings import WarningCode, WarningLog
 from router.keys.certificates import Certificates, metrics_tls
 from router.keys.door import Door
 from router.keys.exposure import check_exposure
@@ -153,6 +153,11 @@ class RouterApp:
             predicted_ttl_s=routing.predicted_ttl_s,
             approximate_ttl_s=routing.approximate_ttl_s,
         )
+        labels = PlaceLabels(routing.host_label, routing.rack_label, routing.cluster_label)
+        rng = random.Random(secrets.randbits(64))
+        self.watchers = Watchers(self.replica, labels, rng, _watcher_failed)
+        self.relays = OwnRelays(fleet=config.fleet.name, clock=clock, rng=self._rng)
+        self.prompts = Prompts(model_prompts(config.models))
         self.core = RouterCore(
             self.view,
             routing,
@@ -162,18 +167,18 @@ class RouterApp:
             replica=self.replica,
             rng=self._rng,
             random_bytes=os.urandom,
+            watched=self.watchers,
+            troubles={
+                WarningCode.RELAY: lambda source, _: self.relays.trouble(source.key.worker_id),
+                WarningCode.TOKENS_DIFFER: tokens_trouble(self.prompts),
+            },
         )
         self.core.fleet.ready = False
         shadow_policy(routing, self.core.policies)  # raises ConfigError
         self.registry = CollectorRegistry()
         self.metrics = Metrics(self.registry)
         self.metrics.index_bytes_max.set(config.index.bytes_max())
-        labels = PlaceLabels(routing.host_label, routing.rack_label, routing.cluster_label)
-        rng = random.Random(secrets.randbits(64))
-        self.watchers = Watchers(self.replica, labels, rng, _watcher_failed)
         self.registry.register(WatchCollector(self.watchers))
-        self.relays = OwnRelays(fleet=config.fleet.name, clock=clock, rng=self._rng)
-        self.core.fleet.relay_trouble = self.relays.trouble
         self._guard = Guard.of(config.grpc, routing.prompt_tokens_max, self.metrics, door)
         self.admission = Admission(self.core, config.queue, random.Random(self._rng.random()))
         self.desk = Desk(
@@ -183,9 +188,9 @@ class RouterApp:
             fault=self._guard.fault,
             admission=self.admission,
             soon=lambda call: asyncio.get_running_loop().call_soon(call),
+            observed=self.watchers,
             on_change=self._on_change,
         )
-        self.prompts = Prompts(model_prompts(config.models))
         self.reports = Reports(
             self.core,
             self.metrics,
@@ -196,7 +201,6 @@ class RouterApp:
             peers=lambda: self.link,
         )
         self.texts = Texts(self.desk, self.core, self.prompts)
-        self.core.fleet.tokens_trouble = tokens_trouble(self.core, self.prompts)
         self.commands = ControlDesk(
             self.core, clock, on_resync=self._resync, on_removed=self.relays.on_removed
         )
@@ -280,8 +284,6 @@ class RouterApp:
                 " message_kib_max are those limits"
             )
         self.watchers.use(config)
-        self.desk.watch = self.watchers.watch
-        self.core.times_all = self.watchers.timed
         nats, url = config.nats, config.nats.url
         if url is None:
             nats, url = await self._embedded_nats()
@@ -500,8 +502,6 @@ class RouterApp:
             self.watchers.use(config)  # changes nothing if it fails
             self.core.use(settings)
             self.admission.configure(config.queue, self.clock())
-            self.core.times_all = self.watchers.timed
-            self.desk.watch = self.watchers.watch
         except ConfigError as error:
             self.metrics.config_reloads.labels("failed").inc()
             log.error("configuration not reloaded, all stays as it was: %s", error)

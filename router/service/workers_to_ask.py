@@ -2,12 +2,12 @@
 workers whose tokens differ from the router's."""
 
 from collections import Counter
-from collections.abc import Callable
 from math import inf
 
 from events.feed.fleet_view import Source
 from router.core.core import RouterCore
 from router.fleet.pools import heartbeat_of
+from router.fleet.state import Trouble
 from router.prompts.prompts import EngineAt, Prompts, described
 from router.prompts.proving.proof import Target
 from router.prompts.settings import EngineKind
@@ -74,15 +74,14 @@ def _engine(source: Source) -> EngineAt | None:
     )
 
 
-def tokens_trouble(core: RouterCore, prompts: Prompts) -> Callable[[Source], str]:
+def tokens_trouble(prompts: Prompts) -> Trouble:
     """Why the router's own tokens are not those of a worker; empty where nothing differed."""
 
-    def trouble(source: Source) -> str:
+    def trouble(source: Source, model: str) -> str:
         heartbeat = source.heartbeat
         if heartbeat is None:
             return ""
         mine = Target(heartbeat.engine, heartbeat.engine_version)
-        model = core.fleet.models.names(heartbeat.model)[0]
         if odd := prompts.proof.odd(model, mine, source.key.worker_id):
             return (
                 f"its engine makes other tokens than those of the other workers and the router for"

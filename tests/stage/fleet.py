@@ -35,6 +35,8 @@ from router.config.settings.routing_settings import RoutingSettings
 from router.copies.hot_prefixes import Means
 from router.core.core import RouterCore
 from router.core.progress import Pick
+from router.core.watched import Watched
+from router.fleet.state import Troubles
 from router.request.prompt import Prompt
 from router.request.request import Request
 
@@ -77,6 +79,8 @@ class Fleet:
         predicted_ttl_s: float = 5.0,
         index: BlockIndex | None = None,
         copy_means: Means | None = None,
+        watched: Watched | None = None,
+        troubles: Troubles | None = None,
         **routing: Any,
     ) -> None:
         """index: the reference by default, so that the core decides by itself; a native one has it
@@ -97,6 +101,8 @@ class Fleet:
             rng=random.Random(seed),
             random_bytes=random.Random(replica).randbytes,
             copy_means=copy_means,
+            watched=watched,
+            troubles=troubles,
         )
         self.relays: dict[WorkerKey, Relay] = {}
         self._requests = 0

@@ -19,13 +19,14 @@ from events.plane.facts import Control
 from events.plane.settings import EngineSettings
 from indexer.hashing import pack_tokens
 from kvroute.v1 import fleet_pb2_grpc, router_pb2, router_pb2_grpc
-from router.audit.sampling import Watch
+from router.audit.sampling import ObservedBy, Watch
 from router.config.settings.queue_settings import QueueSettings
 from router.config.settings.serving_settings import GrpcSettings
 from router.core.admission import Admission
 from router.desk.counters import Metrics
 from router.desk.desk import Desk
 from router.desk.reports import Reports
+from router.health.warnings import WarningCode
 from router.keys.certificates import Certificates
 from router.keys.door import Door
 from router.prompts.prompts import ModelPrompts, Prompts
@@ -36,6 +37,7 @@ from router.service.local_router import LocalRouter
 from router.service.server import FleetService, GrpcServer, RouterService
 from router.service.texts import Texts
 from router.service.worker_feed import WorkerFeed
+from router.service.workers_to_ask import tokens_trouble
 from tests.stage.fleet import Fleet
 
 NO_QUEUE = QueueSettings(max_waiting=0)
@@ -107,7 +109,9 @@ async def served(
     """Serves a fleet, and takes the server down without grace. The channel is plain text.
 
     peers: the link to other replicas."""
-    fleet = Fleet(**about)
+    prompts = Prompts(models_prompts or {})
+    troubles = {WarningCode.TOKENS_DIFFER: tokens_trouble(prompts)}
+    fleet = Fleet(troubles=troubles, **about)
     metrics = Metrics(CollectorRegistry())
     stopping = asyncio.Event()
     commands = ControlDesk(fleet.core, fleet.clock, on_resync=on_resync)
@@ -125,7 +129,6 @@ async def served(
     guard = Guard.of(settings, fleet.core.routing.prompt_tokens_max, metrics, door)
     soon = asyncio.get_running_loop().call_soon
     desk = desk_of(fleet, metrics, guard.fault, watch=watch, queue=queue, soon=soon)
-    prompts = Prompts(models_prompts or {})
     reports = Reports(
         fleet.core,
         metrics,
@@ -195,7 +198,7 @@ def desk_of(
         fault=fault,
         admission=admission,
         soon=soon,
-        watch=watch,
+        observed=ObservedBy(watch),
     )
 
 

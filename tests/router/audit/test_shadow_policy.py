@@ -182,7 +182,7 @@ def test_all_picks_are_timed_while_a_policy_watches_that_goes_by_time(
     changed = msgspec.structs.replace(config, routing=RoutingSettings(**about))
     app = RouterApp(config, read_again=lambda: changed)
     app.reload()
-    assert app.core.times_all is timed
+    assert app.core.watched.timed is timed
 
 
 def test_counts_depend_on_a_guard_only_where_it_looks_at_the_policy() -> None:

@@ -46,9 +46,9 @@ def test_a_reload_that_fails_leaves_all_as_it_was(watched: bool, wrong: dict[str
     app.reload()
     app.reload()
     assert app.metrics.config_reloads.labels("failed")._value.get() == 1
-    assert (app.watchers.shadow is not None, app.desk.watch is not None) == (watched, watched)
-    assert app.core.times_all is watched
-    assert app.desk.watch is app.watchers.watch
+    assert (app.watchers.shadow is not None, app.watchers.watch is not None) == (watched, watched)
+    assert app.watchers.timed is watched
+    assert app.core.watched is app.watchers
     for _ in range(3):  # calls are refused for want of a worker, by nothing else
         with pytest.raises(Refusal, match="no worker is known yet"):
             app.desk.route(asked(40).SerializeToString())

@@ -517,12 +517,15 @@ def test_any_bytes_are_answered_or_refused(content: bytes) -> None:
     assert side.requests("refused", "INTERNAL") == 0
 
 
+class Timed:
+    timed = True
+
+
 @pytest.mark.parametrize("native", [True, False])
 def test_policies_that_watch_know_the_picks_of_all_ways(native: bool) -> None:
-    side = Side(native)
+    side = Side(native, {"watched": Timed()})
     key = side.fleet.add("w0")
     core = side.fleet.core
-    core.times_all = True
     side.route(asked(1600, request_id="one"))
     items = [
         router_pb2.RouteItem(index=0, request=asked(1600, first=5000 * i, request_id=f"b{i}"))

@@ -25,12 +25,12 @@ from tests.stage.served import asked, desk_of
 class Stage:
     """A desk with one worker behind it."""
 
-    def __init__(self) -> None:
+    def __init__(self, watch: Any = None) -> None:
         self.fleet = Fleet(index=NativeIndex())
         self.fleet.add("w0", total_blocks=1_000_000)
         self.metrics = Metrics(CollectorRegistry())
         guard = Guard.of(GrpcSettings(), 1 << 20, self.metrics)
-        self.desk = desk_of(self.fleet, self.metrics, guard.fault)
+        self.desk = desk_of(self.fleet, self.metrics, guard.fault, watch=watch)
 
     def decide(self, items: RouteItems, *sent: router_pb2.RouteItem) -> list[str]:
         """What each item came to, the worker's id or the status's message."""
@@ -120,8 +120,7 @@ def test_an_observer_that_fails_ends_no_stream() -> None:
         def take(self) -> None:
             raise RuntimeError("a fault of ours")
 
-    stage = Stage()
-    stage.desk.watch = Broken()  # type: ignore[assignment]
+    stage = Stage(Broken())
     sent = router_pb2.RouteItem(index=1, request=asked(40))
     (told,) = stage.decide(stage.desk.items(), sent)
     assert "the router failed on this request" in told

@@ -17,7 +17,6 @@ from router.prompts.prompts import ModelPrompts, Source
 from router.prompts.rendering.renderer import Renderer
 from router.prompts.settings import EngineKind, RendererSettings
 from router.service import texts as texts_module
-from router.service.workers_to_ask import tokens_trouble
 from tests.stage.prompts.engine import CHAT, StandIn, chat, quiet, serving
 from tests.stage.prompts.tiny_tokenizer import make_folder
 from tests.stage.served import Served, asked, refusal, served
@@ -276,8 +275,7 @@ async def test_the_engine_s_tokens_prove_ours_and_its_count_bars_them(
         second = await stage.router.Route(request)
         assert (second.prompt.source, second.prompt.verified) == (LOCAL, True)
         source = stage.fleet.view.sources[WorkerKey("w0", 0)]
-        trouble = tokens_trouble(stage.fleet.core, stage.texts.prompts)
-        assert not trouble(source)
+        assert not stage.fleet.core.fleet.warnings(source, stage.fleet.clock())
         progress = router_pb2.Progress(
             reservation_id=second.reservation_id,
             state=router_pb2.PROGRESS_STATE_PREFILL_DONE,
@@ -286,7 +284,6 @@ async def test_the_engine_s_tokens_prove_ours_and_its_count_bars_them(
         await stage.router.Report(router_pb2.ReportRequest(progress=[progress]))
         third = await stage.router.Route(request)
         assert third.prompt.source == ENGINE
-        stage.fleet.core.fleet.tokens_trouble = trouble
         (warning,) = stage.fleet.core.fleet.warnings(source, stage.fleet.clock())
         assert warning.code is WarningCode.TOKENS_DIFFER
         assert "such as chat:" in warning.sentence
@@ -316,7 +313,6 @@ async def test_a_worker_with_another_template_is_named_and_not_asked_for_tokens(
             assert (answer.prompt.source, answer.prompt.verified) == (LOCAL, worker_id == "w0")
         assert len(odd.asked) == questions
         fleet = stage.fleet.core.fleet
-        fleet.tokens_trouble = tokens_trouble(stage.fleet.core, stage.texts.prompts)
         warned = {
             key.worker_id: [warning.code for warning in fleet.warnings(source, stage.fleet.clock())]
             for key, source in stage.fleet.view.sources.items()
