@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing_extensions import override
 
 from events.plane.broker import Broker
+from events.plane.facts import Epoch
 from events.plane.settings import EngineSettings
 from events.plane.supervisor import Supervisor
 from events.relay.relay import Relay
@@ -108,6 +109,18 @@ class OwnRelays:
         kept = self._kept.get(worker_id)
         if kept is not None and kept.began_at_s <= at_s:
             self._end(kept, "removed")
+
+    def epoch(self, worker_id: str) -> Epoch | None:
+        """The epoch that a worker's relay publishes with; None: none runs at the moment."""
+        kept = self._kept.get(worker_id)
+        if kept is None or kept.relay is None:
+            return None
+        return max(rank.outbox.epoch for _, rank in kept.relay.ranks)
+
+    def leave(self, worker_id: str, reason: str) -> None:
+        """Stops a relay for good, if it runs."""
+        if (kept := self._kept.get(worker_id)) is not None:
+            self._end(kept, reason)
 
     def tick(self) -> None:
         """Stops registered relays of engines that were never there."""

@@ -87,7 +87,7 @@ class OwnRelaysCollector(Collector):
             "Relays in this router that were stopped for good, by reason.",
             labels=["reason"],
         )
-        for reason in ("removed", "never_answered"):
+        for reason in ("removed", "never_answered", "pod_gone", "other_relay"):
             ended.add_metric([reason], self._relays.ended[reason])
         yield ended
         failures = CounterMetricFamily(

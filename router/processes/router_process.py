@@ -44,6 +44,7 @@ from router.core.progress import Effects
 from router.desk.counters import Metrics
 from router.desk.desk import Desk
 from router.desk.reports import Reports
+from router.discovery.kubernetes import KubernetesDiscovery, NoApi
 from router.fleet.topology import PlaceLabels
 from router.front.gateway.server import check_address
 from router.health.warnings import WarningCode, WarningLog
@@ -55,6 +56,7 @@ from router.keys.networks import check_engine_networks, networks_of
 from router.metrics.http import MetricsServer
 from router.metrics.of_audit import WatchCollector
 from router.metrics.of_copies import HotPrefixCollector
+from router.metrics.of_discovery import DiscoveryCollector
 from router.metrics.of_fleet import RouterCollector
 from router.metrics.of_keys import KeyCollector
 from router.metrics.of_prompts import PromptCollector
@@ -69,6 +71,7 @@ from router.metrics.of_replicas import FleetStateCollector, PeerCollector
 from router.metrics.of_workers import WorkerCollector
 from router.metrics.probes import ProbeServer
 from router.policies.configured import DecisionSettings, shadow_policy
+from router.processes.discovered import DiscoveredWorkers
 from router.processes.model_prompts import model_prompts
 from router.processes.own_faces import OwnFaces
 from router.prompts.prompts import Prompts
@@ -90,6 +93,8 @@ WARN_S = 5.0
 HELLO_GRACE_S = 1.0
 """After the first connection, how long relays have to say that they are there."""
 
+PEERS_S = 1.2
+"""Other replicas say that they are there once a second."""
 LINK_S = 5.0
 """For the connection to other replicas, before the router begins without it."""
 
@@ -204,6 +209,7 @@ class RouterApp:
         self.commands = ControlDesk(
             self.core, clock, on_resync=self._resync, on_removed=self.relays.on_removed
         )
+        self.discovery = self._made_discovery(config)
         self._state: FleetState | None = None
         if config.fleet.state_file is not None:
             path = checked_file(config.fleet.state_file, "fleet.state_file")
@@ -232,6 +238,32 @@ class RouterApp:
         """The HTTP face and Envoy's picker, where they are configured."""
         self._started_at_s = clock()
         self._connected_at_s: float | None = None
+
+    def _made_discovery(self, config: ServeConfig) -> KubernetesDiscovery | None:
+        """Discovery of pods; None: it is off. Raises ConfigError."""
+        if not config.discovery.kubernetes.enabled:
+            return None
+        self.discovered = DiscoveredWorkers(
+            self.core,
+            self.relays,
+            self.commands,
+            clock=self.clock,
+            broker=lambda: self.broker,
+            completed=self._with_block_size,
+            on_change=self.desk.turns,
+        )
+        try:
+            return KubernetesDiscovery(
+                config.discovery.kubernetes,
+                self.discovered,
+                replica=self.replica,
+                host_label=config.routing.host_label,
+                rack_label=config.routing.rack_label,
+                clock=self.clock,
+                rng=random.Random(secrets.randbits(64)),
+            )
+        except NoApi as error:
+            raise ConfigError(str(error)) from None
 
     @property
     def ready(self) -> bool:
@@ -383,6 +415,8 @@ class RouterApp:
             self.registry.register(collector)
         if self._state is not None:
             self.registry.register(FleetStateCollector(self._state))
+        if self.discovery is not None:
+            self.registry.register(DiscoveryCollector(self.discovery))
 
     async def _listen(self) -> None:
         """Starts gRPC and metrics; raises ConfigError for an address that can't be had."""
@@ -468,6 +502,8 @@ class RouterApp:
         if self._grpc is not None:
             await self._grpc.drain(self.config.drain_timeout_s)
         await self._tasks.close()  # before what they start: relays, and copies of prefixes
+        if self.discovery is not None:
+            await self.discovery.stop()
         await self.prompts.close()
         await self.relays.stop()
         if self.copy_link is not None:
@@ -561,6 +597,9 @@ class RouterApp:
         self._connected_at_s = self.clock()
         for settings in self.config.workers:
             self.relays.start(self._with_block_size(settings), broker, registered=False)
+        if self.discovery is not None:
+            await asyncio.sleep(PEERS_S)  # or every router would seem to be the first for each pod
+            self.discovery.start()
 
     def _with_block_size(self, settings: EngineSettings) -> EngineSettings:
         """An engine's settings with its model's canonical block size, where it has none itself."""
@@ -631,6 +670,8 @@ class RouterApp:
         complete = complete and all(
             worker.id in known or self.commands.removed(worker.id) for worker in self.config.workers
         )
+        if self.discovery is not None:
+            complete = complete and self.discovery.settled(self.discovered.knows)
         if complete and streams and all(stream.state is StreamState.LIVE for stream in streams):
             log.info("ready: %s", self.view.summary())
             return True

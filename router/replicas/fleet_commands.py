@@ -136,6 +136,11 @@ class ControlDesk:
         held = self._registers["remove"].get(worker_id)
         return held is not None and held.control.action == "remove" and self._clock() < held.ends_s
 
+    def drained(self, worker_id: str) -> bool:
+        """Whether an operator's drain is in force."""
+        held = self._registers["drain"].get(worker_id)
+        return held is not None and held.control.action == "drain"
+
     def in_force(self) -> list[Control]:
         """Commands for a replica that has just started, the oldest first.
 

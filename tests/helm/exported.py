@@ -12,18 +12,22 @@ from events.plane.broker import Broker
 from events.plane.settings import EngineSettings, NatsSettings
 from events.relay.relay import Relay
 from router.audit.observers import Watchers
+from router.children.own_relays import OwnRelays
 from router.config.settings.configurations import ServeConfig
+from router.config.settings.discovery_settings import KubernetesSettings
 from router.config.settings.queue_settings import QueueSettings
 from router.config.settings.routing_settings import HotPrefixSettings, RoutingSettings
 from router.config.settings.serving_settings import DecisionLogSettings
 from router.core.admission import Admission
 from router.desk.counters import Metrics
+from router.discovery.kubernetes import KubernetesDiscovery
 from router.fleet.topology import PlaceLabels
 from router.front.gateway.counters import ClientCollector, GatewayCounters
 from router.front.picker.counters import PickerCounters
 from router.keys.followed import Followed
 from router.metrics.of_audit import WatchCollector
 from router.metrics.of_copies import HotPrefixCollector
+from router.metrics.of_discovery import DiscoveryCollector
 from router.metrics.of_fleet import RouterCollector
 from router.metrics.of_keys import KeyCollector
 from router.metrics.of_prompts import PromptCollector
@@ -31,6 +35,7 @@ from router.metrics.of_queue import QueueCollector
 from router.metrics.of_relays import BrokerCollector, RelayCollector
 from router.metrics.of_replicas import PeerCollector
 from router.metrics.of_workers import WorkerCollector
+from router.processes.discovered import DiscoveredWorkers
 from router.prompts.prompts import ModelPrompts, Prompts
 from router.replicas.fleet_commands import ControlDesk
 from router.replicas.peer_link import PeerLink
@@ -64,7 +69,34 @@ def router_families() -> list[Metric]:
     registry.register(WatchCollector(_watchers()))
     registry.register(BrokerCollector(_nobodys_broker()))
     registry.register(PeerCollector(fleet.core, _link(fleet), fleet.clock))
+    registry.register(DiscoveryCollector(_discovery(fleet)))
     return list(registry.collect())
+
+
+def _discovery(fleet: Fleet) -> KubernetesDiscovery:
+    """Of pods, of which there are none."""
+    rng = random.Random(7)
+    settings = KubernetesSettings(
+        enabled=True, namespace="n", selector="app=vllm", api="http://api.invalid"
+    )
+    workers = DiscoveredWorkers(
+        fleet.core,
+        OwnRelays(fleet="default", clock=fleet.clock, rng=rng),
+        ControlDesk(fleet.core, fleet.clock),
+        clock=fleet.clock,
+        broker=_nobodys_broker,
+        completed=lambda settings: settings,
+        on_change=lambda: None,
+    )
+    return KubernetesDiscovery(
+        settings,
+        workers,
+        replica="a",
+        host_label="host",
+        rack_label="rack",
+        clock=fleet.clock,
+        rng=rng,
+    )
 
 
 def _link(fleet: Fleet) -> PeerLink:

@@ -118,4 +118,5 @@ def test_dashboard_answers_its_questions_in_order(dashboard: Object) -> None:
         "The router itself",
         "Do the gateway's clients get answers?",
         "Do Envoy's requests get endpoints?",
+        "Are pods followed?",
     ]

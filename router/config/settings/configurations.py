@@ -5,6 +5,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from events.plane.settings import BlockSize, EngineSettings, NatsSettings, Seconds, Settings
+from router.config.settings.discovery_settings import DiscoverySettings
 from router.config.settings.fleet_settings import FleetSettings, IndexSettings
 from router.config.settings.gateway_settings import GatewayProcessSettings, GatewaySettings
 from router.config.settings.keys_settings import (
@@ -60,6 +61,7 @@ class ServeConfig(Settings, frozen=True):
     epp: PickerSettings = PickerSettings()
     nats: NatsSettings = NatsSettings()
     log: LogSettings = LogSettings()
+    discovery: DiscoverySettings = DiscoverySettings()
     routing: RoutingSettings = RoutingSettings()
     queue: QueueSettings = QueueSettings()
     index: IndexSettings = IndexSettings()

@@ -26,6 +26,7 @@ COMPOUND = (
     ("routing", "guard", "policies"),
     ("routing", "affinity", "bonus"),
     ("epp", "objectives"),
+    ("discovery", "kubernetes", "ports"),
     ("queue", "auto"),
     ("queue", "length_max"),
     ("queue", "bands"),

@@ -1,0 +1,89 @@
+"""Settings of discovery: engines that the router finds by itself, instead of `workers:`."""
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from events.plane.settings import Port, Settings
+
+DNS_NAME = r"^([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?)?$"
+NODE_LABEL = r"^[A-Za-z0-9./_-]{0,317}$"
+
+
+class KubernetesSettings(Settings, frozen=True):
+    """Pods of engines, watched at Kubernetes' API. The router runs a relay for each."""
+
+    enabled: Annotated[
+        bool, Meta(description="watch pods, and run relays for those that become ready")
+    ] = False
+    namespace: Annotated[
+        str, Meta(pattern=DNS_NAME, description="namespace of the pods; empty: this router's own")
+    ] = ""
+    selector: Annotated[
+        str,
+        Meta(max_length=4096, description="label selector of the pods, such as app=vllm"),
+    ] = ""
+    pool: Annotated[
+        str,
+        Meta(
+            pattern=DNS_NAME,
+            description="InferencePool whose selector and targetPorts count, instead of selector"
+            " and ports; needs the right to get it",
+        ),
+    ] = ""
+    ports: Annotated[
+        tuple[Port, ...],
+        Meta(
+            min_length=1,
+            max_length=8,
+            description="HTTP ports of a pod; several: each is a data-parallel rank of its own, and"
+            " a worker",
+        ),
+    ] = (8000,)
+    events_port: Annotated[
+        Port | None,
+        Meta(
+            description="port of an engine's event publisher; the n-th port of a pod has its own at"
+            " port + n; none: engines publish no KV events"
+        ),
+    ] = 5557
+    replay_port: Annotated[
+        Port | None, Meta(description="port of an engine's replay socket; none: there is none")
+    ] = 5558
+    role_label: Annotated[
+        str,
+        Meta(
+            pattern=NODE_LABEL,
+            description="label of a pod that has its engine's role: prefill, decode or both",
+        ),
+    ] = "llm-d.ai/role"
+    node_labels: Annotated[
+        bool,
+        Meta(description="read zone and rack from labels of nodes; needs the right to get nodes"),
+    ] = False
+    zone_label: Annotated[
+        str, Meta(pattern=NODE_LABEL, description="label of a node that names its zone")
+    ] = "topology.kubernetes.io/zone"
+    rack_label: Annotated[
+        str, Meta(pattern=NODE_LABEL, description="label of a node that names its rack")
+    ] = "topology.kubernetes.io/rack"
+    pods_max: Annotated[
+        int, Meta(ge=1, le=4096, description="pods known at once; more are ignored, and counted")
+    ] = 1024
+    api: Annotated[
+        str | None,
+        Meta(
+            description="URL of Kubernetes' API; default: the cluster's, by KUBERNETES_SERVICE_HOST"
+            " and KUBERNETES_SERVICE_PORT"
+        ),
+    ] = None
+    account_folder: Annotated[
+        str,
+        Meta(min_length=1, description="folder of the service account: token, ca.crt, namespace"),
+    ] = "/var/run/secrets/kubernetes.io/serviceaccount"
+
+
+class DiscoverySettings(Settings, frozen=True):
+    """Engines that the router finds by itself."""
+
+    kubernetes: KubernetesSettings = KubernetesSettings()

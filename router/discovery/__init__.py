@@ -1,0 +1,1 @@
+"""Engines that the router finds by itself: pods, watched at Kubernetes' API."""

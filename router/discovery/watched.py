@@ -1,0 +1,347 @@
+"""A copy of the pods that match a selector, kept by list and watch. Pure: bytes in, changes out.
+
+    list, page by page ──> watch from the list's version ──> events, bookmarks
+         ^                          │ ended: watch again from the last version
+         └──── 410 Gone, resync ────┘ failed: the same, after a back-off
+
+Laws:
+- after a list, the copy has the list's pods and no others, whatever was missed before;
+- a version is only followed by a later one of the same watch, or by a list's;
+- failures in a row wait longer, up to PAUSE_MAX_S, and change no pod;
+- more than pods_max pods are not kept, and counted.
+
+Source: Kubernetes API concepts, "Efficient detection of changes" and "Retrieving large results
+sets in chunks".
+"""
+
+import random
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import inf
+from typing import Annotated, NamedTuple
+
+import msgspec
+from msgspec import Meta, Raw, Struct
+from typing_extensions import override
+
+PAGE_ITEMS = 250
+"""Pods of a page: 10 to 30 KB each, so that a page stays below 10 MB."""
+WATCH_S = 60.0
+"""Seconds after which the server is to end a watch: half-open connections are noticed by then."""
+STEADY_S = 1.0
+"""A watch that ended sooner, without any event, counts as a failure."""
+RESYNC_S = 600.0
+"""Seconds after which a list is read once more, so that no error lasts."""
+PAUSE_S = 0.25
+"""Pause after the first failure; doubles with each further failure in a row."""
+PAUSE_MAX_S = 30.0
+REASON_CHARS = 300
+GONE = 410
+
+Text = Annotated[str, Meta(max_length=4096)]
+
+
+class _Metadata(Struct, frozen=True, rename="camel"):
+    name: Text = ""
+    uid: Text = ""
+    resource_version: Text = ""
+    deletion_timestamp: Text | None = None
+    labels: dict[Text, Text] | None = None
+    annotations: dict[str, str] | None = None
+
+
+class _Condition(Struct, frozen=True, rename="camel"):
+    type: str = ""
+    status: str = ""
+
+
+class _Spec(Struct, frozen=True, rename="camel"):
+    node_name: Text = ""
+
+
+class _Status(Struct, frozen=True, rename="camel"):
+    phase: str = ""
+    pod_ip: Text = msgspec.field(default="", name="podIP")
+    conditions: list[_Condition] | None = None
+
+
+class _Pod(Struct, frozen=True, rename="camel"):
+    metadata: _Metadata
+    spec: _Spec = _Spec()
+    status: _Status = _Status()
+
+
+class _ListMetadata(Struct, frozen=True, rename="camel"):
+    resource_version: Text = ""
+    continue_: Text | None = msgspec.field(default=None, name="continue")
+
+
+class _List(Struct):
+    metadata: _ListMetadata
+    items: list[Raw] | None = None
+
+
+class _Event(Struct):
+    type: str
+    object: Raw
+
+
+class _Trouble(Struct):
+    code: int = 0
+    message: str = ""
+
+
+_read_list = msgspec.json.Decoder(_List).decode
+_read_event = msgspec.json.Decoder(_Event).decode
+_read_pod = msgspec.json.Decoder(_Pod).decode
+_read_trouble = msgspec.json.Decoder(_Trouble).decode
+
+
+class Pod(NamedTuple):
+    """What is used of a pod."""
+
+    name: str
+    uid: str
+    """Another pod of the same name has another uid."""
+    ip: str
+    """Empty until the pod has one."""
+    node: str
+    ready: bool
+    """The kubelet calls it ready, and nobody has had it deleted."""
+    leaving: bool
+    """Its deletion was requested, and it has not ended yet."""
+    ended: bool
+    """All its containers have ended for good."""
+    labels: Mapping[str, str]
+    annotations: Mapping[str, str]
+    """Those whose name begins with ANNOTATION."""
+
+
+ANNOTATION = "kvroute.io/"
+
+
+class List(NamedTuple):
+    """Read a page of the list next; continue_token is empty for the first one."""
+
+    continue_token: str
+
+
+class Watch(NamedTuple):
+    """Watch from this version on."""
+
+    version: str
+
+
+class Pause(NamedTuple):
+    """Wait before the next step."""
+
+    seconds: float
+
+
+class Put(NamedTuple):
+    """A pod that is new, or has changed."""
+
+    pod: Pod
+
+
+class Gone(NamedTuple):
+    """A pod that is no more."""
+
+    pod: Pod
+
+
+Change = Put | Gone
+
+
+@dataclass
+class WatchedPods:
+    """The copy, and what to do next for it."""
+
+    rng: random.Random
+    pods_max: int
+    pods: dict[str, Pod] = field(default_factory=dict)
+    """By name."""
+    counts: Counter[str] = field(default_factory=Counter)
+    """Lists that were read to their end (`list`), events by type, and failures: `unreadable` pods
+    and lines, `too_many` pods, `gone` versions, `failed` requests, `cut` watches."""
+    failures: int = 0
+    """In a row."""
+    trouble: str = ""
+    """Why the last request failed; empty: it did not."""
+    listed: bool = False
+    """Whether a list was ever read to its end."""
+    _version: str = ""
+    """Empty: a list is due."""
+    _token: str = ""
+    """Of the next page."""
+    _fresh: dict[str, Pod] = field(default_factory=dict)
+    """The pods of the list's pages so far."""
+    _listed_at_s: float = -inf
+    _watching_since_s: float = inf
+    _heard: bool = False
+    """Whether the watch under way brought anything."""
+    _pause_s: float = 0.0
+
+    @override
+    def __repr__(self) -> str:
+        return f"<WatchedPods {len(self.pods)} pods, {self.trouble or 'in step'}>"
+
+    def next(self, now_s: float) -> List | Watch | Pause:
+        """What to do now."""
+        if self._pause_s:
+            pause_s, self._pause_s = self._pause_s, 0.0
+            return Pause(pause_s)
+        if self._version and now_s - self._listed_at_s >= RESYNC_S:
+            self._begin_list()
+        if not self._version:
+            return List(self._token)
+        self._watching_since_s, self._heard = now_s, False
+        return Watch(self._version)
+
+    @property
+    def watching(self) -> bool:
+        """Whether the watch under way is of use; False: a list is due."""
+        return bool(self._version)
+
+    def begin_again(self) -> None:
+        """Another selector counts from now on."""
+        self._begin_list()
+        self._pause_s, self.failures = 0.0, 0
+
+    def on_page(self, body: bytes, now_s: float) -> Sequence[Change]:
+        """A page of the list."""
+        try:
+            page = _read_list(body)
+        except (msgspec.DecodeError, RecursionError) as error:
+            self._begin_list()
+            self._fail(f"a list that can't be read: {error}", "unreadable")
+            return ()
+        for item in page.items or ():
+            if (pod := self._pod(item)) is not None:
+                self._keep(self._fresh, pod)
+        self._token = page.metadata.continue_ or ""
+        if self._token:
+            return ()
+        self.counts["list"] += 1
+        self.listed = True
+        self._listed_at_s = now_s
+        self._version = page.metadata.resource_version
+        self._well()
+        before, self.pods, self._fresh = self.pods, self._fresh, {}
+        gone = [Gone(pod) for name, pod in before.items() if name not in self.pods]
+        put = [Put(pod) for name, pod in self.pods.items() if before.get(name) != pod]
+        return [*gone, *put]
+
+    def on_open(self) -> None:
+        """The server has accepted the watch: what failed before is over, but counts for pauses
+        until something comes."""
+        self.trouble = ""
+
+    def on_line(self, line: bytes) -> Sequence[Change]:
+        """A line of the watch: an event."""
+        try:
+            event = _read_event(line)
+        except (msgspec.DecodeError, RecursionError):
+            self.counts["unreadable"] += 1
+            return ()
+        self._heard = True
+        if event.type == "ERROR":
+            return self._on_error(event.object)
+        pod = self._pod(event.object)
+        if pod is None:
+            return ()
+        self.counts[event.type.lower() if event.type in _TYPES else "unreadable"] += 1
+        self._well()
+        if event.type == "DELETED":
+            known = self.pods.pop(pod.name, None)
+            return () if known is None else (Gone(known),)
+        if event.type not in _TYPES or self.pods.get(pod.name) == pod:
+            return ()
+        return (Put(pod),) if self._keep(self.pods, pod) else ()
+
+    def on_end(self, now_s: float, *, cut: bool = False) -> None:
+        """The watch has ended; cut: in the middle of a line."""
+        if cut:
+            self.counts["cut"] += 1
+        if not self._version:
+            return  # a list is due: the error that said so came before
+        if cut or (not self._heard and now_s - self._watching_since_s < STEADY_S):
+            self._fail("the watch ended at once" if not cut else "the watch broke off", "failed")
+
+    def on_failure(self, status: int | None, reason: str, wait_s: float = 0.0) -> None:
+        """A list or watch was refused, or could not be sent. wait_s: as the server asks for."""
+        if status == GONE:
+            self.counts["gone"] += 1
+            self._begin_list()
+        elif not self._version:
+            self._begin_list()  # a list's pages belong together
+        self._fail(reason, "failed")
+        self._pause_s = max(self._pause_s, min(wait_s, PAUSE_MAX_S))
+
+    def _on_error(self, document: Raw) -> Sequence[Change]:
+        try:
+            trouble = _read_trouble(document)
+        except (msgspec.DecodeError, RecursionError):
+            trouble = _Trouble(message="an error that can't be read")
+        if trouble.code == GONE:
+            self.counts["gone"] += 1
+            if self._version:
+                self._begin_list()  # at once, the first time; a list that fails has its pause
+            return ()
+        self._begin_list()
+        self._fail(f"the watch ended with {trouble.code}: {trouble.message}", "failed")
+        return ()
+
+    def _begin_list(self) -> None:
+        self._version = self._token = ""
+        self._fresh = {}
+
+    def _well(self) -> None:
+        self.failures, self.trouble, self._pause_s = 0, "", 0.0
+
+    def _fail(self, reason: str, kind: str) -> None:
+        self.counts[kind] += 1
+        self.failures += 1
+        self.trouble = reason[:REASON_CHARS]
+        longest_s = min(PAUSE_MAX_S, PAUSE_S * 2.0 ** min(self.failures - 1, 16))
+        self._pause_s = longest_s * self.rng.uniform(0.5, 1.0)
+
+    def _keep(self, pods: dict[str, Pod], pod: Pod) -> bool:
+        if pod.name not in pods and len(pods) >= self.pods_max:
+            self.counts["too_many"] += 1
+            return False
+        pods[pod.name] = pod
+        return True
+
+    def _pod(self, document: Raw) -> Pod | None:
+        """A pod, whose version becomes the watch's; None: it can't be read, or is a bookmark."""
+        try:
+            read = _read_pod(document)
+        except (msgspec.DecodeError, RecursionError):
+            self.counts["unreadable"] += 1
+            return None
+        metadata = read.metadata
+        if self._version and metadata.resource_version:
+            self._version = metadata.resource_version
+        if not metadata.name:
+            self.counts["bookmark"] += 1
+            return None
+        leaving = metadata.deletion_timestamp is not None
+        conditions = read.status.conditions or ()
+        ready = any(each.type == "Ready" and each.status == "True" for each in conditions)
+        annotations = metadata.annotations or {}
+        return Pod(
+            metadata.name,
+            metadata.uid,
+            read.status.pod_ip,
+            read.spec.node_name,
+            ready and not leaving,
+            leaving,
+            read.status.phase in ("Succeeded", "Failed"),
+            metadata.labels or {},
+            {key: value for key, value in annotations.items() if key.startswith(ANNOTATION)},
+        )
+
+
+_TYPES = frozenset({"ADDED", "MODIFIED", "DELETED"})
