@@ -12,7 +12,7 @@ def native(name: str, folders: list[str]) -> Extension:
         name,
         [f"{name.replace('.', '/')}.pyx"],
         include_dirs=["."],
-        depends=["indexer/kernel.pxd", *map(str, headers)],
+        depends=[*map(str, Path().glob("*/**/*.pxd")), *map(str, headers)],
         # Products and sums are rounded one by one, as numpy does.
         extra_compile_args=["-O3", "-Wall", "-Wextra", "-Wno-unused-function", "-ffp-contract=off"],
     )
@@ -23,6 +23,8 @@ setup(
         native("indexer.kernel", ["indexer"]),
         native("events.engines.skipping", ["events/engines"]),
         native("router.core.fast_path", ["indexer", "router/core", "router/wire"]),
+        native("router.fleet.load_columns", ["indexer"]),
+        native("router.reservations.load_steps", ["indexer"]),
         native("router.wire.received", ["router/wire"]),
     ]
 )

@@ -606,11 +606,7 @@ class RouterCore:
         self.room += 1
         load, source = self.fleet.load(worker), self.fleet.view.sources.get(worker)
         prefixes, has_tail = reservation.prefixes, reservation.has_tail
-        if self.lane is not None and source is not None:
-            self.lane.close(source.slot, load, prefixes, has_tail, new_tokens, now_s)
-            return
-        load.prefill_done(new_tokens)
-        load.close(prefixes, has_tail, now_s)
+        load.close(prefixes, has_tail, now_s, new_tokens)
         if source is not None:
             self.fleet.pools.put_load(source.slot, load)
 
@@ -678,7 +674,7 @@ class RouterCore:
 
     def _put_load(self, key: WorkerKey, load: WorkerLoad) -> None:
         if (source := self.fleet.view.sources.get(key)) is not None:
-            (self.lane or self.fleet.pools).put_load(source.slot, load)
+            self.fleet.pools.put_load(source.slot, load)
 
 
 def _taken(load: WorkerLoad) -> tuple[float, float, float]:

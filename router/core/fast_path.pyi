@@ -3,10 +3,8 @@
 import random
 from collections.abc import Callable
 
-from indexer.hashing import HashArray
 from router.core.core import RouterCore
 from router.core.tally import PickTally
-from router.reservations.load import WorkerLoad
 from router.reservations.reservations import Reservation
 
 ITEMS_MAX: int
@@ -66,23 +64,6 @@ class Lane:
 
     def __init__(self, core: RouterCore, rng: random.Random) -> None:
         """core: with a NativeIndex. rng: the core's own."""
-
-    def put_load(self, slot: int, load: WorkerLoad) -> None:
-        """Pools.put_load: a worker's load has changed."""
-
-    def close(
-        self,
-        slot: int,
-        load: WorkerLoad,
-        prefixes: HashArray,
-        has_tail: bool,
-        new_tokens: int,
-        now_s: float,
-    ) -> None:
-        """WorkerLoad.prefill_done and close, and Pools.put_load: a reservation ends.
-
-        new_tokens: of its prompt that are not computed yet.
-        """
 
     def answer(
         self,

@@ -13,7 +13,6 @@ Laws:
 - an answer is written before its load is reserved, so what can't be answered reserves nothing.
 """
 
-from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.unicode cimport PyUnicode_DecodeASCII
 from libc.math cimport ceil, isnan
@@ -30,16 +29,18 @@ import numpy as np
 from events.feed.stream import StreamState
 from events.feed.fleet_view import PREDICTED_BLOCKS_MAX
 from indexer.hashing import HASH_SEED
+from indexer.arrays cimport address_of
 from indexer.kernel cimport (
-    NO_MEMORY, BlockUsers, NativeIndex, Users, table_holder, table_overlap, table_store, users_close, users_leading,
-    users_open, xxh3_64, xxh3_blocks, xxh3_chain, xxh3_secret,
+    NO_MEMORY, BlockUsers, NativeIndex, Users, table_holder, table_overlap, table_store, users_leading, xxh3_64, xxh3_blocks,
+    xxh3_chain, xxh3_secret,
 )
+from router.fleet.load_columns cimport LoadColumns
+from router.reservations.load_steps cimport open_load
 from router.fleet.table import COLUMNS
 from router.request.request import Role
 from router.fleet.eligibility import OUTPUT_TOKENS_MAX
 from router.fleet.rates import ATTENTION_TOKENS, REQUEST_TOKENS
 from router.fleet.working_set import SAMPLE
-from router.reservations.load import HISTORY_MAX, HISTORY_S
 from router.core.tally import BUCKETS_S, RATIO_DECISIONS, PickTally, STAGES as STAGE_NAMES
 from router.policies import dynamo_adaptive, dynamo_blocks, ttft
 from router.wire.received import TooMuch
@@ -234,15 +235,6 @@ cdef inline str _text(Span text):
     return PyUnicode_DecodeASCII(<const char *>text.at, text.size, NULL)
 
 
-cdef const void *_pointer(object array) except? NULL:
-    """Where an array lies, which must be contiguous and outlive the use."""
-    cdef Py_buffer view
-    PyObject_GetBuffer(array, &view, PyBUF_SIMPLE)
-    cdef const void *at = view.buf
-    PyBuffer_Release(&view)
-    return at
-
-
 cdef void _begin(Backward *b):
     b.at = b.capacity
     b.failed = 0
@@ -355,7 +347,7 @@ cdef class _Plan:
         self.block_size = 0
         if self.rows and len(pool.block_sizes) == 1 and pool.roles <= {_both} and plain:
             self.block_size = next(iter(pool.block_sizes))
-        self.slots = <const Py_ssize_t *>_pointer(pool.slots)
+        self.slots = <const Py_ssize_t *>address_of(pool.slots)
         self.models = pool.models
         self.model = pool.models[0] if len(set(pool.models)) == 1 else None
         self.last_slot = max(pool.slots.tolist(), default=0)
@@ -564,12 +556,12 @@ cdef class _Counts:
     def __init__(self, tally):
         self.tally = tally
         for i, stage in enumerate(tally.stages.values()):
-            self.durations[i] = <int64_t *>_pointer(stage.counts)
-            self.totals_s[i] = <double *>_pointer(stage.total_s)
-        self.tokens = <int64_t *>_pointer(tally.tokens)
-        self.recent = <int64_t *>_pointer(tally.recent)
-        self.picks = <int64_t *>_pointer(tally.picks)
-        self.by_model = <int64_t *>_pointer(tally.by_model)
+            self.durations[i] = <int64_t *>address_of(stage.counts)
+            self.totals_s[i] = <double *>address_of(stage.total_s)
+        self.tokens = <int64_t *>address_of(tally.tokens)
+        self.recent = <int64_t *>address_of(tally.recent)
+        self.picks = <int64_t *>address_of(tally.picks)
+        self.by_model = <int64_t *>address_of(tally.by_model)
         for i, bound in enumerate(BUCKETS_S):
             self.bounds_s[i] = bound
 
@@ -621,8 +613,9 @@ cdef class Lane:
     cdef object _core, _fleet, _pools, _view, _reservations, _rng, _ids
     cdef list _drawn
     """Of `_ids`: ids that come next."""
-    cdef dict _loads, _settled, _live, _guesses, _by_request, _drained, _probing
-    cdef object _full, _strained, _open_ones, _ended_ones
+    cdef dict _loads, _live, _guesses, _by_request, _drained, _probing
+    cdef object _open_ones, _ended_ones
+    cdef LoadColumns _written
     cdef NativeIndex _index
     cdef object _routing
     """The message that the fields below were read from."""
@@ -637,10 +630,8 @@ cdef class Lane:
     cdef bytes _policy_part, _replica
     cdef _Counts _counts
     cdef dict _plans
-    cdef object _table
-    """The array that `_columns` points into."""
     cdef double *_columns_at
-    cdef double *_others_at
+    """The array that `_columns` points into."""
     cdef size_t _columns_width
     cdef Columns _columns
     cdef int32_t *_overlaps
@@ -682,9 +673,7 @@ cdef class Lane:
         self._loads = fleet.loads
         self._drained = fleet.drained
         self._probing = fleet.outliers.probing
-        self._settled = fleet.pools._settled
-        self._full = fleet.pools._full
-        self._strained = fleet.pools._strained
+        self._written = fleet.pools.written
         self._live = fleet.pools._pools
         self._guesses = fleet.view.predictions._guesses
         self._open_ones = core.reservations._open
@@ -777,7 +766,7 @@ cdef class Lane:
         cdef uint64_t *hashes
         cdef Span content = plain.hashes if plain.hashes_block_size else plain.tokens
         if count:
-            hashes = <uint64_t *>_pointer(prefixes)
+            hashes = <uint64_t *>address_of(prefixes)
             if plain.hashes_block_size:
                 memcpy(hashes, content.at, content.size)
             else:
@@ -890,7 +879,7 @@ cdef class Lane:
         for i in range(FIELDS * rows):
             overlaps[i] = 0
         if count:
-            hashes = <const uint64_t *>_pointer(prefixes)
+            hashes = <const uint64_t *>address_of(prefixes)
             if table_overlap(&self._index._table, hashes, count, min(usable, count), plan.slots, rows, overlaps):
                 raise MemoryError
         for i in range(FIELDS * rows):
@@ -940,7 +929,7 @@ cdef class Lane:
         """Whether the pick has KV blocks for the whole request: see Decider._with_blocks."""
         cdef uint32_t row = self._order[0]
         cdef uint32_t slot = self._plan.slots[row]
-        cdef double promised = (<tuple>self._settled[slot])[5], need
+        cdef double promised = (<tuple>self._written.settled[slot])[5], need
         cdef size_t count = len(self._prefixes)
         if isnan(promised) or self._columns.active_slots[slot] <= 0:
             return True
@@ -953,7 +942,7 @@ cdef class Lane:
             need += <double>load.outputs.tokens / self._plan.block_size * <double>load.of_all()
         cdef const Users **users = self._plan.users_of(self._loads, self._fleet.loads_changed)
         if count and users[row] and users[row].used:
-            need -= <double>users_leading(users[row], <const uint64_t *>_pointer(self._prefixes), count)
+            need -= <double>users_leading(users[row], <const uint64_t *>address_of(self._prefixes), count)
         return need <= promised - self._columns.active_blocks[slot]
 
     cdef int _read_users(self) except -1:
@@ -962,7 +951,7 @@ cdef class Lane:
         cdef const Users **users = self._plan.users_of(self._loads, self._fleet.loads_changed)
         cdef const uint64_t *hashes = NULL
         if count:
-            hashes = <const uint64_t *>_pointer(self._prefixes)
+            hashes = <const uint64_t *>address_of(self._prefixes)
         for i in range(rows):
             self._in_use[i] = 0.0
             if count and users[i] and users[i].used:
@@ -980,11 +969,11 @@ cdef class Lane:
         if rates._columns is not self._rate_table or plan.last_slot >= self._rate_width:
             self._rate_table = rates.table(plan.last_slot)
             self._rate_width = self._rate_table.shape[1]
-            self._rates_at = <const double *>_pointer(self._rate_table)
+            self._rates_at = <const double *>address_of(self._rate_table)
         if sets._blocks is not self._recent_table or plan.last_slot >= self._recent_width:
             self._recent_table = sets.table(plan.last_slot)
             self._recent_width = len(self._recent_table)
-            self._recent_at = <const double *>_pointer(self._recent_table)
+            self._recent_at = <const double *>address_of(self._recent_table)
         cdef const double *at = self._rates_at
         cdef Py_ssize_t width = self._rate_width
         for row in range(rows):
@@ -997,7 +986,7 @@ cdef class Lane:
                     anchor = rates.anchor(plan.model)
                 rate[row] = anchor
         self._prefill = Prefill(
-            at + width, at + 2 * width, at + 3 * width, self._others_at, self._recent_at, rate, rates.mean_work, now_s,
+            at + width, at + 2 * width, at + 3 * width, self._written.others_at, self._recent_at, rate, rates.mean_work, now_s,
         )
         self._decided.rows.prefill = &self._prefill
         return 0
@@ -1010,7 +999,7 @@ cdef class Lane:
         cdef list sample = []
         source = self._plan.sources[row]
         if count:
-            hashes = <const uint64_t *>_pointer(self._prefixes)
+            hashes = <const uint64_t *>address_of(self._prefixes)
         for i in range(count):
             if hashes[i] % SAMPLE_C == 0:
                 sample.append(hashes[i])
@@ -1086,7 +1075,7 @@ cdef class Lane:
         load = self._loads.get(source.key)
         if load is None:
             load = self._fleet.load(source.key)
-        self._open(load, prefixes, has_tail, new_tokens, now_s)
+        open_load(load, prefixes, has_tail, new_tokens, now_s)
         if output_tokens < 0:
             output_tokens = self._output_tokens
         if output_tokens > 1:
@@ -1095,7 +1084,7 @@ cdef class Lane:
         load.last_picked = ordinal
         if self._moved_from != row:
             core.guarded = core.guarded + 1
-        self._put_load(source.slot, load)
+        self._written.put(source.slot, load)
         return reservation
 
     cdef int _on_reserved(self, Span session_id, int32_t priority, reservation, double best_s, double now_s) except -1:
@@ -1117,102 +1106,6 @@ cdef class Lane:
         if priority and not self._plan.priority_seen and not self._plan.face(self._order[0]).priority_direction:
             self._plan.priority_seen = self._plan.model is not None  # a pool of several models has more to note
             self._core.on_priority(source)
-        return 0
-
-    cdef int _open(self, load, prefixes, bint has_tail, new_tokens, double now_s) except -1:
-        """WorkerLoad.open."""
-        cdef BlockUsers users = load._users
-        cdef size_t count = len(prefixes)
-        if count and users_open(&users._users, <const uint64_t *>_pointer(prefixes), count):
-            raise MemoryError
-        load._tails = load._tails + has_tail
-        load.requests = load.requests + 1
-        load.prefill_tokens = load.prefill_tokens + new_tokens
-        load.prefills = load.prefills + (new_tokens > 0)
-        return self._changed(load, users, now_s)
-
-    def close(self, uint32_t slot, load, prefixes, bint has_tail, new_tokens, double now_s):
-        """WorkerLoad.prefill_done and close, and Pools.put_load: a reservation ends."""
-        cdef BlockUsers users = load._users
-        cdef size_t count = len(prefixes)
-        if count and users._users.used:
-            users_close(&users._users, <const uint64_t *>_pointer(prefixes), count)
-        load._tails = load._tails - has_tail
-        load.requests = load.requests - 1
-        if new_tokens > 0:
-            load.prefill_tokens = load.prefill_tokens - new_tokens
-            load.prefills = load.prefills - 1
-        self._changed(load, users, now_s)
-        self._put_load(slot, load)
-
-    cdef int _changed(self, load, BlockUsers users, double now_s) except -1:
-        """WorkerLoad._remember."""
-        load.changed = True
-        cdef list history = load._history
-        if len(history) >= HISTORY_MAX or history[0][0] < now_s - HISTORY_S:
-            load._remember(now_s)
-        else:
-            change = (now_s, load.requests, users._users.used + load._tails)
-            PyObject_GC_UnTrack(<void *>change)
-            history.append(change)
-        return 0
-
-    def put_load(self, uint32_t slot, load):
-        """Pools.put_load: a worker's load has changed."""
-        self._put_load(slot, load)
-
-    cdef int _put_load(self, uint32_t slot, load) except -1:
-        cdef tuple settled = self._settled.get(slot)
-        if settled is None:
-            return 0
-        self._read_columns()
-        cdef double *at = self._columns_at + slot
-        cdef size_t width = self._columns_width
-        cdef double total_blocks = settled[1], total_slots = settled[2], slots_known = settled[4], promised = settled[5]
-        cdef double running = load.running, waiting = load.waiting
-        cdef BlockUsers users = load._users
-        cdef double peer_requests, peer_blocks, peer_tokens
-        peer_requests, peer_blocks, peer_tokens = load.peers
-        cdef double active_slots = <double>load.external_requests + <double>load.requests + peer_requests
-        cdef double active_blocks = <double>load.external_blocks + <double>(users._users.used + load._tails) + peer_blocks
-        cdef double reserved = active_slots - running - waiting
-        cdef double prefill_tokens = <double>load.prefill_tokens + peer_tokens, prefills = load.prefills
-        cdef double prefill_tokens_max = settled[6], prefills_max = settled[7], decodes_max = settled[8]
-        cdef bint out_of_room = (
-            active_slots >= slots_known or active_blocks >= total_blocks or prefill_tokens >= prefill_tokens_max
-            or prefills >= prefills_max or <double>load.requests - prefills >= decodes_max
-        )
-        cdef bint full = out_of_room or active_slots >= total_slots or active_blocks >= promised
-        cdef double unheard = load.unheard, requests
-        if full:
-            self._full.add(slot)
-        elif self._full:
-            self._full.discard(slot)
-        if full and not out_of_room:
-            self._strained.add(slot)
-        elif self._strained:
-            self._strained.discard(slot)
-        if unheard:
-            requests = <double>load.requests + peer_requests
-            active_slots += unheard
-            if requests:
-                active_blocks += unheard * (<double>(users._users.used + load._tails) + peer_blocks) / requests
-        at[0] = settled[0]
-        at[width] = total_blocks
-        at[2 * width] = total_slots
-        at[3 * width] = settled[3]
-        at[4 * width] = running
-        at[5 * width] = waiting
-        at[6 * width] = reserved
-        at[7 * width] = active_blocks
-        at[8 * width] = prefill_tokens
-        at[9 * width] = load.last_picked
-        at[10 * width] = active_slots
-        at[11 * width] = active_blocks / total_blocks if total_blocks > 0 else 0.0
-        at[12 * width] = active_slots / total_slots if total_slots > 0 else 0.0
-        at[13 * width] = full
-        at[14 * width] = isnan(total_blocks)
-        self._others_at[slot] = min(waiting, <double>load.external_requests)
         return 0
 
     cdef int _predict(self, source, size_t first, double now_s) except -1:
@@ -1242,7 +1135,7 @@ cdef class Lane:
             return 0
         guess.ttl_s = ttl_s
         young = guess.young
-        cdef const uint64_t *hashes = <const uint64_t *>_pointer(self._prefixes)
+        cdef const uint64_t *hashes = <const uint64_t *>address_of(self._prefixes)
         guess.told[young].append(prefixes)  # first, so that what there is memory for ends, too
         if table_store(&self._index._table, slot, TIERS + <int>young, hashes + first, count - first) == NO_MEMORY:
             raise MemoryError
@@ -1367,13 +1260,11 @@ cdef class Lane:
 
     cdef int _read_columns(self) except -1:
         """Looks where the fleet's columns are; they move when there are more slots."""
-        table = self._pools.columns
-        if table is self._table:
+        cdef double *at = self._written.at
+        cdef size_t width = self._written.width
+        if at == self._columns_at and width == self._columns_width:
             return 0
-        cdef double *at = <double *>_pointer(table)
-        cdef size_t width = table.shape[1]
         self._columns_at, self._columns_width = at, width
-        self._others_at = <double *>_pointer(self._pools.others_waiting)
         self._columns.block_size = at
         self._columns.total_blocks = at + width
         self._columns.total_slots = at + 2 * width
@@ -1388,5 +1279,4 @@ cdef class Lane:
         self._columns.slot_ratio = at + 12 * width
         self._columns.full = at + 13 * width
         self._columns.load_unknown = at + 14 * width
-        self._table = table
         return 0

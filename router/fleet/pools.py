@@ -31,8 +31,9 @@ from events.feed.fleet_view import FleetView, Source, schedulable
 from events.feed.stream import StreamState
 from events.plane.facts import Heartbeat
 from indexer.identity import WorkerKey
+from router.fleet.load_columns import LoadColumns
 from router.fleet.models import Models
-from router.fleet.table import COLUMNS, is_full, shares
+from router.fleet.table import COLUMNS
 from router.health.capacity import Capacities
 from router.request.refusal import Reason, Refusal
 from router.reservations.load import WorkerLoad
@@ -201,9 +202,10 @@ class Pools:
         self.others_waiting = np.zeros(0)
         """Of each slot: requests that wait there and that others have sent, for the fast path
         (Further.others_waiting). Replaced together with `columns`."""
-        self._settled: dict[int, tuple[float, ...]] = {}
-        """Slot -> its block_size, total_blocks, total_slots and trust; the slots that are known and
-        the blocks that picks may promise; bounds by phase (_over_caps)."""
+        self.written = LoadColumns()
+        """Writes loads into these two."""
+        self._settled = self.written.settled
+        self._full, self._strained = self.written.full, self.written.strained
         self._down: dict[WorkerKey, str] = {}
         """Why workers get no requests."""
         self._identities: dict[WorkerKey, _Identity] = {}
@@ -218,10 +220,6 @@ class Pools:
         self._group_of: dict[WorkerKey, _Group] = {}
         """The group that each of these is in."""
         self._silence: tuple[bool, frozenset[str]] = (False, frozenset())
-        self._full: set[int] = set()
-        """Of the index: those of workers without a slot or a block left, strained ones included."""
-        self._strained: set[int] = set()
-        """Of these: by what was learned alone (router/health/capacity.py)."""
         self._served: Counter[str] = Counter()
         """Every name that heartbeats serve -> workers. An unknown name costs one look
         here, however many workers and LoRAs there are."""
@@ -245,9 +243,7 @@ class Pools:
         for key in changed:  # slots first: what one worker leaves, another may have by now
             known, source = self._identities.get(key), self._view.sources.get(key)
             if known is not None and (source is None or source.slot != known.slot):
-                self._settled.pop(known.slot, None)
-                self._full.discard(known.slot)
-                self._strained.discard(known.slot)
+                self.written.drop(known.slot)
                 if source is not None:
                     self._on_moved(key, source.slot)
         for key in changed:
@@ -271,46 +267,7 @@ class Pools:
 
     def put_load(self, slot: int, load: WorkerLoad) -> None:
         """A worker's load has changed."""
-        settled = self._settled.get(slot)
-        if settled is None:
-            return  # the load will be read once its heartbeat is
-        block_size, total_blocks, total_slots, trust, slots_known, blocks_promised = settled[:6]
-        active_slots, active_blocks = load.active_requests(), load.active_blocks()
-        reserved = active_slots - load.running - load.waiting
-        out_of_room = is_full(active_slots, active_blocks, slots_known, total_blocks) or (
-            _over_caps(load, *settled[6:])
-        )
-        strained = not out_of_room and is_full(
-            active_slots, active_blocks, total_slots, blocks_promised
-        )
-        full = out_of_room or strained
-        _put(self._full, slot, full)
-        _put(self._strained, slot, strained)
-        if load.unheard:  # which makes a worker dearer, but not full
-            requests, blocks = load.guessed()
-            active_slots += requests
-            active_blocks += blocks
-        share, slot_ratio, _, load_unknown = shares(
-            active_slots, active_blocks, total_slots, total_blocks
-        )
-        self.columns[:, slot] = (
-            block_size,
-            total_blocks,
-            total_slots,
-            trust,
-            load.running,
-            load.waiting,
-            reserved,
-            active_blocks,
-            load.prefill_tokens_active,
-            load.last_picked,
-            active_slots,
-            share,
-            slot_ratio,
-            full,
-            load_unknown,
-        )
-        self.others_waiting[slot] = min(load.waiting, load.external_requests)
+        self.written.put(slot, load)
 
     @property
     def any_full(self) -> bool:
@@ -556,6 +513,7 @@ class Pools:
             more = max(slot + 1, 2 * there) - there
             self.columns = np.pad(self.columns, ((0, 0), (0, more)))
             self.others_waiting = np.pad(self.others_waiting, (0, more))
+            self.written.use(self.columns, self.others_waiting)
 
     def _serving(self, model: str, ready: bool) -> list[Source]:
         if model and not any(name in self._served for name in self._models.names(model)):
@@ -613,24 +571,6 @@ class Pools:
         if self._served_text is None:
             self._served_text = ", ".join(nsmallest(10, self._served_models)) or "none"
         return self._served_text
-
-
-def _over_caps(
-    load: WorkerLoad, tokens_max: float, prefills_max: float, decodes_max: float
-) -> bool:
-    """Whether a worker has as much of one phase as it may; NaN: any."""
-    return (
-        load.prefill_tokens_active >= tokens_max
-        or load.prefills >= prefills_max
-        or load.requests - load.prefills >= decodes_max
-    )
-
-
-def _put(slots: set[int], slot: int, is_in: bool) -> None:
-    if is_in:
-        slots.add(slot)
-    else:
-        slots.discard(slot)
 
 
 def heartbeat_of(source: Source) -> Heartbeat:

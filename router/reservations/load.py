@@ -18,14 +18,11 @@ from math import inf, isfinite
 from events.feed.peers import Step, Totals
 from indexer.hashing import HashArray
 from indexer.kernel import BlockUsers
+from router.reservations.load_steps import HISTORY_MAX, HISTORY_S, close_load, open_load
 from router.reservations.outputs import ExpectedOutputs
 
-HISTORY_MAX = 8192
-"""Changes of `ours` kept a worker, to look back to the time of its last sample."""
 FORGOTTEN_MAX = 256
 """Changes that are dropped with one that is added: about 10 us."""
-HISTORY_S = 10.0
-"""How far back they are kept: a sample comes every second, and after 3 the worker is unhealthy."""
 
 _NOTHING = Totals()
 
@@ -83,12 +80,7 @@ class WorkerLoad:
 
     def open(self, prefixes: HashArray, has_tail: bool, new_tokens: int, now_s: float) -> None:
         """A reservation begins."""
-        self._users.open(prefixes)
-        self._tails += has_tail
-        self.requests += 1
-        self.prefill_tokens += new_tokens
-        self.prefills += new_tokens > 0
-        self._remember(now_s)
+        open_load(self, prefixes, has_tail, new_tokens, now_s)
 
     def in_use(self, prefixes: HashArray) -> int:
         """How many blocks of a prompt our open reservations use already, from its first on."""
@@ -100,12 +92,9 @@ class WorkerLoad:
         self.prefills -= new_tokens > 0
         self.changed = True
 
-    def close(self, prefixes: HashArray, has_tail: bool, now_s: float) -> None:
-        """A reservation ends; its prefill must be done, or reported as done, before."""
-        self._users.close(prefixes)
-        self._tails -= has_tail
-        self.requests -= 1
-        self._remember(now_s)
+    def close(self, prefixes: HashArray, has_tail: bool, now_s: float, new_tokens: int = 0) -> None:
+        """A reservation ends. new_tokens: of its prompt that are not computed yet."""
+        close_load(self, prefixes, has_tail, new_tokens, now_s)
 
     def sample(
         self,
@@ -159,13 +148,6 @@ class WorkerLoad:
     def reserved(self) -> float:
         """Ours and theirs that the engine's sample did not count; less those that ended since."""
         return self.active_requests() - self.running - self.waiting
-
-    def _remember(self, now_s: float) -> None:
-        history = self._history
-        if len(history) >= HISTORY_MAX or history[0][0] < now_s - HISTORY_S:
-            self._forget_some(now_s)
-        history.append((now_s, self.requests, self.blocks))
-        self.changed = True
 
     def _forget_some(self, now_s: float) -> None:
         """Down to half of what may be kept, FORGOTTEN_MAX at a time, so that many histories that

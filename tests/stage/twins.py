@@ -77,7 +77,7 @@ class Side:
         return {
             "loads": {key: repr(load) for key, load in core.fleet.loads.items()},
             "columns": core.fleet.pools.columns.tolist(),
-            "strained": (sorted(core.fleet.pools._strained), core.strained_picks),
+            "strained": (sorted(core.fleet.pools.written.strained), core.strained_picks),
             "reservations": [
                 repr(replace(one, answer=in_order(one.answer), prefixes=one.prefixes.tolist()))
                 for one in core.reservations._by_request.values()

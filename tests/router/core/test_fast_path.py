@@ -30,6 +30,7 @@ from tests.stage.served import asked
 from tests.stage.twins import Side, Twins, known
 
 SIZE = 16
+NO_BLOCKS = np.empty(0, np.uint64)
 GUARDED = GuardSettings(policies=("dynamo-adaptive", "dynamo-blocks", "ttft"))
 BLOCKS = {"credit_decay": 0.5, "request_weight": 0.3, "host_credit": 0.7, "overlap_credit": 0.9}
 ROUTINGS: list[dict[str, Any]] = [
@@ -208,7 +209,8 @@ def test_the_lane_is_the_core_to_the_last_bit(
                 for side in twins.sides:
                     load = side.fleet.core.fleet.load_of(keys[0])
                     for _ in range(about):
-                        load._remember(side.fleet.now_s)
+                        load.open(NO_BLOCKS, False, 0, side.fleet.now_s)
+                        load.close(NO_BLOCKS, False, side.fleet.now_s)
             case "silent":
                 twins.tell("turn", 4.0, silent=keys[about : about + 1])
         twins.compare()

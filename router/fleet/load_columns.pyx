@@ -1,0 +1,89 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
+"""A worker's load as numbers in the columns of its slot (Pools.put_load). Pure."""
+
+from indexer.arrays cimport address_of
+from indexer.kernel cimport BlockUsers
+from libc.math cimport isnan
+from libc.stdint cimport uint32_t
+
+from router.fleet.table import COLUMNS
+
+assert COLUMNS == (
+    "block_size", "total_blocks", "total_slots", "trust", "running", "waiting", "reserved", "active_blocks",
+    "prefill_tokens_active", "last_picked", "active_slots", "load", "slot_ratio", "full", "load_unknown",
+)
+
+
+cdef class LoadColumns:
+    def __init__(self):
+        self.settled = {}
+        self.full = set()
+        self.strained = set()
+
+    def use(self, table, others_waiting):
+        self._table, self._others = table, others_waiting
+        self.at = <double *>address_of(table)
+        self.others_at = <double *>address_of(others_waiting)
+        self.width = table.shape[1]
+
+    def drop(self, uint32_t slot):
+        self.settled.pop(slot, None)
+        self.full.discard(slot)
+        self.strained.discard(slot)
+
+    cpdef int put(self, uint32_t slot, object load) except -1:
+        cdef tuple settled = self.settled.get(slot)
+        if settled is None:
+            return 0  # the load will be read once the worker's heartbeat is
+        cdef double *at = self.at + slot
+        cdef size_t width = self.width
+        cdef double total_blocks = settled[1], total_slots = settled[2], slots_known = settled[4], promised = settled[5]
+        cdef double prefill_tokens_max = settled[6], prefills_max = settled[7], decodes_max = settled[8]
+        cdef BlockUsers users = load._users
+        cdef double running = load.running, waiting = load.waiting, external = load.external_requests
+        cdef double peer_requests, peer_blocks, peer_tokens
+        peer_requests, peer_blocks, peer_tokens = load.peers
+        cdef double requests = load.requests, blocks = <double>(users._users.used + load._tails)
+        cdef double active_slots = external + requests + peer_requests
+        cdef double active_blocks = <double>load.external_blocks + blocks + peer_blocks
+        cdef double reserved = active_slots - running - waiting
+        cdef double prefill_tokens = <double>load.prefill_tokens + peer_tokens, prefills = load.prefills
+        # A comparison with NaN, an unknown bound, is false.
+        cdef bint out_of_room = (
+            active_slots >= slots_known or active_blocks >= total_blocks or prefill_tokens >= prefill_tokens_max
+            or prefills >= prefills_max or requests - prefills >= decodes_max
+        )
+        cdef bint full = out_of_room or active_slots >= total_slots or active_blocks >= promised
+        cdef double unheard = load.unheard, others
+        _put(self.full, slot, full)
+        _put(self.strained, slot, full and not out_of_room)
+        if unheard:  # which makes a worker dearer, but not full: WorkerLoad.guessed
+            others = requests + peer_requests
+            active_slots += unheard
+            if others:
+                active_blocks += unheard * (blocks + peer_blocks) / others
+        at[0] = settled[0]
+        at[width] = total_blocks
+        at[2 * width] = total_slots
+        at[3 * width] = settled[3]
+        at[4 * width] = running
+        at[5 * width] = waiting
+        at[6 * width] = reserved
+        at[7 * width] = active_blocks
+        at[8 * width] = prefill_tokens
+        at[9 * width] = load.last_picked
+        at[10 * width] = active_slots
+        at[11 * width] = active_blocks / total_blocks if total_blocks > 0 else 0.0
+        at[12 * width] = active_slots / total_slots if total_slots > 0 else 0.0
+        at[13 * width] = full
+        at[14 * width] = isnan(total_blocks)
+        self.others_at[slot] = min(waiting, external)
+        return 0
+
+
+cdef inline int _put(set slots, uint32_t slot, bint is_in) except -1:
+    if is_in:
+        slots.add(slot)
+    elif slots:
+        slots.discard(slot)
+    return 0
